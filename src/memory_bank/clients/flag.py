@@ -1,0 +1,300 @@
+"""FlagEmbedding's FlagModel as an embedder: found without waiting, asked once, clear when it cannot load."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import importlib.util
+import json
+import logging
+import os
+import re
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from memory_bank.errors import EmbedderLoadError, MissingExtraError
+
+#: What a model of BERT's kind reads; the tokens after it are not seen.
+MAX_TOKENS = 512
+#: Longer texts are cut before the tokenizer: 512 tokens are some 2,500 characters of prose.
+MAX_CHARS = 30_000
+#: Seconds that the Hugging Face hub has to answer, once, before a model counts as not to be had.
+HUB_TIMEOUT = 10.0
+
+BGE_INSTRUCTIONS = {
+    "en": "Represent this sentence for searching relevant passages: ",
+    "zh": "为这个句子生成表示以用于检索相关文章：",
+}
+
+_LEXICAL = 'set embedding_model = "lexical", which needs nothing'
+_BGE = re.compile(r"bge-(?:small|base|large)-(en|zh)(?![a-z])", re.IGNORECASE)
+_WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
+_TOKENIZERS = ("tokenizer.json", "vocab.txt", "sentencepiece.bpe.model", "tokenizer.model", "vocab.json")
+_EXTRAS = ("1_Pooling/config.json", "config_sentence_transformers.json")
+_HASHED = ("config.json", "tokenizer_config.json", "merges.txt", *_TOKENIZERS)
+_log = logging.getLogger("memory_bank.InsightStore")
+
+
+class _Found(NamedTuple):
+    """A model before it is loaded: where from, under which name, and what its files say of its use."""
+
+    source: str
+    name: str
+    pooling: str
+    query_instruction: str
+
+
+class FlagEmbedder:
+    """Texts to vectors by an encoder model through FlagEmbedding, such as ``BAAI/bge-small-en-v1.5``.
+
+    ``model_name_or_folder`` is a name on the Hugging Face hub or a folder in transformers' format. What is
+    not given is decided by the model's files:
+
+    - ``pooling_method``, ``"cls"`` or ``"mean"``: as ``1_Pooling/config.json`` (sentence-transformers) says,
+      else ``"cls"``, which BGE models use.
+    - ``query_instruction``: the ``query`` prompt in ``config_sentence_transformers.json``, else the
+      documented one of English and Chinese BGE models (told by hub name, folder name, or ``_name_or_path``
+      in ``config.json``), else none; ``""`` is none. Only ``encode_queries`` puts it before a text.
+    - ``device``: the first that FlagEmbedding finds; half precision on a GPU only.
+
+    ``name`` is the hub name, or for a folder ``folder:TYPE-DIMENSION-HASH``, hashed from weights,
+    configuration and tokenizer: a folder that is moved stays the same embedder, one whose weights are
+    exchanged does not. A pooling other than cls is appended (``+mean``), as it gives other vectors.
+
+    A hub model in the local cache is loaded without asking the network. One that is not there is asked for
+    once, within 10 seconds, so an unreachable hub is an error in seconds; HF_HUB_OFFLINE is respected.
+    Loading sets TOKENIZERS_PARALLELISM=false unless the environment sets it. Threads may share an embedder;
+    one of them encodes at a time.
+
+    Raises EmbedderLoadError when FlagEmbedding is not installed or the model cannot be loaded.
+    """
+
+    def __init__(
+        self,
+        model_name_or_folder: str,
+        *,
+        pooling_method: str | None = None,
+        query_instruction: str | None = None,
+        device: str | None = None,
+        batch_size: int = 32,
+    ) -> None:
+        started = time.perf_counter()
+        found = _find(model_name_or_folder)
+        pooling = pooling_method or found.pooling
+        self.query_instruction = found.query_instruction if query_instruction is None else query_instruction
+        self._name = found.name if pooling == "cls" else f"{found.name}+{pooling}"
+        self._batch_size = max(1, batch_size)
+        self._lock = threading.Lock()
+        try:
+            self._model = _load(found.source, pooling, self.query_instruction, device)
+            self.dimension = int(self._model.model.config.hidden_size)
+            self._max_tokens = min(MAX_TOKENS, int(self._model.tokenizer.model_max_length))
+            self._model.check_one_pass()
+        except Exception as exc:
+            raise EmbedderLoadError(
+                f"the embedding model {model_name_or_folder!r} cannot be loaded ({_cause(exc)}): {_LEXICAL}, "
+                "or give a local folder with the weights of a model that FlagEmbedding's FlagModel loads"
+            ) from exc
+        seconds = time.perf_counter() - started
+        _log.info("loaded embedding model %s in %.1f s, dimension %d", self._name, seconds, self.dimension)
+
+    @property
+    def name(self) -> str:
+        """What the bank writes down: the hub name, or a hash of the folder's content."""
+        return self._name
+
+    def encode(self, texts: Sequence[str]) -> npt.NDArray[np.float32]:
+        """Embed texts: float32 of shape (n, d), rows of length 1; what is past 512 tokens is not seen."""
+        return self._encode(self._model.encode, texts)
+
+    def encode_queries(self, texts: Sequence[str]) -> npt.NDArray[np.float32]:
+        """As ``encode``, with the query instruction before each text."""
+        return self._encode(self._model.encode_queries, texts)
+
+    def _encode(self, encode: Any, texts: Sequence[str]) -> npt.NDArray[np.float32]:
+        rows = np.zeros((len(texts), self.dimension), dtype=np.float32)
+        # Longest first, for little padding; slices under the batch size, for no progress bar.
+        order = sorted(range(len(texts)), key=lambda i: -len(texts[i]))
+        size = self._batch_size
+        for start in range(0, len(order), size):
+            part = order[start : start + size]
+            readable = [_readable(texts[i]) for i in part]
+            with self._lock:
+                rows[part] = encode(readable, batch_size=size + 1, max_length=self._max_tokens)
+        return rows
+
+
+def _load(source: str, pooling: str, instruction: str, device: str | None) -> Any:
+    """The loaded FlagModel; raises whatever the libraries below raise."""
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    import torch
+    from FlagEmbedding import FlagModel
+
+    class OnePassFlagModel(FlagModel):  # type: ignore[misc]
+        """A FlagModel that runs a batch once on a CPU.
+
+        FlagEmbedding's own ``encode_single_device`` first runs the first batch only to see whether it fits
+        the memory of a GPU, then runs all, that batch again included: twice the work for a short call.
+        """
+
+        one_pass = False
+
+        def encode_single_device(self, sentences: Any, *args: Any, **kwargs: Any) -> Any:
+            if not self.one_pass:
+                return super().encode_single_device(sentences, *args, **kwargs)
+            with torch.inference_mode():
+                options = {"padding": True, "truncation": True, "return_tensors": "pt"}
+                inputs = self.tokenizer(sentences, max_length=kwargs["max_length"], **options)
+                hidden = self.model(**inputs, return_dict=True).last_hidden_state
+                rows = self.pooling(hidden, inputs["attention_mask"])
+                return torch.nn.functional.normalize(rows, dim=-1).numpy()
+
+        def check_one_pass(self) -> None:
+            """Use the short way where it gives what FlagEmbedding gives; a later release may differ."""
+            probe: dict[str, Any] = {"sentences": ["one", "two words"], "batch_size": 3, "max_length": 16}
+            expected = self.encode(**probe)
+            agreed = False
+            self.one_pass = self.target_devices == ["cpu"]
+            with contextlib.suppress(Exception):
+                agreed = bool(np.allclose(self.encode(**probe), expected, atol=1e-5))
+            self.one_pass = self.one_pass and agreed
+
+    devices = [device] if device else list(FlagModel.get_target_devices(None))[:1]
+    with _quiet():
+        return OnePassFlagModel(
+            source,
+            pooling_method=pooling,
+            query_instruction_for_retrieval=instruction or None,
+            use_fp16=devices[0] != "cpu",
+            devices=devices,
+        )
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """No progress bars and no loading reports from transformers and huggingface_hub meanwhile."""
+    hub: Any = importlib.import_module("huggingface_hub.utils")
+    reports: Any = importlib.import_module("transformers.utils.logging")
+    with contextlib.ExitStack() as stack:
+        stack.callback(reports.set_verbosity, reports.get_verbosity())
+        reports.set_verbosity_error()
+        if reports.is_progress_bar_enabled():
+            stack.callback(reports.enable_progress_bar)
+            reports.disable_progress_bar()
+        if not hub.are_progress_bars_disabled():
+            stack.callback(hub.enable_progress_bars)
+            hub.disable_progress_bars()
+        yield
+
+
+def _find(model: str) -> _Found:
+    """Look a model up, without FlagEmbedding, so that what cannot be had is told at once."""
+    folder = Path(os.path.expanduser(model))
+    is_folder = bool(model.strip()) and folder.is_dir()
+    is_hub_name = bool(re.fullmatch(r"\w[\w.-]*(/\w[\w.-]*)?", model)) and not folder.exists()
+    if not is_folder and not is_hub_name:
+        raise EmbedderLoadError(
+            f"there is no folder {model!r} to load an embedding model from: {_LEXICAL}, or give an existing "
+            "folder with the weights or a name on the Hugging Face hub"
+        )
+    if importlib.util.find_spec("FlagEmbedding") is None:
+        raise EmbedderLoadError(
+            f"the embedding model {model!r} needs FlagEmbedding, which is not installed: run  pip install "
+            f"'memory-bank[bge]'  or {_LEXICAL}"
+        ) from MissingExtraError("FlagEmbedding", "bge")
+    try:
+        return _found_in(folder, str(folder), None) if is_folder else _on_hub(model)
+    except Exception as exc:
+        where = "holds no model" if is_folder else "is not on this machine and cannot be downloaded"
+        raise EmbedderLoadError(
+            f"the embedding model {model!r} {where} ({_cause(exc)}): {_LEXICAL}, or give a local folder with "
+            "config.json, tokenizer and weights, or allow the download from the Hugging Face hub"
+        ) from exc
+
+
+def _on_hub(name: str) -> _Found:
+    """A model of the hub: from the local cache when it is complete there, else by one question to the hub.
+
+    Left to itself, transformers asks and asks again: 47 s until an unreachable hub is an error.
+    """
+    hub: Any = importlib.import_module("huggingface_hub")
+    look = functools.partial(hub.try_to_load_from_cache, name)
+
+    def fetch(*files: str) -> None:
+        hub.get_hf_file_metadata(hub.hf_hub_url(name, "config.json"), timeout=HUB_TIMEOUT)
+        for file in files:
+            with contextlib.suppress(hub.errors.EntryNotFoundError), _quiet():
+                hub.hf_hub_download(name, file)
+
+    cached = isinstance(look("config.json"), str) and _complete(Path(look("config.json")).parent)
+    if not cached:
+        fetch("config.json", *_EXTRAS)
+        _log.info("downloading embedding model %s from the Hugging Face hub", name)
+    elif not _BGE.search(name) and look(_EXTRAS[0]) is None:
+        with contextlib.suppress(Exception):  # transformers alone does not download how to pool
+            fetch(*_EXTRAS)
+    folder = Path(look("config.json")).parent
+    return _found_in(folder, str(folder) if cached else name, name)
+
+
+def _complete(folder: Path) -> bool:
+    """Whether a cached snapshot has a tokenizer and all of its weights."""
+    shards = {name for index in folder.glob("*.index.json") for name in _json(index)["weight_map"].values()}
+    weights = any(any(folder.glob(pattern)) for pattern in _WEIGHTS)
+    tokenizer = any((folder / name).exists() for name in _TOKENIZERS)
+    return weights and tokenizer and all((folder / shard).exists() for shard in shards)
+
+
+def _found_in(folder: Path, source: str, hub_name: str | None) -> _Found:
+    """What the files of a model say: its name (unless the hub gave one), its pooling, its instruction."""
+    config = _json(folder / "config.json")
+    modes = _json(folder / _EXTRAS[0])
+    chosen = [key for key, on in modes.items() if key.startswith("pooling_mode_") and on]
+    mode = str(modes.get("pooling_mode") or "+".join(chosen) or "cls")
+    pooling = re.sub(r"pooling_mode_|_tokens?\b", "", mode)
+    prompts = _json(folder / _EXTRAS[1]).get("prompts") or {}
+    # A snapshot of the hub's cache is models--OWNER--NAME/snapshots/REVISION.
+    places = [hub_name] if hub_name else [folder.name, *folder.resolve().parts[-3::2]]
+    told = [*places, str(config.get("_name_or_path", "")).replace("_", "-")]
+    bge = next((match for place in told if (match := _BGE.search(place))), None)
+    instruction = prompts.get("query") or (BGE_INSTRUCTIONS[bge[1].lower()] if bge else "")
+    kind = f"{config.get('model_type', 'model')}-{config.get('hidden_size', 0)}"
+    name = hub_name or f"folder:{kind}-{_content_hash(folder)}"
+    return _Found(source, name, pooling, str(instruction))
+
+
+def _content_hash(folder: Path) -> str:
+    """Twelve hex digits of what decides the vectors: weights, configuration, tokenizer."""
+    weights = next((files for p in _WEIGHTS if (files := sorted(folder.glob(p)))), [])
+    if not weights:
+        raise FileNotFoundError("no *.safetensors and no pytorch_model*.bin in it")
+    digest = hashlib.sha256()
+    for file in [*weights, *(folder / name for name in _HASHED)]:
+        if file.is_file():
+            with file.open("rb") as stream:
+                digest.update(file.name.encode() + hashlib.file_digest(stream, "sha256").digest())
+    return digest.hexdigest()[:12]
+
+
+def _json(path: Path) -> dict[str, Any]:
+    """What a JSON file holds; nothing when there is none."""
+    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    return found
+
+
+def _readable(text: str) -> str:
+    """The text as a tokenizer can take it: of bounded length, lone surrogates replaced."""
+    return text[:MAX_CHARS].encode("utf-8", "replace").decode()
+
+
+def _cause(exc: BaseException) -> str:
+    """The kind of an error and the first line of what it says."""
+    first = next(iter(str(exc).strip().splitlines()), "").rstrip(" .:")[:200]
+    return f"{type(exc).__name__}: {first}" if first else type(exc).__name__

@@ -1,0 +1,1 @@
+"""What goes into the prompt: the plan, its repairs, and the messages rendered from it."""

@@ -1,0 +1,92 @@
+"""Every error that memory_bank raises, in one tree.
+
+MemoryBankError
+├ ConfigError (ValueError)        settings or configuration: unknown key, wrong value, missing file
+│ ├ PromptError                   a prompt file is missing or lacks a placeholder
+│ └ UnknownStrategyError          no strategy under that key
+├ MessagesError (TypeError)       what was passed is not a list of chat messages
+├ TraceFileError (ValueError)     a trace file cannot be read
+├ RecordError (ValueError)        a record cannot be stored as it is
+│ └ RecordConflictError           another record already has this trace_id
+├ StorageError                    the database refused or went away
+│ ├ DatabaseOpenError             it cannot be opened at all
+│ └ DatabaseVersionError          it was written by a newer memory_bank
+├ EmbeddingError                  an embedder failed or returned nonsense
+│ ├ EmbedderLoadError             the model cannot be loaded
+│ └ EmbedderMismatchError         the bank was built with another embedder
+├ ModelError                      a chat model failed or answered nothing usable
+└ MissingExtraError (ImportError) an optional dependency is not installed
+
+Messages are one sentence that says what to do. They name tools, ids, sizes and files, never contents.
+Errors of other libraries are turned into these once, at the seam where that library is called.
+"""
+
+from __future__ import annotations
+
+
+class MemoryBankError(Exception):
+    """Base of all errors raised by memory_bank."""
+
+
+class ConfigError(MemoryBankError, ValueError):
+    """Settings or a configuration file cannot be used."""
+
+
+class PromptError(ConfigError):
+    """A prompt file is missing or lacks a placeholder."""
+
+
+class UnknownStrategyError(ConfigError):
+    """The configuration has no strategy under the key asked for."""
+
+
+class MessagesError(MemoryBankError, TypeError):
+    """The messages passed are not a list of chat messages."""
+
+
+class TraceFileError(MemoryBankError, ValueError):
+    """A file of recorded traces cannot be read."""
+
+
+class RecordError(MemoryBankError, ValueError):
+    """A record cannot be stored as it is."""
+
+
+class RecordConflictError(RecordError):
+    """A different record with the same trace_id is already stored; facts are never overwritten."""
+
+
+class StorageError(MemoryBankError):
+    """The database refused an operation or went away."""
+
+
+class DatabaseOpenError(StorageError):
+    """The database cannot be opened."""
+
+
+class DatabaseVersionError(StorageError):
+    """The database was written by a newer version of memory_bank."""
+
+
+class EmbeddingError(MemoryBankError):
+    """An embedder failed or returned something that is not an (n, d) array of finite numbers."""
+
+
+class EmbedderLoadError(EmbeddingError):
+    """An embedding model cannot be loaded."""
+
+
+class EmbedderMismatchError(EmbeddingError):
+    """The bank was built with another embedder than the one given now."""
+
+
+class ModelError(MemoryBankError):
+    """A chat model could not be called or answered nothing usable."""
+
+
+class MissingExtraError(MemoryBankError, ImportError):
+    """An optional dependency is not installed; the message names the extra."""
+
+    def __init__(self, what: str, extra: str) -> None:
+        super().__init__(f"{what} is not installed: run  pip install 'memory-bank[{extra}]'")
+        self.extra = extra

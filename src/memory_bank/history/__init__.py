@@ -1,0 +1,1 @@
+"""What was said, without side effects: parsing, identity, counting and shortening of messages."""

@@ -1,0 +1,126 @@
+"""The seams: what the core asks of stores, models, embedders and counters, and nothing more."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from typing import Any, Protocol, runtime_checkable
+
+from memory_bank.records import Insight, InteractionRecord, Ranking
+
+
+@runtime_checkable
+class FactStorePort(Protocol):
+    """Raw records of one session, by trace_id, in the order in which they were first stored."""
+
+    def store(self, record: InteractionRecord) -> None:
+        """Store a record durably. Storing an equal one again changes nothing.
+
+        Raises RecordConflictError when a different record has this trace_id, RecordError when a raw value is
+        no JSON value, StorageError when the database refuses.
+        """
+
+    def store_many(self, records: Sequence[InteractionRecord]) -> None:
+        """Store several records in one transaction: all or none."""
+
+    def get(self, trace_id: str) -> InteractionRecord | None:
+        """The record, or None."""
+
+    def get_many(self, trace_ids: Sequence[str]) -> list[InteractionRecord]:
+        """The records found, in the order asked for; missing ids are skipped."""
+
+    def steps(self) -> dict[str, int]:
+        """The step_id of every record by trace_id, oldest first."""
+
+    def clear(self) -> None:
+        """Remove every record of the session."""
+
+    def size(self) -> int:
+        """How many records there are."""
+
+
+@runtime_checkable
+class InsightStorePort(Protocol):
+    """Summaries of one session, searchable by cosine similarity."""
+
+    def add(self, trace_id: str, summary: str) -> None:
+        """Embed a summary and store it; an existing insight of that trace_id is replaced."""
+
+    def add_many(self, insights: Sequence[Insight]) -> None:
+        """Embed and store several insights, in one batch and one transaction."""
+
+    def search(self, query: str, top_k: int = 3) -> list[str]:
+        """The trace_ids of the ``top_k`` most similar summaries, best first; ties: the newer first."""
+
+    def rank(self, query: str, exclude: Collection[str] = ()) -> Ranking:
+        """All insights but the excluded, best first; scores within 1e-6 are ties: the newer first."""
+
+    def get_summary(self, trace_id: str) -> str | None:
+        """The summary, or None."""
+
+    def get_insight(self, trace_id: str) -> Insight | None:
+        """The summary with its source and its mark, or None."""
+
+    def trace_ids(self) -> list[str]:
+        """All ids that have an insight, oldest first."""
+
+    def to_redo(self) -> list[Insight]:
+        """The insights that are to be made again, oldest first."""
+
+    def clear(self) -> None:
+        """Remove every insight of the session; the embedding model stays loaded."""
+
+    def is_empty(self) -> bool:
+        """Whether there is no insight."""
+
+    def size(self) -> int:
+        """How many insights there are."""
+
+
+@runtime_checkable
+class Embedder(Protocol):
+    """Texts to vectors. ``encode`` alone is enough; the rest is used where a class defines it."""
+
+    def encode(self, texts: list[str]) -> Any:
+        """An array of shape (n, d), one row a text."""
+
+
+@runtime_checkable
+class NamedEmbedder(Embedder, Protocol):
+    """An embedder that knows its name and treats queries in their own way, as all of ours do."""
+
+    @property
+    def name(self) -> str:
+        """What the bank writes down: two embedders of one name give the same vectors."""
+
+    def encode_queries(self, texts: list[str]) -> Any:
+        """As ``encode``, for the texts that are searched with."""
+
+
+@runtime_checkable
+class ChatModel(Protocol):
+    """A language model without memory of its own."""
+
+    def generate_plain(self, *, input_messages: list[dict[str, Any]], model: str) -> Any:
+        """Answer: a string, or an OpenAI-shaped chat completion. May raise anything."""
+
+
+@runtime_checkable
+class TokenCounter(Protocol):
+    """Counts tokens of texts and messages."""
+
+    @property
+    def name(self) -> str:
+        """The encoding, ``"approximate"`` when it is an estimate."""
+
+    @property
+    def approximate(self) -> bool:
+        """Whether counts are estimates."""
+
+    def count_text(self, text: str) -> int:
+        """Tokens of a text; special-token text counts as plain text and never raises."""
+
+    def count_message(self, message: Any) -> int:
+        """Tokens of a chat message with its calls, and 4 for its frame."""
+
+
+TextCounter = Callable[[str], int]

@@ -1,0 +1,79 @@
+"""MemoryProcessor: picks the strategy by its key in the configuration and keeps its state."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from memory_bank.assembly import MemoryBankState
+from memory_bank.config import Config, load_config
+from memory_bank.history.conversation import Conversation
+from memory_bank.history.tokens import open_counter
+from memory_bank.strategies.memory_bank import apply_memory_bank_strategy
+from memory_bank.strategies.no_strategy import apply_no_strategy
+
+OpenState = Callable[[], MemoryBankState]
+
+
+class MemoryProcessor:
+    """Applies configured strategies to one agent's conversation.
+
+    ``config`` is a Config, the path of a configuration file, or None for the shipped one. ``open_state``
+    makes the memory bank's state when it is first needed; in memory unless given.
+    """
+
+    def __init__(self, config: Config | str | Path | None = None, open_state: OpenState | None = None) -> None:
+        self.config = config if isinstance(config, Config) else load_config(config)
+        self._open_state = open_state or MemoryBankState
+        self._states: dict[str, Any] = {}
+        self._lock = threading.Lock()
+
+    def apply_strategy(
+        self,
+        messages: list[Any],
+        memory_key: str | None = None,
+        input_token_count: int | None = None,
+        llm_client: Any = None,
+    ) -> tuple[list[Any], int]:
+        """``(messages, token_count)`` of the strategy under ``memory_key`` (default: the configured one).
+
+        ``input_token_count`` is what the caller counted for the messages; a strategy that changes nothing
+        gives it back instead of counting again. Raises UnknownStrategyError and what the strategy raises.
+        """
+        key = memory_key or self.config.default_strategy
+        settings = self.config.strategy(key)
+        if settings.type == "no_strategy":
+            if input_token_count is not None:
+                return list(messages), input_token_count
+            return apply_no_strategy(messages, llm_client, settings, self._state(key, _counting))
+        return apply_memory_bank_strategy(messages, llm_client, settings, self._state(key, self._open_state))
+
+    def state(self, memory_key: str) -> Any:
+        """The state that a strategy has built up, or None."""
+        return self._states.get(memory_key)
+
+    def reset_state(self) -> None:
+        """The end of a task: every state is emptied; models stay loaded."""
+        with self._lock:
+            for state in self._states.values():
+                state.reset()
+
+    def close(self) -> None:
+        """Close what the states hold open."""
+        with self._lock:
+            for state in self._states.values():
+                if isinstance(state, MemoryBankState):
+                    state.close()
+            self._states.clear()
+
+    def _state(self, key: str, make: Callable[[], Any]) -> Any:
+        with self._lock:
+            if key not in self._states:
+                self._states[key] = make()
+            return self._states[key]
+
+
+def _counting() -> Conversation:
+    return Conversation("", open_counter())

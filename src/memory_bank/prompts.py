@@ -1,0 +1,46 @@
+"""Prompts: loaded from files, filled in one pass so that no value is read as a placeholder."""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+from pathlib import Path
+
+from memory_bank.errors import PromptError
+from memory_bank.shipped import shipped_file
+
+_PLACEHOLDER = re.compile(r"\{\{\s*([a-z_]+)\s*\}\}")
+_PART = re.compile(r"^=== (system|user) ===\s*$", re.MULTILINE)
+
+
+@lru_cache(maxsize=16)
+def load_prompt(name: str, path: str | None = None) -> str:
+    """The text of ``prompts/NAME.prompt.md``, or of another file. Raises PromptError when it cannot be read."""
+    file = Path(path) if path else shipped_file(f"prompts/{name}.prompt.md")
+    try:
+        return file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as e:
+        raise PromptError(
+            f"the prompt file {file} cannot be read ({type(e).__name__}): restore it or set another path."
+        ) from e
+
+
+def fill_prompt(template: str, values: dict[str, str]) -> list[dict[str, str]]:
+    """Chat messages of a template whose parts begin with ``=== system ===`` and ``=== user ===``.
+
+    ``{{ name }}`` becomes the value of that name; values are never scanned again. Raises PromptError when
+    the template has no user part, lacks a value's placeholder or has one that nobody fills.
+    """
+    pieces = _PART.split(template)
+    parts = dict(zip(pieces[1::2], pieces[2::2], strict=True))
+    if "user" not in parts:
+        raise PromptError("the prompt has no part  === user === : add one.")
+    named = set(_PLACEHOLDER.findall(template))
+    if missing := sorted(set(values) - named):
+        raise PromptError(f"the prompt lacks the placeholder {{{{ {missing[0]} }}}}: add it.")
+    if unknown := sorted(named - set(values)):
+        raise PromptError(f"the prompt has the unknown placeholder {{{{ {unknown[0]} }}}}: remove it.")
+    return [
+        {"role": role, "content": _PLACEHOLDER.sub(lambda m: values[m.group(1)], text).strip()}
+        for role, text in parts.items()
+    ]

@@ -1,0 +1,119 @@
+"""What the bank remembers, as frozen values: a record of one tool call, its insight, a search hit."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+import uuid
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class InteractionRecord:
+    """One tool call: what was asked and what came back.
+
+    ``raw_input`` and ``raw_output`` are JSON values (dict, list, str, int, float, bool, None). Where the
+    arguments or the output arrived as text, ``input_text`` and ``output_text`` hold that text to the letter,
+    and the raw values are what it parses to (``{"_raw": text}`` where it is not JSON).
+    """
+
+    trace_id: str
+    step_id: int
+    tool_name: str
+    raw_input: Any
+    raw_output: Any
+    timestamp: float = field(default_factory=time.time)
+    call_id: str | None = None
+    input_text: str | None = None
+    output_text: str | None = None
+
+    @classmethod
+    def create(
+        cls,
+        step_id: int,
+        tool_name: str,
+        raw_input: Any,
+        raw_output: Any,
+        *,
+        call_id: str | None = None,
+        input_text: str | None = None,
+        output_text: str | None = None,
+    ) -> InteractionRecord:
+        """Make a record with a random trace_id (a 36-character UUID) and the present time (Unix seconds)."""
+        return cls(
+            trace_id=str(uuid.uuid4()),
+            step_id=step_id,
+            tool_name=tool_name,
+            raw_input=raw_input,
+            raw_output=raw_output,
+            call_id=call_id,
+            input_text=input_text,
+            output_text=output_text,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Insight:
+    """The summary of one record, by whom it was made, and whether it is to be made again.
+
+    ``source`` is ``"extractive"`` or ``"llm:MODEL"``; ``redo`` is the reason why the summary is only a
+    stand-in, or None when it is final.
+    """
+
+    trace_id: str
+    summary: str
+    source: str = "extractive"
+    redo: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Hit:
+    """A record found by search: its trace_id and its cosine similarity to the query, in -1 to 1."""
+
+    trace_id: str
+    score: float
+
+
+class Ranking(Sequence[Hit]):
+    """Hits, best first, held as two columns so that ranking thousands of records costs no objects."""
+
+    __slots__ = ("scores", "trace_ids")
+
+    def __init__(self, trace_ids: Sequence[str], scores: Sequence[float]) -> None:
+        self.trace_ids = trace_ids
+        self.scores = scores
+
+    def __len__(self) -> int:
+        return len(self.trace_ids)
+
+    def __getitem__(self, i: Any) -> Any:
+        if isinstance(i, slice):
+            return Ranking(self.trace_ids[i], self.scores[i])
+        return Hit(self.trace_ids[i], float(self.scores[i]))
+
+    def __iter__(self) -> Iterator[Hit]:
+        return (Hit(t, float(s)) for t, s in zip(self.trace_ids, self.scores, strict=True))
+
+    def as_dict(self) -> dict[str, float]:
+        """Scores by trace_id."""
+        return {t: float(s) for t, s in zip(self.trace_ids, self.scores, strict=True)}
+
+
+def content_key(*parts: bytes) -> bytes:
+    """A 32-byte key of some byte strings, length-prefixed so that no two lists share one."""
+    h = hashlib.sha256()
+    for part in parts:
+        h.update(len(part).to_bytes(8, "big"))
+        h.update(part)
+    return h.digest()
+
+
+def derive_trace_id(session_id: str, key: bytes, ordinal: int) -> str:
+    """The trace_id of a call whose content has ``key``: the same call in the same session, the same id.
+
+    ``ordinal`` counts equals: the same call, honestly made twice with the same outcome, is two records.
+    """
+    digest = content_key(session_id.encode("utf-8", "surrogatepass"), key, ordinal.to_bytes(8, "big"))
+    return str(uuid.UUID(bytes=digest[:16], version=5))

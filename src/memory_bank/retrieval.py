@@ -1,0 +1,118 @@
+"""The read way: a query to ranked records, each with its summary and its raw data, shortened."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from memory_bank.history.interactions import Interaction
+from memory_bank.history.shortening import Shortened, shorten
+from memory_bank.ports import FactStorePort, InsightStorePort
+from memory_bank.records import InteractionRecord, Ranking
+
+log = logging.getLogger("memory_bank.Retrieval")
+
+HEADING = "## Retrieved Context from Previous Steps"
+_RULE = "-------------------"
+_MIMICRY = re.compile(r"^(?=\s*(?:\[RETRIEVED RECORD|-{19}|## Retrieved Context|(?:Summary|Raw Data): ))", re.M)
+_TASK_CHARS = 1_500
+_DOING_CHARS = 900
+
+
+@dataclass(frozen=True, slots=True)
+class Retrieved:
+    """A record brought back: summary, raw data as shown, whether that was shortened, and its score."""
+
+    trace_id: str
+    summary: str
+    raw_data: str
+    score: float
+    cut: bool
+    whole_chars: int
+
+    def as_dict(self) -> dict[str, str]:
+        """The documented form: trace_id, summary, raw_data."""
+        return {"trace_id": self.trace_id, "summary": self.summary, "raw_data": self.raw_data}
+
+
+def retrieve_and_format(
+    query: str,
+    fact_store: FactStorePort,
+    insight_store: InsightStorePort,
+    top_k: int,
+    max_chars: int,
+) -> list[dict[str, str]]:
+    """The ``top_k`` records most similar to a query: ``[{"trace_id", "summary", "raw_data"}]``, best first.
+
+    ``raw_data`` has at most ``max_chars`` characters; what is shortened says so and carries its trace_id.
+    """
+    ranking = insight_store.rank(query)
+    return [r.as_dict() for r in retrieve(ranking, fact_store, insight_store, top_k, max_chars)]
+
+
+def retrieve(
+    ranking: Ranking,
+    fact_store: FactStorePort,
+    insight_store: InsightStorePort,
+    top_k: int,
+    max_chars: int,
+    cache: dict[tuple[str, int], Shortened] | None = None,
+) -> list[Retrieved]:
+    """The first ``top_k`` of a ranking with summary and raw data. ``cache`` keeps raw data once shortened."""
+    hits = list(ranking[: max(0, top_k)])
+    cache = {} if cache is None else cache
+    missing = [h.trace_id for h in hits if (h.trace_id, max_chars) not in cache]
+    for record in fact_store.get_many(missing):
+        cache[record.trace_id, max_chars] = raw_data(record, max_chars)
+    found = []
+    for hit in hits:
+        shown = cache.get((hit.trace_id, max_chars))
+        if shown is None:
+            continue  # an insight whose fact is gone
+        summary = insight_store.get_summary(hit.trace_id) or ""
+        found.append(Retrieved(hit.trace_id, summary, shown.text, hit.score, shown.cut, shown.whole))
+    log.debug("retrieved %d of %d records", len(found), len(ranking))
+    return found
+
+
+def raw_data(record: InteractionRecord, max_chars: int) -> Shortened:
+    """The raw output of a record in at most ``max_chars`` characters, cut by its structure."""
+    return shorten(record.raw_output, max_chars, text=record.output_text, trace_id=record.trace_id)
+
+
+def format_retrieved_memory(records: Sequence[dict[str, Any]]) -> str:
+    """The documented text of retrieved records.
+
+    Lines in their data that look like the frame of this text are set off by a backslash, so that a tool
+    cannot forge another record.
+    """
+    blocks = [
+        f"[RETRIEVED RECORD {i}]\nSummary: {_inert(r['summary'])}\nRaw Data: {_inert(r['raw_data'])}\n{_RULE}"
+        for i, r in enumerate(records, 1)
+    ]
+    return "\n".join([f"{HEADING}\n", *blocks])
+
+
+def _inert(text: str) -> str:
+    return _MIMICRY.sub(r"\\", text)
+
+
+def retrieval_query(
+    kind: str, fixed: str, task: str, tail: Interaction | None, spoken: Collection[str] = ()
+) -> str:
+    """What is searched for: the fixed sentence, the task, or (``adaptive``) task and latest doings.
+
+    ``spoken`` is what was said after the last interaction.
+    """
+    if kind == "fixed":
+        return fixed
+    query = task[:_TASK_CHARS].strip()
+    if kind == "adaptive" and tail is not None:
+        doings = [tail.note]
+        doings += [f"{p.tool_name} {p.call.text}" for p in tail.pairs if p.call]
+        doings += list(spoken)
+        query = f"{query}\n{' '.join(' '.join(doings).split())[:_DOING_CHARS]}"
+    return query.strip() or fixed

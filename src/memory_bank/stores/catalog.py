@@ -1,0 +1,160 @@
+"""A bank seen as a whole: its sessions, a record wherever it is, and a new embedder for all of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import sqlalchemy as sa
+
+from memory_bank.errors import StorageError
+from memory_bank.ports import Embedder
+from memory_bank.records import Insight, InteractionRecord
+from memory_bank.stores.database import Database
+from memory_bank.stores.payload import from_row
+from memory_bank.stores.schema import bank, insights, records, sessions
+from memory_bank.vectors import embedder_name, encode_documents
+
+_BATCH = 256
+
+
+@dataclass(frozen=True, slots=True)
+class SessionInfo:
+    """One session: how much it holds, when it was last written to (Unix seconds), what its task is.
+
+    ``unobserved`` counts records without an insight, ``to_redo`` insights that are to be made again.
+    """
+
+    session_id: str
+    records: int
+    steps: int
+    insights: int
+    unobserved: int
+    to_redo: int
+    last_written: float | None
+    task: str
+
+
+def list_sessions(database: Database) -> list[SessionInfo]:
+    """Every session of a bank, the most recently written first."""
+    r, i = records.c, insights.c
+    facts = (
+        sa.select(
+            r.session_id,
+            sa.func.count().label("n"),
+            sa.func.max(r.step_id).label("steps"),
+            sa.func.max(r.timestamp).label("last"),
+        )
+        .group_by(r.session_id)
+        .subquery()
+    )
+    made = (
+        sa.select(i.session_id, sa.func.count().label("n"), sa.func.count(i.redo).label("redo"))
+        .group_by(i.session_id)
+        .subquery()
+    )
+    s = sessions.c
+    query = (
+        sa.select(s.session_id, s.created, s.task, facts.c.n, facts.c.steps, facts.c.last, made.c.n, made.c.redo)
+        .outerjoin(facts, facts.c.session_id == s.session_id)
+        .outerjoin(made, made.c.session_id == s.session_id)
+    )
+    with database.read() as c:
+        rows = c.execute(query).all()
+    found = [
+        SessionInfo(sid, n or 0, steps or 0, m or 0, max(0, (n or 0) - (m or 0)), redo or 0, last, task or "")
+        for sid, _, task, n, steps, last, m, redo in rows
+    ]
+    return sorted(found, key=lambda info: (-(info.last_written or 0.0), info.session_id))
+
+
+def has_session(database: Database, session_id: str) -> bool:
+    """Whether a bank has such a session."""
+    query = sa.select(sessions.c.session_id).where(sessions.c.session_id == session_id)
+    with database.read() as c:
+        return c.execute(query).first() is not None
+
+
+def find_record(database: Database, trace_id: str) -> tuple[str, InteractionRecord, Insight | None] | None:
+    """``(session_id, record, insight)`` of a trace_id, in whichever session it is; None when nowhere."""
+    return next(_entries(database, records.c.trace_id == trace_id), None)
+
+
+def export_records(
+    database: Database, session_id: str | None = None
+) -> Iterator[tuple[str, InteractionRecord, Insight | None]]:
+    """Every record with its session and insight, oldest first; of one session or of all."""
+    return _entries(database, sa.true() if session_id is None else records.c.session_id == session_id)
+
+
+def _entries(
+    database: Database, condition: Any
+) -> Iterator[tuple[str, InteractionRecord, Insight | None]]:
+    i = insights.c
+    joined = records.outerjoin(
+        insights, (i.trace_id == records.c.trace_id) & (i.session_id == records.c.session_id)
+    )
+    last = -1
+    while True:
+        query = (
+            sa.select(*records.c, i.summary, i.source, i.redo)
+            .select_from(joined)
+            .where(condition, records.c.seq > last)
+            .order_by(records.c.seq)
+            .limit(_BATCH)
+        )
+        with database.read() as c:
+            rows = c.execute(query).mappings().all()
+        for row in rows:
+            insight = None
+            if row["summary"] is not None:
+                insight = Insight(row["trace_id"], row["summary"], row["source"], row["redo"])
+            yield row["session_id"], from_row(row), insight
+        if len(rows) < _BATCH:
+            return
+        last = rows[-1]["seq"]
+
+
+def bank_embedder(database: Database) -> tuple[str, int] | None:
+    """Name and dimension of the embedder that a bank was built with; None before the first insight."""
+    name, dimension = database.get_value("embedder"), database.get_value("dimension")
+    return None if name is None or dimension is None else (name, int(dimension))
+
+
+def re_embed(
+    database: Database, model: Embedder, progress: Callable[[int, int], None] | None = None
+) -> int:
+    """Embed every summary of a bank anew and make ``model`` its embedder; returns how many.
+
+    All or nothing: the vectors are computed first, then changed in one transaction. Raises StorageError when
+    somebody wrote to the bank meanwhile.
+    """
+    t = insights.c
+    with database.read() as c:
+        todo = c.execute(sa.select(t.seq, t.summary).order_by(t.seq)).all()
+    vectors: list[tuple[int, bytes]] = []
+    dimension = 0
+    for start in range(0, len(todo), _BATCH):
+        part = todo[start : start + _BATCH]
+        made = encode_documents(model, [summary for _, summary in part])
+        dimension = made.shape[1]
+        vectors += [(seq, v.astype("<f4").tobytes()) for (seq, _), v in zip(part, made, strict=True)]
+        if progress is not None:
+            progress(len(vectors), len(todo))
+    with database.write() as c:
+        now = set(c.execute(sa.select(t.seq)).scalars())
+        if now != {seq for seq, _ in todo}:
+            raise StorageError(
+                f"{database.name}: the bank was written to during re-embedding, nothing was changed: "
+                "stop its agents and run it again."
+            )
+        if vectors:
+            statement = sa.update(insights).where(t.seq == sa.bindparam("row")).values(embedding=sa.bindparam("e"))
+            c.execute(statement, [{"row": seq, "e": e} for seq, e in vectors])
+        c.execute(sa.delete(bank).where(bank.c.key.in_(["embedder", "dimension"])))
+        if vectors:
+            facts = {"embedder": embedder_name(model), "dimension": str(dimension)}
+            c.execute(sa.insert(bank), [{"key": k, "value": v} for k, v in facts.items()])
+        c.execute(sa.update(sessions).values(generation=sessions.c.generation + 1))
+    return len(vectors)

@@ -1,0 +1,135 @@
+"""Both stores in plain memory: the reference that every other backend must agree with."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Collection, Sequence
+from typing import Any
+
+import numpy as np
+
+from memory_bank.errors import RecordConflictError
+from memory_bank.ports import Embedder
+from memory_bank.records import Insight, InteractionRecord, Ranking
+from memory_bank.stores.payload import from_row, same_fact, to_row
+from memory_bank.vectors import encode_documents, encode_queries, order_by_score
+
+
+class InMemoryFactStore:
+    """A FactStore in a dict of encoded rows, so that callers never share a mutable value with it."""
+
+    def __init__(self) -> None:
+        self._rows: dict[str, dict[str, Any]] = {}
+        self._lock = threading.RLock()
+
+    def store(self, record: InteractionRecord) -> None:
+        """See FactStorePort."""
+        self.store_many([record])
+
+    def store_many(self, batch: Sequence[InteractionRecord]) -> None:
+        """See FactStorePort."""
+        with self._lock:
+            new: dict[str, dict[str, Any]] = {}
+            for record in batch:
+                row = to_row(record, "")
+                old = self._rows.get(record.trace_id) or new.get(record.trace_id)
+                if old is None:
+                    new[record.trace_id] = row
+                elif not same_fact(row, old):
+                    raise RecordConflictError(
+                        f"another record has the trace_id {record.trace_id}: facts are never overwritten, "
+                        "store yours under a new trace_id."
+                    )
+            self._rows.update(new)
+
+    def get(self, trace_id: str) -> InteractionRecord | None:
+        """See FactStorePort."""
+        row = self._rows.get(trace_id)
+        return None if row is None else from_row(row)
+
+    def get_many(self, trace_ids: Sequence[str]) -> list[InteractionRecord]:
+        """See FactStorePort."""
+        return [record for t in trace_ids if (record := self.get(t)) is not None]
+
+    def steps(self) -> dict[str, int]:
+        """See FactStorePort."""
+        return {trace_id: row["step_id"] for trace_id, row in self._rows.items()}
+
+    def clear(self) -> None:
+        """See FactStorePort."""
+        with self._lock:
+            self._rows.clear()
+
+    def size(self) -> int:
+        """See FactStorePort."""
+        return len(self._rows)
+
+
+class InMemoryInsightStore:
+    """An InsightStore that compares the query with every vector, one by one."""
+
+    def __init__(self, embedding_model: Embedder) -> None:
+        self.embedding_model = embedding_model
+        self._insights: dict[str, tuple[Insight, Any]] = {}
+        self._lock = threading.RLock()
+
+    def add(self, trace_id: str, summary: str) -> None:
+        """See InsightStorePort."""
+        self.add_many([Insight(trace_id, summary)])
+
+    def add_many(self, batch: Sequence[Insight]) -> None:
+        """See InsightStorePort."""
+        if not batch:
+            return
+        vectors = encode_documents(self.embedding_model, [i.summary for i in batch])
+        with self._lock:
+            for insight, vector in zip(batch, vectors, strict=True):
+                self._insights.pop(insight.trace_id, None)
+                self._insights[insight.trace_id] = (insight, vector)
+
+    def search(self, query: str, top_k: int = 3) -> list[str]:
+        """See InsightStorePort."""
+        return [hit.trace_id for hit in self.rank(query)[: max(0, top_k)]]
+
+    def rank(self, query: str, exclude: Collection[str] = ()) -> Ranking:
+        """See InsightStorePort."""
+        with self._lock:
+            ids = list(self._insights)
+            if not ids:
+                return Ranking([], [])
+            vector = encode_queries(self.embedding_model, [query])[0]
+            scores = np.array([float(np.dot(v, vector)) for _, v in self._insights.values()], dtype=np.float32)
+        order, scores = order_by_score(scores, np.arange(len(ids)))
+        keep = [k for k, i in enumerate(order) if ids[i] not in exclude]
+        return Ranking([ids[order[k]] for k in keep], [float(scores[k]) for k in keep])
+
+    def get_summary(self, trace_id: str) -> str | None:
+        """See InsightStorePort."""
+        insight = self.get_insight(trace_id)
+        return None if insight is None else insight.summary
+
+    def get_insight(self, trace_id: str) -> Insight | None:
+        """See InsightStorePort."""
+        found = self._insights.get(trace_id)
+        return None if found is None else found[0]
+
+    def trace_ids(self) -> list[str]:
+        """See InsightStorePort."""
+        return list(self._insights)
+
+    def to_redo(self) -> list[Insight]:
+        """See InsightStorePort."""
+        return [insight for insight, _ in self._insights.values() if insight.redo is not None]
+
+    def clear(self) -> None:
+        """See InsightStorePort."""
+        with self._lock:
+            self._insights.clear()
+
+    def is_empty(self) -> bool:
+        """See InsightStorePort."""
+        return not self._insights
+
+    def size(self) -> int:
+        """See InsightStorePort."""
+        return len(self._insights)

@@ -1,0 +1,83 @@
+"""The tables of a bank. A change here goes with a new numbered migration; old ones are never edited."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Dialect
+from sqlalchemy.types import LargeBinary, TypeDecorator
+
+HEAD = "0001"  # the revision of the newest migration
+
+
+class ExactText(TypeDecorator[str]):
+    """Text kept to the letter as bytes: lone surrogates and NUL, which SQL text refuses, come back."""
+
+    impl = LargeBinary
+    cache_ok = True
+
+    def process_bind_param(self, value: str | None, dialect: Dialect) -> bytes | None:
+        return None if value is None else value.encode("utf-8", "surrogatepass")
+
+    def process_result_value(self, value: Any, dialect: Dialect) -> str | None:
+        return None if value is None else bytes(value).decode("utf-8", "surrogatepass")
+
+
+metadata = sa.MetaData(
+    naming_convention={
+        "pk": "pk_%(table_name)s",
+        "uq": "uq_%(table_name)s_%(column_0_N_name)s",
+        "ix": "ix_%(table_name)s_%(column_0_N_name)s",
+    }
+)
+
+_Serial = sa.BigInteger().with_variant(sa.Integer, "sqlite")
+
+bank = sa.Table(  # facts about the bank as a whole, such as its embedder
+    "bank",
+    metadata,
+    sa.Column("key", sa.String(64), primary_key=True),
+    sa.Column("value", ExactText, nullable=False),
+)
+
+sessions = sa.Table(
+    "sessions",
+    metadata,
+    sa.Column("session_id", sa.String(255), primary_key=True),
+    sa.Column("created", sa.Float, nullable=False),
+    sa.Column("generation", sa.Integer, nullable=False),  # grows with every reset, so that others notice
+    sa.Column("task", ExactText),  # what the user asked for: the Observer is told
+)
+
+records = sa.Table(
+    "records",
+    metadata,
+    sa.Column("seq", _Serial, primary_key=True, autoincrement=True),
+    sa.Column("session_id", sa.String(255), nullable=False),
+    sa.Column("trace_id", sa.String(64), nullable=False),
+    sa.Column("step_id", sa.Integer, nullable=False),
+    sa.Column("call_id", ExactText),
+    sa.Column("tool_name", ExactText, nullable=False),
+    sa.Column("input", ExactText, nullable=False),
+    sa.Column("input_verbatim", sa.Boolean, nullable=False),  # the text as it came, or the value as JSON
+    sa.Column("output", ExactText, nullable=False),
+    sa.Column("output_verbatim", sa.Boolean, nullable=False),
+    sa.Column("timestamp", sa.Float, nullable=False),
+    sa.UniqueConstraint("trace_id", "session_id"),
+    sa.Index("ix_records_session_id_seq", "session_id", "seq"),
+)
+
+insights = sa.Table(
+    "insights",
+    metadata,
+    sa.Column("seq", _Serial, primary_key=True, autoincrement=True),
+    sa.Column("session_id", sa.String(255), nullable=False),
+    sa.Column("trace_id", sa.String(64), nullable=False),
+    sa.Column("summary", ExactText, nullable=False),
+    sa.Column("embedding", sa.LargeBinary, nullable=False),  # float32, little-endian, of unit length
+    sa.Column("source", sa.String(255), nullable=False),
+    sa.Column("redo", ExactText),  # why the insight is to be made again
+    sa.UniqueConstraint("trace_id", "session_id"),
+    sa.Index("ix_insights_session_id_seq", "session_id", "seq"),
+)

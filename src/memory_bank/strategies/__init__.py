@@ -1,0 +1,1 @@
+"""Context strategies: siblings of one signature, ``(messages, llm_client, settings, state) → (messages, tokens)``."""

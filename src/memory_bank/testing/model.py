@@ -1,0 +1,130 @@
+"""A chat model that answers from a script and remembers what it was asked."""
+
+from __future__ import annotations
+
+import copy
+import threading
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+from memory_bank.errors import ModelError
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One call of a scripted model: a copy of the messages it was given, and the model name."""
+
+    messages: tuple[dict[str, Any], ...]
+    model: str
+
+
+class ScriptedModel:
+    """A ``ChatModel`` that needs no network: ``ScriptedModel(["first answer", "second"])``.
+
+    ``script`` is a list of replies, taken in order, or one function ``(messages, model) -> reply`` that makes
+    them all. A reply is
+
+    - a str or None: the text of the answer; usage is unknown unless ``usage=(prompt, completion)`` is given;
+    - a dict: a whole completion when it has ``choices``, else the assistant message;
+    - an exception, or its class: raised;
+    - a function ``(messages, model) -> reply``, called without a lock, so it may block;
+    - an object with ``choices``: handed out as it is.
+
+    Answers have ``.choices[0].message.content`` as those of the openai client do. ``calls`` lists the
+    requests in the order in which they took their replies. Safe under threads. When a list runs out,
+    ``generate_plain`` raises ModelError; with ``loop_last=True`` the last reply is given again instead.
+    """
+
+    def __init__(
+        self,
+        script: Iterable[Any] | Callable[..., Any],
+        *,
+        loop_last: bool = False,
+        usage: tuple[int, int] | None = None,
+    ) -> None:
+        if isinstance(script, (str, bytes, dict)):
+            raise TypeError(f"a script is a list of replies or a function, not one {type(script).__name__}")
+        self.calls: list[Request] = []
+        self._script: list[Any] | Callable[..., Any] = script if callable(script) else list(script)
+        self._loop_last = loop_last
+        self._usage = usage
+        self._lock = threading.Lock()
+
+    def generate_plain(self, *, input_messages: list[dict[str, Any]], model: str) -> Any:
+        """The next reply as a completion. Raises what the script says, ModelError when it has run out."""
+        request = Request(_copied(input_messages), model)
+        with self._lock:
+            self.calls.append(request)
+            number = len(self.calls)
+            reply = self._script if callable(self._script) else self._take(self._script, number)
+        while callable(reply) and not isinstance(reply, type):
+            reply = reply(list(_copied(input_messages)), model)
+        if isinstance(reply, BaseException) or (isinstance(reply, type) and issubclass(reply, BaseException)):
+            raise reply
+        return completion(reply, model=model, usage=self._usage, number=number)
+
+    def _take(self, script: list[Any], n: int) -> Any:
+        if n <= len(script):
+            return script[n - 1]
+        if self._loop_last and script:
+            return script[-1]
+        raise ModelError(
+            f"the scripted model has {len(script)} replies and was called {n} times: "
+            "give it more replies, or loop_last=True"
+        )
+
+
+def completion(
+    reply: Any, *, model: str = "scripted", usage: tuple[int, int] | None = None, number: int = 1
+) -> Any:
+    """A chat completion object around a text, None, a message dict or a whole completion dict.
+
+    Raises TypeError for a reply that is none of these.
+    """
+    if isinstance(reply, dict) and "choices" in reply:
+        return _namespace(reply)
+    if reply is None or isinstance(reply, str):
+        reply = {"content": reply}
+    if not isinstance(reply, dict):
+        if hasattr(reply, "choices"):
+            return reply
+        raise TypeError(
+            f"a scripted reply is text, a dict, an exception or a function, not {type(reply).__name__}"
+        )
+    message = {"role": "assistant", "content": None, "tool_calls": None, **reply}
+    return SimpleNamespace(
+        id=f"chatcmpl-scripted-{number}",
+        object="chat.completion",
+        created=0,
+        model=model,
+        choices=[
+            SimpleNamespace(
+                index=0,
+                finish_reason="tool_calls" if message["tool_calls"] else "stop",
+                message=_namespace(message),
+            )
+        ],
+        usage=usage
+        and SimpleNamespace(
+            prompt_tokens=usage[0], completion_tokens=usage[1], total_tokens=usage[0] + usage[1]
+        ),
+    )
+
+
+def _namespace(value: Any) -> Any:
+    """Dicts as objects, all the way down."""
+    if isinstance(value, dict):
+        return SimpleNamespace(**{str(k): _namespace(v) for k, v in value.items()})
+    if isinstance(value, list):
+        return [_namespace(v) for v in value]
+    return value
+
+
+def _copied(messages: list[dict[str, Any]]) -> tuple[dict[str, Any], ...]:
+    """The messages as they are now, whatever their owner does to them later."""
+    try:
+        return tuple(copy.deepcopy(messages))
+    except Exception:  # too deep, or holding what cannot be copied
+        return tuple(messages)

@@ -1,0 +1,373 @@
+"""ScriptedServer through the real openai client, and the reference agent on top of it."""
+
+from __future__ import annotations
+
+import http.client
+import itertools
+import json
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import openai
+import pytest
+from openai import OpenAI
+
+from memory_bank.errors import ModelError
+from memory_bank.testing import Reply, ScriptedServer, call, calls, fail, pairing_errors, run_agent, say
+from memory_bank.testing.server import cut, half, hashed_embedding, raw
+
+USER: dict[str, Any] = {"role": "user", "content": "q"}
+
+
+def client_of(server: ScriptedServer, **options: Any) -> Any:
+    return OpenAI(
+        base_url=server.base_url, api_key="sk-secret", **{"max_retries": 0, "timeout": 20, **options}
+    )
+
+
+def ask(server: ScriptedServer, **options: Any) -> Any:
+    with client_of(server, **options) as client:
+        return client.chat.completions.create(model="m", messages=[USER])
+
+
+def test_chat_in_words_with_usage_and_log() -> None:
+    with ScriptedServer([Reply("naïve — 数", usage=(7, 3)), "plain str", say(None)]) as server:
+        answer = ask(server)
+        assert answer.choices[0].message.content == "naïve — 数"
+        assert answer.choices[0].finish_reason == "stop"
+        assert (answer.model, answer.usage.prompt_tokens, answer.usage.total_tokens) == ("m", 7, 10)
+        assert ask(server).choices[0].message.content == "plain str"
+        assert ask(server).choices[0].message.content is None
+    logged = server.requests[0]
+    assert (logged.method, logged.path) == ("POST", "/v1/chat/completions")
+    assert logged.body == {"model": "m", "messages": [USER]}
+    assert logged.headers["authorization"] == "REDACTED"
+    assert "sk-secret" not in repr(server.requests)
+
+
+def test_parallel_tool_calls_have_unique_deterministic_ids() -> None:
+    script = [
+        calls(("a", {"x": 1}), ("b", {}), content="thinking"),
+        call("a", x="ü"),
+        calls(("a", "{bad", "mine")),
+    ]
+    seen = []
+    for _ in range(2):
+        with ScriptedServer(script) as server:
+            answers = [ask(server).choices[0] for _ in script]
+        assert {a.finish_reason for a in answers} == {"tool_calls"}
+        assert answers[0].message.content == "thinking"
+        seen.append(
+            [(c.id, c.function.name, c.function.arguments) for a in answers for c in a.message.tool_calls]
+        )
+    assert seen[0] == seen[1]
+    assert len({c[0] for c in seen[0]}) == 4
+    assert [json.loads(c[2]) for c in seen[0][:3]] == [{"x": 1}, {}, {"x": "ü"}]
+    assert seen[0][3] == ("mine", "a", "{bad")
+
+
+def test_streaming_gives_the_same_answer_in_pieces() -> None:
+    text = "a longer answer, in several pieces — 数"
+    reply = calls(("find", {"query": "something long enough to be split"}), ("now", {}), content=text)
+    with ScriptedServer([reply, reply]) as server, client_of(server) as client:
+        whole = client.chat.completions.create(model="m", messages=[USER]).choices[0]
+        chunks = list(
+            client.chat.completions.create(
+                model="m", messages=[USER], stream=True, stream_options={"include_usage": True}
+            )
+        )
+    *body, last = chunks
+    assert last.choices == []
+    assert last.usage is not None
+    assert last.usage.total_tokens > 0
+    assert all(c.usage is None and len(c.choices) == 1 for c in body)
+    assert body[0].choices[0].delta.role == "assistant"
+    assert [c.choices[0].finish_reason for c in body if c.choices[0].finish_reason] == ["tool_calls"]
+    pieces = [c.choices[0].delta.content for c in body if c.choices[0].delta.content]
+    assert len(pieces) > 2
+    assert "".join(pieces) == text
+    built: dict[int, list[str]] = {}
+    for delta in (d for c in body for d in c.choices[0].delta.tool_calls or ()):
+        assert delta.function is not None
+        if delta.id:
+            built[delta.index] = [delta.function.name or "", ""]
+        built[delta.index][1] += delta.function.arguments or ""
+    assert [tuple(built[i]) for i in sorted(built)] == [
+        (c.function.name, c.function.arguments)
+        for c in whole.message.tool_calls or ()
+        if c.type == "function"
+    ]
+
+
+def test_streaming_without_usage_and_through_the_stream_helper() -> None:
+    with (
+        ScriptedServer([say("hello there, you"), call("f", n=1), say("")]) as server,
+        client_of(server) as client,
+    ):
+        chunks = list(client.chat.completions.create(model="m", messages=[USER], stream=True))
+        assert all(c.usage is None and c.choices for c in chunks)
+        with client.chat.completions.stream(model="m", messages=[USER]) as stream:
+            final = stream.get_final_completion().choices[0].message
+        assert final.tool_calls is not None
+        assert json.loads(final.tool_calls[0].function.arguments) == {"n": 1}
+        assert [c.choices[0].delta.content for c in client.chat.completions.create(
+            model="m", messages=[USER], stream=True)] == ["", None]  # fmt: skip
+
+
+def test_embeddings_in_floats_and_base64() -> None:
+    with ScriptedServer() as server, client_of(server) as client:
+        texts = ["order 12 shipped", "order 12 was shipped", "weather"]
+        packed = client.embeddings.create(model="e", input=texts)
+        floats = client.embeddings.create(model="e", input=texts, encoding_format="float")
+        short = client.embeddings.create(model="e", input="one", dimensions=8)
+        tokens = client.embeddings.create(model="e", input=[[1, 2], [3]])
+    assert server.requests[0].body["encoding_format"] == "base64"
+    assert [d.index for d in packed.data] == [0, 1, 2]
+    a, b, c = ([*d.embedding] for d in packed.data)
+    for mine, theirs in zip(floats.data, packed.data, strict=True):
+        assert mine.embedding == pytest.approx(theirs.embedding, abs=1e-6)
+    assert sum(x * x for x in a) == pytest.approx(1)
+    near, far = (sum(x * y for x, y in zip(a, other, strict=True)) for other in (b, c))
+    assert near > 0.8 > far
+    assert (len(short.data[0].embedding), len(tokens.data)) == (8, 2)
+
+
+def test_embeddings_by_a_function_and_its_faults() -> None:
+    server = ScriptedServer(embed=lambda texts: [[float(len(t)), 0.5] for t in texts])
+    with server, client_of(server) as client:
+        assert client.embeddings.create(model="e", input=["abc"]).data[0].embedding == [3.0, 0.5]
+        server.embed = lambda texts: fail(429, retry_after=0)
+        with pytest.raises(openai.RateLimitError):
+            client.embeddings.create(model="e", input="x")
+        server.embed = lambda texts: 1 / 0
+        with pytest.raises(openai.InternalServerError, match="ZeroDivisionError"):
+            client.embeddings.create(model="e", input="x")
+        with pytest.raises(openai.BadRequestError, match="Invalid 'input'"):
+            client.embeddings.create(model="e", input=[])
+
+
+def test_the_default_embedding_stands_for_any_text() -> None:
+    vectors = hashed_embedding(["", "a", "\ud800", "数", "a" * 100_000])
+    assert all(len(v) == 64 and sum(x * x for x in v) == pytest.approx(1) for v in vectors)
+
+
+def test_models() -> None:
+    with ScriptedServer(models=["one", "two"]) as server, client_of(server) as client:
+        assert [m.id for m in client.models.list()] == ["one", "two"]
+
+
+def test_broken_pairs_are_refused_and_take_no_reply() -> None:
+    turn = {"role": "assistant", "tool_calls": [
+        {"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{}"}}]}  # fmt: skip
+    result = {"role": "tool", "tool_call_id": "c1", "content": "ok"}
+    with ScriptedServer(["ok", "lax"]) as server, client_of(server) as client:
+        broken: Any = [USER, turn, USER, result]
+        with pytest.raises(openai.BadRequestError, match=r"messages\[1\]: no tool message") as caught:
+            client.chat.completions.create(model="m", messages=broken)
+        assert caught.value.type == "invalid_request_error"
+        assert server.refused == pairing_errors(broken)
+        whole: Any = [USER, turn, result]
+        assert client.chat.completions.create(model="m", messages=whole).choices[0].message.content == "ok"
+        server.strict = False
+        assert client.chat.completions.create(model="m", messages=broken).choices[0].message.content == "lax"
+
+
+def test_429_is_retried_after_the_time_asked_for() -> None:
+    with ScriptedServer([fail(429, "slow down", retry_after=0.3), fail(500), say("at last")]) as server:
+        start = time.perf_counter()
+        assert ask(server, max_retries=2).choices[0].message.content == "at last"
+        assert 0.3 <= time.perf_counter() - start < 5
+    assert [r.headers["x-stainless-retry-count"] for r in server.requests] == ["0", "1", "2"]
+
+
+@pytest.mark.parametrize(
+    ("reply", "error"),
+    [
+        (fail(429, "scripted"), openai.RateLimitError),
+        (fail(500, "scripted"), openai.InternalServerError),
+        (fail(401, "scripted"), openai.AuthenticationError),
+        (raw("<html>scripted</html>", 502, content_type="text/html"), openai.InternalServerError),
+        (cut(), openai.APIConnectionError),
+        (cut(50), openai.APIConnectionError),
+        (cut(10**6), None),
+        (Reply("late", delay=30), openai.APITimeoutError),
+        (half(), ValueError),
+        (raw(""), ValueError),
+        (ZeroDivisionError("scripted"), openai.InternalServerError),
+        (lambda body: 1 / 0, openai.InternalServerError),
+        (lambda body: pytest.fail("scripted"), openai.InternalServerError),
+        (call("f", bad={1, 2}), openai.InternalServerError),
+        (Reply(content=["scripted"], status=200, usage="bad"), openai.InternalServerError),  # type: ignore[arg-type]
+        (42, openai.InternalServerError),
+    ],
+)
+def test_faults_reach_the_client_and_the_server_lives_on(reply: Any, error: type[Exception] | None) -> None:
+    with ScriptedServer([reply, "well again"]) as server:
+        if error is None:
+            ask(server)
+        else:
+            with pytest.raises(error):
+                ask(server, timeout=0.5)
+        assert ask(server).choices[0].message.content == "well again"
+
+
+def test_odd_bodies_arrive() -> None:
+    huge = "x" * 20_000_000
+    with ScriptedServer(
+        [raw('{"choices": []}'), {"error": {"message": "in a 200"}}, say(huge), say(huge)]
+    ) as server:
+        assert ask(server).choices == []
+        assert ask(server).choices is None
+        assert ask(server).choices[0].message.content == huge
+        with client_of(server) as client:
+            chunks = list(client.chat.completions.create(model="m", messages=[USER], stream=True))
+        assert len(chunks) < 100
+        assert sum(len(c.choices[0].delta.content or "") for c in chunks) == len(huge)
+
+
+def test_a_stream_can_be_cut_in_the_middle() -> None:
+    with ScriptedServer([cut(400), cut(0)]) as server, client_of(server) as client:
+        got: list[Any] = []
+        with pytest.raises(Exception, match=r"(?i)incomplete|closed|connection|disconnected") as caught:
+            got.extend(client.chat.completions.create(model="m", messages=[USER], stream=True))
+        assert not isinstance(caught.value, AssertionError)
+        with pytest.raises(openai.APIConnectionError):
+            client.chat.completions.create(model="m", messages=[USER], stream=True)
+
+
+def test_a_script_that_has_ended_is_a_500_that_is_not_retried() -> None:
+    with ScriptedServer(["one"]) as server:
+        ask(server)
+        with pytest.raises(openai.InternalServerError, match="it has ended after 1 replies"):
+            ask(server, max_retries=5)
+        assert len(server.requests) == 2
+
+
+def test_a_function_or_an_endless_iterator_is_a_script() -> None:
+    with ScriptedServer(lambda body: f"echo {body['messages'][-1]['content']}") as server:
+        assert ask(server).choices[0].message.content == "echo q"
+    with ScriptedServer(itertools.cycle(["tick", "tock"])) as server:
+        assert [ask(server).choices[0].message.content for _ in range(3)] == ["tick", "tock", "tick"]
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body", "status"),
+    [
+        ("POST", "/v1/chat/completions", b"{half", 400),
+        ("POST", "/v1/chat/completions", b"[" * 100_000, 400),
+        ("POST", "/v1/chat/completions", b"\xff", 400),
+        ("POST", "/v1/chat/completions", b"[]", 400),
+        ("POST", "/v1/chat/completions", b"{}", 400),
+        ("POST", "/v1/chat/completions", b'{"model": "m"}', 400),
+        ("POST", "/v1/chat/completions", b'{"model": "m", "messages": []}', 400),
+        ("POST", "/v1/chat/completions", b'{"model": "m", "messages": [1]}', 400),
+        ("POST", "/v1/embeddings", b'{"model": "m", "input": [1.5]}', 400),
+        ("POST", "/v1/chat/completions?x=1", b'{"model": "m", "messages": [{"role": "user"}]}', 200),
+        ("POST", "/v1/responses", b"{}", 404),
+        ("GET", "/v1/nothing", b"", 404),
+        ("GET", "/v1/models", b"", 200),
+    ],
+)
+def test_what_a_client_gets_wrong(method: str, path: str, body: bytes, status: int) -> None:
+    with ScriptedServer(["ok"]) as server:
+        connection = http.client.HTTPConnection(server.base_url.split("/")[2], timeout=10)
+        connection.request(method, path, body)
+        response = connection.getresponse()
+        answer = json.loads(response.read())
+        assert response.status == status
+        assert status == 200 or answer["error"]["message"]
+        connection.request("GET", "/v1/models")  # the connection is still good
+        assert connection.getresponse().status == 200
+        connection.close()
+
+
+def test_many_threads_are_each_answered_once() -> None:
+    with ScriptedServer([say(str(i)) for i in range(64)]) as server, client_of(server) as client:
+
+        def one(_: int) -> Any:
+            return client.chat.completions.create(model="m", messages=[USER]).choices[0].message.content
+
+        with ThreadPoolExecutor(16) as pool:
+            assert sorted(map(int, filter(None, pool.map(one, range(64))))) == list(range(64))
+
+
+def test_closing_is_fast_and_clean_with_hung_and_idle_connections() -> None:
+    server = ScriptedServer([say("x"), *[Reply("late", delay=60)] * 4]).start()
+    idle = client_of(server)
+    idle.chat.completions.create(model="m", messages=[USER])
+    failures: list[Exception] = []
+
+    def hung() -> None:
+        try:
+            ask(server)
+        except openai.APIConnectionError as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=hung) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    while len(server.requests) < 5:
+        time.sleep(0.01)
+    url = server.base_url
+    start = time.perf_counter()
+    server.close()
+    assert time.perf_counter() - start < 0.2
+    for thread in threads:
+        thread.join(5)
+    assert len(failures) == 4
+    with pytest.raises(openai.APIConnectionError):
+        idle.chat.completions.create(model="m", messages=[USER])
+    idle.close()
+    server.close()
+    with pytest.raises(RuntimeError, match="not running"):
+        _ = server.base_url
+    assert url.startswith("http://127.0.0.1:")
+    assert url.endswith("/v1")
+
+
+TOOLS = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}]
+
+
+def test_the_reference_agent_runs_its_tools_and_shows_what_prepare_says() -> None:
+    script = [
+        calls(("add", {"a": 1, "b": 2}), ("add", {"a": "x"})),
+        calls(("gone", {}), ("add", "{bad")),
+        say("3"),
+    ]
+    given = [{"role": "user", "content": "add"}]
+    with ScriptedServer(script) as server, client_of(server) as client:
+        final = run_agent(
+            client, "m", given, TOOLS, {"add": lambda a, b: {"sum": a + b}},
+            prepare=lambda messages: [{"role": "system", "content": "brief"}, *messages],
+        )  # fmt: skip
+    assert given == [{"role": "user", "content": "add"}]
+    assert [m["role"] for m in final] == [
+        "user",
+        "assistant",
+        "tool",
+        "tool",
+        "assistant",
+        "tool",
+        "tool",
+        "assistant",
+    ]
+    assert json.loads(final[2]["content"]) == {"sum": 3}
+    assert [json.loads(final[i]["content"])["error"].split(":")[0] for i in (3, 5, 6)] == [
+        "TypeError", "KeyError", "JSONDecodeError"]  # fmt: skip
+    assert final[-1]["content"] == "3"
+    assert server.refused == []
+    assert server.requests[-1].body["messages"] == [{"role": "system", "content": "brief"}, *final[:-1]]
+    assert server.requests[0].body["tools"] == TOOLS
+    assert pairing_errors(final) == []
+
+
+def test_the_reference_agent_stops() -> None:
+    with ScriptedServer(lambda body: call("f")) as server, client_of(server) as client:
+        final = run_agent(client, "m", [USER], [], {"f": lambda: "text"}, max_steps=3)
+    assert [m.get("content") for m in final if m["role"] == "tool"] == ["text"] * 3
+    assert "tools" not in server.requests[0].body
+    no_choice = raw('{"choices": []}')
+    with ScriptedServer([no_choice]) as server, pytest.raises(ModelError, match="no choice"):
+        run_agent(client_of(server), "m", [USER], [], {})
