@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import difflib
+import os
 import tomllib
-from functools import lru_cache
-from pathlib import Path
+from collections.abc import Mapping
+from numbers import Integral, Real
+from pathlib import Path, PurePath
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
-from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, SettingsError
 
 from memory_bank.errors import ConfigError, UnknownStrategyError
 from memory_bank.shipped import shipped_file
 
 FIXED_QUERY = "how to proceed with the task"
+ENV_PREFIX = "MEMORY_BANK_"
 
 
 class _Settings(BaseModel):
@@ -25,6 +28,13 @@ class _Settings(BaseModel):
             super().__init__(**values)
         except ValidationError as e:
             raise ConfigError(_sentence(e, type(self).__name__)) from None
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _no_truth_for_a_number(cls, value: Any) -> Any:
+        if isinstance(value, bool):
+            raise ValueError("true and false are no values for this setting")
+        return value
 
 
 class NoStrategySettings(_Settings):
@@ -69,21 +79,31 @@ StrategySettings = Annotated[NoStrategySettings | MemoryBankSettings, Field(disc
 
 
 class Config(BaseSettings):
-    """A configuration: the strategies by key. Environment variables win over the file.
+    """A configuration: the strategies by key. Environment variables win over what is passed in.
 
-    ``MEMORY_BANK_MEMORY_STRATEGIES__memory_bank__TOP_K=5`` sets one value.
+    ``MEMORY_BANK_MEMORY_STRATEGIES__memory_bank__TOP_K=5`` sets one value. Raises ConfigError: an unknown
+    key, a wrong value, in the arguments or in the environment.
     """
 
     model_config = SettingsConfigDict(
         frozen=True,
         extra="forbid",
-        env_prefix="MEMORY_BANK_",
+        env_prefix=ENV_PREFIX,
         env_nested_delimiter="__",
+        env_ignore_empty=True,
     )
-    default_strategy: str = Field("memory_bank", description="the strategy when none is named")
+    default_strategy: str = Field("memory_bank", min_length=1, description="the strategy when none is named")
     memory_strategies: dict[str, StrategySettings] = Field(
         default_factory=lambda: {"memory_bank": MemoryBankSettings()}
     )
+
+    def __init__(self, **values: Any) -> None:
+        try:
+            super().__init__(**values)
+        except ValidationError as e:
+            raise ConfigError(_sentence(e, "Config")) from None
+        except SettingsError as e:
+            raise ConfigError(f"the environment ({ENV_PREFIX}…): {e}: its value is no JSON.") from None
 
     @classmethod
     def settings_customise_sources(
@@ -94,78 +114,166 @@ class Config(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Environment first, then what the file says."""
-        return env_settings, init_settings
+        """One source: what is passed in, with the environment laid over it."""
+        return (_Merged(settings_cls, init_settings, env_settings),)
 
     def strategy(self, key: str) -> NoStrategySettings | MemoryBankSettings:
         """The settings under a key. Raises UnknownStrategyError, which names the nearest known key."""
         found = self.memory_strategies.get(key)
         if found is None:
             near = difflib.get_close_matches(key, self.memory_strategies, n=1)
-            hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(sorted(self.memory_strategies))}."
+            known = ", ".join(sorted(self.memory_strategies)) or "none"
+            hint = f"did you mean {near[0]!r}?" if near else f"it has {known}."
             raise UnknownStrategyError(f"the configuration has no strategy {key!r}: {hint}")
         return found
+
+
+class _Merged(PydanticBaseSettingsSource):
+    """Settings passed in, and over them, value by value, those of the environment."""
+
+    def __init__(
+        self,
+        settings_cls: type[BaseSettings],
+        init: PydanticBaseSettingsSource,
+        env: PydanticBaseSettingsSource,
+    ) -> None:
+        super().__init__(settings_cls)
+        self._init = init
+        self._env = env
+
+    def get_field_value(self, field: Any, field_name: str) -> tuple[Any, str, bool]:
+        return None, field_name, False  # never asked: __call__ gives all at once
+
+    def __call__(self) -> dict[str, Any]:
+        values, env = dict(self._init()), self._env()
+        _check_environment()
+        if "default_strategy" in env:
+            values["default_strategy"] = env["default_strategy"]
+        given = env.get("memory_strategies")
+        if isinstance(given, Mapping):
+            below = values.get("memory_strategies", {"memory_bank": {"type": "memory_bank"}})
+            if isinstance(below, Mapping):
+                values["memory_strategies"] = _laid_over(below, given)
+        return values
+
+
+def _laid_over(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    """Strategies with single values replaced. The environment knows no case: its keys find their like."""
+    merged = {k: v.model_dump(exclude_unset=True) | {"type": v.type} if isinstance(v, _Settings) else v
+              for k, v in below.items()}  # fmt: skip
+    spelled = {k.lower(): k for k in merged}
+    for name, changes in above.items():
+        key = spelled.get(name.lower(), name)
+        old = merged.get(key)
+        if isinstance(old, Mapping) and isinstance(changes, Mapping):
+            merged[key] = {**old, **changes}
+        else:
+            merged[key] = changes
+    return merged
+
+
+def _check_environment() -> None:
+    """Refuse a variable that looks like a setting and is none: pydantic-settings passes over those."""
+    for variable in os.environ:
+        if not variable.upper().startswith(ENV_PREFIX):
+            continue
+        name = variable[len(ENV_PREFIX) :].lower().split("__")[0]
+        if name not in Config.model_fields:
+            raise ConfigError(
+                f"the environment variable {variable} names no setting: "
+                + _hint(name, Config.model_fields, "unset it.", ENV_PREFIX, str.upper)
+            )
 
 
 def load_config(path: str | Path | None = None) -> Config:
     """Read a configuration file; without a path, the shipped ``config.toml``.
 
-    Raises ConfigError: a missing file, no TOML, an unknown key, a wrong value.
+    Raises ConfigError: a missing file, no TOML, an unknown key, a wrong value; UnknownStrategyError when its
+    ``default_strategy`` is none of its strategies.
     """
     file = Path(path) if path is not None else shipped_file("config.toml")
     try:
         with open(file, "rb") as f:
             values = tomllib.load(f)
     except OSError as e:
-        raise ConfigError(f"the configuration {file} cannot be read: {e.strerror or e}.") from e
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as e:
-        raise ConfigError(f"the configuration {file} is no TOML: {e}.") from e
+        raise ConfigError(
+            f"the configuration {file} cannot be read ({e.strerror or e}): give the path of a TOML file."
+        ) from e
+    except (ValueError, RecursionError) as e:  # TOMLDecodeError and UnicodeDecodeError are ValueErrors
+        raise ConfigError(f"the configuration {file} is no TOML: {e}; correct it there.") from e
     try:
         config = Config(**values)
-    except ValidationError as e:
-        raise ConfigError(_sentence(e, str(file))) from None
+        if "default_strategy" in config.model_fields_set:
+            config.strategy(config.default_strategy)
+    except UnknownStrategyError as e:
+        raise UnknownStrategyError(f"{file}: default_strategy: {e}") from None
     except ConfigError as e:
-        raise ConfigError(f"{file}: {e}") from None
-    if "default_strategy" in config.model_fields_set:
-        config.strategy(config.default_strategy)
+        raise ConfigError(f"{file}: {str(e).removeprefix('Config: ')}") from None
     return config
 
 
-@lru_cache(maxsize=64)
-def _cached(values: tuple[tuple[str, Any], ...]) -> MemoryBankSettings:
-    return MemoryBankSettings(**dict(values))
-
-
 def as_settings(settings: Any) -> MemoryBankSettings:
-    """MemoryBankSettings of themselves, of None (defaults), or of any object with those attributes.
+    """MemoryBankSettings of themselves, of None (defaults), of a dict, or of any object with those attributes.
 
-    Of a foreign object only plain values count, so that a namespace, a dataclass or a test double serves.
-    Raises ConfigError for values that are wrong.
+    A dict is read as keywords: unknown keys are refused. Of a foreign object only plain values (text, numbers,
+    paths) count, so that a namespace, a dataclass or a test double serves. Raises ConfigError for values that
+    are wrong.
     """
     if isinstance(settings, MemoryBankSettings):
         return settings
     if settings is None:
-        return _cached(())
-    values = []
+        return MemoryBankSettings()
+    if isinstance(settings, _Settings):
+        raise ConfigError(
+            f"{type(settings).__name__} are not settings of a memory bank: pass MemoryBankSettings."
+        )
+    if isinstance(settings, Mapping):
+        return MemoryBankSettings(**{str(k): _as_plain(v, v) for k, v in settings.items() if v is not None})
+    values = {}
     for name in MemoryBankSettings.model_fields:
-        if name == "type":
-            continue
-        value = settings.get(name) if isinstance(settings, dict) else getattr(settings, name, None)
-        if isinstance(value, (str, int, float)):
-            values.append((name, value))
-    return _cached(tuple(values))
+        value = _as_plain(getattr(settings, name, None), None)
+        if value is not None and name != "type":
+            values[name] = value
+    return MemoryBankSettings(**values)
+
+
+def _as_plain(value: Any, otherwise: Any) -> Any:
+    """Text and numbers as they are, those of numpy and pathlib as Python's own; anything else: ``otherwise``."""
+    if isinstance(value, (str, bool)):
+        return value
+    if isinstance(value, Integral):
+        return int(value)
+    if isinstance(value, Real):
+        return float(value)
+    return str(value) if isinstance(value, PurePath) else otherwise
+
+
+def _hint(name: str, known: Any, otherwise: str, before: str = "", spell: Any = str) -> str:
+    near = difflib.get_close_matches(name, list(known), n=1)
+    return f"did you mean {before}{spell(near[0])}?" if near else otherwise
 
 
 def _sentence(error: ValidationError, where: str) -> str:
     """The first thing that is wrong, as one sentence; of the value only its type."""
     first = error.errors(include_url=False, include_input=False)[0]
-    place = ".".join(str(p) for p in first["loc"] if p not in ("no_strategy", "memory_bank") or len(first["loc"]) == 1)
-    place = place or "the settings"
+    loc = [str(p) for p in first["loc"]]
+    if loc[0] == "memory_strategies" and len(loc) > 2:
+        del loc[2]  # the type of the strategy, which pydantic puts between
     if first["type"] == "extra_forbidden":
-        key = str(first["loc"][-1])
-        near = difflib.get_close_matches(key, [*MemoryBankSettings.model_fields, *Config.model_fields], n=1)
-        hint = f"did you mean {near[0]}?" if near else "remove it."
-        return f"{where}: unknown setting {key!r}: {hint}"
+        return f"{where}: unknown setting {'.'.join(loc)!r}: {_about_unknown(loc, where)}"
+    place = ".".join(loc) or "the settings"
     if first["type"].startswith("union_tag"):
-        return f"{where}: {place}: give it a known  type = \"…\"  ({first['msg']})."
-    return f"{where}: {place}: {first['msg'][0].lower()}{first['msg'][1:]}."
+        return f'{where}: {place}: its type must be "memory_bank" or "no_strategy".'
+    message = first["msg"].removeprefix("Value error, ")
+    return f"{where}: {place}: {message[0].lower()}{message[1:]}."
+
+
+def _about_unknown(loc: list[str], where: str) -> str:
+    settings, name = MemoryBankSettings.model_fields, loc[-1]
+    if loc[0] == "memory_strategies":
+        return _hint(name, settings, "remove it.")
+    if where == "Config":
+        if name in settings:
+            return "it belongs to a strategy, under [memory_strategies.<key>]."
+        return _hint(name, Config.model_fields, "remove it.")
+    return _hint(name, settings, "remove it.")

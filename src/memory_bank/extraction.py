@@ -57,7 +57,7 @@ def _of_value(value: Any) -> str:
     errors: dict[str, None] = {}
     named: dict[str, None] = {}
     rest: dict[str, None] = {}
-    for i, (key, leaf) in enumerate(_leaves(value)):
+    for i, (key, leaf, depth) in enumerate(_leaves(value)):
         if i >= _SCAN_LEAVES:
             break
         shown = cut_at_edge(" ".join(str(leaf)[:400].split()), 160)
@@ -65,7 +65,7 @@ def _of_value(value: Any) -> str:
         low = key.lower()
         if "error" in low or (isinstance(leaf, str) and len(leaf) < 2_000 and _ERROR.search(leaf)):
             errors[item] = None
-        elif low.endswith(("id", "uuid", "key", "code", "number", "sku")) or low.endswith(_NAME_KEYS):
+        elif depth <= 1 and len(shown) <= 100 or low.endswith(("id", "uuid", "key", "code", "number", "sku", *_NAME_KEYS)):
             named[item] = None
         elif isinstance(leaf, str) and len(leaf) > 200:
             rest.update(dict.fromkeys(_identifiers(leaf, 12)))
@@ -92,16 +92,21 @@ def _count(value: Any) -> str:
     return f"{len(value)} items" if isinstance(value, list) else f"{len(value)} fields"
 
 
-def _leaves(value: Any) -> Iterator[tuple[str, Any]]:
-    stack: list[tuple[str, Any]] = [("", value)]
-    while stack:
-        key, node = stack.pop()
-        if isinstance(node, dict):
-            stack.extend((str(k), v) for k, v in reversed(node.items()))
-        elif isinstance(node, list):
-            stack.extend((key, v) for v in reversed(node))
-        elif node is not None and node != "":
-            yield key, node
+def _leaves(value: Any) -> Iterator[tuple[str, Any, int]]:
+    """Scalars with key and depth, the shallow ones first: what is said once counts more than row 400."""
+    level: list[tuple[str, Any]] = [("", value)]
+    depth = 0
+    while level:
+        deeper: list[tuple[str, Any]] = []
+        for key, node in level:
+            if isinstance(node, dict):
+                deeper.extend((str(k), v) for k, v in node.items())
+            elif isinstance(node, list):
+                deeper.extend((key, v) for v in node)
+            elif node is not None and node != "":
+                yield key, node, depth
+        level = deeper
+        depth += 1
 
 
 def _of_text(text: str) -> str:

@@ -60,6 +60,9 @@ class InsightStorePort(Protocol):
     def get_insight(self, trace_id: str) -> Insight | None:
         """The summary with its source and its mark, or None."""
 
+    def get_insights(self, trace_ids: Sequence[str]) -> dict[str, Insight]:
+        """The insights found, by trace_id, in the order asked for; missing ids are left out."""
+
     def trace_ids(self) -> list[str]:
         """All ids that have an insight, oldest first."""
 

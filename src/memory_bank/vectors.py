@@ -1,61 +1,90 @@
-"""Texts to unit vectors: whatever an embedder returns is checked here, once."""
+"""Texts to unit vectors, by any embedder: whatever it returns is checked here, once, and put in order."""
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from memory_bank.errors import EmbeddingError, MemoryBankError
-from memory_bank.ports import Embedder
 
 Array = np.ndarray[Any, Any]
 _TIE = 1e-6  # scores closer than this are equal
 
 
 def embedder_name(model: Any) -> str:
-    """What a bank writes down of an embedder: its ``name``, its model's name or folder, or its class."""
-    for attribute in ("name", "model_name_or_path"):
+    """The name the bank writes down for an embedder of any make.
+
+    Its ``name`` where the class (or the object itself) defines it as a string, else a ``model_name_or_path``
+    (FlagEmbedding), else the name of its class.
+    """
+    own = inspect.getattr_static(model, "name", None) is not None
+    for attribute in ("name", "model_name_or_path") if own else ("model_name_or_path",):
         value = getattr(model, attribute, None)
         if isinstance(value, str) and value:
             return value
     return type(model).__qualname__
 
 
-def encode_documents(model: Embedder, texts: list[str]) -> Array:
-    """Unit vectors, float32 of shape (n, d); a zero vector stays zero. Raises EmbeddingError."""
-    return _checked(model, model.encode, texts)
+def encode_documents(model: Any, texts: Sequence[str]) -> npt.NDArray[np.float32]:
+    """The texts to be found, as float32 of shape (n, d), rows of length 1 (a zero row stays zero).
+
+    For no texts the model is not asked: shape (0, d), or (0, 0) where d is not known. Raises EmbeddingError
+    when the model fails or returns anything but n rows of d finite numbers.
+    """
+    return _encoded(model, model.encode, texts)
 
 
-def encode_queries(model: Embedder, texts: list[str]) -> Array:
-    """As ``encode_documents``, through ``encode_queries`` where the embedder's class defines it."""
-    own = callable(getattr(type(model), "encode_queries", None))
-    return _checked(model, model.encode_queries if own else model.encode, texts)  # type: ignore[attr-defined]
+def encode_queries(model: Any, texts: Sequence[str]) -> npt.NDArray[np.float32]:
+    """As ``encode_documents``, for queries: by ``encode_queries`` where the model's class has it."""
+    if callable(getattr(type(model), "encode_queries", None)):
+        return _encoded(model, model.encode_queries, texts)
+    return _encoded(model, model.encode, texts)
 
 
-def _checked(model: Any, encode: Any, texts: list[str]) -> Array:
-    name = embedder_name(model)
+def _encoded(model: Any, encode: Callable[[list[str]], Any], texts: Sequence[str]) -> npt.NDArray[np.float32]:
+    texts = list(texts)
+    if not texts:
+        dimension = getattr(model, "dimension", None)
+        return np.zeros((0, dimension if isinstance(dimension, int) else 0), dtype=np.float32)
     try:
         answer = encode(texts)
     except MemoryBankError:
         raise
-    except Exception as e:
-        raise EmbeddingError(f"the embedder {name} failed with {type(e).__name__}: {e}") from e
+    except Exception as exc:
+        raise EmbeddingError(
+            f"the embedder {embedder_name(model)!r} failed on {len(texts)} texts ({type(exc).__name__}): "
+            "see the cause, or use another embedding model"
+        ) from exc
+    return _unit_rows(answer, len(texts), embedder_name(model))
+
+
+def _unit_rows(answer: Any, n: int, name: str) -> npt.NDArray[np.float32]:
     try:
-        vectors = np.asarray(answer, dtype=np.float32)
-    except (TypeError, ValueError):
-        raise EmbeddingError(
-            f"the embedder {name} returned a {type(answer).__name__}, not an array of numbers."
-        ) from None
-    if vectors.ndim != 2 or vectors.shape[0] != len(texts) or vectors.shape[1] == 0:
-        raise EmbeddingError(
-            f"the embedder {name} returned shape {vectors.shape} for {len(texts)} texts: (n, d) is expected."
-        )
-    if not np.isfinite(vectors).all():
-        raise EmbeddingError(f"the embedder {name} returned numbers that are not finite.")
-    norms = np.linalg.norm(vectors, axis=1, keepdims=True)
-    unit: Array = vectors / np.where(norms > 0, norms, 1)
-    return unit
+        rows = np.asarray(answer, dtype=np.float64)
+    except Exception as exc:
+        raise _nonsense(name, n, f"a {type(answer).__name__} that is no array of numbers") from exc
+    if rows.ndim != 2 or rows.shape[0] != n or rows.shape[1] == 0:
+        raise _nonsense(name, n, f"an array of shape {rows.shape}")
+    if not np.isfinite(rows).all():
+        bad = int((~np.isfinite(rows)).any(axis=1).sum())
+        raise _nonsense(name, n, f"{bad} rows with numbers that are not finite")
+    # By the largest number first, so that squaring neither overflows nor vanishes.
+    largest = np.abs(rows).max(axis=1, keepdims=True)
+    rows = np.divide(rows, largest, out=np.zeros_like(rows), where=largest > 0)
+    norms = np.linalg.norm(rows, axis=1, keepdims=True)
+    unit = np.divide(rows, norms, out=np.zeros_like(rows), where=norms > 0)
+    return np.ascontiguousarray(unit, dtype=np.float32)
+
+
+def _nonsense(name: str, n: int, what: str) -> EmbeddingError:
+    return EmbeddingError(
+        f"the embedder {name!r} returned {what} for {n} texts: its encode must take a list of strings and "
+        "return an (n, d) array of finite numbers"
+    )
 
 
 def order_by_score(scores: Array, rows: Array) -> tuple[Array, Array]:

@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 
 from memory_bank.clients import embedding
-from memory_bank.clients.embedding import embedder_name, encode_documents, encode_queries, load_embedder
+from memory_bank.clients.embedding import load_embedder
 from memory_bank.clients.lexical import LexicalEmbedder
 from memory_bank.clients.openai_embeddings import OpenAIEmbedder
 from memory_bank.errors import EmbedderLoadError, EmbeddingError, MissingExtraError
 from memory_bank.ports import Embedder, NamedEmbedder
+from memory_bank.vectors import embedder_name, encode_documents, encode_queries
 
 
 class Returns:

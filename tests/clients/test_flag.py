@@ -70,7 +70,7 @@ def test_the_vectors_are_those_of_flag_embedding(minilm: FlagEmbedder, stock: An
     for texts in (
         TEXTS[:1],
         TEXTS,
-        [f"{text} {i}" * i for i in range(1, 20) for text in TEXTS],
+        [f"{text} {i}" * i for i in range(1, 8) for text in TEXTS],
         ["", "x" * 9000],
     ):
         np.testing.assert_allclose(minilm.encode(texts), stock.encode(texts), rtol=0, atol=1e-6)
@@ -85,16 +85,19 @@ def test_one_forward_pass_where_flag_embedding_takes_two(minilm: FlagEmbedder, s
 def test_another_flag_embedding_is_taken_as_it_is(
     minilm_folder: Path, stock: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A release whose pooling takes other arguments: the short way fails its check, the long way serves."""
+    """A release that gives other vectors: the short way fails its check, the long way serves."""
     from FlagEmbedding import FlagModel
 
-    def encode_single_device(self: Any, sentences: Any, batch_size: int = 256, **kwargs: Any) -> Any:
-        return -stock.encode(sentences, batch_size=batch_size)
+    original = FlagModel.encode_single_device
+
+    def encode_single_device(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return -original(self, *args, **kwargs)
 
     monkeypatch.setattr(FlagModel, "encode_single_device", encode_single_device)
     other = FlagEmbedder(str(minilm_folder))
-    monkeypatch.undo()
     assert other._model.one_pass is False
+    np.testing.assert_allclose(other.encode(TEXTS), stock.encode(TEXTS), atol=1e-6)  # both changed
+    assert passes(other._model.model, lambda: other.encode(TEXTS)) == 2
 
 
 def test_pooling_and_instruction_of_the_folder(minilm: FlagEmbedder, minilm_folder: Path) -> None:
@@ -141,6 +144,7 @@ def test_the_instruction_is_told_by_name_or_configuration(
     (folder / "config.json").write_text(json.dumps({"_name_or_path": origin, "model_type": "bert"}))
     (folder / "config_sentence_transformers.json").write_text(json.dumps({"prompts": prompts}))
     (folder / "model.safetensors").write_bytes(b"weights")
+    (folder / "tokenizer.json").write_text("{}")
     found = flag._find(str(folder))
     assert found.query_instruction == instruction
     assert found.pooling == "cls"
@@ -159,7 +163,7 @@ def test_pooling_is_read(copy: Path, pooling: dict[str, Any], expected: str) -> 
     (copy / "1_Pooling" / "config.json").write_text(json.dumps(pooling))
     assert flag._find(str(copy)).pooling == expected
     if expected == "lasttoken":
-        with pytest.raises(EmbedderLoadError, match="NotImplementedError"):
+        with pytest.raises(EmbedderLoadError, match="no pooling 'lasttoken'"):
             FlagEmbedder(str(copy))
 
 
@@ -190,7 +194,7 @@ def run(cache: Path, spec: str) -> subprocess.CompletedProcess[str]:
     }
     environment |= {"HF_HOME": str(cache), "PYTHONPATH": os.pathsep.join(sys.path)}
     return subprocess.run(
-        [sys.executable, "-c", PROGRAM, spec], env=environment, capture_output=True, text=True, timeout=120
+        [sys.executable, "-c", PROGRAM, spec], env=environment, capture_output=True, text=True, timeout=300
     )
 
 

@@ -93,6 +93,8 @@ class FlagEmbedder:
         self._batch_size = max(1, batch_size)
         self._lock = threading.Lock()
         try:
+            if pooling not in ("cls", "mean"):
+                raise ValueError(f"FlagModel has no pooling {pooling!r}, only cls and mean")
             self._model = _load(found.source, pooling, self.query_instruction, device)
             self.dimension = int(self._model.model.config.hidden_size)
             self._max_tokens = min(MAX_TOKENS, int(self._model.tokenizer.model_max_length))
@@ -167,14 +169,9 @@ def _load(source: str, pooling: str, instruction: str, device: str | None) -> An
             self.one_pass = self.one_pass and agreed
 
     devices = [device] if device else list(FlagModel.get_target_devices(None))[:1]
+    options = {"query_instruction_for_retrieval": instruction or None, "use_fp16": devices[0] != "cpu"}
     with _quiet():
-        return OnePassFlagModel(
-            source,
-            pooling_method=pooling,
-            query_instruction_for_retrieval=instruction or None,
-            use_fp16=devices[0] != "cpu",
-            devices=devices,
-        )
+        return OnePassFlagModel(source, pooling_method=pooling, devices=devices, **options)
 
 
 @contextlib.contextmanager
@@ -245,7 +242,7 @@ def _on_hub(name: str) -> _Found:
 
 
 def _complete(folder: Path) -> bool:
-    """Whether a cached snapshot has a tokenizer and all of its weights."""
+    """Whether a folder has a tokenizer and all the weights."""
     shards = {name for index in folder.glob("*.index.json") for name in _json(index)["weight_map"].values()}
     weights = any(any(folder.glob(pattern)) for pattern in _WEIGHTS)
     tokenizer = any((folder / name).exists() for name in _TOKENIZERS)
@@ -272,9 +269,9 @@ def _found_in(folder: Path, source: str, hub_name: str | None) -> _Found:
 
 def _content_hash(folder: Path) -> str:
     """Twelve hex digits of what decides the vectors: weights, configuration, tokenizer."""
-    weights = next((files for p in _WEIGHTS if (files := sorted(folder.glob(p)))), [])
-    if not weights:
-        raise FileNotFoundError("no *.safetensors and no pytorch_model*.bin in it")
+    if not _complete(folder):  # without a tokenizer, transformers would make up an empty one
+        raise FileNotFoundError("weights or tokenizer are missing")
+    weights = next(files for pattern in _WEIGHTS if (files := sorted(folder.glob(pattern))))
     digest = hashlib.sha256()
     for file in [*weights, *(folder / name for name in _HASHED)]:
         if file.is_file():

@@ -85,7 +85,8 @@ class Conversation:
         self._occurrences: Counter[bytes] = Counter()
         self._kept: list[int] = []
         self._acknowledged = 0
-        self._task: str | None = None
+        self._task: str | None = None  # once it stands in a closed segment
+        self._task_sought = 0
 
     def update(self, messages: Any) -> View:
         """Take in the present list of messages. Raises MessagesError when it is no list."""
@@ -148,9 +149,11 @@ class Conversation:
         if not entries:
             kept = list(range(len(messages)))
         if self._task is None:
-            self._task = task_text([*self._parser.closed, *pending]) or None
+            self._task = task_text(self._parser.closed[self._task_sought :])
+            self._task_sought = len(self._parser.closed)
+        task = self._task if self._task is not None else task_text(pending)
         # A prefix view of a list that only grows is safe to share: it is cut, never changed, on a rewind.
-        return View(messages, entries, kept, tail_start, self._task or "", self._tokens_before)
+        return View(messages, entries, kept, tail_start, task or "", self._tokens_before)
 
     def _rewind(self, position: int) -> int:
         """Forget what was read from ``position`` on and from the last interaction that may reach there."""
@@ -176,6 +179,7 @@ class Conversation:
         self._kept = self._kept[: bisect_left(self._kept, start)]
         self._acknowledged = min(self._acknowledged, keep)
         self._task = None
+        self._task_sought = 0
         return start
 
     def _first_pending(self, position: int) -> int:

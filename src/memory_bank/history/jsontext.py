@@ -100,7 +100,7 @@ def flat_text(value: Any) -> str:
                 if i:
                     stack.append(_Literal(","))
                 stack.append(v)
-                stack.append(_Literal(json.dumps(str(k)) + ":"))
+                stack.append(_Literal(json.dumps(str(k), ensure_ascii=False) + ":"))
             stack.append(_Literal("{"))
         elif isinstance(node, (list, tuple)):
             stack.append(_Literal("]"))
@@ -110,12 +110,13 @@ def flat_text(value: Any) -> str:
                 stack.append(v)
             stack.append(_Literal("["))
         else:
-            out.append(json.dumps(node if isinstance(node, (str, int, float, bool, type(None))) else str(node)))
+            scalar = node if isinstance(node, (str, int, float, bool, type(None))) else str(node)
+            out.append(json.dumps(scalar, ensure_ascii=False))
     return "".join(out)
 
 
 def dump_value(value: Any, what: str = "the value") -> str:
-    """ASCII JSON text that ``json.loads`` reads back as an equal value (NaN included).
+    """JSON text that ``json.loads`` reads back as an equal value, NaN and lone surrogates included.
 
     Raises RecordError for what JSON cannot hold (sets, bytes, keys that are not text, …).
     """
@@ -134,7 +135,7 @@ def dump_value(value: Any, what: str = "the value") -> str:
                 "(dict, list, str, int, float, bool, None)."
             )
     try:
-        return json.dumps(value)
+        return json.dumps(value, ensure_ascii=False)  # escaped, two lone surrogates would become one letter
     except (RecursionError, ValueError):
         return flat_text(value)
 

@@ -272,9 +272,9 @@ class _Open:
         return Interaction(self.start, tuple(self.messages), tuple(pairs), "; ".join(faults))
 
 
-def task_text(segments: Iterable[Segment]) -> str:
-    """What the user asked for: the text of the first user message, ``""`` without one."""
+def task_text(segments: Iterable[Segment]) -> str | None:
+    """What the user asked for: the text of the first user message, None without one."""
     for segment in segments:
         if isinstance(segment, Utterance) and segment.kind is Kind.USER:
             return content_text(read(segment.message, "content"))
-    return ""
+    return None

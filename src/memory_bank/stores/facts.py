@@ -2,21 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import sqlalchemy as sa
+from sqlalchemy.exc import IntegrityError
 
-from memory_bank.errors import RecordConflictError
 from memory_bank.records import InteractionRecord
 from memory_bank.stores.database import Database
-from memory_bank.stores.payload import from_row, same_fact, to_row
+from memory_bank.stores.payload import Row, check_same, from_row, is_trace_id, to_rows
 from memory_bank.stores.schema import records, sessions
 
 _AT_ONCE = 500  # ids in one query
 
+# Statements are built once: building one costs more than running it.
+_t = records.c
+_mine = _t.session_id == sa.bindparam("session")
+_BY_IDS = sa.select(*_t).where(_mine, _t.trace_id.in_(sa.bindparam("ids", expanding=True)))
+_INSERT = sa.insert(records)
+_STEPS = sa.select(_t.trace_id, _t.step_id).where(_mine).order_by(_t.seq)
+_SIZE = sa.select(sa.func.count()).select_from(records).where(_mine)
+_CLEAR = sa.delete(records).where(_mine)
+NEXT_GENERATION = (
+    sa.update(sessions)
+    .where(sessions.c.session_id == sa.bindparam("session"))
+    .values(generation=sessions.c.generation + 1)
+)
+
 
 class FactStore:
-    """Raw records of one session in a database; ``FactStore()`` alone keeps them in memory."""
+    """Raw records of one session in a database; ``FactStore()`` alone keeps them in memory.
+
+    Every call that touches the database may raise StorageError. Raises ConfigError for a session_id that no
+    database takes.
+    """
 
     def __init__(self, database: Database | None = None, session_id: str = "default") -> None:
         self.database = database or Database()
@@ -31,23 +50,25 @@ class FactStore:
         self.store_many([record])
 
     def store_many(self, batch: Sequence[InteractionRecord]) -> None:
-        """Store records in one transaction: all or none."""
-        if not batch:
+        """Store records in one transaction: all or none. Raises as ``store``."""
+        rows = to_rows(batch, self.session_id)
+        if not rows or self._insert(rows):
             return
-        rows = {r.trace_id: to_row(r, self.session_id) for r in reversed(batch)}
-        rows = dict(reversed(rows.items()))
-        with self.database.write() as c:
-            for start in range(0, len(rows), _AT_ONCE):
-                ids = list(rows)[start : start + _AT_ONCE]
-                for old in c.execute(self._select().where(records.c.trace_id.in_(ids))).mappings():
-                    if not same_fact(rows[old["trace_id"]], old):
-                        raise RecordConflictError(
-                            f"another record has the trace_id {old['trace_id']}: facts are never overwritten, "
-                            "store yours under a new trace_id."
-                        )
-                    del rows[old["trace_id"]]
+        with self.database.write() as c:  # some are there already
+            for old in self._found(c, list(rows)):
+                check_same(rows.pop(old["trace_id"]), old)
             if rows:
-                c.execute(sa.insert(records), list(rows.values()))
+                c.execute(_INSERT, list(rows.values()))
+
+    def _insert(self, rows: dict[str, Row]) -> bool:
+        """Insert rows that are hoped to be new; False, and nothing changed, when one is not."""
+        with self.database.write() as c:
+            try:
+                c.execute(_INSERT, list(rows.values()))
+            except IntegrityError:
+                c.rollback()
+                return False
+            return True
 
     def get(self, trace_id: str) -> InteractionRecord | None:
         """The record, or None."""
@@ -56,41 +77,30 @@ class FactStore:
 
     def get_many(self, trace_ids: Sequence[str]) -> list[InteractionRecord]:
         """The records found, in the order asked for; missing ids are skipped."""
-        wanted = list(dict.fromkeys(trace_ids))
-        found: dict[str, InteractionRecord] = {}
+        wanted = [t for t in dict.fromkeys(trace_ids) if is_trace_id(t)]
+        if not wanted:
+            return []
         with self.database.read() as c:
-            for start in range(0, len(wanted), _AT_ONCE):
-                query = self._select().where(records.c.trace_id.in_(wanted[start : start + _AT_ONCE]))
-                found.update((row["trace_id"], from_row(row)) for row in c.execute(query).mappings())
-        return [found[t] for t in trace_ids if t in found]
+            found = {row["trace_id"]: row for row in self._found(c, wanted)}
+        return [from_row(found[t]) for t in trace_ids if t in found]
+
+    def _found(self, c: sa.Connection, ids: list[str]) -> Iterator[Any]:
+        for start in range(0, len(ids), _AT_ONCE):
+            asked = {"session": self.session_id, "ids": ids[start : start + _AT_ONCE]}
+            yield from c.execute(_BY_IDS, asked).mappings().all()
 
     def steps(self) -> dict[str, int]:
         """The step_id of every record by trace_id, oldest first."""
-        query = (
-            sa.select(records.c.trace_id, records.c.step_id)
-            .where(records.c.session_id == self.session_id)
-            .order_by(records.c.seq)
-        )
         with self.database.read() as c:
-            return {trace_id: step for trace_id, step in c.execute(query)}
+            return {trace_id: step for trace_id, step in c.execute(_STEPS, {"session": self.session_id})}
 
     def clear(self) -> None:
         """Remove every record of the session."""
         with self.database.write() as c:
-            c.execute(sa.delete(records).where(records.c.session_id == self.session_id))
-            c.execute(
-                sa.update(sessions)
-                .where(sessions.c.session_id == self.session_id)
-                .values(generation=sessions.c.generation + 1)
-            )
+            c.execute(_CLEAR, {"session": self.session_id})
+            c.execute(NEXT_GENERATION, {"session": self.session_id})
 
     def size(self) -> int:
         """How many records there are."""
-        query = (
-            sa.select(sa.func.count()).select_from(records).where(records.c.session_id == self.session_id)
-        )
         with self.database.read() as c:
-            return c.execute(query).scalar() or 0
-
-    def _select(self) -> sa.Select[tuple[object, ...]]:
-        return sa.select(*records.c).where(records.c.session_id == self.session_id)
+            return c.execute(_SIZE, {"session": self.session_id}).scalar() or 0

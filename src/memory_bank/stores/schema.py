@@ -32,6 +32,7 @@ metadata = sa.MetaData(
     }
 )
 
+# Numbers are never given twice (AUTOINCREMENT): a row that replaces the newest one must look new to others.
 _Serial = sa.BigInteger().with_variant(sa.Integer, "sqlite")
 
 bank = sa.Table(  # facts about the bank as a whole, such as its embedder
@@ -66,6 +67,7 @@ records = sa.Table(
     sa.Column("timestamp", sa.Float, nullable=False),
     sa.UniqueConstraint("trace_id", "session_id"),
     sa.Index("ix_records_session_id_seq", "session_id", "seq"),
+    sqlite_autoincrement=True,
 )
 
 insights = sa.Table(
@@ -80,4 +82,5 @@ insights = sa.Table(
     sa.Column("redo", ExactText),  # why the insight is to be made again
     sa.UniqueConstraint("trace_id", "session_id"),
     sa.Index("ix_insights_session_id_seq", "session_id", "seq"),
+    sqlite_autoincrement=True,
 )

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from memory_bank.clients.embedding import embedder_name, encode_documents, encode_queries
+from memory_bank.vectors import embedder_name, encode_documents, encode_queries
 
 TEXTS = [
     "get_order_details: order ORD-48213 of user mia_li_3668 is pending, total 129.90",

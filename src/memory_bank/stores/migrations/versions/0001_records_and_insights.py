@@ -41,6 +41,7 @@ def upgrade() -> None:
         sa.Column("timestamp", sa.Float, nullable=False),
         sa.PrimaryKeyConstraint("seq", name="pk_records"),
         sa.UniqueConstraint("trace_id", "session_id", name="uq_records_trace_id_session_id"),
+        sqlite_autoincrement=True,
     )
     op.create_index("ix_records_session_id_seq", "records", ["session_id", "seq"])
     op.create_table(
@@ -54,6 +55,7 @@ def upgrade() -> None:
         sa.Column("redo", sa.LargeBinary),
         sa.PrimaryKeyConstraint("seq", name="pk_insights"),
         sa.UniqueConstraint("trace_id", "session_id", name="uq_insights_trace_id_session_id"),
+        sqlite_autoincrement=True,
     )
     op.create_index("ix_insights_session_id_seq", "insights", ["session_id", "seq"])
 

@@ -1,0 +1,48 @@
+"""What all tests share: no network beyond loopback, no slow-machine failures, no environment of the user."""
+
+import ipaddress
+import logging
+import os
+import socket
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+settings.register_profile("default", deadline=None, suppress_health_check=list(HealthCheck), print_blob=True)
+settings.register_profile("ci", parent=settings.get_profile("default"), derandomize=True)
+settings.load_profile("ci" if os.environ.get("CI") else "default")
+
+_connect = socket.socket.connect
+
+
+def _is_loopback(address: object) -> bool:
+    if not isinstance(address, tuple):
+        return True  # a Unix socket
+    host = str(address[0])
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _guarded(self: socket.socket, address: object) -> None:
+    if not _is_loopback(address):
+        raise ConnectionRefusedError(f"the tests refuse connections beyond loopback: {address}")
+    _connect(self, address)  # type: ignore[arg-type]
+
+
+socket.socket.connect = _guarded  # type: ignore[method-assign,assignment]
+
+
+@pytest.fixture(autouse=True)
+def _no_user_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("OPENAI_API_KEY", "OPENAI_BASE_URL", "HF_TOKEN"):
+        monkeypatch.delenv(name, raising=False)
+    for name in list(os.environ):
+        if name.startswith("MEMORY_BANK_"):
+            monkeypatch.delenv(name)
+
+
+@pytest.fixture(autouse=True)
+def _log_levels() -> None:
+    logging.getLogger("memory_bank").setLevel(logging.NOTSET)
