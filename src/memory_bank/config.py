@@ -21,20 +21,14 @@ ENV_PREFIX = "MEMORY_BANK_"
 
 
 class _Settings(BaseModel):
+    type: str
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     def __init__(self, **values: Any) -> None:
         try:
             super().__init__(**values)
         except ValidationError as e:
-            raise ConfigError(_sentence(e, type(self).__name__)) from None
-
-    @field_validator("*", mode="before")
-    @classmethod
-    def _no_truth_for_a_number(cls, value: Any) -> Any:
-        if isinstance(value, bool):
-            raise ValueError("true and false are no values for this setting")
-        return value
+            raise ConfigError(_sentence(e, type(self))) from None
 
 
 class NoStrategySettings(_Settings):
@@ -48,31 +42,51 @@ class MemoryBankSettings(_Settings):
 
     type: Literal["memory_bank"] = "memory_bank"
     observer_model: str = Field(
-        "gpt-4-1-mini", min_length=1, description="model that summarises each call; 'extractive' needs none"
+        default="gpt-4-1-mini",
+        min_length=1,
+        description="model that summarises each call; 'extractive' needs none",
     )
     embedding_model: str = Field(
-        "BAAI/bge-small-en-v1.5",
+        default="BAAI/bge-small-en-v1.5",
         min_length=1,
         description="FlagEmbedding model or local folder; 'openai:NAME'; 'lexical' needs no weights",
     )
-    top_k: int = Field(3, ge=0, description="how many past records are brought back")
-    max_chars_per_record: int = Field(2000, ge=0, description="raw data of a record is shortened to this")
-    retrieval_query: Literal["fixed", "task", "adaptive"] = Field(
-        "fixed", description="what is searched for: a fixed sentence, the task, or task and latest doings"
+    top_k: int = Field(default=3, ge=0, description="how many past records are brought back")
+    max_chars_per_record: int = Field(
+        default=2000, ge=0, description="raw data of a record is shortened to this"
     )
-    fixed_query: str = Field(FIXED_QUERY, min_length=1, description="the sentence of retrieval_query 'fixed'")
+    retrieval_query: Literal["fixed", "task", "adaptive"] = Field(
+        default="fixed",
+        description="what is searched for: a fixed sentence, the task, or task and latest doings",
+    )
+    fixed_query: str = Field(
+        default=FIXED_QUERY, min_length=1, description="the sentence of retrieval_query 'fixed'"
+    )
     memory_role: Literal["user", "system", "developer", "assistant"] = Field(
-        "user", description="role of the message that holds the retrieved context"
+        default="user", description="role of the message that holds the retrieved context"
     )
     repair_pairs: Literal["off", "complete", "drop"] = Field(
-        "off", description="broken call/result pairs: pass through, complete, or drop"
+        default="off", description="broken call/result pairs: pass through, complete, or drop"
     )
-    observer_max_chars: int = Field(10_000, ge=200, description="the Observer sees this much of an output")
-    observer_concurrency: int = Field(8, ge=1, le=64, description="parallel Observer calls of one step")
-    observer_prompt: str | None = Field(None, description="another prompt file for the Observer")
+    observer_max_chars: int = Field(
+        default=10_000, ge=200, description="the Observer sees this much of an output"
+    )
+    observer_concurrency: int = Field(
+        default=8, ge=1, le=64, description="parallel Observer calls of one step"
+    )
+    observer_prompt: str | None = Field(default=None, description="another prompt file for the Observer")
     token_encoding: str = Field(
-        "o200k_base", min_length=1, description="tiktoken encoding; 'approximate' needs no vocabulary"
+        default="o200k_base", min_length=1, description="tiktoken encoding; 'approximate' needs no vocabulary"
     )
+
+    @field_validator(
+        "top_k", "max_chars_per_record", "observer_max_chars", "observer_concurrency", mode="before"
+    )
+    @classmethod
+    def _no_truth_for_a_number(cls, value: Any) -> Any:
+        if isinstance(value, bool):
+            raise ValueError("true and false are no values for this setting")
+        return value
 
 
 StrategySettings = Annotated[NoStrategySettings | MemoryBankSettings, Field(discriminator="type")]
@@ -92,18 +106,20 @@ class Config(BaseSettings):
         env_nested_delimiter="__",
         env_ignore_empty=True,
     )
-    default_strategy: str = Field("memory_bank", min_length=1, description="the strategy when none is named")
+    default_strategy: str = Field(
+        default="memory_bank", min_length=1, description="the strategy when none is named"
+    )
     memory_strategies: dict[str, StrategySettings] = Field(
-        default_factory=lambda: {"memory_bank": MemoryBankSettings()}
+        default_factory=lambda: dict[str, StrategySettings](memory_bank=MemoryBankSettings())
     )
 
     def __init__(self, **values: Any) -> None:
         try:
             super().__init__(**values)
         except ValidationError as e:
-            raise ConfigError(_sentence(e, "Config")) from None
+            raise ConfigError(_sentence(e, type(self))) from None
         except SettingsError as e:
-            raise ConfigError(f"the environment ({ENV_PREFIX}…): {e}: its value is no JSON.") from None
+            raise ConfigError(f"the environment, {ENV_PREFIX}…: its value is no JSON ({e}).") from None
 
     @classmethod
     def settings_customise_sources(
@@ -111,8 +127,8 @@ class Config(BaseSettings):
         settings_cls: type[BaseSettings],
         init_settings: PydanticBaseSettingsSource,
         env_settings: PydanticBaseSettingsSource,
-        dotenv_settings: PydanticBaseSettingsSource,
-        file_secret_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,  # noqa: ARG003  as the base class names it
+        file_secret_settings: PydanticBaseSettingsSource,  # noqa: ARG003
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         """One source: what is passed in, with the environment laid over it."""
         return (_Merged(settings_cls, init_settings, env_settings),)
@@ -141,16 +157,21 @@ class _Merged(PydanticBaseSettingsSource):
         self._init = init
         self._env = env
 
-    def get_field_value(self, field: Any, field_name: str) -> tuple[Any, str, bool]:
-        return None, field_name, False  # never asked: __call__ gives all at once
+    def get_field_value(self, field: Any, field_name: str) -> tuple[Any, str, bool]:  # noqa: ARG002
+        """Never asked: the call below gives all at once."""
+        return None, field_name, False
 
     def __call__(self) -> dict[str, Any]:
         values, env = dict(self._init()), self._env()
         _check_environment()
         if "default_strategy" in env:
             values["default_strategy"] = env["default_strategy"]
-        given = env.get("memory_strategies")
-        if isinstance(given, Mapping):
+        if "memory_strategies" in env:
+            given = env["memory_strategies"]
+            if not isinstance(given, Mapping):
+                raise ConfigError(
+                    f"the environment, {ENV_PREFIX}MEMORY_STRATEGIES: its value is no JSON object."
+                )
             below = values.get("memory_strategies", {"memory_bank": {"type": "memory_bank"}})
             if isinstance(below, Mapping):
                 values["memory_strategies"] = _laid_over(below, given)
@@ -167,8 +188,13 @@ def _laid_over(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, 
         old = merged.get(key)
         if isinstance(old, Mapping) and isinstance(changes, Mapping):
             merged[key] = {**old, **changes}
-        else:
+        elif isinstance(changes, Mapping) and "type" in changes:
             merged[key] = changes
+        else:
+            raise ConfigError(
+                f"the environment, {ENV_PREFIX}MEMORY_STRATEGIES__{name}__…: there is no strategy {name!r}: "
+                + _hint(name, merged, f"give it a type with …__{name}__TYPE.")
+            )
     return merged
 
 
@@ -206,18 +232,21 @@ def load_config(path: str | Path | None = None) -> Config:
         if "default_strategy" in config.model_fields_set:
             config.strategy(config.default_strategy)
     except UnknownStrategyError as e:
-        raise UnknownStrategyError(f"{file}: default_strategy: {e}") from None
+        where = _variable(["default_strategy"]) or f"{file}: default_strategy"
+        raise UnknownStrategyError(f"{where}: {e}") from None
     except ConfigError as e:
-        raise ConfigError(f"{file}: {str(e).removeprefix('Config: ')}") from None
+        told = str(e)
+        raise ConfigError(
+            told.replace("Config: ", f"{file}: ", 1) if told.startswith("Config: ") else told
+        ) from None
     return config
 
 
 def as_settings(settings: Any) -> MemoryBankSettings:
-    """MemoryBankSettings of themselves, of None (defaults), of a dict, or of any object with those attributes.
+    """MemoryBankSettings of themselves, None (defaults), a dict, or any object with those attributes.
 
-    A dict is read as keywords: unknown keys are refused. Of a foreign object only plain values (text, numbers,
-    paths) count, so that a namespace, a dataclass or a test double serves. Raises ConfigError for values that
-    are wrong.
+    A dict is read as keywords: unknown keys are refused. Of a foreign object only plain values count (text,
+    numbers, paths): a namespace, a dataclass or a test double serves. Raises ConfigError for wrong values.
     """
     if isinstance(settings, MemoryBankSettings):
         return settings
@@ -225,7 +254,7 @@ def as_settings(settings: Any) -> MemoryBankSettings:
         return MemoryBankSettings()
     if isinstance(settings, _Settings):
         raise ConfigError(
-            f"{type(settings).__name__} are not settings of a memory bank: pass MemoryBankSettings."
+            f"{type(settings).__name__} are no settings of a memory bank: pass MemoryBankSettings."
         )
     if isinstance(settings, Mapping):
         return MemoryBankSettings(**{str(k): _as_plain(v, v) for k, v in settings.items() if v is not None})
@@ -238,7 +267,7 @@ def as_settings(settings: Any) -> MemoryBankSettings:
 
 
 def _as_plain(value: Any, otherwise: Any) -> Any:
-    """Text and numbers as they are, those of numpy and pathlib as Python's own; anything else: ``otherwise``."""
+    """Text and numbers, those of numpy and pathlib as Python's own; ``otherwise`` for anything else."""
     if isinstance(value, (str, bool)):
         return value
     if isinstance(value, Integral):
@@ -253,27 +282,34 @@ def _hint(name: str, known: Any, otherwise: str, before: str = "", spell: Any = 
     return f"did you mean {before}{spell(near[0])}?" if near else otherwise
 
 
-def _sentence(error: ValidationError, where: str) -> str:
-    """The first thing that is wrong, as one sentence; of the value only its type."""
+def _variable(loc: list[str]) -> str | None:
+    """The environment variable that says what stands at a place of the configuration, if one does."""
+    name = (ENV_PREFIX + "__".join(loc)).upper()
+    return next((v for v in os.environ if v.upper() == name), None)
+
+
+def _sentence(error: ValidationError, model: type[BaseModel]) -> str:
+    """The first thing that is wrong, as one sentence that says where; of the value only its type."""
     first = error.errors(include_url=False, include_input=False)[0]
     loc = [str(p) for p in first["loc"]]
     if loc[0] == "memory_strategies" and len(loc) > 2:
         del loc[2]  # the type of the strategy, which pydantic puts between
+    cause = first.get("ctx", {}).get("error")
+    told = str(cause).split(": ", 1)[1] if isinstance(cause, ConfigError) else ""  # a strategy's own sentence
+    if told:
+        loc.append(told.split(" ")[0].rstrip(":"))
+    place = f"{model.__name__}: {'.'.join(loc)}"
+    if model is Config and (variable := _variable(loc)):
+        place = f"the environment variable {variable}"
+    if told:
+        return place + told.removeprefix(loc[-1])
     if first["type"] == "extra_forbidden":
-        return f"{where}: unknown setting {'.'.join(loc)!r}: {_about_unknown(loc, where)}"
-    place = ".".join(loc) or "the settings"
+        if model is Config and loc[-1] in MemoryBankSettings.model_fields:
+            hint = "it belongs to a strategy, under [memory_strategies.<key>]."
+        else:
+            hint = _hint(loc[-1], model.model_fields, "remove it.")
+        return f"{place} is no setting: {hint}"
     if first["type"].startswith("union_tag"):
-        return f'{where}: {place}: its type must be "memory_bank" or "no_strategy".'
+        return f'{place}: its type must be "memory_bank" or "no_strategy".'
     message = first["msg"].removeprefix("Value error, ")
-    return f"{where}: {place}: {message[0].lower()}{message[1:]}."
-
-
-def _about_unknown(loc: list[str], where: str) -> str:
-    settings, name = MemoryBankSettings.model_fields, loc[-1]
-    if loc[0] == "memory_strategies":
-        return _hint(name, settings, "remove it.")
-    if where == "Config":
-        if name in settings:
-            return "it belongs to a strategy, under [memory_strategies.<key>]."
-        return _hint(name, Config.model_fields, "remove it.")
-    return _hint(name, settings, "remove it.")
+    return f"{place}: {message[0].lower()}{message[1:]}."

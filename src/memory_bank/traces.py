@@ -7,8 +7,9 @@ import json
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
+from io import BufferedReader, TextIOWrapper
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from memory_bank.errors import TraceFileError
 
@@ -35,41 +36,49 @@ class BrokenLine:
 def read_traces(path: str | Path) -> Iterator[Trace | BrokenLine]:
     """The traces of a file in order; lines that hold none come as BrokenLine and stop nothing.
 
-    Raises TraceFileError when the file cannot be read, or is cut within its compression.
+    A trace without an id is named after its file and line. One line is held at a time. Raises TraceFileError
+    when the file cannot be read, or is cut within its compression; what was whole has come by then.
     """
+    path = Path(path)
+    number = 0
     try:
-        with _open(Path(path)) as lines:
+        with open(path, "rb") as file, _unpacked(file) as lines:
             for number, line in enumerate(lines, 1):
                 if line.strip():
-                    yield _parse(line, str(path), number)
+                    yield _parse(line, path, number)
     except (OSError, EOFError, zlib.error) as e:
-        reason = getattr(e, "strerror", None) or str(e) or type(e).__name__
-        raise TraceFileError(f"the trace file {path} cannot be read: {reason}.") from e
+        reason = (getattr(e, "strerror", None) or str(e) or type(e).__name__).rstrip(".")
+        where = f" beyond line {number}" if number else ""
+        raise TraceFileError(f"the trace file {path} cannot be read{where}: {reason}; get it anew.") from e
 
 
-def _open(path: Path) -> IO[str]:
-    with open(path, "rb") as probe:
-        packed = probe.read(2) == b"\x1f\x8b"
-    if packed:
-        return gzip.open(path, "rt", encoding="utf-8", errors="surrogateescape")
-    return open(path, encoding="utf-8-sig", errors="surrogateescape")
+def _unpacked(file: BufferedReader) -> TextIOWrapper:
+    packed = file.peek(2)[:2] == b"\x1f\x8b"
+    stream: Any = gzip.GzipFile(fileobj=file) if packed else file
+    # A line ends with a line feed only: a carriage return may stand between JSON values.
+    return TextIOWrapper(stream, encoding="utf-8-sig", errors="surrogateescape", newline="\n")
 
 
-def _parse(line: str, file: str, number: int) -> Trace | BrokenLine:
+def _parse(line: str, path: Path, number: int) -> Trace | BrokenLine:
+    file = str(path)
     try:
         value = json.loads(line)
-    except (ValueError, RecursionError) as e:
-        return BrokenLine(file, number, f"it is no JSON ({type(e).__name__})")
+    except RecursionError:
+        return BrokenLine(file, number, "it is nested too deeply")
+    except ValueError as e:
+        where = f", column {e.colno}" if isinstance(e, json.JSONDecodeError) else ""
+        return BrokenLine(file, number, f"it is no JSON ({getattr(e, 'msg', type(e).__name__)}{where})")
     if not isinstance(value, dict):
         return BrokenLine(file, number, "it is no JSON object")
     messages = value.get("messages")
     if not isinstance(messages, list):
         return BrokenLine(file, number, 'it has no list "messages"')
     name = value.get("id")
+    task = value.get("task")
     tools = value.get("tools")
     return Trace(
-        id=f"line-{number}" if name is None else str(name),
+        id=f"{path.name}:{number}" if name is None or name == "" else str(name),
         messages=messages,
         tools=tools if isinstance(tools, list) else None,
-        task=str(value.get("task") or ""),
+        task=task if isinstance(task, str) else "",
     )

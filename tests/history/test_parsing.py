@@ -95,6 +95,12 @@ def test_a_second_result_for_one_call_is_an_orphan():
     assert "a result has no call" in i.fault
 
 
+def test_an_orphan_among_expected_results_marks_their_turn():
+    i = only([user(), call(("a", "x", {}), ("b", "y", {})), result("a", "1"), result("z", "?"), result("b", "2")])
+    assert [p.tool_name for p in i.pairs] == ["x", "y", "unknown"]
+    assert i.fault == "a result has no call"
+
+
 def test_a_message_between_call_and_result_is_told():
     i = only([user(), call(("a", "x", {})), user("wait"), result("a", "1")])
     assert i.fault == "a message stands between a call and its result"

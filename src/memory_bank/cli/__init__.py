@@ -5,6 +5,9 @@ from __future__ import annotations
 
 def main() -> None:
     """The entry point of ``memory-bank`` and ``python -m memory_bank``."""
-    from memory_bank.cli.app import run
+    try:
+        from memory_bank.cli.app import run
 
-    run()
+        run()
+    except KeyboardInterrupt:  # while the program was still being loaded
+        raise SystemExit(130) from None

@@ -5,17 +5,22 @@ from __future__ import annotations
 import logging
 import os
 import sys
+from typing import Any
 
 import typer
 
 from memory_bank import __version__
 from memory_bank.cli import bank, demo, replay
+from memory_bank.cli.output import one_line, tell
 from memory_bank.errors import ConfigError, MemoryBankError
+
+# typer carries a click of its own since 0.2x and exports only this descendant of its usage errors
+_UsageError: Any = typer.BadParameter.__bases__[0]
 
 app = typer.Typer(
     name="memory-bank",
     help="Memory for tool-calling agents: the prompt stays small, every tool output stays one id away.",
-    no_args_is_help=True,
+    invoke_without_command=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
@@ -39,30 +44,88 @@ def _version(wanted: bool) -> None:
 
 @app.callback()
 def _options(
+    context: typer.Context,
     verbose: bool = typer.Option(False, "--verbose", "-v", help="Show the log of every step."),
-    version: bool = typer.Option(False, "--version", callback=_version, is_eager=True, help="Show the version."),
+    version: bool = typer.Option(  # noqa: ARG001  its callback has answered by now
+        False, "--version", callback=_version, is_eager=True, help="Show the version."
+    ),
 ) -> None:
-    level = logging.DEBUG if verbose else logging.WARNING
-    logging.basicConfig(level=level, format="%(levelname)s %(name)s: %(message)s", stream=sys.stderr)
-    logging.getLogger("httpx2").setLevel(logging.WARNING)
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(_Visible("%(levelname)s %(name)s: %(message)s"))
+    logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
+    if verbose:  # only ours: the log of the HTTP client holds whole prompts
+        logging.getLogger("memory_bank").setLevel(logging.DEBUG)
+    if context.invoked_subcommand is None:
+        print(context.get_help(), file=sys.stderr)
+        raise typer.Exit(2)
+
+
+class _Visible(logging.Formatter):
+    """One line a message, nothing in it obeyed by a terminal."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802  the name logging gives it
+        return one_line(super().formatMessage(record), 2_000)
 
 
 def run() -> None:
     """Run a verb; exit 0, 1 when it failed, 2 when it was used wrongly, 130 on Ctrl-C."""
+    if sys.stdout is None:
+        tell("standard output is closed: send it somewhere, to /dev/null if nowhere.")
+        sys.exit(1)
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")
+    code = _run()
     try:
-        app(prog_name="memory-bank")
-    except MemoryBankError as e:
-        print(f"memory-bank: {e}", file=sys.stderr)
-        sys.exit(2 if isinstance(e, ConfigError) else 1)
-    except KeyboardInterrupt:
-        print("memory-bank: stopped.", file=sys.stderr)
-        sys.exit(130)
-    except BrokenPipeError:  # the reader of our output went away, as `head` does
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(0)
+        sys.stdout.flush()
     except OSError as e:
-        print(f"memory-bank: {e.strerror or e}{f': {e.filename}' if e.filename else ''}.", file=sys.stderr)
-        sys.exit(1)
+        code = _stopped_by(e)
+    if code == 130:
+        tell("stopped.")
+    sys.exit(code)
+
+
+def _run() -> int:
+    try:
+        return int(app(prog_name="memory-bank", standalone_mode=False) or 0)
+    except _UsageError as e:
+        verb = e.ctx.command_path if e.ctx else "memory-bank"
+        tell(f"{one_line(e.format_message(), 300).rstrip('.')}: `{verb} --help` shows the use.")
+        return 2
+    except MemoryBankError as e:
+        tell(str(e))
+        return 2 if isinstance(e, ConfigError) else 1
+    except (KeyboardInterrupt, typer.Abort):
+        return 130
+    except SystemExit as e:  # typer's own answer to a broken pipe
+        return _stopped_by(e.__context__) if isinstance(e.__context__, OSError) else int(e.code or 0)
+    except OSError as e:
+        return _stopped_by(e)
+    except Exception as e:
+        logging.getLogger("memory_bank").debug("unforeseen", exc_info=True)
+        tell(
+            f"an unforeseen {type(e).__name__} ended it ({one_line(str(e), 200)}): run `memory-bank --verbose …` "
+            "to see where, and report it."
+        )
+        return 1
+
+
+def _stopped_by(error: BaseException) -> int:
+    """The exit code after an operating system's error, and no second complaint when Python ends."""
+    if isinstance(error, BrokenPipeError):  # the reader of our output went away, as `head` does
+        _drop_output()
+        return 0
+    assert isinstance(error, OSError)
+    file = f" ({error.filename})" if error.filename else ""
+    tell(
+        f"{error.strerror or type(error).__name__}{file}: what was written so far is kept; make room or name another file."
+    )
+    _drop_output()
+    return 1
+
+
+def _drop_output() -> None:
+    try:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except (OSError, ValueError):  # there is no such file descriptor, as under a test's capture
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115

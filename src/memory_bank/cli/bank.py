@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -10,7 +9,17 @@ from typing import Any
 
 import typer
 
-from memory_bank.cli.output import is_terminal, json_line, one_line, print_json, table, visible, when
+from memory_bank.cli.output import (
+    is_terminal,
+    json_line,
+    one_line,
+    output_file,
+    print_json,
+    table,
+    tell,
+    visible,
+    when,
+)
 from memory_bank.errors import ConfigError, EmbedderMismatchError, StorageError
 
 DB = typer.Option(..., "--db", help="The bank: sqlite:///FILE or a file name.")
@@ -19,21 +28,31 @@ SESSION = typer.Option(None, "--session", help="The session; may be left out whe
 
 
 def _open(db: str) -> Any:
-    from memory_bank.stores.database import Database
+    from memory_bank.stores.database import Database, database_url
 
+    url = database_url(db)
+    file = url.database if url.get_backend_name() == "sqlite" else None
+    if file in ("", ":memory:") or (file is None and url.get_backend_name() == "sqlite"):
+        raise ConfigError("a bank in memory holds nothing yet: give --db the file of one.")
+    if file is not None and not Path(file).is_file():
+        raise ConfigError(f"there is no bank {file}: check the path given by --db.")
     return Database(db, must_exist=True)
 
 
 def _session(database: Any, wanted: str | None) -> str:
+    """The session asked for, else the only one."""
     from memory_bank.stores.catalog import has_session, list_sessions
 
     if wanted is not None:
         if not has_session(database, wanted):
-            raise StorageError(f"{database.name} has no session {wanted!r}: `memory-bank sessions` lists them.")
+            raise StorageError(
+                f"{database.name} has no session {wanted!r}: `memory-bank sessions` lists them."
+            )
         return wanted
     known = list_sessions(database)
     if len(known) != 1:
-        raise ConfigError(f"{database.name} has {len(known)} sessions: name one with --session.")
+        names = ", ".join(repr(s.session_id) for s in known[:3]) + (", …" if len(known) > 3 else "")
+        raise ConfigError(f"{database.name} has {len(known)} sessions ({names}): name one with --session.")
     return known[0].session_id
 
 
@@ -48,7 +67,7 @@ def sessions(db: str = DB, as_json: bool = JSON) -> None:
         print_json({"embedder": embedder[0] if embedder else None, "sessions": [asdict(s) for s in found]})
         return
     rows = [
-        [one_line(s.session_id, 40), f"{s.records:,}", f"{s.steps:,}", f"{s.insights:,}",
+        [one_line(s.session_id, 255), f"{s.records:,}", f"{s.steps:,}", f"{s.insights:,}",
          f"{s.unobserved + s.to_redo:,}", when(s.last_written), one_line(s.task, 60)]
         for s in found
     ]  # fmt: skip
@@ -57,13 +76,24 @@ def sessions(db: str = DB, as_json: bool = JSON) -> None:
 
 
 def _record_dict(session_id: str, record: Any, insight: Any) -> dict[str, Any]:
+    from memory_bank.history.jsontext import RAW, is_deep
+
+    facts = {name: getattr(record, name) for name in record.__dataclass_fields__}
+    if is_deep(record.raw_output):  # of what json.dumps cannot nest, the text says all
+        facts["raw_output"] = {RAW: _output_text(record)}
     return {
         "session_id": session_id,
-        **asdict(record),
+        **facts,
         "summary": insight.summary if insight else None,
         "summary_source": insight.source if insight else None,
         "redo": insight.redo if insight else None,
     }
+
+
+def _output_text(record: Any) -> str:
+    from memory_bank.history.jsontext import dump_value
+
+    return dump_value(record.raw_output) if record.output_text is None else record.output_text
 
 
 def show(
@@ -73,14 +103,14 @@ def show(
     as_json: bool = JSON,
 ) -> None:
     """Show one record: the call, its raw output, its summary."""
-    from memory_bank.history.jsontext import dump_value
+    from memory_bank.history.jsontext import compact
     from memory_bank.stores.catalog import find_record
 
     found = find_record(_open(db), trace_id)
     if found is None:
         raise StorageError(f"no record has the trace_id {one_line(trace_id, 60)}: check it.")
     session_id, record, insight = found
-    output = dump_value(record.raw_output) if record.output_text is None else record.output_text
+    output = _output_text(record)
     if raw:
         sys.stdout.flush()
         sys.stdout.buffer.write(output.encode("utf-8", "surrogatepass"))
@@ -93,7 +123,7 @@ def show(
     print(f"trace_id   {record.trace_id}")
     print(f"step       {record.step_id}, {when(record.timestamp)}")
     print(f"tool       {visible(record.tool_name)}")
-    print(f"arguments  {visible(record.input_text or json.dumps(record.raw_input, ensure_ascii=False))}")
+    print(f"arguments  {visible(record.input_text or compact(record.raw_input))}")
     if insight is not None:
         mark = f", to be made again: {insight.redo}" if insight.redo else ""
         print(f"summary    {visible(insight.summary)}\n           ({insight.source}{mark})")
@@ -109,10 +139,17 @@ def search(
     as_json: bool = JSON,
 ) -> None:
     """Search a session's insights by similarity."""
+    from memory_bank.stores.catalog import list_sessions
     from memory_bank.stores.facts import FactStore
     from memory_bank.stores.insights import InsightStore
 
     database = _open(db)
+    if session is None and not list_sessions(database):
+        if as_json:
+            print_json({"session_id": None, "embedder": None, "hits": []})
+        else:
+            print("the bank is empty.")
+        return
     session_id = _session(database, session)
     model = _embedder(database, embedding_model)
     store = InsightStore(model, database, session_id)
@@ -137,7 +174,12 @@ def search(
          one_line(str(f["summary"]), 100)]
         for f in found
     ]  # fmt: skip
-    table(["score", "step", "tool", "trace_id", "summary"], rows, right=frozenset({0, 1}))
+    table(
+        ["score", "step", "tool", "trace_id", "summary"],
+        rows,
+        right=frozenset({0, 1}),
+        whole=frozenset({0, 1, 3}),
+    )
 
 
 def _embedder(database: Any, wanted: str | None) -> Any:
@@ -157,7 +199,9 @@ def _embedder(database: Any, wanted: str | None) -> Any:
     return model
 
 
-def reset(session: str = typer.Argument(..., help="The session to empty."), db: str = DB, as_json: bool = JSON) -> None:
+def reset(
+    session: str = typer.Argument(..., help="The session to empty."), db: str = DB, as_json: bool = JSON
+) -> None:
     """Empty one session: its records and insights are removed for good."""
     from memory_bank.stores.facts import FactStore
     from memory_bank.stores.insights import clear_session
@@ -167,6 +211,7 @@ def reset(session: str = typer.Argument(..., help="The session to empty."), db: 
     gone = facts.size()
     facts.clear()
     clear_session(database, session)
+    database.set_task(session, "")
     if as_json:
         print_json({"session_id": session, "records_removed": gone})
     else:
@@ -185,9 +230,9 @@ def export(
     database = _open(db)
     if session is not None:
         _session(database, session)
-    target: Any = open(out, "w", encoding="utf-8") if out else sys.stdout  # noqa: SIM115
     count = 0
-    try:
+    with output_file(out, Path(database.url.database or "")) as file:
+        target = file or sys.stdout
         if as_json:
             target.write("[")
         for entry in export_records(database, session):
@@ -196,16 +241,15 @@ def export(
             count += 1
         if as_json:
             target.write("]\n")
-    finally:
-        if out:
-            target.close()
-    print(f"memory-bank: wrote {count:,} records.", file=sys.stderr)
+    tell(f"wrote {count:,} records.")
 
 
 def observe(
     db: str = DB,
     session: str | None = typer.Option(None, "--session", help="Only this session; default: all."),
-    observer_model: str = typer.Option("extractive", help="Model that summarises; needs OPENAI_API_KEY or a local OPENAI_BASE_URL."),
+    observer_model: str = typer.Option(
+        "extractive", help="Model that summarises; needs OPENAI_API_KEY or a local OPENAI_BASE_URL."
+    ),
     embedding_model: str | None = typer.Option(None, help="Default: the embedder the bank was built with."),
     as_json: bool = JSON,
 ) -> None:
@@ -224,8 +268,8 @@ def observe(
     model = _embedder(database, embedding_model)
     made = marked = 0
     for session_id in wanted:
-        stores = FactStore(database, session_id), InsightStore(model, database, session_id)
-        done, left = observe_again(*stores, observer, database.get_task(session_id))
+        facts, insights = FactStore(database, session_id), InsightStore(model, database, session_id)
+        done, left = observe_again(facts, insights, observer, database.get_task(session_id))
         made, marked = made + done, marked + left
     if as_json:
         print_json({"made": made, "still_marked": marked, "observer": observer.name})
@@ -237,7 +281,9 @@ def observe(
 
 def re_embed(
     db: str = DB,
-    embedding_model: str = typer.Option(..., help="The new embedder: a model, a folder, openai:NAME, lexical."),
+    embedding_model: str = typer.Option(
+        ..., help="The new embedder: a model, a folder, openai:NAME, lexical."
+    ),
     as_json: bool = JSON,
 ) -> None:
     """Embed every summary anew with another model, all or nothing."""
@@ -247,11 +293,11 @@ def re_embed(
     database = _open(db)
     model = load_embedder(embedding_model)
 
-    def tell(done: int, total: int) -> None:
+    def progress(done: int, total: int) -> None:
         if is_terminal():
             print(f"\r{done:,} of {total:,}", end="" if done < total else "\n", file=sys.stderr)
 
-    count = run(database, model, tell)
+    count = run(database, model, progress)
     if as_json:
         print_json({"embedder": model.name, "insights": count})
     else:

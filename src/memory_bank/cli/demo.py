@@ -12,7 +12,9 @@ DEMO_TRACE = "shop-refunds.jsonl"
 
 
 def demo(
-    embedding_model: str = typer.Option("BAAI/bge-small-en-v1.5", help="Falls back to lexical where it cannot be had."),
+    embedding_model: str = typer.Option(
+        "BAAI/bge-small-en-v1.5", help="Falls back to lexical where it cannot be had."
+    ),
 ) -> None:
     """Replay a recorded run: tokens with and without memory, what was brought back, and one exact fetch."""
     from rich.console import Console
@@ -28,23 +30,36 @@ def demo(
     trace = next(t for t in read_traces(shipped_trace(DEMO_TRACE)) if isinstance(t, Trace))
     embedder, why = _load(embedding_model)
     if why:
-        say(f"[yellow]Falling back to the built-in lexical embedder:[/] {escape(one_line(why, 400))}", soft_wrap=True)
+        say(
+            f"[yellow]Falling back to the built-in lexical embedder:[/] {escape(one_line(why, 400))}",
+            soft_wrap=True,
+        )
     settings = MemoryBankSettings(
         embedding_model=embedder, observer_model="extractive", retrieval_query="adaptive"
     )
     config = Config(default_strategy="memory_bank", memory_strategies={"memory_bank": settings})
-    say(f"\n[bold]{trace.id}[/]: {len(trace.messages)} messages of a recorded agent run, {_calls(trace)} tool calls.")
+    say(
+        f"\n[bold]{trace.id}[/]: {len(trace.messages)} messages of a recorded agent run, {_calls(trace)} tool calls."
+    )
     say(f"Task: {one_line(trace.task, 300)}", soft_wrap=True)
-    say("Before each model call the prompt is rebuilt: anchor, what matters of past calls, last interaction.\n")
+    say(
+        "Before each model call the prompt is rebuilt: anchor, what matters of past calls, last interaction.\n"
+    )
     totals = [0, 0]
     fetched: list[Any] = []
-    for step in replay_trace(trace, config, "memory_bank", on_close=lambda s: fetched.append(_fetch(s, trace))):
+    for step in replay_trace(
+        trace, config, "memory_bank", on_close=lambda s: fetched.append(_fetch(s, trace))
+    ):
         totals[0] += step.full_tokens
         totals[1] += step.tokens
         _show_step(say, step)
-    approximate = " (approximate: tiktoken's vocabulary is not at hand)" if step.plan.counter == "approximate" else ""
+    approximate = (
+        " (approximate: tiktoken's vocabulary is not at hand)" if step.plan.counter == "approximate" else ""
+    )
     saved = 1 - totals[1] / totals[0]
-    say(f"\n[bold]All steps together: {totals[0]:,} tokens in full, {totals[1]:,} rebuilt: {saved:.0%} saved[/]{approximate}.")
+    say(
+        f"\n[bold]All steps together: {totals[0]:,} tokens in full, {totals[1]:,} rebuilt: {saved:.0%} saved[/]{approximate}."
+    )
     say(f"Broken call/result pairs in any rebuilt prompt: {step.broken_pairs}.")
     trace_id, tool, stored, said = fetched[0]
     say(f"\nNothing is lost. The largest output, of [bold]{tool}[/], fetched by its trace_id {trace_id}:")
@@ -74,9 +89,15 @@ def _show_step(say: Any, step: Any) -> None:
     share = step.tokens / max(1, step.full_tokens)
     filled = min(width, round(width * share))
     bar = "█" * filled + "·" * (width - filled)
-    say(f"step {step.step:>2}  {step.full_tokens:>7,} → {step.tokens:>6,} tokens  [cyan]{bar}[/] {share:>4.0%}")
+    say(
+        f"step {step.step:>2}  {step.full_tokens:>7,} → {step.tokens:>6,} tokens  [cyan]{bar}[/] {share:>4.0%}"
+    )
     for decision in step.plan.decisions:
-        if decision.score is not None and str(decision.fate) in ("kept", "shown in part") and not step.plan.unchanged:
+        if (
+            decision.score is not None
+            and str(decision.fate) in ("kept", "shown in part")
+            and not step.plan.unchanged
+        ):
             tools = ", ".join(decision.tools)
             line = f"step {decision.step} {tools}: similarity {decision.score:.2f}, {decision.reason}"
             say(f"         [dim]↩ {escape(one_line(line, 150))}[/]", soft_wrap=True)

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
-import sys
+import contextlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import typer
 
-from memory_bank.cli.output import is_terminal, json_line, print_json
+from memory_bank.cli.output import is_terminal, json_line, one_line, output_file, print_json, tell
+from memory_bank.errors import ConfigError
 
 
 def replay(
-    traces: list[Path] = typer.Argument(..., help="Files of JSON lines {id, messages, tools?}, plain or .gz."),
-    strategy: str | None = typer.Option(None, help="Key in the configuration; default: its default_strategy."),
+    traces: list[Path] = typer.Argument(
+        ..., help="Files of JSON lines {id, messages, tools?}, plain or .gz."
+    ),
+    strategy: str | None = typer.Option(
+        None, help="Key in the configuration; default: its default_strategy."
+    ),
     config: Path | None = typer.Option(None, help="Configuration file; default: the shipped one."),
     db: str | None = typer.Option(None, help="Keep the memory in this database; default: in memory."),
     out: Path | None = typer.Option(None, help="Write a JSON line a step: id, step, messages, tokens."),
@@ -25,46 +31,62 @@ def replay(
     """
     from memory_bank.config import load_config
     from memory_bank.errors import TraceFileError
-    from memory_bank.replay import Summary, replay_trace
+    from memory_bank.replay import Memory, Summary, replay_trace
     from memory_bank.stores.database import Database
     from memory_bank.traces import BrokenLine, read_traces
 
     settings = load_config(config)
     key = strategy or settings.default_strategy
     settings.strategy(key)
-    for path in traces:
-        if not path.is_file():
-            raise TraceFileError(f"there is no trace file {path}: check the name.")
-    database = Database(db or "")
+    _check_files(traces)
     summary = Summary(key)
-    target = open(out, "w", encoding="utf-8") if out else None  # noqa: SIM115
-    bar = _Progress(traces)
-    try:
+    with (
+        output_file(out, *traces) as target,
+        _memory(db, Database, Memory) as memory,
+        _Progress(traces) as bar,
+    ):
         for path in traces:
-            for trace in read_traces(path):
-                if isinstance(trace, BrokenLine):
-                    told = f"{trace.file}, line {trace.line}: {trace.reason}"
-                    summary.skipped_lines.append(told)
-                    print(f"memory-bank: skipped {told}.", file=sys.stderr)
-                    continue
-                summary.traces += 1
-                for step in replay_trace(trace, settings, key, database=database):
-                    summary.add(step)
-                    if target is not None:
-                        line: dict[str, Any] = {"id": step.trace_id, "step": step.step}
-                        target.write(json_line(line | {"messages": step.messages, "tokens": step.tokens}))
-                bar.advance(path, summary.traces)
-    finally:
-        bar.stop()
-        if target is not None:
-            target.close()
-        database.close()
+            try:
+                for trace in read_traces(path):
+                    if isinstance(trace, BrokenLine):
+                        told = f"{trace.file}, line {trace.line}: {trace.reason}"
+                        summary.skipped_lines.append(told)
+                        tell(f"skipped {told}.")
+                        continue
+                    summary.traces += 1
+                    for step in replay_trace(trace, settings, key, memory=memory):
+                        summary.add(step)
+                        if target is not None:
+                            line: dict[str, Any] = {"id": step.trace_id, "step": step.step}
+                            target.write(json_line(line | {"messages": step.messages, "tokens": step.tokens}))
+                    bar.advance(path, summary.traces)
+            except TraceFileError as e:  # the other files can still be read
+                summary.unreadable_files.append(str(path))
+                tell(str(e))
+        summary.continued = memory.continued
     if as_json:
         print_json(summary.as_dict())
     else:
         _print(summary)
-    if summary.broken_pairs:
+    if summary.broken_pairs or summary.unreadable_files:
         raise typer.Exit(1)
+
+
+def _check_files(traces: list[Path]) -> None:
+    for path in traces:
+        if path.is_dir():
+            raise ConfigError(f"{path} is a directory: name the trace files in it.")
+        if not path.exists():
+            raise ConfigError(f"there is no trace file {path}: check the name.")
+
+
+@contextlib.contextmanager
+def _memory(db: str | None, database: Any, memory: Any) -> Iterator[Any]:
+    kept = memory(database(db) if db else None)
+    try:
+        yield kept
+    finally:
+        kept.close()
 
 
 def _print(summary: Any) -> None:
@@ -81,7 +103,13 @@ def _print(summary: Any) -> None:
     if s["token_counter"] == "approximate":
         print("token counts are approximate: tiktoken's vocabulary is not at hand")
     if s["skipped_lines"]:
-        print(f"skipped lines        {len(s['skipped_lines'])}")
+        print(f"skipped lines        {len(s['skipped_lines']):,}")
+    if s["unreadable_files"]:
+        print(f"unreadable files     {len(s['unreadable_files']):,}")
+    if s["continued"]:
+        print(
+            f"continued sessions   {s['continued']:,} (they held records already: contexts may show later steps)"
+        )
 
 
 class _Progress:
@@ -98,26 +126,34 @@ class _Progress:
                 TimeElapsedColumn(), console=Console(stderr=True), transient=True,
             )  # fmt: skip
             self._bar.start()
-            self._task = self._bar.add_task("replay", total=_count_lines(files))
+            self._task = self._bar.add_task("replay", total=_count_lines(files) or None)
 
     def advance(self, path: Path, done: int) -> None:
         if self._bar is not None:
-            self._bar.update(self._task, description=path.name, completed=done)
+            from rich.markup import escape
 
-    def stop(self) -> None:
+            self._bar.update(self._task, description=one_line(escape(path.name), 40), completed=done)
+
+    def __enter__(self) -> _Progress:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
         if self._bar is not None:
             self._bar.stop()
 
 
 def _count_lines(files: list[Path]) -> int:
     import gzip
+    import zlib
 
     total = 0
     for path in files:
+        if not path.is_file():  # a pipe can be read only once
+            continue
         opener: Any = gzip.open if path.suffix == ".gz" else open
         try:
             with opener(path, "rb") as f:
                 total += sum(1 for _ in f)
-        except (OSError, EOFError):
+        except (OSError, EOFError, zlib.error):
             continue
     return total

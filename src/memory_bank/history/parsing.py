@@ -138,7 +138,7 @@ class Parser:
             if waits and self._between:
                 self._open.interrupt(self._between)
                 self._between = []
-            if waits or not self._between:
+            if waits or not self._between:  # an orphan stays with the turn it follows
                 self._open.add_result(message)
                 return
         self._close()

@@ -171,7 +171,7 @@ class _Packer:
         return self.sizes.get(id(node), 0) if isinstance(node, (dict, list)) else _len(node)
 
     def _pack(self, node: Any, room: int) -> str:
-        if self._size(node) <= room:
+        if not node or self._size(node) <= room:
             return compact(node)
         if isinstance(node, dict):
             return self._pack_dict(node, room)

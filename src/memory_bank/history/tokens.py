@@ -59,7 +59,8 @@ class MessageCounter:
             )
         elif content is not None:
             total += self.count_text(compact(plain(content)))
-        for call in read(message, "tool_calls") or ():
+        tool_calls = read(message, "tool_calls")
+        for call in tool_calls if isinstance(tool_calls, (list, tuple)) else ():
             body = read(call, "function") or read(call, "custom") or call
             total += self._count_call(body)
         legacy = read(message, "function_call")

@@ -8,7 +8,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from memory_bank.errors import StorageError
+from memory_bank.errors import EmbeddingError, StorageError
 from memory_bank.ports import Embedder
 from memory_bank.records import Insight, InteractionRecord
 from memory_bank.stores.database import Database
@@ -49,6 +49,13 @@ def list_sessions(database: Database) -> list[SessionInfo]:
         .group_by(r.session_id)
         .subquery()
     )
+    bare = (  # an insight may be there without a record, so the two counts do not tell
+        sa.select(r.session_id, sa.func.count().label("n"))
+        .outerjoin(insights, (i.session_id == r.session_id) & (i.trace_id == r.trace_id))
+        .where(i.seq.is_(None))
+        .group_by(r.session_id)
+        .subquery()
+    )
     made = (
         sa.select(i.session_id, sa.func.count().label("n"), sa.func.count(i.redo).label("redo"))
         .group_by(i.session_id)
@@ -56,15 +63,18 @@ def list_sessions(database: Database) -> list[SessionInfo]:
     )
     s = sessions.c
     query = (
-        sa.select(s.session_id, s.created, s.task, facts.c.n, facts.c.steps, facts.c.last, made.c.n, made.c.redo)
+        sa.select(
+            s.session_id, s.task, facts.c.n, facts.c.steps, facts.c.last, made.c.n, made.c.redo, bare.c.n
+        )
         .outerjoin(facts, facts.c.session_id == s.session_id)
         .outerjoin(made, made.c.session_id == s.session_id)
+        .outerjoin(bare, bare.c.session_id == s.session_id)
     )
     with database.read() as c:
         rows = c.execute(query).all()
     found = [
-        SessionInfo(sid, n or 0, steps or 0, m or 0, max(0, (n or 0) - (m or 0)), redo or 0, last, task or "")
-        for sid, _, task, n, steps, last, m, redo in rows
+        SessionInfo(sid, n or 0, steps or 0, m or 0, missing or 0, redo or 0, last, task or "")
+        for sid, task, n, steps, last, m, redo, missing in rows
     ]
     return sorted(found, key=lambda info: (-(info.last_written or 0.0), info.session_id))
 
@@ -88,9 +98,7 @@ def export_records(
     return _entries(database, sa.true() if session_id is None else records.c.session_id == session_id)
 
 
-def _entries(
-    database: Database, condition: Any
-) -> Iterator[tuple[str, InteractionRecord, Insight | None]]:
+def _entries(database: Database, condition: Any) -> Iterator[tuple[str, InteractionRecord, Insight | None]]:
     i = insights.c
     joined = records.outerjoin(
         insights, (i.trace_id == records.c.trace_id) & (i.session_id == records.c.session_id)
@@ -122,13 +130,11 @@ def bank_embedder(database: Database) -> tuple[str, int] | None:
     return None if name is None or dimension is None else (name, int(dimension))
 
 
-def re_embed(
-    database: Database, model: Embedder, progress: Callable[[int, int], None] | None = None
-) -> int:
+def re_embed(database: Database, model: Embedder, progress: Callable[[int, int], None] | None = None) -> int:
     """Embed every summary of a bank anew and make ``model`` its embedder; returns how many.
 
     All or nothing: the vectors are computed first, then changed in one transaction. Raises StorageError when
-    somebody wrote to the bank meanwhile.
+    somebody wrote to the bank meanwhile, EmbeddingError when the embedder fails.
     """
     t = insights.c
     with database.read() as c:
@@ -138,6 +144,11 @@ def re_embed(
     for start in range(0, len(todo), _BATCH):
         part = todo[start : start + _BATCH]
         made = encode_documents(model, [summary for _, summary in part])
+        if start and made.shape[1] != dimension:
+            raise EmbeddingError(
+                f"the embedder {embedder_name(model)!r} gave {dimension} dimensions, then {made.shape[1]}: "
+                "nothing was changed, use another one."
+            )
         dimension = made.shape[1]
         vectors += [(seq, v.astype("<f4").tobytes()) for (seq, _), v in zip(part, made, strict=True)]
         if progress is not None:
@@ -150,7 +161,9 @@ def re_embed(
                 "stop its agents and run it again."
             )
         if vectors:
-            statement = sa.update(insights).where(t.seq == sa.bindparam("row")).values(embedding=sa.bindparam("e"))
+            statement = (
+                sa.update(insights).where(t.seq == sa.bindparam("row")).values(embedding=sa.bindparam("e"))
+            )
             c.execute(statement, [{"row": seq, "e": e} for seq, e in vectors])
         c.execute(sa.delete(bank).where(bank.c.key.in_(["embedder", "dimension"])))
         if vectors:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 import time
 from collections.abc import Iterator
@@ -11,18 +12,33 @@ from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy import event
+from sqlalchemy.dialects import sqlite
 from sqlalchemy.engine import Connection, Engine, make_url
-from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError, SQLAlchemyError
+from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from sqlalchemy.pool import StaticPool
+from sqlalchemy.schema import CreateIndex, CreateTable
 
-from memory_bank.errors import DatabaseOpenError, DatabaseVersionError, StorageError
+from memory_bank.errors import ConfigError, DatabaseOpenError, DatabaseVersionError, StorageError
+from memory_bank.stores.payload import is_session_id
 from memory_bank.stores.schema import HEAD, bank, metadata, sessions
 
 BUSY_TIMEOUT_MS = 5_000
 
+# Statements are built once: building one costs more than running it.
+_s = sessions.c
+_mine = _s.session_id == sa.bindparam("session")
+_GENERATION = sa.select(_s.generation).where(_mine)
+_TASK = sa.select(_s.task).where(_mine)
+_SET_TASK = sa.update(sessions).where(_mine).values(task=sa.bindparam("new_task"))
+_OPEN = sa.insert(sessions).prefix_with("OR IGNORE", dialect="sqlite")
+_VALUE = sa.select(bank.c.value).where(bank.c.key == sa.bindparam("wanted"))
+
 
 def database_url(where: str | Path) -> sa.URL:
-    """A database URL of a URL or a file name; ``""`` or ``:memory:`` mean memory."""
+    """A database URL of a URL or a file name; ``""`` or ``:memory:`` mean memory.
+
+    Raises DatabaseOpenError.
+    """
     text = str(where)
     if text in ("", ":memory:"):
         return sa.URL.create("sqlite")
@@ -30,7 +46,7 @@ def database_url(where: str | Path) -> sa.URL:
         return sa.URL.create("sqlite", database=text)
     try:
         return make_url(text)
-    except ArgumentError:
+    except (SQLAlchemyError, ValueError):
         raise DatabaseOpenError(
             "the database URL cannot be read: use  sqlite:///FILE  or a file name."
         ) from None
@@ -39,77 +55,104 @@ def database_url(where: str | Path) -> sa.URL:
 class Database:
     """A bank's database: SQLite in a file (WAL, ``synchronous=FULL``) or in memory.
 
-    Safe under threads: writes of one process take turns. Raises DatabaseOpenError when it cannot be opened
-    or is no database, DatabaseVersionError when a newer memory_bank wrote it.
+    Safe under threads: writes of one process take turns, and wait up to 5 s for those of other processes.
+    Raises DatabaseOpenError when it cannot be opened or is no bank, DatabaseVersionError when a newer
+    memory_bank wrote it; StorageError when it later refuses an operation.
     """
 
     def __init__(self, where: str | Path = "", *, must_exist: bool = False) -> None:
         self.url = database_url(where)
         self.name = self.url.render_as_string(hide_password=True)
-        if self.url.get_backend_name() != "sqlite":
-            raise DatabaseOpenError(f"{self.name}: only SQLite databases can be opened by this version.")
         self.in_memory = self.url.database in (None, "", ":memory:")
-        if must_exist and not self.in_memory and not Path(str(self.url.database)).exists():
-            raise DatabaseOpenError(f"{self.name}: there is no such database; check the path given by --db.")
+        self._check_url(must_exist)
         self.write_lock = threading.RLock()
+        self._closed = False
         self._engine = self._create_engine()
         try:
-            self._migrate()
+            with self._opening():
+                self._migrate()
         except BaseException:
             self._engine.dispose()
             raise
 
+    def _check_url(self, must_exist: bool) -> None:
+        """Refuse what can be seen to fail, in better words than a driver's."""
+        if self.url.drivername not in ("sqlite", "sqlite+pysqlite"):
+            raise DatabaseOpenError(f"{self.name}: only SQLite databases can be opened by this version.")
+        if self.url.host or self.url.username or self.url.password or self.url.query:
+            raise DatabaseOpenError(
+                "a SQLite URL has no host, user or options: use  sqlite:///FILE  or a file name."
+            )
+        if self.in_memory:
+            return
+        file = Path(str(self.url.database))
+        try:
+            if file.is_dir():
+                raise DatabaseOpenError(f"{self.name} is a folder: name a file in it.")
+            if must_exist and not file.exists():
+                raise DatabaseOpenError(
+                    f"{self.name}: there is no such database; check the path given by --db."
+                )
+            if not file.parent.is_dir():
+                raise DatabaseOpenError(
+                    f"{self.name} cannot be opened: its folder does not exist, create it first."
+                )
+        except (OSError, ValueError) as e:  # a name too long, a folder that may not be entered, NUL
+            raise DatabaseOpenError(f"{self.name!r} cannot be opened: {_first_line(e)}.") from e
+
     def _create_engine(self) -> Engine:
-        options: dict[str, Any] = {"connect_args": {"check_same_thread": False}}
+        options: dict[str, Any] = {"connect_args": {"check_same_thread": False}, "hide_parameters": True}
         if self.in_memory:
             options["poolclass"] = StaticPool
-        try:
-            engine = sa.create_engine(self.url, **options)
-        except (ArgumentError, NoSuchModuleError, ImportError) as e:
-            raise DatabaseOpenError(f"{self.name} cannot be opened: {_first_line(e)}") from e
+        engine = sa.create_engine(self.url, **options)
         in_memory = self.in_memory
 
         @event.listens_for(engine, "connect")
         def _configure(connection: Any, _record: Any) -> None:
-            cursor = connection.cursor()
-            cursor.execute(f"PRAGMA busy_timeout={BUSY_TIMEOUT_MS}")
-            if not in_memory:
-                cursor.execute("PRAGMA journal_mode=WAL")
-                cursor.execute("PRAGMA synchronous=FULL")
-            cursor.close()
+            connection.execute(f"PRAGMA busy_timeout={BUSY_TIMEOUT_MS}")
+            if in_memory:
+                connection.executescript(schema_script())
+            else:
+                _write_ahead(connection)
+                connection.execute("PRAGMA synchronous=FULL")
 
         return engine
 
     def _migrate(self) -> None:
-        try:
-            revision = self._revision()
-            if revision == HEAD:
+        """Bring the schema of a file up to date, in one transaction, by one process at a time."""
+        if self.in_memory:
+            return
+        with self._engine.connect() as connection:
+            if self._revision(connection) == HEAD:
                 return
-            if self.in_memory:
-                metadata.create_all(self._engine)
-                return
-            from memory_bank.stores.migrations import known_revisions, upgrade
+        from memory_bank.stores.migrations import known_revisions, upgrade
 
+        with self._transaction() as connection:
+            revision = self._revision(connection)  # another process may have been faster
             if revision is not None and revision not in known_revisions():
                 raise DatabaseVersionError(
-                    f"{self.name} was written by a newer memory_bank (schema {revision}, this one knows {HEAD}): "
-                    "upgrade memory-bank."
+                    f"{self.name} was written by a newer memory_bank (schema {revision}, this one "
+                    f"knows {HEAD}): upgrade memory-bank."
                 )
-            with self.write_lock:
-                upgrade(self._engine)
-        except SQLAlchemyError as e:
-            raise DatabaseOpenError(f"{self.name} cannot be opened: {_first_line(e)}") from e
+            upgrade(connection)
 
-    def _revision(self) -> str | None:
-        with self._engine.connect() as connection:
-            tables = sa.inspect(connection).get_table_names()
-            if "alembic_version" not in tables:
-                if tables and not self.in_memory:
-                    raise DatabaseOpenError(
-                        f"{self.name} is a database of something else: give another file name."
-                    )
-                return None
-            return connection.execute(sa.text("SELECT version_num FROM alembic_version")).scalar()
+    def _revision(self, connection: Connection) -> str | None:
+        """The schema's revision, None for an empty database."""
+        found = connection.exec_driver_sql("SELECT name FROM sqlite_master WHERE type = 'table'")
+        tables = {row[0] for row in found}
+        if not tables:
+            return None
+        if not {"alembic_version", bank.name} <= tables:
+            raise DatabaseOpenError(f"{self.name} is a database of something else: give another file name.")
+        version = connection.exec_driver_sql("SELECT version_num FROM alembic_version").scalar()
+        return None if version is None else str(version)
+
+    @contextmanager
+    def _opening(self) -> Iterator[None]:
+        try:
+            yield
+        except (SQLAlchemyError, ValueError, OSError) as e:
+            raise DatabaseOpenError(f"{self.name} cannot be opened: {_first_line(e)}.") from e
 
     @contextmanager
     def read(self) -> Iterator[Connection]:
@@ -120,7 +163,12 @@ class Database:
     @contextmanager
     def write(self) -> Iterator[Connection]:
         """A connection in a transaction: committed at the end, rolled back on any error."""
-        with self._mapped(), self.write_lock, self._engine.connect() as connection:
+        with self._mapped(), self._transaction() as connection:
+            yield connection
+
+    @contextmanager
+    def _transaction(self) -> Iterator[Connection]:
+        with self.write_lock, self._engine.connect() as connection:
             if not self.in_memory:  # take the write lock at once: no deadlock between two readers-to-writers
                 connection.exec_driver_sql("BEGIN IMMEDIATE")
             try:
@@ -141,55 +189,83 @@ class Database:
 
     @contextmanager
     def _mapped(self) -> Iterator[None]:
+        if self._closed:
+            raise StorageError(
+                "the bank was in memory and has been closed, what it held is gone: open a new one."
+            )
         try:
             yield
-        except (DBAPIError, SQLAlchemyError) as e:
-            raise StorageError(f"{self.name}: {_first_line(e)}. Nothing was changed by this step.") from e
+        except (SQLAlchemyError, OverflowError) as e:
+            raise StorageError(
+                f"{self.name}: {_first_line(e)}; nothing was changed, the same call can be made again."
+            ) from e
 
     def close(self) -> None:
-        """Close all connections; a later use opens them again."""
-        self._engine.dispose()
+        """Close all connections; a later use opens a file again, but what was in memory is gone."""
+        with self.write_lock:
+            self._closed = self.in_memory
+            self._engine.dispose()
 
     # what concerns the bank as a whole
 
     def get_value(self, key: str) -> str | None:
         """A fact about the bank, or None."""
         with self.read() as c:
-            return c.execute(sa.select(bank.c.value).where(bank.c.key == key)).scalar()
+            return c.execute(_VALUE, {"wanted": key}).scalar()
 
     def open_session(self, session_id: str) -> None:
-        """Make sure that a session exists."""
-        if not isinstance(session_id, str) or not 0 < len(session_id) <= 255:
-            raise StorageError("a session_id must be a text of 1 to 255 characters.")
-        if any(c == "\0" or "\ud800" <= c <= "\udfff" for c in session_id):
-            raise StorageError("a session_id must not hold NUL or lone surrogates.")
+        """Make sure that a session exists. Raises ConfigError for an id that no database takes."""
+        if not is_session_id(session_id):
+            raise ConfigError(
+                "a session_id must be a text of 1 to 255 characters without NUL and lone surrogates."
+            )
         with self.read() as c:
-            if c.execute(sa.select(sessions.c.generation).where(sessions.c.session_id == session_id)).first():
+            if c.execute(_GENERATION, {"session": session_id}).first():
                 return
         with self.write() as c:
-            c.execute(
-                sa.insert(sessions).prefix_with("OR IGNORE", dialect="sqlite"),
-                {"session_id": session_id, "created": time.time(), "generation": 0, "task": None},
-            )
+            new = {"session_id": session_id, "created": time.time(), "generation": 0, "task": None}
+            c.execute(_OPEN, new)
 
     def generation(self, session_id: str) -> int:
         """How often a session was reset."""
         with self.read() as c:
-            found = c.execute(
-                sa.select(sessions.c.generation).where(sessions.c.session_id == session_id)
-            ).scalar()
-            return found or 0
+            return c.execute(_GENERATION, {"session": session_id}).scalar() or 0
 
     def set_task(self, session_id: str, task: str) -> None:
         """Write down what the session's user asked for."""
         with self.write() as c:
-            c.execute(sa.update(sessions).where(sessions.c.session_id == session_id).values(task=task))
+            c.execute(_SET_TASK, {"session": session_id, "new_task": task})
 
     def get_task(self, session_id: str) -> str:
         """What the session's user asked for."""
         with self.read() as c:
-            found = c.execute(sa.select(sessions.c.task).where(sessions.c.session_id == session_id)).scalar()
-            return found or ""
+            return c.execute(_TASK, {"session": session_id}).scalar() or ""
+
+
+@functools.cache
+def schema_script() -> str:
+    """The newest schema as one SQL script, for databases in memory: what all migrations together make."""
+    dialect = sqlite.dialect()
+    parts: list[CreateTable | CreateIndex] = []
+    for table in metadata.sorted_tables:
+        parts.append(CreateTable(table))
+        parts += [CreateIndex(index) for index in sorted(table.indexes, key=lambda i: str(i.name))]
+    return ";\n".join(str(part.compile(dialect=dialect)).strip() for part in parts) + ";"
+
+
+def _write_ahead(connection: Any) -> None:
+    """Switch to WAL. SQLite does not wait where two processes do that to a fresh file, so it is done here."""
+    import sqlite3
+
+    deadline = time.monotonic() + BUSY_TIMEOUT_MS / 1000
+    while True:
+        try:
+            connection.execute("PRAGMA journal_mode=WAL")
+            return
+        except sqlite3.OperationalError as e:
+            if "locked" not in str(e) or time.monotonic() > deadline:
+                raise
+            time.sleep(0.01)
 
 
 def _first_line(error: BaseException) -> str:

@@ -23,7 +23,7 @@ _INSERT = sa.insert(records)
 _STEPS = sa.select(_t.trace_id, _t.step_id).where(_mine).order_by(_t.seq)
 _SIZE = sa.select(sa.func.count()).select_from(records).where(_mine)
 _CLEAR = sa.delete(records).where(_mine)
-NEXT_GENERATION = (
+_NEXT_GENERATION = (
     sa.update(sessions)
     .where(sessions.c.session_id == sa.bindparam("session"))
     .values(generation=sessions.c.generation + 1)
@@ -92,13 +92,13 @@ class FactStore:
     def steps(self) -> dict[str, int]:
         """The step_id of every record by trace_id, oldest first."""
         with self.database.read() as c:
-            return {trace_id: step for trace_id, step in c.execute(_STEPS, {"session": self.session_id})}
+            return dict(c.execute(_STEPS, {"session": self.session_id}).all())
 
     def clear(self) -> None:
         """Remove every record of the session."""
         with self.database.write() as c:
             c.execute(_CLEAR, {"session": self.session_id})
-            c.execute(NEXT_GENERATION, {"session": self.session_id})
+            c.execute(_NEXT_GENERATION, {"session": self.session_id})
 
     def size(self) -> int:
         """How many records there are."""

@@ -10,25 +10,64 @@ from typing import Any
 
 import numpy as np
 import sqlalchemy as sa
+from sqlalchemy.exc import IntegrityError
 
 from memory_bank.errors import EmbedderMismatchError
 from memory_bank.ports import Embedder
 from memory_bank.records import Insight, Ranking
 from memory_bank.stores.database import Database
+from memory_bank.stores.index import SessionIndex
+from memory_bank.stores.payload import is_trace_id, latest_insights
 from memory_bank.stores.schema import bank, insights, sessions
-from memory_bank.vectors import embedder_name, encode_documents, encode_queries, order_by_score
+from memory_bank.vectors import embedder_name, encode_documents, encode_queries
 
 log = logging.getLogger("memory_bank.InsightStore")
 
 _QUERIES_KEPT = 64  # query vectors remembered: the fixed query is asked at every step
 _ROWS_AT_ONCE = 2_000
+_IDS_AT_ONCE = 500
+
+# Statements are built once: building one costs more than running it.
+_t = insights.c
+_mine = _t.session_id == sa.bindparam("session")
+_asked = _t.trace_id.in_(sa.bindparam("ids", expanding=True))
+_COLUMNS = sa.select(_t.trace_id, _t.summary, _t.source, _t.redo).where(_mine)
+_BY_IDS = _COLUMNS.where(_asked)
+_TO_REDO = _COLUMNS.where(_t.redo.is_not(None)).order_by(_t.seq)
+_TRACE_IDS = sa.select(_t.trace_id).where(_mine).order_by(_t.seq)
+_FIRST = sa.select(_t.seq).where(_mine).limit(1)
+_SIZE = sa.select(sa.func.count()).select_from(insights).where(_mine)
+_INSERT = sa.insert(insights)
+_REMOVE = sa.delete(insights).where(_mine, _asked)
+_CLEAR = sa.delete(insights).where(_mine)
+_NEW_ROWS = (  # with the session's generation in the same statement: what is read belongs together
+    sa.select(sessions.c.generation, _t.seq, _t.trace_id, _t.embedding)
+    .select_from(
+        sessions.outerjoin(
+            insights, (_t.session_id == sessions.c.session_id) & (_t.seq > sa.bindparam("last"))
+        )
+    )
+    .where(sessions.c.session_id == sa.bindparam("session"))
+    .order_by(_t.seq)
+    .limit(_ROWS_AT_ONCE)
+)
+_NEXT_GENERATION = (
+    sa.update(sessions)
+    .where(sessions.c.session_id == sa.bindparam("session"))
+    .values(generation=sessions.c.generation + 1)
+)
+_BANK = sa.select(bank.c.key, bank.c.value)
+_ANY = sa.select(_t.seq).limit(1)
+_FORGET_EMBEDDER = sa.delete(bank).where(bank.c.key.in_(["embedder", "dimension"]))
+_REMEMBER_EMBEDDER = sa.insert(bank)
 
 
 class InsightStore:
     """Summaries of one session, searchable by cosine similarity; without a database they live in memory.
 
     ``embedding_model`` is anything with ``encode(list[str]) -> array (n, d)``. A bank remembers the name and
-    the dimension of its embedder: another one raises EmbedderMismatchError, which names the way out.
+    the dimension of its embedder: another one raises EmbedderMismatchError, which names the way out. Every
+    call that touches the database may raise StorageError.
     """
 
     def __init__(
@@ -40,20 +79,23 @@ class InsightStore:
         self.session_id = session_id
         self.database.open_session(session_id)
         self._lock = threading.RLock()
-        self._index = _Index()
+        self._index = SessionIndex()
         self._queries: OrderedDict[str, np.ndarray[Any, Any]] = OrderedDict()
         check_embedder(self.database, self.embedder_name, None)
 
     def add(self, trace_id: str, summary: str) -> None:
-        """Embed a summary and store it; an existing insight of that trace_id is replaced."""
+        """Embed a summary and store it; an existing insight of that trace_id is replaced.
+
+        Raises RecordError, EmbeddingError, EmbedderMismatchError; nothing is stored then.
+        """
         self.add_many([Insight(trace_id, summary)])
 
     def add_many(self, batch: Sequence[Insight]) -> None:
-        """Embed and store several insights, in one batch and one transaction."""
-        if not batch:
+        """Embed and store several insights, in one batch and one transaction. Raises as ``add``."""
+        latest = latest_insights(batch)
+        if not latest:
             return
-        latest = {i.trace_id: i for i in batch}
-        vectors = encode_documents(self.embedding_model, [i.summary for i in latest.values()])
+        vectors = encode_documents(self.embedding_model, [i.summary for i in latest])
         rows = [
             {
                 "session_id": self.session_id,
@@ -63,27 +105,53 @@ class InsightStore:
                 "source": i.source,
                 "redo": i.redo,
             }
-            for i, vector in zip(latest.values(), vectors, strict=True)
+            for i, vector in zip(latest, vectors, strict=True)
         ]
-        with self._lock, self.database.write() as c:
-            _remember_embedder(c, self.database.name, self.embedder_name, vectors.shape[1])
-            mine = insights.c.session_id == self.session_id
-            for start in range(0, len(rows), _ROWS_AT_ONCE):
-                ids = [r["trace_id"] for r in rows[start : start + _ROWS_AT_ONCE]]
-                c.execute(sa.delete(insights).where(mine, insights.c.trace_id.in_(ids)))
-            c.execute(sa.insert(insights), rows)
+        with self._lock:
+            if not self._insert(rows, vectors.shape[1], replace=False):
+                self._insert(rows, vectors.shape[1], replace=True)
+
+    def _insert(self, rows: list[dict[str, Any]], dimension: int, *, replace: bool) -> bool:
+        """Insert rows; False, and nothing changed, when one is there already and not to be replaced."""
+        with self.database.write() as c:
+            _remember_embedder(c, self.database.name, self.embedder_name, dimension)
+            if replace:
+                ids = [r["trace_id"] for r in rows]
+                for start in range(0, len(ids), _IDS_AT_ONCE):
+                    part = ids[start : start + _IDS_AT_ONCE]
+                    c.execute(_REMOVE, {"session": self.session_id, "ids": part})
+            try:
+                c.execute(_INSERT, rows)
+            except IntegrityError:
+                if replace:
+                    raise
+                c.rollback()
+                return False
+            return True
 
     def search(self, query: str, top_k: int = 3) -> list[str]:
         """The trace_ids of the ``top_k`` most similar summaries, best first; ties: the newer first."""
         return [hit.trace_id for hit in self.rank(query)[: max(0, top_k)]]
 
     def rank(self, query: str, exclude: Collection[str] = ()) -> Ranking:
-        """All insights but the excluded, best first; scores within 1e-6 are ties: the newer first."""
+        """All insights but the excluded, best first; scores within 1e-6 are ties: the newer first.
+
+        Raises EmbeddingError, EmbedderMismatchError.
+        """
         with self._lock:
             index = self._refresh()
             if not index.size:
                 return Ranking([], [])
-            return index.rank(self._query_vector(query), exclude)
+            vector = self._query_vector(query)
+            if vector.shape[1] != index.dimension:
+                raise _mismatch(
+                    self.database.name,
+                    self.embedder_name,
+                    index.dimension,
+                    self.embedder_name,
+                    vector.shape[1],
+                )
+            return index.rank(vector, exclude)
 
     def get_summary(self, trace_id: str) -> str | None:
         """The summary, or None."""
@@ -92,81 +160,73 @@ class InsightStore:
 
     def get_insight(self, trace_id: str) -> Insight | None:
         """The summary with its source and its mark, or None."""
-        found = self._insights(insights.c.trace_id == trace_id)
-        return found[0] if found else None
+        return self.get_insights([trace_id]).get(trace_id)
+
+    def get_insights(self, trace_ids: Sequence[str]) -> dict[str, Insight]:
+        """The insights found, by trace_id, in the order asked for; missing ids are left out."""
+        wanted = [t for t in dict.fromkeys(trace_ids) if is_trace_id(t)]
+        if not wanted:
+            return {}
+        found: dict[str, Insight] = {}
+        with self.database.read() as c:
+            for start in range(0, len(wanted), _IDS_AT_ONCE):
+                asked = {"session": self.session_id, "ids": wanted[start : start + _IDS_AT_ONCE]}
+                found.update((row[0], Insight(*row)) for row in c.execute(_BY_IDS, asked))
+        return {t: found[t] for t in wanted if t in found}
 
     def trace_ids(self) -> list[str]:
         """All ids that have an insight, oldest first."""
-        query = (
-            sa.select(insights.c.trace_id)
-            .where(insights.c.session_id == self.session_id)
-            .order_by(insights.c.seq)
-        )
         with self.database.read() as c:
-            return list(c.execute(query).scalars())
+            return list(c.execute(_TRACE_IDS, {"session": self.session_id}).scalars())
 
     def to_redo(self) -> list[Insight]:
         """The insights that are to be made again, oldest first."""
-        return self._insights(insights.c.redo.is_not(None))
+        with self.database.read() as c:
+            return [Insight(*row) for row in c.execute(_TO_REDO, {"session": self.session_id})]
 
     def clear(self) -> None:
         """Remove every insight of the session; the embedding model stays loaded."""
         with self._lock:
             clear_session(self.database, self.session_id)
-            self._index = _Index()
+            self._index = SessionIndex()
 
     def is_empty(self) -> bool:
         """Whether there is no insight."""
-        query = sa.select(insights.c.seq).where(insights.c.session_id == self.session_id).limit(1)
         with self.database.read() as c:
-            return c.execute(query).first() is None
+            return c.execute(_FIRST, {"session": self.session_id}).first() is None
 
     def size(self) -> int:
         """How many insights there are."""
-        query = (
-            sa.select(sa.func.count()).select_from(insights).where(insights.c.session_id == self.session_id)
-        )
         with self.database.read() as c:
-            return c.execute(query).scalar() or 0
+            return c.execute(_SIZE, {"session": self.session_id}).scalar() or 0
 
     # ------------------------------------------------------------------
 
-    def _insights(self, condition: Any) -> list[Insight]:
-        t = insights.c
-        query = (
-            sa.select(t.trace_id, t.summary, t.source, t.redo)
-            .where(t.session_id == self.session_id, condition)
-            .order_by(t.seq)
-        )
-        with self.database.read() as c:
-            return [Insight(*row) for row in c.execute(query)]
-
-    def _refresh(self) -> _Index:
+    def _refresh(self) -> SessionIndex:
         """The index, with the rows that this or another process has added since."""
-        generation = self.database.generation(self.session_id)
-        if generation != self._index.generation:
-            self._index = _Index(generation)
-        t = insights.c
         while True:
-            query = (
-                sa.select(t.seq, t.trace_id, t.embedding)
-                .where(t.session_id == self.session_id, t.seq > self._index.last_seq)
-                .order_by(t.seq)
-                .limit(_ROWS_AT_ONCE)
-            )
+            index = self._index
+            asked = {"session": self.session_id, "last": index.last_seq}
             with self.database.read() as c:
-                rows = c.execute(query).all()
-            if not self._index.extend(rows):  # a row was replaced: build it anew
-                self._index = _Index(generation)
+                rows = c.execute(_NEW_ROWS, asked).all()
+                generation = rows[0][0] if rows else 0
+                if generation != index.generation:  # cleared or embedded anew: nothing of it holds
+                    self._index = SessionIndex(generation)
+                    continue
+                if rows and rows[0][1] is None:  # the join's way to say: no new row
+                    return index
+                if rows and not index.size:
+                    _check(c, self.database.name, self.embedder_name, None)
+            if not index.extend([row[1:] for row in rows]):  # a row was replaced: build it anew
+                self._index = SessionIndex(generation)
                 continue
             if len(rows) < _ROWS_AT_ONCE:
-                return self._index
+                return index
 
     def _query_vector(self, query: str) -> np.ndarray[Any, Any]:
         vector = self._queries.get(query)
         if vector is None:
             vector = encode_queries(self.embedding_model, [query])
-            check_embedder(self.database, self.embedder_name, vector.shape[1])
             self._queries[query] = vector
             if len(self._queries) > _QUERIES_KEPT:
                 self._queries.popitem(last=False)
@@ -175,58 +235,11 @@ class InsightStore:
         return vector
 
 
-class _Index:
-    """A flat FAISS index of one session with the trace_id of each row."""
-
-    def __init__(self, generation: int = -1) -> None:
-        self.generation = generation
-        self.last_seq = -1
-        self.size = 0
-        self._faiss: Any = None
-        self._rows: dict[str, int] = {}
-        self._ids = np.empty(64, dtype=object)
-
-    def extend(self, rows: Sequence[Any]) -> bool:
-        """Take over new rows; False when one replaces a row that is already here."""
-        if not rows:
-            return True
-        if any(trace_id in self._rows for _, trace_id, _ in rows):
-            return False
-        vectors = np.frombuffer(b"".join(e for _, _, e in rows), dtype="<f4").reshape(len(rows), -1)
-        if self._faiss is None:
-            import faiss
-
-            self._faiss = faiss.IndexFlatIP(vectors.shape[1])
-        self._faiss.add(np.ascontiguousarray(vectors, dtype=np.float32))
-        while self.size + len(rows) > len(self._ids):
-            self._ids = np.concatenate([self._ids, np.empty(len(self._ids), dtype=object)])
-        for _, trace_id, _ in rows:
-            self._rows[trace_id] = self.size
-            self._ids[self.size] = trace_id
-            self.size += 1
-        self.last_seq = rows[-1][0]
-        return True
-
-    def rank(self, query: np.ndarray[Any, Any], exclude: Collection[str]) -> Ranking:
-        scores, found = self._faiss.search(query, self.size)
-        order, scores = order_by_score(scores[0], found[0])
-        if exclude:
-            hidden = np.zeros(self.size, dtype=bool)
-            hidden[[self._rows[t] for t in exclude if t in self._rows]] = True
-            shown = ~hidden[order]
-            order, scores = order[shown], scores[shown]
-        return Ranking(self._ids[order], scores)
-
-
 def clear_session(database: Database, session_id: str) -> None:
     """Remove a session's insights; no model is needed for it."""
     with database.write() as c:
-        c.execute(sa.delete(insights).where(insights.c.session_id == session_id))
-        c.execute(
-            sa.update(sessions)
-            .where(sessions.c.session_id == session_id)
-            .values(generation=sessions.c.generation + 1)
-        )
+        c.execute(_CLEAR, {"session": session_id})
+        c.execute(_NEXT_GENERATION, {"session": session_id})
 
 
 # the bank's embedder, one for all its sessions
@@ -239,14 +252,20 @@ def check_embedder(database: Database, name: str, dimension: int | None) -> None
 
 
 def _check(c: sa.Connection, where: str, name: str, dimension: int | None) -> bool:
-    known = dict(c.execute(sa.select(bank.c.key, bank.c.value)).tuples().all())
+    known = dict(c.execute(_BANK).all())
     old_name, old_dimension = known.get("embedder"), known.get("dimension")
     if old_name is None or (old_name == name and (dimension is None or old_dimension == str(dimension))):
         return old_name is not None and dimension is not None
-    if c.execute(sa.select(insights.c.seq).limit(1)).first() is None:
+    if c.execute(_ANY).first() is None:
         return False  # nothing embedded yet: nothing to mix
+    raise _mismatch(where, old_name, old_dimension, name, dimension)
+
+
+def _mismatch(
+    where: str, old_name: str, old_dimension: int | str | None, name: str, dimension: int | None
+) -> EmbedderMismatchError:
     ours = f"{name} ({dimension} dimensions)" if dimension else name
-    raise EmbedderMismatchError(
+    return EmbedderMismatchError(
         f"{where} holds embeddings of {old_name} ({old_dimension} dimensions), not of {ours}: open it with "
         f"{old_name}, or run  memory-bank re-embed --db {where} --embedding-model {name}"
     )
@@ -255,8 +274,6 @@ def _check(c: sa.Connection, where: str, name: str, dimension: int | None) -> bo
 def _remember_embedder(c: sa.Connection, where: str, name: str, dimension: int) -> None:
     if _check(c, where, name, dimension):
         return
-    c.execute(sa.delete(bank).where(bank.c.key.in_(["embedder", "dimension"])))
-    c.execute(
-        sa.insert(bank),
-        [{"key": "embedder", "value": name}, {"key": "dimension", "value": str(dimension)}],
-    )
+    c.execute(_FORGET_EMBEDDER)
+    facts = {"embedder": name, "dimension": str(dimension)}
+    c.execute(_REMEMBER_EMBEDDER, [{"key": key, "value": value} for key, value in facts.items()])

@@ -120,7 +120,7 @@ def is_session_id(value: Any) -> bool:
 def _is_name(value: Any, at_most: int) -> bool:
     if not isinstance(value, str) or not 0 < len(value) <= at_most:
         return False
-    return value.isascii() and "\0" not in value or not any(c == "\0" or "\ud800" <= c <= "\udfff" for c in value)
+    return "\0" not in value and (value.isascii() or not any("\ud800" <= c <= "\udfff" for c in value))
 
 
 def _check_id(trace_id: Any, what: str) -> None:

@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from memory_bank.errors import RecordConflictError
+from memory_bank.errors import EmbedderMismatchError
 from memory_bank.ports import Embedder
 from memory_bank.records import Insight, InteractionRecord, Ranking
-from memory_bank.stores.payload import from_row, same_fact, to_row
+from memory_bank.stores.payload import check_same, from_row, latest_insights, to_rows
 from memory_bank.vectors import encode_documents, encode_queries, order_by_score
 
 
@@ -28,19 +28,11 @@ class InMemoryFactStore:
 
     def store_many(self, batch: Sequence[InteractionRecord]) -> None:
         """See FactStorePort."""
+        rows = to_rows(batch, "")
         with self._lock:
-            new: dict[str, dict[str, Any]] = {}
-            for record in batch:
-                row = to_row(record, "")
-                old = self._rows.get(record.trace_id) or new.get(record.trace_id)
-                if old is None:
-                    new[record.trace_id] = row
-                elif not same_fact(row, old):
-                    raise RecordConflictError(
-                        f"another record has the trace_id {record.trace_id}: facts are never overwritten, "
-                        "store yours under a new trace_id."
-                    )
-            self._rows.update(new)
+            for trace_id in rows.keys() & self._rows.keys():
+                check_same(rows.pop(trace_id), self._rows[trace_id])
+            self._rows.update(rows)
 
     def get(self, trace_id: str) -> InteractionRecord | None:
         """See FactStorePort."""
@@ -53,7 +45,8 @@ class InMemoryFactStore:
 
     def steps(self) -> dict[str, int]:
         """See FactStorePort."""
-        return {trace_id: row["step_id"] for trace_id, row in self._rows.items()}
+        with self._lock:
+            return {trace_id: row["step_id"] for trace_id, row in self._rows.items()}
 
     def clear(self) -> None:
         """See FactStorePort."""
@@ -79,11 +72,13 @@ class InMemoryInsightStore:
 
     def add_many(self, batch: Sequence[Insight]) -> None:
         """See InsightStorePort."""
-        if not batch:
+        latest = latest_insights(batch)
+        if not latest:
             return
-        vectors = encode_documents(self.embedding_model, [i.summary for i in batch])
+        vectors = encode_documents(self.embedding_model, [i.summary for i in latest])
         with self._lock:
-            for insight, vector in zip(batch, vectors, strict=True):
+            self._check_dimension(vectors.shape[1])
+            for insight, vector in zip(latest, vectors, strict=True):
                 self._insights.pop(insight.trace_id, None)
                 self._insights[insight.trace_id] = (insight, vector)
 
@@ -98,9 +93,13 @@ class InMemoryInsightStore:
             if not ids:
                 return Ranking([], [])
             vector = encode_queries(self.embedding_model, [query])[0]
-            scores = np.array([float(np.dot(v, vector)) for _, v in self._insights.values()], dtype=np.float32)
+            self._check_dimension(len(vector))
+            scores = np.array(
+                [float(np.dot(v, vector)) for _, v in self._insights.values()], dtype=np.float32
+            )
         order, scores = order_by_score(scores, np.arange(len(ids)))
-        keep = [k for k, i in enumerate(order) if ids[i] not in exclude]
+        hidden = set(exclude)
+        keep = [k for k, i in enumerate(order) if ids[i] not in hidden]
         return Ranking([ids[order[k]] for k in keep], [float(scores[k]) for k in keep])
 
     def get_summary(self, trace_id: str) -> str | None:
@@ -113,13 +112,19 @@ class InMemoryInsightStore:
         found = self._insights.get(trace_id)
         return None if found is None else found[0]
 
+    def get_insights(self, trace_ids: Sequence[str]) -> dict[str, Insight]:
+        """See InsightStorePort."""
+        return {t: insight for t in trace_ids if (insight := self.get_insight(t)) is not None}
+
     def trace_ids(self) -> list[str]:
         """See InsightStorePort."""
-        return list(self._insights)
+        with self._lock:
+            return list(self._insights)
 
     def to_redo(self) -> list[Insight]:
         """See InsightStorePort."""
-        return [insight for insight, _ in self._insights.values() if insight.redo is not None]
+        with self._lock:
+            return [insight for insight, _ in self._insights.values() if insight.redo is not None]
 
     def clear(self) -> None:
         """See InsightStorePort."""
@@ -133,3 +138,12 @@ class InMemoryInsightStore:
     def size(self) -> int:
         """See InsightStorePort."""
         return len(self._insights)
+
+    def _check_dimension(self, dimension: int) -> None:
+        """What is compared must be of one length, whatever the embedder returns today."""
+        known = next((len(vector) for _, vector in self._insights.values()), dimension)
+        if known != dimension:
+            raise EmbedderMismatchError(
+                f"the embedder gave {dimension} dimensions, but the insights have {known}: clear the store, "
+                "or use the embedder that made them."
+            )

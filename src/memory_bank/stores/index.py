@@ -1,0 +1,60 @@
+"""The FAISS index of one session: derived from its rows, exact, thrown away when they change."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Any
+
+import numpy as np
+
+from memory_bank.records import Ranking
+from memory_bank.vectors import order_by_score
+
+
+class SessionIndex:
+    """A flat inner-product index with the trace_id of each row.
+
+    ``generation`` is the session's when its rows were read, ``last_seq`` the number of the newest of them.
+    """
+
+    def __init__(self, generation: int = -1) -> None:
+        self.generation = generation
+        self.last_seq = -1
+        self.size = 0
+        self.dimension = 0
+        self._faiss: Any = None
+        self._rows: dict[str, int] = {}
+        self._ids: Any = np.empty(64, dtype=object)
+
+    def extend(self, rows: Sequence[tuple[int, str, bytes]]) -> bool:
+        """Take over new rows ``(seq, trace_id, embedding)``; False, when one replaces a row that is here."""
+        if not rows:
+            return True
+        if any(trace_id in self._rows for _, trace_id, _ in rows):
+            return False
+        vectors = np.frombuffer(b"".join(e for _, _, e in rows), dtype="<f4").reshape(len(rows), -1)
+        if self._faiss is None:
+            import faiss
+
+            self.dimension = vectors.shape[1]
+            self._faiss = faiss.IndexFlatIP(self.dimension)
+        self._faiss.add(np.ascontiguousarray(vectors, dtype=np.float32))
+        while self.size + len(rows) > len(self._ids):
+            self._ids = np.concatenate([self._ids, np.empty(len(self._ids), dtype=object)])
+        for _, trace_id, _ in rows:
+            self._rows[trace_id] = self.size
+            self._ids[self.size] = trace_id
+            self.size += 1
+        self.last_seq = rows[-1][0]
+        return True
+
+    def rank(self, query: np.ndarray[Any, Any], exclude: Collection[str]) -> Ranking:
+        """All rows but the excluded, best first, for a query of shape (1, dimension)."""
+        scores, found = self._faiss.search(query, self.size)
+        order, scores = order_by_score(scores[0], found[0])
+        if exclude:
+            hidden = np.zeros(self.size, dtype=bool)
+            hidden[[self._rows[t] for t in exclude if t in self._rows]] = True
+            shown = ~hidden[order]
+            order, scores = order[shown], scores[shown]
+        return Ranking(self._ids[order], scores)

@@ -1,0 +1,54 @@
+"""The face: a sorted list, cheap to import."""
+
+import subprocess
+import sys
+import time
+
+import memory_bank
+
+HEAVY = ("torch", "faiss", "openai", "transformers", "sqlalchemy", "pydantic", "numpy", "tiktoken", "FlagEmbedding")
+
+
+def test_all_is_sorted_and_every_name_is_there():
+    assert memory_bank.__all__ == sorted(memory_bank.__all__)
+    assert set(memory_bank.__all__) == set(memory_bank._HOMES)
+    for name in memory_bank.__all__:
+        assert getattr(memory_bank, name) is not None
+    assert set(memory_bank.__all__) <= set(dir(memory_bank))
+
+
+def test_an_unknown_name_is_an_attribute_error():
+    try:
+        memory_bank.nonsense  # noqa: B018
+    except AttributeError as e:
+        assert "nonsense" in str(e)
+    else:
+        raise AssertionError
+
+
+def run(code: str) -> str:
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
+
+
+def test_importing_loads_nothing_heavy():
+    loaded = run(f"import sys, memory_bank; print([m for m in {HEAVY!r} if m in sys.modules])")
+    assert loaded == "[]"
+
+
+def test_importing_is_quick():
+    def seconds(code: str) -> float:
+        start = time.perf_counter()
+        run(code)
+        return time.perf_counter() - start
+
+    extra = [seconds("import memory_bank") - seconds("pass") for _ in range(5)]
+    assert min(extra) < 0.2
+
+
+def test_the_core_needs_no_model_libraries():
+    code = (
+        "import sys; from memory_bank import *; s = MemoryBankState('lexical');"
+        "apply_memory_bank_strategy([{'role': 'user', 'content': 'x'}], None, None, s);"
+        "print([m for m in ('torch', 'openai', 'transformers', 'FlagEmbedding', 'alembic') if m in sys.modules])"
+    )
+    assert run(code) == "[]"

@@ -1,0 +1,127 @@
+"""Imports run down: the map of the house, held against every module."""
+
+import ast
+from pathlib import Path
+
+PACKAGE = Path(__file__).parents[1] / "src" / "memory_bank"
+
+# Room → rooms it may import (besides itself). The order is the order of the house, from the ground up.
+MAP: dict[str, set[str]] = {
+    "errors": set(),
+    "records": set(),
+    "shipped": set(),
+    "ports": {"records"},
+    "prompts": {"errors", "shipped"},
+    "config": {"errors", "shipped"},
+    "history": {"records", "errors", "ports"},
+    "vectors": {"errors", "ports"},
+    "stores": {"records", "errors", "ports", "history", "vectors"},
+    "clients": {"records", "errors", "ports"},
+    "extraction": {"records", "history"},
+    "observer": {"config", "clients", "extraction", "history", "ports", "prompts", "records"},
+    "ingestion": {"observer", "clients", "ports", "records"},
+    "retrieval": {"ports", "records", "history"},
+    "context": {"history", "retrieval", "records"},
+    "strategies": {"config", "context", "history", "observer", "ports", "records", "retrieval"},
+    "traces": {"errors"},
+    "assembly": {"clients", "config", "context", "errors", "history", "ports", "records", "stores"},
+    "processor": {"assembly", "config", "history", "strategies"},
+    "replay": {"assembly", "config", "history", "processor", "stores", "traces"},
+    "testing": {"clients", "errors", "history", "ports", "records", "stores", "vectors"},
+    "cli": {
+        "assembly", "clients", "config", "errors", "history", "ingestion", "observer", "records", "replay",
+        "shipped", "stores", "traces",
+    },
+}  # fmt: skip
+FACE = {"__init__", "__main__"}
+
+
+def room_of(module: str) -> str:
+    return module.split(".")[1] if "." in module else "__init__"
+
+
+def modules() -> dict[str, Path]:
+    found = {}
+    for path in PACKAGE.rglob("*.py"):
+        parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
+        found[".".join(p for p in parts if p != "__init__") or "memory_bank"] = path
+    return found
+
+
+def imports(path: Path) -> set[str]:
+    tree = ast.parse(path.read_text())
+    found = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("memory_bank"):
+            if node.module == "memory_bank":
+                found |= {f"memory_bank.{a.name}" for a in node.names if a.name != "__version__"}
+            else:
+                found.add(node.module)
+        elif isinstance(node, ast.Import):
+            found |= {a.name for a in node.names if a.name.startswith("memory_bank.")}
+    return found
+
+
+def test_every_module_is_on_the_map():
+    rooms = {room_of(m) for m in modules()} - FACE
+    assert rooms == set(MAP)
+
+
+def test_imports_follow_the_map():
+    wrong = []
+    for name, path in modules().items():
+        room = room_of(name)
+        if room in FACE:
+            continue
+        for target in imports(path):
+            if room_of(target) != room and room_of(target) not in MAP[room]:
+                wrong.append(f"{name} imports {target}")
+    assert wrong == []
+
+
+def test_the_map_runs_down():
+    order = list(MAP)
+    for room, allowed in MAP.items():
+        assert all(order.index(a) < order.index(room) for a in allowed), room
+
+
+def test_no_circle_within_a_room():
+    graph = {n: {i for i in imports(p) if i in modules()} for n, p in modules().items() if room_of(n) not in FACE}
+    done: set[str] = set()
+
+    def visit(node: str, path: tuple[str, ...]) -> None:
+        assert node not in path, f"circle: {' → '.join([*path, node])}"
+        if node not in done:
+            for target in graph.get(node, ()):
+                visit(target, (*path, node))
+            done.add(node)
+
+    for name in graph:
+        visit(name, ())
+
+
+def test_no_module_is_longer_than_six_hundred_lines_and_each_opens_with_a_sentence():
+    for name, path in modules().items():
+        text = path.read_text()
+        assert text.count("\n") <= 600, name
+        doc = ast.get_docstring(ast.parse(text))
+        if "migrations.versions" in name and not doc:
+            continue
+        assert doc and doc.strip().split("\n")[0].strip(), name
+
+
+def test_nothing_is_patched_away():
+    """Fakes ship and real servers run; a Mock may stand for a user's odd object, never for our own parts."""
+    for path in (PACKAGE.parents[1] / "tests").rglob("*.py"):
+        if path.name != Path(__file__).name:
+            text = path.read_text()
+            assert not any(word in text for word in ("import patch", "mock.patch", "mocker")), path
+
+
+def test_the_library_never_imports_benchmarks_or_tests():
+    for name, path in modules().items():
+        tree = ast.parse(path.read_text())
+        roots = {
+            (n.module or "").split(".")[0] for n in ast.walk(tree) if isinstance(n, ast.ImportFrom)
+        } | {a.name.split(".")[0] for n in ast.walk(tree) if isinstance(n, ast.Import) for a in n.names}
+        assert not roots & {"benchmarks", "tests"}, name
