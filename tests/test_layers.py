@@ -25,7 +25,7 @@ MAP: dict[str, set[str]] = {
     "strategies": {"config", "context", "history", "observer", "ports", "records", "retrieval"},
     "traces": {"errors"},
     "assembly": {"clients", "config", "context", "errors", "history", "ports", "records", "stores"},
-    "processor": {"assembly", "config", "history", "strategies"},
+    "processor": {"assembly", "config", "errors", "history", "strategies"},
     "replay": {"assembly", "config", "history", "processor", "stores", "traces"},
     "testing": {"clients", "errors", "history", "ports", "records", "stores", "vectors"},
     "cli": {
@@ -56,7 +56,11 @@ def imports(path: Path) -> set[str]:
             if node.module == "memory_bank":
                 found |= {f"memory_bank.{a.name}" for a in node.names if a.name != "__version__"}
             else:
-                found.add(node.module)
+                parts = {f"{node.module}.{a.name}" for a in node.names}
+                known = parts & set(modules())
+                found |= known
+                if known != parts:
+                    found.add(node.module)
         elif isinstance(node, ast.Import):
             found |= {a.name for a in node.names if a.name.startswith("memory_bank.")}
     return found

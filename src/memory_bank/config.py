@@ -137,7 +137,7 @@ class Config(BaseSettings):
         """The settings under a key. Raises UnknownStrategyError, which names the nearest known key."""
         found = self.memory_strategies.get(key)
         if found is None:
-            near = difflib.get_close_matches(key, self.memory_strategies, n=1)
+            near = difflib.get_close_matches(str(key), self.memory_strategies, n=1)
             known = ", ".join(sorted(self.memory_strategies)) or "none"
             hint = f"did you mean {near[0]!r}?" if near else f"it has {known}."
             raise UnknownStrategyError(f"the configuration has no strategy {key!r}: {hint}")

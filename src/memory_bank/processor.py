@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from memory_bank.assembly import MemoryBankState
 from memory_bank.config import Config, load_config
+from memory_bank.errors import ConfigError
 from memory_bank.history.conversation import Conversation
+from memory_bank.history.parsing import check_messages
 from memory_bank.history.tokens import open_counter
 from memory_bank.strategies.memory_bank import apply_memory_bank_strategy
 from memory_bank.strategies.no_strategy import apply_no_strategy
@@ -20,15 +22,20 @@ OpenState = Callable[[], MemoryBankState]
 class MemoryProcessor:
     """Applies configured strategies to one agent's conversation.
 
-    ``config`` is a Config, the path of a configuration file, or None for the shipped one. ``open_state``
-    makes the memory bank's state when it is first needed; in memory unless given.
+    ``config`` is a Config, a dict of its values, the path of a configuration file, or None for the shipped
+    one. ``open_state`` makes the memory bank's state of a key when it is first needed; in memory unless
+    given. Safe under threads.
     """
 
-    def __init__(self, config: Config | str | Path | None = None, open_state: OpenState | None = None) -> None:
-        self.config = config if isinstance(config, Config) else load_config(config)
+    def __init__(
+        self,
+        config: Config | Mapping[str, Any] | str | Path | None = None,
+        open_state: OpenState | None = None,
+    ) -> None:
+        self.config = _as_config(config)
         self._open_state = open_state or MemoryBankState
         self._states: dict[str, Any] = {}
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
 
     def apply_strategy(
         self,
@@ -40,14 +47,16 @@ class MemoryProcessor:
         """``(messages, token_count)`` of the strategy under ``memory_key`` (default: the configured one).
 
         ``input_token_count`` is what the caller counted for the messages; a strategy that changes nothing
-        gives it back instead of counting again. Raises UnknownStrategyError and what the strategy raises.
+        gives it back instead of counting again. Raises UnknownStrategyError, MessagesError and what the
+        strategy raises.
         """
         key = memory_key or self.config.default_strategy
         settings = self.config.strategy(key)
         if settings.type == "no_strategy":
             if input_token_count is not None:
-                return list(messages), input_token_count
-            return apply_no_strategy(messages, llm_client, settings, self._state(key, _counting))
+                return list(check_messages(messages)), input_token_count
+            with self._lock:
+                return apply_no_strategy(messages, llm_client, settings, self._state(key, _counting))
         return apply_memory_bank_strategy(messages, llm_client, settings, self._state(key, self._open_state))
 
     def state(self, memory_key: str) -> Any:
@@ -73,6 +82,16 @@ class MemoryProcessor:
             if key not in self._states:
                 self._states[key] = make()
             return self._states[key]
+
+
+def _as_config(config: Any) -> Config:
+    if isinstance(config, Config):
+        return config
+    if isinstance(config, Mapping):
+        return Config(**{str(key): value for key, value in config.items()})
+    if config is None or isinstance(config, (str, Path)):
+        return load_config(config)
+    raise ConfigError(f"a configuration is a Config, a dict or a path, not {type(config).__name__}.")
 
 
 def _counting() -> Conversation:

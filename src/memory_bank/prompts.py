@@ -9,16 +9,16 @@ from pathlib import Path
 from memory_bank.errors import PromptError
 from memory_bank.shipped import shipped_file
 
-_PLACEHOLDER = re.compile(r"\{\{\s*([a-z_]+)\s*\}\}")
+_PLACEHOLDER = re.compile(r"\{\{\s*(\w+)\s*\}\}")
 _PART = re.compile(r"^=== (system|user) ===\s*$", re.MULTILINE)
 
 
 @lru_cache(maxsize=16)
 def load_prompt(name: str, path: str | None = None) -> str:
-    """The text of ``prompts/NAME.prompt.md``, or of another file. Raises PromptError when it cannot be read."""
+    """The text of ``prompts/NAME.prompt.md``, or of another file. Raises PromptError."""
     file = Path(path) if path else shipped_file(f"prompts/{name}.prompt.md")
     try:
-        return file.read_text(encoding="utf-8")
+        return file.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as e:
         raise PromptError(
             f"the prompt file {file} cannot be read ({type(e).__name__}): restore it or set another path."
@@ -35,7 +35,7 @@ def fill_prompt(template: str, values: dict[str, str]) -> list[dict[str, str]]:
     parts = dict(zip(pieces[1::2], pieces[2::2], strict=True))
     if "user" not in parts:
         raise PromptError("the prompt has no part  === user === : add one.")
-    named = set(_PLACEHOLDER.findall(template))
+    named = {name for text in parts.values() for name in _PLACEHOLDER.findall(text)}
     if missing := sorted(set(values) - named):
         raise PromptError(f"the prompt lacks the placeholder {{{{ {missing[0]} }}}}: add it.")
     if unknown := sorted(named - set(values)):

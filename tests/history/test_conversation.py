@@ -64,6 +64,46 @@ def test_a_message_edited_in_place_is_noticed():
     assert shape(c.update(messages)) == shape(conversation().update(messages))
 
 
+def test_an_old_message_edited_in_place_is_noticed_in_time():
+    messages = [user(), *rounds(400)]
+    c = conversation()
+    c.update(messages)
+    messages[2]["content"] = "edited"
+    for _ in range(4):
+        view = c.update(messages)
+    assert shape(view) == shape(conversation().update(messages))
+
+
+@given(good_chats(), st.data())
+def test_an_edited_prompt_equals_reading_at_once(messages, data):
+    c = conversation()
+    c.update(messages)
+    for _ in range(3):
+        i = data.draw(st.integers(0, len(messages) - 1))
+        messages[i] = {**messages[i], "content": data.draw(st.sampled_from(["now", "", None, "later than now"]))}
+        assert shape(c.update(messages)) == shape(conversation().update(messages))
+
+
+def test_a_system_prompt_that_changes_at_every_step_costs_no_parsing():
+    class Counting:
+        name, approximate, seen = "counting", True, 0
+
+        def count_text(self, text):
+            return 1
+
+        def count_message(self, message):
+            self.seen += 1
+            return 1
+
+    counter = Counting()
+    c = Conversation("s", counter)
+    messages = [system(), user(), *rounds(100)]
+    c.update(messages)
+    for i in range(10):
+        c.update([system(f"It is {i} o'clock."), *messages[1:]])
+    assert counter.seen == len(messages) + 10
+
+
 def test_each_message_is_counted_once():
     class Counting:
         name, approximate, seen = "counting", True, 0

@@ -52,7 +52,7 @@ def _options(
 ) -> None:
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_Visible("%(levelname)s %(name)s: %(message)s"))
-    logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
+    logging.basicConfig(level=logging.WARNING, handlers=[handler])
     if verbose:  # only ours: the log of the HTTP client holds whole prompts
         logging.getLogger("memory_bank").setLevel(logging.DEBUG)
     if context.invoked_subcommand is None:
@@ -104,22 +104,20 @@ def _run() -> int:
     except Exception as e:
         logging.getLogger("memory_bank").debug("unforeseen", exc_info=True)
         tell(
-            f"an unforeseen {type(e).__name__} ended it ({one_line(str(e), 200)}): run `memory-bank --verbose …` "
-            "to see where, and report it."
+            f"an unforeseen {type(e).__name__} ended it ({one_line(str(e), 200)}): "
+            "run `memory-bank --verbose …` to see where, and report it."
         )
         return 1
 
 
-def _stopped_by(error: BaseException) -> int:
+def _stopped_by(error: OSError) -> int:
     """The exit code after an operating system's error, and no second complaint when Python ends."""
     if isinstance(error, BrokenPipeError):  # the reader of our output went away, as `head` does
         _drop_output()
         return 0
-    assert isinstance(error, OSError)
     file = f" ({error.filename})" if error.filename else ""
-    tell(
-        f"{error.strerror or type(error).__name__}{file}: what was written so far is kept; make room or name another file."
-    )
+    what = error.strerror or type(error).__name__
+    tell(f"{what}{file}: what was written so far is kept; make room or name another file.")
     _drop_output()
     return 1
 

@@ -27,6 +27,9 @@ JSON = typer.Option(False, "--json", help="Print JSON.")
 SESSION = typer.Option(None, "--session", help="The session; may be left out when there is only one.")
 
 
+_NUMBERS = frozenset({0, 1})  # columns of the table of hits
+
+
 def _open(db: str) -> Any:
     from memory_bank.stores.database import Database, database_url
 
@@ -45,9 +48,8 @@ def _session(database: Any, wanted: str | None) -> str:
 
     if wanted is not None:
         if not has_session(database, wanted):
-            raise StorageError(
-                f"{database.name} has no session {wanted!r}: `memory-bank sessions` lists them."
-            )
+            told = f"{database.name} has no session {one_line(wanted, 80)!r}"
+            raise StorageError(f"{told}: `memory-bank sessions` lists them.")
         return wanted
     known = list_sessions(database)
     if len(known) != 1:
@@ -177,8 +179,8 @@ def search(
     table(
         ["score", "step", "tool", "trace_id", "summary"],
         rows,
-        right=frozenset({0, 1}),
-        whole=frozenset({0, 1, 3}),
+        right=_NUMBERS,
+        whole=_NUMBERS | {3},
     )
 
 
@@ -247,13 +249,16 @@ def export(
 def observe(
     db: str = DB,
     session: str | None = typer.Option(None, "--session", help="Only this session; default: all."),
-    observer_model: str = typer.Option(
-        "extractive", help="Model that summarises; needs OPENAI_API_KEY or a local OPENAI_BASE_URL."
+    observer_model: str | None = typer.Option(
+        None, help="Model at OPENAI_BASE_URL, with OPENAI_API_KEY, or extractive; default: only missing ones."
     ),
     embedding_model: str | None = typer.Option(None, help="Default: the embedder the bank was built with."),
     as_json: bool = JSON,
 ) -> None:
-    """Make the insights that are missing or marked to be made again."""
+    """Make the insights that are missing or marked to be made again.
+
+    Without a model named, missing ones are made by extraction and marked ones wait.
+    """
     from memory_bank.clients.chat import OpenAIChat
     from memory_bank.ingestion import observe_again
     from memory_bank.observer import EXTRACTIVE, Observer
@@ -263,27 +268,37 @@ def observe(
 
     database = _open(db)
     wanted = [_session(database, session)] if session else [s.session_id for s in list_sessions(database)]
-    chat = None if observer_model == EXTRACTIVE else OpenAIChat()
-    observer = Observer(chat, observer_model)
+    chat = None if observer_model in (None, EXTRACTIVE) else OpenAIChat()
+    observer = Observer(chat, observer_model or EXTRACTIVE)
     model = _embedder(database, embedding_model)
     made = marked = 0
     for session_id in wanted:
         facts, insights = FactStore(database, session_id), InsightStore(model, database, session_id)
-        done, left = observe_again(facts, insights, observer, database.get_task(session_id))
+        if observer_model is None:
+            done, left = _observe_missing(facts, insights, observer), len(insights.to_redo())
+        else:
+            done, left = observe_again(facts, insights, observer, database.get_task(session_id))
         made, marked = made + done, marked + left
     if as_json:
         print_json({"made": made, "still_marked": marked, "observer": observer.name})
     else:
         print(f"made {made:,} insights ({observer.name}); {marked:,} are still to be made again.")
-    if marked:
+        if marked and observer_model is None:
+            print("name the model that is to make them with --observer-model.")
+    if marked and observer_model is not None:
         raise typer.Exit(1)
+
+
+def _observe_missing(facts: Any, insights: Any, observer: Any) -> int:
+    known = set(insights.trace_ids())
+    made = observer.observe_all(facts.get_many([t for t in facts.steps() if t not in known]), "")
+    insights.add_many(made)
+    return len(made)
 
 
 def re_embed(
     db: str = DB,
-    embedding_model: str = typer.Option(
-        ..., help="The new embedder: a model, a folder, openai:NAME, lexical."
-    ),
+    embedding_model: str = typer.Option(..., help="The new one: a model, a folder, openai:NAME, lexical."),
     as_json: bool = JSON,
 ) -> None:
     """Embed every summary anew with another model, all or nothing."""

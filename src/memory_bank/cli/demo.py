@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from memory_bank.cli.output import one_line
 
+if TYPE_CHECKING:
+    from memory_bank.replay import Step
+    from memory_bank.traces import Trace
+
 DEMO_TRACE = "shop-refunds.jsonl"
+_BAR = 24
 
 
 def demo(
@@ -17,57 +22,92 @@ def demo(
     ),
 ) -> None:
     """Replay a recorded run: tokens with and without memory, what was brought back, and one exact fetch."""
-    from rich.console import Console
-    from rich.markup import escape
-
     from memory_bank.config import Config, MemoryBankSettings
     from memory_bank.replay import replay_trace
-    from memory_bank.shipped import shipped_trace
-    from memory_bank.traces import Trace, read_traces
 
-    console = Console(highlight=False)
-    say = console.print
-    trace = next(t for t in read_traces(shipped_trace(DEMO_TRACE)) if isinstance(t, Trace))
+    screen = _Screen()
+    trace = _recorded_run()
     embedder, why = _load(embedding_model)
     if why:
-        say(
-            f"[yellow]Falling back to the built-in lexical embedder:[/] {escape(one_line(why, 400))}",
-            soft_wrap=True,
-        )
+        screen.say("[yellow]Falling back to the built-in lexical embedder:[/] ", one_line(why, 600))
     settings = MemoryBankSettings(
         embedding_model=embedder, observer_model="extractive", retrieval_query="adaptive"
     )
-    config = Config(default_strategy="memory_bank", memory_strategies={"memory_bank": settings})
-    say(
-        f"\n[bold]{trace.id}[/]: {len(trace.messages)} messages of a recorded agent run, {_calls(trace)} tool calls."
+    # constructed without the environment: the demo shows the same on every machine
+    config = Config.model_construct(
+        default_strategy="memory_bank", memory_strategies={"memory_bank": settings}
     )
-    say(f"Task: {one_line(trace.task, 300)}", soft_wrap=True)
-    say(
-        "Before each model call the prompt is rebuilt: anchor, what matters of past calls, last interaction.\n"
+    calls = sum(len(m.get("tool_calls") or ()) for m in trace.messages)
+    screen.say(
+        f"\n[bold]{trace.id}[/]: {len(trace.messages)} messages of a recorded run, {calls} tool calls."
     )
-    totals = [0, 0]
-    fetched: list[Any] = []
+    screen.say("Task: ", one_line(trace.task, 300))
+    screen.say("Before each model call the prompt is rebuilt: anchor, what matters now, last interaction.\n")
+    fetched: list[tuple[str, str, bytes, bytes]] = []
+    steps = []
     for step in replay_trace(
-        trace, config, "memory_bank", on_close=lambda s: fetched.append(_fetch(s, trace))
+        trace, config, "memory_bank", on_close=lambda state: fetched.append(_fetch(state, trace))
     ):
-        totals[0] += step.full_tokens
-        totals[1] += step.tokens
-        _show_step(say, step)
-    approximate = (
-        " (approximate: tiktoken's vocabulary is not at hand)" if step.plan.counter == "approximate" else ""
-    )
-    saved = 1 - totals[1] / totals[0]
-    say(
-        f"\n[bold]All steps together: {totals[0]:,} tokens in full, {totals[1]:,} rebuilt: {saved:.0%} saved[/]{approximate}."
-    )
-    say(f"Broken call/result pairs in any rebuilt prompt: {step.broken_pairs}.")
+        steps.append(step)
+        screen.show(step)
+    full, rebuilt = sum(s.full_tokens for s in steps), sum(s.tokens for s in steps)
+    saved = f"{1 - rebuilt / full:.0%} saved"
+    how = " (approximate: tiktoken's vocabulary is not at hand)" if steps[-1].counter == "approximate" else ""
+    screen.say(f"\n[bold]All steps together: {full:,} tokens in full, {rebuilt:,} rebuilt: {saved}[/]{how}.")
+    screen.say(f"Broken call/result pairs in all rebuilt prompts: {sum(s.broken_pairs for s in steps)}.")
     trace_id, tool, stored, said = fetched[0]
-    say(f"\nNothing is lost. The largest output, of [bold]{tool}[/], fetched by its trace_id {trace_id}:")
+    screen.say(
+        f"\nNothing is lost. The largest output, of [bold]{tool}[/], fetched by its trace_id {trace_id}:"
+    )
     same = stored == said
-    say(f"  stored {len(stored):,} bytes, the tool said {len(said):,} bytes: " + (
-        "[green]identical, byte for byte[/]." if same else "[red]they differ[/]."))  # fmt: skip
+    verdict = "[green]identical, byte for byte[/]" if same else "[red]they differ[/]"
+    screen.say(f"  stored {len(stored):,} bytes, the tool said {len(said):,} bytes: {verdict}.")
     if not same:
         raise typer.Exit(1)
+
+
+class _Screen:
+    """Standard output; where it cannot show bars and arrows, ASCII stands for them."""
+
+    def __init__(self) -> None:
+        from rich.console import Console
+
+        self._console = Console(highlight=False)
+        plain = not self._console.encoding.lower().startswith("utf")
+        self._arrow, self._back, self._full, self._rest = ("->", "<-", "#", ".") if plain else "→↩█·"
+
+    def say(self, markup: str, text: str = "") -> None:
+        """A line of markup and, after it, text that is shown as it is."""
+        from rich.text import Text
+
+        self._console.print(Text.from_markup(markup) + Text(text), soft_wrap=True)
+
+    def show(self, step: Step) -> None:
+        """One step: its tokens, and what was brought back."""
+        share = step.tokens / max(1, step.full_tokens)
+        filled = min(_BAR, round(_BAR * share))
+        bar = self._full * filled + self._rest * (_BAR - filled)
+        tokens = f"{step.full_tokens:>7,} {self._arrow} {step.tokens:>6,} tokens"
+        self.say(f"step {step.step:>2}  {tokens}  [cyan]{bar}[/] {share:>4.0%}")
+        if step.plan.unchanged:
+            return
+        for decision in step.plan.decisions:
+            if decision.score is not None and str(decision.fate) in ("kept", "shown in part"):
+                tools = ", ".join(decision.tools)
+                line = f"step {decision.step} {tools}: similarity {decision.score:.2f}, {decision.reason}"
+                self.say(f"         [dim]{self._back}[/] ", one_line(line, 150))
+
+
+def _recorded_run() -> Trace:
+    from memory_bank.errors import TraceFileError
+    from memory_bank.shipped import shipped_trace
+    from memory_bank.traces import Trace, read_traces
+
+    file = shipped_trace(DEMO_TRACE)
+    for trace in read_traces(file):
+        if isinstance(trace, Trace):
+            return trace
+    raise TraceFileError(f"{file} holds no trace: install memory-bank anew.")
 
 
 def _load(name: str) -> tuple[str, str]:
@@ -82,37 +122,11 @@ def _load(name: str) -> tuple[str, str]:
     return name, ""
 
 
-def _show_step(say: Any, step: Any) -> None:
-    from rich.markup import escape
-
-    width = 24
-    share = step.tokens / max(1, step.full_tokens)
-    filled = min(width, round(width * share))
-    bar = "█" * filled + "·" * (width - filled)
-    say(
-        f"step {step.step:>2}  {step.full_tokens:>7,} → {step.tokens:>6,} tokens  [cyan]{bar}[/] {share:>4.0%}"
-    )
-    for decision in step.plan.decisions:
-        if (
-            decision.score is not None
-            and str(decision.fate) in ("kept", "shown in part")
-            and not step.plan.unchanged
-        ):
-            tools = ", ".join(decision.tools)
-            line = f"step {decision.step} {tools}: similarity {decision.score:.2f}, {decision.reason}"
-            say(f"         [dim]↩ {escape(one_line(line, 150))}[/]", soft_wrap=True)
-
-
-def _calls(trace: Any) -> int:
-    return sum(len(m.get("tool_calls") or ()) for m in trace.messages)
-
-
-def _fetch(state: Any, trace: Any) -> tuple[str, str, bytes, bytes]:
+def _fetch(state: Any, trace: Trace) -> tuple[str, str, bytes, bytes]:
     """The largest output: its id, its tool, what the bank stored, and what the trace's message says."""
-    largest = max(
-        (m for m in trace.messages if m["role"] == "tool"), key=lambda m: len(m["content"]), default=None
-    )
+    largest = max((m for m in trace.messages if m["role"] == "tool"), key=lambda m: len(m["content"]))
     records = state.fact_store.get_many(list(state.steps))
-    record = next(r for r in records if largest and r.call_id == largest["tool_call_id"])
-    again = state.fact_store.get(record.trace_id)
-    return record.trace_id, record.tool_name, again.output_text.encode(), largest["content"].encode()
+    found = next(r for r in records if r.call_id == largest["tool_call_id"])
+    again = state.fact_store.get(found.trace_id)
+    stored, said = (t.encode("utf-8", "surrogatepass") for t in (again.output_text, largest["content"]))
+    return found.trace_id, found.tool_name, stored, said

@@ -16,7 +16,7 @@ from memory_bank.errors import ConfigError
 
 
 def tell(sentence: str) -> None:
-    """One sentence to the person, on standard error, whatever characters it holds; nobody there is no harm."""
+    """One sentence to the person, on standard error; where that is closed, to nobody."""
     if sys.stderr is None:
         return
     with contextlib.suppress(OSError):

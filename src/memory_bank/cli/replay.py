@@ -14,12 +14,8 @@ from memory_bank.errors import ConfigError
 
 
 def replay(
-    traces: list[Path] = typer.Argument(
-        ..., help="Files of JSON lines {id, messages, tools?}, plain or .gz."
-    ),
-    strategy: str | None = typer.Option(
-        None, help="Key in the configuration; default: its default_strategy."
-    ),
+    traces: list[Path] = typer.Argument(..., help="Files of JSON lines {id, messages}, plain or .gz."),
+    strategy: str | None = typer.Option(None, help="Key in the configuration; default: the one it names."),
     config: Path | None = typer.Option(None, help="Configuration file; default: the shipped one."),
     db: str | None = typer.Option(None, help="Keep the memory in this database; default: in memory."),
     out: Path | None = typer.Option(None, help="Write a JSON line a step: id, step, messages, tokens."),
@@ -31,8 +27,7 @@ def replay(
     """
     from memory_bank.config import load_config
     from memory_bank.errors import TraceFileError
-    from memory_bank.replay import Memory, Summary, replay_trace
-    from memory_bank.stores.database import Database
+    from memory_bank.replay import Summary, replay_trace
     from memory_bank.traces import BrokenLine, read_traces
 
     settings = load_config(config)
@@ -41,8 +36,8 @@ def replay(
     _check_files(traces)
     summary = Summary(key)
     with (
-        output_file(out, *traces) as target,
-        _memory(db, Database, Memory) as memory,
+        _memory(db) as memory,
+        output_file(out, *traces, *([Path(db)] if db else [])) as target,
         _Progress(traces) as bar,
     ):
         for path in traces:
@@ -81,8 +76,17 @@ def _check_files(traces: list[Path]) -> None:
 
 
 @contextlib.contextmanager
-def _memory(db: str | None, database: Any, memory: Any) -> Iterator[Any]:
-    kept = memory(database(db) if db else None)
+def _memory(db: str | None) -> Iterator[Any]:
+    from memory_bank.replay import Memory
+    from memory_bank.stores.database import Database, database_url
+
+    if db:
+        folder = Path(database_url(db).database or "").parent
+        if not folder.is_dir():
+            raise ConfigError(
+                f"there is no folder {folder} for the bank: make it, or give --db another path."
+            )
+    kept = Memory(Database(db) if db else None)
     try:
         yield kept
     finally:
@@ -108,7 +112,7 @@ def _print(summary: Any) -> None:
         print(f"unreadable files     {len(s['unreadable_files']):,}")
     if s["continued"]:
         print(
-            f"continued sessions   {s['continued']:,} (they held records already: contexts may show later steps)"
+            f"continued sessions   {s['continued']:,}: they held records, contexts may show what came later"
         )
 
 

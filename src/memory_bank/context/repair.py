@@ -30,7 +30,8 @@ def repair_interaction(interaction: Interaction, mode: str) -> tuple[list[Any], 
     riders = [m for m in interaction.messages if kind_of(m) in (K.USER, K.SYSTEM, K.OTHER)]
     known = {c.call_id for m in calls for c in calls_of(m)}
     given: set[Any] = set()
-    results, orphans = [], []
+    results: list[Any] = []
+    orphans: list[Any] = []
     for m in interaction.messages:
         if kind_of(m) is K.RESULT:
             call_id = result_of(m).call_id

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import copy
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
+from operator import is_
 from typing import Any
 
-from memory_bank.history.interactions import Interaction, Segment
+from memory_bank.history.content import read
+from memory_bank.history.interactions import Interaction, Kind, Segment, Utterance, kind_of
 from memory_bank.history.parsing import Parser, check_messages, task_text
 from memory_bank.ports import TokenCounter
 from memory_bank.records import derive_trace_id
+
+_LATEST = 64  # messages at the end that are compared at every step
+_IN_TURN = 256  # older messages that are compared in one step
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +70,10 @@ class Conversation:
     """Follows one session's message list from step to step.
 
     What is the same as at the last step is compared, not parsed again: the cost of a step is what is new.
-    A list that differs earlier (a fork, a retry, a client that dropped or edited messages) is parsed anew
-    from the first difference.
+    A system prompt or user message that was edited is taken over in its place; a list that differs otherwise
+    (a fork, a retry, a client that dropped or edited messages) is parsed anew from the first difference.
+    Where the list holds the very objects of the last step, what is kept in every context and the latest
+    messages are compared in full, the older interactions in turns, 256 messages a step.
     """
 
     def __init__(self, session_id: str, counter: TokenCounter) -> None:
@@ -75,7 +83,11 @@ class Conversation:
 
     def reset(self) -> None:
         """Forget everything."""
-        self._snapshot: list[Any] = []
+        self._objects: list[Any] = []  # the caller's messages
+        self._snapshot: list[Any] = []  # what they held
+        self._turn = 0
+        self._task: str | None = None  # known once it stands in a closed segment
+        self._task_sought = 0
         self._tokens_before = [0]
         self._parser = Parser()
         self._read = 0  # closed segments taken over
@@ -85,16 +97,13 @@ class Conversation:
         self._occurrences: Counter[bytes] = Counter()
         self._kept: list[int] = []
         self._acknowledged = 0
-        self._task: str | None = None  # once it stands in a closed segment
-        self._task_sought = 0
 
     def update(self, messages: Any) -> View:
         """Take in the present list of messages. Raises MessagesError when it is no list."""
         messages = check_messages(messages)
-        same = _common_prefix(self._snapshot, messages)
-        if same < len(self._snapshot):
-            same = self._rewind(same)
+        same = self._reconcile(messages)
         for message in messages[same:]:
+            self._objects.append(message)
             self._snapshot.append(_freeze(message))
             self._tokens_before.append(self._tokens_before[-1] + self.counter.count_message(message))
             self._parser.feed(message)
@@ -155,6 +164,68 @@ class Conversation:
         # A prefix view of a list that only grows is safe to share: it is cut, never changed, on a rewind.
         return View(messages, entries, kept, tail_start, task or "", self._tokens_before)
 
+    def _reconcile(self, messages: Sequence[Any]) -> int:
+        """Make what is known agree with the list's beginning; returns how many messages are known."""
+        n = min(len(self._snapshot), len(messages))
+        changed = self._changed(messages, n)
+        stop = next((i for i in changed if not self._is_patchable(i, messages[i])), n)
+        patches = [i for i in changed if i < stop]
+        if stop < len(self._snapshot):
+            stop = self._rewind(stop)
+        patches = [i for i in patches if i < stop]
+        if patches:
+            self._patch(patches, messages)
+        self._objects[:stop] = messages[:stop]
+        return stop
+
+    def _changed(self, messages: Sequence[Any], n: int) -> list[int]:
+        """The positions below ``n`` at which a message is not what it was."""
+        head = messages[:n]
+        positions: Iterable[int] = range(n)
+        if n == len(self._objects) and all(map(is_, head, self._objects)):
+            turn = range(self._turn, min(n, self._turn + _IN_TURN))
+            self._turn = turn.stop if turn.stop < n else 0
+            latest = range(max(0, n - _LATEST), n)
+            kept = self._kept[: bisect_left(self._kept, latest.start)]
+            positions = sorted({*kept, *latest, *turn})
+        else:
+            try:
+                if list(head) == (self._snapshot if n == len(self._snapshot) else self._snapshot[:n]):
+                    return []
+            except Exception:  # too deep, or foreign objects that refuse to be compared
+                pass
+        return [i for i in positions if not _same(self._snapshot[i], messages[i])]
+
+    def _is_patchable(self, position: int, message: Any) -> bool:
+        """Whether a changed message is a text of system or user that changes nothing around it."""
+        segment = self._closed_at(position)
+        return (
+            isinstance(segment, Utterance)
+            and segment.kind in (Kind.SYSTEM, Kind.USER)
+            and kind_of(message) is segment.kind
+            and all(isinstance(read(m, "content"), str) for m in (message, self._snapshot[position]))
+        )
+
+    def _closed_at(self, position: int) -> Segment | None:
+        closed = self._parser.closed
+        i = bisect_right(closed, position, key=lambda s: s.start) - 1
+        return closed[i] if i >= 0 and closed[i].stop > position else None
+
+    def _patch(self, positions: Sequence[int], messages: Sequence[Any]) -> None:
+        counts = [b - a for a, b in pairwise(self._tokens_before)]
+        closed = self._parser.closed
+        for i in positions:
+            counts[i] = self.counter.count_message(messages[i])
+            self._snapshot[i] = _freeze(messages[i])
+            at = bisect_right(closed, i, key=lambda s: s.start) - 1
+            closed[at] = Utterance(i, messages[i], kind_of(messages[i]))
+        self._tokens_before = list(accumulate(counts, initial=0))
+        self._forget_task()
+
+    def _forget_task(self) -> None:
+        self._task = None
+        self._task_sought = 0
+
     def _rewind(self, position: int) -> int:
         """Forget what was read from ``position`` on and from the last interaction that may reach there."""
         closed = self._parser.closed
@@ -170,7 +241,7 @@ class Conversation:
         parser.closed = closed[:cut]
         self._parser = parser
         self._read = cut
-        self._snapshot = self._snapshot[:start]
+        del self._snapshot[start:], self._objects[start:]
         self._tokens_before = self._tokens_before[: start + 1]
         keep = bisect_left(self._starts, start)
         for keys in self._keys[keep:]:
@@ -178,26 +249,12 @@ class Conversation:
         del self._entries[keep:], self._starts[keep:], self._keys[keep:]
         self._kept = self._kept[: bisect_left(self._kept, start)]
         self._acknowledged = min(self._acknowledged, keep)
-        self._task = None
-        self._task_sought = 0
+        self._forget_task()
         return start
 
     def _first_pending(self, position: int) -> int:
         pending: list[Segment] = self._parser.pending()
         return pending[0].start if pending else position
-
-
-def _common_prefix(snapshot: list[Any], messages: Sequence[Any]) -> int:
-    """How many messages at the beginning are what they were."""
-    n = min(len(snapshot), len(messages))
-    head = messages[:n] if isinstance(messages, list) else list(messages[:n])
-    known = snapshot if n == len(snapshot) else snapshot[:n]
-    try:
-        if head == known:
-            return n
-    except Exception:  # foreign objects may refuse to be compared
-        pass
-    return next((i for i in range(n) if not _same(snapshot[i], messages[i])), n)
 
 
 def _same(a: Any, b: Any) -> bool:

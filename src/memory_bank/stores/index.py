@@ -8,7 +8,22 @@ from typing import Any
 import numpy as np
 
 from memory_bank.records import Ranking
-from memory_bank.vectors import order_by_score
+
+Array = np.ndarray[Any, Any]
+_TIE = 1e-6  # a score this close to the next better one is its equal
+
+
+def best_first(scores: Array, rows: Array) -> tuple[Array, Array]:
+    """Rows and scores, best first; among scores within 1e-6 of one another the larger row, the newer, first.
+
+    Neighbours are compared, not rounded values: equal vectors differ in the last bit, and wherever a
+    rounding has its edge some of them fall on either side.
+    """
+    order = np.argsort(-scores, kind="stable")
+    ties = np.zeros(len(order), dtype=np.intp)
+    np.cumsum(np.diff(scores[order].astype(np.float64)) < -_TIE, out=ties[1:])
+    order = order[np.lexsort((-rows[order], ties))]
+    return rows[order], scores[order]
 
 
 class SessionIndex:
@@ -48,10 +63,10 @@ class SessionIndex:
         self.last_seq = rows[-1][0]
         return True
 
-    def rank(self, query: np.ndarray[Any, Any], exclude: Collection[str]) -> Ranking:
+    def rank(self, query: Array, exclude: Collection[str]) -> Ranking:
         """All rows but the excluded, best first, for a query of shape (1, dimension)."""
         scores, found = self._faiss.search(query, self.size)
-        order, scores = order_by_score(scores[0], found[0])
+        order, scores = best_first(scores[0], found[0])
         if exclude:
             hidden = np.zeros(self.size, dtype=bool)
             hidden[[self._rows[t] for t in exclude if t in self._rows]] = True

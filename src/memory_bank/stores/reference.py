@@ -11,8 +11,9 @@ import numpy as np
 from memory_bank.errors import EmbedderMismatchError
 from memory_bank.ports import Embedder
 from memory_bank.records import Insight, InteractionRecord, Ranking
+from memory_bank.stores.index import best_first
 from memory_bank.stores.payload import check_same, from_row, latest_insights, to_rows
-from memory_bank.vectors import encode_documents, encode_queries, order_by_score
+from memory_bank.vectors import encode_documents, encode_queries
 
 
 class InMemoryFactStore:
@@ -97,7 +98,7 @@ class InMemoryInsightStore:
             scores = np.array(
                 [float(np.dot(v, vector)) for _, v in self._insights.values()], dtype=np.float32
             )
-        order, scores = order_by_score(scores, np.arange(len(ids)))
+        order, scores = best_first(scores, np.arange(len(ids)))
         hidden = set(exclude)
         keep = [k for k, i in enumerate(order) if ids[i] not in hidden]
         return Ranking([ids[order[k]] for k in keep], [float(scores[k]) for k in keep])

@@ -1,0 +1,305 @@
+"""What every InsightStore keeps to: subclass InsightStoreContract in a test file and say how to make one."""
+
+from __future__ import annotations
+
+import random
+import threading
+from typing import Any
+
+import pytest
+
+from memory_bank.errors import EmbedderMismatchError, EmbeddingError, RecordError
+from memory_bank.ports import InsightStorePort
+from memory_bank.records import Insight
+from memory_bank.stores.reference import InMemoryInsightStore
+from memory_bank.testing.store_contracts import together
+
+
+class NumbersEmbedder:
+    """A text is its vector: ``"0.6 0.8"``; words at its end are not read. Counts the texts it embedded."""
+
+    def __init__(self, name: str = "numbers") -> None:
+        self.name = name
+        self.count = 0
+
+    def encode(self, texts: list[str]) -> list[list[float]]:
+        self.count += len(texts)
+        return [[float(word) for word in text.split() if not word.isalpha() or word == "nan"] for text in texts]
+
+
+class InsightStoreContract:
+    """The clauses. A backend gives ``make_store`` and declares what else it can.
+
+    ``durable``: what was stored outlives the object (``reopen``). ``shared``: two objects may work on one
+    session at a time (``second``).
+    """
+
+    durable = False
+    shared = False
+
+    def make_store(self, embedder: Any, session_id: str = "default") -> Any:
+        """A store of a session; within one test of the same bank, in every test of a fresh one."""
+        raise NotImplementedError
+
+    def second(self, store: Any) -> Any:
+        """Another object on the same bank, session and embedder, as another process would open it."""
+        raise NotImplementedError
+
+    def reopen(self, store: Any) -> Any:
+        """Close a store's bank, open it again."""
+        raise NotImplementedError
+
+    @pytest.fixture
+    def store(self) -> Any:
+        return self.make_store(NumbersEmbedder())
+
+    def fill(self, store: Any) -> None:
+        store.add("east", "1 0")
+        store.add_many([Insight("north", "0 1"), Insight("northeast", "1 1"), Insight("west", "-1 0")])
+
+    def test_it_has_the_ports_methods(self, store: Any) -> None:
+        assert isinstance(store, InsightStorePort)
+
+    def test_the_best_come_first(self, store: Any) -> None:
+        self.fill(store)
+        assert store.search("2 1") == ["northeast", "east", "north"]
+        assert store.search("0 1", top_k=1) == ["north"]
+        ranking = store.rank("1 0")
+        assert [h.trace_id for h in ranking] == ["east", "northeast", "north", "west"]
+        assert [h.score for h in ranking] == pytest.approx([1, 0.5**0.5, 0, -1], abs=1e-6)
+
+    @pytest.mark.parametrize(("k", "n"), [(0, 0), (-1, 0), (-5, 0), (1, 1), (4, 4), (5, 4), (10**9, 4)])
+    def test_any_k_is_taken(self, store: Any, k: int, n: int) -> None:
+        self.fill(store)
+        assert len(store.search("1 0", top_k=k)) == n
+
+    def test_an_empty_store_finds_nothing_and_asks_no_model(self, store: Any) -> None:
+        assert store.search("1 0") == []
+        assert len(store.rank("1 0")) == 0
+        assert (store.is_empty(), store.size(), store.trace_ids(), store.to_redo()) == (True, 0, [], [])
+        store.add_many([])
+        assert store.is_empty()
+        assert store.embedding_model.count == 0
+
+    def test_ties_newer_first_every_time(self, store: Any) -> None:
+        for n in range(50):
+            store.add(f"{n:02}", f"{n % 2 + 1} {n % 2 + 1} {'word' * n}")  # one direction, two lengths
+        newest_first = [f"{n:02}" for n in range(49, -1, -1)]
+        for _ in range(3):
+            assert store.search("1 0", top_k=50) == newest_first
+        store.add("07", "1 1")
+        assert store.search("1 0", top_k=2) == ["07", "49"]
+
+    def test_a_zero_vector_is_like_nothing(self, store: Any) -> None:
+        self.fill(store)
+        store.add("zero", "0 0")
+        assert store.search("1 0", top_k=9) == ["east", "northeast", "zero", "north", "west"]
+        assert store.search("0 0", top_k=9) == ["zero", "west", "northeast", "north", "east"]
+
+    def test_adding_again_replaces(self, store: Any) -> None:
+        self.fill(store)
+        store.search("1 0")
+        store.add("east", "0 -1 turned")
+        assert store.size() == 4
+        assert store.get_summary("east") == "0 -1 turned"
+        assert store.search("0 -1", top_k=1) == ["east"]
+        assert store.trace_ids() == ["north", "northeast", "west", "east"]
+
+    def test_replacing_the_newest_is_noticed(self, store: Any) -> None:
+        self.fill(store)
+        assert store.search("1 0", top_k=1) == ["east"]
+        store.add("west", "1 0")
+        assert store.search("1 0", top_k=1) == ["west"]
+
+    def test_in_a_batch_the_last_of_an_id_counts(self, store: Any) -> None:
+        store.add_many([Insight("a", "1 0 old"), Insight("b", "1 0"), Insight("a", "1 0 new")])
+        assert store.size() == 2
+        assert store.get_summary("a") == "1 0 new"
+        assert store.search("1 0") == store.trace_ids()[::-1] == ["a", "b"]
+
+    def test_insights_come_back_whole(self, store: Any) -> None:
+        text = "1 0 " + "\ud800\0\ufeff".join("日本 ")
+        store.embedding_model.encode = lambda texts: [[1.0, 0.0]] * len(texts)
+        whole = [Insight("a", text, "llm:gpt", "\ud800 the model failed"), Insight("b", ""), Insight("c", "x" * 1_000_000)]
+        store.add_many(whole)
+        assert [store.get_insight(t) for t in "abc"] == whole
+        assert store.get_summary("a") == text
+        assert store.get_insights(["c", "no", "a", "c", ""]) == {"c": whole[2], "a": whole[0]}
+        assert list(store.get_insights(["c", "a"])) == ["c", "a"]
+        assert store.get_insights([]) == {}
+        many = [Insight(f"{n:04}", "s") for n in range(1100)]
+        store.add_many(many)
+        assert list(store.get_insights([i.trace_id for i in many]).values()) == many
+
+    @pytest.mark.parametrize("trace_id", ["", "unknown", "\ud800", "\0", None])
+    def test_what_is_not_there_is_none(self, store: Any, trace_id: Any) -> None:
+        self.fill(store)
+        assert store.get_insight(trace_id) is None
+        assert store.get_summary(trace_id) is None
+
+    def test_marked_insights_are_told_oldest_first(self, store: Any) -> None:
+        a, b, c = Insight("a", "1 0", redo="failed"), Insight("b", "1 0"), Insight("c", "0 1", redo="")
+        store.add_many([a, b, c])
+        assert store.to_redo() == [a, c]
+        store.add_many([Insight("a", "1 0", "llm:x")])
+        assert store.to_redo() == [c]
+
+    def test_excluded_ones_are_not_ranked(self, store: Any) -> None:
+        self.fill(store)
+        for excluded in (["east", "unknown"], {"east"}, ("east", "east")):
+            assert [h.trace_id for h in store.rank("1 0", exclude=excluded)] == ["northeast", "north", "west"]
+        assert len(store.rank("1 0", exclude=store.trace_ids())) == 0
+        assert len(store.rank("1 0")) == 4
+
+    def test_clear_keeps_the_model(self, store: Any) -> None:
+        self.fill(store)
+        model = store.embedding_model
+        store.search("1 0")
+        store.clear()
+        assert (store.is_empty(), store.size(), store.search("1 0"), store.get_insight("east")) == (True, 0, [], None)
+        store.add("south", "0 -1")
+        assert store.search("1 0") == ["south"]
+        assert store.embedding_model is model
+        assert not store.is_empty()
+
+    @pytest.mark.parametrize("summary", ["nan 1", "1 nan", "inf 0"])
+    def test_vectors_that_are_no_numbers_store_nothing(self, store: Any, summary: str) -> None:
+        store.add("east", "1 0")
+        with pytest.raises(EmbeddingError):
+            store.add_many([Insight("a", "1 0"), Insight("east", summary.replace("inf", "1e999"))])
+        with pytest.raises(EmbeddingError):
+            store.search("nan nan")
+        assert (store.size(), store.get_summary("east"), store.search("1 0")) == (1, "1 0", ["east"])
+
+    def test_another_dimension_stores_nothing(self, store: Any) -> None:
+        store.add("east", "1 0")
+        with pytest.raises(EmbedderMismatchError):
+            store.add_many([Insight("a", "1 0 0"), Insight("b", "1 0 0")])
+        with pytest.raises(EmbeddingError):
+            store.add_many([Insight("a", "1 0"), Insight("b", "1 0 0")])
+        with pytest.raises(EmbedderMismatchError):
+            store.search("1 0 0")
+        assert (store.size(), store.search("1 0")) == (1, ["east"])
+        store.clear()
+        store.add("a", "1 0 0")
+        assert store.search("1 0 0") == ["a"]
+
+    def test_an_embedder_that_fails_stores_nothing(self, store: Any) -> None:
+        def fail(texts: list[str]) -> Any:
+            raise OSError("no weights")
+
+        self.fill(store)
+        good, store.embedding_model.encode = store.embedding_model.encode, fail
+        with pytest.raises(EmbeddingError):
+            store.add_many([Insight("a", "1 0"), Insight("east", "1 0")])
+        store.embedding_model.encode = good
+        assert store.size() == 4
+
+    @pytest.mark.parametrize(
+        "insight",
+        [Insight("", "1 0"), Insight("x" * 65, "1 0"), Insight("\0", "1 0"), Insight("\ud800", "1 0"), Insight(5, "1 0"),  # type: ignore[arg-type]
+         Insight("a", None), Insight("a", "1 0", "x" * 256), Insight("a", "1 0", redo=5), ("a", "1 0")],  # type: ignore[arg-type]
+        ids=lambda i: ascii(i)[:50],
+    )  # fmt: skip
+    def test_what_no_store_takes_is_refused(self, store: Any, insight: Any) -> None:
+        with pytest.raises(RecordError):
+            store.add_many([Insight("good", "1 0"), insight])
+        assert store.is_empty()
+
+    def test_sessions_never_see_each_other(self, store: Any) -> None:
+        other = self.make_store(NumbersEmbedder(), "other")
+        self.fill(store)
+        other.add("east", "0 -1 other")
+        assert other.search("1 0") == ["east"]
+        assert store.search("1 0", top_k=1) == ["east"]
+        assert (store.get_summary("east"), other.get_summary("east")) == ("1 0", "0 -1 other")
+        assert (store.size(), other.size(), other.get_insight("north")) == (4, 1, None)
+        store.clear()
+        assert other.search("1 0") == ["east"]
+
+    def test_two_writers_and_a_reader(self, store: Any) -> None:
+        def read() -> None:
+            for _ in range(40):
+                ids = [h.trace_id for h in store.rank("1 0")]
+                assert len(ids) == len(set(ids))
+                store.trace_ids(), store.to_redo(), store.size()
+
+        together(
+            read,
+            lambda: [store.add(f"{n}", f"1 {n}") for n in range(40)],
+            lambda: [store.add_many([Insight(f"{n}", f"1 {n}"), Insight(f"x{n}", "1 0")]) for n in range(20, 60)],
+        )
+        assert store.size() == len(store.rank("1 0")) == len(store.trace_ids()) == 100
+
+    def test_reset_while_reading(self, store: Any) -> None:
+        done = threading.Event()
+
+        def read() -> None:
+            while not done.is_set():
+                assert len(store.search("1 0", top_k=99)) in (0, 30)
+
+        def write() -> None:
+            try:
+                for _ in range(15):
+                    store.add_many([Insight(f"{n}", f"1 {n}") for n in range(30)])
+                    store.clear()
+            finally:
+                done.set()
+
+        together(read, write)
+
+    def test_two_stores_see_each_other(self, store: Any) -> None:
+        if not self.shared:
+            pytest.skip(f"{type(self).__name__} does not declare: shared")
+        other = self.second(store)
+        self.fill(store)
+        assert other.search("1 0", top_k=1) == store.search("1 0", top_k=1) == ["east"]
+        other.add("west", "1 0")  # replaces the newest row, which both know
+        assert store.search("1 0", top_k=2) == ["west", "east"]
+        other.add("north", "1 0")  # and an older one
+        assert store.search("1 0", top_k=2) == ["north", "west"]
+        other.clear()
+        assert store.search("1 0") == []
+        other.add("west", "0 1")  # takes the place of what was cleared
+        assert store.search("1 0") == ["west"]
+        assert store.rank("0 1")[0].score == pytest.approx(1)
+        together(
+            lambda: [store.add(f"{n}", f"1 {n}") for n in range(30)],
+            lambda: [other.add(f"{n}", f"1 {n}") for n in range(15, 45)],
+        )
+        assert store.size() == other.size() == 46
+        assert store.search("1 1", 99) == other.search("1 1", 99) == self.second(store).search("1 1", 99)
+
+    def test_what_was_stored_is_there_after_reopening(self, store: Any) -> None:
+        if not self.durable:
+            pytest.skip(f"{type(self).__name__} does not declare: durable")
+        self.fill(store)
+        again = self.reopen(store)
+        assert again.search("2 1") == ["northeast", "east", "north"]
+        assert again.embedding_model.count == 1  # the query; summaries are not embedded again
+
+    @pytest.mark.parametrize("seed", range(12))
+    def test_it_agrees_with_the_reference(self, store: Any, seed: int) -> None:
+        random_ = random.Random(seed)
+        reference = InMemoryInsightStore(NumbersEmbedder())
+
+        def text() -> str:
+            return " ".join(str(random_.choice([-1, 0, 0, 1, 2])) for _ in range(4))
+
+        for _ in range(60):
+            verb = random_.choice(["add", "add", "add_many", "add_many", "rank", "rank", "rank", "clear"])
+            batch = [Insight(f"t{random_.randrange(60)}", text()) for _ in range(random_.randrange(8))]
+            query, hidden = text(), {f"t{random_.randrange(60)}" for _ in range(random_.choice([0, 0, 3, 30]))}
+            rankings = []
+            for one in (store, reference):
+                if verb == "add" and batch:
+                    one.add(batch[0].trace_id, batch[0].summary)
+                elif verb == "add_many":
+                    one.add_many(batch)
+                elif verb == "clear" and query[0] == "2":
+                    one.clear()
+                rankings.append(one.rank(query, exclude=hidden))
+            got, expected = ([h.trace_id for h in r] for r in rankings)
+            assert got == expected
+            assert list(rankings[0].scores) == pytest.approx(list(rankings[1].scores), abs=1e-6)
+            assert store.trace_ids() == reference.trace_ids()

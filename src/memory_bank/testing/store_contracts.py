@@ -1,0 +1,281 @@
+"""What every FactStore keeps to: subclass FactStoreContract in a test file and say how to make one.
+
+The contract of InsightStores is in ``insight_contract``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from memory_bank.errors import ConfigError, RecordConflictError, RecordError
+from memory_bank.ports import FactStorePort
+from memory_bank.records import InteractionRecord
+
+VALUES: list[Any] = [
+    None, True, False, 0, -1, 2**63, -(2**200), 0.1, -0.0, 1e308, 5e-324, float("inf"),
+    "", " ", "text", "\ud800", "\udfff\ud800", "\ud83d\ude00", "👩‍👩‍👧", "\0", "\x1b[31m", "\ufeff", "\u2028", "<|endoftext|>",
+    [], {}, [[]], {"": ""}, {"_raw": "x"}, {"a": [1, {"b": None}], "\ud800": "\0"}, [1, 1.0, True, "1"],
+    {"k" * 1000: list(range(500))},
+]  # fmt: skip
+
+TEXTS = [
+    "", " ", "\n", "not JSON", "{", '{"a": 1, "a": 2}', "1.0", "1.00", "1", "NaN", "-Infinity", "1e999",
+    '{"a": NaN}', "9" * 30, "9" * 5000, "\ufeff{}", '"\\ud800"', "\ud800 \udfff", "\ud83d\ude00", "nul \0 nul",
+    "\r\n\t", "[" * 5000 + "]" * 5000, "<|endoftext|>", "' OR 1=1 --", "日本語", "null",
+]  # fmt: skip
+
+NO_VALUES: list[Any] = [{1, 2}, b"bytes", {1: "x"}, {"a": [object()]}, {None: 1}, 1j, 10**5000]
+
+
+def a_record(n: int, **changes: Any) -> InteractionRecord:
+    """The n-th record of a session, always the same one; ``changes`` replace fields."""
+    record = InteractionRecord(
+        f"trace-{n:05}", n // 3 + 1, f"tool_{n % 4}", {"n": n}, {"rows": [n, str(n)]}, 1_700_000_000.0 + n, f"call_{n}"
+    )
+    return dataclasses.replace(record, **changes)
+
+
+def together(*jobs: Callable[[], object]) -> None:
+    """Run jobs in threads that start at one moment; the first error is raised here."""
+    start, errors = threading.Barrier(len(jobs)), []
+
+    def run(job: Callable[[], object]) -> None:
+        start.wait()
+        try:
+            job()
+        except BaseException as e:
+            errors.append(e)
+
+    threads = [threading.Thread(target=run, args=[job]) for job in jobs]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if errors:
+        raise errors[0]
+
+
+class FactStoreContract:
+    """The clauses. A backend gives ``make_store`` and declares what else it can.
+
+    ``durable``: what was stored outlives the object (``reopen``). ``shared``: two objects may work on one
+    session at a time (``second``). ``sessions``: it refuses session ids that no database takes.
+    """
+
+    durable = False
+    shared = False
+    sessions = True
+
+    def make_store(self, session_id: str = "default") -> Any:
+        """A store of a session; within one test of the same bank, in every test of a fresh one."""
+        raise NotImplementedError
+
+    def second(self, store: Any) -> Any:
+        """Another object on the same bank and session, as another process would open it."""
+        raise NotImplementedError
+
+    def reopen(self, store: Any) -> Any:
+        """Close a store's bank, open it again."""
+        raise NotImplementedError
+
+    @pytest.fixture
+    def store(self) -> Any:
+        return self.make_store()
+
+    def test_it_has_the_ports_methods(self, store: Any) -> None:
+        assert isinstance(store, FactStorePort)
+
+    @pytest.mark.parametrize("value", VALUES, ids=lambda v: ascii(v)[:30])
+    def test_every_json_value_comes_back(self, store: Any, value: Any) -> None:
+        record = a_record(1, raw_input={"value": value}, raw_output=value)
+        store.store(record)
+        assert store.get(record.trace_id) == record
+        assert repr(store.get(record.trace_id)) == repr(record)  # 1, 1.0 and True are equal, but not the same
+
+    def test_not_a_number_comes_back(self, store: Any) -> None:
+        store.store(a_record(1, raw_output=[float("nan")]))
+        assert repr(store.get("trace-00001").raw_output) == "[nan]"
+
+    @pytest.mark.parametrize("text", TEXTS, ids=lambda t: ascii(t)[:30])
+    def test_text_comes_back_to_the_letter(self, store: Any, text: str) -> None:
+        store.store(a_record(1, input_text=text, output_text=text, tool_name=text, call_id=text))
+        found = store.get("trace-00001")
+        assert [found.input_text, found.output_text, found.tool_name, found.call_id] == [text] * 4
+
+    def test_text_also_comes_back_as_the_value_it_is(self, store: Any) -> None:
+        store.store(a_record(1, input_text='{"a": 1.50}', output_text="no JSON"))
+        assert store.get("trace-00001").raw_input == {"a": 1.5}
+        assert store.get("trace-00001").raw_output == {"_raw": "no JSON"}
+
+    def test_a_megabyte_comes_back(self, store: Any) -> None:
+        text = "ä\0\ud800x" * 250_000
+        store.store(a_record(1, raw_output=text))
+        store.store(a_record(2, output_text=text))
+        assert store.get("trace-00001").raw_output == text
+        assert store.get("trace-00002").output_text == text
+
+    def test_every_field_comes_back(self, store: Any) -> None:
+        for record in (a_record(1), a_record(2, call_id=None, step_id=0, timestamp=0.5, tool_name="")):
+            store.store(record)
+            assert store.get(record.trace_id) == record
+
+    def test_nothing_mutable_is_shared(self, store: Any) -> None:
+        value: dict[str, Any] = {"list": [1]}
+        store.store(a_record(1, raw_output=value))
+        value["list"].append(2)
+        one, two = store.get_many(["trace-00001", "trace-00001"])
+        one.raw_output["list"].append(3)
+        assert two.raw_output == store.get("trace-00001").raw_output == {"list": [1]}
+
+    @pytest.mark.parametrize("trace_id", ["", "unknown", "\ud800", "\0", "x" * 1000, None, 7])
+    def test_what_is_not_there_is_none(self, store: Any, trace_id: Any) -> None:
+        store.store(a_record(1))
+        assert store.get(trace_id) is None
+        assert store.get_many([trace_id]) == []
+
+    def test_many_keep_the_order_asked_for(self, store: Any) -> None:
+        store.store_many([a_record(n) for n in range(1200)])
+        asked = [a_record(n).trace_id for n in range(1199, -1, -1)]
+        assert [r.trace_id for r in store.get_many(asked)] == asked
+        few = ["trace-00003", "no", "trace-00001", "trace-00003"]
+        assert [r.trace_id for r in store.get_many(few)] == ["trace-00003", "trace-00001", "trace-00003"]
+        assert store.get_many([]) == []
+
+    def test_storing_twice_is_storing_once(self, store: Any) -> None:
+        store.store(a_record(1))
+        store.store(a_record(1, timestamp=1.0, step_id=9))
+        store.store_many([a_record(1), a_record(2), a_record(1), a_record(2)])
+        store.store_many([])
+        assert store.size() == 2
+        assert store.get_many(["trace-00001", "trace-00002"]) == [a_record(1), a_record(2)]
+
+    @pytest.mark.parametrize(
+        "change",
+        [{"raw_output": 1}, {"raw_input": {}}, {"tool_name": "x"}, {"call_id": None}, {"output_text": '{"rows":[1,"1"]}'}],
+        ids=lambda c: next(iter(c)),
+    )
+    def test_a_fact_is_never_overwritten(self, store: Any, change: dict[str, Any]) -> None:
+        store.store(a_record(1))
+        with pytest.raises(RecordConflictError, match="trace-00001"):
+            store.store_many([a_record(2), a_record(1, **change), a_record(3)])
+        assert store.size() == 1
+        assert store.get("trace-00001") == a_record(1)
+
+    def test_two_facts_of_one_id_in_a_batch_conflict(self, store: Any) -> None:
+        with pytest.raises(RecordConflictError):
+            store.store_many([a_record(1), a_record(2), a_record(1, raw_output="other")])
+        assert store.size() == 0
+
+    @pytest.mark.parametrize("value", NO_VALUES, ids=lambda v: type(v).__name__)
+    def test_what_json_cannot_hold_is_refused(self, store: Any, value: Any) -> None:
+        for field in ("raw_input", "raw_output"):
+            with pytest.raises(RecordError, match=r"tool_1.*pass .*\.$") as caught:
+                store.store_many([a_record(2), a_record(1, **{field: value}), a_record(3)])
+            assert "\n" not in str(caught.value)
+        assert store.size() == 0
+
+    @pytest.mark.parametrize(
+        "change",
+        [
+            {"trace_id": ""}, {"trace_id": "x" * 65}, {"trace_id": "\0"}, {"trace_id": "\ud800"}, {"trace_id": 5},
+            {"step_id": 2**40}, {"step_id": "1"}, {"step_id": None}, {"timestamp": float("nan")}, {"timestamp": None},
+            {"tool_name": None}, {"call_id": 5}, {"input_text": b""}, {"output_text": {}},
+        ],
+        ids=lambda c: ascii(c)[:40],
+    )  # fmt: skip
+    def test_fields_that_no_store_takes_are_refused(self, store: Any, change: dict[str, Any]) -> None:
+        with pytest.raises(RecordError):
+            store.store_many([a_record(2), a_record(1, **change)])
+        assert store.size() == 0
+
+    def test_what_is_no_record_is_refused(self, store: Any) -> None:
+        with pytest.raises(RecordError):
+            store.store({"trace_id": "x"})
+
+    def test_steps_are_told_oldest_first(self, store: Any) -> None:
+        store.store_many([a_record(7), a_record(3), a_record(5), a_record(3)])
+        store.store(a_record(1))
+        assert list(store.steps().items()) == [("trace-00007", 3), ("trace-00003", 2), ("trace-00005", 2), ("trace-00001", 1)]
+
+    def test_clear_empties(self, store: Any) -> None:
+        store.clear()
+        store.store_many([a_record(1), a_record(2)])
+        store.clear()
+        assert (store.size(), store.steps(), store.get("trace-00001")) == (0, {}, None)
+        store.store(a_record(1, raw_output="something else now"))
+        assert store.size() == 1
+
+    def test_sessions_never_see_each_other(self, store: Any) -> None:
+        other = self.make_store("other")
+        store.store(a_record(1))
+        other.store(a_record(1, raw_output="the other's"))  # the same id, another content
+        other.store(a_record(2))
+        assert store.get_many(["trace-00001", "trace-00002"]) == [a_record(1)]
+        assert (store.size(), other.size(), list(store.steps())) == (1, 2, ["trace-00001"])
+        store.clear()
+        assert (store.size(), other.size()) == (0, 2)
+        assert other.get("trace-00001").raw_output == "the other's"
+
+    def test_impossible_session_ids_are_refused(self) -> None:
+        if not self.sessions:
+            pytest.skip(f"{type(self).__name__} has no sessions by name")
+        for session_id in ("", "x" * 256, "a\0b", "\ud800", None, 5):
+            with pytest.raises(ConfigError, match="session_id"):
+                self.make_store(session_id)  # type: ignore[arg-type]
+        for session_id in ("x" * 255, "日本 / %s ' \" ;", " "):
+            self.make_store(session_id).store(a_record(1))
+
+    def test_two_writers(self, store: Any) -> None:
+        together(
+            lambda: [store.store(a_record(n)) for n in range(60)],
+            lambda: [store.store_many([a_record(n), a_record(n + 1)]) for n in range(40, 100)],
+        )
+        assert sorted(store.steps()) == [a_record(n).trace_id for n in range(101)]
+
+    def test_reset_while_reading(self, store: Any) -> None:
+        ids = [a_record(n).trace_id for n in range(30)]
+        done = threading.Event()
+
+        def read() -> None:
+            while not done.is_set():
+                assert all(r == a_record(int(r.trace_id[-5:])) for r in store.get_many(ids))
+                assert len(store.steps()) in (0, 30)
+                assert store.size() in (0, 30)
+
+        def write() -> None:
+            try:
+                for _ in range(15):
+                    store.store_many([a_record(n) for n in range(30)])
+                    store.clear()
+            finally:
+                done.set()
+
+        together(read, read, write)
+
+    def test_two_stores_see_each_other(self, store: Any) -> None:
+        if not self.shared:
+            pytest.skip(f"{type(self).__name__} does not declare: shared")
+        other = self.second(store)
+        store.store(a_record(1))
+        assert other.get("trace-00001") == a_record(1)
+        together(
+            lambda: [store.store(a_record(n)) for n in range(30)],
+            lambda: [other.store(a_record(n)) for n in range(15, 45)],
+        )
+        assert store.size() == other.size() == 45
+        other.clear()
+        assert store.get("trace-00001") is None
+
+    def test_what_was_stored_is_there_after_reopening(self, store: Any) -> None:
+        if not self.durable:
+            pytest.skip(f"{type(self).__name__} does not declare: durable")
+        store.store_many([a_record(n) for n in range(10)])
+        again = self.reopen(store)
+        assert again.get_many(list(again.steps())) == [a_record(n) for n in range(10)]
+        again.store_many([a_record(9), a_record(10)])
+        assert self.reopen(again).size() == 11

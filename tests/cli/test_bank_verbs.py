@@ -1,0 +1,215 @@
+"""The verbs on a bank, as its user meets them."""
+
+import io
+import json
+import sys
+
+import pytest
+
+from memory_bank.cli.output import one_line, visible
+from memory_bank.testing import ScriptedServer, fail, say
+from tests.cli.conftest import ODD, line, run_of, write
+
+
+@pytest.fixture
+def odd(cli, tmp_path):
+    """A bank whose only record holds what terminals obey; its trace_id."""
+    messages = run_of("odd", 2, ODD)
+    messages[2]["tool_calls"][0]["function"]["name"] = "t\x1b[31m[red]"
+    db = tmp_path / "odd.db"
+    cli("replay", write(tmp_path / "odd.jsonl", line("s\x1b[31m", messages)), "--db", db)
+    first = json.loads(cli("export", "--db", db).out.splitlines()[0])
+    return db, first["trace_id"]
+
+
+def test_sessions(cli, bank):
+    done = cli("sessions", "--db", bank)
+    assert done.code == 0
+    assert [row.split()[0] for row in done.out.splitlines()] == ["session", "two", "one"]
+    listed = cli("sessions", "--db", f"sqlite:///{bank}", "--json").json()
+    assert listed["embedder"] == "lexical-v1"
+    assert {s["session_id"]: (s["records"], s["task"]) for s in listed["sessions"]} == {
+        "one": (4, "alpha"),
+        "two": (4, "beta"),
+    }
+
+
+@pytest.mark.parametrize(
+    "verb",
+    [
+        ["sessions"],
+        ["show", "x"],
+        ["search", "x"],
+        ["reset", "x"],
+        ["export"],
+        ["observe"],
+        ["re-embed", "--embedding-model", "lexical"],
+    ],
+)
+def test_a_bank_that_is_missing_is_wrong_use_and_is_not_made(cli, tmp_path, verb):
+    db = tmp_path / "missing.db"
+    for where in (db, f"sqlite:///{db}"):
+        done = cli(*verb, "--db", where)
+        assert (done.code, done.out) == (2, "")
+        assert "there is no bank" in done.sentence()
+    assert not db.exists()
+    assert cli(*verb, "--db", ":memory:").code == 2
+
+
+def test_what_is_no_bank(cli, two):
+    done = cli("sessions", "--db", two)
+    assert done.code == 1
+    assert done.sentence()
+    assert "secret" not in cli("sessions", "--db", "mysql://me:secret@host/x").sentence()
+
+
+def test_show_raw_is_the_output_byte_for_byte(cli, odd, monkeypatch):
+    db, trace_id = odd
+    written = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written))
+    assert cli("show", trace_id, "--db", db, "--raw").code == 0
+    assert written.getvalue() == ODD.encode("utf-8", "surrogatepass")
+
+
+def test_nothing_reaches_the_terminal_raw(cli, odd):
+    db, trace_id = odd
+    for args in (["show", trace_id], ["sessions"], ["search", "lone"]):
+        done = cli(*args, "--db", db)
+        assert done.code == 0
+        assert not set(done.out) & set("\x1b\x07\x00\ud800\u202e\r"), args
+    shown = cli("show", trace_id, "--db", db).out
+    assert "[bold]markup[/bold]" in shown
+    assert "\\x1b[31mred" in shown
+    assert "t\\x1b[31m[red]" in shown
+
+
+def test_show_as_json_is_exact(cli, odd):
+    db, trace_id = odd
+    record = cli("show", trace_id, "--db", db, "--json").json()
+    assert record["output_text"] == ODD
+    assert record["tool_name"] == "t\x1b[31m[red]"
+    assert record["summary_source"] == "extractive"
+
+
+@pytest.mark.parametrize("depth", [150, 400, 20_000])
+def test_deep_outputs_are_shown_and_exported(cli, tmp_path, depth):
+    deep = "[" * depth + "]" * depth
+    db = tmp_path / "deep.db"
+    cli("replay", write(tmp_path / "deep.jsonl", line("d", run_of("deep", 1, deep))), "--db", db)
+    record = json.loads(cli("export", "--db", db).out)
+    assert record["output_text"] == deep
+    assert cli("show", record["trace_id"], "--db", db, "--json").json()["output_text"] == deep
+    assert deep[:100] in cli("show", record["trace_id"], "--db", db).out
+
+
+def test_show_of_an_unknown_id(cli, bank):
+    done = cli("show", "nope\x1b[31m", "--db", bank)
+    assert done.code == 1
+    assert "no record has the trace_id nope\\x1b[31m" in done.sentence()
+
+
+def test_search(cli, bank):
+    done = cli("search", "order alpha-2", "--db", bank, "--session", "one", "--json", "--top-k", "2")
+    hits = done.json()["hits"]
+    assert [h["step"] for h in hits][0] == 3
+    assert len(hits) == 2
+    table = cli("search", "order", "--db", bank, "--session", "one").out
+    assert hits[0]["trace_id"] in table  # in a file no cell is folded
+
+
+def test_search_wants_to_know_the_session_where_there_are_several(cli, bank):
+    done = cli("search", "x", "--db", bank)
+    assert done.code == 2
+    assert "--session" in done.sentence()
+    done = cli("search", "x", "--db", bank, "--session", "three")
+    assert done.code == 1
+    assert "'three'" in done.sentence()
+
+
+def test_search_of_a_bank_without_anything(cli, tmp_path):
+    db = tmp_path / "empty.db"
+    cli("replay", write(tmp_path / "empty.jsonl"), "--db", db)
+    assert cli("search", "x", "--db", db).code == 0
+    assert cli("search", "x", "--db", db, "--json").json()["hits"] == []
+    cli("replay", write(tmp_path / "talk.jsonl", line("t", run_of("talk", 0))), "--db", db)
+    assert cli("search", "x", "--db", db, "--json").json()["hits"] == []
+
+
+def test_search_with_another_embedder_and_re_embed(cli, bank, monkeypatch):
+    with ScriptedServer() as server:
+        monkeypatch.setenv("OPENAI_BASE_URL", server.base_url)
+        monkeypatch.setenv("OPENAI_API_KEY", "k")
+        other = ["--embedding-model", "openai:scripted-embedding"]
+        done = cli("search", "x", "--db", bank, "--session", "one", *other)
+        assert done.code == 1
+        assert "re-embed" in done.sentence()
+        done = cli("re-embed", "--db", bank, *other, "--json")
+        assert done.json()["insights"] == 8
+        found = cli("search", "x", "--db", bank, "--session", "one", "--json").json()
+        assert found["embedder"] == done.json()["embedder"] == "openai:scripted-embedding"
+        assert len(found["hits"]) == 4
+
+
+def test_reset(cli, bank):
+    assert cli("reset", "one", "--db", bank, "--json").json() == {"session_id": "one", "records_removed": 4}
+    left = {s["session_id"]: s for s in cli("sessions", "--db", bank, "--json").json()["sessions"]}
+    assert (left["one"]["records"], left["one"]["insights"], left["one"]["task"]) == (0, 0, "")
+    assert left["two"]["records"] == 4
+    done = cli("reset", "three", "--db", bank)
+    assert done.code == 1
+    assert "memory-bank sessions" in done.sentence()
+
+
+def test_export(cli, bank, tmp_path):
+    lines = cli("export", "--db", bank, "--session", "two").out.splitlines()
+    assert [json.loads(each)["raw_input"]["i"] for each in lines] == [0, 1, 2, 3]
+    out = tmp_path / "all.json"
+    done = cli("export", "--db", bank, "--json", "--out", out)
+    assert "wrote 8 records" in done.sentence()
+    assert len(json.loads(out.read_text())) == 8
+
+
+def test_export_never_writes_over_the_bank(cli, bank):
+    before = bank.read_bytes()
+    assert cli("export", "--db", bank, "--out", bank).code == 2
+    assert bank.read_bytes() == before
+    assert cli("export", "--db", bank, "--session", "nope").code == 1
+
+
+def test_observe_makes_marked_insights_again(cli, tmp_path, monkeypatch):
+    from memory_bank import MemoryBankSettings, MemoryBankState, apply_memory_bank_strategy
+    from memory_bank.clients.chat import OpenAIChat
+
+    db = tmp_path / "bank.db"
+    settings = MemoryBankSettings(embedding_model="lexical", observer_model="gpt-4-1-mini")
+    with ScriptedServer(lambda body: fail(400)) as server, MemoryBankState.open(db, "s") as state:
+        chat = OpenAIChat(base_url=server.base_url, api_key="k", max_retries=0)
+        apply_memory_bank_strategy(run_of("alpha", 2), chat, settings, state)
+    assert cli("sessions", "--db", db, "--json").json()["sessions"][0]["to_redo"] == 2
+
+    waiting = cli("observe", "--db", db)  # no model named: the marks stay
+    assert (waiting.code, "2 are still" in waiting.out) == (0, True)
+    no_key = cli("observe", "--db", db, "--observer-model", "gpt-4-1-mini")
+    assert no_key.code == 1
+    assert "OPENAI_API_KEY" in no_key.sentence()
+
+    monkeypatch.setenv("OPENAI_API_KEY", "k")
+    with ScriptedServer(lambda body: fail(400)) as server:
+        monkeypatch.setenv("OPENAI_BASE_URL", server.base_url)
+        done = cli("observe", "--db", db, "--observer-model", "gpt-4-1-mini", "--json")
+        assert (done.code, done.json()["still_marked"]) == (1, 2)
+    with ScriptedServer(lambda body: say("The order is open, says the model.")) as server:
+        monkeypatch.setenv("OPENAI_BASE_URL", server.base_url)
+        done = cli("observe", "--db", db, "--observer-model", "gpt-4-1-mini", "--json")
+        assert done.json() == {"made": 2, "still_marked": 0, "observer": "llm:gpt-4-1-mini"}
+        assert len(server.requests) == 2
+        assert "alpha" in json.dumps(server.requests[0].body)  # the task was written down
+    hits = cli("search", "what does the model say", "--db", db, "--json").json()["hits"]
+    assert {h["summary"] for h in hits} == {"The order is open, says the model."}
+
+
+def test_texts_for_terminals():
+    assert visible("a\x1bb\x00\ud800\u202e\u00a0ü\n") == "a\\x1bb\\x00\\ud800\\u202e\u00a0ü\n"
+    assert visible("abcdef", 4) == "abc…"
+    assert one_line("a \n b\x07", 20) == "a b\\x07"
+    assert one_line(" " * 1000 + "x", 20).endswith("…")

@@ -1,0 +1,77 @@
+"""The README runs: its agent loop against the scripted server, its commands in a shell."""
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from memory_bank.testing import ScriptedServer, call, calls, say
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text()
+BLOCKS = re.findall(r"```(\w+)\n(.*?)```", README, re.S)
+
+
+def test_the_agent_loop_and_the_look_into_the_bank(monkeypatch, tmp_path, capsys):
+    monkeypatch.chdir(tmp_path)
+    orders = [{"order_id": f"ORD-{i}", "due": "2026-03-01"} for i in range(60)]
+    script = [
+        call("list_orders", customer="CUS-7"),
+        calls(("get_order", {"id": "ORD-1"}), ("get_order", {"id": "ORD-2"})),
+        call("get_order", id="ORD-3"),
+        say("ORD-1 is late."),
+    ]
+    with ScriptedServer(script) as server:
+        monkeypatch.setenv("OPENAI_BASE_URL", server.base_url)
+        monkeypatch.setenv("OPENAI_API_KEY", "x")
+        scope = {
+            "TOOLS": [{"type": "function", "function": {"name": n, "parameters": {"type": "object"}}} for n in ("list_orders", "get_order")],
+            "run_tool": lambda name, arguments: json.dumps(orders if name == "list_orders" else arguments),
+        }
+        for code in [code for language, code in BLOCKS if language == "python"]:
+            exec(compile(code, "README.md", "exec"), scope)
+        assert server.refused == []
+        last = server.requests[-1].body["messages"]
+    assert "[RETRIEVED RECORD 1]" in json.dumps(last)
+    assert [m["role"] for m in last] == ["user", "user", "assistant", "tool"]
+    out = capsys.readouterr().out
+    assert "ORD-1 is late." in out
+    assert "kept" in out
+
+
+COMMANDS = [
+    line[2:].split("#")[0].strip()
+    for language, block in BLOCKS
+    if language == "console"
+    for line in block.splitlines()
+    if line.startswith("$ memory-bank")
+]
+
+
+def test_the_commands_of_the_readme_run_in_their_order(tmp_path):
+    assert len(COMMANDS) >= 8
+    shutil.copytree(ROOT / "examples", tmp_path / "examples")
+    for command in COMMANDS:
+        line = command.replace("memory-bank", f"{sys.executable} -m memory_bank", 1)
+        done = subprocess.run(["bash", "-c", line], cwd=tmp_path, capture_output=True, text=True, timeout=120)
+        assert done.returncode == 0, f"{command}: {done.stderr}"
+
+
+@pytest.mark.parametrize("name", ["README.md", "ARCHITECTURE.md", "CHANGELOG.md"])
+def test_links_lead_somewhere(name):
+    for target in re.findall(r"\]\((?!http)([^)#]+)\)", (ROOT / name).read_text()):
+        assert (ROOT / target).exists(), target
+
+
+def test_the_tree_in_architecture_names_every_module():
+    text = (ROOT / "ARCHITECTURE.md").read_text()
+    missing = [
+        str(p.relative_to(ROOT / "src" / "memory_bank"))
+        for p in (ROOT / "src" / "memory_bank").rglob("*.py")
+        if p.name not in ("__init__.py", "__main__.py") and "versions" not in p.parts and p.name not in text
+    ]
+    assert missing == []
