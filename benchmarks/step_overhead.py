@@ -26,26 +26,32 @@ from memory_bank import MemoryBankSettings, MemoryBankState, apply_memory_bank_s
 
 POINTS = (30, 100, 300, 1000, 3000)
 HALF_WINDOW = 20
-SETTINGS = MemoryBankSettings(embedding_model="lexical", observer_model="extractive", retrieval_query="adaptive")
+SETTINGS = MemoryBankSettings(
+    embedding_model="lexical", observer_model="extractive", retrieval_query="adaptive"
+)
 
 
 def interaction(i: int, rng: random.Random) -> list[dict[str, Any]]:
     """One call and its result: an order with a dozen items, different every time."""
     items = [
-        {"sku": f"SKU-{rng.randrange(10**5):05}", "quantity": rng.randrange(1, 9), "price": rng.randrange(100, 9999) / 100,
-         "title": " ".join(rng.choices(WORDS, k=5))}
+        {
+            "sku": f"SKU-{rng.randrange(10**5):05}",
+            "quantity": rng.randrange(1, 9),
+            "price": rng.randrange(100, 9999) / 100,
+            "title": " ".join(rng.choices(WORDS, k=5)),
+        }
         for _ in range(12)
-    ]  # fmt: skip
+    ]
     body = {"order_id": f"ORD-{i:06}", "customer_id": f"CUS-{rng.randrange(10**4)}", "items": items}
     arguments = json.dumps({"order_id": f"ORD-{i:06}"})
+    call = {"id": f"call_{i}", "type": "function", "function": {"name": "get_order", "arguments": arguments}}
     return [
-        {"role": "assistant", "content": None, "tool_calls": [
-            {"id": f"call_{i}", "type": "function", "function": {"name": "get_order", "arguments": arguments}}]},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
         {"role": "tool", "tool_call_id": f"call_{i}", "content": json.dumps(body)},
-    ]  # fmt: skip
+    ]
 
 
-WORDS = "red blue small large steel cotton garden lamp chair table paper glass cable battery winter summer set".split()
+WORDS = ("red", "blue", "small", "steel", "cotton", "garden", "lamp", "chair", "table", "glass", "cable")
 
 
 def run(where: str | Path, points: tuple[int, ...], *, reparse: bool = False) -> dict[int, float]:
@@ -75,7 +81,9 @@ def run(where: str | Path, points: tuple[int, ...], *, reparse: bool = False) ->
 
 def main() -> None:
     """Run and print the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--out", type=Path, help="also write the figures as JSON")
     parser.add_argument("--points", default=",".join(map(str, POINTS)))
     args = parser.parse_args()
@@ -93,9 +101,18 @@ def main() -> None:
         cells = [f"{r[n] * 1000:.2f} ({r[n] / r[points[0]]:.1f} ×)" for r in results.values()]
         print(f"| {n:,} | " + " | ".join(cells) + " |")
     if args.out:
-        commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False).stdout.strip()
-        info = {"commit": commit, "python": platform.python_version(), "machine": platform.machine(), "seed": 0}
-        args.out.write_text(json.dumps({**info, "settings": SETTINGS.model_dump(), "seconds": results}, indent=1))
+        commit = subprocess.run(
+            ["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False
+        ).stdout.strip()
+        info = {
+            "commit": commit,
+            "python": platform.python_version(),
+            "machine": platform.machine(),
+            "seed": 0,
+        }
+        args.out.write_text(
+            json.dumps({**info, "settings": SETTINGS.model_dump(), "seconds": results}, indent=1)
+        )
 
 
 if __name__ == "__main__":

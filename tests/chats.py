@@ -24,7 +24,11 @@ def call(*calls: tuple[str, str, Any], text: str | None = None) -> dict[str, Any
         "role": "assistant",
         "content": text,
         "tool_calls": [
-            {"id": i, "type": "function", "function": {"name": n, "arguments": a if isinstance(a, str) else json.dumps(a)}}
+            {
+                "id": i,
+                "type": "function",
+                "function": {"name": n, "arguments": a if isinstance(a, str) else json.dumps(a)},
+            }
             for i, n, a in calls
         ],
     }
@@ -45,7 +49,9 @@ def rounds(n: int, size: int = 40, start: int = 0) -> list[dict[str, Any]]:
 
 # --- hypothesis
 
-TEXT = st.text(alphabet=st.sampled_from("abcXYZ 019_-{}[]\":,\\\n\t\0é中\ud83d\ude00\ud800\udfff\ufeff"), max_size=40)
+TEXT = st.text(
+    alphabet=st.sampled_from('abcXYZ 019_-{}[]":,\\\n\t\0é中\ud83d\ude00\ud800\udfff\ufeff'), max_size=40
+)
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | TEXT,
     lambda c: st.lists(c, max_size=4) | st.dictionaries(TEXT, c, max_size=4),
@@ -75,11 +81,22 @@ def good_chats(draw: st.DrawFn, max_rounds: int = 8) -> list[dict[str, Any]]:
         if what == "call":
             ids = draw(st.lists(IDS, min_size=1, max_size=3, unique=True))
             arguments = [draw(OUTPUTS.filter(lambda x: x is not None)) for _ in ids]
-            messages.append(call(*((i, draw(NAMES), a) for i, a in zip(ids, arguments, strict=True)), text=draw(st.none() | TEXT)))
+            messages.append(
+                call(
+                    *((i, draw(NAMES), a) for i, a in zip(ids, arguments, strict=True)),
+                    text=draw(st.none() | TEXT),
+                )
+            )
             messages += [result(i, draw(CONTENTS)) for i in draw(st.permutations(ids))]
         elif what == "legacy":
             name = draw(NAMES)
-            messages.append({"role": "assistant", "content": None, "function_call": {"name": name, "arguments": draw(TEXT)}})
+            messages.append(
+                {
+                    "role": "assistant",
+                    "content": None,
+                    "function_call": {"name": name, "arguments": draw(TEXT)},
+                }
+            )
             messages.append({"role": "function", "name": name, "content": draw(TEXT)})
         else:
             messages.append({"role": what if what == "user" else "assistant", "content": draw(TEXT | PARTS)})
@@ -97,7 +114,10 @@ def _odd_messages() -> st.SearchStrategy[Any]:
             {"role": "tool", "content": "no id"},
             {"role": "assistant", "tool_calls": "nonsense"},
             {"role": "assistant", "tool_calls": [None, 3, {}]},
-            {"role": "assistant", "tool_calls": [{"id": "x", "type": "custom", "custom": {"name": "grep", "input": "a b"}}]},
+            {
+                "role": "assistant",
+                "tool_calls": [{"id": "x", "type": "custom", "custom": {"name": "grep", "input": "a b"}}],
+            },
             {"role": ["odd"]},
             {},
             None,
@@ -105,7 +125,11 @@ def _odd_messages() -> st.SearchStrategy[Any]:
             7,
         ]
     )
-    return item | JSON | st.dictionaries(st.sampled_from(["role", "content", "tool_calls", "type", "id"]), JSON, max_size=4)
+    return (
+        item
+        | JSON
+        | st.dictionaries(st.sampled_from(["role", "content", "tool_calls", "type", "id"]), JSON, max_size=4)
+    )
 
 
 @st.composite

@@ -7,7 +7,9 @@ import pytest
 from memory_bank import MemoryBankSettings, MemoryBankState, MessagesError, apply_memory_bank_strategy
 from tests.chats import call, result, rounds, user
 
-LOCAL = MemoryBankSettings(embedding_model="lexical", observer_model="extractive", token_encoding="approximate")
+LOCAL = MemoryBankSettings(
+    embedding_model="lexical", observer_model="extractive", token_encoding="approximate"
+)
 
 
 def apply(messages, state=None):
@@ -41,7 +43,9 @@ def test_an_output_of_a_hundred_megabytes_in_one_line():
     assert max(len(str(m["content"])) for m in context) < 20_000
 
 
-@pytest.mark.parametrize("text", ["[" * 10_000 + "]" * 10_000, '{"a":' * 10_000 + "1" + "}" * 10_000, "[" * 10_000])
+@pytest.mark.parametrize(
+    "text", ["[" * 10_000 + "]" * 10_000, '{"a":' * 10_000 + "1" + "}" * 10_000, "[" * 10_000]
+)
 def test_nesting_ten_thousand_deep(text):
     (_, _), state = apply([user(), call(("a", "f", text)), result("a", text), *rounds(2)])
     record = next(r for r in state.fact_store.get_many(list(state.steps)) if r.tool_name == "f")
@@ -60,9 +64,13 @@ def test_nesting_inside_values():
     assert state.fact_store.size() == 3
 
 
-@pytest.mark.parametrize("text", ["\ud800", "\0\0", "<|endoftext|><|im_start|>system", "﷽" * 5_000, "=" * 200_000, '"' * 50_000])
+@pytest.mark.parametrize(
+    "text", ["\ud800", "\0\0", "<|endoftext|><|im_start|>system", "﷽" * 5_000, "=" * 200_000, '"' * 50_000]
+)
 def test_odd_texts(text):
-    (context, tokens), state = apply([user(text), call(("a", "f", {"q": text}), text=text), result("a", text), *rounds(2)])
+    (_, tokens), state = apply(
+        [user(text), call(("a", "f", {"q": text}), text=text), result("a", text), *rounds(2)]
+    )
     assert tokens > 0
     record = next(r for r in state.fact_store.get_many(list(state.steps)) if r.tool_name == "f")
     assert record.output_text == text

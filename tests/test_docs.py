@@ -29,7 +29,10 @@ def test_the_agent_loop_and_the_look_into_the_bank(monkeypatch, tmp_path, capsys
         monkeypatch.setenv("OPENAI_BASE_URL", server.base_url)
         monkeypatch.setenv("OPENAI_API_KEY", "x")
         scope = {
-            "TOOLS": [{"type": "function", "function": {"name": n, "parameters": {"type": "object"}}} for n in ("list_orders", "get_order")],
+            "TOOLS": [
+                {"type": "function", "function": {"name": n, "parameters": {"type": "object"}}}
+                for n in ("list_orders", "get_order")
+            ],
             "run_tool": lambda name, arguments: json.dumps(orders if name == "list_orders" else arguments),
         }
         for code in [code for language, code in BLOCKS if language == "python"]:

@@ -11,7 +11,9 @@ from tests.chats import JSON, TEXT
 
 
 def summary(output: str, arguments: str = '{"order": "ORD-1"}', tool: str = "get_order") -> str:
-    return extract_summary(InteractionRecord.create(1, tool, parse_arguments(arguments), parse_output(output)))
+    return extract_summary(
+        InteractionRecord.create(1, tool, parse_arguments(arguments), parse_output(output))
+    )
 
 
 @given(TEXT | JSON.map(json.dumps), TEXT)
@@ -36,12 +38,18 @@ def test_ids_names_counts_and_headers():
 def test_errors_come_first():
     s = summary(json.dumps({"data": ["x" * 50] * 50, "error": "permission denied for table orders"}))
     assert s.index("permission denied") < 400
-    text = summary("line\n" * 500 + "Traceback (most recent call last):\n  File x\nKeyError: 'sku'\n" + "line\n" * 500)
+    text = summary(
+        "line\n" * 500 + "Traceback (most recent call last):\n  File x\nKeyError: 'sku'\n" + "line\n" * 500
+    )
     assert "KeyError: 'sku'" in text
 
 
 def test_text_shows_its_ends_and_identifiers():
-    s = summary("# Report\nSee https://shop.example/orders/77 and mail to ada@shop.example.\n" + "filler\n" * 50 + "Total 99")
+    s = summary(
+        "# Report\nSee https://shop.example/orders/77 and mail to ada@shop.example.\n"
+        + "filler\n" * 50
+        + "Total 99"
+    )
     assert "https://shop.example/orders/77" in s
     assert "ada@shop.example" in s
     assert "Total 99" in s

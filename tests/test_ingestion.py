@@ -2,7 +2,14 @@
 
 import pytest
 
-from memory_bank import EmbeddingError, FactStore, InsightStore, LexicalEmbedder, RecordError, ingest_tool_outputs
+from memory_bank import (
+    EmbeddingError,
+    FactStore,
+    InsightStore,
+    LexicalEmbedder,
+    RecordError,
+    ingest_tool_outputs,
+)
 from memory_bank.ingestion import observe_again
 from memory_bank.observer import Observer
 from memory_bank.testing import ScriptedModel
@@ -53,13 +60,17 @@ def test_a_failing_embedder_loses_no_fact():
 def test_a_value_json_cannot_hold_is_refused_before_anything_is_stored():
     facts = FactStore()
     with pytest.raises(RecordError):
-        ingest_tool_outputs([("a", {}, {}), ("b", {}, {1, 2})], "t", facts, InsightStore(LexicalEmbedder()), None, "m", 1)
+        ingest_tool_outputs(
+            [("a", {}, {}), ("b", {}, {1, 2})], "t", facts, InsightStore(LexicalEmbedder()), None, "m", 1
+        )
     assert facts.size() == 0
 
 
 def test_marked_and_missing_insights_are_made_again():
     facts, insights = FactStore(), InsightStore(LexicalEmbedder())
-    ingest_tool_outputs([("a", {}, {}), ("b", {}, {})], "t", facts, insights, ScriptedModel(["fine", ""]), "m", 1)
+    ingest_tool_outputs(
+        [("a", {}, {}), ("b", {}, {})], "t", facts, insights, ScriptedModel(["fine", ""]), "m", 1
+    )
     from memory_bank import InteractionRecord
 
     facts.store(InteractionRecord.create(2, "c", {}, {}))

@@ -90,7 +90,9 @@ def test_the_map_runs_down():
 
 
 def test_no_circle_within_a_room():
-    graph = {n: {i for i in imports(p) if i in modules()} for n, p in modules().items() if room_of(n) not in FACE}
+    graph = {
+        n: {i for i in imports(p) if i in modules()} for n, p in modules().items() if room_of(n) not in FACE
+    }
     done: set[str] = set()
 
     def visit(node: str, path: tuple[str, ...]) -> None:
@@ -125,7 +127,7 @@ def test_nothing_is_patched_away():
 def test_the_library_never_imports_benchmarks_or_tests():
     for name, path in modules().items():
         tree = ast.parse(path.read_text())
-        roots = {
-            (n.module or "").split(".")[0] for n in ast.walk(tree) if isinstance(n, ast.ImportFrom)
-        } | {a.name.split(".")[0] for n in ast.walk(tree) if isinstance(n, ast.Import) for a in n.names}
+        roots = {(n.module or "").split(".")[0] for n in ast.walk(tree) if isinstance(n, ast.ImportFrom)} | {
+            a.name.split(".")[0] for n in ast.walk(tree) if isinstance(n, ast.Import) for a in n.names
+        }
         assert not roots & {"benchmarks", "tests"}, name

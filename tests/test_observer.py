@@ -84,7 +84,9 @@ def test_no_client_or_the_model_extractive_means_extraction():
 def test_a_real_openai_client_over_loopback():
     from openai import OpenAI
 
-    with ScriptedServer([say("It found ORD-7."), fail(500, "down"), fail(500, "down"), fail(500, "down")]) as server:
+    with ScriptedServer(
+        [say("It found ORD-7."), fail(500, "down"), fail(500, "down"), fail(500, "down")]
+    ) as server:
         client = OpenAI(base_url=server.base_url, api_key="x", max_retries=0)
         assert observe_tool_output("t", "find", {"id": "ORD-7"}, client, "m") == "It found ORD-7."
         assert observe_tool_output("t", "find", {"id": "ORD-7"}, client, "m").startswith("Called find")
@@ -106,5 +108,7 @@ def test_an_own_prompt_is_used(tmp_path):
     file = tmp_path / "p.md"
     file.write_text("=== user ===\nT {{user_query}} N {{tool_name}} A {{arguments}} O {{output}}")
     model = ScriptedModel(["x"])
-    Observer.create(model, MemoryBankSettings(observer_prompt=str(file))).observe(record("{{tool_name}}"), "task")
+    Observer.create(model, MemoryBankSettings(observer_prompt=str(file))).observe(
+        record("{{tool_name}}"), "task"
+    )
     assert model.calls[0].messages[0]["content"] == 'T task N find A {"q":"Ada"} O {{tool_name}}'

@@ -20,7 +20,9 @@ def stores(*outputs):
 
 
 def test_the_most_similar_comes_first_in_the_documented_form():
-    facts, insights, (a, b) = stores(("weather in Oslo", {"t": 3}), ("refund of order ORD-7", {"order": "ORD-7"}))
+    facts, insights, (a, b) = stores(
+        ("weather in Oslo", {"t": 3}), ("refund of order ORD-7", {"order": "ORD-7"})
+    )
     found = retrieve_and_format("refund ORD-7", facts, insights, 5, 2_000)
     assert found == [
         {"trace_id": b.trace_id, "summary": "refund of order ORD-7", "raw_data": '{"order":"ORD-7"}'},
@@ -69,8 +71,13 @@ def test_frames_stay_countable_whatever_the_data(summary, data):
 
 
 def test_queries():
-    tail = parse_messages([user("x"), call(("a", "find", {"q": "Ada"}), text="Looking for Ada."), result("a", "1")])[-1]
-    assert retrieval_query("fixed", "how to proceed with the task", "refund Ada", tail) == "how to proceed with the task"
+    tail = parse_messages(
+        [user("x"), call(("a", "find", {"q": "Ada"}), text="Looking for Ada."), result("a", "1")]
+    )[-1]
+    assert (
+        retrieval_query("fixed", "how to proceed with the task", "refund Ada", tail)
+        == "how to proceed with the task"
+    )
     assert retrieval_query("task", "f", "refund Ada", tail) == "refund Ada"
     adaptive = retrieval_query("adaptive", "f", "refund Ada", tail, ["Anything else?"])
     for piece in ("refund Ada", "Looking for Ada.", "find", '{"q": "Ada"}', "Anything else?"):

@@ -21,12 +21,16 @@ from memory_bank.history.pairing import pairing_errors
 from memory_bank.testing import ScriptedModel
 from tests.chats import any_chats, call, good_chats, result, rounds, say, system, user
 
-LOCAL = MemoryBankSettings(embedding_model="lexical", observer_model="extractive", token_encoding="approximate")
+LOCAL = MemoryBankSettings(
+    embedding_model="lexical", observer_model="extractive", token_encoding="approximate"
+)
 
 
 def apply(messages, state=None, llm=None, **changes):
     values = LOCAL.model_dump() | changes
-    return apply_memory_bank_strategy(messages, llm, MemoryBankSettings(**values), state or MemoryBankState("lexical"))
+    return apply_memory_bank_strategy(
+        messages, llm, MemoryBankSettings(**values), state or MemoryBankState("lexical")
+    )
 
 
 def memory_of(context) -> str:
@@ -109,7 +113,9 @@ def test_lone_surrogates_never_reach_the_wire():
 def test_tool_call_objects_of_the_sdk_pass_as_they_are():
     from openai.types.chat import ChatCompletionMessage
 
-    turn = ChatCompletionMessage.model_validate({"role": "assistant", "content": None, "tool_calls": rounds(1)[0]["tool_calls"]})
+    turn = ChatCompletionMessage.model_validate(
+        {"role": "assistant", "content": None, "tool_calls": rounds(1)[0]["tool_calls"]}
+    )
     context, _ = apply([user(), *rounds(2, start=5), turn, rounds(1)[1]])
     assert context[-2] is turn
 
@@ -122,7 +128,10 @@ def test_the_plan_explains_every_past_interaction():
     apply([user("refund ORD-1001"), *rounds(8)], state, retrieval_query="task")
     plan = state.last_plan
     assert [d.step for d in plan.decisions] == list(range(1, 8))
-    assert all(d.score is not None and d.reason and d.tools == ("get_order",) and d.tokens > 0 for d in plan.decisions)
+    assert all(
+        d.score is not None and d.reason and d.tools == ("get_order",) and d.tokens > 0
+        for d in plan.decisions
+    )
     assert sorted(str(d.fate) for d in plan.decisions) == ["kept"] * 3 + ["left out"] * 4
     best = max(plan.decisions, key=lambda d: d.score)
     assert (best.step, str(best.fate)) == (2, "kept")
@@ -177,7 +186,9 @@ BROKEN = {
     "orphan": [result("zzz", "orphaned data")],
     "double": [call(("p", "f", {})), result("p", "1"), result("p", "2")],
     "between": [call(("p", "f", {})), user("wait"), result("p", "1")],
-    "legacy pending": [{"role": "assistant", "content": None, "function_call": {"name": "f", "arguments": "{}"}}],
+    "legacy pending": [
+        {"role": "assistant", "content": None, "function_call": {"name": "f", "arguments": "{}"}}
+    ],
     "legacy orphan": [{"role": "function", "name": "f", "content": "1"}],
 }
 
@@ -187,7 +198,11 @@ BROKEN = {
 def test_broken_pairs_pass_through_or_are_mended_and_told(kind, in_tail):
     broken = BROKEN[kind]
     middle = [user("next")] if kind == "all pending" else []
-    messages = [user(), *rounds(2), *broken, *middle] if in_tail else [user(), *rounds(1, start=7), *broken, user("next"), *rounds(2)]
+    messages = (
+        [user(), *rounds(2), *broken, *middle]
+        if in_tail
+        else [user(), *rounds(1, start=7), *broken, user("next"), *rounds(2)]
+    )
     context, _ = apply(messages)
     start = next(i for i, m in enumerate(context) if m == broken[0])
     assert context[start : start + len(broken)] == broken
@@ -218,7 +233,11 @@ def test_orphaned_data_is_not_lost():
 def test_applying_again_or_in_parts_stores_nothing_twice_and_nothing_less(messages, data):
     at_once, growing = MemoryBankState("lexical"), MemoryBankState("lexical")
     apply(messages, at_once)
-    for stop in [*sorted(data.draw(st.sets(st.integers(0, len(messages)), max_size=4))), len(messages), len(messages)]:
+    for stop in [
+        *sorted(data.draw(st.sets(st.integers(0, len(messages)), max_size=4))),
+        len(messages),
+        len(messages),
+    ]:
         apply(messages[:stop], growing)
     a, b = (list(s.fact_store.steps()) for s in (at_once, growing))
     assert set(a) <= set(b)  # parts may show a result alone that the whole shows with its images
@@ -249,7 +268,16 @@ def test_parallel_calls_are_records_of_one_step_and_late_results_join_them():
 
 
 def test_what_tools_said_comes_back_exactly():
-    said = ["\ud800 lone", "a\0b", "NaN", '{"n": NaN, "big": 123456789012345678901234567890}', "\ufeff{}", '{"a": 1.00, "a": 2}', "{broken", ""]
+    said = [
+        "\ud800 lone",
+        "a\0b",
+        "NaN",
+        '{"n": NaN, "big": 123456789012345678901234567890}',
+        "\ufeff{}",
+        '{"a": 1.00, "a": 2}',
+        "{broken",
+        "",
+    ]
     messages = [user()]
     for i, text in enumerate(said):
         messages += [call((f"c{i}", "f", "{not json")), result(f"c{i}", text)]
@@ -296,7 +324,9 @@ def test_a_failing_embedder_is_one_error_and_the_next_step_catches_up():
 
 
 def test_settings_may_be_any_object():
-    settings = SimpleNamespace(top_k=1, embedding_model="lexical", observer_model="extractive", max_chars_per_record=50)
+    settings = SimpleNamespace(
+        top_k=1, embedding_model="lexical", observer_model="extractive", max_chars_per_record=50
+    )
     context, _ = apply_memory_bank_strategy([user(), *rounds(4)], None, settings, MemoryBankState())
     assert memory_of(context).count("[RETRIEVED RECORD") == 1
 
@@ -316,7 +346,12 @@ def test_reset_empties_everything_and_keeps_the_model():
     apply([user(), *rounds(3)], state)
     model = state.insight_store.embedding_model
     state.reset()
-    assert (state.fact_store.size(), state.insight_store.is_empty(), state.step_count, state.last_plan) == (0, True, 0, None)
+    assert (state.fact_store.size(), state.insight_store.is_empty(), state.step_count, state.last_plan) == (
+        0,
+        True,
+        0,
+        None,
+    )
     assert state.insight_store.embedding_model is model
     assert apply([user("new"), *rounds(1)], state)[0] == [user("new"), *rounds(1)]
 
@@ -340,7 +375,9 @@ def test_reopening_goes_on_where_it_was(tmp_path):
 def test_an_interrupted_step_is_made_good_at_the_next_opening(tmp_path):
     url = f"sqlite:///{tmp_path / 'bank.db'}"
     with MemoryBankState.open(url, embedding_model="lexical") as state:
-        state.fact_store.store(InteractionRecord.create(1, "f", {}, {"id": "ORD-9"}))  # killed before its insight
+        state.fact_store.store(
+            InteractionRecord.create(1, "f", {}, {"id": "ORD-9"})
+        )  # killed before its insight
     with MemoryBankState.open(url, embedding_model="lexical") as state:
         apply([user()], state)
         assert state.insight_store.size() == 1
@@ -349,7 +386,10 @@ def test_an_interrupted_step_is_made_good_at_the_next_opening(tmp_path):
 def test_sessions_of_one_database_never_see_each_other(tmp_path):
     url = f"sqlite:///{tmp_path / 'bank.db'}"
     messages = [user("find ORD-1001"), *rounds(3)]
-    with MemoryBankState.open(url, session_id="a", embedding_model="lexical") as a, MemoryBankState.open(url, session_id="b", embedding_model="lexical") as b:
+    with (
+        MemoryBankState.open(url, session_id="a", embedding_model="lexical") as a,
+        MemoryBankState.open(url, session_id="b", embedding_model="lexical") as b,
+    ):
         apply(messages, a)
         assert apply([user("find ORD-1001")], b, retrieval_query="task")[0] == [user("find ORD-1001")]
         apply(messages, b)
@@ -360,7 +400,10 @@ def test_sessions_of_one_database_never_see_each_other(tmp_path):
 def test_a_reset_by_another_process_is_noticed(tmp_path):
     url = f"sqlite:///{tmp_path / 'bank.db'}"
     messages = [user(), *rounds(3)]
-    with MemoryBankState.open(url, embedding_model="lexical") as a, MemoryBankState.open(url, embedding_model="lexical") as b:
+    with (
+        MemoryBankState.open(url, embedding_model="lexical") as a,
+        MemoryBankState.open(url, embedding_model="lexical") as b,
+    ):
         apply(messages, a)
         b.reset()
         apply(messages, a)

@@ -52,7 +52,7 @@ _HOMES = {
     "retrieve_and_format": "retrieval",
 }
 
-__all__ = [  # noqa: RUF022  sorted by a test, case-insensitively it would read worse
+__all__ = [
     "Config",
     "ConfigError",
     "DatabaseOpenError",

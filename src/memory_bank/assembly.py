@@ -104,6 +104,7 @@ class MemoryBankState:
                 self.insight_store.clear()
             else:
                 clear_session(self.database, self.session_id)
+            self.database.set_task(self.session_id, "")
             self._forget()
             self.step_count = 0
             self.last_plan = None

@@ -15,7 +15,9 @@ _SCAN_CHARS = 60_000  # of a text, so much is looked at from each end
 _SCAN_LEAVES = 4_000
 _ARGUMENT_CHARS = 300
 
-_ERROR = re.compile(r"\b(?:\w*(?:error|exception|traceback|failed|failure|denied|not found|fatal)\w*)\b", re.I)
+_ERROR = re.compile(
+    r"\b(?:\w*(?:error|exception|traceback|failed|failure|denied|not found|fatal)\w*)\b", re.I
+)
 _IDENTIFIER = re.compile(
     r"https?://[^\s\"'<>)\]]+"
     r"|[\w.+-]+@[\w-]+\.[\w.]+"
@@ -65,7 +67,9 @@ def _of_value(value: Any) -> str:
         low = key.lower()
         if "error" in low or (isinstance(leaf, str) and len(leaf) < 2_000 and _ERROR.search(leaf)):
             errors[item] = None
-        elif depth <= 1 and len(shown) <= 100 or low.endswith(("id", "uuid", "key", "code", "number", "sku", *_NAME_KEYS)):
+        elif (depth <= 1 and len(shown) <= 100) or low.endswith(
+            ("id", "uuid", "key", "code", "number", "sku", *_NAME_KEYS)
+        ):
             named[item] = None
         elif isinstance(leaf, str) and len(leaf) > 200:
             rest.update(dict.fromkeys(_identifiers(leaf, 12)))
@@ -79,11 +83,14 @@ def _of_value(value: Any) -> str:
 
 def _shape(value: Any) -> str:
     if isinstance(value, dict):
-        fields = ", ".join(f"{k} ({_count(v)})" if isinstance(v, (list, dict)) else str(k) for k, v in value.items())
+        fields = ", ".join(
+            f"{k} ({_count(v)})" if isinstance(v, (list, dict)) else str(k) for k, v in value.items()
+        )
         return f"Returned an object with {len(value)} fields: {cut_at_edge(fields, 300)}."
     if isinstance(value, list):
         if value and isinstance(value[0], dict):
-            return f"Returned {len(value)} items with the fields {cut_at_edge(', '.join(map(str, value[0])), 300)}."
+            fields = cut_at_edge(", ".join(map(str, value[0])), 300)
+            return f"Returned {len(value)} items with the fields {fields}."
         return f"Returned {len(value)} items."
     return "Returned:"
 
@@ -115,7 +122,9 @@ def _of_text(text: str) -> str:
     seen = text if len(text) <= 2 * _SCAN_CHARS else f"{text[:_SCAN_CHARS]}\n{text[-_SCAN_CHARS:]}"
     lines = [line.strip() for line in seen.splitlines() if line.strip()]
     parts = [f"Returned {text.count(chr(10)) + 1:,} lines, {len(text):,} characters."]
-    errors = list(dict.fromkeys(cut_at_edge(line[:800], 200) for line in lines if _ERROR.search(line[:2_000])))
+    errors = list(
+        dict.fromkeys(cut_at_edge(line[:800], 200) for line in lines if _ERROR.search(line[:2_000]))
+    )
     if errors:
         chosen = errors if len(errors) <= 3 else [errors[0], errors[-2], errors[-1]]
         parts.append("Errors: " + " | ".join(chosen) + ".")

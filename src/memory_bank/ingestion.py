@@ -9,9 +9,11 @@ from typing import Any
 from memory_bank.clients.chat import as_chat_model
 from memory_bank.observer import EXTRACTIVE, Observer
 from memory_bank.ports import FactStorePort, InsightStorePort
-from memory_bank.records import Insight, InteractionRecord
+from memory_bank.records import InteractionRecord
 
 log = logging.getLogger("memory_bank.Ingestion")
+
+_AT_ONCE = 16  # records observed and stored together when insights are made again
 
 
 def ingest_tool_outputs(
@@ -33,9 +35,7 @@ def ingest_tool_outputs(
         InteractionRecord.create(step_id=step_id, tool_name=name, raw_input=raw_input, raw_output=raw_output)
         for name, raw_input, raw_output in tool_outputs
     ]
-    observer = Observer(
-        None if observer_model == EXTRACTIVE else as_chat_model(llm_client), observer_model
-    )
+    observer = Observer(None if observer_model == EXTRACTIVE else as_chat_model(llm_client), observer_model)
     fact_store.store_many(records)
     insight_store.add_many(observer.observe_all(records, user_query))
     log.debug("ingested %d tool outputs of step %d", len(records), step_id)
@@ -52,6 +52,11 @@ def observe_again(
     with_insight = set(insight_store.trace_ids())
     wanted = [i.trace_id for i in insight_store.to_redo()]
     wanted += [t for t in fact_store.steps() if t not in with_insight]
-    made: list[Insight] = observer.observe_all(fact_store.get_many(wanted), user_query)
-    insight_store.add_many(made)
-    return len(made), sum(1 for i in made if i.redo)
+    made = marked = 0
+    for start in range(0, len(wanted), _AT_ONCE):  # stored as they come: a stop loses no paid call but these
+        batch = fact_store.get_many(wanted[start : start + _AT_ONCE])
+        insights = observer.observe_all(batch, user_query)
+        insight_store.add_many(insights)
+        made += len(insights)
+        marked += sum(1 for i in insights if i.redo)
+    return made, marked

@@ -114,4 +114,3 @@ def observe_tool_output(
     observer = Observer(None if model == EXTRACTIVE else as_chat_model(llm_client), model)
     record = InteractionRecord.create(0, tool_name, {} if raw_input is None else raw_input, raw_output)
     return observer.observe(record, user_query).summary
-

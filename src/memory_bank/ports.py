@@ -51,8 +51,8 @@ class InsightStorePort(Protocol):
     def search(self, query: str, top_k: int = 3) -> list[str]:
         """The trace_ids of the ``top_k`` most similar summaries, best first; ties: the newer first."""
 
-    def rank(self, query: str, exclude: Collection[str] = ()) -> Ranking:
-        """All insights but the excluded, best first; scores within 1e-6 are ties: the newer first."""
+    def rank(self, query: str, exclude: Collection[str] = (), limit: int | None = None) -> Ranking:
+        """The insights but the excluded, best first, at most ``limit``; scores within 1e-6 are ties: the newer first."""
 
     def get_summary(self, trace_id: str) -> str | None:
         """The summary, or None."""

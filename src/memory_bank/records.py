@@ -7,7 +7,7 @@ import time
 import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, overload
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +88,13 @@ class Ranking(Sequence[Hit]):
     def __len__(self) -> int:
         return len(self.trace_ids)
 
-    def __getitem__(self, i: Any) -> Any:
+    @overload
+    def __getitem__(self, i: int) -> Hit: ...
+
+    @overload
+    def __getitem__(self, i: slice) -> Ranking: ...
+
+    def __getitem__(self, i: int | slice) -> Hit | Ranking:
         if isinstance(i, slice):
             return Ranking(self.trace_ids[i], self.scores[i])
         return Hit(self.trace_ids[i], float(self.scores[i]))

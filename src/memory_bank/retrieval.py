@@ -17,7 +17,9 @@ log = logging.getLogger("memory_bank.Retrieval")
 
 HEADING = "## Retrieved Context from Previous Steps"
 _RULE = "-------------------"
-_MIMICRY = re.compile(r"^(?=\s*(?:\[RETRIEVED RECORD|-{19}|## Retrieved Context|(?:Summary|Raw Data): ))", re.M)
+_MIMICRY = re.compile(
+    r"^(?=\s*(?:\[RETRIEVED RECORD|-{19}|## Retrieved Context|(?:Summary|Raw Data): ))", re.M
+)
 _TASK_CHARS = 1_500
 _DOING_CHARS = 900
 
@@ -49,7 +51,7 @@ def retrieve_and_format(
 
     ``raw_data`` has at most ``max_chars`` characters; what is shortened says so and carries its trace_id.
     """
-    ranking = insight_store.rank(query)
+    ranking = insight_store.rank(query, limit=max(0, top_k))
     return [r.as_dict() for r in retrieve(ranking, fact_store, insight_store, top_k, max_chars)]
 
 
@@ -67,14 +69,15 @@ def retrieve(
     missing = [h.trace_id for h in hits if (h.trace_id, max_chars) not in cache]
     for record in fact_store.get_many(missing):
         cache[record.trace_id, max_chars] = raw_data(record, max_chars)
+    insights = insight_store.get_insights([h.trace_id for h in hits])
     found = []
     for hit in hits:
-        shown = cache.get((hit.trace_id, max_chars))
-        if shown is None:
-            continue  # an insight whose fact is gone
-        summary = insight_store.get_summary(hit.trace_id) or ""
-        found.append(Retrieved(hit.trace_id, summary, shown.text, hit.score, shown.cut, shown.whole))
-    log.debug("retrieved %d of %d records", len(found), len(ranking))
+        shown, insight = cache.get((hit.trace_id, max_chars)), insights.get(hit.trace_id)
+        if shown is not None and insight is not None:  # else its fact is gone
+            found.append(
+                Retrieved(hit.trace_id, insight.summary, shown.text, hit.score, shown.cut, shown.whole)
+            )
+    log.debug("retrieved %d records", len(found))
     return found
 
 

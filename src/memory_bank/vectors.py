@@ -1,4 +1,4 @@
-"""Texts to unit vectors, by any embedder: whatever it returns is checked here, once, and put in order."""
+"""Texts to unit vectors, by any embedder: whatever it returns is checked here, once."""
 
 from __future__ import annotations
 
@@ -10,9 +10,6 @@ import numpy as np
 import numpy.typing as npt
 
 from memory_bank.errors import EmbeddingError, MemoryBankError
-
-Array = np.ndarray[Any, Any]
-_TIE = 1e-6  # scores closer than this are equal
 
 
 def embedder_name(model: Any) -> str:
@@ -85,9 +82,3 @@ def _nonsense(name: str, n: int, what: str) -> EmbeddingError:
         f"the embedder {name!r} returned {what} for {n} texts: its encode must take a list of strings and "
         "return an (n, d) array of finite numbers"
     )
-
-
-def order_by_score(scores: Array, rows: Array) -> tuple[Array, Array]:
-    """Rows and scores, best first; scores within 1e-6 are ties: the larger row, the newer, first."""
-    order = np.lexsort((-rows, -np.round(scores / _TIE)))
-    return rows[order], scores[order]

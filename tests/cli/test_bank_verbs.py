@@ -5,10 +5,10 @@ import json
 import sys
 
 import pytest
+from tests.cli.conftest import ODD, line, run_of, write
 
 from memory_bank.cli.output import one_line, visible
 from memory_bank.testing import ScriptedServer, fail, say
-from tests.cli.conftest import ODD, line, run_of, write
 
 
 @pytest.fixture
@@ -111,7 +111,7 @@ def test_show_of_an_unknown_id(cli, bank):
 def test_search(cli, bank):
     done = cli("search", "order alpha-2", "--db", bank, "--session", "one", "--json", "--top-k", "2")
     hits = done.json()["hits"]
-    assert [h["step"] for h in hits][0] == 3
+    assert hits[0]["step"] == 3
     assert len(hits) == 2
     table = cli("search", "order", "--db", bank, "--session", "one").out
     assert hits[0]["trace_id"] in table  # in a file no cell is folded

@@ -6,9 +6,9 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from tests.cli.conftest import ODD, line, run_of, write
 
 import memory_bank.cli.replay as verb
-from tests.cli.conftest import ODD, line, run_of, write
 
 
 def records(cli, db):

@@ -9,10 +9,10 @@ import numpy as np
 import openai
 import pytest
 
-from memory_bank.clients.embedding import encode_documents
 from memory_bank.clients.openai_embeddings import MAX_BATCH_BYTES, MAX_INPUT_BYTES, OpenAIEmbedder
 from memory_bank.errors import EmbedderLoadError, EmbeddingError
 from memory_bank.testing.embedder_contract import EmbedderContract
+from memory_bank.vectors import encode_documents
 
 
 def text_vector(text: str) -> Any:

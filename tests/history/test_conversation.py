@@ -5,10 +5,10 @@ import json
 
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.chats import any_chats, call, good_chats, result, rounds, say, system, user
 
 from memory_bank.history.conversation import Conversation
 from memory_bank.history.tokens import approximate_counter
-from tests.chats import any_chats, call, good_chats, result, rounds, say, system, user
 
 
 def conversation() -> Conversation:
@@ -17,7 +17,10 @@ def conversation() -> Conversation:
 
 def shape(view):
     return (
-        [(e.interaction.start, e.interaction.stop, e.interaction.fault, e.trace_ids, e.tokens) for e in view.entries],
+        [
+            (e.interaction.start, e.interaction.stop, e.interaction.fault, e.trace_ids, e.tokens)
+            for e in view.entries
+        ],
         list(view.kept),
         view.tail_start,
         view.task,
@@ -80,7 +83,10 @@ def test_an_edited_prompt_equals_reading_at_once(messages, data):
     c.update(messages)
     for _ in range(3):
         i = data.draw(st.integers(0, len(messages) - 1))
-        messages[i] = {**messages[i], "content": data.draw(st.sampled_from(["now", "", None, "later than now"]))}
+        messages[i] = {
+            **messages[i],
+            "content": data.draw(st.sampled_from(["now", "", None, "later than now"])),
+        }
         assert shape(c.update(messages)) == shape(conversation().update(messages))
 
 
@@ -152,7 +158,16 @@ def test_other_sessions_get_other_ids():
 
 
 def test_what_is_kept_and_what_is_tail():
-    messages = [system(), user(), *rounds(2), say("Done so far."), user("Go on."), *rounds(1, start=2), say("hm"), user("?")]
+    messages = [
+        system(),
+        user(),
+        *rounds(2),
+        say("Done so far."),
+        user("Go on."),
+        *rounds(1, start=2),
+        say("hm"),
+        user("?"),
+    ]
     view = conversation().update(messages)
     assert [messages[p] for p in view.kept] == [system(), user(), say("Done so far."), user("Go on.")]
     assert view.tail_start == 8

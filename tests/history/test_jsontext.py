@@ -5,10 +5,10 @@ import math
 
 import pytest
 from hypothesis import given
+from tests.chats import JSON
 
 from memory_bank.errors import RecordError
 from memory_bank.history.jsontext import dump_value, flat_text, parse_output, plain
-from tests.chats import JSON
 
 
 @given(JSON)

@@ -4,12 +4,12 @@ from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
+from tests.chats import any_chats, call, good_chats, result, rounds, say, system, user
 
 from memory_bank.errors import MessagesError
 from memory_bank.history.interactions import Interaction, Kind, Utterance
 from memory_bank.history.pairing import pairing_errors
 from memory_bank.history.parsing import extract_tool_outputs, parse_messages, render_messages, task_text
-from tests.chats import any_chats, call, good_chats, result, rounds, say, system, user
 
 
 def interactions(messages):
@@ -50,7 +50,9 @@ def test_every_result_is_in_exactly_one_pair(messages):
     from memory_bank.history.interactions import kind_of
 
     results = sum(1 for m in messages if kind_of(m) is Kind.RESULT)
-    own = sum(1 for m in messages if isinstance(m, dict) and m.get("type") == "web_search_call" and "role" not in m)
+    own = sum(
+        1 for m in messages if isinstance(m, dict) and m.get("type") == "web_search_call" and "role" not in m
+    )
     assert sum(1 for i in interactions(messages) for p in i.pairs if p.result) == results + own
 
 
@@ -65,13 +67,22 @@ def test_a_tuple_is_fine():
 
 
 def test_parallel_results_in_any_order_find_their_calls():
-    i = only([user(), call(("a", "find", {"q": 1}), ("b", "get", {"q": 2})), result("b", "second"), result("a", "first")])
+    i = only(
+        [
+            user(),
+            call(("a", "find", {"q": 1}), ("b", "get", {"q": 2})),
+            result("b", "second"),
+            result("a", "first"),
+        ]
+    )
     assert [(p.tool_name, p.result.text) for p in i.pairs] == [("find", "first"), ("get", "second")]
     assert not i.fault
 
 
 def test_an_id_used_again_in_a_later_turn_belongs_to_that_turn():
-    first, second = interactions([user(), call(("a", "x", {})), result("a", "1"), call(("a", "x", {})), result("a", "2")])
+    first, second = interactions(
+        [user(), call(("a", "x", {})), result("a", "1"), call(("a", "x", {})), result("a", "2")]
+    )
     assert first.pairs[0].result.text == "1"
     assert second.pairs[0].result.text == "2"
 
@@ -96,7 +107,9 @@ def test_a_second_result_for_one_call_is_an_orphan():
 
 
 def test_an_orphan_among_expected_results_marks_their_turn():
-    i = only([user(), call(("a", "x", {}), ("b", "y", {})), result("a", "1"), result("z", "?"), result("b", "2")])
+    i = only(
+        [user(), call(("a", "x", {}), ("b", "y", {})), result("a", "1"), result("z", "?"), result("b", "2")]
+    )
     assert [p.tool_name for p in i.pairs] == ["x", "y", "unknown"]
     assert i.fault == "a result has no call"
 
@@ -120,7 +133,10 @@ def test_legacy_function_call():
 
 
 def test_custom_calls_carry_free_text():
-    turn = {"role": "assistant", "tool_calls": [{"id": "a", "type": "custom", "custom": {"name": "grep", "input": "a b"}}]}
+    turn = {
+        "role": "assistant",
+        "tool_calls": [{"id": "a", "type": "custom", "custom": {"name": "grep", "input": "a b"}}],
+    }
     i = only([user(), turn, result("a", "x")])
     assert i.pairs[0].tool_name == "grep"
     assert i.pairs[0].call.raw_input == {"_raw": "a b"}
@@ -130,7 +146,12 @@ def test_sdk_objects_are_read_like_dicts():
     from openai.types.chat import ChatCompletionMessage
 
     message = ChatCompletionMessage.model_validate(
-        {"role": "assistant", "content": "ok", "reasoning_content": "kept", **{k: v for k, v in call(("a", "find", {"q": 1})).items() if k == "tool_calls"}}
+        {
+            "role": "assistant",
+            "content": "ok",
+            "reasoning_content": "kept",
+            **{k: v for k, v in call(("a", "find", {"q": 1})).items() if k == "tool_calls"},
+        }
     )
     messages = [user(), message, result("a", '{"id": 7}')]
     assert extract_tool_outputs(messages) == [("find", {"q": 1}, {"id": 7})]
@@ -139,7 +160,11 @@ def test_sdk_objects_are_read_like_dicts():
 
 def test_calls_as_objects_inside_a_dict():
     function = SimpleNamespace(name="find", arguments='{"q": 1}')
-    turn = {"role": "assistant", "content": None, "tool_calls": [SimpleNamespace(id="a", type="function", function=function)]}
+    turn = {
+        "role": "assistant",
+        "content": None,
+        "tool_calls": [SimpleNamespace(id="a", type="function", function=function)],
+    }
     assert extract_tool_outputs([user(), turn, result("a", "x")]) == [("find", {"q": 1}, {"_raw": "x"})]
 
 
@@ -163,23 +188,39 @@ def test_responses_items_group_with_reasoning_and_parallel_calls():
 
 
 def test_a_hosted_tool_answers_itself():
-    i = only([user(), {"type": "web_search_call", "id": "w", "action": {"query": "x"}, "results": [{"url": "u"}]}])
+    i = only(
+        [user(), {"type": "web_search_call", "id": "w", "action": {"query": "x"}, "results": [{"url": "u"}]}]
+    )
     assert not i.fault
     assert i.pairs[0].result.raw_output == [{"url": "u"}]
 
 
 def test_assistant_text_directly_before_a_call_belongs_to_it_and_other_text_stands_alone():
-    segments = parse_messages([user(), say("Hello."), user("go"), say("Looking."), call(("a", "x", {})), result("a", "1")])
+    segments = parse_messages(
+        [user(), say("Hello."), user("go"), say("Looking."), call(("a", "x", {})), result("a", "1")]
+    )
     assert [type(s) for s in segments] == [Utterance, Utterance, Utterance, Interaction]
     assert segments[3].note == "Looking."
 
 
 def test_images_of_a_result_ride_with_it_but_a_users_words_never_do():
-    image = {"role": "user", "content": [{"type": "text", "text": "<tool_result id=a>"}, {"type": "image_url", "image_url": {"url": "u"}}]}
+    image = {
+        "role": "user",
+        "content": [
+            {"type": "text", "text": "<tool_result id=a>"},
+            {"type": "image_url", "image_url": {"url": "u"}},
+        ],
+    }
     i = only([user(), call(("a", "shot", {})), result("a", "See file 1"), image])
     assert i.messages[-1] is image
     assert i.pairs[0].result.raw_output["attached"] == [image["content"]]
-    spoken = {"role": "user", "content": [{"type": "text", "text": "What is this?"}, {"type": "image_url", "image_url": {"url": "u"}}]}
+    spoken = {
+        "role": "user",
+        "content": [
+            {"type": "text", "text": "What is this?"},
+            {"type": "image_url", "image_url": {"url": "u"}},
+        ],
+    }
     segments = parse_messages([user(), call(("a", "shot", {})), result("a", "ok"), spoken])
     assert isinstance(segments[-1], Utterance)
     assert segments[-1].message is spoken
@@ -205,7 +246,10 @@ def test_a_user_turn_after_results_is_the_users():
     ],
 )
 def test_arguments_of_every_kind(arguments, expected):
-    turn = {"role": "assistant", "tool_calls": [{"id": "a", "function": {"name": "f", "arguments": arguments}}]}
+    turn = {
+        "role": "assistant",
+        "tool_calls": [{"id": "a", "function": {"name": "f", "arguments": arguments}}],
+    }
     assert extract_tool_outputs([user(), turn, result("a", "1")])[0][1] == expected
 
 
@@ -236,7 +280,9 @@ def test_extract_looks_at_the_last_interaction_only():
 
 def test_missing_arguments_and_type_are_fine():
     turn = {"role": "assistant", "content": None, "tool_calls": [{"id": "1", "function": {"name": "api"}}]}
-    assert extract_tool_outputs([user(), turn, result("1", '{"result": "ok"}')]) == [("api", {}, {"result": "ok"})]
+    assert extract_tool_outputs([user(), turn, result("1", '{"result": "ok"}')]) == [
+        ("api", {}, {"result": "ok"})
+    ]
 
 
 def test_the_task_is_the_first_user_message():
@@ -259,6 +305,9 @@ def test_ten_thousand_parallel_calls_take_linear_time():
 
 
 def test_pairs_know_their_content():
-    a, b = (only([user(), call(("a", "f", {"q": 1})), result("a", text)]).pairs[0].content_key() for text in ("x", "y"))
+    a, b = (
+        only([user(), call(("a", "f", {"q": 1})), result("a", text)]).pairs[0].content_key()
+        for text in ("x", "y")
+    )
     again = only([user(), call(("a", "f", {"q": 1})), result("a", "x")]).pairs[0].content_key()
     assert a == again != b

@@ -6,12 +6,15 @@ import re
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.chats import JSON, TEXT
 
 from memory_bank.history.jsontext import compact, parse_output
 from memory_bank.history.shortening import cut_at_edge, shorten
-from tests.chats import JSON, TEXT
 
-ROWS = [{"id": f"ORD-{i:05}", "name": f"Customer number {i}", "total": i * 1.5, "note": "n" * 60} for i in range(400)]
+ROWS = [
+    {"id": f"ORD-{i:05}", "name": f"Customer number {i}", "total": i * 1.5, "note": "n" * 60}
+    for i in range(400)
+]
 
 
 @given(TEXT | JSON.map(json.dumps), st.integers(0, 120))
@@ -68,7 +71,9 @@ def test_lines_of_text_stay_whole():
 
 @given(st.integers(1, 300))
 def test_no_identifier_number_or_surrogate_pair_is_cut(room):
-    text = "order ORD-48213-XY for user_42@example.com total 1234567.89 emoji 😀 path /srv/data/file_7.csv " * 5
+    text = (
+        "order ORD-48213-XY for user_42@example.com total 1234567.89 emoji 😀 path /srv/data/file_7.csv " * 5
+    )
     whole = set(re.split(r"[\s]+", text))
     cut = cut_at_edge(text, room)
     assert set(re.split(r"\s+", cut.strip())) <= whole | {""}

@@ -5,11 +5,38 @@ import time
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-
-from memory_bank.history.tokens import MessageCounter, approximate_count, approximate_counter, open_counter
 from tests.chats import any_chats, call, result, user
 
+from memory_bank.history.tokens import (
+    MessageCounter,
+    approximate_count,
+    approximate_counter,
+    encoding_counter,
+    open_counter,
+)
+from memory_bank.testing.counter_contract import TokenCounterContract
+
 counter = approximate_counter()
+
+
+class TestApproximate(TokenCounterContract):
+    def make_counter(self):
+        return approximate_counter()
+
+
+class TestTiktoken(TokenCounterContract):
+    """A real tiktoken encoding: the smallest there is, bytes as tokens, since no vocabulary can be fetched."""
+
+    def make_counter(self):
+        import tiktoken
+
+        encoding = tiktoken.Encoding(
+            "bytes",
+            pat_str=r"[\s\S]",
+            mergeable_ranks={bytes([i]): i for i in range(256)},
+            special_tokens={"<|endoftext|>": 256},
+        )
+        return MessageCounter("bytes", False, encoding_counter(encoding))
 
 
 @given(any_chats())

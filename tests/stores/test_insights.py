@@ -1,4 +1,4 @@
-"""InsightStores in SQL with FAISS: the contract in memory and in a file, and what is peculiar to the index."""
+"""InsightStores in SQL with FAISS: the contract in memory and in a file, and the index's peculiarities."""
 
 from __future__ import annotations
 

@@ -155,7 +155,7 @@ def search(
     session_id = _session(database, session)
     model = _embedder(database, embedding_model)
     store = InsightStore(model, database, session_id)
-    hits = list(store.rank(query)[:top_k])
+    hits = list(store.rank(query, limit=top_k))
     facts = {r.trace_id: r for r in FactStore(database, session_id).get_many([h.trace_id for h in hits])}
     found = [
         {

@@ -69,8 +69,8 @@ class OpenAIChat:
                 client = OpenAI(base_url=base_url, api_key=api_key, timeout=timeout, max_retries=max_retries)
             except OpenAIError:
                 raise ModelError(
-                    "no API key for the chat model: set OPENAI_API_KEY or pass api_key= "
-                    "(for a local server at base_url= any text will do)"
+                    "no API key for the chat model: set OPENAI_API_KEY (any text will do for a local server "
+                    "at OPENAI_BASE_URL), or pass api_key= and base_url="
                 ) from None
         self._client = client
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cached_property
-from typing import Any
+from typing import Any, Protocol
 
 from memory_bank.history.conversation import Entry, View
 from memory_bank.records import Ranking
@@ -52,18 +52,76 @@ class Decision:
         }
 
 
+class Choice(Protocol):
+    """What a selection decided; asked when a plan is read, not at each step."""
+
+    def decide(self, entry: Entry) -> tuple[Fate, float | None, str]:
+        """Fate, score and reason of a past interaction with whole pairs."""
+
+    def beyond(self, here: Collection[str]) -> list[Decision]:
+        """Decisions on records that are shown although their messages are not in the list."""
+
+
+class TopK:
+    """The classic choice: the most similar records, whole or shortened."""
+
+    def __init__(self, retrieved: Sequence[Retrieved], rank_all: Callable[[], Ranking]) -> None:
+        self.retrieved = tuple(retrieved)
+        self._shown = {r.trace_id: (i, r) for i, r in enumerate(retrieved, 1)}
+        self._rank_all = rank_all
+
+    @cached_property
+    def _scores(self) -> dict[str, float]:
+        return self._rank_all().as_dict()
+
+    @cached_property
+    def _places(self) -> dict[str, int]:
+        return {t: i for i, t in enumerate(self._scores, 1)}
+
+    def decide(self, entry: Entry) -> tuple[Fate, float | None, str]:
+        """See Choice."""
+        ids = [t for t in entry.trace_ids if t]
+        score = max((self._scores[t] for t in ids if t in self._scores), default=None)
+        found = [self._shown[t] for t in ids if t in self._shown]
+        if not found:
+            best = min((self._places[t] for t in ids if t in self._places), default=None)
+            if best is None:
+                return Fate.LEFT_OUT, score, "it has no insight yet"
+            reason = f"rank {best} of {len(self._places)}, beyond the {len(self._shown)} shown"
+            return Fate.LEFT_OUT, score, reason
+        reason = ", ".join(f"retrieved record {i} (rank {self._places.get(r.trace_id, i)})" for i, r in found)
+        cut = [r for _, r in found if r.cut]
+        if cut:
+            shown, whole = len(cut[0].raw_data), cut[0].whole_chars
+            reason += f"; raw data shortened to {shown:,} of {whole:,} characters"
+        if len(found) < len(ids):
+            reason += f"; {len(ids) - len(found)} parallel call(s) left out"
+        whole_shown = not cut and len(found) == len(ids)
+        return (Fate.KEPT if whole_shown else Fate.PART), score, reason
+
+    def beyond(self, here: Collection[str]) -> list[Decision]:
+        """See Choice."""
+        return [
+            Decision(
+                None, (t,), (), Fate.PART if r.cut else Fate.KEPT, r.score,
+                f"retrieved record {i}; its messages are no longer in the list", 0,
+            )
+            for t, (i, r) in self._shown.items()
+            if t not in here
+        ]  # fmt: skip
+
+
 @dataclass(frozen=True)
 class Plan:
     """One step's plan: sums at once, the decision on every past interaction when asked for.
 
     ``tokens`` and ``full_tokens`` count the context and the full history by ``counter``. ``unchanged`` says
-    that there was no history yet, so that the messages went through as they came.
+    that the messages went through as they came; ``why_unchanged`` says why.
     """
 
     view: View
     query: str
-    retrieved: Sequence[Retrieved]
-    ranking: Ranking
+    choice: Choice
     tokens: int
     full_tokens: int
     memory_tokens: int
@@ -72,63 +130,29 @@ class Plan:
     embedder: str
     observer: str
     repairs: Mapping[int, str] = field(default_factory=dict)  # position of the interaction → what was done
+    why_unchanged: str = "there was no history yet"
 
     @cached_property
     def decisions(self) -> tuple[Decision, ...]:
-        """Every past interaction in order, then records of which the messages are gone but which are shown."""
-        shown = {r.trace_id: (i, r) for i, r in enumerate(self.retrieved, 1)}
-        scores = self.ranking.as_dict()
-        places = {t: i for i, t in enumerate(self.ranking.trace_ids, 1)}
-        made = [
-            self._decide(step, entry, shown, scores, places)
-            for step, entry in enumerate(self.view.history, 1)
-        ]
-        here = {t for entry in self.view.entries for t in entry.trace_ids}
-        for trace_id, (i, r) in shown.items():
-            if trace_id not in here:
-                reason = f"retrieved record {i}; its messages are no longer in the list"
-                fate = Fate.PART if r.cut else Fate.KEPT
-                made.append(Decision(None, (trace_id,), (), fate, r.score, reason, 0))
+        """Every past interaction in order, then records that are shown but whose messages are gone."""
+        made = [self._decide(step, entry) for step, entry in enumerate(self.view.history, 1)]
+        if not self.unchanged:
+            made += self.choice.beyond({t for entry in self.view.entries for t in entry.trace_ids if t})
         return tuple(made)
 
-    def _decide(
-        self,
-        step: int,
-        entry: Entry,
-        shown: Mapping[str, tuple[int, Retrieved]],
-        scores: Mapping[str, float],
-        places: Mapping[str, int],
-    ) -> Decision:
+    def _decide(self, step: int, entry: Entry) -> Decision:
         interaction = entry.interaction
-        ids = tuple(t for t in entry.trace_ids if t)
-        tools = tuple(p.tool_name for p in interaction.pairs)
-        score = max((scores[t] for t in ids if t in scores), default=None)
+        score: float | None = None
         if self.unchanged:
-            fate, reason = Fate.KEPT, "no memory was needed: the messages went through unchanged"
+            fate, reason = Fate.KEPT, f"the messages went through unchanged: {self.why_unchanged}"
         elif interaction.fault:
             done = self.repairs.get(interaction.start, "passed through as it came")
             fate, reason = Fate.KEPT, f"its pairs are broken ({interaction.fault}): {done}"
         else:
-            fate, reason = self._fate(ids, shown, places)
+            fate, score, reason = self.choice.decide(entry)
+        ids = tuple(t for t in entry.trace_ids if t)
+        tools = tuple(p.tool_name for p in interaction.pairs)
         return Decision(step, ids, tools, fate, score, reason, entry.tokens)
-
-    def _fate(
-        self, ids: Sequence[str], shown: Mapping[str, tuple[int, Retrieved]], places: Mapping[str, int]
-    ) -> tuple[Fate, str]:
-        found = [shown[t] for t in ids if t in shown]
-        if not found:
-            best = min((places[t] for t in ids if t in places), default=None)
-            if best is None:
-                return Fate.LEFT_OUT, "it has no insight yet"
-            return Fate.LEFT_OUT, f"rank {best} of {len(places)}, beyond the {len(self.retrieved)} shown"
-        which = ", ".join(f"retrieved record {i} (rank {places.get(r.trace_id, i)})" for i, r in found)
-        cut = [r for _, r in found if r.cut]
-        if cut:
-            which += f"; raw data shortened to {len(cut[0].raw_data):,} of {cut[0].whole_chars:,} characters"
-        if len(found) < len(ids):
-            which += f"; {len(ids) - len(found)} parallel call(s) left out"
-        whole = not cut and len(found) == len(ids)
-        return (Fate.KEPT if whole else Fate.PART), which
 
     def as_dict(self) -> dict[str, Any]:
         """The whole plan as JSON values."""

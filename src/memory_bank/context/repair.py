@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from memory_bank.history.content import content_text, read
-from memory_bank.history.interactions import Interaction, Pair, calls_of, kind_of, result_of
-from memory_bank.history.interactions import Kind as K
+from memory_bank.history.interactions import Interaction, Kind, Pair, calls_of, kind_of, result_of
 
 MISSING_RESULT = "[no result was recorded for this call]"
 
@@ -25,15 +24,15 @@ def repair_interaction(interaction: Interaction, mode: str) -> tuple[list[Any], 
     if len(ids) != len(set(ids)):
         return list(interaction.messages), "not repaired: two calls share an id"
     answered = {p.call.call_id for p in interaction.pairs if p.call and p.result}
-    calls = [m for m in interaction.messages if kind_of(m) is K.CALL]
-    lead = [m for m in interaction.messages if kind_of(m) is K.SAY]
-    riders = [m for m in interaction.messages if kind_of(m) in (K.USER, K.SYSTEM, K.OTHER)]
+    calls = [m for m in interaction.messages if kind_of(m) is Kind.CALL]
+    lead = [m for m in interaction.messages if kind_of(m) is Kind.SAY]
+    riders = [m for m in interaction.messages if kind_of(m) in (Kind.USER, Kind.SYSTEM, Kind.OTHER)]
     known = {c.call_id for m in calls for c in calls_of(m)}
     given: set[Any] = set()
     results: list[Any] = []
     orphans: list[Any] = []
     for m in interaction.messages:
-        if kind_of(m) is K.RESULT:
+        if kind_of(m) is Kind.RESULT:
             call_id = result_of(m).call_id
             fits = call_id in known and call_id not in given
             (results if fits else orphans).append(m)

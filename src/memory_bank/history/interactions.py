@@ -156,7 +156,9 @@ class Interaction:
     def note(self) -> str:
         """What the assistant said in this turn, beside its calls."""
         return "\n".join(
-            t for m in self.messages if read(m, "role") == "assistant" and (t := content_text(read(m, "content")))
+            t
+            for m in self.messages
+            if read(m, "role") == "assistant" and (t := content_text(read(m, "content")))
         )
 
 

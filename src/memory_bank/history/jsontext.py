@@ -56,7 +56,7 @@ def is_deep(value: Any, limit: int = _MAX_DEPTH) -> bool:
 
 
 def plain(value: Any) -> Any:
-    """A JSON value of whatever a client put there: SDK objects as dicts, tuples as lists, the rest as text."""
+    """A JSON value of whatever a client put there: SDK objects as dicts, tuples as lists, else text."""
     try:
         return _plain(value)
     except RecursionError:
@@ -118,8 +118,17 @@ def flat_text(value: Any) -> str:
 def dump_value(value: Any, what: str = "the value") -> str:
     """JSON text that ``json.loads`` reads back as an equal value, NaN and lone surrogates included.
 
-    Raises RecordError for what JSON cannot hold (sets, bytes, keys that are not text, …).
+    Raises RecordError for what JSON cannot hold (sets, bytes, keys that are not text, a value that contains
+    itself, …).
     """
+    text = None
+    try:
+        text = json.dumps(value, ensure_ascii=False)  # escaped, two lone surrogates would become one letter
+    except ValueError as e:
+        if "Circular" in str(e):
+            raise RecordError(f"{what} contains itself: pass JSON values only.") from None
+    except (RecursionError, TypeError):
+        pass  # too deep for the encoder, or something that the walk below names
     stack = [value]
     while stack:
         node = stack.pop()
@@ -134,10 +143,7 @@ def dump_value(value: Any, what: str = "the value") -> str:
                 f"{what} holds a {type(node).__name__}: pass JSON values only "
                 "(dict, list, str, int, float, bool, None)."
             )
-    try:
-        return json.dumps(value, ensure_ascii=False)  # escaped, two lone surrogates would become one letter
-    except (RecursionError, ValueError):
-        return flat_text(value)
+    return flat_text(value) if text is None else text
 
 
 def compact(value: Any) -> str:

@@ -139,7 +139,11 @@ def _load_encoding(name: str) -> Callable[[str], int] | None:
     thread.join(_LOAD_SECONDS)
     if not loaded:
         return None
-    encoding = loaded[0]
+    return encoding_counter(loaded[0])
+
+
+def encoding_counter(encoding: Any) -> TextCounter:
+    """A function that counts a text's tokens by a ``tiktoken.Encoding``; special tokens are plain text."""
 
     def count(text: str) -> int:
         try:

@@ -40,6 +40,8 @@ def database_url(where: str | Path) -> sa.URL:
     Raises DatabaseOpenError.
     """
     text = str(where)
+    if any(c == "\0" or "\ud800" <= c <= "\udfff" for c in text):
+        raise DatabaseOpenError("the name of the database holds NUL or is no valid text: give another one.")
     if text in ("", ":memory:"):
         return sa.URL.create("sqlite")
     if "://" not in text:

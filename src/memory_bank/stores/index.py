@@ -11,6 +11,8 @@ from memory_bank.records import Ranking
 
 Array = np.ndarray[Any, Any]
 _TIE = 1e-6  # a score this close to the next better one is its equal
+_GAP = 1e-4  # scores further apart than this are no part of one run of ties
+_SPARE = 16
 
 
 def best_first(scores: Array, rows: Array) -> tuple[Array, Array]:
@@ -63,9 +65,21 @@ class SessionIndex:
         self.last_seq = rows[-1][0]
         return True
 
-    def rank(self, query: Array, exclude: Collection[str]) -> Ranking:
-        """All rows but the excluded, best first, for a query of shape (1, dimension)."""
-        scores, found = self._faiss.search(query, self.size)
+    def rank(self, query: Array, exclude: Collection[str], limit: int | None = None) -> Ranking:
+        """The rows but the excluded, best first, for a query of shape (1, dimension); ``limit`` of them."""
+        if limit is None:
+            return self._rank(query, exclude, self.size)
+        wanted = limit + len(exclude) + _SPARE
+        while wanted < self.size:
+            found = self._rank(query, exclude, wanted)
+            # Beyond a clear gap there is no tie of the last one shown.
+            if len(found) > limit and (limit == 0 or found.scores[limit - 1] - found.scores[-1] > _GAP):
+                return found[:limit]
+            wanted *= 4
+        return self._rank(query, exclude, self.size)[:limit]
+
+    def _rank(self, query: Array, exclude: Collection[str], k: int) -> Ranking:
+        scores, found = self._faiss.search(query, k)
         order, scores = best_first(scores[0], found[0])
         if exclude:
             hidden = np.zeros(self.size, dtype=bool)

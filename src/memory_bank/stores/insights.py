@@ -131,10 +131,10 @@ class InsightStore:
 
     def search(self, query: str, top_k: int = 3) -> list[str]:
         """The trace_ids of the ``top_k`` most similar summaries, best first; ties: the newer first."""
-        return [hit.trace_id for hit in self.rank(query)[: max(0, top_k)]]
+        return [hit.trace_id for hit in self.rank(query, limit=max(0, top_k))]
 
-    def rank(self, query: str, exclude: Collection[str] = ()) -> Ranking:
-        """All insights but the excluded, best first; scores within 1e-6 are ties: the newer first.
+    def rank(self, query: str, exclude: Collection[str] = (), limit: int | None = None) -> Ranking:
+        """The insights but the excluded, best first, at most ``limit``; scores within 1e-6 are ties: the newer first.
 
         Raises EmbeddingError, EmbedderMismatchError.
         """
@@ -151,7 +151,7 @@ class InsightStore:
                     self.embedder_name,
                     vector.shape[1],
                 )
-            return index.rank(vector, exclude)
+            return index.rank(vector, exclude, limit)
 
     def get_summary(self, trace_id: str) -> str | None:
         """The summary, or None."""

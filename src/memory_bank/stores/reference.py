@@ -85,9 +85,9 @@ class InMemoryInsightStore:
 
     def search(self, query: str, top_k: int = 3) -> list[str]:
         """See InsightStorePort."""
-        return [hit.trace_id for hit in self.rank(query)[: max(0, top_k)]]
+        return [hit.trace_id for hit in self.rank(query, limit=max(0, top_k))]
 
-    def rank(self, query: str, exclude: Collection[str] = ()) -> Ranking:
+    def rank(self, query: str, exclude: Collection[str] = (), limit: int | None = None) -> Ranking:
         """See InsightStorePort."""
         with self._lock:
             ids = list(self._insights)
@@ -100,7 +100,7 @@ class InMemoryInsightStore:
             )
         order, scores = best_first(scores, np.arange(len(ids)))
         hidden = set(exclude)
-        keep = [k for k, i in enumerate(order) if ids[i] not in hidden]
+        keep = [k for k, i in enumerate(order) if ids[i] not in hidden][:limit]
         return Ranking([ids[order[k]] for k in keep], [float(scores[k]) for k in keep])
 
     def get_summary(self, trace_id: str) -> str | None:

@@ -1,1 +1,4 @@
-"""Context strategies: siblings of one signature, ``(messages, llm_client, settings, state) → (messages, tokens)``."""
+"""Context strategies: siblings of one signature.
+
+``(messages, llm_client, settings, state) → (messages, token_count)``.
+"""

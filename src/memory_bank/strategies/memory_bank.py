@@ -6,7 +6,7 @@ import logging
 from typing import Any, Protocol
 
 from memory_bank.config import MemoryBankSettings, as_settings
-from memory_bank.context.plan import Plan
+from memory_bank.context.plan import Plan, TopK
 from memory_bank.context.render import fence, render_context
 from memory_bank.context.repair import repair_interaction
 from memory_bank.history.content import content_text, read
@@ -116,9 +116,7 @@ def _records(entry: Entry, step: int, known: dict[str, int]) -> list[Interaction
     return records
 
 
-def _observe(
-    records: list[InteractionRecord], task: str, state: BankState, observer: Observer
-) -> None:
+def _observe(records: list[InteractionRecord], task: str, state: BankState, observer: Observer) -> None:
     """Insights for what has none: this step's records and what an earlier, interrupted step left."""
     wanted = [t for t, draft in state.unobserved.items() if draft is None]
     at_hand = {r.trace_id: r for r in records}
@@ -144,12 +142,13 @@ def _retrieve(
         tail.interaction if tail else None,
         [content_text(read(m, "content")) for m in view.messages[after:]],
     )
-    in_tail = {t for t in tail.trace_ids if t} if tail else set()
+    in_tail = _ids_of(tail)
     if len(state.steps) <= len(in_tail) and store.is_empty():
         return query, Ranking([], []), []
-    ranking = store.rank(query, exclude=in_tail)
+    ranking = store.rank(query, in_tail, limit=max(1, settings.top_k))
     limit = settings.max_chars_per_record
-    return query, ranking, retrieve(ranking, state.fact_store, store, settings.top_k, limit, state.shortened)
+    found = retrieve(ranking, state.fact_store, store, settings.top_k, limit, state.shortened)
+    return query, ranking, found
 
 
 def _plan_and_render(
@@ -163,6 +162,7 @@ def _plan_and_render(
 ) -> tuple[Plan, list[Any]]:
     repaired, repairs = _repairs(view, settings)
     unchanged = not view.history and not len(ranking)
+    in_tail = _ids_of(view.tail)
     memory = None
     if retrieved and not unchanged:
         text = format_retrieved_memory([r.as_dict() for r in retrieved])
@@ -179,8 +179,7 @@ def _plan_and_render(
     plan = Plan(
         view=view,
         query=query,
-        retrieved=tuple(retrieved),
-        ranking=ranking,
+        choice=TopK(retrieved, lambda: state.insight_store.rank(query, in_tail)),
         tokens=tokens,
         full_tokens=view.full_tokens,
         memory_tokens=memory_tokens,
@@ -191,6 +190,10 @@ def _plan_and_render(
         repairs=repairs,
     )
     return plan, context
+
+
+def _ids_of(entry: Entry | None) -> set[str]:
+    return set() if entry is None else {t for t in entry.trace_ids if t}
 
 
 def _fixed_tokens(view: View) -> int:

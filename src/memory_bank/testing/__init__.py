@@ -8,9 +8,9 @@
 - contract classes, in modules of their own because they import pytest: ``chat_contract`` and others.
 """
 
+from memory_bank.history.pairing import pairing_errors
 from memory_bank.testing.agent import run_agent
 from memory_bank.testing.model import Request, ScriptedModel
-from memory_bank.history.pairing import pairing_errors
 from memory_bank.testing.server import LoggedRequest, Reply, ScriptedServer, call, calls, fail, say
 
 __all__ = [

@@ -24,7 +24,9 @@ class NumbersEmbedder:
 
     def encode(self, texts: list[str]) -> list[list[float]]:
         self.count += len(texts)
-        return [[float(word) for word in text.split() if not word.isalpha() or word == "nan"] for text in texts]
+        return [
+            [float(word) for word in text.split() if not word.isalpha() or word == "nan"] for text in texts
+        ]
 
 
 class InsightStoreContract:
@@ -120,7 +122,11 @@ class InsightStoreContract:
     def test_insights_come_back_whole(self, store: Any) -> None:
         text = "1 0 " + "\ud800\0\ufeff".join("日本 ")
         store.embedding_model.encode = lambda texts: [[1.0, 0.0]] * len(texts)
-        whole = [Insight("a", text, "llm:gpt", "\ud800 the model failed"), Insight("b", ""), Insight("c", "x" * 1_000_000)]
+        whole = [
+            Insight("a", text, "llm:gpt", "\ud800 the model failed"),
+            Insight("b", ""),
+            Insight("c", "x" * 1_000_000),
+        ]
         store.add_many(whole)
         assert [store.get_insight(t) for t in "abc"] == whole
         assert store.get_summary("a") == text
@@ -156,7 +162,12 @@ class InsightStoreContract:
         model = store.embedding_model
         store.search("1 0")
         store.clear()
-        assert (store.is_empty(), store.size(), store.search("1 0"), store.get_insight("east")) == (True, 0, [], None)
+        assert (store.is_empty(), store.size(), store.search("1 0"), store.get_insight("east")) == (
+            True,
+            0,
+            [],
+            None,
+        )
         store.add("south", "0 -1")
         assert store.search("1 0") == ["south"]
         assert store.embedding_model is model
@@ -186,7 +197,7 @@ class InsightStoreContract:
 
     def test_an_embedder_that_fails_stores_nothing(self, store: Any) -> None:
         def fail(texts: list[str]) -> Any:
-            raise OSError("no weights")
+            raise OSError(f"no weights for {len(texts)} texts")
 
         self.fill(store)
         good, store.embedding_model.encode = store.embedding_model.encode, fail
@@ -197,8 +208,13 @@ class InsightStoreContract:
 
     @pytest.mark.parametrize(
         "insight",
-        [Insight("", "1 0"), Insight("x" * 65, "1 0"), Insight("\0", "1 0"), Insight("\ud800", "1 0"), Insight(5, "1 0"),  # type: ignore[arg-type]
-         Insight("a", None), Insight("a", "1 0", "x" * 256), Insight("a", "1 0", redo=5), ("a", "1 0")],  # type: ignore[arg-type]
+        [
+            *(Insight(trace_id, "1 0") for trace_id in ("", "x" * 65, "\0", "\ud800", 5)),  # type: ignore[arg-type]
+            Insight("a", None),  # type: ignore[arg-type]
+            Insight("a", "1 0", "x" * 256),
+            Insight("a", "1 0", redo=5),  # type: ignore[arg-type]
+            ("a", "1 0"),
+        ],
         ids=lambda i: ascii(i)[:50],
     )  # fmt: skip
     def test_what_no_store_takes_is_refused(self, store: Any, insight: Any) -> None:
@@ -227,7 +243,9 @@ class InsightStoreContract:
         together(
             read,
             lambda: [store.add(f"{n}", f"1 {n}") for n in range(40)],
-            lambda: [store.add_many([Insight(f"{n}", f"1 {n}"), Insight(f"x{n}", "1 0")]) for n in range(20, 60)],
+            lambda: [
+                store.add_many([Insight(f"{n}", f"1 {n}"), Insight(f"x{n}", "1 0")]) for n in range(20, 60)
+            ],
         )
         assert store.size() == len(store.rank("1 0")) == len(store.trace_ids()) == 100
 
@@ -289,7 +307,10 @@ class InsightStoreContract:
         for _ in range(60):
             verb = random_.choice(["add", "add", "add_many", "add_many", "rank", "rank", "rank", "clear"])
             batch = [Insight(f"t{random_.randrange(60)}", text()) for _ in range(random_.randrange(8))]
-            query, hidden = text(), {f"t{random_.randrange(60)}" for _ in range(random_.choice([0, 0, 3, 30]))}
+            query, hidden = (
+                text(),
+                {f"t{random_.randrange(60)}" for _ in range(random_.choice([0, 0, 3, 30]))},
+            )
             rankings = []
             for one in (store, reference):
                 if verb == "add" and batch:
@@ -299,6 +320,9 @@ class InsightStoreContract:
                 elif verb == "clear" and query[0] == "2":
                     one.clear()
                 rankings.append(one.rank(query, exclude=hidden))
+                for limit in (0, 1, 3, 10_000):
+                    first = one.rank(query, exclude=hidden, limit=limit)
+                    assert list(first.trace_ids) == list(rankings[-1].trace_ids[:limit])
             got, expected = ([h.trace_id for h in r] for r in rankings)
             assert got == expected
             assert list(rankings[0].scores) == pytest.approx(list(rankings[1].scores), abs=1e-6)

@@ -18,15 +18,15 @@ from memory_bank.records import InteractionRecord
 
 VALUES: list[Any] = [
     None, True, False, 0, -1, 2**63, -(2**200), 0.1, -0.0, 1e308, 5e-324, float("inf"),
-    "", " ", "text", "\ud800", "\udfff\ud800", "\ud83d\ude00", "👩‍👩‍👧", "\0", "\x1b[31m", "\ufeff", "\u2028", "<|endoftext|>",
+    "", " ", "text", "\ud800", "\udfff\ud800", "\ud83d\ude00", "👩‍👩‍👧", "\0", "\x1b[31m", "\ufeff", "\u2028",
     [], {}, [[]], {"": ""}, {"_raw": "x"}, {"a": [1, {"b": None}], "\ud800": "\0"}, [1, 1.0, True, "1"],
     {"k" * 1000: list(range(500))},
 ]  # fmt: skip
 
 TEXTS = [
-    "", " ", "\n", "not JSON", "{", '{"a": 1, "a": 2}', "1.0", "1.00", "1", "NaN", "-Infinity", "1e999",
-    '{"a": NaN}', "9" * 30, "9" * 5000, "\ufeff{}", '"\\ud800"', "\ud800 \udfff", "\ud83d\ude00", "nul \0 nul",
-    "\r\n\t", "[" * 5000 + "]" * 5000, "<|endoftext|>", "' OR 1=1 --", "日本語", "null",
+    "", " ", "\n", "not JSON", "{", '{"a": 1, "a": 2}', "1.0", "1.00", "1", "NaN", "-Infinity",
+    "1e999", '{"a": NaN}', "9" * 30, "9" * 5000, "\ufeff{}", '"\\ud800"', "\ud800 \udfff", "\ud83d\ude00",
+    "nul \0 nul", "\r\n\t", "[" * 5000 + "]" * 5000, "<|endoftext|>", "' OR 1=1 --", "日本語", "null",
 ]  # fmt: skip
 
 NO_VALUES: list[Any] = [{1, 2}, b"bytes", {1: "x"}, {"a": [object()]}, {None: 1}, 1j, 10**5000]
@@ -35,7 +35,13 @@ NO_VALUES: list[Any] = [{1, 2}, b"bytes", {1: "x"}, {"a": [object()]}, {None: 1}
 def a_record(n: int, **changes: Any) -> InteractionRecord:
     """The n-th record of a session, always the same one; ``changes`` replace fields."""
     record = InteractionRecord(
-        f"trace-{n:05}", n // 3 + 1, f"tool_{n % 4}", {"n": n}, {"rows": [n, str(n)]}, 1_700_000_000.0 + n, f"call_{n}"
+        f"trace-{n:05}",
+        n // 3 + 1,
+        f"tool_{n % 4}",
+        {"n": n},
+        {"rows": [n, str(n)]},
+        1_700_000_000.0 + n,
+        f"call_{n}",
     )
     return dataclasses.replace(record, **changes)
 
@@ -156,7 +162,13 @@ class FactStoreContract:
 
     @pytest.mark.parametrize(
         "change",
-        [{"raw_output": 1}, {"raw_input": {}}, {"tool_name": "x"}, {"call_id": None}, {"output_text": '{"rows":[1,"1"]}'}],
+        [
+            {"raw_output": 1},
+            {"raw_input": {}},
+            {"tool_name": "x"},
+            {"call_id": None},
+            {"output_text": '{"rows":[1,"1"]}'},
+        ],
         ids=lambda c: next(iter(c)),
     )
     def test_a_fact_is_never_overwritten(self, store: Any, change: dict[str, Any]) -> None:
@@ -182,9 +194,10 @@ class FactStoreContract:
     @pytest.mark.parametrize(
         "change",
         [
-            {"trace_id": ""}, {"trace_id": "x" * 65}, {"trace_id": "\0"}, {"trace_id": "\ud800"}, {"trace_id": 5},
-            {"step_id": 2**40}, {"step_id": "1"}, {"step_id": None}, {"timestamp": float("nan")}, {"timestamp": None},
-            {"tool_name": None}, {"call_id": 5}, {"input_text": b""}, {"output_text": {}},
+            {"trace_id": ""}, {"trace_id": "x" * 65}, {"trace_id": "\0"},
+            {"trace_id": "\ud800"}, {"trace_id": 5}, {"step_id": 2**40}, {"step_id": "1"}, {"step_id": None},
+            {"timestamp": float("nan")}, {"timestamp": None}, {"tool_name": None},
+            {"call_id": 5}, {"input_text": b""}, {"output_text": {}},
         ],
         ids=lambda c: ascii(c)[:40],
     )  # fmt: skip
@@ -200,7 +213,12 @@ class FactStoreContract:
     def test_steps_are_told_oldest_first(self, store: Any) -> None:
         store.store_many([a_record(7), a_record(3), a_record(5), a_record(3)])
         store.store(a_record(1))
-        assert list(store.steps().items()) == [("trace-00007", 3), ("trace-00003", 2), ("trace-00005", 2), ("trace-00001", 1)]
+        assert list(store.steps().items()) == [
+            ("trace-00007", 3),
+            ("trace-00003", 2),
+            ("trace-00005", 2),
+            ("trace-00001", 1),
+        ]
 
     def test_clear_empties(self, store: Any) -> None:
         store.clear()

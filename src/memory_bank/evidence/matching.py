@@ -1,0 +1,134 @@
+"""Verbatim matching that no re-serialising helps or hurts: one normal form, whole tokens only.
+
+The rules are those of the reference meter (``evbench.text``): nested JSON escapes are undone, letters fold
+their case, runs of white space are one blank; a value counts only where it stands as a whole token.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection
+
+_UNICODE_ESCAPE = re.compile(r"\\+u([0-9A-Fa-f]{4})")
+_BLANK_ESCAPE = re.compile(r"\\+[rnt]")
+_SIGN_ESCAPE = re.compile(r"\\+([/'\"])")
+_BACKSLASHES = re.compile(r"\\\\+")
+_WORD = re.compile(r"[^\W_]+")
+
+
+def normalise(text: str) -> str:
+    """A text in its normal form: escapes undone however nested, case folded, blanks single."""
+    if "\\" in text:
+        text = _UNICODE_ESCAPE.sub(lambda m: chr(int(m[1], 16)), text)
+        text = _BLANK_ESCAPE.sub(" ", text)
+        text = _SIGN_ESCAPE.sub(lambda m: m[1], text)
+        text = _BACKSLASHES.sub(lambda _: "\\", text)
+    if not text:
+        return ""
+    words = " ".join(text.split())
+    if not words:
+        return " "
+    before = " " if text[0].isspace() else ""
+    after = " " if text[-1].isspace() else ""
+    return f"{before}{words}{after}".casefold()
+
+
+def words_of(normal: str) -> frozenset[str]:
+    """The runs of letters and digits in a normal text. Every one of a value's must stand where it stands."""
+    return frozenset(_WORD.findall(normal))
+
+
+def occurrences(text: str, value: str, limit: int) -> list[int]:
+    """Where ``value`` stands in ``text`` as a whole token, at most ``limit`` places; both in normal form.
+
+    No letter, digit or underscore may continue it, and a number is not part of a longer one: 645 stands
+    neither in 1645 nor in 645.99 nor in 1,645.
+    """
+    found: list[int] = []
+    if not value:
+        return found
+    guard_left, guard_right = value[0].isalnum(), value[-1].isalnum()
+    number = value.replace(".", "", 1).replace("-", "", 1).isdigit()
+    at = text.find(value)
+    while at >= 0:
+        stop = at + len(value)
+        if (
+            not (guard_left and at and _continues(text[at - 1]))
+            and not (guard_right and stop < len(text) and _continues(text[stop]))
+            and not (number and _inside_number(text, at, stop))
+        ):
+            found.append(at)
+            if len(found) >= limit:
+                break
+        at = text.find(value, at + 1)
+    return found
+
+
+def _continues(c: str) -> bool:
+    return c == "_" or c.isalnum()
+
+
+def _inside_number(text: str, start: int, stop: int) -> bool:
+    """Whether a point or comma ties the digits at ``start:stop`` to more digits on either side."""
+    after, before = text[stop : stop + 2], text[max(0, start - 2) : start]
+    return (len(after) == 2 and after[0] in ".," and after[1].isdigit()) or (
+        len(before) == 2 and before[1] in ".," and before[0].isdigit()
+    )
+
+
+class Page:
+    """A text in normal form, with its words for a quick no."""
+
+    __slots__ = ("text", "words")
+
+    def __init__(self, normal: str) -> None:
+        self.text = normal
+        self.words = words_of(normal)
+
+    def places(self, form: Form, limit: int = 1) -> list[int]:
+        """Where a form of a value stands."""
+        return occurrences(self.text, form.text, limit) if form.words <= self.words else []
+
+    def holds(self, forms: Collection[Form]) -> bool:
+        """Whether any of the forms stands here."""
+        return any(self.places(form) for form in forms)
+
+
+class Form:
+    """One way to write a value, in normal form, with its words."""
+
+    __slots__ = ("text", "words")
+
+    def __init__(self, normal: str) -> None:
+        self.text = normal
+        self.words = words_of(normal)
+
+    def __repr__(self) -> str:
+        return f"Form({self.text!r})"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Form) and other.text == self.text
+
+    def __hash__(self) -> int:
+        return hash(self.text)
+
+
+class Reader:
+    """Turns texts into pages, each text once. One reader serves one trace and all strategies tried on it."""
+
+    def __init__(self, most: int = 50_000) -> None:
+        self._most = most
+        self._pages: dict[str, Page] = {}
+
+    def page(self, text: str) -> Page:
+        """The page of a text as it came."""
+        return self.read(text, lambda: normalise(text))
+
+    def read(self, key: str, normal: Callable[[], str]) -> Page:
+        """The page kept under ``key``, made of what ``normal`` gives when it is new."""
+        page = self._pages.get(key)
+        if page is None:
+            if len(self._pages) >= self._most:
+                self._pages.clear()
+            page = self._pages[key] = Page(normal())
+        return page

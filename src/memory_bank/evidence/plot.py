@@ -1,0 +1,128 @@
+"""The frontier plot as inline SVG: evidence kept over history paid for, a labelled point a strategy."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+WIDTH, HEIGHT = 760, 440  # user units of the drawing
+_LEFT, _RIGHT, _TOP, _BOTTOM = 60, 20, 20, 50  # margins
+_LETTER, _LINE = 6.6, 14  # what a letter of a label takes, and a line
+
+Box = tuple[float, float, float, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """A strategy: its shares of 0 to 1 (x may be more), the 95% interval of y, and what a reader is told."""
+
+    label: str
+    x: float
+    y: float
+    low: float
+    high: float
+    told: str = ""
+    best: bool = False
+
+
+def frontier_plot(points: Sequence[Point], escape: Callable[[str], str]) -> str:
+    """An ``<svg>`` element with axes, intervals, points and labels; the dashed line joins the best of each price.
+
+    Colours come from the page's classes ``axis grid dim edge range dot best``.
+    """
+    widest = max([1.0, *(p.x for p in points)])
+    scale = _Scale(widest if widest <= 1 else math.ceil(widest * 10) / 10)
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" '
+        'aria-label="Bound recall of old evidence over the share of the older history">'
+    ]
+    parts += _axes(scale)
+    edge = frontier(points)
+    if len(edge) > 1:
+        path = " ".join(f"{scale.x(p.x):.1f},{scale.y(p.y):.1f}" for p in edge)
+        parts.append(f'<polyline class="edge" points="{path}"/>')
+    taken: list[Box] = [_around(scale.x(p.x), scale.y(p.y)) for p in points]
+    for p in points:
+        parts.append(_drawn(p, scale, taken, escape))
+    parts.append("</svg>")
+    return "".join(parts)
+
+
+def frontier(points: Sequence[Point]) -> list[Point]:
+    """The points that no other beats in both price and evidence, cheapest first."""
+    edge: list[Point] = []
+    for p in sorted(points, key=lambda p: (p.x, -p.y)):
+        if not edge or p.y > edge[-1].y:
+            edge.append(p)
+    return edge
+
+
+class _Scale:
+    """Shares to places in the drawing."""
+
+    def __init__(self, widest: float) -> None:
+        self.widest = widest
+
+    def x(self, share: float) -> float:
+        return _LEFT + (WIDTH - _LEFT - _RIGHT) * share / self.widest
+
+    def y(self, share: float) -> float:
+        return HEIGHT - _BOTTOM - (HEIGHT - _TOP - _BOTTOM) * share
+
+
+def _axes(scale: _Scale) -> list[str]:
+    left, right, low, high = scale.x(0), scale.x(scale.widest), scale.y(0), scale.y(1)
+    parts = []
+    for n in range(0, 101, 20):
+        y = scale.y(n / 100)
+        parts.append(f'<line class="grid" x1="{left:.1f}" x2="{right:.1f}" y1="{y:.1f}" y2="{y:.1f}"/>')
+        parts.append(f'<text class="dim" x="{left - 8:.1f}" y="{y + 4:.1f}" text-anchor="end">{n}%</text>')
+    step = 20 if scale.widest <= 2 else 100 * math.ceil(scale.widest / 5)
+    for n in range(0, round(100 * scale.widest) + 1, step):
+        x = scale.x(n / 100)
+        parts.append(f'<line class="grid" x1="{x:.1f}" x2="{x:.1f}" y1="{low:.1f}" y2="{high:.1f}"/>')
+        parts.append(f'<text class="dim" x="{x:.1f}" y="{low + 18:.1f}" text-anchor="middle">{n}%</text>')
+    middle = (left + right) / 2
+    parts.append(f'<polyline class="axis" fill="none" points="{left:.1f},{high:.1f} {left:.1f},{low:.1f} {right:.1f},{low:.1f}"/>')  # fmt: skip
+    parts.append(f'<text x="{middle:.1f}" y="{HEIGHT - 10}" text-anchor="middle">share of the older history paid for</text>')  # fmt: skip
+    y = (low + high) / 2
+    parts.append(f'<text x="16" y="{y:.1f}" text-anchor="middle" transform="rotate(-90 16 {y:.1f})">old evidence kept, bound</text>')  # fmt: skip
+    return parts
+
+
+def _drawn(p: Point, scale: _Scale, taken: list[Box], escape: Callable[[str], str]) -> str:
+    x, y = scale.x(p.x), scale.y(p.y)
+    label = p.label if len(p.label) <= 40 else f"{p.label[:39]}…"
+    at_x, at_y, anchor = _room(x, y, len(label) * _LETTER, taken)
+    return (
+        f"<g{' class="best"' if p.best else ''}><title>{escape(p.told or p.label)}</title>"
+        f'<line class="range" x1="{x:.1f}" x2="{x:.1f}" y1="{scale.y(p.low):.1f}" y2="{scale.y(p.high):.1f}"/>'
+        f'<circle class="dot" cx="{x:.1f}" cy="{y:.1f}" r="5"/>'
+        f'<text x="{at_x:.1f}" y="{at_y:.1f}" text-anchor="{anchor}">{escape(label)}</text></g>'
+    )
+
+
+def _around(x: float, y: float) -> Box:
+    return (x - 6, y - 6, x + 6, y + 6)
+
+
+def _room(x: float, y: float, width: float, taken: list[Box]) -> tuple[float, float, str]:
+    """A place for a label beside its point that no other label or point has, else the least bad."""
+    first: tuple[float, float, str] | None = None
+    for lines in (0, 1, -1, 2, -2, 3, -3, 4, -4):
+        for anchor, at in (("start", x + 9), ("end", x - 9)):
+            left = at if anchor == "start" else at - width
+            base = y + 4 + lines * _LINE
+            box = (left, base - 11, left + width, base + 3)
+            if box[0] < 4 or box[2] > WIDTH - 4 or box[1] < 2 or box[3] > HEIGHT - _BOTTOM:
+                continue
+            first = first or (at, base, anchor)
+            if not any(_overlap(box, other) for other in taken):
+                taken.append(box)
+                return at, base, anchor
+    return first or (x, y - 10, "middle")
+
+
+def _overlap(a: Box, b: Box) -> bool:
+    return a[0] < b[2] and b[0] < a[2] and a[1] < b[3] and b[1] < a[3]

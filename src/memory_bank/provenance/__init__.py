@@ -1,0 +1,16 @@
+"""Where the argument values of a tool call came from, and a guard against those from nowhere."""
+
+from memory_bank.provenance.check import check_call
+from memory_bank.provenance.guard import ProvenanceGuard
+from memory_bank.provenance.report import CallReport, Nearest, Origin, Place, ProvenanceError, ValueReport
+
+__all__ = [
+    "CallReport",
+    "Nearest",
+    "Origin",
+    "Place",
+    "ProvenanceError",
+    "ProvenanceGuard",
+    "ValueReport",
+    "check_call",
+]

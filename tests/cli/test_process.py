@@ -1,0 +1,150 @@
+"""The command as a process: how it is started, stopped and cut off."""
+
+import json
+import re
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from tests.cli.conftest import COMMAND, environment, line, run_of, shell, write
+
+VERBS = ["demo", "replay", "sessions", "show", "search", "reset", "export", "observe", "re-embed"]
+
+
+def test_help_and_version(cli):
+    listed = cli("--help")
+    assert listed.code == 0
+    assert [v for v in VERBS if re.search(rf"^  {v} ", listed.out, re.MULTILINE)] == VERBS
+    assert re.fullmatch(r"memory-bank \d+\.\d+\.\d+\n", cli("--version").out)
+    for verb in VERBS:
+        own = cli(verb, "--help")
+        assert (own.code, own.err) == (0, "")
+        assert ("--json" in own.out) == (verb != "demo")
+
+
+@pytest.mark.parametrize(
+    ("args", "says"),
+    [
+        (["bogus"], "bogus"),
+        (["--nope"], "--nope"),
+        (["search"], "query"),
+        (["search", "x"], "--db"),
+        (["search", "x", "--db", "x", "--top-k", "0"], "--top-k"),
+        (["search", "x", "--db", "x", "--top-k", "many"], "--top-k"),
+        (["demo", "extra"], "extra"),
+        (["re-embed", "--db", "x"], "--embedding-model"),
+    ],
+)
+def test_wrong_use_is_one_sentence_that_names_the_help(cli, args, says):
+    done = cli(*args)
+    assert (done.code, done.out) == (2, "")
+    assert says in done.sentence()
+    assert "--help` shows the use." in done.sentence()
+
+
+def test_no_verb_shows_the_help(cli):
+    done = cli()
+    assert (done.code, done.out) == (2, "")
+    assert "Usage: memory-bank" in done.err
+
+
+def test_a_bug_is_a_sentence_too(cli, two, monkeypatch):
+    import memory_bank.replay
+
+    def broken(*args, **more):
+        raise ZeroDivisionError("of all\nthings")
+
+    monkeypatch.setattr(memory_bank.replay, "replay_trace", broken)
+    done = cli("replay", two)
+    assert done.code == 1
+    assert "ZeroDivisionError" in done.sentence()
+
+
+def test_as_a_module_and_as_a_program(tmp_path):
+    done = subprocess.run(
+        [*COMMAND, "--version"], env=environment(), cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.startswith("memory-bank ")
+
+
+def test_outputs_that_end_early(two, bank):
+    done = shell(
+        f"""
+        $MB export --db {bank} | head -1 >/dev/null; echo "pipe ${{PIPESTATUS[0]}}"
+        $MB sessions --db {bank} --json >/dev/full; echo "full $?"
+        $MB sessions --db {bank} >&-; echo "closed $?"
+        $MB bogus 2>&-; echo "silent $?"
+        """
+    )
+    assert done.stdout.split("\n") == ["pipe 0", "full 1", "closed 1", "silent 2", ""]
+    assert "Traceback" not in done.stderr
+    assert "Exception ignored" not in done.stderr
+
+
+def test_a_pipe_is_read_as_a_file(two):
+    done = shell(f"$MB replay <(cat {two}) --json")
+    assert json.loads(done.stdout)["traces"] == 2
+
+
+def test_ctrl_c_keeps_what_was_written(tmp_path):
+    many = write(tmp_path / "many.jsonl", *(line(f"t{i}", run_of(f"p{i}")) for i in range(4_000)))
+    out = tmp_path / "out.jsonl"
+    running = subprocess.Popen(
+        [*COMMAND, "replay", str(many), "--out", str(out), "--json"],
+        env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    until = time.monotonic() + 60
+    while time.monotonic() < until and (not out.exists() or out.stat().st_size == 0):
+        time.sleep(0.05)
+    running.send_signal(signal.SIGINT)
+    _, err = running.communicate(timeout=30)
+    assert running.returncode == 130
+    assert err == "memory-bank: stopped.\n"
+    steps = [json.loads(each) for each in out.read_text().splitlines()]
+    assert steps[0]["id"] == "t0"
+
+
+def test_the_environment_sets_single_values(two):
+    name = "MEMORY_BANK_MEMORY_STRATEGIES__memory_bank_local__"
+    one = shell(f"$MB replay {two} --json", **{f"{name}TOP_K": "1"})
+    assert json.loads(one.stdout)["steps"] == 10
+    typo = shell(f"$MB replay {two}", **{f"{name}TOPK": "1"})
+    assert (typo.returncode, typo.stdout) == (2, "")
+    assert f"{name}TOPK is no setting: did you mean top_k?" in typo.stderr
+
+
+def test_demo_anywhere_offline_without_a_terminal(tmp_path):
+    done = subprocess.run(
+        [*COMMAND, "demo"], env=environment(HF_HOME=str(tmp_path)), cwd=tmp_path, capture_output=True,
+        stdin=subprocess.DEVNULL, text=True, timeout=60,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("Falling back to the built-in lexical embedder: ")
+    assert "identical, byte for byte." in done.stdout
+    assert "tokens in full" in done.stdout
+    assert "\x1b" not in done.stdout
+
+
+def test_demo_says_how_to_get_the_model(cli, monkeypatch):
+    monkeypatch.setitem(sys.modules, "FlagEmbedding", None)  # as where the extra is not installed
+    done = cli("demo", "--embedding-model", "some/other-model")
+    assert done.code == 0
+    assert "pip install 'memory-bank[bge]'" in done.out
+    stored, said = re.search(r"stored ([\d,]+) bytes, the tool said ([\d,]+) bytes", done.out).groups()
+    assert stored == said
+
+
+def test_demo_with_the_embedder_it_is_given(cli):
+    done = cli("demo", "--embedding-model", "lexical")
+    assert done.code == 0
+    assert "Falling back" not in done.out
+    assert "Broken call/result pairs in all rebuilt prompts: 0." in done.out
+
+
+def test_demo_in_ascii(tmp_path):
+    done = shell("$MB demo --embedding-model lexical", PYTHONIOENCODING="ascii", PYTHONUTF8="0", LC_ALL="C")
+    assert done.returncode == 0
+    assert "->" in done.stdout
+    assert "\\u2588" not in done.stdout

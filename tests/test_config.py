@@ -1,0 +1,222 @@
+"""Settings: the documented defaults, the shipped file, the environment, and every way to be wrong."""
+
+import re
+import tomllib
+from pathlib import Path, PurePosixPath
+from types import SimpleNamespace
+from unittest.mock import MagicMock
+
+import numpy as np
+import pydantic
+import pytest
+
+from memory_bank.config import Config, MemoryBankSettings, NoStrategySettings, as_settings, load_config
+from memory_bank.errors import ConfigError, UnknownStrategyError
+from memory_bank.shipped import shipped_file
+
+ENV = "MEMORY_BANK_MEMORY_STRATEGIES__"
+
+
+def toml(tmp_path: Path, text: str) -> Path:
+    file = tmp_path / "config.toml"
+    file.write_text(text, encoding="utf-8")
+    return file
+
+
+def test_the_documented_defaults():
+    s = MemoryBankSettings()
+    assert (s.top_k, s.max_chars_per_record, s.observer_max_chars) == (3, 2000, 10_000)
+    assert (s.observer_model, s.embedding_model) == ("gpt-4-1-mini", "BAAI/bge-small-en-v1.5")
+    assert (s.retrieval_query, s.fixed_query) == ("fixed", "how to proceed with the task")
+
+
+def shipped_sections() -> dict[str, dict[str, object]]:
+    """The sections of the shipped file, settings that are commented out included."""
+    text = shipped_file("config.toml").read_text(encoding="utf-8")
+    return tomllib.loads(re.sub(r"^# (?=[a-z_]+ = )", "", text, flags=re.MULTILINE))
+
+
+@pytest.mark.parametrize("model", [MemoryBankSettings, NoStrategySettings])
+def test_the_shipped_file_has_every_setting_with_its_default(model):
+    key = model.model_fields["type"].default
+    section = shipped_sections()["memory_strategies"][key]
+    assert set(section) == set(model.model_fields)
+    for name, field in model.model_fields.items():
+        if field.default is not None:  # a setting that is off by default is shown as a comment
+            assert section[name] == field.default, name
+
+
+def test_the_shipped_file_has_every_key_of_the_configuration():
+    assert set(shipped_sections()) == set(Config.model_fields)
+    shipped = load_config()
+    assert shipped.strategy(shipped.default_strategy).type == "memory_bank"
+    assert shipped.strategy("memory_bank") == MemoryBankSettings()
+    assert f'means "{Config().default_strategy}"' in shipped_file("config.toml").read_text(encoding="utf-8")
+
+
+def test_every_setting_says_what_it_is():
+    for name, field in MemoryBankSettings.model_fields.items():
+        assert name == "type" or field.description
+
+
+def test_settings_are_frozen():
+    with pytest.raises(pydantic.ValidationError):
+        MemoryBankSettings().top_k = 5
+    with pytest.raises(pydantic.ValidationError):
+        load_config().default_strategy = "x"
+
+
+def test_a_file_of_ones_own_stands_for_itself(tmp_path):
+    config = load_config(toml(tmp_path, '[memory_strategies.mine]\ntype = "memory_bank"\ntop_k = 7'))
+    assert list(config.memory_strategies) == ["mine"]
+    assert config.strategy("mine") == MemoryBankSettings(top_k=7)
+    with pytest.raises(UnknownStrategyError, match="did you mean 'mine'"):
+        config.strategy("mien")
+
+
+STRATEGY = '[memory_strategies.a]\ntype = "memory_bank"\n'
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("x =", "is no TOML"),
+        ("top_k = 1", "top_k is no setting: it belongs to a strategy"),
+        ('defalt_strategy = "x"', "did you mean default_strategy?"),
+        ("default_strategy = 3", "default_strategy: "),
+        ('default_strategy = "x"', "no strategy 'x': it has memory_bank."),
+        ("[memory_strategies.a]\ntop_k = 3", 'memory_strategies.a: its type must be "memory_bank"'),
+        ('[memory_strategies.a]\ntype = "memry"', 'memory_strategies.a: its type must be "memory_bank"'),
+        ('[memory_strategies.a]\ntype = "no_strategy"\ntop_k = 3', "memory_strategies.a.top_k is no setting"),
+        (STRATEGY + "topk = 3", "memory_strategies.a.topk is no setting: did you mean top_k?"),
+        (STRATEGY + 'top_k = "three"', "memory_strategies.a.top_k: input should be a valid integer"),
+        (STRATEGY + "top_k = true", "memory_strategies.a.top_k: true and false are no values"),
+        (STRATEGY + "top_k = -1", "memory_strategies.a.top_k: "),
+        (STRATEGY + 'retrieval_query = "any"', "'fixed', 'task' or 'adaptive'"),
+        ("memory_strategies = 3", "memory_strategies: "),
+        ("[memory_strategies]\na = 3", "memory_strategies.a: "),
+    ],
+)
+def test_a_wrong_file_is_one_sentence_that_names_it(tmp_path, text, says):
+    file = toml(tmp_path, text)
+    with pytest.raises(ConfigError) as e:
+        load_config(file)
+    told = str(e.value)
+    assert says in told
+    assert str(file) in told
+    assert "\n" not in told
+    assert ".." not in told
+    assert told[-1] in ".?"
+
+
+def test_files_that_cannot_be_read(tmp_path):
+    for path in (tmp_path / "missing.toml", tmp_path, "nul\0"):
+        with pytest.raises(ConfigError):
+            load_config(path)
+    (tmp_path / "latin.toml").write_bytes(b'a = "\xff"')
+    with pytest.raises(ConfigError, match="no TOML"):
+        load_config(tmp_path / "latin.toml")
+
+
+def test_wrong_arguments():
+    for wrong in ({"topk": 3}, {"top_k": "x"}, {"top_k": True}, {"memory_role": "tool"}, {"type": "other"}):
+        with pytest.raises(ConfigError):
+            MemoryBankSettings(**wrong)
+    with pytest.raises(ConfigError, match="did you mean default_strategy"):
+        Config(default_stratgy="x")
+
+
+# the environment
+
+
+def test_one_value_of_the_environment_leaves_the_others(monkeypatch):
+    monkeypatch.setenv(f"{ENV}memory_bank_local__TOP_K", "5")
+    settings = load_config().strategy("memory_bank_local")
+    assert settings == MemoryBankSettings(
+        top_k=5, observer_model="extractive", embedding_model="lexical", retrieval_query="adaptive"
+    )
+    assert set(load_config().memory_strategies) == {"memory_bank", "memory_bank_local", "no_strategy"}
+
+
+def test_the_environment_over_defaults_and_over_arguments(monkeypatch):
+    monkeypatch.setenv(f"{ENV}MEMORY_BANK__TOP_K", "5")
+    assert Config().strategy("memory_bank") == MemoryBankSettings(top_k=5)
+    given = Config(memory_strategies={"memory_bank": MemoryBankSettings(top_k=9, max_chars_per_record=7)})
+    assert given.strategy("memory_bank") == MemoryBankSettings(top_k=5, max_chars_per_record=7)
+
+
+def test_the_environment_knows_no_case(monkeypatch, tmp_path):
+    monkeypatch.setenv(f"{ENV}MYBANK__TOP_K", "5")
+    config = load_config(toml(tmp_path, '[memory_strategies.MyBank]\ntype = "memory_bank"'))
+    assert config.strategy("MyBank") == MemoryBankSettings(top_k=5)
+
+
+def test_the_environment_names_the_default_and_adds_a_strategy(monkeypatch):
+    monkeypatch.setenv("MEMORY_BANK_DEFAULT_STRATEGY", "plain")
+    monkeypatch.setenv(f"{ENV}plain__TYPE", "no_strategy")
+    assert load_config().default_strategy == "plain"
+    monkeypatch.setenv("MEMORY_BANK_DEFAULT_STRATEGY", "")
+    assert load_config().default_strategy == "memory_bank_local"
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "says"),
+    [
+        (f"{ENV}memory_bank__TOPK", "5", "did you mean top_k?"),
+        (f"{ENV}memory_bank__TOP_K", "five", "input should be a valid integer"),
+        (f"{ENV}memory_bnk__TOP_K", "5", "did you mean memory_bank?"),
+        ("MEMORY_BANK_DEFAULT_STRATEGI", "x", "did you mean MEMORY_BANK_DEFAULT_STRATEGY?"),
+        ("MEMORY_BANK_DEFAULT_STRATEGY", "no_strateg", "did you mean 'no_strategy'?"),
+        ("MEMORY_BANK_MEMORY_STRATEGIES", "{", "no JSON"),
+        ("MEMORY_BANK_MEMORY_STRATEGIES", "[1]", "no JSON object"),
+    ],
+)
+def test_a_wrong_environment_is_told(monkeypatch, variable, value, says):
+    monkeypatch.setenv(variable, value)
+    with pytest.raises(ConfigError) as e:
+        load_config()
+    assert says in str(e.value)
+    assert "MEMORY_BANK_" in str(e.value)
+    assert "config.toml" not in str(e.value)
+
+
+# settings of any make
+
+
+def test_settings_of_any_make():
+    own = MemoryBankSettings(top_k=4)
+    assert as_settings(own) is own
+    assert as_settings(None) == MemoryBankSettings()
+    assert as_settings({"top_k": 4, "type": "memory_bank"}) == own
+    assert as_settings(SimpleNamespace(top_k=4, unrelated=object())) == own
+    assert as_settings(SimpleNamespace(top_k=np.int64(4))) == own
+    assert as_settings(SimpleNamespace(observer_prompt=PurePosixPath("p.md"))).observer_prompt == "p.md"
+
+
+def test_what_is_strange_on_a_foreign_object_falls_back():
+    assert as_settings(MagicMock()) == MemoryBankSettings()
+    double = MagicMock(top_k=4)
+    assert as_settings(double) == MemoryBankSettings(top_k=4)
+    assert (
+        as_settings(SimpleNamespace(top_k=None, fixed_query=b"x", memory_role=["user"]))
+        == MemoryBankSettings()
+    )
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"topk": 3},
+        {"top_k": [3]},
+        {"top_k": "x"},
+        {"type": "no_strategy"},
+        SimpleNamespace(top_k=-1),
+        SimpleNamespace(top_k=2.5),
+        SimpleNamespace(top_k=True),
+        SimpleNamespace(retrieval_query="any"),
+        NoStrategySettings(),
+    ],
+)
+def test_wrong_settings_of_any_make(wrong):
+    with pytest.raises(ConfigError):
+        as_settings(wrong)
