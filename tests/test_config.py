@@ -38,19 +38,23 @@ def shipped_sections() -> dict[str, dict[str, object]]:
 
 @pytest.mark.parametrize("model", [MemoryBankSettings, NoStrategySettings])
 def test_the_shipped_file_has_every_setting_with_its_default(model):
-    key = model.model_fields["type"].default
-    section = shipped_sections()["memory_strategies"][key]
-    assert set(section) == set(model.model_fields)
+    sections = shipped_sections()["memory_strategies"]
+    shown: dict[str, object] = {}
+    for key in ("memory_bank", "memory_bank_classic", "no_strategy"):
+        if sections[key]["type"] == model.model_fields["type"].default:
+            shown |= sections[key]  # the classic entry comes last: its values are the defaults
+    assert set(shown) == set(model.model_fields)
     for name, field in model.model_fields.items():
         if field.default is not None:  # a setting that is off by default is shown as a comment
-            assert section[name] == field.default, name
+            assert shown[name] == field.default, name
 
 
 def test_the_shipped_file_has_every_key_of_the_configuration():
     assert set(shipped_sections()) == set(Config.model_fields)
     shipped = load_config()
     assert shipped.strategy(shipped.default_strategy).type == "memory_bank"
-    assert shipped.strategy("memory_bank") == MemoryBankSettings()
+    assert shipped.strategy("memory_bank_classic") == MemoryBankSettings()
+    assert shipped.strategy("memory_bank").selection == "evidence"
     assert f'means "{Config().default_strategy}"' in shipped_file("config.toml").read_text(encoding="utf-8")
 
 
@@ -135,7 +139,12 @@ def test_one_value_of_the_environment_leaves_the_others(monkeypatch):
     assert settings == MemoryBankSettings(
         top_k=5, observer_model="extractive", embedding_model="lexical", retrieval_query="adaptive"
     )
-    assert set(load_config().memory_strategies) == {"memory_bank", "memory_bank_local", "no_strategy"}
+    assert set(load_config().memory_strategies) == {
+        "memory_bank",
+        "memory_bank_classic",
+        "memory_bank_local",
+        "no_strategy",
+    }
 
 
 def test_the_environment_over_defaults_and_over_arguments(monkeypatch):
@@ -156,7 +165,7 @@ def test_the_environment_names_the_default_and_adds_a_strategy(monkeypatch):
     monkeypatch.setenv(f"{ENV}plain__TYPE", "no_strategy")
     assert load_config().default_strategy == "plain"
     monkeypatch.setenv("MEMORY_BANK_DEFAULT_STRATEGY", "")
-    assert load_config().default_strategy == "memory_bank_local"
+    assert load_config().default_strategy == "memory_bank"
 
 
 @pytest.mark.parametrize(

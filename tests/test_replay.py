@@ -50,13 +50,13 @@ def test_without_a_database_nothing_outlives_a_trace(config):
     for n in range(3):
         last = list(replay_trace(trace(3, "same", start=10 * n), config, "memory_bank", memory=memory))[-1]
         assert last.plan.view.entries[-1].interaction is not None
-        assert len(last.plan.ranking) == 2
+        assert len(last.plan.decisions) == 2
     abandoned = replay_trace(trace(3, "same"), config, "memory_bank", memory=memory)
     for _ in range(3):
         next(abandoned)
     abandoned.close()
     last = list(replay_trace(trace(3, "same", start=50), config, "memory_bank", memory=memory))[-1]
-    assert len(last.plan.ranking) == 2
+    assert len(last.plan.decisions) == 2
     memory.close()
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from memory_bank.clients.embedding import load_embedder
 from memory_bank.config import MemoryBankSettings
+from memory_bank.context.evidence import EvidenceMemory
 from memory_bank.context.plan import Plan
 from memory_bank.errors import EmbeddingError
 from memory_bank.history.conversation import Conversation
@@ -51,6 +52,7 @@ class MemoryBankState:
         self.steps: dict[str, int] = {}
         self.unobserved: dict[str, Insight | None] = {}
         self.shortened: dict[tuple[str, int], Shortened] = {}
+        self.evidence: EvidenceMemory | None = None
         self._given_counter = counter
         self.counter: TokenCounter = counter or approximate_counter()
         self.conversation = Conversation(session_id, self.counter)
@@ -163,4 +165,5 @@ class MemoryBankState:
         self.steps = {}
         self.unobserved = {}
         self.shortened.clear()
+        self.evidence = None
         self._task = ""

@@ -51,6 +51,26 @@ class MemoryBankSettings(_Settings):
         min_length=1,
         description="FlagEmbedding model or local folder; 'openai:NAME'; 'lexical' needs no weights",
     )
+    selection: Literal["top_k", "evidence"] = Field(
+        default="top_k",
+        description="'top_k': whole records by similarity; 'evidence': what the next call may need",
+    )
+    history_budget: int | float = Field(
+        default=4000,
+        ge=0,
+        description="evidence: tokens for the memory, or (a fraction up to 1.0) a share of the older history",
+    )
+    keep_recent: int = Field(
+        default=0, ge=0, description="evidence: interactions before the last kept whole, while they fit"
+    )
+    shorten_last: int = Field(
+        default=0,
+        ge=0,
+        description="evidence: longer outputs (characters) of the tail are shortened; 0 never",
+    )
+    evidence_model: str | None = Field(
+        default=None, description="evidence: another model file, as `memory-bank train` writes it"
+    )
     top_k: int = Field(default=3, ge=0, description="how many past records are brought back")
     max_chars_per_record: int = Field(
         default=2000, ge=0, description="raw data of a record is shortened to this"
@@ -80,12 +100,28 @@ class MemoryBankSettings(_Settings):
     )
 
     @field_validator(
-        "top_k", "max_chars_per_record", "observer_max_chars", "observer_concurrency", mode="before"
+        "top_k",
+        "max_chars_per_record",
+        "observer_max_chars",
+        "observer_concurrency",
+        "history_budget",
+        "keep_recent",
+        "shorten_last",
+        mode="before",
     )
     @classmethod
     def _no_truth_for_a_number(cls, value: Any) -> Any:
         if isinstance(value, bool):
             raise ValueError("true and false are no values for this setting")
+        return value
+
+    @field_validator("history_budget")
+    @classmethod
+    def _a_share_is_at_most_one(cls, value: int | float) -> int | float:
+        if isinstance(value, float) and value > 1:
+            raise ValueError(
+                "a fraction is a share of the history, at most 1.0; give tokens as a whole number"
+            )
         return value
 
 

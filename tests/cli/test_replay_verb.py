@@ -17,7 +17,7 @@ def records(cli, db):
 
 def test_summary_as_json(cli, two):
     summary = cli("replay", two, "--json").json()
-    assert (summary["strategy"], summary["traces"], summary["steps"]) == ("memory_bank_local", 2, 10)
+    assert (summary["strategy"], summary["traces"], summary["steps"]) == ("memory_bank", 2, 10)
     assert summary["mean_full_tokens"] > 0
     assert summary["ratio"] == pytest.approx(summary["mean_context_tokens"] / summary["mean_full_tokens"])
     assert summary["broken_pairs"] == 0

@@ -10,7 +10,7 @@ from typing import Any
 import typer
 
 from memory_bank import __version__
-from memory_bank.cli import bank, demo, replay
+from memory_bank.cli import audit, bank, demo, explain, replay
 from memory_bank.cli.output import one_line, tell
 from memory_bank.errors import ConfigError, MemoryBankError
 
@@ -27,6 +27,9 @@ app = typer.Typer(
 )
 app.command("demo")(demo.demo)
 app.command("replay")(replay.replay)
+app.command("audit")(audit.audit)
+app.command("explain")(explain.explain)
+app.command("train")(explain.train)
 app.command("sessions")(bank.sessions)
 app.command("show")(bank.show)
 app.command("search")(bank.search)

@@ -12,6 +12,8 @@ from memory_bank.history.conversation import Entry, View
 from memory_bank.records import Ranking
 from memory_bank.retrieval import Retrieved
 
+_NEAR = 5  # near misses told
+
 
 class Fate(StrEnum):
     """What became of a past interaction."""
@@ -52,8 +54,40 @@ class Decision:
         }
 
 
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A piece of a record that is shown, or nearly was.
+
+    ``reasons`` are its likeliest values: each with its probability and the features that speak loudest for
+    and against it (in log-odds); empty where the selection knows only ``score``.
+    """
+
+    trace_id: str
+    tool: str
+    text: str
+    score: float
+    reasons: tuple[tuple[str, float, tuple[tuple[str, float], ...]], ...] = ()
+
+    def as_dict(self) -> dict[str, Any]:
+        """JSON values."""
+        values = [{"value": v, "probability": p, "features": dict(f)} for v, p, f in self.reasons]
+        return {
+            "trace_id": self.trace_id,
+            "tool": self.tool,
+            "text": self.text,
+            "score": self.score,
+            "values": values,
+        }
+
+
 class Choice(Protocol):
     """What a selection decided; asked when a plan is read, not at each step."""
+
+    def pieces(self) -> list[Piece]:
+        """What is shown of past records, in the order of the context."""
+
+    def near_misses(self) -> list[Piece]:
+        """What would have been shown next, best first."""
 
     def decide(self, entry: Entry) -> tuple[Fate, float | None, str]:
         """Fate, score and reason of a past interaction with whole pairs."""
@@ -77,6 +111,15 @@ class TopK:
     @cached_property
     def _places(self) -> dict[str, int]:
         return {t: i for i, t in enumerate(self._scores, 1)}
+
+    def pieces(self) -> list[Piece]:
+        """See Choice."""
+        return [Piece(r.trace_id, "", f"{r.summary}\n{r.raw_data}", r.score) for r in self.retrieved]
+
+    def near_misses(self) -> list[Piece]:
+        """See Choice."""
+        rest = [(t, s) for t, s in self._scores.items() if t not in self._shown]
+        return [Piece(t, "", "", s) for t, s in rest[:_NEAR]]
 
     def decide(self, entry: Entry) -> tuple[Fate, float | None, str]:
         """See Choice."""
@@ -131,6 +174,7 @@ class Plan:
     observer: str
     repairs: Mapping[int, str] = field(default_factory=dict)  # position of the interaction → what was done
     why_unchanged: str = "there was no history yet"
+    previous: Plan | None = None  # the plan of the step before, without its own
 
     @cached_property
     def decisions(self) -> tuple[Decision, ...]:
@@ -167,3 +211,27 @@ class Plan:
             "observer": self.observer,
             "decisions": [d.as_dict() for d in self.decisions],
         }
+
+    def manifest(self) -> dict[str, Any]:
+        """``as_dict`` and what was shown, what nearly was, and what changed since the step before."""
+        pieces = [] if self.unchanged else self.choice.pieces()
+        near = [] if self.unchanged else self.choice.near_misses()
+        now = {(p.trace_id, p.text) for p in pieces}
+        before = {(p.trace_id, p.text) for p in self._before()}
+        return {
+            **self.as_dict(),
+            "pieces": [p.as_dict() | {"new": (p.trace_id, p.text) not in before} for p in pieces],
+            "near_misses": [p.as_dict() for p in near],
+            "gone": [p.as_dict() for p in self._before() if (p.trace_id, p.text) not in now],
+        }
+
+    def _before(self) -> list[Piece]:
+        if self.previous is None or self.previous.unchanged:
+            return []
+        return self.previous.choice.pieces()
+
+    def as_html(self) -> str:
+        """The manifest as one self-contained page."""
+        from memory_bank.context.manifest import render_manifest
+
+        return render_manifest(self.manifest())

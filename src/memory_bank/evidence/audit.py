@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -84,9 +85,9 @@ def candidates(config: Config, names: Sequence[str] = (), budgets: Sequence[int]
     """No memory first, then the strategies named, else every memory of the configuration.
 
     A strategy whose settings have a ``history_budget`` in use is tried with each budget: those given, else
-    BUDGETS. Of strategies that nobody named, one whose embedder cannot be loaded or would send the traces to
-    an endpoint is left out, with a note. Raises ConfigError, UnknownStrategyError; EmbeddingError or
-    MissingExtraError when the embedder of one that was named cannot be loaded.
+    its own and BUDGETS. Of strategies that nobody named, one whose embedder cannot be loaded or would send
+    the traces to an endpoint is left out, with a note. Raises ConfigError, UnknownStrategyError;
+    EmbeddingError or MissingExtraError when the embedder of one that was named cannot be loaded.
     """
     chosen: list[Strategy] = [NO_MEMORY]
     notes: list[str] = []
@@ -108,7 +109,7 @@ def candidates(config: Config, names: Sequence[str] = (), budgets: Sequence[int]
         chosen += _with_budgets(strategy, name, budgets)
     if budgets and not any(_has_budget(s) for s in chosen):
         notes.append("none of the strategies has a history_budget: --budget changed nothing")
-    return Candidates(tuple(dict.fromkeys(chosen)), tuple(notes))
+    return Candidates(tuple({s.name: s for s in chosen}.values()), tuple(notes))
 
 
 def _settings(strategy: Strategy) -> Any:
@@ -122,10 +123,15 @@ def _has_budget(strategy: Strategy) -> bool:
 
 
 def _with_budgets(strategy: Strategy, name: str, budgets: Sequence[int]) -> list[Strategy]:
-    if not _has_budget(strategy) or ("history_budget" in name and not budgets):
+    if not _has_budget(strategy) or "history_budget" in name:
         return [strategy]
     assert strategy.config is not None
-    return [configured(strategy.config, strategy.target, {"history_budget": b}) for b in budgets or BUDGETS]
+    own = _settings(strategy).history_budget
+    tried = []
+    for budget in budgets or sorted({own, *BUDGETS}):
+        one = configured(strategy.config, strategy.target, {"history_budget": budget})
+        tried.append(replace(one, name=f"{name}{'&' if '?' in name else '?'}history_budget={budget}"))
+    return tried
 
 
 def read_all(paths: Iterable[Path], tell: Tell) -> tuple[list[Trace], list[str], list[str]]:
@@ -170,7 +176,7 @@ def audit(
         advised=best.strategy.name,
         sentence=advice(outcomes, best),
         losses=_losses(traces, best),
-        notes=tried.notes,
+        notes=(*tried.notes, *_raised(outcomes)),
         skipped_lines=tuple(skipped),
         unreadable_files=tuple(unreadable),
         counter=named_counter(counter).name,
@@ -253,6 +259,17 @@ def _kept(outcome: Outcome) -> str:
 
 def _count(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def _raised(outcomes: Sequence[Outcome]) -> list[str]:
+    """What the strategies raised, a note for each that did."""
+    notes = []
+    for outcome in outcomes:
+        kinds = Counter(row.error for rows in outcome.rows for row in rows if row.error)
+        if kinds:
+            told = ", ".join(f"{kind} at {_count(n, 'step')}" for kind, n in sorted(kinds.items()))
+            notes.append(f"{outcome.strategy.name} raised {told}")
+    return notes
 
 
 def _losses(traces: Sequence[Trace], best: Outcome) -> tuple[Loss, ...]:

@@ -79,9 +79,9 @@ COLUMNS: tuple[Column, ...] = (
 )
 
 _NARROW = frozenset(
-    "old bound,±,of history,of full,tokens,bound,complete,reachable,ms,errors,broken".split(",")
+    {"old bound", "±", "of history", "of full", "tokens", "bound", "complete", "reachable", "ms"}
 )
-SHORT: tuple[Column, ...] = tuple(c for c in COLUMNS if c.title in _NARROW)
+SHORT: tuple[Column, ...] = tuple(c for c in COLUMNS if c.title in _NARROW or c.title in ("errors", "broken"))
 """The columns that fit a terminal."""
 
 

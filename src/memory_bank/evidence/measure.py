@@ -62,7 +62,8 @@ def measure_trace(
     rows: list[Row] = []
     for turn in turns:
         needs = [n for n in turn.needs if n.born == "tool"]
-        prefix = copied(trace.messages[: turn.position])
+        original = trace.messages[: turn.position]
+        prefix = [copied(m) for m in original]
         error = ""
         context: list[Any] = []
         start = time.perf_counter()
@@ -71,7 +72,6 @@ def measure_trace(
         except Exception as e:  # counted, not fatal: the next step is asked all the same
             error = type(e).__name__
         seconds = time.perf_counter() - start
-        original = trace.messages[: turn.position]
         broken = pairing_errors(context)
         pages = context_pages(context, reader) if needs else []
         rows.append(
@@ -122,9 +122,19 @@ class _Ledger:
 
 
 def copied(value: Any) -> Any:
-    """A copy of the containers of JSON values; texts are shared, for they cannot be changed."""
+    """A copy of a JSON value's containers; texts are shared, for they cannot be changed.
+
+    What is nested too deeply for a copy is given as it is.
+    """
+    try:
+        return _copied(value)
+    except RecursionError:
+        return value
+
+
+def _copied(value: Any) -> Any:
     if isinstance(value, dict):
-        return {k: copied(v) for k, v in value.items()}
+        return {k: _copied(v) for k, v in value.items()}
     if isinstance(value, list):
-        return [copied(v) for v in value]
+        return [_copied(v) for v in value]
     return value

@@ -21,6 +21,7 @@ from memory_bank.evidence.values import Kind, call_values, forms_of, identifiers
 from memory_bank.history.content import content_text, is_text_part, part_text, read
 from memory_bank.history.interactions import Kind as MessageKind
 from memory_bank.history.interactions import calls_of, kind_of
+from memory_bank.history.jsontext import flat_text
 from memory_bank.traces import Trace
 
 MOST_NEEDS = 20
@@ -141,7 +142,13 @@ def _is_turn(message: Any) -> bool:
 
 
 def _schema_page(trace: Trace) -> Page:
-    return Page(normalise(json.dumps(trace.tools, ensure_ascii=False, default=str)) if trace.tools else "")
+    if not trace.tools:
+        return Page("")
+    try:
+        text = json.dumps(trace.tools, ensure_ascii=False, default=str)
+    except (RecursionError, ValueError):
+        text = flat_text(trace.tools)
+    return Page(normalise(text))
 
 
 class _Shelf:

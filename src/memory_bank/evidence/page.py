@@ -21,7 +21,9 @@ _STYLE = """
   --ink: #1c2024; --dim: #6b7280; --line: #d7dbe0; --paper: #ffffff; --one: #2563a8; --best: #b4430f;
 }
 @media (prefers-color-scheme: dark) {
-  :root { --ink: #e6e8ea; --dim: #9aa2ab; --line: #3a4048; --paper: #16191d; --one: #7db4ee; --best: #f0976a; }
+  :root {
+    --ink: #e6e8ea; --dim: #9aa2ab; --line: #3a4048; --paper: #16191d; --one: #7db4ee; --best: #f0976a;
+  }
 }
 body {
   font: 15px/1.5 system-ui, sans-serif; color: var(--ink); background: var(--paper);
@@ -31,7 +33,8 @@ h1 { font-size: 1.4rem; } h2 { font-size: 1.1rem; margin-top: 2rem; }
 .advice { border-left: 4px solid var(--best); padding: .2rem 1rem; font-size: 1.05rem; }
 .wide { overflow-x: auto; }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: 13px; }
-th, td { padding: .25rem .6rem; text-align: right; border-bottom: 1px solid var(--line); white-space: nowrap; }
+th, td { padding: .25rem .6rem; text-align: right; white-space: nowrap; }
+th, td { border-bottom: 1px solid var(--line); }
 th:first-child, td:first-child { text-align: left; }
 tr.best td { color: var(--best); font-weight: 600; }
 svg { width: 100%; height: auto; }

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 WIDTH, HEIGHT = 760, 440  # user units of the drawing
 _LEFT, _RIGHT, _TOP, _BOTTOM = 60, 20, 20, 50  # margins
 _LETTER, _LINE = 6.6, 14  # what a letter of a label takes, and a line
+_LINES = 12  # a label stands so many lines above or below its point at most
 
 Box = tuple[float, float, float, float]
 
@@ -27,7 +28,7 @@ class Point:
 
 
 def frontier_plot(points: Sequence[Point], escape: Callable[[str], str]) -> str:
-    """An ``<svg>`` element with axes, intervals, points and labels; the dashed line joins the best of each price.
+    """An ``<svg>`` element with axes, intervals, points and labels; a dashed line joins the frontier.
 
     Colours come from the page's classes ``axis grid dim edge range dot best``.
     """
@@ -83,11 +84,13 @@ def _axes(scale: _Scale) -> list[str]:
         x = scale.x(n / 100)
         parts.append(f'<line class="grid" x1="{x:.1f}" x2="{x:.1f}" y1="{low:.1f}" y2="{high:.1f}"/>')
         parts.append(f'<text class="dim" x="{x:.1f}" y="{low + 18:.1f}" text-anchor="middle">{n}%</text>')
-    middle = (left + right) / 2
-    parts.append(f'<polyline class="axis" fill="none" points="{left:.1f},{high:.1f} {left:.1f},{low:.1f} {right:.1f},{low:.1f}"/>')  # fmt: skip
-    parts.append(f'<text x="{middle:.1f}" y="{HEIGHT - 10}" text-anchor="middle">share of the older history paid for</text>')  # fmt: skip
-    y = (low + high) / 2
-    parts.append(f'<text x="16" y="{y:.1f}" text-anchor="middle" transform="rotate(-90 16 {y:.1f})">old evidence kept, bound</text>')  # fmt: skip
+    corner = f"{left:.1f},{high:.1f} {left:.1f},{low:.1f} {right:.1f},{low:.1f}"
+    parts.append(f'<polyline class="axis" fill="none" points="{corner}"/>')
+    x, y = (left + right) / 2, (low + high) / 2
+    price = "share of the older history paid for"
+    parts.append(f'<text x="{x:.1f}" y="{HEIGHT - 10}" text-anchor="middle">{price}</text>')
+    turned = f'text-anchor="middle" transform="rotate(-90 16 {y:.1f})"'
+    parts.append(f'<text x="16" y="{y:.1f}" {turned}>old evidence kept, bound</text>')
     return parts
 
 
@@ -95,9 +98,16 @@ def _drawn(p: Point, scale: _Scale, taken: list[Box], escape: Callable[[str], st
     x, y = scale.x(p.x), scale.y(p.y)
     label = p.label if len(p.label) <= 40 else f"{p.label[:39]}…"
     at_x, at_y, anchor = _room(x, y, len(label) * _LETTER, taken)
+    mark = ' class="best"' if p.best else ""
+    leader = ""
+    if abs(at_y - 4 - y) > _LINE:  # far from its point: a line leads there
+        ends = f'x1="{x:.1f}" y1="{y:.1f}" x2="{at_x:.1f}" y2="{at_y - 4:.1f}"'
+        leader = f'<line class="grid" {ends}/>'
+    low, high = scale.y(p.low), scale.y(p.high)
     return (
-        f"<g{' class="best"' if p.best else ''}><title>{escape(p.told or p.label)}</title>"
-        f'<line class="range" x1="{x:.1f}" x2="{x:.1f}" y1="{scale.y(p.low):.1f}" y2="{scale.y(p.high):.1f}"/>'
+        f"<g{mark}><title>{escape(p.told or p.label)}</title>"
+        f'<line class="range" x1="{x:.1f}" x2="{x:.1f}" y1="{low:.1f}" y2="{high:.1f}"/>'
+        f"{leader}"
         f'<circle class="dot" cx="{x:.1f}" cy="{y:.1f}" r="5"/>'
         f'<text x="{at_x:.1f}" y="{at_y:.1f}" text-anchor="{anchor}">{escape(label)}</text></g>'
     )
@@ -110,7 +120,7 @@ def _around(x: float, y: float) -> Box:
 def _room(x: float, y: float, width: float, taken: list[Box]) -> tuple[float, float, str]:
     """A place for a label beside its point that no other label or point has, else the least bad."""
     first: tuple[float, float, str] | None = None
-    for lines in (0, 1, -1, 2, -2, 3, -3, 4, -4):
+    for lines in sorted(range(-_LINES, _LINES + 1), key=abs):
         for anchor, at in (("start", x + 9), ("end", x - 9)):
             left = at if anchor == "start" else at - width
             base = y + 4 + lines * _LINE

@@ -15,6 +15,10 @@ from memory_bank.records import InteractionRecord
 SHORTEST_ID = 8
 """So many hexadecimal digits of a trace_id must stand in the context, and no other id may begin with them."""
 
+_OFFER = 'get_record("#'
+"""A context that says this offers records by their number, from 1 in the order of storing."""
+
+_HANDLE = re.compile(r"#(\d{1,6})(?: to #(\d{1,6}))?")
 _HEX = re.compile(r"(?<![^\W_])[0-9a-f]{8,}+(?:-[0-9a-f]++)*(?![^\W_])")
 
 
@@ -56,7 +60,10 @@ def output_text(record: InteractionRecord) -> str:
 
 
 def shown_ids(trace_ids: Sequence[str], pages: Sequence[Page]) -> list[str]:
-    """The trace_ids that stand on the pages: whole, or as a prefix of 8 hex digits that only one has."""
+    """The trace_ids that stand on the pages: whole, as a prefix of 8 hex digits that only one has, or by number.
+
+    Numbers count only where the context says how they are fetched.
+    """
     by_digits = sorted((t.casefold().replace("-", ""), t) for t in trace_ids)
     found: dict[str, None] = {}
     for page in pages:
@@ -65,6 +72,11 @@ def shown_ids(trace_ids: Sequence[str], pages: Sequence[Page]) -> list[str]:
                 if trace_id := _only(by_digits, prefix):
                     found[trace_id] = None
                     break
+    for page in pages:
+        if _OFFER in page.text:
+            for first, last in _HANDLE.findall(page.text):
+                numbers = range(int(first), int(last or first) + 1)
+                found.update((trace_ids[n - 1], None) for n in numbers if 0 < n <= len(trace_ids))
     rest = [(t, Form(t.casefold())) for t in trace_ids if t not in found and not _is_hex(t)]
     for trace_id, form in rest:
         if any(page.places(form) for page in pages):

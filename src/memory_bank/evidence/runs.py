@@ -5,11 +5,11 @@ from __future__ import annotations
 import contextlib
 import logging
 import multiprocessing
-import os
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import islice
 from typing import Any
 
 from memory_bank.evidence.costs import Costs, named_counter
@@ -96,14 +96,13 @@ def _results(
         waiting: dict[Future[list[list[Row]]], int] = {}
         queue = iter(tasks)
         try:
-            for i in queue:
+            for i in islice(queue, 2 * workers):
                 waiting[pool.submit(_work, traces[i])] = i
-                if len(waiting) < 2 * workers:
-                    continue
-                done = next(as_completed(waiting))
-                yield waiting.pop(done), done.result()
-            for done in as_completed(list(waiting)):
-                yield waiting.pop(done), done.result()
+            while waiting:
+                for done in wait(waiting, return_when=FIRST_COMPLETED).done:
+                    yield waiting.pop(done), done.result()
+                    for i in islice(queue, 1):
+                        waiting[pool.submit(_work, traces[i])] = i
         finally:
             for future in waiting:
                 future.cancel()
@@ -113,7 +112,6 @@ _task: dict[str, Any] = {}  # what a worker was told when it began
 
 
 def _begin(strategies: tuple[Strategy, ...], constants: frozenset[str], counter: str | TokenCounter) -> None:
-    os.environ.setdefault("OMP_NUM_THREADS", "1")  # several processes share the cores
     logging.getLogger("memory_bank").setLevel(logging.ERROR)
     _task.update(strategies=strategies, constants=constants, counter=counter)
 

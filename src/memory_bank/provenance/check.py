@@ -7,12 +7,13 @@ import re
 import threading
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from memory_bank.errors import MessagesError
 from memory_bank.history.interactions import Call, calls_of
 from memory_bank.history.jsontext import RAW
-from memory_bank.provenance.index import Source, SourceIndex
+from memory_bank.provenance.index import PARTS, Source, SourceIndex
 from memory_bank.provenance.kinds import (
     IDENTIFIERS,
     Kind,
@@ -40,6 +41,9 @@ _NAMING = re.compile(
     re.I,
 )
 _LETTERS_THEN_DIGITS = re.compile(r"([a-z]+)(\d{4,})\Z")
+
+_SCHEMES = frozenset({"http", "https", "www", "ftp", "file"})
+_SMALL_NUMBERS = re.compile(r"(?<!\d)\d{1,2}(?![\da-z])")
 
 _indexes: weakref.WeakKeyDictionary[Any, SourceIndex] = weakref.WeakKeyDictionary()
 _indexes_lock = threading.Lock()
@@ -105,6 +109,10 @@ def _call(call: Any) -> Call:
 def _is_item(call: Any) -> bool:
     kind = call.get("type") if isinstance(call, Mapping) else getattr(call, "type", None)
     return isinstance(kind, str) and kind.endswith("_call")
+
+
+def _words(value: str) -> list[str]:
+    return [r for r in runs(value) if len(r) > 2 and not r.isdigit() and r not in _SCHEMES]
 
 
 class _Check:
@@ -188,7 +196,9 @@ class _Check:
 
     def _identifier(self, path: str, key: str, leaf: str, kind: Kind) -> ValueReport:
         wanted = normal(leaf)
-        unknown = tuple(r for r in hard_runs(leaf) if not self._knows(r))
+        if self.index.knows_joined(wanted):
+            return ValueReport(path, leaf, str(kind), Origin.COMPOSED)
+        unknown = self._hard_unknown(leaf)
         if unknown:
             if self.making and kind in (Kind.PATH, Kind.CODE) and _NAMING.search(key):
                 near = self.index.neighbours.nearest(wanted, key, 1)
@@ -198,12 +208,37 @@ class _Check:
         unknown = self._soft_unknown(wanted, kind)
         if not unknown:
             return ValueReport(path, leaf, str(kind), Origin.COMPOSED)
-        if kind is Kind.EMAIL:
-            return self._nowhere(path, key, leaf, kind, unknown)
-        near = self._slip(wanted, key)
-        if near is not None:
+        near = self._slip(wanted, key, hard_runs(leaf))
+        if kind is Kind.EMAIL or near is not None:
             return self._nowhere(path, key, leaf, kind, unknown, near)
-        return ValueReport(path, leaf, str(kind), Origin.WRITTEN, unknown=unknown)
+        if self._is_strange(kind, wanted, unknown):
+            return self._nowhere(path, key, leaf, kind, unknown)  # no part of it is known
+        slip = self._slip_of_part(path, key, leaf, kind, unknown)
+        return slip or ValueReport(path, leaf, str(kind), Origin.WRITTEN, unknown=unknown)
+
+    def _slip_of_part(
+        self, path: str, key: str, leaf: str, kind: Kind, unknown: tuple[str, ...]
+    ) -> ValueReport | None:
+        """A path of which one part differs from a real one as by a slip of the pen."""
+        if kind not in (Kind.PATH, Kind.URL):
+            return None
+        parts = [p for p in PARTS.split(leaf) if p]
+        if self.making and _NAMING.search(key):
+            parts = parts[:-1]  # the thing itself is new, its folder is not
+        for part in parts:
+            if any(r in unknown for r in runs(normal(part))) and (near := self._slip(normal(part), "")):
+                mended = replace(near[0], value=leaf.replace(part, near[0].value))
+                return self._nowhere(path, key, leaf, kind, unknown, (mended, near[1]))
+        return None
+
+    def _is_strange(self, kind: Kind, wanted: str, unknown: Sequence[str]) -> bool:
+        """Whether a path to something that exists already has no part that is known."""
+        if kind is not Kind.PATH or self.making or len(unknown) < 2:
+            return False
+        return len(unknown) == len(_words(wanted)) and self.index.has_records()
+
+    def _hard_unknown(self, leaf: str) -> tuple[str, ...]:
+        return tuple(r for r in hard_runs(leaf) if not self._knows(r))
 
     def _knows(self, run: str) -> bool:
         if self.index.knows_run(run):
@@ -213,7 +248,7 @@ class _Check:
 
     def _soft_unknown(self, wanted: str, kind: Kind) -> tuple[str, ...]:
         """The words of an identifier that stand nowhere; an initial before a known name does not count."""
-        unknown = [r for r in runs(wanted) if len(r) > 2 and not r.isdigit() and not self.index.knows_run(r)]
+        unknown = [r for r in _words(wanted) if not self.index.knows_run(r)]
         if kind is Kind.EMAIL:
             unknown = [r for r in unknown if not (self.index.knows_run(r[1:]) or self._two_names(r))]
         return tuple(unknown)
@@ -238,7 +273,7 @@ class _Check:
             or other.endswith(wanted)
         ):
             return None  # made longer or shorter on purpose
-        if not hard and re.sub(r"\d+", "0", wanted) == re.sub(r"\d+", "0", other):
+        if not hard and _SMALL_NUMBERS.sub("0", wanted) == _SMALL_NUMBERS.sub("0", other):
             return None  # counted on: report_1, report_2
         return near
 
@@ -271,13 +306,13 @@ class _Check:
             seen.add(token)
             if len(seen) > _TOKENS:
                 return
-            unknown = tuple(r for r in hard_runs(token) if not self._knows(r))
+            unknown = self._hard_unknown(token)
             if kind is Kind.EMAIL and not unknown:
                 unknown = self._soft_unknown(normal(token), kind)
             if not unknown or (kind is Kind.LONG_NUMBER and len(token) < 8):
                 continue
             wanted = normal(token)
-            if self._holder(wanted, kind) is not None:
+            if self._holder(wanted, kind) is not None or self.index.knows_joined(wanted):
                 continue
             near = self._slip(wanted, key, unknown)
             if near is not None:

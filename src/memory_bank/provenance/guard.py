@@ -38,7 +38,7 @@ class ProvenanceGuard:
         self._lock = threading.Lock()
 
     def __call__(self, call: Any, state: Any, messages: Any = None) -> CallReport:
-        """Check a call; arguments and errors as in ``check_call``. Raises ProvenanceError in mode ``block``."""
+        """Check a call as ``check_call`` does and raises; in mode ``block`` also raise ProvenanceError."""
         report = check_call(call, state, messages, tools=self.tools)
         if not self.only_alarms or not report.ok:
             with self._lock:

@@ -6,7 +6,8 @@ import re
 import threading
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import islice
 from operator import is_
 from typing import Any, Literal
 
@@ -28,6 +29,7 @@ _SCANNED = 1_000_000  # characters of one text that are searched for identifiers
 _PROPOSED = 5_000  # identifiers of one text that are proposed
 _SEARCHED_FOR_PLACE = 300_000
 _SEALED = "<retrieved-data seal="  # what the bank itself put into a context
+PARTS = re.compile(r"[/\\?&=]+")
 _NEWLINE = re.compile("\n")
 
 
@@ -43,7 +45,7 @@ class Source:
     step: int | None = None
 
     def place_of(self, wanted: str) -> str:
-        """Where a value (in normal form) stands: the JSON path in an output, else ``line N``, else nothing."""
+        """Where a value (in normal form) stands: a JSON path of the output, ``line N``, or nothing."""
         value = inner_json(self.text) if len(self.text) <= _SEARCHED_FOR_PLACE else None
         if value is not None:
             for path, _, leaf in leaves(value):
@@ -70,6 +72,7 @@ class SourceIndex:
         self.sources: list[Source] = []
         self.neighbours = Neighbourhood()
         self._postings: dict[str, list[int]] = {}
+        self._joined: set[str] = set()
         self._records: set[str] = set()
         self._said: set[tuple[Role, str]] = set()
         self._seen: Sequence[Any] = ()
@@ -153,12 +156,30 @@ class SourceIndex:
         for run in set(runs(source.normal)):
             self._postings.setdefault(run, []).append(number)
         if source.role in ("record", "user", "system"):
-            for i, candidate in enumerate(_candidates(source, number)):
-                if i == _PROPOSED:
-                    break
-                self.neighbours.add(candidate)
+            for candidate in islice(_candidates(source, number), _PROPOSED):
+                self._propose(candidate)
+
+    def _propose(self, candidate: Candidate) -> None:
+        if not self.neighbours.add(candidate):
+            return
+        joined = "".join(runs(candidate.normal))
+        if joined != candidate.normal:
+            self._joined.add(joined)
+        if candidate.kind in (Kind.PATH, Kind.URL):  # each part may be named alone
+            for part in PARTS.split(candidate.value):
+                if 4 < len(part) < len(candidate.value):
+                    self.neighbours.add(replace(candidate, value=part, normal=normal(part), kind=Kind.NAME))
 
     # what it is asked
+
+    def knows_joined(self, value: str) -> bool:
+        """Whether a value (normal form) stands somewhere with other joints: 555-1234 for 5551234."""
+        joined = "".join(runs(value))
+        return len(joined) > 5 and (joined in self._joined or joined in self._postings)
+
+    def has_records(self) -> bool:
+        """Whether any tool has answered yet."""
+        return bool(self._records)
 
     def knows_run(self, run: str) -> bool:
         """Whether a run of letters and digits (normal form) stands anywhere."""

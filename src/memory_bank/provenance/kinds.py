@@ -1,4 +1,4 @@
-"""What a value is: an identifier that must come from somewhere, or something that an agent may write itself."""
+"""What a value is: an identifier that must come from somewhere, or what an agent may write itself."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ _DAY = r"(?:19|20)\d\d[-_/.]?(?:0[1-9]|1[0-2])[-_/.]?(?:0[1-9]|[12]\d|3[01])"
 _CLOCK = r"(?:[01]?\d|2[0-3])[:h]?[0-5]\d(?:[:.]?[0-5]\d(?:[.,]\d{1,9})?)?\s*(?:[ap]m)?"
 _ZONE = r"(?:z|utc|[+-]\d\d:?\d\d)?"
 _DATE = re.compile(
-    rf"(?:{_DAY}(?:(?:t|[ _-]){_CLOCK}\s*{_ZONE})?|(?:19|20)\d\d-(?:0[1-9]|1[0-2])|\d{{1,2}}[/.]\d{{1,2}}[/.]\d{{2,4}}"
-    rf"|\d{{1,2}}[:]\d\d(?::\d\d)?\s*(?:[ap]m)?|p(?=t?\d)(?:\d+[ymwd])*(?:t(?:\d+[hms])+)?)\Z",
+    rf"(?:{_DAY}(?:(?:t|[ _-]){_CLOCK}\s*{_ZONE})?|(?:19|20)\d\d-(?:0[1-9]|1[0-2])"
+    rf"|\d{{1,2}}[/.]\d{{1,2}}[/.]\d{{2,4}}|\d{{1,2}}[:]\d\d(?::\d\d)?\s*(?:[ap]m)?|p(?=t?\d)(?:\d+[ymwd])*(?:t(?:\d+[hms])+)?)\Z",
     re.I,
 )
 _DAY_INSIDE = re.compile(
@@ -43,7 +43,7 @@ _INTEGER = re.compile(r"[-+]?\d+\Z")
 _DECIMAL = re.compile(r"[-+]?(?:\d[\d,]*)?\.?\d+(?:e[-+]?\d+)?%?\Z", re.I)
 _RUN = re.compile(r"[^\W_]+")
 _UNIT = re.compile(
-    r"\d+(?:px|pt|em|rem|kb|mb|gb|tb|ms|min|hz|khz|mhz|ghz|bit|bits|fps|dpi|usd|eur|kg|km|cm|mm|th|st|nd|rd|am|pm|"
+    r"\d{1,4}[kpsmhdxg]\Z|\d+(?:px|pt|em|rem|kb|mb|gb|tb|ms|min|hz|khz|mhz|ghz|bit|bits|fps|dpi|usd|eur|kg|km|cm|mm|th|st|nd|rd|am|pm|"
     r"days?|hours?|years?|weeks?|months?)\Z|\d+x\d+\Z|(?:19|20)\d\d(?:s|q[1-4]|h[12]|[a-z]{3,9})\Z|"
     r"(?:q[1-4]|h[12]|fy|[a-z]{3,9})(?:19|20)\d\d\Z|\d{1,2}[a-z]{3,9}(?:19|20)?\d\d\Z|(?:utf|sha|md|iso|rfc|base|latin|cp|"
     r"gb|ascii|float|int|uint|v|p|ipv|es|python|py|col|column|row|sheet|h|gpt)\d{1,5}\Z"
@@ -55,7 +55,14 @@ _ID_KEY = re.compile(
 _TIME_KEY = re.compile(r"time|date|since|until|before|after|start|end|expire|epoch|^ts$|_ts$|_at$", re.I)
 _STRUCTURE = re.compile(r"[\d_@/\\#]|[a-z][A-Z]|\w[-.:]\w")
 _CHUNK = re.compile(r"[^\s\"'`<>()\[\]{},;|=*]+")
+_ESCAPED = re.compile(r"\\+[nrtbf\"'/]")
+_COLOUR = re.compile(r"#?(?:[0-9a-f]{3}|(?=\d*[a-f]+\d*[a-f])[0-9a-f]{6})\Z", re.I)
+_CELLS = re.compile(r"(?:[^\s!]{1,40}!)?\$?[A-Z]{1,2}\$?\d{0,5}:\$?[A-Z]{1,2}\$?\d{0,5}\Z|[A-Z]\d{1,3}\Z")
+_CASE_MIX = re.compile(r"(?:[a-z\d]+[A-Z]+){3}|(?:[A-Z\d]+[a-z]+){3}")
 _EDGES = ".,:;!?&-+$%\\"
+_BLANK = re.compile(r"\s")
+_LETTER = re.compile(r"[^\W\d_]")
+_DIGIT = re.compile(r"\d")
 _LONGEST = 300  # longer tokens (base64, say) are nobody's identifier
 
 
@@ -69,10 +76,15 @@ def hard_runs(value: str) -> list[str]:
 
     Dates, years, round numbers, units and the like are none. In normal form.
     """
-    if not any(c.isdigit() for c in value):
+    if not _DIGIT.search(value):
         return []
     rest = _DAY_INSIDE.sub(" ", value)
-    return [r for r in (m.casefold() for m in _RUN.findall(rest)) if _is_hard(r)]
+    return [r.casefold() for r in _RUN.findall(rest) if _is_hard(r.casefold()) or _is_mixed(r)]
+
+
+def _is_mixed(run: str) -> bool:
+    """A digit in a random mix of small and capital letters."""
+    return len(run) >= 8 and any(c.isdigit() for c in run) and bool(_CASE_MIX.search(run))
 
 
 def _is_hard(run: str) -> bool:
@@ -96,7 +108,7 @@ def kind_of_text(value: str, key: str = "") -> Kind:
         return _kind_of_integer(digits, key, 5)
     if _DECIMAL.match(text):
         return Kind.NUMBER
-    if len(text) > _LONGEST or any(c.isspace() for c in text):
+    if len(text) > _LONGEST or _BLANK.search(text):
         return _kind_of_spaced(text)
     return kind_of_token(text)
 
@@ -152,13 +164,17 @@ def kind_of_token(token: str) -> Kind:
         return _kind_of_integer(token.lstrip("+-"), "", 5)
     if _DECIMAL.match(token):
         return Kind.NUMBER
+    if _CELLS.match(token) or (token[0] == "#" and _COLOUR.match(token)):
+        return Kind.TRIVIAL
     if hard_runs(token):
         return Kind.CODE
-    return Kind.NAME if any(c.isalpha() for c in token) else Kind.TRIVIAL
+    return Kind.NAME if _LETTER.search(token) else Kind.TRIVIAL
 
 
 def identifiers_in(text: str) -> Iterator[tuple[str, Kind, int]]:
     """``(token, kind, position)`` of the identifier-like tokens of a text."""
+    if "\\" in text:
+        text = _ESCAPED.sub(lambda m: " " * len(m[0]), text)
     for match in _CHUNK.finditer(text):
         chunk = match.group()
         if len(chunk) < 3 or len(chunk) > _LONGEST or not _STRUCTURE.search(chunk):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,8 +11,11 @@ import numpy as np
 from memory_bank.provenance.kinds import Kind
 
 _DIMENSIONS = 40  # a-z, 0-9, and four for all else
-_LOOKED_AT = 48  # candidates whose distance is computed exactly
+_LOOKED_AT = 24  # candidates whose distance is computed exactly
 _BLOCK = 1024
+_DIMENSION_OF = bytes(
+    o - 97 if 97 <= o <= 122 else 26 + o - 48 if 48 <= o <= 57 else 36 + o % 4 for o in range(256)
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,25 +77,26 @@ def same_key(a: str, b: str) -> bool:
 
 
 class Neighbourhood:
-    """Candidates as rows of character counts, so that the near ones of many thousands are found at once."""
+    """Candidates as columns of character counts: the near ones of many thousands are found at once."""
 
     def __init__(self) -> None:
         self.candidates: list[Candidate] = []
         self._by_normal: dict[str, int] = {}
         self._by_shape: dict[str, list[int]] = {}
-        self._counts: np.ndarray[Any, Any] = np.zeros((_BLOCK, _DIMENSIONS), np.int8)
+        self._counts: np.ndarray[Any, Any] = np.zeros((_DIMENSIONS, _BLOCK), np.int8)
 
-    def add(self, candidate: Candidate) -> None:
-        """Take in a candidate; of equal ones the first stays."""
+    def add(self, candidate: Candidate) -> bool:
+        """Take in a candidate; of equal ones the first stays, and the answer is False."""
         if candidate.normal in self._by_normal:
-            return
+            return False
         at = len(self.candidates)
-        if at == len(self._counts):
-            self._counts = np.concatenate([self._counts, np.zeros_like(self._counts)])
+        if at == self._counts.shape[1]:
+            self._counts = np.concatenate([self._counts, np.zeros_like(self._counts)], axis=1)
         self._by_normal[candidate.normal] = at
         self._by_shape.setdefault(shape(candidate.normal), []).append(at)
-        self._counts[at] = _count(candidate.normal)
+        self._counts[:, at] = _count(candidate.normal)
         self.candidates.append(candidate)
+        return True
 
     def get(self, normal: str) -> Candidate | None:
         """The candidate that is written so."""
@@ -102,48 +106,43 @@ class Neighbourhood:
     def nearest(self, normal: str, key: str = "", limit: int | None = None) -> tuple[Candidate, int] | None:
         """The nearest candidate and its distance, or None where none is near.
 
-        With ``limit`` only candidates within so many edits; without, up to half of the length, and, where
+        With ``limit`` only candidates within so many edits; without, up to a third of the length, and, where
         there is none, the latest of the same shape under the same key.
         """
         size = len(self.candidates)
         if not size:
             return None
-        reach = max(2, len(normal) // 2) if limit is None else limit
+        reach = max(2, len(normal) // 3) if limit is None else limit
+        own_shape = shape(normal)
         best: tuple[tuple[float, int], Candidate, int] | None = None
-        for candidate in self._near(normal, reach):
-            d = distance(normal, candidate.normal, reach)
+        for candidate, least in self._near(normal, reach):
+            if best is not None and least > best[2] + 1:  # shape and key outweigh one edit, never two
+                break
+            d = distance(normal, candidate.normal, reach if best is None else min(reach, best[2] + 1))
             if not 0 < d <= reach:
                 continue
-            score = d - 0.6 * (shape(normal) == shape(candidate.normal)) - 0.5 * same_key(key, candidate.key)
+            score = d - 0.6 * (own_shape == shape(candidate.normal)) - 0.5 * same_key(key, candidate.key)
             if best is None or (score, -candidate.source) < best[0]:
                 best = (score, -candidate.source), candidate, d
         if best is not None:
             return best[1], best[2]
         if limit is None:
-            for at in reversed(self._by_shape.get(shape(normal), ())):
+            for at in reversed(self._by_shape.get(own_shape, ())[-_LOOKED_AT:]):
                 if same_key(key, self.candidates[at].key):
                     return self.candidates[at], distance(normal, self.candidates[at].normal, len(normal))
         return None
 
-    def _near(self, normal: str, reach: int) -> Iterator[Candidate]:
-        """The candidates whose letters differ least; ``reach`` edits change at most twice as many counts."""
-        counts = self._counts[: len(self.candidates)]
-        differ = np.abs(counts - _count(normal)).sum(axis=1, dtype=np.int16)
-        if len(differ) > _LOOKED_AT:
-            chosen: Sequence[int] = np.argpartition(differ, _LOOKED_AT)[:_LOOKED_AT].tolist()
-        else:
-            chosen = range(len(differ))
-        return (self.candidates[i] for i in chosen if differ[i] <= 2 * reach)
+    def _near(self, normal: str, reach: int) -> Iterator[tuple[Candidate, int]]:
+        """The candidates whose letters differ least, each with the fewest edits that this may mean."""
+        counts = self._counts[:, : len(self.candidates)]
+        differ = np.abs(counts - _count(normal)[:, None]).sum(axis=0, dtype=np.int16)
+        chosen = np.flatnonzero(differ <= 2 * reach)  # one edit changes at most two counts
+        if len(chosen) > _LOOKED_AT:
+            chosen = chosen[np.argpartition(differ[chosen], _LOOKED_AT)[:_LOOKED_AT]]
+        for i in sorted(chosen.tolist(), key=lambda i: differ[i]):
+            yield self.candidates[i], (int(differ[i]) + 1) // 2
 
 
 def _count(normal: str) -> np.ndarray[Any, Any]:
-    counts = [0] * _DIMENSIONS
-    for c in normal[:120]:
-        o = ord(c)
-        if 97 <= o <= 122:
-            counts[o - 97] += 1
-        elif 48 <= o <= 57:
-            counts[26 + o - 48] += 1
-        else:
-            counts[36 + o % 4] += 1
-    return np.minimum(counts, 60).astype(np.int8)
+    codes = normal[:100].encode("latin-1", "replace").translate(_DIMENSION_OF)
+    return np.bincount(np.frombuffer(codes, np.uint8), minlength=_DIMENSIONS).astype(np.int8)

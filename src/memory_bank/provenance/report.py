@@ -140,7 +140,7 @@ class CallReport:
 
 
 class ProvenanceError(MemoryBankError, ValueError):
-    """A call was blocked: ``report`` says which values came from nowhere; the message names arguments only."""
+    """A call was blocked: ``report`` says which values came from nowhere, the message names arguments."""
 
     def __init__(self, report: CallReport) -> None:
         paths = ", ".join(a.path or "the argument" for a in report.alarms)

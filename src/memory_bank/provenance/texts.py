@@ -43,6 +43,8 @@ def is_numeric(text: str) -> bool:
 def number_forms(text: str) -> Iterator[str]:
     """How else a number may be written: without separators, with them, without or with a zero at the end."""
     bare = text.replace(",", "").removeprefix("+")
+    if bare.lstrip("-")[:1] == "0" and "." not in bare:
+        return iter((text,))  # an identifier: its zeros count
     forms = [text, bare]
     whole, dot, rest = bare.partition(".")
     short = rest.rstrip("0")

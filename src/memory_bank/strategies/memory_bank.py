@@ -1,45 +1,26 @@
-"""The memory bank: parse, ingest, retrieve, plan, render."""
+"""The memory bank: parse, ingest, select, plan, render."""
 
 from __future__ import annotations
 
 import logging
-from typing import Any, Protocol
+from dataclasses import replace
+from typing import Any
 
 from memory_bank.config import MemoryBankSettings, as_settings
-from memory_bank.context.plan import Plan, TopK
+from memory_bank.context.plan import Plan
 from memory_bank.context.render import fence, render_context
 from memory_bank.context.repair import repair_interaction
-from memory_bank.history.content import content_text, read
-from memory_bank.history.conversation import Conversation, Entry, View
-from memory_bank.history.interactions import Interaction
-from memory_bank.history.shortening import Shortened
+from memory_bank.history.conversation import Entry, View
+from memory_bank.history.interactions import Interaction, Kind, kind_of, result_of
+from memory_bank.history.jsontext import parse_output
+from memory_bank.history.shortening import shorten
 from memory_bank.observer import Observer
-from memory_bank.ports import FactStorePort, InsightStorePort, TokenCounter
-from memory_bank.records import Insight, InteractionRecord, Ranking
-from memory_bank.retrieval import Retrieved, format_retrieved_memory, retrieval_query, retrieve
+from memory_bank.records import InteractionRecord
+from memory_bank.strategies.drawn import BankState, Drawn
+from memory_bank.strategies.evidence import draw_evidence
+from memory_bank.strategies.top_k import draw_top_k
 
 log = logging.getLogger("memory_bank.MemoryBankStrategy")
-
-
-class BankState(Protocol):
-    """What the strategy needs of a MemoryBankState."""
-
-    lock: Any
-    fact_store: FactStorePort
-    insight_store: Any
-    conversation: Conversation
-    counter: TokenCounter
-    step_count: int
-    last_plan: Plan | None
-    steps: dict[str, int]  # step of every record known to be stored
-    unobserved: dict[str, Insight | None]  # stored, but without an insight yet; a draft where there is one
-    shortened: dict[tuple[str, int], Shortened]
-
-    def prepare(self, settings: MemoryBankSettings) -> None:
-        """Bind embedder and counter, notice what other processes did."""
-
-    def remember_task(self, task: str) -> None:
-        """Write down what the user asked for."""
 
 
 def apply_memory_bank_strategy(
@@ -61,9 +42,12 @@ def apply_memory_bank_strategy(
         state.prepare(settings)
         view = state.conversation.update(messages)
         observer = Observer.create(llm_client, settings)
-        _ingest(view, state, observer)
-        query, ranking, retrieved = _retrieve(view, state, settings)
-        plan, context = _plan_and_render(view, query, ranking, retrieved, state, settings, observer)
+        new = _ingest(view, state, observer)
+        if settings.selection == "evidence":
+            drawn = draw_evidence(view, state, settings, new)
+        else:
+            drawn = draw_top_k(view, state, settings)
+        plan, context = _plan_and_render(view, drawn, state, settings, observer)
         state.last_plan = plan
         log.debug(
             "step %d: %d messages of %d tokens become %d of %d",
@@ -72,8 +56,8 @@ def apply_memory_bank_strategy(
         return context, plan.tokens
 
 
-def _ingest(view: View, state: BankState, observer: Observer) -> None:
-    """Facts of all unseen interactions first, in one transaction; then their insights."""
+def _ingest(view: View, state: BankState, observer: Observer) -> list[InteractionRecord]:
+    """Facts of all unseen interactions first, in one transaction; then their insights. Returns the new ones."""
     entries = state.conversation.fresh(view)
     records = []
     step = state.step_count
@@ -92,6 +76,7 @@ def _ingest(view: View, state: BankState, observer: Observer) -> None:
     state.conversation.acknowledge()
     if state.unobserved:
         _observe(records, view.task, state, observer)
+    return records
 
 
 def _records(entry: Entry, step: int, known: dict[str, int]) -> list[InteractionRecord]:
@@ -129,77 +114,68 @@ def _observe(records: list[InteractionRecord], task: str, state: BankState, obse
     state.unobserved.clear()
 
 
-def _retrieve(
-    view: View, state: BankState, settings: MemoryBankSettings
-) -> tuple[str, Ranking, list[Retrieved]]:
-    tail = view.tail
-    store: InsightStorePort = state.insight_store
-    after = tail.interaction.stop if tail else len(view.messages)
-    query = retrieval_query(
-        settings.retrieval_query,
-        settings.fixed_query,
-        view.task,
-        tail.interaction if tail else None,
-        [content_text(read(m, "content")) for m in view.messages[after:]],
-    )
-    in_tail = _ids_of(tail)
-    if len(state.steps) <= len(in_tail) and store.is_empty():
-        return query, Ranking([], []), []
-    ranking = store.rank(query, in_tail, limit=max(1, settings.top_k))
-    limit = settings.max_chars_per_record
-    found = retrieve(ranking, state.fact_store, store, settings.top_k, limit, state.shortened)
-    return query, ranking, found
-
-
 def _plan_and_render(
-    view: View,
-    query: str,
-    ranking: Ranking,
-    retrieved: list[Retrieved],
-    state: BankState,
-    settings: MemoryBankSettings,
-    observer: Observer,
+    view: View, drawn: Drawn, state: BankState, settings: MemoryBankSettings, observer: Observer
 ) -> tuple[Plan, list[Any]]:
     repaired, repairs = _repairs(view, settings)
-    unchanged = not view.history and not len(ranking)
-    in_tail = _ids_of(view.tail)
-    memory = None
-    if retrieved and not unchanged:
-        text = format_retrieved_memory([r.as_dict() for r in retrieved])
-        memory = {"role": settings.memory_role, "content": fence(text)}
     count = state.counter.count_message
+    memory = None
+    if drawn.text and not drawn.unchanged:
+        memory = {"role": settings.memory_role, "content": fence(drawn.text, state.session_id)}
     memory_tokens = count(memory) if memory else 0
-    if unchanged and not repaired:
-        context, tokens = list(view.messages), view.full_tokens
-    else:
-        context = render_context(view, memory, repaired)
-        tokens = memory_tokens + _fixed_tokens(view)
-        for interaction, new in repaired:
-            tokens += sum(map(count, new)) - view.tokens_between(interaction.start, interaction.stop)
+    tail, tail_tokens = _tail(view, state, settings)
+    tokens = memory_tokens + tail_tokens + sum(view.tokens_between(p, p + 1) for p in view.kept)
+    tokens += sum(entry.tokens for entry in drawn.whole)
+    why = drawn.unchanged
+    if not why and settings.selection == "evidence" and not drawn.beyond and tokens >= view.full_tokens:
+        why = "the full history is no dearer"
+    if why:
+        memory, memory_tokens = None, 0
+        tokens = view.tokens_between(0, view.tail_start) + tail_tokens
+        drawn = replace(drawn, whole=())
+    context = render_context(view, memory, tail, drawn.whole, repaired, everything=bool(why))
+    for interaction, new in repaired:
+        tokens += sum(map(count, new)) - view.tokens_between(interaction.start, interaction.stop)
     plan = Plan(
         view=view,
-        query=query,
-        choice=TopK(retrieved, lambda: state.insight_store.rank(query, in_tail)),
+        query=drawn.query,
+        choice=drawn.choice,
         tokens=tokens,
         full_tokens=view.full_tokens,
         memory_tokens=memory_tokens,
-        unchanged=unchanged,
+        unchanged=bool(why),
         counter=state.counter.name,
         embedder=getattr(state.insight_store, "embedder_name", ""),
         observer=observer.name,
         repairs=repairs,
+        why_unchanged=why,
+        previous=None if state.last_plan is None else replace(state.last_plan, previous=None),
     )
     return plan, context
 
 
-def _ids_of(entry: Entry | None) -> set[str]:
-    return set() if entry is None else {t for t in entry.trace_ids if t}
-
-
-def _fixed_tokens(view: View) -> int:
-    """Tokens of what is never dropped and of the tail."""
-    kept = sum(view.tokens_between(p, p + 1) for p in view.kept)
-    return kept + view.tokens_between(view.tail_start, len(view.messages))
+def _tail(view: View, state: BankState, settings: MemoryBankSettings) -> tuple[list[Any], int]:
+    """The tail's messages and tokens, oversized outputs shortened where the settings ask for it."""
+    messages = list(view.messages[view.tail_start :])
+    tokens = view.tokens_between(view.tail_start, len(view.messages))
+    most = settings.shorten_last if settings.selection == "evidence" else 0
+    if not most or view.tail is None:
+        return messages, tokens
+    ids = {
+        p.result.call_id: t
+        for p, t in zip(view.tail.interaction.pairs, view.tail.trace_ids, strict=True)
+        if p.result
+    }
+    for i, message in enumerate(messages):
+        content = message.get("content") if isinstance(message, dict) else None
+        if not isinstance(content, str) or len(content) <= most or kind_of(message) is not Kind.RESULT:
+            continue
+        trace_id = ids.get(result_of(message).call_id)
+        short = shorten(parse_output(content), most, text=content, trace_id=trace_id)
+        messages[i] = {**message, "content": short.text}
+        count = state.counter.count_message
+        tokens += count(messages[i]) - view.tokens_between(view.tail_start + i, view.tail_start + i + 1)
+    return messages, tokens
 
 
 def _repairs(

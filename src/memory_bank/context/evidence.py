@@ -1,0 +1,150 @@
+"""The evidence of a session: records go in once, what the next call may need comes out."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from functools import lru_cache
+from pathlib import Path
+
+from memory_bank.context.plan import Decision, Fate, Piece
+from memory_bank.history.conversation import Entry
+from memory_bank.history.jsontext import compact
+from memory_bank.ports import TokenCounter
+from memory_bank.records import InteractionRecord
+from memory_bank.selection.features import FEATURES
+from memory_bank.selection.index import MODEL_FILE, EvidenceIndex, Selection
+from memory_bank.selection.model import Model, load_model
+
+
+@lru_cache(maxsize=4)
+def _model(path: str | None) -> Model:
+    return load_model(Path(path) if path else MODEL_FILE, FEATURES)
+
+
+class EvidenceMemory:
+    """An EvidenceIndex fed with the session's records in the order in which they were stored.
+
+    The number of a record in that order, from 1, is how the context names it: ``#12``.
+    """
+
+    def __init__(self, counter: TokenCounter, model_path: str | None = None) -> None:
+        self.index = EvidenceIndex(_model(model_path), counter.count_text)
+        self.numbers: dict[str, int] = {}
+        self._noted: set[tuple[str | None, ...]] = set()
+
+    def add(self, record: InteractionRecord, note: str = "") -> None:
+        """Take in a record, and what the agent said with its call; once."""
+        if record.trace_id in self.numbers:
+            return
+        self.numbers[record.trace_id] = len(self.numbers) + 1
+        if note:
+            self.index.add_note(interaction=record.step_id, text=note)
+        self.index.add_call(
+            trace_id=record.trace_id,
+            interaction=record.step_id,
+            tool=record.tool_name,
+            arguments=compact(record.raw_input) if record.input_text is None else record.input_text,
+            output=compact(record.raw_output) if record.output_text is None else record.output_text,
+        )
+
+    def select(self, anchor: Sequence[str], first_visible_step: int, budget: int) -> Selection:
+        """The memory text for the next call, at most ``budget`` tokens; later steps are visible anyway."""
+        return self.index.select(anchor=anchor, tail_interaction=first_visible_step, budget=budget)
+
+
+class EvidenceChoice:
+    """What a selection by evidence decided, for the plan."""
+
+    def __init__(
+        self,
+        memory: EvidenceMemory,
+        selection: Selection,
+        kept: Collection[int],
+        anchor: Sequence[str] = (),
+        first_step: int = 0,
+    ) -> None:
+        self._memory = memory
+        self._anchor = list(anchor)
+        self._first_step = first_step
+        self._selection = selection
+        self._kept = frozenset(kept)  # positions of interactions kept whole
+        prepared = memory.index.session.prepared
+        self._record_of = {p.trace_id: i for i, p in enumerate(prepared) if not p.note}
+
+    def pieces(self) -> list[Piece]:
+        """See Choice."""
+        session = self._memory.index.session
+        return [
+            self._piece(session.first_segment[record] + place, self._selection.gains)
+            for record, places in sorted(self._selection.shown.items())
+            for place in places
+        ]
+
+    def near_misses(self) -> list[Piece]:
+        """See Choice."""
+        edge = dict(self._selection.edge)
+        return [self._piece(segment, edge) for segment in sorted(edge, key=lambda s: -edge[s])]
+
+    def _piece(self, segment: int, worth: Mapping[int, float]) -> Piece:
+        session = self._memory.index.session
+        record = int(session.segments["record"][segment])
+        source = session.prepared[record]
+        text = source.pieces.segments[segment - session.first_segment[record]].text
+        reasons = self._memory.index.explain(segment, anchor=self._anchor, tail_interaction=self._first_step)
+        told = tuple((value, chance, tuple(features)) for value, chance, features in reasons)
+        return Piece(
+            source.trace_id, source.tool or "(the agent's words)", text, worth.get(segment, 0.0), told
+        )
+
+    def decide(self, entry: Entry) -> tuple[Fate, float | None, str]:
+        """See Choice."""
+        if entry.interaction.start in self._kept:
+            return Fate.KEPT, None, "one of the latest interactions, kept whole"
+        found = [self._of(t) for t in entry.trace_ids if t]
+        if not found:
+            return Fate.LEFT_OUT, None, "it has no record yet"
+        worth = [w for _, w, _ in found if w is not None]
+        order = [Fate.PART, Fate.KEPT, Fate.LISTED, Fate.LEFT_OUT]
+        fates = [f for f, _, _ in found]
+        fate = fates[0] if len(set(fates)) == 1 else min(fates, key=order.index)
+        if fate is Fate.KEPT and len(set(fates)) > 1:
+            fate = Fate.PART
+        return fate, sum(worth) if worth else None, "; ".join(r for _, _, r in found)
+
+    def _of(self, trace_id: str) -> tuple[Fate, float | None, str]:
+        record = self._record_of.get(trace_id)
+        if record is None:
+            return Fate.LEFT_OUT, None, "it came after this plan"
+        session = self._memory.index.session
+        segments = session.prepared[record].pieces.segments
+        number = f"#{self._memory.numbers[trace_id]}"
+        places = self._selection.shown.get(record, ())
+        if not places:
+            near = self._near(record)
+            if record in set(self._selection.listed):
+                return Fate.LISTED, None, f"{number} listed, nothing of it shown{near}"
+            return Fate.LEFT_OUT, None, f"{number} left out{near}"
+        first = session.first_segment[record]
+        gains = {p: self._selection.gains.get(first + p, 0.0) for p in places}
+        best = max(gains, key=lambda p: gains[p])
+        whole = len(places) == len(segments) and not session.prepared[record].pieces.skipped
+        told = f"{number}: {len(places)} of {len(segments)} pieces, the best {segments[best].text[:80]!r}"
+        return (Fate.KEPT if whole else Fate.PART), sum(gains.values()), told
+
+    def _near(self, record: int) -> str:
+        session = self._memory.index.session
+        first = session.first_segment[record]
+        last = first + len(session.prepared[record].pieces.segments)
+        edge = [gain for segment, gain in self._selection.edge if first <= segment < last]
+        return f"; nearly shown: worth {max(edge):.3f}, beyond the budget" if edge else ""
+
+    def beyond(self, here: Collection[str]) -> list[Decision]:
+        """See Choice."""
+        made = []
+        for trace_id, record in self._record_of.items():
+            if trace_id not in here and record in self._selection.shown:
+                fate, score, reason = self._of(trace_id)
+                tool = self._memory.index.session.prepared[record].tool
+                told = f"{reason}; its messages are no longer in the list"
+                made.append(Decision(None, (trace_id,), (tool,), fate, score, told, 0))
+        return made

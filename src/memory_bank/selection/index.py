@@ -1,0 +1,390 @@
+"""One session's evidence: takes in calls as they happen, selects what the next call may need."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from memory_bank.selection.candidates import fold, words_of
+from memory_bank.selection.cover import Offer, Packing, pack
+from memory_bank.selection.excerpt import (
+    EXCERPT_HEAD,
+    GAP,
+    LEDGER_HEAD,
+    SHORT_HEAD,
+    Group,
+    call_line,
+    ledger_start,
+    render_groups,
+)
+from memory_bank.selection.features import FEATURES, Situation, describe, linear_scores
+from memory_bank.selection.model import Model, load_model
+from memory_bank.selection.session import NEVER, Prepared, Session, mentions, prepare
+from memory_bank.selection.tables import Array
+
+MODEL_FILE = Path(__file__).with_name("model.json")
+
+
+@dataclass(frozen=True, slots=True)
+class Tuning:
+    """Knobs of the packing; defaults chosen over all shared sets together."""
+
+    ledger_share: float = 0.12
+    power: float = 1.0
+    refine: int = 1000
+    offers: int = 150
+    offers_share: float = 0.125
+    note_worth: float = 0.5
+    word_worth: float = 0.5
+    agent_worth: float = 0.3
+    repeat: float = 0.0
+    least: float = 0.0
+    edge: float = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """The memory block and what it is made of."""
+
+    text: str
+    tokens: int
+    shown: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    listed: tuple[int, ...] = ()
+    gains: dict[int, float] = field(default_factory=dict)
+    edge: tuple[tuple[int, float], ...] = ()
+
+
+class EvidenceIndex:
+    """Evidence of one session. Not thread-safe; calls come in order of interactions."""
+
+    def __init__(
+        self,
+        model: Model | None = None,
+        count_tokens: Callable[[str], int] = lambda s: (len(s) + 3) // 4,
+        tuning: Tuning = Tuning(),
+    ) -> None:
+        self.model = model if model is not None else load_model(MODEL_FILE, FEATURES)
+        self.count = count_tokens
+        self.tuning = tuning
+        self.session = Session()
+        self._anchor: list[str] = []
+        self._anchor_text = ""
+        self._anchor_known: set[str] = set()
+        self._anchor_words: set[str] = set()
+        self._anchored = self._anchored_terms = 0
+        self._calls = 0
+        self._call_records: list[int] = []
+        self._call_tokens: list[int] = [0]
+        self._lines: list[tuple[str, int, int]] = []
+        self._call_values: list[Array] = []
+        self._block_tokens: list[list[int]] = []
+
+    # -- intake ---------------------------------------------------------------
+    def add_call(self, *, trace_id: str, interaction: int, tool: str, arguments: str, output: str) -> None:
+        """Take in one call and its output."""
+        line = call_line(self._calls + 1, tool, arguments)
+        self._add(prepare(interaction, trace_id, tool, arguments, output, self.count, line))
+
+    def add_note(self, *, interaction: int, text: str) -> None:
+        """Take in the agent's own words."""
+        if text.strip():
+            self._add(prepare(interaction, "", "", "", text, self.count, "note", note=True))
+
+    def _add(self, item: Prepared) -> None:
+        self.session.add(item)
+        if item.note:
+            line = f"note before #{self._calls + 1}"
+            short = self.count(line + "\n")
+            self._lines.append((line, short, short))
+            self._call_values.append(np.zeros(0, np.int32))
+        else:
+            self._calls += 1
+            self._call_records.append(self.session.records.size - 1)
+            head = item.call_text.split(" ", 2)
+            self._lines.append(
+                (" ".join(head[:2]), self.count(" ".join(head[:2]) + "\n"), self.count(item.call_text + "\n"))
+            )
+            self._call_tokens.append(self._call_tokens[-1] + self._lines[-1][2])
+            folded = fold(item.call_text)
+            self._call_values.append(
+                np.array(
+                    [
+                        self.session.ids[u.form]
+                        for u in item.uses
+                        if u.form in self.session.ids and u.form in folded
+                    ],
+                    np.int32,
+                )
+            )
+        self._block_tokens.append([self.count(b.head + "\n") if b.head else 0 for b in item.pieces.blocks])
+
+    def truncate(self, interaction: int) -> None:
+        """Forget everything from this interaction on."""
+        kept = [p for p in self.session.prepared if p.interaction < interaction]
+        if len(kept) == len(self.session.prepared):
+            return
+        self.session = Session()
+        self._calls = self._anchored = self._anchored_terms = 0
+        self._lines, self._call_values, self._block_tokens = [], [], []
+        self._call_records, self._call_tokens = [], [0]
+        for item in kept:
+            self._add(item)
+
+    # -- selection ------------------------------------------------------------
+    def _sync_anchor(self, anchor: Sequence[str]) -> None:
+        texts = list(anchor)
+        if texts != self._anchor:
+            self._anchor = texts
+            self._anchor_text = fold("\n".join(texts))
+            self._anchor_known = {f for t in texts for f in mentions(t)}
+            self._anchor_words = set(words_of(self._anchor_text))
+            self._anchored = self._anchored_terms = 0
+            self.session.values["visible"][:] = False
+        s = self.session
+        if self._anchored_terms < s.terms.size or not self._anchored:
+            words = np.zeros(s.words.table.size, dtype=bool)
+            known = [s.words.ids.get(word) for word in self._anchor_words]
+            words[[number for number in known if number is not None]] = True
+            first = (
+                int(s.terms["segment"][self._anchored_terms])
+                if self._anchored_terms < s.terms.size
+                else s.segments.size
+            )
+            s.segments["task"][first:] = self._by_segment(words, self._anchored_terms)[first:]
+            self._anchored_terms = s.terms.size
+        if self._anchored < s.values.size:
+            s.mark_visible(self._anchor_text, self._anchor_known, self._anchor_words, self._anchored)
+            self._anchored = s.values.size
+
+    def situation(self, tail: int) -> Situation:
+        """What this step adds to the features."""
+        s = self.session
+        word, v = s.terms["word"], s.values
+        said = np.zeros(s.words.table.size, dtype=bool)
+        seen = np.zeros(s.words.table.size, dtype=bool)
+        last_tool = 0
+        for record in range(int(np.searchsorted(s.records["interaction"], tail)), s.records.size):
+            item = s.prepared[record]
+            end = s.first_term[record + 1] if record + 1 < s.records.size else s.terms.size
+            (said if item.note else seen)[word[s.first_term[record] : end]] = True
+            if not item.note:
+                last_tool = s.tools.ids[item.tool]
+                known = [s.words.ids.get(text) for text in words_of(item.arguments[:2000])]
+                said[[number for number in known if number is not None]] = True
+        joined = (v["seen"] >= tail) & ~v["visible"]
+        pairs = np.flatnonzero(joined[s.pairs["value"]])
+        values = np.bincount(
+            s.pairs["segment"][pairs],
+            weights=1.0 / v["records"][s.pairs["value"][pairs]].clip(1),
+            minlength=s.segments.size,
+        )
+        return Situation(
+            tail,
+            last_tool,
+            s.segments["task"],
+            self._by_segment(seen),
+            np.log1p(values).astype(np.float32),
+            self._by_segment(said),
+        )
+
+    def _by_segment(self, words: Array, start: int = 0) -> Array:
+        """Summed weight of the flagged words in each segment, log(1 + x)."""
+        s = self.session
+        terms = start + np.flatnonzero(words[s.terms["word"][start:]])
+        total = np.bincount(
+            s.terms["segment"][terms], weights=s.terms["weight"][terms], minlength=s.segments.size
+        )
+        return np.asarray(np.log1p(total), dtype=np.float32)
+
+    def eligible(self, tail: int) -> Array:
+        """Numbers of the values that older outputs or notes showed and that are not in sight now."""
+        v = self.session.values
+        return np.flatnonzero(~v["visible"] & (v["seen"] < tail) & (v["record"] >= 0))
+
+    def probabilities(self, tail: int) -> tuple[Array, Array]:
+        """(value numbers, probability that the next call needs each)."""
+        ids = self.eligible(tail)
+        now = self.situation(tail)
+        odds = linear_scores(self.session, now, ids, self.model.weights) + np.float32(self.model.bias)
+        if self.model.mix > 0 and len(ids):
+            top = (
+                np.argpartition(-odds, self.tuning.refine)[: self.tuning.refine]
+                if len(ids) > self.tuning.refine
+                else np.arange(len(ids))
+            )
+            trees = self.model.boosted(describe(self.session, now, ids[top]))
+            odds[top] = (1 - self.model.mix) * odds[top] + self.model.mix * trees
+        return ids, 1 / (1 + np.exp(-odds))
+
+    def explain(
+        self, segment: int, *, anchor: Sequence[str], tail_interaction: int, top: int = 4
+    ) -> list[tuple[str, float, list[tuple[str, float]]]]:
+        """Why a segment (number as in `Selection.gains`) was worth showing.
+
+        For its likeliest values: (form, probability, strongest linear contributions in log-odds,
+        each against the mean over the values on offer).
+        """
+        self._sync_anchor(anchor)
+        ids, chance = self.probabilities(tail_interaction)
+        if not len(ids):
+            return []
+        s = self.session
+        start, size = int(s.segments["start"][segment]), int(s.segments["count"][segment])
+        inside = np.flatnonzero(np.isin(ids, s.pairs["value"][start : start + size]))
+        inside = inside[np.argsort(-chance[inside], kind="stable")][:top]
+        sample = ids[:: max(1, len(ids) // 500)]
+        now = self.situation(tail_interaction)
+        mean = describe(s, now, sample).mean(axis=1)
+        parts = self.model.weights[:, None] * (describe(s, now, ids[inside]) - mean[:, None])
+        out = []
+        for column, number in enumerate(inside.tolist()):
+            best = np.argsort(-np.abs(parts[:, column]), kind="stable")[:top]
+            out.append(
+                (
+                    s.forms[int(ids[number])],
+                    float(chance[number]),
+                    [(FEATURES[f], round(float(parts[f, column]), 3)) for f in best.tolist()],
+                )
+            )
+        return out
+
+    def size(self, tail_interaction: int) -> int:
+        """Tokens of all indexed segments before the tail: what showing everything would take, about."""
+        s = self.session
+        older = int(np.searchsorted(s.records["interaction"], tail_interaction))
+        last = s.first_segment[older] if older < s.records.size else s.segments.size
+        return (
+            int(s.segments["tokens"][:last].sum())
+            + (self._call_tokens[bisect_left(self._call_records, older)])
+        )
+
+    def select(
+        self, *, anchor: Sequence[str], tail_interaction: int, budget: int, keep: Sequence[str] = ()
+    ) -> Selection:
+        """The memory block for the next call, at most `budget` tokens."""
+        s, t = self.session, self.tuning
+        older = int(np.searchsorted(s.records["interaction"], tail_interaction))
+        if budget <= 0 or not older:
+            return Selection("", 0)
+        self._sync_anchor(anchor)
+        ids, chance = self.probabilities(tail_interaction)
+        worth = np.zeros(s.values.size)
+        worth[ids] = chance
+        worth[s.values["agent"] > 0] *= t.agent_worth
+        worth[s.values["kind"] == 0] *= t.word_worth
+        return self._fill(worth, older, budget)
+
+    def _fill(self, worth: Array, older: int, budget: int) -> Selection:
+        s, t = self.session, self.tuning
+        listed = self._ledger(older, int(budget * t.ledger_share))
+        ledger = [LEDGER_HEAD] if listed else []
+        spent = 0
+        if listed:
+            if self._number(listed[0]) > 1:
+                ledger.append(f"({self._number(listed[0]) - 1} before)\n")
+            ledger += [s.prepared[r].call_text + "\n" for r in listed]
+            spent = sum(self._lines[r][2] for r in listed) + 12
+        in_ledger = set(listed)
+        covered = [v for r in listed for v in self._call_values[r].tolist()]
+        head = EXCERPT_HEAD if budget >= 600 else SHORT_HEAD
+        spent += self.count(head)
+        last = self.session.first_segment[older] if older < s.records.size else s.segments.size
+        seg = s.segments
+        gain = np.bincount(s.pairs["segment"], weights=worth[s.pairs["value"]], minlength=s.segments.size)[
+            :last
+        ]
+        ratio = gain / (seg["tokens"][:last] + 4)
+        offers = int(t.offers + budget * t.offers_share)
+        top = np.flatnonzero(gain > 0)
+        if len(top) > offers:
+            top = np.sort(top[np.argpartition(-ratio[top], offers)[:offers]])
+        records = seg["record"][top]
+        used = np.unique(records)
+        open_record = np.array(
+            [(self._lines[r][1] if r in in_ledger else self._lines[r][2]) + 3 for r in used.tolist()],
+            dtype=np.int64,
+        )
+        open_block: list[int] = []
+        block_of: dict[tuple[int, int], int] = {}
+        blocks = []
+        for r, b in zip(records.tolist(), seg["block"][top].tolist()):
+            number = block_of.get((r, b))
+            if number is None:
+                number = block_of[(r, b)] = len(open_block)
+                open_block.append(self._block_tokens[r][b])
+            blocks.append(number)
+        offer = Offer(
+            top,
+            seg["tokens"][top],
+            np.searchsorted(used, records),
+            np.array(blocks, np.int64),
+            seg["place"][top],
+            seg["start"][top],
+            seg["count"][top],
+            s.pairs["value"],
+            worth,
+            open_record,
+            np.array(open_block, np.int64),
+        )
+        packing = pack(offer, budget - spent, 1, t.power, covered, t.repeat, t.least, t.edge)
+        return self._render(packing, top, records, in_ledger, ledger, head, listed, budget)
+
+    def _number(self, record: int) -> int:
+        return int(self.session.prepared[record].call_text.split(" ", 1)[0][1:])
+
+    def _ledger(self, older: int, room: int) -> list[int]:
+        end = bisect_left(self._call_records, older)
+        if room < 32 or not end:
+            return []
+        return self._call_records[ledger_start(self._call_tokens, end, room - 12) : end]
+
+    def _render(
+        self,
+        packing: Packing,
+        top: Array,
+        records: Array,
+        in_ledger: set[int],
+        ledger: list[str],
+        head: str,
+        listed: list[int],
+        budget: int,
+    ) -> Selection:
+        s = self.session
+        chosen = list(packing.chosen)
+        place = s.segments["place"]
+        while True:
+            by_record: dict[int, list[int]] = {}
+            for number in chosen:
+                by_record.setdefault(int(records[number]), []).append(int(place[top[number]]))
+            groups = []
+            for record in sorted(by_record):
+                header = (
+                    self._lines[record][0]
+                    if record in in_ledger or s.prepared[record].note
+                    else s.prepared[record].call_text
+                )
+                groups.append(Group(header, s.prepared[record].pieces, tuple(sorted(by_record[record]))))
+            lines = ledger + ([head] + render_groups(groups) if groups else [])
+            text = "".join(lines)
+            tokens = self.count(text) if text else 0
+            if tokens <= budget:
+                break
+            if chosen:
+                over = tokens - budget
+                while chosen and over > 0:
+                    over -= int(s.segments["tokens"][top[chosen.pop()]])
+            elif ledger:
+                ledger, listed, in_ledger = [], [], set()
+            else:
+                break
+        shown = {r: tuple(sorted(p)) for r, p in by_record.items()}
+        gains = {int(top[n]): packing.gains[n] for n in chosen}
+        edge = tuple((int(top[n]), g) for n, g in packing.edge)
+        return Selection(text, tokens, shown, tuple(listed), gains, edge)
+
+
+__all__ = ["GAP", "NEVER", "EvidenceIndex", "Selection", "Tuning"]

@@ -1,0 +1,91 @@
+"""Scores feature rows: a logistic model, averaged in log space with small symmetric trees."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from memory_bank.errors import ConfigError
+from memory_bank.selection.tables import Array
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """weights (features,), bias; trees: feature and threshold (trees, depth), leaf (trees, 2**depth).
+
+    Features are used as they come; the file names them, so that a stale file is refused.
+    """
+
+    weights: Array
+    bias: float
+    feature: Array
+    threshold: Array
+    leaf: Array
+    base: float
+    mix: float
+
+    def linear(self, x: Array) -> Array:
+        """Log-odds of the logistic part; x (features, n), result (n,)."""
+        total = np.full(x.shape[1], self.bias, dtype=np.float32)
+        for weight, row in zip(self.weights, x):
+            total += weight * row
+        return total
+
+    def boosted(self, x: Array) -> Array:
+        """Log-odds of the trees; x (features, n), result (n,)."""
+        trees, depth = self.feature.shape
+        if not len(self.leaf):
+            return np.full(x.shape[1], self.base, dtype=np.float32)
+        index = np.zeros((trees, x.shape[1]), dtype=np.int32)
+        for level in range(depth):
+            index += (x[self.feature[:, level]] > self.threshold[:, level, None]).astype(np.int32) << level
+        index += (np.arange(trees, dtype=np.int32) * self.leaf.shape[1])[:, None]
+        return np.asarray(self.leaf.ravel().take(index).sum(axis=0) + np.float32(self.base))
+
+    def log_odds(self, x: Array) -> Array:
+        """Both, mixed: log-odds that the next call needs a value; x (features, n), result (n,)."""
+        if self.mix <= 0 or not len(self.feature):
+            return self.linear(x)
+        return (1 - self.mix) * self.linear(x) + self.mix * self.boosted(x)
+
+
+def save_model(model: Model, path: Path, features: tuple[str, ...], notes: dict[str, object]) -> None:
+    """Write the model as JSON with the names of its features."""
+    data = {
+        "features": list(features),
+        "weights": [round(float(w), 5) for w in model.weights],
+        "bias": round(model.bias, 5),
+        "base": round(model.base, 5),
+        "mix": model.mix,
+        "feature": model.feature.tolist(),
+        "threshold": [[round(float(t), 5) for t in row] for row in model.threshold],
+        "leaf": [[round(float(t), 4) for t in row] for row in model.leaf],
+        "notes": notes,
+    }
+    path.write_text(json.dumps(data, separators=(",", ":")), encoding="utf-8")
+
+
+def load_model(path: Path, features: tuple[str, ...]) -> Model:
+    """Read a model file; ConfigError if it cannot be used."""
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+        names = tuple(data["features"])
+    except (OSError, ValueError, KeyError, TypeError) as e:
+        raise ConfigError(
+            f"the evidence model {path} cannot be read ({type(e).__name__}): train it again."
+        ) from e
+    if names != features:
+        raise ConfigError(f"the evidence model {path} was trained on other features: train it again.")
+    f32 = np.float32
+    return Model(
+        np.array(data["weights"], f32),
+        float(data["bias"]),
+        np.array(data["feature"], np.int32).reshape(len(data["feature"]), -1),
+        np.array(data["threshold"], f32),
+        np.array(data["leaf"], f32),
+        float(data["base"]),
+        float(data["mix"]),
+    )

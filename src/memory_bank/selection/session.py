@@ -1,0 +1,419 @@
+"""The counters of one session: what was seen where, what was used, what stands next to it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from memory_bank.selection.candidates import (
+    KIND,
+    KINDS,
+    Candidate,
+    Use,
+    find_candidates,
+    find_mentions,
+    find_uses,
+    kind_of,
+    shape_of,
+    words_of,
+)
+from memory_bank.selection.pieces import Pieces, cut_output
+from memory_bank.selection.tables import Array, Interner, Table
+
+NEVER = -1_000_000
+_SYMBOL = re.compile(r"[{}()\[\]<>=;+\\]")
+MAX_USES = 300
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """One call or note, cut and counted: everything that does not depend on the session."""
+
+    interaction: int
+    trace_id: str
+    tool: str
+    arguments: str
+    call_text: str
+    pieces: Pieces
+    candidates: tuple[tuple[Candidate, ...], ...]
+    words: tuple[tuple[str, ...], ...]
+    uses: tuple[Use, ...]
+    tokens: tuple[int, ...]
+    note: bool
+
+
+def prepare(
+    interaction: int,
+    trace_id: str,
+    tool: str,
+    arguments: str,
+    output: str,
+    count: Callable[[str], int],
+    call_text: str,
+    note: bool = False,
+) -> Prepared:
+    """Cut `output`, find its candidates and count its tokens; pure apart from `count`."""
+    pieces = cut_output(output)
+    candidates = tuple(_find(pieces))
+    words = tuple(tuple(dict.fromkeys(words_of(s.text)))[:60] for s in pieces.segments)
+    tokens = tuple(count(s.text + "\n") for s in pieces.segments)
+    return Prepared(
+        interaction,
+        trace_id,
+        tool,
+        arguments,
+        call_text,
+        pieces,
+        candidates,
+        words,
+        tuple(find_uses(arguments)[:MAX_USES]),
+        tokens,
+        note,
+    )
+
+
+def _find(pieces: Pieces) -> list[tuple[Candidate, ...]]:
+    """Candidates by segment; a label counts where it stands first in its block."""
+    out: list[tuple[Candidate, ...]] = []
+    block = -1
+    labels: set[str] = set()
+    for segment in pieces.segments:
+        head = ""
+        if segment.block != block:
+            block, labels, head = segment.block, set(), pieces.blocks[segment.block].head
+        found = find_candidates(segment, head)
+        kept = [c for c in found if c.kind != KIND["label"] or c.form not in labels]
+        labels.update(c.form for c in kept if c.kind == KIND["label"])
+        out.append(tuple(kept))
+    return out
+
+
+class Session:
+    """All prepared calls and notes of a session, as columns. Append-only."""
+
+    def __init__(self) -> None:
+        n = ("i4", NEVER)
+        z = ("f4", 0.0)
+        i = ("i4", 0)
+        self.ids: dict[str, int] = {}
+        self.forms: list[str] = []
+        self.values = Table(
+            kind=i,
+            length=z,
+            shape=i,
+            digits=z,
+            words=z,
+            cell=z,
+            agent=z,
+            visible=("?", 0),
+            overlap=z,
+            first=n,
+            seen=n,
+            out=n,
+            record=("i4", -1),
+            segment=("i4", -1),
+            rank=i,
+            key=i,
+            source=i,
+            column=i,
+            column_at=i,
+            like=i,
+            like_at=i,
+            records=z,
+            uses=z,
+            leaf_uses=z,
+            used=n,
+            notes=z,
+            noted=n,
+            successor=n,
+            successor_by=z,
+            like_successor=n,
+            row_used=n,
+            row_uses=z,
+            after_used=n,
+        )
+        self.records = Table(
+            interaction=i,
+            tool=i,
+            values=z,
+            size=z,
+            ordinal=z,
+            supplied=z,
+            supplied_at=n,
+            note=z,
+            error=z,
+            echo=z,
+        )
+        self.segments = Table(record=i, tokens=i, block=i, place=i, start=i, count=i, task=z, symbols=z)
+        self.pairs = Table(segment=i, value=i)
+        self.terms = Table(segment=i, word=i, weight=z)
+        self.words = Interner(count=z)
+        self.tools = Interner(records=z, supplied=z, supplied_at=n, suppliers=z, used_values=z)
+        self.keys = Interner(total=z, used=z, used_at=n, argument=z)
+        self.sources = Interner(total=z, used=z, used_at=n, records=z)
+        self.shapes = Interner(total=z, used=z, used_at=n)
+        self.columns = Interner(used=z, last_at=n, used_at=n, size=z)
+        self.likes = Interner(used=z, last_at=n, used_at=n, size=z)
+        self.kinds = Table(total=z, used=z)
+        self.kinds.grow(len(KINDS))
+        self.column_values: list[list[int]] = []
+        self.like_values: list[list[int]] = []
+        self.follow: dict[tuple[int, int], float] = {}
+        self.prepared: list[Prepared] = []
+        self.first_segment: list[int] = []
+        self.first_term: list[int] = []
+        self.last_tool = 0
+        self.interactions = 0
+        self.use_events = 0.0
+        self.tools("")
+        self.keys("")
+
+    # -- values ---------------------------------------------------------------
+    def _new_value(self, form: str, kind: int, interaction: int) -> int:
+        value = self.ids[form] = self.values.grow(1)
+        self.forms.append(form)
+        v = self.values
+        v["kind"][value] = kind
+        v["length"][value] = len(form)
+        v["shape"][value] = self.shapes(
+            shape_of(form) if kind not in (KIND["phrase"], KIND["name"]) else KINDS[kind]
+        )
+        v["words"][value] = min(6, form.count(" ") + 1)
+        self.kinds["total"][kind] += 1
+        v["digits"][value] = sum(c.isdigit() for c in form) / len(form)
+        v["first"][value] = interaction
+        return value
+
+    def add(self, item: Prepared) -> int:
+        """Take in one call or note; the number of its record."""
+        record = self.records.grow(1)
+        self.prepared.append(item)
+        self.interactions = max(self.interactions, item.interaction + 1)
+        tool = self.tools(item.tool)
+        if not item.note:
+            self._uses(item, tool)
+            self.last_tool = tool
+        self._outputs(item, record, tool)
+        return record
+
+    def _uses(self, item: Prepared, tool: int) -> None:
+        now, v = item.interaction, self.values
+        touched_tools: set[int] = set()
+        for use in item.uses:
+            if use.key and use.leaf:
+                key = self.keys(use.key)
+                self.keys.table["argument"][key] += 1
+            value = self.ids.get(use.form)
+            if value is None:
+                if use.leaf or kind_of(use.form) != KIND["word"]:
+                    value = self._new_value(
+                        use.form, kind_of(use.form) if " " not in use.form else KIND["phrase"], now
+                    )
+                    v = self.values
+                    v["agent"][value] = 1
+                    v["uses"][value] = 1
+                    v["used"][value] = v["seen"][value] = now
+                continue
+            v["uses"][value] += 1
+            v["leaf_uses"][value] += use.leaf
+            v["used"][value] = v["seen"][value] = now
+            origin = int(v["record"][value])
+            if origin < 0 or v["visible"][value]:
+                continue
+            if not use.leaf and v["kind"][value] in (KIND["capital"], KIND["word"]):
+                continue
+            self._supplied(value, origin, now, tool, touched_tools)
+
+    def _supplied(self, value: int, origin: int, now: int, tool: int, touched: set[int]) -> None:
+        """Book that `value`, last shown by record `origin`, was used at interaction `now`."""
+        v, r = self.values, self.records
+        self.use_events += 1
+        r["supplied"][origin] += 1
+        self.kinds["used"][v["kind"][value]] += 1
+        r["supplied_at"][origin] = now
+        origin_tool = int(r["tool"][origin])
+        tools = self.tools.table
+        tools["used_values"][origin_tool] += 1
+        tools["supplied_at"][origin_tool] = now
+        if origin_tool not in touched:
+            touched.add(origin_tool)
+            tools["supplied"][origin_tool] += 1
+            pair = (self.last_tool, origin_tool)
+            self.follow[pair] = self.follow.get(pair, 0.0) + 1
+        for table, number in (
+            (self.keys.table, v["key"][value]),
+            (self.sources.table, v["source"][value]),
+            (self.shapes.table, v["shape"][value]),
+        ):
+            table["used"][number] += 1
+            table["used_at"][number] = now
+        for owner, members, name, at, mark in (
+            (self.columns.table, self.column_values, "column", "column_at", "successor"),
+            (self.likes.table, self.like_values, "like", "like_at", "like_successor"),
+        ):
+            number, place = int(v[name][value]), int(v[at][value])
+            owner["used"][number] += 1
+            owner["used_at"][number] = now
+            owner["last_at"][number] = place
+            for step, other in enumerate(members[number][place + 1 : place + 3]):
+                v[mark][other] = now
+                if mark == "successor":
+                    v["successor_by"][other] = 1.0 / (1 + step)
+        segment = int(v["segment"][value])
+        start, size = int(self.segments["start"][segment]), int(self.segments["count"][segment])
+        row = self.pairs["value"][start : start + size]
+        v["row_used"][row] = now
+        v["row_uses"][row] += 1
+        where = np.flatnonzero(row == value)
+        if len(where) and where[0] + 1 < size:
+            v["after_used"][row[where[0] + 1]] = now
+
+    def _outputs(self, item: Prepared, record: int, tool: int) -> None:
+        now, v = item.interaction, self.values
+        first = self.segments.grow(len(item.tokens))
+        self.first_segment.append(first)
+        seg = self.segments
+        seg["record"][first:] = record
+        seg["tokens"][first:] = item.tokens
+        seg["block"][first:] = [s.block for s in item.pieces.segments]
+        seg["symbols"][first:] = [_symbols(s.text) for s in item.pieces.segments]
+        seg["place"][first:] = np.arange(len(item.tokens))
+        order: dict[int, tuple[int, int, str, bool]] = {}
+        pair_segment: list[int] = []
+        pair_value: list[int] = []
+        for number, found in enumerate(item.candidates):
+            for c in found:
+                value = self.ids.get(c.form)
+                if value is None:
+                    value = self._new_value(c.form, c.kind, now)
+                if value not in order:
+                    order[value] = (first + number, len(order), c.key, c.cell)
+                pair_segment.append(first + number)
+                pair_value.append(value)
+        v = self.values
+        start = self.pairs.grow(len(pair_value))
+        self.pairs["segment"][start:] = pair_segment
+        self.pairs["value"][start:] = pair_value
+        counts = np.array([len(c) for c in item.candidates], dtype=np.int32)
+        if len(counts):
+            seg["count"][first:] = counts
+            seg["start"][first:] = start + np.cumsum(counts) - counts
+        self._terms(item, first)
+        r = self.records
+        r["interaction"][record] = now
+        r["tool"][record] = tool
+        r["values"][record] = len(order)
+        r["size"][record] = item.pieces.chars
+        r["ordinal"][record] = self.tools.table["records"][tool]
+        r["note"][record] = item.note
+        self.tools.table["records"][tool] += 1
+        if not order:
+            return
+        ids = np.fromiter(order, dtype=np.int32, count=len(order))
+        if item.note:
+            v["notes"][ids] += 1
+            v["noted"][ids] = v["seen"][ids] = now
+            fresh = ids[v["record"][ids] < 0]
+            v["agent"][fresh] = 1
+            self._place(fresh, record, tool, {int(i): order[int(i)] for i in fresh})
+        else:
+            r["echo"][record] = float((v["out"][ids] > NEVER).mean())
+            v["seen"][ids] = v["out"][ids] = now
+            v["records"][ids] += 1
+            self._place(ids, record, tool, order)
+
+    def _place(
+        self, ids: Array, record: int, tool: int, order: dict[int, tuple[int, int, str, bool]]
+    ) -> None:
+        """Set where values were shown last: record, segment, key, column."""
+        if not len(ids):
+            return
+        v = self.values
+        shapes = v["shape"][ids].tolist()
+        keys, sources, columns, likes, column_at, like_at = [], [], [], [], [], []
+        for value, shape in zip(ids.tolist(), shapes):
+            key_text = order[value][2]
+            key = self.keys(key_text)
+            source = self.sources((tool, key))
+            column, like = self.columns((record, key)), self.likes((record, shape))
+            while len(self.column_values) <= column:
+                self.column_values.append([])
+            while len(self.like_values) <= like:
+                self.like_values.append([])
+            keys.append(key)
+            sources.append(source)
+            columns.append(column)
+            likes.append(like)
+            column_at.append(len(self.column_values[column]))
+            like_at.append(len(self.like_values[like]))
+            self.column_values[column].append(value)
+            self.like_values[like].append(value)
+            self.columns.table["size"][column] += 1
+            self.likes.table["size"][like] += 1
+        v["record"][ids] = record
+        v["segment"][ids] = [order[i][0] for i in ids.tolist()]
+        v["rank"][ids] = [order[i][1] for i in ids.tolist()]
+        v["cell"][ids] = [order[i][3] for i in ids.tolist()]
+        for name, data in (
+            ("key", keys),
+            ("source", sources),
+            ("column", columns),
+            ("like", likes),
+            ("column_at", column_at),
+            ("like_at", like_at),
+        ):
+            v[name][ids] = data
+        np.add.at(self.keys.table["total"], keys, 1)
+        np.add.at(self.sources.table["total"], sources, 1)
+        np.add.at(self.shapes.table["total"], shapes, 1)
+
+    def _terms(self, item: Prepared, first: int) -> None:
+        segment, word = [], []
+        for number, words in enumerate(item.words):
+            for text in words:
+                segment.append(first + number)
+                word.append(self.words(text))
+        start = self.terms.grow(len(word))
+        self.terms["segment"][start:] = segment
+        self.terms["word"][start:] = word
+        self.first_term.append(start)
+        if word:
+            counts = self.words.table["count"]
+            np.add.at(counts, word, 1)
+            self.terms["weight"][start:] = 1 / np.sqrt(counts[word])
+
+    def mark_visible(self, texts_folded: str, known: set[str], words: set[str], start: int) -> None:
+        """Mark values from number `start` on that the anchor shows; the share of their words in it."""
+        visible, overlap = self.values["visible"], self.values["overlap"]
+        for value in range(start, self.values.size):
+            form = self.forms[value]
+            if form in known or (form in texts_folded and _bounded(texts_folded, form)):
+                visible[value] = True
+            parts = words_of(form)
+            if parts:
+                overlap[value] = sum(p in words for p in parts) / len(parts)
+
+
+def _symbols(text: str) -> float:
+    """Share of characters that only code and markup use much."""
+    return len(_SYMBOL.findall(text)) / len(text)
+
+
+def _bounded(text: str, form: str) -> bool:
+    """Does `form` stand in `text` as whole words?"""
+    at = text.find(form)
+    while at >= 0:
+        before = text[at - 1] if at else " "
+        after = text[at + len(form)] if at + len(form) < len(text) else " "
+        if not (before.isalnum() and form[0].isalnum()) and not (after.isalnum() and form[-1].isalnum()):
+            return True
+        at = text.find(form, at + 1)
+    return False
+
+
+def mentions(text: str) -> set[str]:
+    """Forms of the values that a text names."""
+    return {c.form for c in find_mentions(text)}

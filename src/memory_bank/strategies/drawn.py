@@ -1,0 +1,59 @@
+"""What a selection draws from the bank for one step: the text to show, what stays whole, and why."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from memory_bank.config import MemoryBankSettings
+from memory_bank.context.evidence import EvidenceMemory
+from memory_bank.context.plan import Choice, Plan
+from memory_bank.history.conversation import Conversation, Entry
+from memory_bank.history.shortening import Shortened
+from memory_bank.ports import FactStorePort, TokenCounter
+from memory_bank.records import Insight
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """``text`` is "" when there is nothing to show. ``whole`` are past interactions kept as they are.
+
+    ``unchanged`` is the reason why the messages need no memory at all, or "". ``beyond`` tells that the text
+    shows records whose messages are no longer in the list, so that the full list is no substitute.
+    """
+
+    text: str
+    choice: Choice
+    query: str = ""
+    whole: Sequence[Entry] = ()
+    unchanged: str = ""
+    beyond: bool = False
+
+
+class BankState(Protocol):
+    """What the strategy needs of a MemoryBankState."""
+
+    lock: Any
+    session_id: str
+    fact_store: FactStorePort
+    insight_store: Any
+    conversation: Conversation
+    counter: TokenCounter
+    step_count: int
+    last_plan: Plan | None
+    steps: dict[str, int]  # step of every record known to be stored, in the order of storing
+    unobserved: dict[str, Insight | None]  # stored, but without an insight yet; a draft where there is one
+    shortened: dict[tuple[str, int], Shortened]
+    evidence: EvidenceMemory | None  # made when first needed
+
+    def prepare(self, settings: MemoryBankSettings) -> None:
+        """Bind embedder and counter, notice what other processes did."""
+
+    def remember_task(self, task: str) -> None:
+        """Write down what the user asked for."""
+
+
+def ids_of(entry: Entry | None) -> set[str]:
+    """The trace_ids of an interaction's records."""
+    return set() if entry is None else {t for t in entry.trace_ids if t}

@@ -1,0 +1,91 @@
+"""Selection by evidence: under a budget, the pieces of past outputs that the next call may need."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import islice
+
+from memory_bank.config import MemoryBankSettings
+from memory_bank.context.evidence import EvidenceChoice, EvidenceMemory
+from memory_bank.context.render import fence
+from memory_bank.history.content import content_text, read
+from memory_bank.history.conversation import Entry, View
+from memory_bank.records import InteractionRecord
+from memory_bank.selection.index import Selection
+from memory_bank.strategies.drawn import BankState, Drawn, ids_of
+
+NOTHING = Selection("", 0)
+
+
+def draw_evidence(
+    view: View, state: BankState, settings: MemoryBankSettings, new: Sequence[InteractionRecord]
+) -> Drawn:
+    """A memory text of at most ``history_budget`` tokens, recent interactions kept whole included.
+
+    A history that fits is left untouched. ``new`` are this step's records.
+    """
+    memory = _fed(view, state, settings, new)
+    older = view.tokens_between(0, view.tail_start) - sum(view.tokens_between(p, p + 1) for p in view.kept)
+    budget = _budget(settings.history_budget, older)
+    in_view = sum(len(ids_of(e)) for e in view.entries) if older <= budget else 0
+    if older <= budget and len(state.steps) <= in_view:
+        choice = EvidenceChoice(memory, NOTHING, ())
+        why = "the older history fits the budget" if view.history else "there was no history yet"
+        return Drawn("", choice, unchanged=why)
+    whole = _recent(view, settings.keep_recent, budget)
+    room = budget - sum(e.tokens for e in whole) - _frame(state, settings)
+    visible = [*whole, *([view.tail] if view.tail else [])]
+    steps = [state.steps[t] for e in visible for t in ids_of(e) if t in state.steps]
+    first_step = min(steps, default=state.step_count + 1)
+    anchor = _anchor(view)
+    selection = memory.select(anchor, first_step, room) if room > 0 else NOTHING
+    choice = EvidenceChoice(memory, selection, [e.interaction.start for e in whole], anchor, first_step)
+    return Drawn(selection.text, choice, whole=whole, beyond=older <= budget)
+
+
+def _fed(
+    view: View, state: BankState, settings: MemoryBankSettings, new: Sequence[InteractionRecord]
+) -> EvidenceMemory:
+    """The session's evidence, with every stored record in it."""
+    memory = state.evidence
+    if memory is None:
+        memory = state.evidence = EvidenceMemory(state.counter, settings.evidence_model)
+    wanted = list(islice(state.steps, len(memory.numbers), None))
+    if wanted:
+        at_hand = {r.trace_id: r for r in new}
+        missing = state.fact_store.get_many([t for t in wanted if t not in at_hand])
+        at_hand.update((r.trace_id, r) for r in missing)
+        notes = {next(iter(e.trace_ids), None): e.interaction.note for e in view.entries} if wanted else {}
+        for trace_id in wanted:
+            memory.add(at_hand[trace_id], notes.get(trace_id, ""))
+    return memory
+
+
+def _budget(setting: int | float, older: int) -> int:
+    """Tokens: an int is tokens, a float a share of the older history."""
+    return int(older * setting) if isinstance(setting, float) else setting
+
+
+def _recent(view: View, most: int, budget: int) -> list[Entry]:
+    """The latest whole interactions before the tail, as many as are asked for and fit."""
+    chosen: list[Entry] = []
+    for entry in reversed(view.history[-most:] if most else ()):
+        budget -= entry.tokens
+        if budget < 0:
+            break
+        if not entry.interaction.fault:
+            chosen.insert(0, entry)
+    return chosen
+
+
+def _anchor(view: View) -> list[str]:
+    """The texts that the context shows in any case, beside the tail's interaction."""
+    after = view.tail.interaction.stop if view.tail else len(view.messages)
+    shown = [view.messages[p] for p in view.kept] + list(view.messages[after:])
+    return [content_text(read(m, "content")) for m in shown]
+
+
+def _frame(state: BankState, settings: MemoryBankSettings) -> int:
+    """Tokens of the memory message around its text."""
+    empty = {"role": settings.memory_role, "content": fence("", state.session_id)}
+    return state.counter.count_message(empty) + 1

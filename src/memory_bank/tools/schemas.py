@@ -1,0 +1,69 @@
+"""The two tools as a model sees them, and how their results are told from all others."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+SEARCH_MEMORY = "search_memory"
+GET_RECORD = "get_record"
+_OURS = re.compile(
+    r"(?:.*(?:memory[_-]?bank|\bmemory)(?:__|[-._/:]))?(?:search_memory|get_record)\Z", re.I | re.S
+)
+_SEALED = "<retrieved-data seal="
+
+
+def _schema(name: str, description: str, properties: dict[str, Any]) -> dict[str, Any]:
+    parameters = {
+        "type": "object",
+        "properties": properties,
+        "required": list(properties),
+        "additionalProperties": False,
+    }
+    function = {"name": name, "description": description, "strict": True, "parameters": parameters}
+    return {"type": "function", "function": function}
+
+
+def _optional(type_: str, description: str) -> dict[str, Any]:
+    return {"type": [type_, "null"], "description": description}
+
+
+TOOL_SCHEMAS: list[dict[str, Any]] = [
+    _schema(
+        SEARCH_MEMORY,
+        "Search the outputs of your earlier tool calls in this session, also those no longer in view. "
+        "Finds exact ids and words as well as what is similar. Gives trace_ids, summaries and excerpts.",
+        {
+            "query": {"type": "string", "description": "What you look for: words, a name, an id."},
+            "top_k": _optional("integer", "How many records, 1 to 20; null for 5."),
+        },
+    ),
+    _schema(
+        GET_RECORD,
+        "Get what an earlier tool call of this session returned, exactly: whole, or the part selected by "
+        "path, lines or pattern. Use it before you repeat a call or guess a value.",
+        {
+            "trace_id": {
+                "type": "string",
+                "description": "The record's id, or at least its first 6 characters.",
+            },
+            "path": _optional(
+                "string", 'A JSON path: items[3].sku, items[*].sku, items[2:5], ["odd key"]; null for all.'
+            ),
+            "lines": _optional("string", 'Lines: "10-25", "7", "-20" for the last 20; null for all.'),
+            "pattern": _optional(
+                "string", "A regular expression; matching lines come with one line around; null for none."
+            ),
+        },
+    ),
+]
+
+
+def is_memory_tool(name: str, output: str | None = None) -> bool:
+    """Whether a tool of this name is one of ours, also under a prefix (``memory_bank__get_record``).
+
+    With ``output``, whether it also answers as ours do: an application may have a get_record of its own.
+    """
+    if not isinstance(name, str) or not _OURS.match(name):
+        return False
+    return output is None or output.startswith(_SEALED)

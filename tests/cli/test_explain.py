@@ -1,0 +1,122 @@
+"""``memory-bank explain`` and ``train``: the manifest as text, JSON and page; a model only when it wins."""
+
+import json
+import re
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from tests.chats import call, result, say, user
+
+ROOT = Path(__file__).parents[2]
+
+
+def run(*args: object, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-m", "memory_bank", *map(str, args)], capture_output=True, text=True, cwd=cwd, timeout=300)
+
+
+class Page(HTMLParser):
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        assert not any(name in ("src", "href", "onclick") for name, _ in attrs)
+
+
+@pytest.fixture(scope="module")
+def odd_trace(tmp_path_factory) -> Path:
+    rows = [{"order_id": f"ORD-{i}", "note": "<script>alert(1)</script> [bold]"} for i in range(200)]
+    messages = [user("Refund ORD-7 <b>now</b>")]
+    for i in range(5):
+        messages += [call((f"c{i}", f"<i>list{i}</i>", {"page": i})), result(f"c{i}", json.dumps(rows[i * 40 : i * 40 + 40]))]
+    messages.append(say("done"))
+    file = tmp_path_factory.mktemp("t") / "odd.jsonl"
+    file.write_text(json.dumps({"id": "odd", "messages": messages}) + "\n")
+    return file
+
+
+def test_text_names_every_past_interaction():
+    done = run("explain", "examples/log-hunt.jsonl", cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    assert "shown in part" in done.stdout
+    assert re.search(r"tokens instead of", done.stdout)
+
+
+def test_json_tells_pieces_reasons_near_misses_and_changes(odd_trace):
+    done = run("explain", odd_trace, "--step", 5, "--json", "--config", _config(odd_trace.parent, 300))
+    manifest = json.loads(done.stdout)
+    assert len(manifest["decisions"]) == 3
+    assert manifest["pieces"]
+    piece = manifest["pieces"][0]
+    assert {"trace_id", "text", "score", "values", "new"} <= set(piece)
+    assert piece["values"][0]["features"]
+    assert manifest["near_misses"]
+    assert {p["new"] for p in manifest["pieces"]} or manifest["gone"]
+
+
+def _config(folder: Path, budget: int) -> Path:
+    file = folder / "c.toml"
+    file.write_text(
+        '[memory_strategies.memory_bank]\ntype = "memory_bank"\nselection = "evidence"\nembedding_model = "lexical"\n'
+        f'observer_model = "extractive"\nhistory_budget = {budget}\n'
+    )
+    return file
+
+
+@pytest.mark.parametrize("strategy", ["memory_bank", "memory_bank_local"])
+def test_the_page_is_self_contained_and_escapes_everything(odd_trace, tmp_path, strategy):
+    page = tmp_path / "page.html"
+    done = run("explain", odd_trace, "--html", page, "--strategy", strategy)
+    assert done.returncode == 0, done.stderr
+    text = page.read_text()
+    assert "<script>" not in text
+    assert "&lt;i&gt;list" in text
+    assert {"table", "style"} <= set(Page(text).tags)
+    assert "http" not in text
+
+
+@pytest.mark.parametrize(
+    ("args", "code", "told"),
+    [
+        (["--id", "nope"], 1, "has no such run"),
+        (["--step", 99], 1, "model calls"),
+        (["--strategy", "no_strategy"], 2, "keeps no plan"),
+        (["--strategy", "memory_bnk"], 2, "did you mean 'memory_bank'"),
+    ],
+)
+def test_wrong_use_is_one_sentence(odd_trace, args, code, told):
+    done = run("explain", odd_trace, *args)
+    assert done.returncode == code
+    assert told in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_a_model_is_written_only_when_it_wins(tmp_path, odd_trace):
+    lines = []
+    for i in range(30):  # runs in which the next call always takes the last row's code
+        messages = [user("Open every item of the list, one after another.")]
+        for n in range(6):
+            rows = [{"title": f"thing {r}", "code": f"Q{i}{n}{r}-zz"} for r in range(12)]
+            arguments = {"code": f"Q{i}{n - 2}{11}-zz"} if n > 1 else {}
+            messages += [call((f"c{n}", "open", arguments)), result(f"c{n}", json.dumps(rows))]
+        lines.append(json.dumps({"id": f"t{i}", "messages": messages}))
+    file = tmp_path / "runs.jsonl"
+    file.write_text("\n".join(lines))
+    model = tmp_path / "model.json"
+    done = run("train", file, "--out", model, "--json")
+    assert done.returncode == 0, done.stderr
+    figures = json.loads(done.stdout)
+    assert figures["new"] < figures["present"]
+    again = run("train", file, "--out", tmp_path / "second.json", "--against", model)
+    assert again.returncode == 1
+    assert "does not win" in again.stdout
+    assert not (tmp_path / "second.json").exists()
+    few = run("train", odd_trace, "--out", tmp_path / "x.json")
+    assert few.returncode == 1
+    assert "too few calls" in few.stderr

@@ -1,0 +1,173 @@
+"""selection = "evidence": under the budget, with whole pairs, a stable prefix, and what the next call needs."""
+
+import json
+import os
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from memory_bank import MemoryBankSettings, MemoryBankState, apply_memory_bank_strategy
+from memory_bank.history.pairing import pairing_errors
+from tests.chats import any_chats, call, good_chats, result, rounds, say, system, user
+
+LOCAL = {"selection": "evidence", "embedding_model": "lexical", "observer_model": "extractive", "token_encoding": "approximate"}
+
+
+def apply(messages, state=None, **changes):
+    state = state or MemoryBankState("lexical")
+    return apply_memory_bank_strategy(messages, None, MemoryBankSettings(**{**LOCAL, **changes}), state)
+
+
+def orders(n: int, rows: int = 30, start: int = 0):
+    """n calls that each return a table of orders."""
+    out = []
+    for i in range(start, start + n):
+        table = [{"order_id": f"ORD-{i}{r:03}", "customer": f"CUS-{i * 7 + r}", "city": "Oslo", "note": "as agreed"} for r in range(rows)]
+        out += [call((f"c{i}", "list_orders", {"page": i})), result(f"c{i}", json.dumps(table))]
+    return out
+
+
+def test_a_history_that_fits_is_left_untouched():
+    messages = [system(), user(), *rounds(4)]
+    state = MemoryBankState("lexical")
+    context, tokens = apply(messages, state, history_budget=100_000)
+    assert context == messages
+    assert tokens == state.last_plan.full_tokens
+    assert state.last_plan.why_unchanged == "the older history fits the budget"
+
+
+@settings(max_examples=40)
+@given(good_chats(), st.sampled_from([0, 1, 5, 40, 200, 0.0, 0.1, 0.5, 1.0]), st.integers(0, 2))
+def test_never_over_budget_never_dearer_never_a_broken_pair(messages, budget, recent):
+    if pairing_errors(messages):
+        return
+    state = MemoryBankState("lexical")
+    context, tokens = apply(messages, state, history_budget=budget, keep_recent=recent)
+    plan = state.last_plan
+    assert pairing_errors(context) == []
+    assert tokens == sum(map(state.counter.count_message, context)) <= plan.full_tokens
+    view = plan.view
+    older = view.tokens_between(0, view.tail_start) - sum(view.tokens_between(p, p + 1) for p in view.kept)
+    allowed = int(older * budget) if isinstance(budget, float) else budget
+    kept = sum(view.tokens_between(p, p + 1) for p in view.kept) + view.tokens_between(view.tail_start, len(messages))
+    if not plan.unchanged:
+        assert tokens - kept <= allowed
+
+
+@settings(max_examples=30)
+@given(any_chats())
+def test_any_list_goes_through(messages):
+    state = MemoryBankState("lexical")
+    context, tokens = apply(messages, state, history_budget=60)
+    assert tokens == sum(map(state.counter.count_message, context)) <= state.last_plan.full_tokens
+    json.dumps(state.last_plan.as_dict(), default=str)
+
+
+def test_what_the_next_call_needs_is_found_in_a_tenth_of_the_history():
+    messages = [user("Refund the order of customer CUS-12, then tell customer CUS-30."), *orders(8)]
+    messages += [call(("x", "get_customer", {"customer": "CUS-12"})), result("x", "CUS-12 wants a refund.")]
+    context, _ = apply(messages, history_budget=0.1)
+    memory = context[1]["content"]
+    assert "ORD-1005" in memory  # the order in the row of CUS-12: page 1, row 5
+    assert "CUS-12" in memory
+
+
+def test_the_order_of_the_context_and_later_users():
+    messages = [system(), user("a"), *orders(3), say("Which?"), user("the second"), *orders(3, start=3)]
+    context, _ = apply(messages, history_budget=300)
+    assert context[:4] == [system(), user("a"), say("Which?"), user("the second")]
+    assert context[4]["role"] == "user"
+    assert context[5:] == messages[-2:]
+
+
+def test_the_prefix_is_stable_from_step_to_step():
+    state = MemoryBankState("lexical")
+    messages = [system(), user("Look at all orders.")]
+    before = ""
+    shared = []
+    for i in range(12):
+        messages += orders(1, start=i)
+        context, _ = apply(messages, state, history_budget=2_000)
+        if state.last_plan.unchanged:
+            continue
+        text = context[2]["content"]
+        if before:
+            shared.append(len(os.path.commonprefix([before, text])))
+        before = text
+    assert len(shared) >= 5
+    assert min(shared) > 100  # the fence and the ledger so far
+    assert shared[-1] > shared[0]
+
+
+def test_recent_interactions_can_be_kept_whole():
+    messages = [user(), *orders(6)]
+    state = MemoryBankState("lexical")
+    context, _ = apply(messages, state, history_budget=0.5, keep_recent=1)
+    assert context[-4:] == messages[-4:]
+    assert str(state.last_plan.decisions[-1].fate) == "kept"
+
+
+def test_an_oversized_last_output_is_shortened_on_request():
+    messages = [user(), *orders(2, rows=200)]
+    context, tokens = apply(messages, shorten_last=1_500)
+    assert len(context[-1]["content"]) <= 1_500
+    assert "trace_id" in context[-1]["content"]
+    assert messages[-1]["content"].count("order_id") == 200
+    assert apply(messages)[0][-1] == messages[-1]
+
+
+def test_the_plan_tells_what_was_shown_listed_and_left_out():
+    state = MemoryBankState("lexical")
+    apply([user("Refund the order of CUS-12."), *orders(10)], state, history_budget=400)
+    plan = state.last_plan
+    assert [d.step for d in plan.decisions] == list(range(1, 10))
+    fates = {str(d.fate) for d in plan.decisions}
+    assert "shown in part" in fates
+    assert fates <= {"kept", "shown in part", "listed", "left out"}
+    shown = next(d for d in plan.decisions if str(d.fate) == "shown in part")
+    assert shown.score is not None
+    assert "of 30 pieces" in shown.reason or "pieces" in shown.reason
+
+
+def test_reopening_gives_the_same_context(tmp_path):
+    messages = [user("Refund the order of CUS-12."), *orders(8)]
+    with MemoryBankState.open(tmp_path / "bank.db", embedding_model="lexical") as state:
+        before = apply(messages, state, history_budget=500)
+    with MemoryBankState.open(tmp_path / "bank.db", embedding_model="lexical") as state:
+        assert apply(messages, state, history_budget=500) == before
+
+
+def test_records_whose_messages_the_client_dropped_are_still_found():
+    state = MemoryBankState("lexical")
+    messages = [user("Refund the order of customer CUS-12."), *orders(6)]
+    apply(messages, state)
+    context, _ = apply([messages[0], *messages[-2:]], state, history_budget=600)
+    assert "CUS-12" in context[1]["content"]
+    assert any(d.step is None for d in state.last_plan.decisions)
+
+
+def test_growing_step_by_step_gives_the_same_as_at_once():
+    messages = [user("Refund the order of CUS-12."), *orders(8)]
+    growing = MemoryBankState("lexical")
+    for stop in range(3, len(messages) + 1, 2):
+        context, _ = apply(messages[:stop], growing, history_budget=500)
+    assert context == apply(messages, history_budget=500)[0]
+
+
+@pytest.mark.parametrize("budget", [-1, 1.5, True, "many"])
+def test_wrong_budgets_are_refused(budget):
+    from memory_bank import ConfigError
+
+    with pytest.raises(ConfigError, match="history_budget"):
+        MemoryBankSettings(history_budget=budget)
+
+
+def test_a_wrong_model_file_is_one_clear_error(tmp_path):
+    from memory_bank import ConfigError
+
+    file = tmp_path / "model.json"
+    for text in ("{", "{}", '{"features": ["x"]}'):
+        file.write_text(text)
+        with pytest.raises(ConfigError, match="evidence model"):
+            apply([user(), *orders(3)], evidence_model=str(file))
