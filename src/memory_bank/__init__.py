@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 _HOMES = {
+    "CallReport": "provenance",
     "Config": "config",
     "ConfigError": "errors",
     "DatabaseOpenError": "errors",
@@ -35,17 +36,24 @@ _HOMES = {
     "ModelError": "errors",
     "Plan": "context.plan",
     "PromptError": "errors",
+    "ProvenanceError": "errors",
+    "ProvenanceGuard": "provenance",
     "RecordConflictError": "errors",
     "RecordError": "errors",
     "StorageError": "errors",
+    "TOOL_SCHEMAS": "tools",
     "TraceFileError": "errors",
     "UnknownStrategyError": "errors",
     "apply_memory_bank_strategy": "strategies.memory_bank",
+    "check_call": "provenance",
     "extract_tool_outputs": "history.parsing",
     "format_retrieved_memory": "retrieval",
+    "handle_tool_call": "tools",
     "ingest_tool_outputs": "ingestion",
+    "is_memory_tool": "tools",
     "load_config": "config",
     "load_embedder": "clients.embedding",
+    "memory_tools": "tools",
     "observe_tool_output": "observer",
     "parse_messages": "history.parsing",
     "render_messages": "history.parsing",
@@ -53,6 +61,8 @@ _HOMES = {
 }
 
 __all__ = [
+    "TOOL_SCHEMAS",
+    "CallReport",
     "Config",
     "ConfigError",
     "DatabaseOpenError",
@@ -77,17 +87,23 @@ __all__ = [
     "ModelError",
     "Plan",
     "PromptError",
+    "ProvenanceError",
+    "ProvenanceGuard",
     "RecordConflictError",
     "RecordError",
     "StorageError",
     "TraceFileError",
     "UnknownStrategyError",
     "apply_memory_bank_strategy",
+    "check_call",
     "extract_tool_outputs",
     "format_retrieved_memory",
+    "handle_tool_call",
     "ingest_tool_outputs",
+    "is_memory_tool",
     "load_config",
     "load_embedder",
+    "memory_tools",
     "observe_tool_output",
     "parse_messages",
     "render_messages",
@@ -126,6 +142,7 @@ if TYPE_CHECKING:
         MissingExtraError,
         ModelError,
         PromptError,
+        ProvenanceError,
         RecordConflictError,
         RecordError,
         StorageError,
@@ -136,8 +153,10 @@ if TYPE_CHECKING:
     from memory_bank.ingestion import ingest_tool_outputs
     from memory_bank.observer import observe_tool_output
     from memory_bank.processor import MemoryProcessor
+    from memory_bank.provenance import CallReport, ProvenanceGuard, check_call
     from memory_bank.records import Hit, Insight, InteractionRecord
     from memory_bank.retrieval import format_retrieved_memory, retrieve_and_format
     from memory_bank.stores.facts import FactStore
     from memory_bank.stores.insights import InsightStore
     from memory_bank.strategies.memory_bank import apply_memory_bank_strategy
+    from memory_bank.tools import TOOL_SCHEMAS, handle_tool_call, is_memory_tool, memory_tools

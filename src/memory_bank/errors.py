@@ -15,6 +15,7 @@ MemoryBankError
 │ ├ EmbedderLoadError             the model cannot be loaded
 │ └ EmbedderMismatchError         the bank was built with another embedder
 ├ ModelError                      a chat model failed or answered nothing usable
+├ ProvenanceError (ValueError)    a tool call was blocked: a value in it came from nowhere
 └ MissingExtraError (ImportError) an optional dependency is not installed
 
 Messages are one sentence that says what to do. They name tools, ids, sizes and files, never contents.
@@ -22,6 +23,8 @@ Errors of other libraries are turned into these once, at the seam where that lib
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 
 class MemoryBankError(Exception):
@@ -82,6 +85,14 @@ class EmbedderMismatchError(EmbeddingError):
 
 class ModelError(MemoryBankError):
     """A chat model could not be called or answered nothing usable."""
+
+
+class ProvenanceError(MemoryBankError, ValueError):
+    """A tool call was blocked; ``report`` (a ``CallReport``) says which values came from nowhere."""
+
+    def __init__(self, message: str, report: Any) -> None:
+        super().__init__(message)
+        self.report = report
 
 
 class MissingExtraError(MemoryBankError, ImportError):

@@ -52,7 +52,7 @@ class InsightStorePort(Protocol):
         """The trace_ids of the ``top_k`` most similar summaries, best first; ties: the newer first."""
 
     def rank(self, query: str, exclude: Collection[str] = (), limit: int | None = None) -> Ranking:
-        """The insights but the excluded, best first, at most ``limit``; scores within 1e-6 are ties: the newer first."""
+        """The insights but the excluded, best first, at most ``limit``; ties (1e-6): the newer first."""
 
     def get_summary(self, trace_id: str) -> str | None:
         """The summary, or None."""

@@ -8,14 +8,19 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
-
 from tests.chats import call, result, say, user
 
 ROOT = Path(__file__).parents[2]
 
 
 def run(*args: object, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-m", "memory_bank", *map(str, args)], capture_output=True, text=True, cwd=cwd, timeout=300)
+    return subprocess.run(
+        [sys.executable, "-m", "memory_bank", *map(str, args)],
+        capture_output=True,
+        text=True,
+        cwd=cwd,
+        timeout=300,
+    )
 
 
 class Page(HTMLParser):
@@ -34,7 +39,10 @@ def odd_trace(tmp_path_factory) -> Path:
     rows = [{"order_id": f"ORD-{i}", "note": "<script>alert(1)</script> [bold]"} for i in range(200)]
     messages = [user("Refund ORD-7 <b>now</b>")]
     for i in range(5):
-        messages += [call((f"c{i}", f"<i>list{i}</i>", {"page": i})), result(f"c{i}", json.dumps(rows[i * 40 : i * 40 + 40]))]
+        messages += [
+            call((f"c{i}", f"<i>list{i}</i>", {"page": i})),
+            result(f"c{i}", json.dumps(rows[i * 40 : i * 40 + 40])),
+        ]
     messages.append(say("done"))
     file = tmp_path_factory.mktemp("t") / "odd.jsonl"
     file.write_text(json.dumps({"id": "odd", "messages": messages}) + "\n")

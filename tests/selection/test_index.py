@@ -1,4 +1,5 @@
 """Properties of the evidence index: budget, determinism, forks, bad input."""
+
 from __future__ import annotations
 
 import json
@@ -22,22 +23,48 @@ def words(text: str) -> int:
 
 OUTPUTS = st.one_of(
     st.text(max_size=400),
-    st.lists(st.dictionaries(st.sampled_from(["id", "name", "email", "note"]), st.one_of(st.integers(), st.text(max_size=40)), max_size=4), max_size=12).map(json.dumps),
-    st.lists(st.sampled_from(["ERROR order A-1042 failed", "user_id: bob_smith_42", "## Heading", "path /tmp/x/y.csv 12.55", ""]), max_size=30).map("\n".join),
+    st.lists(
+        st.dictionaries(
+            st.sampled_from(["id", "name", "email", "note"]),
+            st.one_of(st.integers(), st.text(max_size=40)),
+            max_size=4,
+        ),
+        max_size=12,
+    ).map(json.dumps),
+    st.lists(
+        st.sampled_from(
+            [
+                "ERROR order A-1042 failed",
+                "user_id: bob_smith_42",
+                "## Heading",
+                "path /tmp/x/y.csv 12.55",
+                "",
+            ]
+        ),
+        max_size=30,
+    ).map("\n".join),
 )
-CALL = st.tuples(st.sampled_from(["get_orders", "find user", "x" * 200]), OUTPUTS, OUTPUTS, st.text(max_size=60))
+CALL = st.tuples(
+    st.sampled_from(["get_orders", "find user", "x" * 200]), OUTPUTS, OUTPUTS, st.text(max_size=60)
+)
 
 
 def fill(calls: list[tuple[str, str, str, str]], count=words) -> EvidenceIndex:
     index = EvidenceIndex(count_tokens=count)
     for number, (tool, arguments, output, note) in enumerate(calls):
         index.add_note(interaction=number, text=note)
-        index.add_call(trace_id=f"t{number}", interaction=number, tool=tool, arguments=arguments, output=output)
+        index.add_call(
+            trace_id=f"t{number}", interaction=number, tool=tool, arguments=arguments, output=output
+        )
     return index
 
 
 @settings(max_examples=120, deadline=None)
-@given(st.lists(CALL, min_size=1, max_size=6), st.sampled_from([0, 1, 2, 5, 17, 60, 200, 1000]), st.sampled_from([words, len, lambda s: len(s.split())]))
+@given(
+    st.lists(CALL, min_size=1, max_size=6),
+    st.sampled_from([0, 1, 2, 5, 17, 60, 200, 1000]),
+    st.sampled_from([words, len, lambda s: len(s.split())]),
+)
 def test_budget_is_never_exceeded(calls, budget, count):
     chosen = fill(calls, count).select(anchor=["find bob"], tail_interaction=len(calls) - 1, budget=budget)
     assert chosen.tokens == count(chosen.text) <= budget
@@ -52,7 +79,9 @@ def test_truncate_is_a_fresh_start(calls, data):
     index.truncate(cut)
     fresh = fill(calls[:cut])
     for tail in {max(0, cut - 1), cut}:
-        assert index.select(anchor=["a"], tail_interaction=tail, budget=300) == fresh.select(anchor=["a"], tail_interaction=tail, budget=300)
+        assert index.select(anchor=["a"], tail_interaction=tail, budget=300) == fresh.select(
+            anchor=["a"], tail_interaction=tail, budget=300
+        )
 
 
 @settings(max_examples=60, deadline=None)
@@ -61,7 +90,9 @@ def test_selecting_changes_nothing(calls):
     once, often = fill(calls), EvidenceIndex(count_tokens=words)
     for number, (tool, arguments, output, note) in enumerate(calls):
         often.add_note(interaction=number, text=note)
-        often.add_call(trace_id=f"t{number}", interaction=number, tool=tool, arguments=arguments, output=output)
+        often.add_call(
+            trace_id=f"t{number}", interaction=number, tool=tool, arguments=arguments, output=output
+        )
         often.select(anchor=["a"], tail_interaction=number, budget=100)
     arguments = {"anchor": ["a"], "tail_interaction": len(calls) - 1, "budget": 200}
     assert once.select(**arguments) == often.select(**arguments)
@@ -72,13 +103,32 @@ def deep(levels: int) -> str:
 
 
 BAD = {
-    "empty": "", "nul": "a\x00b", "surrogate": "x \ud83d y \udc00 z", "half json": '{"a": [1, 2, {"b": "c', "half table": '{"cells": [' + '{"address": "A1", "value": "Bob"},\n' * 40 + '{"addr',
-    "html": "<html><body>" + "<p>Order A-1042</p>" * 300, "csv": 'a,"b ""q"", x",c\n1,"2\n3",4\n' * 50, "base64": "QUJD" * 300_000,
-    "one line": "word A-1042 " * 900_000, "no spaces": "x" * 10_000_000, "quotes": "'" * 300_000, "escaped quotes": "=\"" + "\\\"" * 200_000, "braces": "{" * 200_000,
-    "deep": deep(10_000), "deep objects": '{"a":' * 10_000 + "1" + "}" * 10_000, "rtl": "שלום עולם order A-77 مرحبا " * 50,
-    "cjk": "订单编号 A-1042 的状态是已发货。" * 200, "numbers as strings": json.dumps([{"id": str(i), "n": "1,234.50"} for i in range(300)]),
-    "big integer": "[" + "9" * 6000 + "]", "table": json.dumps([{"id": i, "name": f"user_{i}", "email": f"u{i}@x.org"} for i in range(100_000)]),
-    "nan": "[NaN, Infinity, -Infinity]", "escapes": "text='" + "{\\n \\\"a\\\": 1}\\n" * 2000 + "'", "slashes": "/" * 200_000, "dots": "a.b-" * 50_000, "bom": "\ufeff{\"a\": 1}", "special": "<|endoftext|> A-1",
+    "empty": "",
+    "nul": "a\x00b",
+    "surrogate": "x \ud83d y \udc00 z",
+    "half json": '{"a": [1, 2, {"b": "c',
+    "half table": '{"cells": [' + '{"address": "A1", "value": "Bob"},\n' * 40 + '{"addr',
+    "html": "<html><body>" + "<p>Order A-1042</p>" * 300,
+    "csv": 'a,"b ""q"", x",c\n1,"2\n3",4\n' * 50,
+    "base64": "QUJD" * 300_000,
+    "one line": "word A-1042 " * 900_000,
+    "no spaces": "x" * 10_000_000,
+    "quotes": "'" * 300_000,
+    "escaped quotes": '="' + '\\"' * 200_000,
+    "braces": "{" * 200_000,
+    "deep": deep(10_000),
+    "deep objects": '{"a":' * 10_000 + "1" + "}" * 10_000,
+    "rtl": "שלום עולם order A-77 مرحبا " * 50,
+    "cjk": "订单编号 A-1042 的状态是已发货。" * 200,
+    "numbers as strings": json.dumps([{"id": str(i), "n": "1,234.50"} for i in range(300)]),
+    "big integer": "[" + "9" * 6000 + "]",
+    "table": json.dumps([{"id": i, "name": f"user_{i}", "email": f"u{i}@x.org"} for i in range(100_000)]),
+    "nan": "[NaN, Infinity, -Infinity]",
+    "escapes": "text='" + '{\\n \\"a\\": 1}\\n' * 2000 + "'",
+    "slashes": "/" * 200_000,
+    "dots": "a.b-" * 50_000,
+    "bom": '\ufeff{"a": 1}',
+    "special": "<|endoftext|> A-1",
 }
 
 
@@ -87,7 +137,9 @@ def test_bad_output(name):
     start = time.perf_counter()
     index = EvidenceIndex(count_tokens=words)
     for number in range(2):
-        index.add_call(trace_id=str(number), interaction=number, tool="t", arguments=BAD[name][:3000], output=BAD[name])
+        index.add_call(
+            trace_id=str(number), interaction=number, tool="t", arguments=BAD[name][:3000], output=BAD[name]
+        )
     index.add_note(interaction=2, text=BAD[name][:100_000])
     index.add_call(trace_id="9", interaction=2, tool="u", arguments='{"x": 1}', output="ok")
     chosen = index.select(anchor=["hello"], tail_interaction=2, budget=500)
@@ -119,5 +171,13 @@ def test_same_in_every_process():
         "for n in range(30): i.add_call(trace_id=str(n), interaction=n, tool='t%d' % (n % 3), arguments=json.dumps({'q': 'a-%d' % n}), output=json.dumps([{'id': 'a-%d' % (n + k), 'name': 'Bob %d' % k} for k in range(20)]))\n"
         "print(i.select(anchor=['x'], tail_interaction=29, budget=400).text)"
     )
-    runs = [subprocess.run([sys.executable, "-c", code], env={**os.environ, "PYTHONHASHSEED": seed}, capture_output=True, check=True).stdout for seed in ("1", "2")]
+    runs = [
+        subprocess.run(
+            [sys.executable, "-c", code],
+            env={**os.environ, "PYTHONHASHSEED": seed},
+            capture_output=True,
+            check=True,
+        ).stdout
+        for seed in ("1", "2")
+    ]
     assert runs[0] == runs[1] and len(runs[0]) > 100

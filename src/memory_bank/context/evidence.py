@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 
+from memory_bank.context.fetched import is_memory_tool
 from memory_bank.context.plan import Decision, Fate, Piece
 from memory_bank.history.conversation import Entry
 from memory_bank.history.jsontext import compact
@@ -44,12 +45,16 @@ class EvidenceMemory:
             interaction=record.step_id,
             tool=record.tool_name,
             arguments=compact(record.raw_input) if record.input_text is None else record.input_text,
-            output=compact(record.raw_output) if record.output_text is None else record.output_text,
+            output="" if is_memory_tool(record.tool_name, record.output_text) else _output(record),
         )
 
     def select(self, anchor: Sequence[str], first_visible_step: int, budget: int) -> Selection:
         """The memory text for the next call, at most ``budget`` tokens; later steps are visible anyway."""
         return self.index.select(anchor=anchor, tail_interaction=first_visible_step, budget=budget)
+
+
+def _output(record: InteractionRecord) -> str:
+    return compact(record.raw_output) if record.output_text is None else record.output_text
 
 
 class EvidenceChoice:

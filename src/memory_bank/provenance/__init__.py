@@ -1,8 +1,9 @@
 """Where the argument values of a tool call came from, and a guard against those from nowhere."""
 
+from memory_bank.errors import ProvenanceError
 from memory_bank.provenance.check import check_call
 from memory_bank.provenance.guard import ProvenanceGuard
-from memory_bank.provenance.report import CallReport, Nearest, Origin, Place, ProvenanceError, ValueReport
+from memory_bank.provenance.report import CallReport, Nearest, Origin, Place, ValueReport
 
 __all__ = [
     "CallReport",

@@ -9,7 +9,7 @@ from typing import Any, Literal, get_args
 
 from memory_bank.errors import ConfigError
 from memory_bank.provenance.check import check_call
-from memory_bank.provenance.report import CallReport, ProvenanceError
+from memory_bank.provenance.report import CallReport, blocked
 
 log = logging.getLogger("memory_bank.Provenance")
 
@@ -45,7 +45,7 @@ class ProvenanceGuard:
                 self.reports.append(report)
         if not report.ok:
             if self.mode == "block":
-                raise ProvenanceError(report)
+                raise blocked(report)
             if self.mode == "warn":
                 paths = ", ".join(a.path or "(the argument)" for a in report.alarms)
                 log.warning("in a call of %s, from nowhere: %s", report.name, paths)

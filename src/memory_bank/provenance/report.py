@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from memory_bank.errors import MemoryBankError
+from memory_bank.errors import ProvenanceError
 
 
 class Origin(StrEnum):
@@ -139,16 +139,14 @@ class CallReport:
         return f"In the call of {self.name}, " + " ".join(a.sentence() for a in alarms)
 
 
-class ProvenanceError(MemoryBankError, ValueError):
-    """A call was blocked: ``report`` says which values came from nowhere, the message names arguments."""
-
-    def __init__(self, report: CallReport) -> None:
-        paths = ", ".join(a.path or "the argument" for a in report.alarms)
-        super().__init__(
-            f"the call of {report.name} was blocked: {paths} came from nowhere in this session; "
-            "look at error.report."
-        )
-        self.report = report
+def blocked(report: CallReport) -> ProvenanceError:
+    """The error of a call that was blocked; its message names arguments only."""
+    paths = ", ".join(a.path or "the argument" for a in report.alarms)
+    return ProvenanceError(
+        f"the call of {report.name} was blocked: {paths} came from nowhere in this session; "
+        "look at error.report.",
+        report,
+    )
 
 
 def _short(value: Any) -> str:

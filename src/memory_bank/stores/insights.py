@@ -134,7 +134,7 @@ class InsightStore:
         return [hit.trace_id for hit in self.rank(query, limit=max(0, top_k))]
 
     def rank(self, query: str, exclude: Collection[str] = (), limit: int | None = None) -> Ranking:
-        """The insights but the excluded, best first, at most ``limit``; scores within 1e-6 are ties: the newer first.
+        """The insights but the excluded, best first, at most ``limit``; ties (1e-6): the newer first.
 
         Raises EmbeddingError, EmbedderMismatchError.
         """

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from memory_bank.config import MemoryBankSettings, as_settings
+from memory_bank.context.fetched import is_memory_tool
 from memory_bank.context.plan import Plan
 from memory_bank.context.render import fence, render_context
 from memory_bank.context.repair import repair_interaction
@@ -57,7 +58,7 @@ def apply_memory_bank_strategy(
 
 
 def _ingest(view: View, state: BankState, observer: Observer) -> list[InteractionRecord]:
-    """Facts of all unseen interactions first, in one transaction; then their insights. Returns the new ones."""
+    """Facts of all unseen interactions first, in one transaction; then insights. Returns what is new."""
     entries = state.conversation.fresh(view)
     records = []
     step = state.step_count
@@ -107,7 +108,8 @@ def _observe(records: list[InteractionRecord], task: str, state: BankState, obse
     at_hand = {r.trace_id: r for r in records}
     earlier = [t for t in wanted if t not in at_hand]
     found = state.fact_store.get_many(earlier) if earlier else []
-    for insight in observer.observe_all([*found, *records], task):
+    news = [r for r in [*found, *records] if not is_memory_tool(r.tool_name, r.output_text)]
+    for insight in observer.observe_all(news, task):
         state.unobserved[insight.trace_id] = insight
     drafts = [draft for draft in state.unobserved.values() if draft is not None]
     state.insight_store.add_many(drafts)  # should the embedder fail, the drafts wait for the next step

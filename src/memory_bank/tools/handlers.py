@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
+from memory_bank.context.fetched import GET_RECORD, SEARCH_MEMORY, is_memory_tool
 from memory_bank.context.render import fence
 from memory_bank.errors import EmbeddingError, MemoryBankError
 from memory_bank.history.jsontext import compact, parse_arguments
@@ -16,13 +18,13 @@ from memory_bank.provenance.texts import normal
 from memory_bank.records import InteractionRecord
 from memory_bank.retrieval import raw_data
 from memory_bank.tools.lines import Layout, chosen_lines, lay_out, matching_lines
-from memory_bank.tools.schemas import GET_RECORD, SEARCH_MEMORY, is_memory_tool
 from memory_bank.tools.selection import Refused, as_json, parse_exact, select, written
 
 MAX_CHARS = 20_000
 _TOP_K = 5
 _MOST = 20
 _PREFIX = 6
+_NUMBER = re.compile(r"\d{1,5}")
 _EXCERPT = 700
 _ARGUMENT_CHARS = 2_000
 _IDS_TOLD = 5
@@ -114,6 +116,11 @@ def _record(state: Any, asked: Any) -> InteractionRecord:
     if record is not None:
         return record
     known = list(state.fact_store.steps())
+    if _NUMBER.fullmatch(wanted):  # as the context names records: #12
+        number = int(wanted)
+        if not 0 < number <= len(known):
+            raise Refused(f"There is no record #{number}: this session has #1 to #{len(known)}.")
+        return cast(InteractionRecord, state.fact_store.get(known[number - 1]))
     folded = wanted.casefold().rstrip("….")
     fitting = [t for t in known if t.casefold().startswith(folded)]
     if len(folded) >= _PREFIX and len(fitting) == 1:

@@ -1,16 +1,10 @@
-"""The two tools as a model sees them, and how their results are told from all others."""
+"""The two tools as a model sees them."""
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
-SEARCH_MEMORY = "search_memory"
-GET_RECORD = "get_record"
-_OURS = re.compile(
-    r"(?:.*(?:memory[_-]?bank|\bmemory)(?:__|[-._/:]))?(?:search_memory|get_record)\Z", re.I | re.S
-)
-_SEALED = "<retrieved-data seal="
+from memory_bank.context.fetched import GET_RECORD, SEARCH_MEMORY
 
 
 def _schema(name: str, description: str, properties: dict[str, Any]) -> dict[str, Any]:
@@ -57,13 +51,3 @@ TOOL_SCHEMAS: list[dict[str, Any]] = [
         },
     ),
 ]
-
-
-def is_memory_tool(name: str, output: str | None = None) -> bool:
-    """Whether a tool of this name is one of ours, also under a prefix (``memory_bank__get_record``).
-
-    With ``output``, whether it also answers as ours do: an application may have a get_record of its own.
-    """
-    if not isinstance(name, str) or not _OURS.match(name):
-        return False
-    return output is None or output.startswith(_SEALED)
