@@ -89,8 +89,8 @@ STRATEGY = '[memory_strategies.a]\ntype = "memory_bank"\n'
         ('defalt_strategy = "x"', "did you mean default_strategy?"),
         ("default_strategy = 3", "default_strategy: "),
         ('default_strategy = "x"', "no strategy 'x': it has memory_bank."),
-        ("[memory_strategies.a]\ntop_k = 3", 'memory_strategies.a: its type must be "memory_bank"'),
-        ('[memory_strategies.a]\ntype = "memry"', 'memory_strategies.a: its type must be "memory_bank"'),
+        ("[memory_strategies.a]\ntop_k = 3", 'memory_strategies.a: its type must be one of'),
+        ('[memory_strategies.a]\ntype = "memry"', 'memory_strategies.a: its type must be one of'),
         ('[memory_strategies.a]\ntype = "no_strategy"\ntop_k = 3', "memory_strategies.a.top_k is no setting"),
         (STRATEGY + "topk = 3", "memory_strategies.a.topk is no setting: did you mean top_k?"),
         (STRATEGY + 'top_k = "three"', "memory_strategies.a.top_k: input should be a valid integer"),
@@ -144,6 +144,9 @@ def test_one_value_of_the_environment_leaves_the_others(monkeypatch):
         "memory_bank_classic",
         "memory_bank_local",
         "no_strategy",
+        "truncation",
+        "keep_last_n",
+        "observation_masking",
     }
 
 

@@ -37,6 +37,27 @@ class NoStrategySettings(_Settings):
     type: Literal["no_strategy"] = "no_strategy"
 
 
+class TruncationSettings(_Settings):
+    """System and user messages, and the last interaction."""
+
+    type: Literal["truncation"] = "truncation"
+
+
+class KeepLastSettings(_Settings):
+    """System and user messages, and the last interactions."""
+
+    type: Literal["keep_last_n"] = "keep_last_n"
+    n: int = Field(default=5, ge=1, description="so many interactions, the last one included")
+
+
+class MaskingSettings(_Settings):
+    """Everything, but older tool outputs cut to their beginning."""
+
+    type: Literal["observation_masking"] = "observation_masking"
+    keep_last: int = Field(default=3, ge=1, description="the outputs of so many last interactions stay whole")
+    max_length: int = Field(default=100, ge=0, description="older outputs keep this many characters")
+
+
 class MemoryBankSettings(_Settings):
     """The memory bank. The defaults are the documented ones."""
 
@@ -125,7 +146,11 @@ class MemoryBankSettings(_Settings):
         return value
 
 
-StrategySettings = Annotated[NoStrategySettings | MemoryBankSettings, Field(discriminator="type")]
+AnyStrategy = (
+    NoStrategySettings | TruncationSettings | KeepLastSettings | MaskingSettings | MemoryBankSettings
+)
+StrategySettings = Annotated[AnyStrategy, Field(discriminator="type")]
+STRATEGY_TYPES = ("no_strategy", "truncation", "keep_last_n", "observation_masking", "memory_bank")
 
 
 class Config(BaseSettings):
@@ -169,7 +194,7 @@ class Config(BaseSettings):
         """One source: what is passed in, with the environment laid over it."""
         return (_Merged(settings_cls, init_settings, env_settings),)
 
-    def strategy(self, key: str) -> NoStrategySettings | MemoryBankSettings:
+    def strategy(self, key: str) -> AnyStrategy:
         """The settings under a key. Raises UnknownStrategyError, which names the nearest known key."""
         found = self.memory_strategies.get(key)
         if found is None:
@@ -346,6 +371,6 @@ def _sentence(error: ValidationError, model: type[BaseModel]) -> str:
             hint = _hint(loc[-1], model.model_fields, "remove it.")
         return f"{place} is no setting: {hint}"
     if first["type"].startswith("union_tag"):
-        return f'{place}: its type must be "memory_bank" or "no_strategy".'
+        return f"{place}: its type must be one of {', '.join(STRATEGY_TYPES)}."
     message = first["msg"].removeprefix("Value error, ")
     return f"{place}: {message[0].lower()}{message[1:]}."

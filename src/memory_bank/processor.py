@@ -8,15 +8,21 @@ from pathlib import Path
 from typing import Any
 
 from memory_bank.assembly import MemoryBankState
-from memory_bank.config import Config, load_config
+from memory_bank.config import Config, MemoryBankSettings, load_config
 from memory_bank.errors import ConfigError
 from memory_bank.history.conversation import Conversation
 from memory_bank.history.parsing import check_messages
 from memory_bank.history.tokens import open_counter
 from memory_bank.strategies.memory_bank import apply_memory_bank_strategy
-from memory_bank.strategies.no_strategy import apply_no_strategy
+from memory_bank.strategies.plain import apply_keep_last, apply_masking, apply_no_strategy, apply_truncation
 
 OpenState = Callable[[], MemoryBankState]
+_PLAIN: dict[str, Callable[..., tuple[list[Any], int]]] = {
+    "no_strategy": apply_no_strategy,
+    "truncation": apply_truncation,
+    "keep_last_n": apply_keep_last,
+    "observation_masking": apply_masking,
+}
 
 
 class MemoryProcessor:
@@ -52,11 +58,12 @@ class MemoryProcessor:
         """
         key = memory_key or self.config.default_strategy
         settings = self.config.strategy(key)
-        if settings.type == "no_strategy":
-            if input_token_count is not None:
-                return list(check_messages(messages)), input_token_count
+        if settings.type == "no_strategy" and input_token_count is not None:
+            return list(check_messages(messages)), input_token_count
+        if not isinstance(settings, MemoryBankSettings):
             with self._lock:
-                return apply_no_strategy(messages, llm_client, settings, self._state(key, _counting))
+                apply = _PLAIN[settings.type]
+                return apply(messages, llm_client, settings, self._state(key, _counting))
         return apply_memory_bank_strategy(messages, llm_client, settings, self._state(key, self._open_state))
 
     def state(self, memory_key: str) -> Any:
