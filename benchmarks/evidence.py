@@ -9,7 +9,8 @@ A data set is a trace file, or the name of one (NAME.jsonl.gz, NAME.jsonl) in ``
 ``../shared/data`` beside the repository; without any, all of that folder. A strategy is a key of the
 configuration, ``KEY?setting=value``, a plugin ``module:function?name=value`` of the form
 ``f(messages, state) -> messages``, ``full`` or ``oracle``. Prints a Markdown table for each set and the plain
-mean over the sets. Figures do not depend on ``--jobs``, times do. Intervals come from 500 resamples of the
+mean over the sets. ``{set}`` in a strategy stands for the data set's name: with
+``evidence_model=benchmarks/models/no_{set}.json`` each set is measured with a model that never saw it. Figures do not depend on ``--jobs``, times do. Intervals come from 500 resamples of the
 traces with seed 0.
 
 ``--compare-reference DIR`` measures the plugins once more with the reference meter (DIR holds its package
@@ -29,6 +30,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +54,7 @@ COMPARED = {
     "hist_ratio": "share_of_history",
 }
 WITHIN = 1.0  # points
+SET = "{set}"  # in a strategy: the name of the data set, so that each is measured with a model that never saw it
 
 Results = dict[str, dict[str, Figures]]  # data set → strategy → figures
 
@@ -135,7 +138,8 @@ def main() -> int:
         sys.path.insert(0, str(args.compare_reference.resolve()))
     config = load_config(args.config)
     names = args.strategy or ["full", *(k for k, s in config.memory_strategies.items() if _is_local(s))]
-    strategies = [parse_strategy(n, config) for n in names]
+    strategies = [parse_strategy(n, config) for n in names if SET not in n]
+    held_out = [n for n in names if SET in n]
     counter = args.counter or (REFERENCE if args.compare_reference else "o200k_base")
     if args.compare_reference and counter != REFERENCE:
         raise SystemExit("--compare-reference counts by the reference meter's rule: leave --counter out")
@@ -148,8 +152,10 @@ def main() -> int:
         name = data_name(path)
         traces, _, _ = read_all([path], lambda told: print(told, file=sys.stderr))
         start = time.perf_counter()
+        ours = [parse_strategy(n.replace(SET, name), config) for n in held_out]
+        tried = [*strategies, *(replace(s, name=n) for s, n in zip(ours, held_out, strict=True))]
         outcomes = measure(
-            traces, strategies, counter=counter, jobs=args.jobs, limit=args.limit, progress=progress(name)
+            traces, tried, counter=counter, jobs=args.jobs, limit=args.limit, progress=progress(name)
         )
         seconds = time.perf_counter() - start
         results[name] = {o.strategy.name: o.figures for o in outcomes}
@@ -161,7 +167,8 @@ def main() -> int:
             apart += _print_comparison(args, path, strategies, results[name])
     if len(paths) > 1:
         print("\n## mean over the sets\n")
-        print(markdown({s.name: [r[s.name] for r in results.values()] for s in strategies}))
+        rows = [s.name for s in strategies] + held_out
+        print(markdown({n: [r[n] for r in results.values()] for n in rows}))
     if args.json:
         args.json.write_text(json.dumps(_document(args, counter, results, names, config), indent=1))
     if args.html:

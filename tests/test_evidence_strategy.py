@@ -1,7 +1,7 @@
 """selection = "evidence": under the budget, with whole pairs, a stable prefix, and what the next call needs."""
 
 import json
-import os
+from itertools import takewhile
 
 import pytest
 from hypothesis import given, settings
@@ -109,7 +109,9 @@ def test_the_prefix_is_stable_from_step_to_step():
             continue
         text = context[2]["content"]
         if before:
-            shared.append(len(os.path.commonprefix([before, text])))
+            shared.append(
+                sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(before, text, strict=False)))
+            )
         before = text
     assert len(shared) >= 5
     assert min(shared) > 100  # the fence and the ledger so far
@@ -126,7 +128,7 @@ def test_recent_interactions_can_be_kept_whole():
 
 def test_an_oversized_last_output_is_shortened_on_request():
     messages = [user(), *orders(2, rows=200)]
-    context, tokens = apply(messages, shorten_last=1_500)
+    context, _ = apply(messages, shorten_last=1_500)
     assert len(context[-1]["content"]) <= 1_500
     assert "trace_id" in context[-1]["content"]
     assert messages[-1]["content"].count("order_id") == 200
@@ -158,7 +160,7 @@ def test_records_whose_messages_the_client_dropped_are_still_found():
     state = MemoryBankState("lexical")
     messages = [user("Refund what went wrong."), *orders(6)]
     apply(messages, state)
-    context, _ = apply([messages[0], *messages[-2:]], state, history_budget=600)
+    context, _ = apply([messages[0], *messages[-2:]], state, history_budget=2_000)
     assert "#1 list_orders" in context[1]["content"]
     assert "ORD-" in context[1]["content"]
     assert any(d.step is None for d in state.last_plan.decisions)

@@ -28,7 +28,11 @@ def test_whole_pairs_stay_whole_and_nothing_is_changed(processor, messages, key)
     if not pairing_errors(messages):
         assert pairing_errors(context) == []
     assert json.dumps(messages) == json.dumps(before)
-    said = [m for m in messages if m["role"] in ("system", "developer") or (m["role"] == "user" and isinstance(m["content"], str))]
+    said = [
+        m
+        for m in messages
+        if m["role"] in ("system", "developer") or (m["role"] == "user" and isinstance(m["content"], str))
+    ]
     assert [m for m in context if m in said] == said
     assert tokens == sum(map(open_counter().count_message, context))
     assert processor.apply_strategy(messages, key) == (context, tokens)

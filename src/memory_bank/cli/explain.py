@@ -1,4 +1,4 @@
-"""``memory-bank explain`` and ``memory-bank train``: why a context is what it is, and a model of one's own."""
+"""``memory-bank explain`` and ``train``: why a context is what it is, and a model of one's own."""
 
 from __future__ import annotations
 

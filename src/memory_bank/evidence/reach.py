@@ -60,7 +60,7 @@ def output_text(record: InteractionRecord) -> str:
 
 
 def shown_ids(trace_ids: Sequence[str], pages: Sequence[Page]) -> list[str]:
-    """The trace_ids that stand on the pages: whole, as a prefix of 8 hex digits that only one has, or by number.
+    """The trace_ids on the pages: whole, as a prefix of 8 hex digits that only one has, or by number.
 
     Numbers count only where the context says how they are fetched.
     """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from dataclasses import dataclass
@@ -103,7 +104,7 @@ def kind_of(text: str) -> int:
         return KIND["slug"] if "-" in text else KIND["word"]
     if text.isupper() and len(text) > 1:
         return KIND["upper"]
-    if any(a.islower() and b.isupper() for a, b in zip(text, text[1:])):
+    if any(a.islower() and b.isupper() for a, b in itertools.pairwise(text)):
         return KIND["camel"]
     return KIND["capital"] if text[:1].isupper() else KIND["word"]
 

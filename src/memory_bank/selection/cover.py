@@ -64,7 +64,7 @@ def pack(
     amounts[np.isin(needed, np.asarray(covered, dtype=np.int64))] = 0
     worth: list[float] = amounts.tolist()
     flat = local.tolist()
-    values = [flat[e - c : e] for e, c in zip(ends.tolist(), offer.count.tolist())]
+    values = [flat[e - c : e] for e, c in zip(ends.tolist(), offer.count.tolist(), strict=False)]
     tokens, record, block = (offer.tokens + gap).tolist(), offer.record.tolist(), offer.block.tolist()
     record_cost, block_cost = offer.open_record.tolist(), offer.open_block.tolist()
     of_record: dict[int, list[int]] = {}

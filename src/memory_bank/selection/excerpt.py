@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from memory_bank.selection.jsonish import clean
 from memory_bank.selection.pieces import Pieces
 
-LEDGER_HEAD = "Earlier calls:\n"
-EXCERPT_HEAD = 'Excerpts (… left out, +n parts more; get_record("#n") has all):\n'
+LEDGER_HEAD = 'Earlier calls (get_record("#n") has each in full):\n'
+EXCERPT_HEAD = "Excerpts (… left out, +n parts more):\n"
+UNLISTED_HEAD = '#1 to #{last}, in parts; get_record("#n") has all:\n'
 SHORT_HEAD = "Excerpts:\n"
 GAP = "… "
 ARGUMENT_CHARS = 72
@@ -78,8 +79,8 @@ class Group:
     places: tuple[int, ...]
 
 
-def render_groups(groups: Sequence[Group]) -> list[str]:
-    """Lines of the excerpts, each ending in a line break."""
+def render_groups(groups: Sequence[Group], count_missing: bool = True) -> list[str]:
+    """Lines of the excerpts, each with its line break; `count_missing` adds what is left out."""
     out: list[str] = []
     for group in groups:
         out.append(group.header + "\n")
@@ -96,7 +97,7 @@ def render_groups(groups: Sequence[Group]) -> list[str]:
             out.append(gap + segment.text + "\n")
             previous = place
         missing = len(segments) - len(group.places)
-        if missing or group.pieces.skipped:
+        if count_missing and (missing or group.pieces.skipped):
             out.append(_missing(group, missing) + "\n")
     return out
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from memory_bank.selection.candidates import KINDS
 from memory_bank.selection.session import NEVER, Session
-from memory_bank.selection.tables import Array
+from memory_bank.selection.tables import Array, Table
 
 VALUE_FEATURES = (
     "length",
@@ -83,6 +83,24 @@ VALUE_FEATURES = (
     "segment_symbols",
     "kind_rate",
     "history",
+    "overlap_note",
+    "overlap_tail",
+    "use_rate",
+    "column_rate",
+    "column_recent",
+    "like_rate",
+    "like_recent",
+    "near_after",
+    "near_before",
+    "record_latest",
+    "record_tail_values",
+    "record_note_words",
+    "record_task",
+    "source_expected",
+    "shape_expected",
+    "key_expected",
+    "argument_expected",
+    "key_overlap",
 )
 FEATURES = tuple("kind_" + k for k in KINDS) + VALUE_FEATURES
 _NUMBER = {name: number for number, name in enumerate(FEATURES)}
@@ -92,7 +110,8 @@ _NUMBER = {name: number for number, name in enumerate(FEATURES)}
 class Situation:
     """What the step at hand adds: where the tail begins, and per segment how it meets task and tail.
 
-    The arrays have one float per segment of the session.
+    The arrays have one float per segment of the session; `value_…` one per value; `expected` holds,
+    by source, shape, key and argument name, what the tools that may come next took before.
     """
 
     tail: int
@@ -101,6 +120,10 @@ class Situation:
     tail_words: Array
     tail_values: Array
     note_words: Array
+    value_note: Array
+    value_tail: Array
+    expected: tuple[Array, Array, Array, Array]
+    columns: dict[str, dict[str, Array]] = field(default_factory=dict)
 
 
 Group = tuple[Array | None, dict[str, Array]]
@@ -118,37 +141,155 @@ def describe(session: Session, now: Situation, ids: Array) -> Array:
 
 
 def linear_scores(session: Session, now: Situation, ids: Array, weights: Array) -> Array:
-    """`weights @ describe(...)` without building the matrix, shape (len(ids),), float32."""
-    total = weights[: len(KINDS)].astype(np.float32)[session.values["kind"][ids]]
-    for owner, columns in _groups(session, now, ids):
+    """`weights @ describe(...)` without building the matrix, shape (len(ids),), float32.
+
+    What depends on one small whole number (an age, a count) is read from a table of sums.
+    """
+    v, tail = session.values, now.tail
+    w = {name: float(weight) for name, weight in zip(FEATURES, weights, strict=False)}
+    total = (weights[: len(KINDS)] + w["kind_rate"] * _kind_rate(session)).astype(np.float32)[v["kind"][ids]]
+    ages = np.arange(_AGES + 1)
+    for name, column in (
+        (
+            "out",
+            w["age_shown"] * _falling(3.0)
+            + w["shown_1"] * (ages <= 1)
+            + w["shown_3"] * (ages <= 3)
+            + w["shown_8"] * (ages <= 8),
+        ),
+        ("first", w["age_first"] * _falling(6.0)),
+        ("used", w["age_used"] * _falling(3.0) + w["used_1"] * (ages <= 1) + w["used_3"] * (ages <= 3)),
+        ("noted", w["age_noted"] * _falling(3.0) + w["noted_1"] * (ages <= 1)),
+        ("like_successor", w["like_successor"] * _falling(1.0)),
+        ("row_used", w["row_used"] * _falling(3.0)),
+        ("after_used", w["after_used"] * _falling(3.0)),
+    ):
+        column = column.astype(np.float32)
+        column[_AGES] = 0
+        total += column.take(tail - v[name][ids], mode="clip")
+    following = np.flatnonzero(v["successor_by"][ids])
+    total[following] += (
+        np.float32(w["successor"])
+        * _recent(v["successor"][ids[following]], tail, 1.0)
+        * v["successor_by"][ids[following]]
+    )
+    for name, column in (
+        ("records", w["records"] * _LOGS),
+        ("uses", w["uses"] * _LOGS + w["was_used"] * (_LOGS > 0)),
+        ("leaf_uses", w["leaf_uses"] * _LOGS),
+        ("notes", w["notes"] * _LOGS),
+        ("row_uses", w["row_uses"] * _LOGS),
+        ("rank", w["rank"] * _LOGS),
+        ("length", w["length"] * _LOGS),
+    ):
+        total += column.astype(np.float32).take(v[name][ids].astype(np.intp), mode="clip")
+    for name in ("words", "digits", "cell", "overlap"):
+        total += np.float32(w[name]) * v[name][ids]
+    total += (
+        np.float32(w["overlap_note"]) * now.value_note[ids]
+        + np.float32(w["overlap_tail"]) * now.value_tail[ids]
+    )
+    used = np.flatnonzero(v["uses"][ids] > 0)
+    total[used] += np.float32(w["use_rate"]) * _use_rate(session, ids[used], tail)
+    total += np.float32(w["history"] * np.log1p(v.size))
+    record = v["record"][ids]
+    total += v["rank"][ids] * (np.float32(w["rank_share"]) / np.maximum(1, session.records["values"]))[record]
+    steps = np.arange(-1, _STEPS + 1)
+    for name in ("column", "like"):
+        number = v[name][ids]
+        parts = _owner_columns(session, now, name)
+        owned: Array = np.zeros(1, dtype=np.float32)
+        for key, values in parts.items():
+            owned = owned + np.float32(w[key]) * values
+        total += owned[number]
+        last = _table(session, name)["last_at"]
+        column = (
+            w[name + "_next"] * (steps == 1)
+            + w[name + "_after"] * np.where(steps > 0, 3.0 / (2 + np.maximum(steps, 1)), 0)
+            + w[name + "_before"] * (steps <= 0)
+        )
+        known = np.flatnonzero(last[number] != NEVER)
+        ahead = (v[name + "_at"][ids[known]] - last[number[known]]).clip(-1, _STEPS) + 1
+        total[known] += column.astype(np.float32)[ahead]
+    for owner, columns in (
+        ("record", _record_columns(session, now)),
+        ("segment", _segment_columns(session, now)),
+        *((name, _owner_columns(session, now, name)) for name in ("key", "source", "shape")),
+    ):
         part: Array = np.zeros(1, dtype=np.float32)
-        for name, column in columns.items():
-            part = part + weights[_NUMBER[name]] * column
-        total += part if owner is None else part[owner]
+        for name, values in columns.items():
+            part = part + np.float32(w[name]) * values
+        total += part[v[owner][ids]]
     return np.asarray(total)
+
+
+_AGES = 4096
+_STEPS = 256
+
+
+def _falling(half: float) -> Array:
+    """`_recent` by tail minus time."""
+    return np.asarray(half / (half + np.maximum(np.arange(_AGES + 1) - 1, 0)))
+
+
+def _kind_rate(session: Session) -> Array:
+    return np.asarray(np.log((session.kinds["used"] + 0.2) / (session.kinds["total"] + 20)))
+
+
+def _use_rate(session: Session, ids: Array, tail: int) -> Array:
+    v = session.values
+    uses = v["uses"][ids]
+    return np.where(uses > 0, uses / (tail - np.maximum(v["first_use"][ids], -1) + 2), 0).astype(np.float32)
+
+
+def _table(session: Session, name: str) -> Table:
+    return {
+        "key": session.keys,
+        "source": session.sources,
+        "shape": session.shapes,
+        "column": session.columns,
+        "like": session.likes,
+    }[name].table
+
+
+def _owner_columns(session: Session, now: Situation, name: str) -> dict[str, Array]:
+    """Columns by key, source, shape, column or like; computed once a step."""
+    known = now.columns.get(name)
+    if known is not None:
+        return known
+    table = _table(session, name)
+    if name in ("column", "like"):
+        columns = {
+            name + "_used": _log(table["used"]),
+            name + "_size": _log(table["size"]),
+            name + "_rate": table["used"] / (np.maximum(table["last_at"], 0) + 2).astype(np.float32),
+            name + "_recent": _recent(table["used_at"], now.tail),
+        }
+    else:
+        columns = {
+            name + "_used": _log(table["used"]),
+            name + "_rate": (table["used"] + 0.1) / (table["total"] + 5),
+            name + "_recent": _recent(table["used_at"], now.tail),
+            name + "_expected": now.expected[{"source": 0, "shape": 1, "key": 2}[name]],
+        }
+        if name == "key":
+            columns["argument_expected"] = now.expected[3]
+            columns["key_overlap"] = session.overlap_of_keys()
+            columns["key_argument"] = (table["argument"] > 0).astype(np.float32)
+            columns["key_empty"] = np.arange(table.size) == 0
+    now.columns[name] = columns
+    return columns
 
 
 def _groups(session: Session, now: Situation, ids: Array) -> Iterator[Group]:
     v = session.values
     record, segment = v["record"][ids], v["segment"][ids]
-    yield None, _value_columns(session, now, ids, record, segment)
+    yield None, _value_columns(session, now, ids, record)
     yield record, _record_columns(session, now)
     yield segment, _segment_columns(session, now)
-    yield v["kind"][ids], {"kind_rate": np.log((session.kinds["used"] + 0.2) / (session.kinds["total"] + 20))}
-    for name, table in (
-        ("key", session.keys.table),
-        ("source", session.sources.table),
-        ("shape", session.shapes.table),
-    ):
-        columns = {
-            name + "_used": _log(table["used"]),
-            name + "_rate": (table["used"] + 0.1) / (table["total"] + 5),
-            name + "_recent": _recent(table["used_at"], now.tail),
-        }
-        if name == "key":
-            columns["key_argument"] = (table["argument"] > 0).astype(np.float32)
-            columns["key_empty"] = np.arange(table.size) == 0
-        yield v[name][ids], columns
+    yield v["kind"][ids], {"kind_rate": _kind_rate(session)}
+    for name in ("key", "source", "shape", "column", "like"):
+        yield v[name][ids], _owner_columns(session, now, name)
 
 
 def _recent(times: Array, tail: int, half: float = 3.0) -> Array:
@@ -166,9 +307,7 @@ def _log(x: Array) -> Array:
     return np.asarray(_LOGS.take(x.astype(np.int32), mode="clip"))
 
 
-def _value_columns(
-    session: Session, now: Situation, ids: Array, record: Array, segment: Array
-) -> dict[str, Array]:
+def _value_columns(session: Session, now: Situation, ids: Array, record: Array) -> dict[str, Array]:
     v, tail = session.values, now.tail
     shown, used, noted = v["out"][ids], v["used"][ids], v["noted"][ids]
     rank, uses = v["rank"][ids], v["uses"][ids]
@@ -200,25 +339,33 @@ def _value_columns(
         "row_used": _recent(v["row_used"][ids], tail),
         "row_uses": _log(v["row_uses"][ids]),
         "after_used": _recent(v["after_used"][ids], tail),
+        "overlap_note": now.value_note[ids],
+        "overlap_tail": now.value_tail[ids],
+        "use_rate": _use_rate(session, ids, tail),
         "history": np.full(len(ids), np.log1p(session.values.size), dtype=np.float32),
     }
     for name, table in (("column", session.columns.table), ("like", session.likes.table)):
         number = v[name][ids]
         step = v[name + "_at"][ids] - table["last_at"][number]
         known = table["last_at"][number] != NEVER
-        c[name + "_used"] = _log(table["used"])[number]
         c[name + "_next"] = known & (step == 1)
         c[name + "_after"] = np.where(known & (step > 0), 3.0 / (2 + np.maximum(step, 1)), 0).astype(
             np.float32
         )
         c[name + "_before"] = known & (step <= 0)
-        c[name + "_size"] = _log(table["size"])[number]
     return c
 
 
 def _segment_columns(session: Session, now: Situation) -> dict[str, Array]:
+    if "segment" in now.columns:
+        return now.columns["segment"]
     s = session.segments
-    return {
+    used = session.records["used_place"][s["record"]]
+    ahead = (s["place"] - used).astype(np.float32)
+    known = used != NEVER
+    now.columns["segment"] = {
+        "near_after": np.where(known & (ahead >= 0), 2 / (2 + np.abs(ahead)), 0).astype(np.float32),
+        "near_before": np.where(known & (ahead < 0), 2 / (2 + np.abs(ahead)), 0).astype(np.float32),
         "segment_task": now.task,
         "segment_tail_words": now.tail_words,
         "segment_tail_values": now.tail_values,
@@ -228,10 +375,13 @@ def _segment_columns(session: Session, now: Situation) -> dict[str, Array]:
         "segment_symbols": s["symbols"],
         "segment_density": s["count"] / s["tokens"].clip(1).astype(np.float32),
     }
+    return now.columns["segment"]
 
 
 def _record_columns(session: Session, now: Situation) -> dict[str, Array]:
     """Columns by record, those of its tool among them."""
+    if "record" in now.columns:
+        return now.columns["record"]
     r, t = session.records, session.tools.table
     values, tool = r["values"], r["tool"]
     follow = np.zeros(t.size, dtype=np.float32)
@@ -242,8 +392,17 @@ def _record_columns(session: Session, now: Situation) -> dict[str, Array]:
             total += n
     follow = (follow + 0.5) / (total + 0.5 * t.size)
     tool_rate = (t["supplied"] + 0.5) / (t["records"] + 2)
-    value_rate = np.log((t["used_values"] + 0.5) / (t["records"] + 1))
-    return {
+    owner = session.segments["record"]
+
+    def most(column: Array) -> Array:
+        top = np.zeros(r.size, dtype=np.float32)
+        if len(owner):
+            first = np.flatnonzero(np.diff(owner, prepend=-1))
+            top[owner[first]] = np.maximum.reduceat(column, first)
+        return top
+
+    value_rate: Array = np.log((t["used_values"] + 0.5) / (t["records"] + 1))
+    now.columns["record"] = {
         "record_values": _log(values),
         "record_size": np.log1p(r["size"]),
         "record_ordinal": _log(r["ordinal"]),
@@ -254,7 +413,14 @@ def _record_columns(session: Session, now: Situation) -> dict[str, Array]:
         "record_echo": r["echo"],
         "tool_rate": tool_rate[tool],
         "tool_recent": _recent(t["supplied_at"], now.tail)[tool],
+        "record_latest": t["records"][tool] - r["ordinal"] <= 1,
+        "record_tail_values": np.log1p(np.bincount(owner, weights=now.tail_values, minlength=r.size)).astype(
+            np.float32
+        ),
+        "record_note_words": most(now.note_words),
+        "record_task": most(now.task),
         "tool_same": tool == now.last_tool,
         "tool_values_rate": value_rate[tool],
         "tool_follow": follow[tool],
     }
+    return now.columns["record"]

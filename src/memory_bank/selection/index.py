@@ -16,6 +16,7 @@ from memory_bank.selection.excerpt import (
     GAP,
     LEDGER_HEAD,
     SHORT_HEAD,
+    UNLISTED_HEAD,
     Group,
     call_line,
     ledger_start,
@@ -26,6 +27,8 @@ from memory_bank.selection.model import Model, load_model
 from memory_bank.selection.session import NEVER, Prepared, Session, mentions, prepare
 from memory_bank.selection.tables import Array
 
+ARGUMENT_ROOM = (-1, 0, 24, 40, 72)
+"""Characters of arguments in a call's line, from the tersest form (its number only) to the ledger's."""
 MODEL_FILE = Path(__file__).with_name("model.json")
 
 
@@ -33,9 +36,9 @@ MODEL_FILE = Path(__file__).with_name("model.json")
 class Tuning:
     """Knobs of the packing; defaults chosen over all shared sets together."""
 
-    ledger_share: float = 0.12
+    ledger_share: float = 0.06
     power: float = 1.0
-    refine: int = 1000
+    refine: int = 500
     offers: int = 150
     offers_share: float = 0.125
     note_worth: float = 0.5
@@ -44,6 +47,27 @@ class Tuning:
     repeat: float = 0.0
     least: float = 0.0
     edge: float = 0.2
+    terse: tuple[int, int, int, int] = (160, 300, 1200, 3000)
+    headless: int = 200
+    ledgerless: int = 1200
+
+
+@dataclass(frozen=True, slots=True)
+class RecordView:
+    """What became of one call or note (`number` 0).
+
+    `state` is whole, partial, listed, left out or kept elsewhere.
+
+    `shown` and `missing` count its segments; `skipped` the characters that were never indexed.
+    """
+
+    trace_id: str
+    number: int
+    interaction: int
+    state: str
+    shown: int
+    missing: int
+    skipped: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +80,8 @@ class Selection:
     listed: tuple[int, ...] = ()
     gains: dict[int, float] = field(default_factory=dict)
     edge: tuple[tuple[int, float], ...] = ()
+    older: int = 0
+    kept: frozenset[int] = frozenset()
 
 
 class EvidenceIndex:
@@ -79,7 +105,7 @@ class EvidenceIndex:
         self._calls = 0
         self._call_records: list[int] = []
         self._call_tokens: list[int] = [0]
-        self._lines: list[tuple[str, int, int]] = []
+        self._lines: list[tuple[tuple[str, int], ...]] = []
         self._call_values: list[Array] = []
         self._block_tokens: list[list[int]] = []
 
@@ -99,16 +125,19 @@ class EvidenceIndex:
         if item.note:
             line = f"note before #{self._calls + 1}"
             short = self.count(line + "\n")
-            self._lines.append((line, short, short))
+            self._lines.append(((line, short),) * len(ARGUMENT_ROOM))
             self._call_values.append(np.zeros(0, np.int32))
         else:
             self._calls += 1
             self._call_records.append(self.session.records.size - 1)
-            head = item.call_text.split(" ", 2)
-            self._lines.append(
-                (" ".join(head[:2]), self.count(" ".join(head[:2]) + "\n"), self.count(item.call_text + "\n"))
+            name = item.call_text.split(" ", 2)[:2]
+            lines = (
+                [name[0], " ".join(name)]
+                + [call_line(self._calls, item.tool, item.arguments, chars) for chars in ARGUMENT_ROOM[2:-1]]
+                + [item.call_text]
             )
-            self._call_tokens.append(self._call_tokens[-1] + self._lines[-1][2])
+            self._lines.append(tuple((line, self.count(line + "\n")) for line in lines))
+            self._call_tokens.append(self._call_tokens[-1] + self._lines[-1][-1][1])
             folded = fold(item.call_text)
             self._call_values.append(
                 np.array(
@@ -182,14 +211,56 @@ class EvidenceIndex:
             weights=1.0 / v["records"][s.pairs["value"][pairs]].clip(1),
             minlength=s.segments.size,
         )
+        marks = said + 2 * seen.astype(np.uint8)
+        flagged = np.flatnonzero(marks[word])
+        kinds, owners, weights = marks[word[flagged]], s.terms["segment"][flagged], s.terms["weight"][flagged]
+        in_notes, in_tail = (
+            np.log1p(
+                np.bincount(owners, weights=weights * ((kinds & bit) > 0), minlength=s.segments.size)
+            ).astype(np.float32)
+            for bit in (1, 2)
+        )
+        value_said, value_seen = self._by_value(said, seen)
         return Situation(
             tail,
             last_tool,
             s.segments["task"],
-            self._by_segment(seen),
+            in_tail,
             np.log1p(values).astype(np.float32),
-            self._by_segment(said),
+            in_notes,
+            value_said,
+            value_seen,
+            self._expected(last_tool),
         )
+
+    def _by_value(self, *flags: Array) -> list[Array]:
+        """Share of each value's words (rare ones count more) that are flagged."""
+        s = self.session
+        value, word = s.value_terms["value"], s.value_terms["word"]
+        weight = (1 / np.sqrt(1 + s.words.table["count"])).astype(np.float32)[word]
+        total = np.bincount(value, weights=weight, minlength=s.values.size) + 1e-6
+        out = []
+        for flag in flags:
+            on = np.flatnonzero(flag[word])
+            out.append(
+                (np.bincount(value[on], weights=weight[on], minlength=s.values.size) / total).astype(
+                    np.float32
+                )
+            )
+        return out
+
+    def _expected(self, last_tool: int) -> tuple[Array, Array, Array, Array]:
+        """How often the tools that may come next took a value: by source, shape, key, argument name."""
+        s = self.session
+        sizes = (s.sources.table.size, s.shapes.table.size, s.keys.table.size, s.keys.table.size)
+        out = tuple(np.zeros(size, dtype=np.float32) for size in sizes)
+        for tool, share in s.expected(last_tool):
+            for total, table in zip(
+                out, (s.tool_sources, s.tool_shapes, s.tool_keys, s.tool_arguments), strict=False
+            ):
+                for number, count in table.get(tool, {}).items():
+                    total[number] += share * count
+        return out[0], out[1], out[2], out[3]
 
     def _by_segment(self, words: Array, start: int = 0) -> Array:
         """Summed weight of the flagged words in each segment, log(1 + x)."""
@@ -265,33 +336,91 @@ class EvidenceIndex:
     def select(
         self, *, anchor: Sequence[str], tail_interaction: int, budget: int, keep: Sequence[str] = ()
     ) -> Selection:
-        """The memory block for the next call, at most `budget` tokens."""
+        """The memory block for the next call, at most `budget` tokens.
+
+        `keep`: trace ids of calls that stand verbatim elsewhere in the context; what their
+        interactions show (outputs, notes, arguments) counts as in sight.
+        """
         s, t = self.session, self.tuning
         older = int(np.searchsorted(s.records["interaction"], tail_interaction))
         if budget <= 0 or not older:
-            return Selection("", 0)
+            return Selection("", 0, older=older)
         self._sync_anchor(anchor)
         ids, chance = self.probabilities(tail_interaction)
         worth = np.zeros(s.values.size)
         worth[ids] = chance
         worth[s.values["agent"] > 0] *= t.agent_worth
         worth[s.values["kind"] == 0] *= t.word_worth
-        return self._fill(worth, older, budget)
+        kept = self._kept(keep, older)
+        for record in kept:
+            first, end = self._segments_of(record)
+            if end > first:
+                start = int(s.segments["start"][first])
+                worth[
+                    s.pairs["value"][start : int(s.segments["start"][end - 1] + s.segments["count"][end - 1])]
+                ] = 0
+            worth[[s.ids[u.form] for u in s.prepared[record].uses if u.form in s.ids]] = 0
+        return self._fill(worth, older, budget, kept)
 
-    def _fill(self, worth: Array, older: int, budget: int) -> Selection:
+    def _kept(self, keep: Sequence[str], older: int) -> frozenset[int]:
+        """Records of the interactions in which the calls with these trace ids were made."""
+        wanted = set(keep)
+        if not wanted:
+            return frozenset()
+        before = self.session.prepared[:older]
+        interactions = {p.interaction for p in before if not p.note and p.trace_id in wanted}
+        return frozenset(number for number, p in enumerate(before) if p.interaction in interactions)
+
+    def _segments_of(self, record: int) -> tuple[int, int]:
+        first = self.session.first_segment
+        return first[record], first[record + 1] if record + 1 < len(first) else self.session.segments.size
+
+    def views(self, selection: Selection) -> list[RecordView]:
+        """Every older call and note with what `selection` shows of it, in order."""
+        listed, out, number = set(selection.listed), [], 0
+        for record, item in enumerate(self.session.prepared[: selection.older]):
+            number += not item.note
+            total = len(item.pieces.segments)
+            shown = len(selection.shown.get(record, ()))
+            if record in selection.kept:
+                state, shown = "kept elsewhere", total
+            elif shown:
+                state = "whole" if shown == total and not item.pieces.skipped else "partial"
+            else:
+                state = "listed" if record in listed else "left out"
+            out.append(
+                RecordView(
+                    item.trace_id,
+                    0 if item.note else number,
+                    item.interaction,
+                    state,
+                    shown,
+                    total - shown,
+                    item.pieces.skipped,
+                )
+            )
+        return out
+
+    def _fill(self, worth: Array, older: int, budget: int, kept: frozenset[int] = frozenset()) -> Selection:
         s, t = self.session, self.tuning
-        listed = self._ledger(older, int(budget * t.ledger_share))
+        form = sum(budget >= limit for limit in t.terse)
+        listed = self._ledger(older, int(budget * t.ledger_share)) if budget >= t.ledgerless else []
         ledger = [LEDGER_HEAD] if listed else []
         spent = 0
         if listed:
             if self._number(listed[0]) > 1:
-                ledger.append(f"({self._number(listed[0]) - 1} before)\n")
+                ledger.append(f"(#1 to #{self._number(listed[0]) - 1} before)\n")
             ledger += [s.prepared[r].call_text + "\n" for r in listed]
-            spent = sum(self._lines[r][2] for r in listed) + 12
+            spent = sum(self._lines[r][-1][1] for r in listed) + 16
         in_ledger = set(listed)
         covered = [v for r in listed for v in self._call_values[r].tolist()]
         head = EXCERPT_HEAD if budget >= 600 else SHORT_HEAD
-        spent += self.count(head)
+        if not listed:
+            head = UNLISTED_HEAD.format(last=bisect_left(self._call_records, older))
+        if budget < t.headless:
+            head = ""
+        spent += self.count(head) if head else 0
+        rest = 3 if budget >= t.headless else 0
         last = self.session.first_segment[older] if older < s.records.size else s.segments.size
         seg = s.segments
         gain = np.bincount(s.pairs["segment"], weights=worth[s.pairs["value"]], minlength=s.segments.size)[
@@ -299,19 +428,21 @@ class EvidenceIndex:
         ]
         ratio = gain / (seg["tokens"][:last] + 4)
         offers = int(t.offers + budget * t.offers_share)
+        for record in kept:
+            gain[slice(*self._segments_of(record))] = 0
         top = np.flatnonzero(gain > 0)
         if len(top) > offers:
             top = np.sort(top[np.argpartition(-ratio[top], offers)[:offers]])
         records = seg["record"][top]
         used = np.unique(records)
         open_record = np.array(
-            [(self._lines[r][1] if r in in_ledger else self._lines[r][2]) + 3 for r in used.tolist()],
+            [self._lines[r][min(1, form) if r in in_ledger else form][1] + rest for r in used.tolist()],
             dtype=np.int64,
         )
         open_block: list[int] = []
         block_of: dict[tuple[int, int], int] = {}
         blocks = []
-        for r, b in zip(records.tolist(), seg["block"][top].tolist()):
+        for r, b in zip(records.tolist(), seg["block"][top].tolist(), strict=False):
             number = block_of.get((r, b))
             if number is None:
                 number = block_of[(r, b)] = len(open_block)
@@ -331,7 +462,7 @@ class EvidenceIndex:
             np.array(open_block, np.int64),
         )
         packing = pack(offer, budget - spent, 1, t.power, covered, t.repeat, t.least, t.edge)
-        return self._render(packing, top, records, in_ledger, ledger, head, listed, budget)
+        return self._render(packing, top, records, in_ledger, ledger, head, listed, budget, form, older, kept)
 
     def _number(self, record: int) -> int:
         return int(self.session.prepared[record].call_text.split(" ", 1)[0][1:])
@@ -352,6 +483,9 @@ class EvidenceIndex:
         head: str,
         listed: list[int],
         budget: int,
+        form: int,
+        older: int,
+        kept: frozenset[int],
     ) -> Selection:
         s = self.session
         chosen = list(packing.chosen)
@@ -362,13 +496,13 @@ class EvidenceIndex:
                 by_record.setdefault(int(records[number]), []).append(int(place[top[number]]))
             groups = []
             for record in sorted(by_record):
-                header = (
-                    self._lines[record][0]
-                    if record in in_ledger or s.prepared[record].note
-                    else s.prepared[record].call_text
-                )
+                header = self._lines[record][min(1, form) if record in in_ledger else form][0]
                 groups.append(Group(header, s.prepared[record].pieces, tuple(sorted(by_record[record]))))
-            lines = ledger + ([head] + render_groups(groups) if groups else [])
+            lines = (
+                ledger
+                + ([head] if head and groups else [])
+                + render_groups(groups, budget >= self.tuning.headless)
+            )
             text = "".join(lines)
             tokens = self.count(text) if text else 0
             if tokens <= budget:
@@ -384,7 +518,7 @@ class EvidenceIndex:
         shown = {r: tuple(sorted(p)) for r, p in by_record.items()}
         gains = {int(top[n]): packing.gains[n] for n in chosen}
         edge = tuple((int(top[n]), g) for n, g in packing.edge)
-        return Selection(text, tokens, shown, tuple(listed), gains, edge)
+        return Selection(text, tokens, shown, tuple(listed), gains, edge, older, kept)
 
 
-__all__ = ["GAP", "NEVER", "EvidenceIndex", "Selection", "Tuning"]
+__all__ = ["GAP", "NEVER", "EvidenceIndex", "RecordView", "Selection", "Tuning"]

@@ -30,7 +30,7 @@ class Model:
     def linear(self, x: Array) -> Array:
         """Log-odds of the logistic part; x (features, n), result (n,)."""
         total = np.full(x.shape[1], self.bias, dtype=np.float32)
-        for weight, row in zip(self.weights, x):
+        for weight, row in zip(self.weights, x, strict=False):
             total += weight * row
         return total
 
@@ -41,7 +41,8 @@ class Model:
             return np.full(x.shape[1], self.base, dtype=np.float32)
         index = np.zeros((trees, x.shape[1]), dtype=np.int32)
         for level in range(depth):
-            index += (x[self.feature[:, level]] > self.threshold[:, level, None]).astype(np.int32) << level
+            above = x[self.feature[:, level]] > self.threshold[:, level, None]
+            index += np.multiply(above, np.int32(1 << level), dtype=np.int32)
         index += (np.arange(trees, dtype=np.int32) * self.leaf.shape[1])[:, None]
         return np.asarray(self.leaf.ravel().take(index).sum(axis=0) + np.float32(self.base))
 

@@ -101,9 +101,9 @@ class _Cutter:
     # -- filling one segment -------------------------------------------------
     def _open(self, head: str, noun: str, rows: int) -> None:
         self.flush()
-        if self.blocks and not any(s.block == len(self.blocks) - 1 for s in self.segments[-1:]):
-            if self.blocks[-1].head == "" and not self.blocks[-1].rows:
-                self.blocks.pop()
+        unused = self.blocks and not any(s.block == len(self.blocks) - 1 for s in self.segments[-1:])
+        if unused and self.blocks[-1].head == "" and not self.blocks[-1].rows:
+            self.blocks.pop()
         self.blocks.append(Block(head, noun, rows))
 
     def flush(self) -> None:

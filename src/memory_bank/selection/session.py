@@ -134,6 +134,7 @@ class Session:
             row_used=n,
             row_uses=z,
             after_used=n,
+            first_use=n,
         )
         self.records = Table(
             interaction=i,
@@ -146,11 +147,13 @@ class Session:
             note=z,
             error=z,
             echo=z,
+            used_place=n,
         )
         self.segments = Table(record=i, tokens=i, block=i, place=i, start=i, count=i, task=z, symbols=z)
         self.pairs = Table(segment=i, value=i)
         self.terms = Table(segment=i, word=i, weight=z)
         self.words = Interner(count=z)
+        self.value_terms = Table(value=i, word=i)
         self.tools = Interner(records=z, supplied=z, supplied_at=n, suppliers=z, used_values=z)
         self.keys = Interner(total=z, used=z, used_at=n, argument=z)
         self.sources = Interner(total=z, used=z, used_at=n, records=z)
@@ -162,6 +165,15 @@ class Session:
         self.column_values: list[list[int]] = []
         self.like_values: list[list[int]] = []
         self.follow: dict[tuple[int, int], float] = {}
+        self.next_tools: dict[int, dict[int, float]] = {}
+        self.tool_calls: dict[int, float] = {}
+        self.tool_sources: dict[int, dict[int, float]] = {}
+        self.tool_shapes: dict[int, dict[int, float]] = {}
+        self.tool_keys: dict[int, dict[int, float]] = {}
+        self.tool_arguments: dict[int, dict[int, float]] = {}
+        self.argument_words: set[str] = set()
+        self.key_overlap: list[float] = []
+        self._keys_known = -1
         self.prepared: list[Prepared] = []
         self.first_segment: list[int] = []
         self.first_term: list[int] = []
@@ -185,6 +197,11 @@ class Session:
         self.kinds["total"][kind] += 1
         v["digits"][value] = sum(c.isdigit() for c in form) / len(form)
         v["first"][value] = interaction
+        parts = set(words_of(form))
+        if parts:
+            start = self.value_terms.grow(len(parts))
+            self.value_terms["value"][start:] = value
+            self.value_terms["word"][start:] = [self.words(part) for part in parts]
         return value
 
     def add(self, item: Prepared) -> int:
@@ -202,10 +219,21 @@ class Session:
     def _uses(self, item: Prepared, tool: int) -> None:
         now, v = item.interaction, self.values
         touched_tools: set[int] = set()
+        sources: set[int] = set()
+        shapes: set[int] = set()
+        keys: set[int] = set()
+        arguments: set[int] = set()
+        self.tool_calls[tool] = self.tool_calls.get(tool, 0.0) + 1
+        after = self.next_tools.setdefault(self.last_tool, {})
+        after[tool] = after.get(tool, 0.0) + 1
         for use in item.uses:
             if use.key and use.leaf:
                 key = self.keys(use.key)
                 self.keys.table["argument"][key] += 1
+                arguments.add(key)
+                if self.keys.table["argument"][key] == 1:
+                    self.argument_words.update(_name_words(use.key))
+                    self._keys_known = -1
             value = self.ids.get(use.form)
             if value is None:
                 if use.leaf or kind_of(use.form) != KIND["word"]:
@@ -215,9 +243,11 @@ class Session:
                     v = self.values
                     v["agent"][value] = 1
                     v["uses"][value] = 1
-                    v["used"][value] = v["seen"][value] = now
+                    v["used"][value] = v["seen"][value] = v["first_use"][value] = now
                 continue
             v["uses"][value] += 1
+            if v["first_use"][value] == NEVER:
+                v["first_use"][value] = now
             v["leaf_uses"][value] += use.leaf
             v["used"][value] = v["seen"][value] = now
             origin = int(v["record"][value])
@@ -225,15 +255,54 @@ class Session:
                 continue
             if not use.leaf and v["kind"][value] in (KIND["capital"], KIND["word"]):
                 continue
-            self._supplied(value, origin, now, tool, touched_tools)
+            self._supplied(value, origin, now, touched_tools)
+            sources.add(int(v["source"][value]))
+            shapes.add(int(v["shape"][value]))
+            keys.add(int(v["key"][value]))
+        for table, members in (
+            (self.tool_sources, sources),
+            (self.tool_shapes, shapes),
+            (self.tool_keys, keys),
+            (self.tool_arguments, arguments),
+        ):
+            counts = table.setdefault(tool, {})
+            for number in members:
+                counts[number] = counts.get(number, 0.0) + 1
 
-    def _supplied(self, value: int, origin: int, now: int, tool: int, touched: set[int]) -> None:
+    def expected(self, last_tool: int) -> list[tuple[int, float]]:
+        """Tools that may come next with their share, from this session; divided by their calls."""
+        after = self.next_tools.get(last_tool, {})
+        total = sum(after.values()) + 1.0
+        calls = sum(self.tool_calls.values())
+        out = []
+        for tool, number in self.tool_calls.items():
+            share = (after.get(tool, 0.0) + number / calls) / total
+            if share > 0.01:
+                out.append((tool, share / (number + 0.5)))
+        return out
+
+    def overlap_of_keys(self) -> Array:
+        """By key: share of its words that names of arguments have."""
+        size = self.keys.table.size
+        if self._keys_known < 0:
+            self.key_overlap = []
+        if self._keys_known < size:
+            for name in list(self.keys.ids)[len(self.key_overlap) :]:
+                parts = _name_words(name)
+                self.key_overlap.append(
+                    sum(p in self.argument_words for p in parts) / len(parts) if parts else 0.0
+                )
+            self._keys_known = size
+        return np.array(self.key_overlap, dtype=np.float32)
+
+    def _supplied(self, value: int, origin: int, now: int, touched: set[int]) -> None:
         """Book that `value`, last shown by record `origin`, was used at interaction `now`."""
         v, r = self.values, self.records
         self.use_events += 1
         r["supplied"][origin] += 1
         self.kinds["used"][v["kind"][value]] += 1
         r["supplied_at"][origin] = now
+        r["used_place"][origin] = self.segments["place"][v["segment"][value]]
         origin_tool = int(r["tool"][origin])
         tools = self.tools.table
         tools["used_values"][origin_tool] += 1
@@ -334,7 +403,7 @@ class Session:
         v = self.values
         shapes = v["shape"][ids].tolist()
         keys, sources, columns, likes, column_at, like_at = [], [], [], [], [], []
-        for value, shape in zip(ids.tolist(), shapes):
+        for value, shape in zip(ids.tolist(), shapes, strict=False):
             key_text = order[value][2]
             key = self.keys(key_text)
             source = self.sources((tool, key))
@@ -395,6 +464,10 @@ class Session:
             parts = words_of(form)
             if parts:
                 overlap[value] = sum(p in words for p in parts) / len(parts)
+
+
+def _name_words(name: str) -> list[str]:
+    return [p for p in re.split(r"[\W_]+", name) if p]
 
 
 def _symbols(text: str) -> float:

@@ -1,8 +1,9 @@
-"""Trains the small model from traces: rows, logistic regression, symmetric trees; numpy only."""
+"""Trains the small model from traces: within each step the values compete; numpy only."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,8 @@ from memory_bank.selection.tables import Array
 from memory_bank.selection.turns import Turn, turns_of
 from memory_bank.traces import Trace, read_traces
 
-RECIPE: dict[str, Any] = {"ridge": 30.0, "trees": 100, "depth": 3, "rate": 0.1}
+RECIPE: dict[str, Any] = {"ridge": 5000.0, "trees": 60, "depth": 3, "rate": 0.15, "fits": 3, "mix": 0.5}
+"""`fits`: tree models of different seeds, averaged."""
 NEGATIVES = 250
 MOST = 20.0
 
@@ -134,95 +136,149 @@ def step_rows(
 
 
 # -- fitting ------------------------------------------------------------------
-Part = tuple[Array, Array, Array, Array]
+Part = tuple[Array, Array, Array, Array, Array]
+"""x, y, w, trace and step of one set."""
+TOTAL = 3000.0
 
 
-def balance(parts: list[Part], power: float = 0.5) -> tuple[Array, Array, Array]:
-    """One matrix from several sets; the weight of a set grows with its positives to `power`."""
-    xs, ys, ws = [], [], []
-    for x, y, w, _ in parts:
-        positives = float((w * y).sum())
-        if positives < 3:
+@dataclass(frozen=True, slots=True)
+class Steps:
+    """Rows of several sets, sorted by step; `target` by row and `share` by step each add up to TOTAL."""
+
+    x: Array
+    y: Array
+    w: Array
+    step: Array
+    start: Array
+    target: Array
+    share: Array
+
+
+def balance(parts: list[Part], power: float = 0.5, trace_power: float = 0.85) -> Steps:
+    """Steps with something needed.
+
+    A set weighs its needed values to `power`, a trace in it to `trace_power`.
+    """
+    xs, ys, ws, steps, targets, shares = [], [], [], [], [], []
+    first = 0
+    for x, y, w, trace, step in parts:
+        _, number = np.unique(step, return_inverse=True)
+        needed = np.bincount(number, weights=y)
+        others = np.bincount(number, weights=1 - y)
+        rows = np.flatnonzero(((needed > 0) & (others > 0))[number])
+        if y[rows].sum() < 3:
             continue
-        xs.append(x.astype(np.float32))
-        ys.append(y)
-        ws.append(w * positives ** (power - 1))
-    weights = np.concatenate(ws)
-    y = np.concatenate(ys)
-    return np.concatenate(xs), y, weights * (float(y.sum()) / float((weights * y).sum()))
+        order = rows[np.argsort(number[rows], kind="stable")]
+        _, number = np.unique(number[order], return_inverse=True)
+        yy = y[order] > 0
+        needed = np.bincount(number, weights=yy)
+        share = np.minimum(needed, MOST)
+        total = share.sum()
+        _, owner = np.unique(
+            trace[order][np.searchsorted(number, np.arange(len(needed)))], return_inverse=True
+        )
+        share = share * np.bincount(owner, weights=share)[owner] ** (trace_power - 1)
+        share *= total**power / share.sum()
+        xs.append(x[order].astype(np.float32))
+        ys.append(yy)
+        ws.append(np.where(yy, 1, w[order]))
+        steps.append(number + first)
+        shares.append(share)
+        targets.append(np.where(yy, (share / needed)[number], 0))
+        first += len(needed)
+    if not xs:
+        raise ValueError("no step of the traces needs an older value")
+    every = np.concatenate(shares)
+    scale = TOTAL / every.sum()
+    step = np.concatenate(steps)
+    return Steps(
+        np.concatenate(xs),
+        np.concatenate(ys),
+        np.concatenate(ws).astype(np.float32),
+        step,
+        np.searchsorted(step, np.arange(first)),
+        (np.concatenate(targets) * scale).astype(np.float32),
+        (every * scale).astype(np.float32),
+    )
 
 
-def fit_logistic(x: Array, y: Array, w: Array, ridge: float = 3.0, rounds: int = 25) -> tuple[Array, float]:
-    """Weighted ridge logistic regression by damped Newton steps on standardised features."""
-    mean = (w[:, None] * x).sum(0) / w.sum()
-    spread = np.sqrt(np.maximum((w[:, None] * (x - mean) ** 2).sum(0) / w.sum(), 1e-4))
-    z = np.concatenate([(x - mean) / spread, np.ones((len(x), 1), np.float32)], axis=1).astype(np.float32)
+def soft(data: Steps, score: Array) -> tuple[Array, float]:
+    """Softmax within each step (sampled rows count by their weight), and the cross entropy."""
+    top = np.maximum.reduceat(score, data.start)
+    e = data.w * np.exp(score - top[data.step])
+    total = np.add.reduceat(e, data.start)
+    return e / total[data.step], float(
+        (data.share * (np.log(total) + top)).sum() - (data.target * score).sum()
+    )
+
+
+def fit_linear(data: Steps, ridge: float = 5000.0, rounds: int = 8) -> Array:
+    """Ridge conditional-logit weights by damped Newton steps on standardised features."""
+    mean = data.x.mean(0)
+    spread = np.sqrt(np.maximum(((data.x - mean) ** 2).mean(0), 1e-4))
+    z = ((data.x - mean) / spread).astype(np.float32)
     beta = np.zeros(z.shape[1])
-    beta[-1] = np.log((w * y).sum() / (w * (1 - y)).sum())
-    penalty = np.full(z.shape[1], ridge)
-    penalty[-1] = 0
-
-    def loss(b: Array) -> float:
-        s = z @ b.astype(np.float32)
-        return float((w * (np.logaddexp(0, s) - y * s)).sum() + 0.5 * (penalty * b * b).sum())
-
-    best = loss(beta)
+    p, best = soft(data, np.zeros(len(z), np.float32))
     for _ in range(rounds):
-        p = 1 / (1 + np.exp(-(z @ beta.astype(np.float32))))
-        gradient = z.T @ (w * (p - y)) + penalty * beta
-        h = w * p * (1 - p)
-        hessian = (z * h[:, None]).T @ z + np.diag(penalty + 1e-6)
+        q = (data.share[data.step] * p).astype(np.float32)
+        gradient = z.T @ (q - data.target) + ridge * beta
+        middle = np.add.reduceat(z * p[:, None], data.start, axis=0)
+        hessian = (
+            (z * q[:, None]).T @ z
+            - (middle * data.share[:, None]).T @ middle
+            + np.diag(np.full(len(beta), ridge))
+        )
         step = np.linalg.solve(hessian.astype(np.float64), gradient.astype(np.float64))
-        scale = 1.0
+        scale, before = 1.0, best
         while scale > 1e-3:
-            now = loss(beta - scale * step)
-            if now < best:
+            trial = beta - scale * step
+            chance, loss = soft(data, z @ trial.astype(np.float32))
+            loss += 0.5 * ridge * float((trial**2).sum())
+            if loss < best:
+                beta, p, best = trial, chance, loss
                 break
             scale /= 2
-        if scale <= 1e-3 or best - now < 1e-5 * best:
+        if before - best < 1e-4 * abs(best):
             break
-        beta, best = beta - scale * step, now
-    weights = beta[:-1] / spread
-    return weights.astype(np.float32), float(beta[-1] - (weights * mean).sum())
+    return np.asarray((beta / spread).astype(np.float32))
 
 
 def fit_trees(
-    x: Array,
-    y: Array,
-    w: Array,
-    base: Array,
+    data: Steps,
     trees: int = 60,
-    depth: int = 4,
+    depth: int = 3,
     rate: float = 0.15,
     bins: int = 32,
-    ridge: float = 20.0,
-    columns: float = 0.5,
+    ridge: float = 60.0,
+    columns: float = 0.4,
     seed: int = 0,
 ) -> tuple[Array, Array, Array]:
-    """Symmetric trees by histograms, second order; start from log-odds `base`.
+    """Symmetric trees by histograms with the gradients of the step's softmax.
 
     Returns feature (trees, depth), threshold (trees, depth), leaf (trees, 2**depth).
     """
     random = np.random.default_rng(seed)
-    count = x.shape[1]
-    edges, codes = _bins(x, w, bins)
-    score = base.astype(np.float64).copy()
+    x, (rows_all, count) = data.x, data.x.shape
+    edges, codes = _bins(x, bins)
+    score = np.zeros(rows_all)
     features = np.zeros((trees, depth), np.int32)
     thresholds = np.zeros((trees, depth), np.float32)
     leaves = np.zeros((trees, 2**depth), np.float32)
-    rows_all = len(x)
+    share = data.share[data.step]
     for tree in range(trees):
-        p = 1 / (1 + np.exp(-score))
-        g, h = w * (y - p), w * p * (1 - p)
-        keep = np.flatnonzero((y > 0) | (random.random(rows_all) < 0.5))
-        boost = np.where(y[keep] > 0, 1.0, 2.0)
+        p, _ = soft(data, score)
+        g, h = data.target - share * p, share * p * (1 - p) + 1e-9
+        keep = np.flatnonzero(data.y | (random.random(rows_all) < 0.5))
+        boost = np.where(data.y[keep], 1.0, 2.0)
         gk, hk = g[keep] * boost, h[keep] * boost
         leaf = np.zeros(len(keep), np.int64)
-        allowed = np.sort(random.choice(count, max(1, int(count * columns)), replace=False))
+        every = np.zeros(rows_all, np.int64)
         for level in range(depth):
             groups = 2**level
+            if level == 0:
+                allowed = random.choice(count, max(1, int(count * columns)), replace=False).tolist()
             best = (-1.0, 0, 0)
-            for f in allowed.tolist():
+            for f in allowed:
                 size = len(edges[f]) + 1
                 if size < 2:
                     continue
@@ -240,18 +296,17 @@ def fit_trees(
             _, f, place = best
             features[tree, level] = f
             thresholds[tree, level] = edges[f][place] if len(edges[f]) else np.inf
-            leaf += (codes[f][keep] > place).astype(np.int64) << level
+            above = (codes[f] > place).astype(np.int64) << level
+            every += above
+            leaf += above[keep]
         gs = np.bincount(leaf, weights=gk, minlength=2**depth)
         hs = np.bincount(leaf, weights=hk, minlength=2**depth)
         leaves[tree] = rate * gs / (hs + ridge)
-        index = np.zeros(rows_all, np.int64)
-        for level in range(depth):
-            index += (x[:, features[tree, level]] > thresholds[tree, level]).astype(np.int64) << level
-        score += leaves[tree][index]
+        score += leaves[tree][every]
     return features, thresholds, leaves
 
 
-def _bins(x: Array, w: Array, bins: int) -> tuple[list[Array], list[Array]]:
+def _bins(x: Array, bins: int) -> tuple[list[Array], list[Array]]:
     edges, codes = [], []
     sample = np.random.default_rng(1).choice(len(x), min(len(x), 60_000), replace=False)
     for f in range(x.shape[1]):
@@ -264,67 +319,99 @@ def _bins(x: Array, w: Array, bins: int) -> tuple[list[Array], list[Array]]:
                 np.quantile(unique if len(unique) < 200 else column, np.linspace(0, 1, bins + 1)[1:-1])
             )
         edges.append(cut.astype(np.float32))
-        codes.append(np.searchsorted(edges[-1], x[:, f], side="left").astype(np.int16))
+        codes.append(np.searchsorted(edges[-1], x[:, f], side="left").astype(np.uint8))
     return edges, codes
 
 
+def calibrate(data: Steps, score: Array) -> tuple[float, float]:
+    """(a, b): `a * score + b` are log-odds; weighted logistic regression on one feature."""
+    w = data.w * data.share[data.step] / np.sqrt(np.bincount(data.step, weights=data.y))[data.step]
+    a, b = 1.0, float(np.log((w * data.y).sum() / (w * ~data.y * np.exp(np.minimum(score, 20))).sum()))
+    for _ in range(30):
+        p = 1 / (1 + np.exp(-np.clip(a * score + b, -30, 30)))
+        h = w * p * (1 - p)
+        gradient = np.array([(w * (p - data.y) * score).sum(), (w * (p - data.y)).sum()])
+        hessian = np.array(
+            [[(h * score * score).sum(), (h * score).sum()], [(h * score).sum(), h.sum()]]
+        ) + 1e-6 * np.eye(2)
+        step = np.linalg.solve(hessian, gradient)
+        scale = min(1.0, 2 / max(1e-9, float(np.abs(step).max())))
+        a, b = a - scale * float(step[0]), b - scale * float(step[1])
+        if np.abs(step).max() < 1e-4:
+            break
+    return a, b
+
+
 def fit(
-    parts: list[Part],
-    mix: float = 0.5,
-    trees: int = 60,
-    depth: int = 4,
-    ridge: float = 3.0,
-    power: float = 0.5,
-    rate: float = 0.15,
-    **rest: Any,
+    parts: list[Part], mix: float = 0.5, trees: int = 60, fits: int = 3, ridge: float = 5000.0, **rest: Any
 ) -> Model:
-    """Both halves of the model from the rows of several sets."""
-    x, y, w = balance(parts, power)
-    weights, bias = fit_logistic(x, y, w, ridge)
-    base = float(np.log((w * y).sum() / (w * (1 - y)).sum()))
-    if not trees:
-        none = np.zeros((0, 1), np.float32)
-        return Model(weights, bias, none.astype(np.int32), none, none, base, 0.0)
-    feature, threshold, leaf = fit_trees(x, y, w, np.full(len(y), base), trees, depth, rate)
-    return Model(weights, bias, feature, threshold, leaf, base, mix)
+    """Both halves of the model from the rows of several sets; their mixture is calibrated to log-odds."""
+    data = balance(parts)
+    weights = fit_linear(data, ridge)
+    several = [fit_trees(data, trees, seed=seed, **rest) for seed in range(fits)]
+    feature, threshold = (np.concatenate([f[n] for f in several]) for n in (0, 1))
+    leaf = np.concatenate([f[2] for f in several]) / fits
+    raw = Model(weights, 0.0, feature, threshold, leaf, 0.0, mix)
+    scale, bias = calibrate(data, raw.log_odds(np.ascontiguousarray(data.x.T)).astype(np.float64))
+    return Model(
+        np.asarray(weights * scale, np.float32),
+        bias,
+        feature,
+        threshold,
+        np.asarray(leaf * scale, np.float32),
+        bias,
+        mix,
+    )
 
 
 # -- accepting ----------------------------------------------------------------
 def held_out_loss(model: Model, parts: list[Part]) -> float:
-    """Mean over sets of the log loss per needed value on rows the model has not seen; lower is better."""
+    """Mean over sets of the cross entropy per needed value within its step; lower is better."""
     losses = []
-    for x, y, w, _ in parts:
-        if float((w * y).sum()) < 3:
+    for part in parts:
+        try:
+            data = balance([part], 1.0, 1.0)
+        except ValueError:
             continue
-        odds = model.log_odds(np.ascontiguousarray(x.T, dtype=np.float32)).astype(np.float64)
-        losses.append(float((w * (np.logaddexp(0, odds) - y * odds)).sum() / (w * y).sum()))
+        losses.append(
+            soft(data, model.log_odds(np.ascontiguousarray(data.x.T)).astype(np.float64))[1] / TOTAL
+        )
     return sum(losses) / len(losses) if losses else float("inf")
 
 
 def split_traces(part: Part, every: int = 5) -> tuple[Part, Part]:
     """Rows of four in five traces, and of every fifth."""
-    x, y, w, trace = part
-    held = trace % every == every - 1
-    return (x[~held], y[~held], w[~held], trace[~held]), (x[held], y[held], w[held], trace[held])
+    held = part[3] % every == every - 1
+    first, second = tuple(a[~held] for a in part), tuple(a[held] for a in part)
+    return (first[0], first[1], first[2], first[3], first[4]), (
+        second[0],
+        second[1],
+        second[2],
+        second[3],
+        second[4],
+    )
 
 
 def retrain(files: Sequence[Path], out: Path, against: Path | None = None) -> tuple[float, float, bool]:
     """Train on four of five traces of each file; write ``out`` only if it wins on the fifth ones.
 
-    The figures are the log loss per needed value on traces that neither fit saw: new, present (that of
-    ``against``, the shipped model unless given), and whether the new one won. What is written is then fitted
-    on all of them.
+    The figures are the cross entropy per needed value, within its step, on traces that neither fit saw: new,
+    present (that of ``against``, the shipped model unless given), and whether the new one won. What is
+    written is then fitted on all of them. Raises TraceFileError when the traces need too few older values.
     """
     parts: list[Part] = []
     for path in files:
         rows = collect(path)
-        parts.append((rows["x"], rows["y"], rows["w"], rows["trace"]))
+        parts.append((rows["x"], rows["y"], rows["w"], rows["trace"], rows["step"]))
     halves = [split_traces(part) for part in parts]
-    if not any((y > 0).sum() >= 3 for _, (_, y, _, _) in halves):
-        raise TraceFileError("the traces hold too few calls that needed older values: give more of them.")
     held = [h for _, h in halves]
-    trial = held_out_loss(fit([t for t, _ in halves], **RECIPE), held)
+    try:
+        trial = held_out_loss(fit([t for t, _ in halves], **RECIPE), held)
+    except ValueError:
+        trial = float("inf")
     present = held_out_loss(load_model(against or MODEL_FILE, FEATURES), held)
+    if trial == present == float("inf"):
+        raise TraceFileError("the traces hold too few calls that needed older values: give more of them.")
     won = trial < present
     if won:
         notes = {"held_out": round(trial, 4), "sets": [p.name for p in files]}

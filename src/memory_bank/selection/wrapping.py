@@ -12,7 +12,7 @@ _BREAK = re.compile(r"[\s,;|)\]}>]")
 
 
 def wrap_line(line: str, width: int, first: int) -> list[str]:
-    """Pieces of a long line of at most about `width` characters (`first` for the first), cut where a word ends."""
+    """Pieces of a long line, at most about `width` characters (`first` for the first), cut at word ends."""
     out, start, size, wanted = [], 0, len(line), width
     while start < size:
         width = wanted if start else first

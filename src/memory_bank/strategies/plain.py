@@ -38,7 +38,7 @@ def _last(view: View, n: int) -> Applied:
 
 
 def apply_masking(messages: Any, llm_client: Any, settings: Any, state: Conversation) -> Applied:
-    """All messages; tool outputs before the last ``keep_last`` interactions keep ``max_length`` characters."""
+    """All messages; outputs before the last ``keep_last`` interactions keep ``max_length`` characters."""
     view = state.update(messages)
     recent = view.entries[-settings.keep_last :]
     stop = recent[0].interaction.start if recent else 0
