@@ -9,8 +9,9 @@ A data set is a trace file, or the name of one (NAME.jsonl.gz, NAME.jsonl) in ``
 ``../shared/data`` beside the repository; without any, all of that folder. A strategy is a key of the
 configuration, ``KEY?setting=value``, a plugin ``module:function?name=value`` of the form
 ``f(messages, state) -> messages``, ``full`` or ``oracle``. Prints a Markdown table for each set and the plain
-mean over the sets. ``{set}`` in a strategy stands for the data set's name: with
-``evidence_model=benchmarks/models/no_{set}.json`` each set is measured with a model that never saw it. Figures do not depend on ``--jobs``, times do. Intervals come from 500 resamples of the
+mean over the sets. ``{set}`` in a strategy stands for the data set's name:
+with ``evidence_model=benchmarks/models/no_{set}.json`` each set is measured with a model that never saw it.
+Figures do not depend on ``--jobs``, times do. Intervals come from 500 resamples of the
 traces with seed 0.
 
 ``--compare-reference DIR`` measures the plugins once more with the reference meter (DIR holds its package
@@ -54,7 +55,7 @@ COMPARED = {
     "hist_ratio": "share_of_history",
 }
 WITHIN = 1.0  # points
-SET = "{set}"  # in a strategy: the name of the data set, so that each is measured with a model that never saw it
+SET = "{set}"  # in a strategy: the name of the data set
 
 Results = dict[str, dict[str, Figures]]  # data set → strategy → figures
 
