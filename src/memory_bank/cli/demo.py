@@ -31,7 +31,7 @@ def demo(
     if why:
         screen.say("[yellow]Falling back to the built-in lexical embedder:[/] ", one_line(why, 600))
     settings = MemoryBankSettings(
-        embedding_model=embedder, observer_model="extractive", retrieval_query="adaptive"
+        selection="evidence", history_budget=2000, embedding_model=embedder, observer_model="extractive"
     )
     # constructed without the environment: the demo shows the same on every machine
     config = Config.model_construct(
@@ -94,7 +94,7 @@ class _Screen:
         for decision in step.plan.decisions:
             if decision.score is not None and str(decision.fate) in ("kept", "shown in part"):
                 tools = ", ".join(decision.tools)
-                line = f"step {decision.step} {tools}: similarity {decision.score:.2f}, {decision.reason}"
+                line = f"step {decision.step} {tools}: worth {decision.score:.2f}, {decision.reason}"
                 self.say(f"         [dim]{self._back}[/] ", one_line(line, 150))
 
 
