@@ -190,3 +190,15 @@ def test_a_wrong_model_file_is_one_clear_error(tmp_path):
         file.write_text(text)
         with pytest.raises(ConfigError, match="evidence model"):
             apply([user(), *orders(3)], evidence_model=str(file))
+
+
+def test_a_fork_that_answers_an_older_call_late_is_taken_in():
+    state = MemoryBankState("lexical")
+    turn = call(("p", "first", {}), ("q", "second", {}))
+    start = [user(), *orders(1), turn, result("p", "PAY-1")]
+    apply(start, state, history_budget=0.5)
+    apply([*start, result("q", "PAY-2"), *orders(3, start=1)], state, history_budget=0.5)
+    apply([*start, result("q", "PAY-3")], state, history_budget=0.5)  # the same calls, answered otherwise
+    context, _ = apply([*start, result("q", "PAY-3"), *orders(3, start=5)], state, history_budget=0.5)
+    assert pairing_errors(context) == []
+    assert len(state.evidence.numbers) == state.fact_store.size()

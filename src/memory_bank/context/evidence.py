@@ -31,18 +31,19 @@ class EvidenceMemory:
     def __init__(self, counter: TokenCounter, model_path: str | None = None) -> None:
         self.index = EvidenceIndex(_model(model_path), counter.count_text)
         self.numbers: dict[str, int] = {}
-        self._noted: set[tuple[str | None, ...]] = set()
+        self._latest = 0  # the index takes interactions in order; a late result joins the latest
 
     def add(self, record: InteractionRecord, note: str = "") -> None:
         """Take in a record, and what the agent said with its call; once."""
         if record.trace_id in self.numbers:
             return
         self.numbers[record.trace_id] = len(self.numbers) + 1
+        self._latest = max(self._latest, record.step_id)
         if note:
-            self.index.add_note(interaction=record.step_id, text=note)
+            self.index.add_note(interaction=self._latest, text=note)
         self.index.add_call(
             trace_id=record.trace_id,
-            interaction=record.step_id,
+            interaction=self._latest,
             tool=record.tool_name,
             arguments=compact(record.raw_input) if record.input_text is None else record.input_text,
             output="" if is_memory_tool(record.tool_name, record.output_text) else _output(record),
