@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path
 
 from memory_bank.context.fetched import is_memory_tool
@@ -74,8 +74,11 @@ class EvidenceChoice:
         self._first_step = first_step
         self._selection = selection
         self._kept = frozenset(kept)  # positions of interactions kept whole
-        prepared = memory.index.session.prepared
-        self._record_of = {p.trace_id: i for i, p in enumerate(prepared) if not p.note}
+
+    @cached_property
+    def _record_of(self) -> dict[str, int]:
+        prepared = self._memory.index.session.prepared
+        return {p.trace_id: i for i, p in enumerate(prepared) if not p.note}
 
     def pieces(self) -> list[Piece]:
         """See Choice."""

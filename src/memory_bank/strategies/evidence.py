@@ -55,10 +55,23 @@ def _fed(
         at_hand = {r.trace_id: r for r in new}
         missing = state.fact_store.get_many([t for t in wanted if t not in at_hand])
         at_hand.update((r.trace_id, r) for r in missing)
-        notes = {next(iter(e.trace_ids), None): e.interaction.note for e in view.entries} if wanted else {}
+        notes = _notes(view, set(wanted))
         for trace_id in wanted:
             memory.add(at_hand[trace_id], notes.get(trace_id, ""))
     return memory
+
+
+def _notes(view: View, wanted: set[str]) -> dict[str, str]:
+    """What the agent said with the wanted records, by the first record of each interaction."""
+    notes: dict[str, str] = {}
+    for entry in reversed(view.entries):  # what is new stands at the end
+        ids = [t for t in entry.trace_ids if t]
+        if ids and ids[0] in wanted:
+            notes[ids[0]] = entry.interaction.note
+        wanted.difference_update(ids)
+        if not wanted:
+            break
+    return notes
 
 
 def _budget(setting: int | float, older: int) -> int:
