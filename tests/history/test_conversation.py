@@ -15,6 +15,17 @@ def conversation() -> Conversation:
     return Conversation("s", approximate_counter())
 
 
+class Counting:
+    name, approximate, seen = "counting", True, 0
+
+    def count_text(self, text):
+        return 1
+
+    def count_message(self, message):
+        self.seen += 1
+        return 1
+
+
 def shape(view):
     return (
         [
@@ -91,16 +102,6 @@ def test_an_edited_prompt_equals_reading_at_once(messages, data):
 
 
 def test_a_system_prompt_that_changes_at_every_step_costs_no_parsing():
-    class Counting:
-        name, approximate, seen = "counting", True, 0
-
-        def count_text(self, text):
-            return 1
-
-        def count_message(self, message):
-            self.seen += 1
-            return 1
-
     counter = Counting()
     c = Conversation("s", counter)
     messages = [system(), user(), *rounds(100)]
@@ -111,16 +112,6 @@ def test_a_system_prompt_that_changes_at_every_step_costs_no_parsing():
 
 
 def test_each_message_is_counted_once():
-    class Counting:
-        name, approximate, seen = "counting", True, 0
-
-        def count_text(self, text):
-            return 1
-
-        def count_message(self, message):
-            self.seen += 1
-            return 1
-
     counter = Counting()
     c = Conversation("s", counter)
     messages = [system(), user()]

@@ -8,7 +8,7 @@ from typing import Any
 import typer
 
 from memory_bank.cli.output import is_terminal, one_line, output_file, print_json, table, tell
-from memory_bank.errors import ConfigError
+from memory_bank.cli.replay import check_files
 
 
 def audit(
@@ -31,7 +31,7 @@ def audit(
     from memory_bank.evidence.audit import candidates
 
     tried = candidates(load_config(config), strategy, budget)
-    _check_files(traces)
+    check_files(traces)
     with output_file(html, *traces) as target, _Progress() as bar:
         report = run(traces, tried, jobs=jobs, tell=tell, progress=bar.advance)
         if target is not None:
@@ -44,14 +44,6 @@ def audit(
         _print(report)
     if report.unreadable_files or not any(o.figures.steps for o in report.outcomes):
         raise typer.Exit(1)
-
-
-def _check_files(traces: list[Path]) -> None:
-    for path in traces:
-        if path.is_dir():
-            raise ConfigError(f"{path} is a directory: name the trace files in it.")
-        if not path.exists():
-            raise ConfigError(f"there is no trace file {path}: check the name.")
 
 
 def _print(report: Any) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import typer
 
 from memory_bank.cli.output import one_line, print_json, table
+from memory_bank.cli.replay import check_files
 from memory_bank.errors import ConfigError, TraceFileError
 
 
@@ -27,6 +28,7 @@ def explain(
     """Explain one context of a recorded run: what was shown, listed, left out, and why."""
     from memory_bank.config import load_config
 
+    check_files([traces])
     settings = load_config(config)
     with _plan(traces, trace_id, step, settings, strategy or settings.default_strategy) as plan:
         if html is not None:
@@ -86,9 +88,7 @@ def train(
     """Train a model for selection 'evidence' on your own traces; written only if it wins on unseen ones."""
     from memory_bank.selection.train import retrain
 
-    for path in traces:
-        if not path.is_file():
-            raise ConfigError(f"there is no trace file {path}: check the name.")
+    check_files(traces)
     new, present, won = retrain(traces, out, against)
     if as_json:
         print_json({"new": new, "present": present, "written": str(out) if won else None})

@@ -33,7 +33,7 @@ def replay(
     settings = load_config(config)
     key = strategy or settings.default_strategy
     settings.strategy(key)
-    _check_files(traces)
+    check_files(traces)
     summary = Summary(key)
     with (
         _memory(db) as memory,
@@ -67,7 +67,8 @@ def replay(
         raise typer.Exit(1)
 
 
-def _check_files(traces: list[Path]) -> None:
+def check_files(traces: list[Path]) -> None:
+    """Raise ConfigError for a trace file that is a directory or is not there."""
     for path in traces:
         if path.is_dir():
             raise ConfigError(f"{path} is a directory: name the trace files in it.")

@@ -53,24 +53,6 @@ class Tuning:
 
 
 @dataclass(frozen=True, slots=True)
-class RecordView:
-    """What became of one call or note (`number` 0).
-
-    `state` is whole, partial, listed, left out or kept elsewhere.
-
-    `shown` and `missing` count its segments; `skipped` the characters that were never indexed.
-    """
-
-    trace_id: str
-    number: int
-    interaction: int
-    state: str
-    shown: int
-    missing: int
-    skipped: int
-
-
-@dataclass(frozen=True, slots=True)
 class Selection:
     """The memory block and what it is made of."""
 
@@ -323,16 +305,6 @@ class EvidenceIndex:
             )
         return out
 
-    def size(self, tail_interaction: int) -> int:
-        """Tokens of all indexed segments before the tail: what showing everything would take, about."""
-        s = self.session
-        older = int(np.searchsorted(s.records["interaction"], tail_interaction))
-        last = s.first_segment[older] if older < s.records.size else s.segments.size
-        return (
-            int(s.segments["tokens"][:last].sum())
-            + (self._call_tokens[bisect_left(self._call_records, older)])
-        )
-
     def select(
         self, *, anchor: Sequence[str], tail_interaction: int, budget: int, keep: Sequence[str] = ()
     ) -> Selection:
@@ -374,32 +346,6 @@ class EvidenceIndex:
     def _segments_of(self, record: int) -> tuple[int, int]:
         first = self.session.first_segment
         return first[record], first[record + 1] if record + 1 < len(first) else self.session.segments.size
-
-    def views(self, selection: Selection) -> list[RecordView]:
-        """Every older call and note with what `selection` shows of it, in order."""
-        listed, out, number = set(selection.listed), [], 0
-        for record, item in enumerate(self.session.prepared[: selection.older]):
-            number += not item.note
-            total = len(item.pieces.segments)
-            shown = len(selection.shown.get(record, ()))
-            if record in selection.kept:
-                state, shown = "kept elsewhere", total
-            elif shown:
-                state = "whole" if shown == total and not item.pieces.skipped else "partial"
-            else:
-                state = "listed" if record in listed else "left out"
-            out.append(
-                RecordView(
-                    item.trace_id,
-                    0 if item.note else number,
-                    item.interaction,
-                    state,
-                    shown,
-                    total - shown,
-                    item.pieces.skipped,
-                )
-            )
-        return out
 
     def _fill(self, worth: Array, older: int, budget: int, kept: frozenset[int] = frozenset()) -> Selection:
         s, t = self.session, self.tuning
@@ -521,4 +467,4 @@ class EvidenceIndex:
         return Selection(text, tokens, shown, tuple(listed), gains, edge, older, kept)
 
 
-__all__ = ["GAP", "NEVER", "EvidenceIndex", "RecordView", "Selection", "Tuning"]
+__all__ = ["GAP", "NEVER", "EvidenceIndex", "Selection", "Tuning"]
