@@ -3,10 +3,16 @@
 import ipaddress
 import logging
 import os
+import shutil
 import socket
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+from tests.postgres import Server, why_not
 
 settings.register_profile("default", deadline=None, suppress_health_check=list(HealthCheck), print_blob=True)
 settings.register_profile("ci", parent=settings.get_profile("default"), derandomize=True)
@@ -46,3 +52,22 @@ def _no_user_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(autouse=True)
 def _log_levels() -> None:
     logging.getLogger("memory_bank").setLevel(logging.NOTSET)
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[Server]:
+    """A PostgreSQL server with pgvector; without the packages for it the test is skipped."""
+    reason = why_not()
+    if reason is not None:
+        pytest.skip(reason)
+    folder = Path(tempfile.mkdtemp(prefix="pg-"))  # a short name: sockets have no long ones
+    server = Server(folder / "data")
+    yield server
+    server.close()
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture
+def postgres_url(postgres: Server) -> str:
+    """The URL of a bank without content."""
+    return postgres.url(postgres.new())

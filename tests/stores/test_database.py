@@ -17,11 +17,12 @@ from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 
 from memory_bank.errors import ConfigError, DatabaseOpenError, DatabaseVersionError, StorageError
-from memory_bank.stores import database as module
-from memory_bank.stores.database import Database, schema_script
+from memory_bank.stores import sqlite as module
+from memory_bank.stores.database import Database
 from memory_bank.stores.facts import FactStore
 from memory_bank.stores.migrations import known_revisions, upgrade
 from memory_bank.stores.schema import HEAD, metadata
+from memory_bank.stores.sqlite import schema_script
 from memory_bank.testing.store_contracts import a_record, together
 
 

@@ -10,6 +10,7 @@ import pytest
 
 from memory_bank.records import Insight
 from memory_bank.stores import insights as module
+from memory_bank.stores import search
 from memory_bank.stores.database import Database
 from memory_bank.stores.insights import InsightStore
 from memory_bank.testing.insight_contract import InsightStoreContract, NumbersEmbedder
@@ -55,7 +56,7 @@ class TestInsightsInAFile(InsightStoreContract):
 
 
 def test_an_index_is_built_page_by_page(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert module._ROWS_AT_ONCE == 2_000
+    assert search._ROWS_AT_ONCE == 2_000
     database = Database()
     InsightStore(NumbersEmbedder(), database).add_many([Insight(f"{n}", f"1 {n}") for n in range(4_001)])
     store = InsightStore(NumbersEmbedder(), database)

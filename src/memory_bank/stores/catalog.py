@@ -12,8 +12,9 @@ from memory_bank.errors import EmbeddingError, StorageError
 from memory_bank.ports import Embedder
 from memory_bank.records import Insight, InteractionRecord
 from memory_bank.stores.database import Database
-from memory_bank.stores.payload import from_row
-from memory_bank.stores.schema import bank, insights, records, sessions
+from memory_bank.stores.embedder import remember
+from memory_bank.stores.payload import from_row, is_session_id, is_trace_id
+from memory_bank.stores.schema import insights, records, sessions
 from memory_bank.vectors import embedder_name, encode_documents
 
 _BATCH = 256
@@ -81,6 +82,8 @@ def list_sessions(database: Database) -> list[SessionInfo]:
 
 def has_session(database: Database, session_id: str) -> bool:
     """Whether a bank has such a session."""
+    if not is_session_id(session_id):
+        return False
     query = sa.select(sessions.c.session_id).where(sessions.c.session_id == session_id)
     with database.read() as c:
         return c.execute(query).first() is not None
@@ -88,6 +91,8 @@ def has_session(database: Database, session_id: str) -> bool:
 
 def find_record(database: Database, trace_id: str) -> tuple[str, InteractionRecord, Insight | None] | None:
     """``(session_id, record, insight)`` of a trace_id, in whichever session it is; None when nowhere."""
+    if not is_trace_id(trace_id):
+        return None
     return next(_entries(database, records.c.trace_id == trace_id), None)
 
 
@@ -154,6 +159,8 @@ def re_embed(database: Database, model: Embedder, progress: Callable[[int, int],
         if progress is not None:
             progress(len(vectors), len(todo))
     with database.write() as c:
+        database.lock_bank(c, exclusive=True)
+        database.lock_session(c, None)
         now = set(c.execute(sa.select(t.seq)).scalars())
         if now != {seq for seq, _ in todo}:
             raise StorageError(
@@ -165,9 +172,6 @@ def re_embed(database: Database, model: Embedder, progress: Callable[[int, int],
                 sa.update(insights).where(t.seq == sa.bindparam("row")).values(embedding=sa.bindparam("e"))
             )
             c.execute(statement, [{"row": seq, "e": e} for seq, e in vectors])
-        c.execute(sa.delete(bank).where(bank.c.key.in_(["embedder", "dimension"])))
-        if vectors:
-            facts = {"embedder": embedder_name(model), "dimension": str(dimension)}
-            c.execute(sa.insert(bank), [{"key": k, "value": v} for k, v in facts.items()])
+        remember(c, (embedder_name(model), dimension) if vectors else None)
         c.execute(sa.update(sessions).values(generation=sessions.c.generation + 1))
     return len(vectors)

@@ -55,6 +55,7 @@ class FactStore:
         if not rows or self._insert(rows):
             return
         with self.database.write() as c:  # some are there already
+            self.database.lock_session(c, self.session_id)
             for old in self._found(c, list(rows)):
                 check_same(rows.pop(old["trace_id"]), old)
             if rows:
@@ -63,6 +64,7 @@ class FactStore:
     def _insert(self, rows: dict[str, Row]) -> bool:
         """Insert rows that are hoped to be new; False, and nothing changed, when one is not."""
         with self.database.write() as c:
+            self.database.lock_session(c, self.session_id)
             try:
                 c.execute(_INSERT, list(rows.values()))
             except IntegrityError:
@@ -97,6 +99,7 @@ class FactStore:
     def clear(self) -> None:
         """Remove every record of the session."""
         with self.database.write() as c:
+            self.database.lock_session(c, self.session_id)
             c.execute(_CLEAR, {"session": self.session_id})
             c.execute(_NEXT_GENERATION, {"session": self.session_id})
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import numpy as np
@@ -26,6 +26,25 @@ def best_first(scores: Array, rows: Array) -> tuple[Array, Array]:
     np.cumsum(np.diff(scores[order].astype(np.float64)) < -_TIE, out=ties[1:])
     order = order[np.lexsort((-rows[order], ties))]
     return rows[order], scores[order]
+
+
+def first_of(limit: int | None, hidden: int, fetch: Callable[[int | None], tuple[Ranking, bool]]) -> Ranking:
+    """The first ``limit`` of a ranking that is fetched as far as ties ask for it.
+
+    ``fetch(n)`` ranks the ``n`` nearest rows (None: all), ``hidden`` of which it may leave out, and says
+    whether these are all there are.
+    """
+    if limit is None:
+        return fetch(None)[0]
+    wanted = limit + hidden + _SPARE
+    while True:
+        found, complete = fetch(wanted)
+        # Beyond a clear gap there is no tie of the last one shown.
+        if complete or (
+            len(found) > limit and (limit == 0 or found.scores[limit - 1] - found.scores[-1] > _GAP)
+        ):
+            return found[:limit]
+        wanted *= 4
 
 
 class SessionIndex:
@@ -67,16 +86,12 @@ class SessionIndex:
 
     def rank(self, query: Array, exclude: Collection[str], limit: int | None = None) -> Ranking:
         """The rows but the excluded, best first, for a query of shape (1, dimension); ``limit`` of them."""
-        if limit is None:
-            return self._rank(query, exclude, self.size)
-        wanted = limit + len(exclude) + _SPARE
-        while wanted < self.size:
-            found = self._rank(query, exclude, wanted)
-            # Beyond a clear gap there is no tie of the last one shown.
-            if len(found) > limit and (limit == 0 or found.scores[limit - 1] - found.scores[-1] > _GAP):
-                return found[:limit]
-            wanted *= 4
-        return self._rank(query, exclude, self.size)[:limit]
+
+        def fetch(n: int | None) -> tuple[Ranking, bool]:
+            k = self.size if n is None else min(n, self.size)
+            return self._rank(query, exclude, k), k == self.size
+
+        return first_of(limit, len(exclude), fetch)
 
     def _rank(self, query: Array, exclude: Collection[str], k: int) -> Ranking:
         scores, found = self._faiss.search(query, k)

@@ -1,4 +1,4 @@
-"""The InsightStore in SQL and FAISS: rows are the truth, the index of a session is derived from them."""
+"""The InsightStore in SQL: summaries and embeddings in rows, ranked by what the database is made for."""
 
 from __future__ import annotations
 
@@ -12,19 +12,18 @@ import numpy as np
 import sqlalchemy as sa
 from sqlalchemy.exc import IntegrityError
 
-from memory_bank.errors import EmbedderMismatchError
 from memory_bank.ports import Embedder
 from memory_bank.records import Insight, Ranking
 from memory_bank.stores.database import Database
-from memory_bank.stores.index import SessionIndex
+from memory_bank.stores.embedder import bind, check_embedder
 from memory_bank.stores.payload import is_trace_id, latest_insights
-from memory_bank.stores.schema import bank, insights, sessions
+from memory_bank.stores.schema import insights, sessions
+from memory_bank.stores.search import open_search
 from memory_bank.vectors import embedder_name, encode_documents, encode_queries
 
 log = logging.getLogger("memory_bank.InsightStore")
 
 _QUERIES_KEPT = 64  # query vectors remembered: the fixed query is asked at every step
-_ROWS_AT_ONCE = 2_000
 _IDS_AT_ONCE = 500
 
 # Statements are built once: building one costs more than running it.
@@ -40,26 +39,11 @@ _SIZE = sa.select(sa.func.count()).select_from(insights).where(_mine)
 _INSERT = sa.insert(insights)
 _REMOVE = sa.delete(insights).where(_mine, _asked)
 _CLEAR = sa.delete(insights).where(_mine)
-_NEW_ROWS = (  # with the session's generation in the same statement: what is read belongs together
-    sa.select(sessions.c.generation, _t.seq, _t.trace_id, _t.embedding)
-    .select_from(
-        sessions.outerjoin(
-            insights, (_t.session_id == sessions.c.session_id) & (_t.seq > sa.bindparam("last"))
-        )
-    )
-    .where(sessions.c.session_id == sa.bindparam("session"))
-    .order_by(_t.seq)
-    .limit(_ROWS_AT_ONCE)
-)
 _NEXT_GENERATION = (
     sa.update(sessions)
     .where(sessions.c.session_id == sa.bindparam("session"))
     .values(generation=sessions.c.generation + 1)
 )
-_BANK = sa.select(bank.c.key, bank.c.value)
-_ANY = sa.select(_t.seq).limit(1)
-_FORGET_EMBEDDER = sa.delete(bank).where(bank.c.key.in_(["embedder", "dimension"]))
-_REMEMBER_EMBEDDER = sa.insert(bank)
 
 
 class InsightStore:
@@ -79,7 +63,7 @@ class InsightStore:
         self.session_id = session_id
         self.database.open_session(session_id)
         self._lock = threading.RLock()
-        self._index = SessionIndex()
+        self._search = open_search(self.database, session_id, self.embedder_name)
         self._queries: OrderedDict[str, np.ndarray[Any, Any]] = OrderedDict()
         check_embedder(self.database, self.embedder_name, None)
 
@@ -114,7 +98,8 @@ class InsightStore:
     def _insert(self, rows: list[dict[str, Any]], dimension: int, *, replace: bool) -> bool:
         """Insert rows; False, and nothing changed, when one is there already and not to be replaced."""
         with self.database.write() as c:
-            _remember_embedder(c, self.database.name, self.embedder_name, dimension)
+            bind(c, self.database, self.embedder_name, dimension)
+            self.database.lock_session(c, self.session_id)
             if replace:
                 ids = [r["trace_id"] for r in rows]
                 for start in range(0, len(ids), _IDS_AT_ONCE):
@@ -139,19 +124,7 @@ class InsightStore:
         Raises EmbeddingError, EmbedderMismatchError.
         """
         with self._lock:
-            index = self._refresh()
-            if not index.size:
-                return Ranking([], [])
-            vector = self._query_vector(query)
-            if vector.shape[1] != index.dimension:
-                raise _mismatch(
-                    self.database.name,
-                    self.embedder_name,
-                    index.dimension,
-                    self.embedder_name,
-                    vector.shape[1],
-                )
-            return index.rank(vector, exclude, limit)
+            return self._search.rank(lambda: self._query_vector(query), exclude, limit)
 
     def get_summary(self, trace_id: str) -> str | None:
         """The summary, or None."""
@@ -188,7 +161,7 @@ class InsightStore:
         """Remove every insight of the session; the embedding model stays loaded."""
         with self._lock:
             clear_session(self.database, self.session_id)
-            self._index = SessionIndex()
+            self._search.forget()
 
     def is_empty(self) -> bool:
         """Whether there is no insight."""
@@ -201,27 +174,6 @@ class InsightStore:
             return c.execute(_SIZE, {"session": self.session_id}).scalar() or 0
 
     # ------------------------------------------------------------------
-
-    def _refresh(self) -> SessionIndex:
-        """The index, with the rows that this or another process has added since."""
-        while True:
-            index = self._index
-            asked = {"session": self.session_id, "last": index.last_seq}
-            with self.database.read() as c:
-                rows = c.execute(_NEW_ROWS, asked).all()
-                generation = rows[0][0] if rows else 0
-                if generation != index.generation:  # cleared or embedded anew: nothing of it holds
-                    self._index = SessionIndex(generation)
-                    continue
-                if rows and rows[0][1] is None:  # the join's way to say: no new row
-                    return index
-                if rows and not index.size:
-                    _check(c, self.database.name, self.embedder_name, None)
-            if not index.extend([row[1:] for row in rows]):  # a row was replaced: build it anew
-                self._index = SessionIndex(generation)
-                continue
-            if len(rows) < _ROWS_AT_ONCE:
-                return index
 
     def _query_vector(self, query: str) -> np.ndarray[Any, Any]:
         vector = self._queries.get(query)
@@ -238,42 +190,6 @@ class InsightStore:
 def clear_session(database: Database, session_id: str) -> None:
     """Remove a session's insights; no model is needed for it."""
     with database.write() as c:
+        database.lock_session(c, session_id)
         c.execute(_CLEAR, {"session": session_id})
         c.execute(_NEXT_GENERATION, {"session": session_id})
-
-
-# the bank's embedder, one for all its sessions
-
-
-def check_embedder(database: Database, name: str, dimension: int | None) -> None:
-    """Raise EmbedderMismatchError when the bank holds embeddings of another embedder."""
-    with database.read() as c:
-        _check(c, database.name, name, dimension)
-
-
-def _check(c: sa.Connection, where: str, name: str, dimension: int | None) -> bool:
-    known = dict(c.execute(_BANK).all())
-    old_name, old_dimension = known.get("embedder"), known.get("dimension")
-    if old_name is None or (old_name == name and (dimension is None or old_dimension == str(dimension))):
-        return old_name is not None and dimension is not None
-    if c.execute(_ANY).first() is None:
-        return False  # nothing embedded yet: nothing to mix
-    raise _mismatch(where, old_name, old_dimension, name, dimension)
-
-
-def _mismatch(
-    where: str, old_name: str, old_dimension: int | str | None, name: str, dimension: int | None
-) -> EmbedderMismatchError:
-    ours = f"{name} ({dimension} dimensions)" if dimension else name
-    return EmbedderMismatchError(
-        f"{where} holds embeddings of {old_name} ({old_dimension} dimensions), not of {ours}: open it with "
-        f"{old_name}, or run  memory-bank re-embed --db {where} --embedding-model {name}"
-    )
-
-
-def _remember_embedder(c: sa.Connection, where: str, name: str, dimension: int) -> None:
-    if _check(c, where, name, dimension):
-        return
-    c.execute(_FORGET_EMBEDDER)
-    facts = {"embedder": name, "dimension": str(dimension)}
-    c.execute(_REMEMBER_EMBEDDER, [{"key": key, "value": value} for key, value in facts.items()])

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import sqlalchemy as sa
 from sqlalchemy.engine import Dialect
-from sqlalchemy.types import LargeBinary, TypeDecorator
+from sqlalchemy.types import LargeBinary, TypeDecorator, TypeEngine, UserDefinedType
 
 HEAD = "0001"  # the revision of the newest migration
 
@@ -22,6 +23,35 @@ class ExactText(TypeDecorator[str]):
 
     def process_result_value(self, value: Any, dialect: Dialect) -> str | None:  # noqa: ARG002
         return None if value is None else bytes(value).decode("utf-8", "surrogatepass")
+
+
+class Vector(UserDefinedType[str]):
+    """pgvector's type, of any dimension, as its text form: ``[1,0.5]``."""
+
+    cache_ok = True
+
+    def get_col_spec(self, **_: Any) -> str:
+        return "vector"
+
+
+class Embedding(TypeDecorator[bytes]):
+    """float32, little-endian: bytes in SQLite, a ``vector`` in PostgreSQL; no bit is lost on the way."""
+
+    impl = LargeBinary
+    cache_ok = True
+
+    def load_dialect_impl(self, dialect: Dialect) -> TypeEngine[Any]:
+        return dialect.type_descriptor(Vector() if dialect.name == "postgresql" else LargeBinary())
+
+    def process_bind_param(self, value: bytes | None, dialect: Dialect) -> Any:
+        if value is None or dialect.name != "postgresql":
+            return value
+        return f"[{','.join(map(repr, np.frombuffer(value, dtype='<f4').tolist()))}]"
+
+    def process_result_value(self, value: Any, dialect: Dialect) -> bytes | None:
+        if value is None or dialect.name != "postgresql":
+            return None if value is None else bytes(value)
+        return np.array(value[1:-1].split(","), dtype="<f4").tobytes()
 
 
 metadata = sa.MetaData(
@@ -77,7 +107,7 @@ insights = sa.Table(
     sa.Column("session_id", sa.String(255), nullable=False),
     sa.Column("trace_id", sa.String(64), nullable=False),
     sa.Column("summary", ExactText, nullable=False),
-    sa.Column("embedding", sa.LargeBinary, nullable=False),  # float32, little-endian, of unit length
+    sa.Column("embedding", Embedding, nullable=False),  # of unit length
     sa.Column("source", sa.String(255), nullable=False),
     sa.Column("redo", ExactText),  # why the insight is to be made again
     sa.UniqueConstraint("trace_id", "session_id"),

@@ -1,14 +1,24 @@
 """Records, insights, sessions and the bank's own facts."""
 
+from typing import Any
+
 import sqlalchemy as sa
 from alembic import op
+from sqlalchemy.types import UserDefinedType
 
 revision = "0001"
 down_revision = None
 branch_labels = None
 depends_on = None
 
+
+class _Vector(UserDefinedType[Any]):
+    def get_col_spec(self, **_: Any) -> str:
+        return "vector"
+
+
 _serial = sa.BigInteger().with_variant(sa.Integer, "sqlite")
+_embedding = sa.LargeBinary().with_variant(_Vector(), "postgresql")
 
 
 def upgrade() -> None:
@@ -50,7 +60,7 @@ def upgrade() -> None:
         sa.Column("session_id", sa.String(255), nullable=False),
         sa.Column("trace_id", sa.String(64), nullable=False),
         sa.Column("summary", sa.LargeBinary, nullable=False),
-        sa.Column("embedding", sa.LargeBinary, nullable=False),
+        sa.Column("embedding", _embedding, nullable=False),
         sa.Column("source", sa.String(255), nullable=False),
         sa.Column("redo", sa.LargeBinary),
         sa.PrimaryKeyConstraint("seq", name="pk_insights"),

@@ -1,0 +1,71 @@
+"""What a kind of database does in its own way; ``sqlite`` and ``postgres`` are the two there are."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection, Engine
+from sqlalchemy.exc import DBAPIError
+
+
+class Backend(Protocol):
+    """A kind of database. ``name`` is its URL without secrets.
+
+    ``in_memory``: one connection for all threads, gone when closed. ``ranks``: similarity is computed by the
+    database, not by an index beside it. ``elsewhere``: what to do where the database is somebody else's.
+    """
+
+    name: str
+    elsewhere: str
+    in_memory: bool
+    ranks: bool
+
+    def check(self, must_exist: bool) -> None:
+        """Refuse what can be seen to fail, in better words than a driver's. Raises DatabaseOpenError."""
+
+    def create_engine(self) -> Engine:
+        """An engine whose connections are set up. Raises DatabaseOpenError when the driver is missing."""
+
+    def reading(self, engine: Engine) -> Engine:
+        """The engine for connections that only read."""
+
+    def turn(self) -> AbstractContextManager[Any]:
+        """What a writer holds among the threads of its process."""
+
+    def begin_write(self, c: Connection) -> None:
+        """Begin a transaction that writes."""
+
+    def begin_migration(self, c: Connection) -> None:
+        """As ``begin_write``, and alone: others who want to migrate wait until it has ended."""
+
+    def prepare(self, c: Connection) -> None:
+        """Make what the first migration needs. Raises DatabaseOpenError where that is not allowed."""
+
+    def tables(self, c: Connection) -> set[str]:
+        """The names of all tables. Raises DatabaseOpenError where there is no place for any."""
+
+    def insert_or_ignore(self, table: sa.Table) -> sa.Insert:
+        """An INSERT that leaves alone what is there already."""
+
+    def lock_bank(self, c: Connection, *, exclusive: bool) -> bool:
+        """Keep the bank's embedder as it is (or others from knowing it) to the end of a transaction.
+
+        False where every write is alone anyway. Taken before ``lock_session``.
+        """
+
+    def lock_session(self, c: Connection, session_id: str | None) -> None:
+        """Let one writer at a time into a session (None: into all): ``seq`` is then the order of commits."""
+
+    def say(self, error: BaseException) -> str:
+        """What went wrong with a statement, on one line and without contents."""
+
+    def say_unopened(self, error: BaseException) -> str:
+        """Why a database cannot be opened, and what to do about it, on one line."""
+
+
+def first_line(error: BaseException) -> str:
+    """What a driver said, without the statement and its parameters: those hold contents."""
+    cause = error.orig if isinstance(error, DBAPIError) and error.orig is not None else error
+    return str(cause).strip().split("\n", 1)[0].rstrip(".") or type(cause).__name__

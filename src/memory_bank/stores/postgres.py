@@ -1,0 +1,176 @@
+"""PostgreSQL with pgvector: how it is reached, locked and set up, and what its errors ask for."""
+
+from __future__ import annotations
+
+import re
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy import event
+from sqlalchemy.dialects import postgresql
+from sqlalchemy.engine import Connection, Engine
+from sqlalchemy.exc import DBAPIError
+
+from memory_bank.errors import DatabaseOpenError
+from memory_bank.stores.backend import first_line
+from memory_bank.stores.schema import bank, sessions
+
+DRIVERS = ("postgres", "postgresql", "postgresql+psycopg")
+LOCK_TIMEOUT_MS = 5_000
+MIGRATION_TIMEOUT_MS = 60_000
+_MIGRATING = 0x6D656D62616E6B  # "membank": the advisory lock of who migrates
+_SECRETS = ("password", "sslpassword")
+
+# What libpq takes, where the URL does not say otherwise: no call waits long for a server that is not there.
+_CONNECT: dict[str, Any] = {
+    "application_name": "memory_bank",
+    "connect_timeout": 5,
+    "keepalives_idle": 30,
+    "tcp_user_timeout": 30_000,  # ms
+}
+
+_TABLES = """
+SELECT t.relname FROM pg_class t JOIN pg_namespace n ON n.oid = t.relnamespace
+WHERE n.nspname = current_schema() AND t.relkind IN ('r', 'p') AND NOT EXISTS (
+  SELECT FROM pg_depend d WHERE d.classid = 'pg_class'::regclass AND d.objid = t.oid AND d.deptype = 'e')
+"""
+_LOCK_SESSION = (
+    sa.select(sa.literal(1)).where(sessions.c.session_id == sa.bindparam("session")).with_for_update()
+)
+_LOCK_SESSIONS = sa.select(sessions.c.session_id).order_by(sessions.c.session_id).with_for_update()
+
+# What a server or libpq says where a connection fails (no SQLSTATE is told there) → what to do about it.
+_ADVICE = (
+    (r"password|role .* does not exist|authentication", "check the URL's user and password"),
+    (r"database .* does not exist", "create that database, or name another one"),
+    (r"permission denied", "let the URL's user create tables there, or make it the owner of the database"),
+    (r"host name|refused|timeout|timed out|No such file|unreachable|starting up|shutting down",
+     "check the URL's host and port, and that the server runs"),
+    (r"connection slots|too many", "raise the server's max_connections, or close some clients"),
+)  # fmt: skip
+
+
+class Postgres:
+    """See Backend. Statements wait up to 5 s for a lock; connections are tested before they are used."""
+
+    in_memory = False
+    ranks = True
+    elsewhere = "name an empty one, or give the bank a schema of its own by  ?options=-csearch_path=NAME"
+
+    def __init__(self, url: sa.URL) -> None:
+        self.url = url.set(drivername="postgresql+psycopg")
+        self.name = url.difference_update_query(_SECRETS).render_as_string(hide_password=True)
+
+    def check(self, must_exist: bool) -> None:  # noqa: ARG002  only the server knows
+        """See Backend."""
+        if "@" in (self.url.host or ""):
+            raise DatabaseOpenError("the database URL has an @ in user or password: write it as %40.")
+
+    def create_engine(self) -> Engine:
+        """See Backend."""
+        try:
+            engine = sa.create_engine(
+                self.url,
+                connect_args={k: v for k, v in _CONNECT.items() if k not in self.url.query},
+                hide_parameters=True,
+                isolation_level="READ COMMITTED",
+                pool_pre_ping=True,
+                pool_size=5,
+                max_overflow=10,
+                pool_timeout=10,
+            )
+        except ImportError as e:  # psycopg, or the libpq it speaks through
+            raise DatabaseOpenError(
+                f"{self.name} needs psycopg, which is not there: run  pip install 'memory-bank[postgres]'."
+            ) from e
+
+        @event.listens_for(engine, "connect")
+        def _configure(connection: Any, _record: Any) -> None:
+            connection.execute(f"SET lock_timeout = {LOCK_TIMEOUT_MS}")
+            connection.execute("SET idle_in_transaction_session_timeout = 60000")  # of a process that hangs
+            connection.commit()
+
+        return engine
+
+    def reading(self, engine: Engine) -> Engine:
+        """See Backend. A read is one statement: it needs no transaction around it."""
+        return engine.execution_options(isolation_level="AUTOCOMMIT")
+
+    def turn(self) -> AbstractContextManager[Any]:
+        """See Backend."""
+        return nullcontext()
+
+    def begin_write(self, c: Connection) -> None:
+        """See Backend. It begins with its first statement."""
+
+    def begin_migration(self, c: Connection) -> None:
+        """See Backend."""
+        c.exec_driver_sql(f"SET LOCAL lock_timeout = {MIGRATION_TIMEOUT_MS}")
+        c.exec_driver_sql(f"SELECT pg_advisory_xact_lock({_MIGRATING})")
+
+    def prepare(self, c: Connection) -> None:
+        """See Backend."""
+        try:
+            c.exec_driver_sql("CREATE EXTENSION IF NOT EXISTS vector")
+        except DBAPIError as e:
+            what = first_line(e)
+            if _lost(e):
+                raise
+            if "permission denied" in what:
+                raise DatabaseOpenError(
+                    f"{self.name} lacks the extension vector, and the URL's user may not create it: let an "
+                    "administrator run  CREATE EXTENSION vector  in that database."
+                ) from e
+            raise DatabaseOpenError(
+                f"{self.name} cannot have the extension vector ({what}): install pgvector on the server."
+            ) from e
+
+    def tables(self, c: Connection) -> set[str]:
+        """See Backend."""
+        if c.exec_driver_sql("SELECT current_schema()").scalar() is None:
+            raise DatabaseOpenError(
+                f"{self.name} has no schema that the URL's user may use: create the one that its search_path "
+                "names, and grant USAGE and CREATE on it."
+            )
+        return {row[0] for row in c.exec_driver_sql(_TABLES)}
+
+    def insert_or_ignore(self, table: sa.Table) -> sa.Insert:
+        """See Backend."""
+        return postgresql.insert(table).on_conflict_do_nothing()
+
+    def lock_bank(self, c: Connection, *, exclusive: bool) -> bool:
+        """See Backend. Reading goes on in either mode."""
+        c.exec_driver_sql(f"LOCK TABLE {bank.name} IN {'EXCLUSIVE' if exclusive else 'ROW SHARE'} MODE")
+        return True
+
+    def lock_session(self, c: Connection, session_id: str | None) -> None:
+        """See Backend."""
+        if session_id is None:
+            c.execute(_LOCK_SESSIONS).all()
+        else:
+            c.execute(_LOCK_SESSION, {"session": session_id})
+
+    def say(self, error: BaseException) -> str:
+        """See Backend."""
+        what = _plain(error)
+        return f"the server went away or cannot be reached ({what})" if _lost(error) else what
+
+    def say_unopened(self, error: BaseException) -> str:
+        """See Backend."""
+        what = _plain(error)
+        advice = (todo for pattern, todo in _ADVICE if re.search(pattern, what, re.IGNORECASE))
+        return f"{what}: {next(advice, 'check the URL, and that the server runs')}"
+
+
+def _plain(error: BaseException) -> str:
+    """The first line without libpq's preamble."""
+    return re.sub(r"^connection failed: (?=connection )|(?<=failed: )FATAL:\s+", "", first_line(error))
+
+
+def _lost(error: BaseException) -> bool:
+    """Whether there is no connection (any more): broken, or never made."""
+    return isinstance(error, DBAPIError) and (
+        error.connection_invalidated
+        or (isinstance(error, sa.exc.OperationalError) and error.statement is None)
+    )

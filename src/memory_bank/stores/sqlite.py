@@ -1,0 +1,147 @@
+"""SQLite, in a file (WAL, ``synchronous=FULL``) or in memory: how it is opened, locked and set up."""
+
+from __future__ import annotations
+
+import functools
+import threading
+import time
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy import event
+from sqlalchemy.dialects import sqlite
+from sqlalchemy.engine import Connection, Engine
+from sqlalchemy.pool import StaticPool
+from sqlalchemy.schema import CreateIndex, CreateTable
+
+from memory_bank.errors import DatabaseOpenError
+from memory_bank.stores.backend import first_line
+from memory_bank.stores.schema import metadata
+
+BUSY_TIMEOUT_MS = 5_000
+
+
+class Sqlite:
+    """See Backend. Writers of one process take turns, and wait up to 5 s for those of other processes."""
+
+    ranks = False
+    elsewhere = "give another file name"
+
+    def __init__(self, url: sa.URL, write_lock: threading.RLock) -> None:
+        self.url = url
+        self.name = url.render_as_string(hide_password=True)
+        self.in_memory = url.database in (None, "", ":memory:")
+        self._write_lock = write_lock
+
+    def check(self, must_exist: bool) -> None:
+        """See Backend."""
+        if self.url.host or self.url.username or self.url.password or self.url.query:
+            raise DatabaseOpenError(
+                "a SQLite URL has no host, user or options: use  sqlite:///FILE  or a file name."
+            )
+        if self.in_memory:
+            return
+        file = Path(str(self.url.database))
+        try:
+            if file.is_dir():
+                raise DatabaseOpenError(f"{self.name} is a folder: name a file in it.")
+            if must_exist and not file.exists():
+                raise DatabaseOpenError(
+                    f"{self.name}: there is no such database; check the path given by --db."
+                )
+            if not file.parent.is_dir():
+                raise DatabaseOpenError(
+                    f"{self.name} cannot be opened: its folder does not exist, create it first."
+                )
+        except (OSError, ValueError) as e:  # a name too long, a folder that may not be entered, NUL
+            raise DatabaseOpenError(f"{self.name!r} cannot be opened: {first_line(e)}.") from e
+
+    def create_engine(self) -> Engine:
+        """See Backend."""
+        options: dict[str, Any] = {"connect_args": {"check_same_thread": False}, "hide_parameters": True}
+        if self.in_memory:
+            options["poolclass"] = StaticPool
+        engine = sa.create_engine(self.url, **options)
+        in_memory = self.in_memory
+
+        @event.listens_for(engine, "connect")
+        def _configure(connection: Any, _record: Any) -> None:
+            connection.execute(f"PRAGMA busy_timeout={BUSY_TIMEOUT_MS}")
+            if in_memory:
+                connection.executescript(schema_script())
+            else:
+                _write_ahead(connection)
+                connection.execute("PRAGMA synchronous=FULL")
+
+        return engine
+
+    def reading(self, engine: Engine) -> Engine:
+        """See Backend."""
+        return engine
+
+    def turn(self) -> AbstractContextManager[Any]:
+        """See Backend."""
+        return self._write_lock
+
+    def begin_write(self, c: Connection) -> None:
+        """See Backend."""
+        if not self.in_memory:  # take the write lock at once: no deadlock between two readers-to-writers
+            c.exec_driver_sql("BEGIN IMMEDIATE")
+
+    def begin_migration(self, c: Connection) -> None:
+        """See Backend."""
+        self.begin_write(c)
+
+    def prepare(self, c: Connection) -> None:
+        """See Backend."""
+
+    def tables(self, c: Connection) -> set[str]:
+        """See Backend."""
+        return {row[0] for row in c.exec_driver_sql("SELECT name FROM sqlite_master WHERE type = 'table'")}
+
+    def insert_or_ignore(self, table: sa.Table) -> sa.Insert:
+        """See Backend."""
+        return sqlite.insert(table).on_conflict_do_nothing()
+
+    def lock_bank(self, c: Connection, *, exclusive: bool) -> bool:  # noqa: ARG002  a write is alone
+        """See Backend."""
+        return False
+
+    def lock_session(self, c: Connection, session_id: str | None) -> None:
+        """See Backend."""
+
+    def say(self, error: BaseException) -> str:
+        """See Backend."""
+        return first_line(error)
+
+    def say_unopened(self, error: BaseException) -> str:
+        """See Backend."""
+        return first_line(error)
+
+
+@functools.cache
+def schema_script() -> str:
+    """The newest schema as one SQL script, for databases in memory: what all migrations together make."""
+    dialect = sqlite.dialect()
+    parts: list[CreateTable | CreateIndex] = []
+    for table in metadata.sorted_tables:
+        parts.append(CreateTable(table))
+        parts += [CreateIndex(index) for index in sorted(table.indexes, key=lambda i: str(i.name))]
+    return ";\n".join(str(part.compile(dialect=dialect)).strip() for part in parts) + ";"
+
+
+def _write_ahead(connection: Any) -> None:
+    """Switch to WAL. SQLite does not wait where two processes do that to a fresh file, so it is done here."""
+    import sqlite3
+
+    deadline = time.monotonic() + BUSY_TIMEOUT_MS / 1000
+    while True:
+        try:
+            connection.execute("PRAGMA journal_mode=WAL")
+            return
+        except sqlite3.OperationalError as e:
+            if "locked" not in str(e) or time.monotonic() > deadline:
+                raise
+            time.sleep(0.01)

