@@ -61,13 +61,15 @@ def postgres() -> Iterator[Server]:
     if reason is not None:
         pytest.skip(reason)
     folder = Path(tempfile.mkdtemp(prefix="pg-"))  # a short name: sockets have no long ones
-    server = Server(folder / "data")
-    yield server
-    server.close()
-    shutil.rmtree(folder, ignore_errors=True)
+    try:
+        server = Server(folder / "data")
+        yield server
+        server.close()
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 @pytest.fixture
 def postgres_url(postgres: Server) -> str:
     """The URL of a bank without content."""
-    return postgres.url(postgres.new())
+    return postgres.url(postgres.emptied())

@@ -71,7 +71,9 @@ class MemoryBankState:
         *,
         counter: TokenCounter | None = None,
     ) -> MemoryBankState:
-        """A durable state: ``sqlite:///bank.db`` or a file name. Reopening goes on where it was.
+        """A durable state: a file name, ``sqlite:///bank.db`` or ``postgresql://user@host/database``.
+
+        Reopening goes on where it was, in this process or another.
 
         Raises DatabaseOpenError, DatabaseVersionError, EmbedderLoadError, EmbedderMismatchError.
         """

@@ -22,7 +22,9 @@ from memory_bank.cli.output import (
 )
 from memory_bank.errors import ConfigError, EmbedderMismatchError, StorageError
 
-DB = typer.Option(..., "--db", help="The bank: sqlite:///FILE or a file name.")
+DB = typer.Option(
+    ..., "--db", help="The bank: a file name, sqlite:///FILE or postgresql://USER@HOST/DATABASE."
+)
 JSON = typer.Option(False, "--json", help="Print JSON.")
 SESSION = typer.Option(None, "--session", help="The session; may be left out when there is only one.")
 
@@ -233,7 +235,8 @@ def export(
     if session is not None:
         _session(database, session)
     count = 0
-    with output_file(out, Path(database.url.database or "")) as file:
+    inputs = [] if database.ranks else [Path(database.url.database or "")]
+    with output_file(out, *inputs) as file:
         target = file or sys.stdout
         if as_json:
             target.write("[")

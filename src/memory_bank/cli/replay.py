@@ -82,8 +82,9 @@ def _memory(db: str | None) -> Iterator[Any]:
     from memory_bank.stores.database import Database, database_url
 
     if db:
-        folder = Path(database_url(db).database or "").parent
-        if not folder.is_dir():
+        url = database_url(db)
+        folder = Path(url.database or "").parent
+        if url.get_backend_name() == "sqlite" and not folder.is_dir():
             raise ConfigError(
                 f"there is no folder {folder} for the bank: make it, or give --db another path."
             )

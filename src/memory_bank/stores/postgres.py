@@ -19,6 +19,7 @@ from memory_bank.stores.schema import bank, sessions
 DRIVERS = ("postgres", "postgresql", "postgresql+psycopg")
 LOCK_TIMEOUT_MS = 5_000
 MIGRATION_TIMEOUT_MS = 60_000
+_CONNECTIONS = 15
 _MIGRATING = 0x6D656D62616E6B  # "membank": the advisory lock of who migrates
 _SECRETS = ("password", "sslpassword")
 
@@ -30,6 +31,10 @@ _CONNECT: dict[str, Any] = {
     "tcp_user_timeout": 30_000,  # ms
 }
 
+_PLACES = """
+SELECT current_schema(), to_regtype('vector') IS NOT NULL,
+  (SELECT extnamespace::regnamespace FROM pg_extension WHERE extname = 'vector')
+"""
 _TABLES = """
 SELECT t.relname FROM pg_class t JOIN pg_namespace n ON n.oid = t.relnamespace
 WHERE n.nspname = current_schema() AND t.relkind IN ('r', 'p') AND NOT EXISTS (
@@ -44,8 +49,8 @@ _LOCK_SESSIONS = sa.select(sessions.c.session_id).order_by(sessions.c.session_id
 _ADVICE = (
     (r"password|role .* does not exist|authentication", "check the URL's user and password"),
     (r"database .* does not exist", "create that database, or name another one"),
-    (r"permission denied", "let the URL's user create tables there, or make it the owner of the database"),
-    (r"host name|refused|timeout|timed out|No such file|unreachable|starting up|shutting down",
+    (r"permission denied", "grant the URL's user all rights on that schema and its tables"),
+    (r"host name|resolve|refused|timeout|timed out|No such file|unreachable|starting up|shutting down",
      "check the URL's host and port, and that the server runs"),
     (r"connection slots|too many", "raise the server's max_connections, or close some clients"),
 )  # fmt: skip
@@ -56,7 +61,9 @@ class Postgres:
 
     in_memory = False
     ranks = True
-    elsewhere = "name an empty one, or give the bank a schema of its own by  ?options=-csearch_path=NAME"
+    elsewhere = (
+        "name an empty one, or give the bank a schema of its own by  ?options=-csearch_path=NAME,public"
+    )
 
     def __init__(self, url: sa.URL) -> None:
         self.url = url.set(drivername="postgresql+psycopg")
@@ -77,7 +84,7 @@ class Postgres:
                 isolation_level="READ COMMITTED",
                 pool_pre_ping=True,
                 pool_size=5,
-                max_overflow=10,
+                max_overflow=_CONNECTIONS - 5,
                 pool_timeout=10,
             )
         except ImportError as e:  # psycopg, or the libpq it speaks through
@@ -128,10 +135,15 @@ class Postgres:
 
     def tables(self, c: Connection) -> set[str]:
         """See Backend."""
-        if c.exec_driver_sql("SELECT current_schema()").scalar() is None:
+        schema, found, place = c.exec_driver_sql(_PLACES).one()
+        if schema is None:
             raise DatabaseOpenError(
                 f"{self.name} has no schema that the URL's user may use: create the one that its search_path "
                 "names, and grant USAGE and CREATE on it."
+            )
+        if place is not None and not found:
+            raise DatabaseOpenError(
+                f"{self.name} has the extension vector in the schema {place}: add that to its search_path."
             )
         return {row[0] for row in c.exec_driver_sql(_TABLES)}
 
@@ -153,6 +165,8 @@ class Postgres:
 
     def say(self, error: BaseException) -> str:
         """See Backend."""
+        if isinstance(error, sa.exc.TimeoutError):
+            return f"all {_CONNECTIONS} connections of this process are in use"
         what = _plain(error)
         return f"the server went away or cannot be reached ({what})" if _lost(error) else what
 

@@ -15,6 +15,7 @@ from memory_bank.stores.index import Array, SessionIndex, best_first, first_of
 from memory_bank.stores.schema import Embedding, bank, insights, sessions
 
 _ROWS_AT_ONCE = 2_000
+_MANY = 2**31  # more than this is all
 
 # Statements are built once: building one costs more than running it.
 _t = insights.c
@@ -131,6 +132,7 @@ class DatabaseSearch:
         hidden = set(exclude)
 
         def fetch(n: int | None) -> tuple[Ranking, bool]:
+            n = n if n is None or n < _MANY else None
             with self.database.read() as c:
                 rows = c.execute(
                     _RANKED if n is None else _BEST, asked if n is None else {**asked, "n": n}
