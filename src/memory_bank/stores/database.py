@@ -15,7 +15,6 @@ from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from memory_bank.errors import ConfigError, DatabaseOpenError, DatabaseVersionError, StorageError
 from memory_bank.stores.backend import Backend
 from memory_bank.stores.payload import is_session_id
-from memory_bank.stores.postgres import DRIVERS, Postgres
 from memory_bank.stores.schema import HEAD, bank, sessions
 from memory_bank.stores.sqlite import Sqlite
 
@@ -79,7 +78,9 @@ class Database:
     def _backend_of(self, url: sa.URL) -> Backend:
         if url.drivername in ("sqlite", "sqlite+pysqlite"):
             return Sqlite(url, self.write_lock)
-        if url.drivername in DRIVERS:
+        if url.drivername in ("postgres", "postgresql", "postgresql+psycopg"):
+            from memory_bank.stores.postgres import Postgres
+
             return Postgres(url)
         raise DatabaseOpenError(
             f"a {url.drivername} database cannot be opened: use  sqlite:///FILE , a file name, or  "

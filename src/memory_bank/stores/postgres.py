@@ -16,7 +16,6 @@ from memory_bank.errors import DatabaseOpenError
 from memory_bank.stores.backend import first_line
 from memory_bank.stores.schema import bank, sessions
 
-DRIVERS = ("postgres", "postgresql", "postgresql+psycopg")
 LOCK_TIMEOUT_MS = 5_000
 MIGRATION_TIMEOUT_MS = 60_000
 _CONNECTIONS = 15
