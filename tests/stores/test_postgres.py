@@ -211,6 +211,21 @@ def test_what_is_not_there(postgres: Server) -> None:
     ]
 
 
+def test_an_encoding_that_cannot_hold_every_name(postgres: Server) -> None:
+    for encoding in ("SQL_ASCII", "LATIN1"):
+        name = f"db_{encoding.lower()}"
+        postgres.sql(f"CREATE DATABASE {name} TEMPLATE template0 ENCODING '{encoding}' LOCALE 'C'")
+        assert "ENCODING 'UTF8'" in refused(postgres.url(name))
+
+
+@pytest.mark.parametrize(
+    "options",
+    ["connect_timeout=secret", "port=99999", "sslmode=secret", "nonsense=secret", "options=-csecret%3D1"],
+)
+def test_options_that_no_server_takes(postgres_url: str, options: str) -> None:
+    refused(f"{postgres_url}&{options}".replace("secret", "strange"))
+
+
 def empty_name(url: str) -> str:
     return url.partition("@/")[2].partition("?")[0]
 

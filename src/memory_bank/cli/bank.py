@@ -235,8 +235,9 @@ def export(
     if session is not None:
         _session(database, session)
     count = 0
-    inputs = [] if database.ranks else [Path(database.url.database or "")]
-    with output_file(out, *inputs) as file:
+    url = database.url
+    bank = [Path(url.database)] if url.get_backend_name() == "sqlite" and url.database else []
+    with output_file(out, *bank) as file:
         target = file or sys.stdout
         if as_json:
             target.write("[")

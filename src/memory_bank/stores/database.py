@@ -95,7 +95,7 @@ class Database:
             revision = self._revision(connection)
         if revision == HEAD:
             return
-        if must_exist and revision is None and self.ranks:
+        if must_exist and revision is None and self.url.get_backend_name() != "sqlite":
             raise DatabaseOpenError(f"{self.name} holds no bank yet: check the URL given by --db.")
         from memory_bank.stores.migrations import known_revisions, upgrade
 

@@ -25,13 +25,14 @@ _SECRETS = ("password", "sslpassword")
 # What libpq takes, where the URL does not say otherwise: no call waits long for a server that is not there.
 _CONNECT: dict[str, Any] = {
     "application_name": "memory_bank",
+    "client_encoding": "utf8",  # or psycopg gives bytes for text where the database has no encoding
     "connect_timeout": 5,
     "keepalives_idle": 30,
     "tcp_user_timeout": 30_000,  # ms
 }
 
 _PLACES = """
-SELECT current_schema(), to_regtype('vector') IS NOT NULL,
+SELECT getdatabaseencoding(), current_schema(), to_regtype('vector') IS NOT NULL,
   (SELECT extnamespace::regnamespace FROM pg_extension WHERE extname = 'vector')
 """
 _TABLES = """
@@ -134,7 +135,11 @@ class Postgres:
 
     def tables(self, c: Connection) -> set[str]:
         """See Backend."""
-        schema, found, place = c.exec_driver_sql(_PLACES).one()
+        encoding, schema, found, place = c.exec_driver_sql(_PLACES).one()
+        if encoding != "UTF8":
+            raise DatabaseOpenError(
+                f"{self.name} has the encoding {encoding}: name a database made with  ENCODING 'UTF8' ."
+            )
         if schema is None:
             raise DatabaseOpenError(
                 f"{self.name} has no schema that the URL's user may use: create the one that its search_path "
