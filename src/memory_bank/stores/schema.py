@@ -84,7 +84,7 @@ sessions = sa.Table(
 records = sa.Table(
     "records",
     metadata,
-    sa.Column("seq", _Serial, sa.Identity(), primary_key=True, autoincrement=True),
+    sa.Column("seq", _Serial, primary_key=True, autoincrement=True),
     sa.Column("session_id", sa.String(255), nullable=False),
     sa.Column("trace_id", sa.String(64), nullable=False),
     sa.Column("step_id", sa.Integer, nullable=False),
@@ -103,7 +103,7 @@ records = sa.Table(
 insights = sa.Table(
     "insights",
     metadata,
-    sa.Column("seq", _Serial, sa.Identity(), primary_key=True, autoincrement=True),
+    sa.Column("seq", _Serial, primary_key=True, autoincrement=True),
     sa.Column("session_id", sa.String(255), nullable=False),
     sa.Column("trace_id", sa.String(64), nullable=False),
     sa.Column("summary", ExactText, nullable=False),

@@ -38,7 +38,7 @@ def upgrade() -> None:
     )
     op.create_table(
         "records",
-        sa.Column("seq", _serial, sa.Identity(), nullable=False, autoincrement=True),
+        sa.Column("seq", _serial, nullable=False, autoincrement=True),
         sa.Column("session_id", sa.String(255), nullable=False),
         sa.Column("trace_id", sa.String(64), nullable=False),
         sa.Column("step_id", sa.Integer, nullable=False),
@@ -56,7 +56,7 @@ def upgrade() -> None:
     op.create_index("ix_records_session_id_seq", "records", ["session_id", "seq"])
     op.create_table(
         "insights",
-        sa.Column("seq", _serial, sa.Identity(), nullable=False, autoincrement=True),
+        sa.Column("seq", _serial, nullable=False, autoincrement=True),
         sa.Column("session_id", sa.String(255), nullable=False),
         sa.Column("trace_id", sa.String(64), nullable=False),
         sa.Column("summary", sa.LargeBinary, nullable=False),
