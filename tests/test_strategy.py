@@ -365,39 +365,36 @@ def test_reset_empties_everything_and_keeps_the_model():
     assert apply([user("new"), *rounds(1)], state)[0] == [user("new"), *rounds(1)]
 
 
-def test_reopening_goes_on_where_it_was(tmp_path):
-    url = f"sqlite:///{tmp_path / 'bank.db'}"
+def test_reopening_goes_on_where_it_was(bank_url):
     messages = [user("find ORD-1001"), *rounds(3)]
-    with MemoryBankState.open(url, session_id="s", embedding_model="lexical") as state:
+    with MemoryBankState.open(bank_url, session_id="s", embedding_model="lexical") as state:
         before = apply(messages, state)
-    with MemoryBankState.open(url, session_id="s", embedding_model="lexical") as state:
+    with MemoryBankState.open(bank_url, session_id="s", embedding_model="lexical") as state:
         assert apply(messages, state) == before
         assert (state.step_count, state.fact_store.size()) == (3, 3)
         messages += rounds(1, start=3)
         apply(messages, state)
         assert state.fact_store.steps()[state.last_plan.view.entries[-1].trace_ids[0]] == 4
-    with MemoryBankState.open(url, session_id="s") as state:
+    with MemoryBankState.open(bank_url, session_id="s") as state:
         context, _ = apply([user("find ORD-1001")], state, retrieval_query="task")
         assert "ORD-1001" in memory_of(context)
 
 
-def test_an_interrupted_step_is_made_good_at_the_next_opening(tmp_path):
-    url = f"sqlite:///{tmp_path / 'bank.db'}"
-    with MemoryBankState.open(url, embedding_model="lexical") as state:
+def test_an_interrupted_step_is_made_good_at_the_next_opening(bank_url):
+    with MemoryBankState.open(bank_url, embedding_model="lexical") as state:
         state.fact_store.store(
             InteractionRecord.create(1, "f", {}, {"id": "ORD-9"})
         )  # killed before its insight
-    with MemoryBankState.open(url, embedding_model="lexical") as state:
+    with MemoryBankState.open(bank_url, embedding_model="lexical") as state:
         apply([user()], state)
         assert state.insight_store.size() == 1
 
 
-def test_sessions_of_one_database_never_see_each_other(tmp_path):
-    url = f"sqlite:///{tmp_path / 'bank.db'}"
+def test_sessions_of_one_database_never_see_each_other(bank_url):
     messages = [user("find ORD-1001"), *rounds(3)]
     with (
-        MemoryBankState.open(url, session_id="a", embedding_model="lexical") as a,
-        MemoryBankState.open(url, session_id="b", embedding_model="lexical") as b,
+        MemoryBankState.open(bank_url, session_id="a", embedding_model="lexical") as a,
+        MemoryBankState.open(bank_url, session_id="b", embedding_model="lexical") as b,
     ):
         apply(messages, a)
         assert apply([user("find ORD-1001")], b, retrieval_query="task")[0] == [user("find ORD-1001")]
@@ -406,12 +403,11 @@ def test_sessions_of_one_database_never_see_each_other(tmp_path):
         assert (a.fact_store.size(), b.fact_store.size(), b.insight_store.size()) == (0, 3, 3)
 
 
-def test_a_reset_by_another_process_is_noticed(tmp_path):
-    url = f"sqlite:///{tmp_path / 'bank.db'}"
+def test_a_reset_by_another_process_is_noticed(bank_url):
     messages = [user(), *rounds(3)]
     with (
-        MemoryBankState.open(url, embedding_model="lexical") as a,
-        MemoryBankState.open(url, embedding_model="lexical") as b,
+        MemoryBankState.open(bank_url, embedding_model="lexical") as a,
+        MemoryBankState.open(bank_url, embedding_model="lexical") as b,
     ):
         apply(messages, a)
         b.reset()
@@ -419,8 +415,8 @@ def test_a_reset_by_another_process_is_noticed(tmp_path):
         assert a.fact_store.size() == a.insight_store.size() == 3
 
 
-def test_threads_share_a_state_without_loss(tmp_path):
-    state = MemoryBankState.open(tmp_path / "bank.db", embedding_model="lexical")
+def test_threads_share_a_state_without_loss(bank_url):
+    state = MemoryBankState.open(bank_url, embedding_model="lexical")
     errors = []
 
     def work(k: int) -> None:

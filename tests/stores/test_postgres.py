@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
 import threading
@@ -186,7 +188,8 @@ def test_who_may_not_in(users: Server) -> None:
     assert "check the URL's user and password" in refused(users.url(bank, "nobody", "secret"))
     assert "rights" in refused(users.url(bank, "guarded", "right"))
     users.sql(
-        "GRANT ALL ON SCHEMA public TO guarded; GRANT ALL ON ALL TABLES IN SCHEMA public TO guarded", bank
+        "GRANT ALL ON SCHEMA public TO guarded; GRANT ALL ON ALL TABLES IN SCHEMA public TO guarded; GRANT ALL ON ALL SEQUENCES IN SCHEMA public TO guarded",
+        bank,
     )
     for url in (users.url(bank, "guarded", "right"), f"{users.url(bank, 'guarded')}&password=right"):
         database = Database(url)
@@ -357,6 +360,65 @@ def test_a_server_that_goes_away_during_a_write(postgres: Server, database: Data
         postgres.start()
     assert ("nothing was changed" in str(caught.value)) == (when == "before the end")
     assert database.generation("default") == 0
+
+
+KILL_IN_MIGRATION = """
+import os, signal, sys
+from alembic import op
+from memory_bank.stores.database import Database
+made = 0
+create_table = op.create_table
+def create_and_die(*a, **k):
+    global made
+    create_table(*a, **k)
+    made += 1
+    if made == 3:
+        os.kill(os.getpid(), signal.SIGKILL)
+op.create_table = create_and_die
+Database(sys.argv[1])
+"""
+
+
+def test_a_kill_in_a_migration_leaves_nothing(postgres: Server) -> None:
+    name = postgres.new("template0")
+    assert python(KILL_IN_MIGRATION, postgres.url(name)).wait(60) == -signal.SIGKILL
+    assert postgres.sql("SELECT count(*) FROM pg_tables WHERE schemaname = 'public'", name) == [(0,)]
+    database = Database(postgres.url(name))
+    FactStore(database).store(a_record(1))
+    database.close()
+
+
+STORE = """
+import itertools, sys
+from memory_bank.stores.database import Database
+from memory_bank.stores.facts import FactStore
+from memory_bank.testing.store_contracts import a_record
+store = FactStore(Database(sys.argv[1]))
+for n in itertools.count(int(sys.argv[2])):
+    store.store_many([a_record(2 * n), a_record(2 * n + 1)])
+    print(n, flush=True)
+"""
+
+
+@pytest.mark.parametrize("who", ["the process", "the server"])
+def test_a_kill_loses_no_acknowledged_record(postgres: Server, postgres_url: str, who: str) -> None:
+    worker = python(STORE, postgres_url, 0)
+    assert worker.stdout is not None
+    acknowledged = [int(worker.stdout.readline()) for _ in range(40)]
+    if who == "the process":
+        os.kill(worker.pid, signal.SIGKILL)
+    else:
+        postgres.crash()
+        postgres.start()
+    acknowledged += [int(line) for line in worker.stdout.read().split("\n")[:-1]]
+    assert worker.wait(60) != 0
+    database = Database(postgres_url)
+    store = FactStore(database)
+    stored = [int(trace_id[-5:]) for trace_id in store.steps()]
+    assert set(range(2 * len(acknowledged))) <= set(stored)
+    assert len(stored) % 2 == 0  # what was under way is there as a whole or not at all
+    assert store.get_many(list(store.steps())) == [a_record(n) for n in stored]
+    database.close()
 
 
 def test_who_holds_a_session_for_long_is_not_waited_for_without_end(database: Database) -> None:

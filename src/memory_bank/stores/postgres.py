@@ -49,7 +49,7 @@ _LOCK_SESSIONS = sa.select(sessions.c.session_id).order_by(sessions.c.session_id
 _ADVICE = (
     (r"password|role .* does not exist|authentication", "check the URL's user and password"),
     (r"database .* does not exist", "create that database, or name another one"),
-    (r"permission denied", "grant the URL's user all rights on that schema and its tables"),
+    (r"permission denied", "grant the URL's user all rights on that schema, its tables and sequences"),
     (r"host name|resolve|refused|timeout|timed out|No such file|unreachable|starting up|shutting down",
      "check the URL's host and port, and that the server runs"),
     (r"connection slots|too many", "raise the server's max_connections, or close some clients"),
