@@ -539,7 +539,7 @@ def test_a_sessions_order_only_grows_at_its_end(postgres_url: str) -> None:
 
 def test_two_embedders_on_an_empty_bank_never_mix(postgres: Server) -> None:
     for attempt in range(6):
-        databases = [Database(postgres.url(name)) for name in [postgres.new()] * 4]
+        databases = [Database(url) for url in [postgres.url(postgres.emptied())] * 4]
         refusals: list[EmbedderMismatchError] = []
 
         def add(k: int, databases: Any = databases, refusals: Any = refusals, attempt: int = attempt) -> None:

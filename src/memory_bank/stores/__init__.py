@@ -1,1 +1,1 @@
-"""Where records and insights rest: SQL with a FAISS index beside it, and the plain reference in memory."""
+"""Where records and insights rest: SQLite with a FAISS index beside it, PostgreSQL with pgvector, plain memory."""
