@@ -26,6 +26,7 @@ from memory_bank.selection.features import FEATURES, Situation, describe
 from memory_bank.selection.model import Model, load_model
 from memory_bank.selection.scores import LinearScores
 from memory_bank.selection.session import NEVER, Prepared, Session, mentions, prepare
+from memory_bank.selection.similarity import Similarity
 from memory_bank.selection.tables import Array
 
 ARGUMENT_ROOM = (-1, 0, 24, 40, 72)
@@ -74,10 +75,12 @@ class EvidenceIndex:
         model: Model | None = None,
         count_tokens: Callable[[str], int] = lambda s: (len(s) + 3) // 4,
         tuning: Tuning = Tuning(),
+        similarity: Similarity | None = None,
     ) -> None:
         self.model = model if model is not None else load_model(MODEL_FILE, FEATURES)
         self.count = count_tokens
         self.tuning = tuning
+        self.similarity = similarity
         self.session = Session()
         self._linear = LinearScores(self.model.weights)
         self._anchor: list[str] = []
@@ -254,7 +257,22 @@ class EvidenceIndex:
             )
             trees = self.model.boosted(describe(self.session, now, ids[top]))
             odds[top] = (1 - self.model.mix) * odds[top] + self.model.mix * trees
+        if self.similarity is not None and len(ids):
+            near = self.similarity.by_segment(self.session, self._query(tail), self._older(tail))
+            odds += near[self.session.values["segment"][ids]]
         return ids, 1 / (1 + np.exp(-odds))
+
+    def _older(self, tail: int) -> int:
+        """How many records lie before the tail."""
+        return int(np.searchsorted(self.session.records["interaction"], tail))
+
+    def _query(self, tail: int) -> str:
+        """What the agent is at: its task, then the notes, calls and outputs of the tail."""
+        latest = [self._anchor[-1][-500:] if self._anchor else ""]
+        for item in self.session.prepared[self._older(tail) :]:
+            parts = [segment.text for segment in item.pieces.segments[:4]]
+            latest.append(" ".join([item.call_text if not item.note else "", *parts])[:600])
+        return "\n".join(latest)
 
     def explain(
         self, segment: int, *, anchor: Sequence[str], tail_interaction: int, top: int = 4
@@ -275,23 +293,24 @@ class EvidenceIndex:
         sample = ids[:: max(1, len(ids) // 500)]
         now = self.situation(tail_interaction)
         mean = describe(s, now, sample).mean(axis=1)
+        near = 0.0
+        if self.similarity is not None:
+            query, older = self._query(tail_interaction), self._older(tail_interaction)
+            near = float(self.similarity.by_segment(s, query, older)[segment])
         parts = self.model.weights[:, None] * (describe(s, now, ids[inside]) - mean[:, None])
         out = []
         for column, number in enumerate(inside.tolist()):
             best = np.argsort(-np.abs(parts[:, column]), kind="stable")[:top]
-            out.append(
-                (
-                    s.forms[int(ids[number])],
-                    float(chance[number]),
-                    [(FEATURES[f], round(float(parts[f, column]), 3)) for f in best.tolist()],
-                )
-            )
+            told = [(FEATURES[f], round(float(parts[f, column]), 3)) for f in best.tolist()]
+            if near:
+                told = [("similarity", round(near, 3)), *told[: top - 1]]
+            out.append((s.forms[int(ids[number])], float(chance[number]), told))
         return out
 
     def select(self, *, anchor: Sequence[str], tail_interaction: int, budget: int) -> Selection:
         """The memory block for the next call, at most `budget` tokens."""
         s, t = self.session, self.tuning
-        older = int(np.searchsorted(s.records["interaction"], tail_interaction))
+        older = self._older(tail_interaction)
         if budget <= 0 or not older:
             return Selection("", 0, older=older)
         self._sync_anchor(anchor)
