@@ -25,7 +25,7 @@ MAP: dict[str, set[str]] = {
     "selection": {"errors", "history", "records", "traces"},
     "context": {"history", "ports", "records", "retrieval", "selection"},
     "strategies": {
-        "config", "context", "history", "observer", "ports", "records", "retrieval", "selection",
+        "config", "context", "history", "observer", "ports", "records", "retrieval", "selection", "vectors",
     },
     "assembly": {"clients", "config", "context", "errors", "history", "ports", "records", "stores"},
     "processor": {"assembly", "config", "errors", "history", "strategies"},

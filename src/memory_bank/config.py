@@ -92,6 +92,12 @@ class MemoryBankSettings(_Settings):
     evidence_model: str | None = Field(
         default=None, description="evidence: another model file, as `memory-bank train` writes it"
     )
+    similarity_weight: float = Field(
+        default=0.0,
+        ge=0,
+        le=10,
+        description="evidence: log-odds for a piece one standard deviation nearer to the step; 0 embeds none",
+    )
     top_k: int = Field(default=3, ge=0, description="how many past records are brought back")
     max_chars_per_record: int = Field(
         default=2000, ge=0, description="raw data of a record is shortened to this"
@@ -128,6 +134,7 @@ class MemoryBankSettings(_Settings):
         "history_budget",
         "keep_recent",
         "shorten_last",
+        "similarity_weight",
         mode="before",
     )
     @classmethod

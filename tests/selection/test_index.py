@@ -8,11 +8,13 @@ import subprocess
 import sys
 import time
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from memory_bank.selection.candidates import find_candidates, fold
+from memory_bank.selection.features import describe
 from memory_bank.selection.index import EvidenceIndex
 from memory_bank.selection.pieces import cut_output
 
@@ -71,17 +73,19 @@ def test_budget_is_never_exceeded(calls, budget, count):
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.lists(CALL, min_size=2, max_size=6), st.data())
-def test_truncate_is_a_fresh_start(calls, data):
-    cut = data.draw(st.integers(0, len(calls) - 1))
-    index = fill(calls)
-    index.select(anchor=["a"], tail_interaction=len(calls) - 1, budget=300)
-    index.truncate(cut)
-    fresh = fill(calls[:cut])
-    for tail in {max(0, cut - 1), cut}:
-        assert index.select(anchor=["a"], tail_interaction=tail, budget=300) == fresh.select(
-            anchor=["a"], tail_interaction=tail, budget=300
+@given(st.lists(CALL, min_size=2, max_size=8))
+def test_scores_that_grow_are_those_of_the_features(calls):
+    index = EvidenceIndex(count_tokens=words)
+    for number, (tool, arguments, output, note) in enumerate(calls):
+        index.add_note(interaction=number, text=note)
+        index.add_call(
+            trace_id=f"t{number}", interaction=number, tool=tool, arguments=arguments, output=output
         )
+        index.select(anchor=["find bob" if number < 5 else "A-1042"], tail_interaction=number, budget=300)
+        ids = index.eligible(number)
+        now = index.situation(number)
+        wanted = index.model.weights @ describe(index.session, now, ids)
+        np.testing.assert_allclose(index._linear.score(index.session, now)[ids], wanted, atol=2e-4)
 
 
 @settings(max_examples=60, deadline=None)

@@ -15,6 +15,7 @@ from memory_bank.records import InteractionRecord
 from memory_bank.selection.features import FEATURES
 from memory_bank.selection.index import MODEL_FILE, EvidenceIndex, Selection
 from memory_bank.selection.model import Model, load_model
+from memory_bank.selection.similarity import Similarity
 
 
 @lru_cache(maxsize=4)
@@ -28,9 +29,12 @@ class EvidenceMemory:
     The number of a record in that order, from 1, is how the context names it: ``#12``.
     """
 
-    def __init__(self, counter: TokenCounter, model_path: str | None = None) -> None:
-        self.index = EvidenceIndex(_model(model_path), counter.count_text)
+    def __init__(
+        self, counter: TokenCounter, model_path: str | None = None, similarity: Similarity | None = None
+    ) -> None:
+        self.index = EvidenceIndex(_model(model_path), counter.count_text, similarity=similarity)
         self.numbers: dict[str, int] = {}
+        self.made_for: tuple[object, ...] = ()  # the settings that it follows; with others it is made anew
         self._latest = 0  # the index takes interactions in order; a late result joins the latest
 
     def add(self, record: InteractionRecord, note: str = "") -> None:

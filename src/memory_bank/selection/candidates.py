@@ -6,6 +6,7 @@ import itertools
 import json
 import re
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from memory_bank.selection.pieces import Segment
@@ -50,6 +51,7 @@ _LABEL_END = re.compile(r"[:=;|\n]\s|[:=]$")
 _SPACE = re.compile(r"\s+")
 _HEX = re.compile(r"(?=[0-9a-f\-]*\d)(?=[0-9a-f\-]*[a-f])[0-9a-f\-]{8,}\Z")
 _PART = re.compile(r"[^\W_]{3,}")
+_ASCII_PART = re.compile(r"[a-z0-9]{3,}")  # the same for folded ASCII, at half the time
 _ESCAPE = re.compile(r"\\+([nrt\"'/])")
 TRIVIAL = frozenset(("true", "false", "none", "null", "nan", "error", "success", "utf-8"))
 
@@ -78,6 +80,7 @@ def fold(text: str) -> str:
     return _SPACE.sub(" ", text).strip().casefold()
 
 
+@lru_cache(maxsize=1 << 15)
 def kind_of(text: str) -> int:
     """Kind of one token by its shape."""
     if text.isdigit():
@@ -109,6 +112,7 @@ def kind_of(text: str) -> int:
     return KIND["capital"] if text[:1].isupper() else KIND["word"]
 
 
+@lru_cache(maxsize=1 << 15)
 def shape_of(text: str) -> str:
     """Coarse spelling pattern: letters to a/A, digits to 9, runs cut at four."""
     out: list[str] = []
@@ -285,4 +289,5 @@ def find_mentions(text: str) -> list[Candidate]:
 
 def words_of(text: str) -> list[str]:
     """Lower-case words of at least three characters."""
-    return [w.casefold() for w in _PART.findall(text)]
+    folded = text.casefold()
+    return (_ASCII_PART if folded.isascii() else _PART).findall(folded)

@@ -62,27 +62,33 @@ def pack(
     needed, local = np.unique(offer.pair_value[at], return_inverse=True)
     amounts = offer.worth[needed]
     amounts[np.isin(needed, np.asarray(covered, dtype=np.int64))] = 0
+    prices = offer.tokens + gap + offer.open_record[offer.record] + offer.open_block[offer.block]
+    sums = np.concatenate([np.zeros(1), np.cumsum(amounts[local])])
+    first = sums[ends] - sums[ends - offer.count]
+    heap = list(zip((-first / prices**power).tolist(), range(0, -total, -1), strict=True))
+    heapq.heapify(heap)
     worth: list[float] = amounts.tolist()
-    flat = local.tolist()
-    values = [flat[e - c : e] for e, c in zip(ends.tolist(), offer.count.tolist(), strict=False)]
+    flat: list[int] = local.tolist()
+    last, length = ends.tolist(), offer.count.tolist()
     tokens, record, block = (offer.tokens + gap).tolist(), offer.record.tolist(), offer.block.tolist()
     record_cost, block_cost = offer.open_record.tolist(), offer.open_block.tolist()
     of_record: dict[int, list[int]] = {}
     for number, owner in enumerate(record):
         of_record.setdefault(owner, []).append(number)
 
+    gains = first.tolist()
     bonus = [0.0] * total
     place = offer.place.tolist()
 
+    def row_of(number: int) -> list[int]:
+        return flat[last[number] - length[number] : last[number]]
+
     def gain_of(number: int) -> float:
-        return float(sum([worth[v] for v in values[number]]) + bonus[number])
+        return sum(map(worth.__getitem__, row_of(number)), bonus[number])
 
     def cost_of(number: int) -> int:
         return int(tokens[number] + record_cost[record[number]] + block_cost[block[number]])
 
-    gains = [gain_of(n) for n in range(total)]
-    heap = [(-gains[n] / cost_of(n) ** power, -n) for n in range(total)]
-    heapq.heapify(heap)
     taken = bytearray(total)
     while heap:
         negative, minus = heapq.heappop(heap)
@@ -111,7 +117,7 @@ def pack(
         result.spent += price
         opened_block, opened_record = block_cost[block[number]], record_cost[record[number]]
         record_cost[record[number]] = block_cost[block[number]] = 0
-        row = values[number]
+        row = row_of(number)
         if edge:
             for other, near in ((number + 1, row[-2:]), (number - 1, row[:1])):
                 if (

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from memory_bank.selection.candidates import KINDS
 from memory_bank.selection.session import NEVER, Session
-from memory_bank.selection.tables import Array, Table
+from memory_bank.selection.tables import Array
 
 VALUE_FEATURES = (
     "length",
@@ -116,7 +115,6 @@ class Situation:
 
     tail: int
     last_tool: int
-    task: Array
     tail_words: Array
     tail_values: Array
     note_words: Array
@@ -126,170 +124,143 @@ class Situation:
     columns: dict[str, dict[str, Array]] = field(default_factory=dict)
 
 
-Group = tuple[Array | None, dict[str, Array]]
-"""Columns of a kind of owner (record, key, …) and each value's owner; None: columns by value."""
+OWNERS = ("record", "segment", "kind", "key", "source", "shape", "column", "like", "first")
+"""Columns of the values that name what they belong to (`first`: the interaction that showed them first)."""
 
 
 def describe(session: Session, now: Situation, ids: Array) -> Array:
-    """Feature matrix, float32, shape (len(FEATURES), len(ids)): one row a feature."""
+    """Feature matrix, float32, shape (len(FEATURES), len(ids)): one row a feature.
+
+    A feature is of one of four kinds, so that a step costs what is new: it changes only when its value is
+    touched (`static_columns`), it is nought but for values that something happened to (`timed_columns`), it
+    belongs to an owner that many values share (`owner_columns`), or it is the step's (`step_columns`).
+    """
     x = np.zeros((len(FEATURES), len(ids)), dtype=np.float32)
     x[session.values["kind"][ids], np.arange(len(ids))] = 1
-    for owner, columns in _groups(session, now, ids):
+    x[_NUMBER["history"]] = history(session)
+    for columns in (
+        static_columns(session, ids),
+        timed_columns(session, now, ids),
+        step_columns(now, ids),
+    ):
         for name, column in columns.items():
-            x[_NUMBER[name]] = column if owner is None else column[owner]
+            x[_NUMBER[name]] = column
+    for owner in OWNERS:
+        number = session.values[owner][ids]
+        for name, column in owner_columns(session, now, owner).items():
+            x[_NUMBER[name]] = column[number]
+    for name, column in segment_constants(session, session.values["segment"][ids]).items():
+        x[_NUMBER[name]] = column
     return x
 
 
-def linear_scores(session: Session, now: Situation, ids: Array, weights: Array) -> Array:
-    """`weights @ describe(...)` without building the matrix, shape (len(ids),), float32.
-
-    What depends on one small whole number (an age, a count) is read from a table of sums.
-    """
-    v, tail = session.values, now.tail
-    w = {name: float(weight) for name, weight in zip(FEATURES, weights, strict=False)}
-    total = (weights[: len(KINDS)] + w["kind_rate"] * _kind_rate(session)).astype(np.float32)[v["kind"][ids]]
-    ages = np.arange(_AGES + 1)
-    for name, column in (
-        (
-            "out",
-            w["age_shown"] * _falling(3.0)
-            + w["shown_1"] * (ages <= 1)
-            + w["shown_3"] * (ages <= 3)
-            + w["shown_8"] * (ages <= 8),
-        ),
-        ("first", w["age_first"] * _falling(6.0)),
-        ("used", w["age_used"] * _falling(3.0) + w["used_1"] * (ages <= 1) + w["used_3"] * (ages <= 3)),
-        ("noted", w["age_noted"] * _falling(3.0) + w["noted_1"] * (ages <= 1)),
-        ("like_successor", w["like_successor"] * _falling(1.0)),
-        ("row_used", w["row_used"] * _falling(3.0)),
-        ("after_used", w["after_used"] * _falling(3.0)),
-    ):
-        column = column.astype(np.float32)
-        column[_AGES] = 0
-        total += column.take(tail - v[name][ids], mode="clip")
-    following = np.flatnonzero(v["successor_by"][ids])
-    total[following] += (
-        np.float32(w["successor"])
-        * _recent(v["successor"][ids[following]], tail, 1.0)
-        * v["successor_by"][ids[following]]
-    )
-    for name, column in (
-        ("records", w["records"] * _LOGS),
-        ("uses", w["uses"] * _LOGS + w["was_used"] * (_LOGS > 0)),
-        ("leaf_uses", w["leaf_uses"] * _LOGS),
-        ("notes", w["notes"] * _LOGS),
-        ("row_uses", w["row_uses"] * _LOGS),
-        ("rank", w["rank"] * _LOGS),
-        ("length", w["length"] * _LOGS),
-    ):
-        total += column.astype(np.float32).take(v[name][ids].astype(np.intp), mode="clip")
-    for name in ("words", "digits", "cell", "overlap"):
-        total += np.float32(w[name]) * v[name][ids]
-    total += (
-        np.float32(w["overlap_note"]) * now.value_note[ids]
-        + np.float32(w["overlap_tail"]) * now.value_tail[ids]
-    )
-    used = np.flatnonzero(v["uses"][ids] > 0)
-    total[used] += np.float32(w["use_rate"]) * _use_rate(session, ids[used], tail)
-    total += np.float32(w["history"] * np.log1p(v.size))
-    record = v["record"][ids]
-    total += v["rank"][ids] * (np.float32(w["rank_share"]) / np.maximum(1, session.records["values"]))[record]
-    steps = np.arange(-1, _STEPS + 1)
-    for name in ("column", "like"):
-        number = v[name][ids]
-        parts = _owner_columns(session, now, name)
-        owned: Array = np.zeros(1, dtype=np.float32)
-        for key, values in parts.items():
-            owned = owned + np.float32(w[key]) * values
-        total += owned[number]
-        last = _table(session, name)["last_at"]
-        column = (
-            w[name + "_next"] * (steps == 1)
-            + w[name + "_after"] * np.where(steps > 0, 3.0 / (2 + np.maximum(steps, 1)), 0)
-            + w[name + "_before"] * (steps <= 0)
-        )
-        known = np.flatnonzero(last[number] != NEVER)
-        ahead = (v[name + "_at"][ids[known]] - last[number[known]]).clip(-1, _STEPS) + 1
-        total[known] += column.astype(np.float32)[ahead]
-    for owner, columns in (
-        ("record", _record_columns(session, now)),
-        ("segment", _segment_columns(session, now)),
-        *((name, _owner_columns(session, now, name)) for name in ("key", "source", "shape")),
-    ):
-        part: Array = np.zeros(1, dtype=np.float32)
-        for name, values in columns.items():
-            part = part + np.float32(w[name]) * values
-        total += part[v[owner][ids]]
-    return np.asarray(total)
+def history(session: Session) -> float:
+    """The feature that all values share."""
+    return float(np.log1p(session.values.size))
 
 
-_AGES = 4096
-_STEPS = 256
-
-
-def _falling(half: float) -> Array:
-    """`_recent` by tail minus time."""
-    return np.asarray(half / (half + np.maximum(np.arange(_AGES + 1) - 1, 0)))
-
-
-def _kind_rate(session: Session) -> Array:
-    return np.asarray(np.log((session.kinds["used"] + 0.2) / (session.kinds["total"] + 20)))
-
-
-def _use_rate(session: Session, ids: Array, tail: int) -> Array:
+def static_columns(session: Session, ids: Array) -> dict[str, Array]:
+    """What changes only when a value is touched: `Session.changed` tells which were."""
     v = session.values
-    uses = v["uses"][ids]
-    return np.where(uses > 0, uses / (tail - np.maximum(v["first_use"][ids], -1) + 2), 0).astype(np.float32)
-
-
-def _table(session: Session, name: str) -> Table:
+    rank, uses = v["rank"][ids], v["uses"][ids]
     return {
-        "key": session.keys,
-        "source": session.sources,
-        "shape": session.shapes,
-        "column": session.columns,
-        "like": session.likes,
-    }[name].table
+        "length": _log(v["length"][ids]),
+        "words": v["words"][ids],
+        "digits": v["digits"][ids],
+        "cell": v["cell"][ids],
+        "overlap": v["overlap"][ids],
+        "records": _log(v["records"][ids]),
+        "was_used": uses > 0,
+        "uses": _log(uses),
+        "leaf_uses": _log(v["leaf_uses"][ids]),
+        "notes": _log(v["notes"][ids]),
+        "row_uses": _log(v["row_uses"][ids]),
+        "rank": _log(rank),
+        "rank_share": rank.astype(np.float32) / np.maximum(1, session.records["values"])[v["record"][ids]],
+        **_order_columns(session, ids, "column"),
+        **_order_columns(session, ids, "like"),
+    }
 
 
-def _owner_columns(session: Session, now: Situation, name: str) -> dict[str, Array]:
-    """Columns by key, source, shape, column or like; computed once a step."""
-    known = now.columns.get(name)
-    if known is not None:
-        return known
-    table = _table(session, name)
-    if name in ("column", "like"):
-        columns = {
-            name + "_used": _log(table["used"]),
-            name + "_size": _log(table["size"]),
-            name + "_rate": table["used"] / (np.maximum(table["last_at"], 0) + 2).astype(np.float32),
-            name + "_recent": _recent(table["used_at"], now.tail),
-        }
-    else:
-        columns = {
-            name + "_used": _log(table["used"]),
-            name + "_rate": (table["used"] + 0.1) / (table["total"] + 5),
-            name + "_recent": _recent(table["used_at"], now.tail),
-            name + "_expected": now.expected[{"source": 0, "shape": 1, "key": 2}[name]],
-        }
-        if name == "key":
-            columns["argument_expected"] = now.expected[3]
-            columns["key_overlap"] = session.overlap_of_keys()
-            columns["key_argument"] = (table["argument"] > 0).astype(np.float32)
-            columns["key_empty"] = np.arange(table.size) == 0
-    now.columns[name] = columns
-    return columns
-
-
-def _groups(session: Session, now: Situation, ids: Array) -> Iterator[Group]:
+def _order_columns(session: Session, ids: Array, name: str) -> dict[str, Array]:
+    """Where values stand in their column (or among those of their shape), seen from the last one used."""
     v = session.values
-    record, segment = v["record"][ids], v["segment"][ids]
-    yield None, _value_columns(session, now, ids, record)
-    yield record, _record_columns(session, now)
-    yield segment, _segment_columns(session, now)
-    yield v["kind"][ids], {"kind_rate": _kind_rate(session)}
-    for name in ("key", "source", "shape", "column", "like"):
-        yield v[name][ids], _owner_columns(session, now, name)
+    table = session.columns if name == "column" else session.likes
+    number = v[name][ids]
+    last, count = table["last_at"][number], table["used"][number]
+    step = v[name + "_at"][ids] - last
+    known = last != NEVER
+    return {
+        name + "_size": _log(table["size"][number]),
+        name + "_used": _log(count),
+        name + "_rate": count / (np.maximum(last, 0) + 2).astype(np.float32),
+        name + "_next": known & (step == 1),
+        name + "_after": np.where(known & (step > 0), 3.0 / (2 + np.maximum(step, 1)), 0),
+        name + "_before": known & (step <= 0),
+    }
+
+
+def timed_columns(session: Session, now: Situation, ids: Array) -> dict[str, Array]:
+    """What ages, or follows a neighbour's use: nought for all values but those in `Session.timed`."""
+    v, tail = session.values, now.tail
+    used, noted, uses = v["used"][ids], v["noted"][ids], v["uses"][ids]
+    return {
+        "age_used": _recent(used, tail),
+        "used_1": used >= tail - 1,
+        "used_3": used >= tail - 3,
+        "age_noted": _recent(noted, tail),
+        "noted_1": noted >= tail - 1,
+        "successor": _recent(v["successor"][ids], tail, 1.0) * v["successor_by"][ids],
+        "like_successor": _recent(v["like_successor"][ids], tail, 1.0),
+        "row_used": _recent(v["row_used"][ids], tail),
+        "after_used": _recent(v["after_used"][ids], tail),
+        "use_rate": np.where(uses > 0, uses / (tail - np.maximum(v["first_use"][ids], -1) + 2), 0),
+    }
+
+
+def step_columns(now: Situation, ids: Array | slice) -> dict[str, Array]:
+    """What this step alone says of values."""
+    return {"overlap_note": now.value_note[ids], "overlap_tail": now.value_tail[ids]}
+
+
+def owner_columns(session: Session, now: Situation, owner: str) -> dict[str, Array]:
+    """Columns by record, segment, kind, …; computed once a step."""
+    known = now.columns.get(owner)
+    if known is None:
+        make = {"record": _record_columns, "segment": _segment_columns, "kind": _kind_columns}
+        if owner == "first":
+            known = {"age_first": _recent(np.arange(session.interactions + 1), now.tail, 6.0)}
+        elif owner in ("column", "like"):
+            table = session.columns if owner == "column" else session.likes
+            known = {owner + "_recent": _recent(table["used_at"], now.tail)}
+        elif owner in make:
+            known = make[owner](session, now)
+        else:
+            known = _shared_columns(session, now, owner)
+        now.columns[owner] = known
+    return known
+
+
+def _kind_columns(session: Session, now: Situation) -> dict[str, Array]:  # noqa: ARG001  one signature
+    return {"kind_rate": np.log((session.kinds["used"] + 0.2) / (session.kinds["total"] + 20))}
+
+
+def _shared_columns(session: Session, now: Situation, name: str) -> dict[str, Array]:
+    """Columns by key, source or shape."""
+    owners = {"key": session.keys, "source": session.sources, "shape": session.shapes}
+    table = owners[name].table
+    columns = {
+        name + "_used": _log(table["used"]),
+        name + "_rate": (table["used"] + 0.1) / (table["total"] + 5),
+        name + "_recent": _recent(table["used_at"], now.tail),
+        name + "_expected": now.expected[{"source": 0, "shape": 1, "key": 2}[name]],
+    }
+    if name == "key":
+        columns["argument_expected"] = now.expected[3]
+        columns["key_overlap"] = session.overlap_of_keys()
+        columns["key_argument"] = (table["argument"] > 0).astype(np.float32)
+        columns["key_empty"] = np.arange(table.size) == 0
+    return columns
 
 
 def _recent(times: Array, tail: int, half: float = 3.0) -> Array:
@@ -307,81 +278,38 @@ def _log(x: Array) -> Array:
     return np.asarray(_LOGS.take(x.astype(np.int32), mode="clip"))
 
 
-def _value_columns(session: Session, now: Situation, ids: Array, record: Array) -> dict[str, Array]:
-    v, tail = session.values, now.tail
-    shown, used, noted = v["out"][ids], v["used"][ids], v["noted"][ids]
-    rank, uses = v["rank"][ids], v["uses"][ids]
-    c: dict[str, Array] = {
-        "length": _log(v["length"][ids]),
-        "words": v["words"][ids],
-        "digits": v["digits"][ids],
-        "cell": v["cell"][ids],
-        "overlap": v["overlap"][ids],
-        "age_shown": _recent(shown, tail),
-        "shown_1": shown >= tail - 1,
-        "shown_3": shown >= tail - 3,
-        "shown_8": shown >= tail - 8,
-        "age_first": _recent(v["first"][ids], tail, 6.0),
-        "records": _log(v["records"][ids]),
-        "was_used": uses > 0,
-        "uses": _log(uses),
-        "leaf_uses": _log(v["leaf_uses"][ids]),
-        "age_used": _recent(used, tail),
-        "used_1": used >= tail - 1,
-        "used_3": used >= tail - 3,
-        "notes": _log(v["notes"][ids]),
-        "age_noted": _recent(noted, tail),
-        "noted_1": noted >= tail - 1,
-        "rank": _log(rank),
-        "rank_share": rank.astype(np.float32) / np.maximum(1, session.records["values"])[record],
-        "successor": _recent(v["successor"][ids], tail, 1.0) * v["successor_by"][ids],
-        "like_successor": _recent(v["like_successor"][ids], tail, 1.0),
-        "row_used": _recent(v["row_used"][ids], tail),
-        "row_uses": _log(v["row_uses"][ids]),
-        "after_used": _recent(v["after_used"][ids], tail),
-        "overlap_note": now.value_note[ids],
-        "overlap_tail": now.value_tail[ids],
-        "use_rate": _use_rate(session, ids, tail),
-        "history": np.full(len(ids), np.log1p(session.values.size), dtype=np.float32),
+def segment_constants(session: Session, which: Array | slice) -> dict[str, Array]:
+    """Columns by segment that stay as they are."""
+    s = session.segments
+    place = s["place"][which]
+    return {
+        "segment_task": s["task"][which],
+        "segment_first": place == 0,
+        "segment_place": _log(place),
+        "segment_symbols": s["symbols"][which],
+        "segment_density": s["count"][which] / s["tokens"][which].clip(1).astype(np.float32),
     }
-    for name, table in (("column", session.columns.table), ("like", session.likes.table)):
-        number = v[name][ids]
-        step = v[name + "_at"][ids] - table["last_at"][number]
-        known = table["last_at"][number] != NEVER
-        c[name + "_next"] = known & (step == 1)
-        c[name + "_after"] = np.where(known & (step > 0), 3.0 / (2 + np.maximum(step, 1)), 0).astype(
-            np.float32
-        )
-        c[name + "_before"] = known & (step <= 0)
-    return c
 
 
 def _segment_columns(session: Session, now: Situation) -> dict[str, Array]:
-    if "segment" in now.columns:
-        return now.columns["segment"]
-    s = session.segments
-    used = session.records["used_place"][s["record"]]
-    ahead = (s["place"] - used).astype(np.float32)
-    known = used != NEVER
-    now.columns["segment"] = {
-        "near_after": np.where(known & (ahead >= 0), 2 / (2 + np.abs(ahead)), 0).astype(np.float32),
-        "near_before": np.where(known & (ahead < 0), 2 / (2 + np.abs(ahead)), 0).astype(np.float32),
-        "segment_task": now.task,
+    """Columns by segment that are the step's."""
+    s, used = session.segments, session.records["used_place"]
+    near = np.flatnonzero((used != NEVER)[s["record"]])
+    ahead = (s["place"][near] - used[s["record"][near]]).astype(np.float32)
+    after, before = (np.zeros(s.size, np.float32) for _ in range(2))
+    after[near] = np.where(ahead >= 0, 2 / (2 + np.abs(ahead)), 0)
+    before[near] = np.where(ahead < 0, 2 / (2 + np.abs(ahead)), 0)
+    return {
+        "near_after": after,
+        "near_before": before,
         "segment_tail_words": now.tail_words,
         "segment_tail_values": now.tail_values,
         "segment_note_words": now.note_words,
-        "segment_first": s["place"] == 0,
-        "segment_place": _log(s["place"]),
-        "segment_symbols": s["symbols"],
-        "segment_density": s["count"] / s["tokens"].clip(1).astype(np.float32),
     }
-    return now.columns["segment"]
 
 
 def _record_columns(session: Session, now: Situation) -> dict[str, Array]:
     """Columns by record, those of its tool among them."""
-    if "record" in now.columns:
-        return now.columns["record"]
     r, t = session.records, session.tools.table
     values, tool = r["values"], r["tool"]
     follow = np.zeros(t.size, dtype=np.float32)
@@ -402,7 +330,12 @@ def _record_columns(session: Session, now: Situation) -> dict[str, Array]:
         return top
 
     value_rate: Array = np.log((t["used_values"] + 0.5) / (t["records"] + 1))
-    now.columns["record"] = {
+    shown = np.where(r["note"] > 0, NEVER, r["interaction"])
+    return {
+        "age_shown": _recent(shown, now.tail),
+        "shown_1": shown >= now.tail - 1,
+        "shown_3": shown >= now.tail - 3,
+        "shown_8": shown >= now.tail - 8,
         "record_values": _log(values),
         "record_size": np.log1p(r["size"]),
         "record_ordinal": _log(r["ordinal"]),
@@ -418,9 +351,8 @@ def _record_columns(session: Session, now: Situation) -> dict[str, Array]:
             np.float32
         ),
         "record_note_words": most(now.note_words),
-        "record_task": most(now.task),
+        "record_task": most(session.segments["task"]),
         "tool_same": tool == now.last_tool,
         "tool_values_rate": value_rate[tool],
         "tool_follow": follow[tool],
     }
-    return now.columns["record"]

@@ -22,9 +22,11 @@ from memory_bank.selection.excerpt import (
     ledger_start,
     render_groups,
 )
-from memory_bank.selection.features import FEATURES, Situation, describe, linear_scores
+from memory_bank.selection.features import FEATURES, Situation, describe
 from memory_bank.selection.model import Model, load_model
+from memory_bank.selection.scores import LinearScores
 from memory_bank.selection.session import NEVER, Prepared, Session, mentions, prepare
+from memory_bank.selection.similarity import Similarity
 from memory_bank.selection.tables import Array
 
 ARGUMENT_ROOM = (-1, 0, 24, 40, 72)
@@ -63,7 +65,6 @@ class Selection:
     gains: dict[int, float] = field(default_factory=dict)
     edge: tuple[tuple[int, float], ...] = ()
     older: int = 0
-    kept: frozenset[int] = frozenset()
 
 
 class EvidenceIndex:
@@ -74,11 +75,14 @@ class EvidenceIndex:
         model: Model | None = None,
         count_tokens: Callable[[str], int] = lambda s: (len(s) + 3) // 4,
         tuning: Tuning = Tuning(),
+        similarity: Similarity | None = None,
     ) -> None:
         self.model = model if model is not None else load_model(MODEL_FILE, FEATURES)
         self.count = count_tokens
         self.tuning = tuning
+        self.similarity = similarity
         self.session = Session()
+        self._linear = LinearScores(self.model.weights)
         self._anchor: list[str] = []
         self._anchor_text = ""
         self._anchor_known: set[str] = set()
@@ -133,18 +137,6 @@ class EvidenceIndex:
             )
         self._block_tokens.append([self.count(b.head + "\n") if b.head else 0 for b in item.pieces.blocks])
 
-    def truncate(self, interaction: int) -> None:
-        """Forget everything from this interaction on."""
-        kept = [p for p in self.session.prepared if p.interaction < interaction]
-        if len(kept) == len(self.session.prepared):
-            return
-        self.session = Session()
-        self._calls = self._anchored = self._anchored_terms = 0
-        self._lines, self._call_values, self._block_tokens = [], [], []
-        self._call_records, self._call_tokens = [], [0]
-        for item in kept:
-            self._add(item)
-
     # -- selection ------------------------------------------------------------
     def _sync_anchor(self, anchor: Sequence[str]) -> None:
         texts = list(anchor)
@@ -165,7 +157,12 @@ class EvidenceIndex:
                 if self._anchored_terms < s.terms.size
                 else s.segments.size
             )
-            s.segments["task"][first:] = self._by_segment(words, self._anchored_terms)[first:]
+            start = self._anchored_terms
+            terms = start + np.flatnonzero(words[s.terms["word"][start:]])
+            s.segments["task"][first:] = self._sums(s.terms["segment"][terms], s.terms["weight"][terms])[
+                first:
+            ]
+            s.touch_segments(first)
             self._anchored_terms = s.terms.size
         if self._anchored < s.values.size:
             s.mark_visible(self._anchor_text, self._anchor_known, self._anchor_words, self._anchored)
@@ -188,47 +185,45 @@ class EvidenceIndex:
                 said[[number for number in known if number is not None]] = True
         joined = (v["seen"] >= tail) & ~v["visible"]
         pairs = np.flatnonzero(joined[s.pairs["value"]])
-        values = np.bincount(
-            s.pairs["segment"][pairs],
-            weights=1.0 / v["records"][s.pairs["value"][pairs]].clip(1),
-            minlength=s.segments.size,
-        )
-        marks = said + 2 * seen.astype(np.uint8)
-        flagged = np.flatnonzero(marks[word])
-        kinds, owners, weights = marks[word[flagged]], s.terms["segment"][flagged], s.terms["weight"][flagged]
+        weights = 1.0 / v["records"][s.pairs["value"][pairs]].clip(1)
+        in_values = self._sums(s.pairs["segment"][pairs], weights)
+        flagged = np.flatnonzero((said | seen)[word])
+        found, owners, weights = word[flagged], s.terms["segment"][flagged], s.terms["weight"][flagged]
         in_notes, in_tail = (
-            np.log1p(
-                np.bincount(owners, weights=weights * ((kinds & bit) > 0), minlength=s.segments.size)
-            ).astype(np.float32)
-            for bit in (1, 2)
+            self._sums(owners[on], weights[on])
+            for on in (np.flatnonzero(flag[found]) for flag in (said, seen))
         )
         value_said, value_seen = self._by_value(said, seen)
         return Situation(
             tail,
             last_tool,
-            s.segments["task"],
             in_tail,
-            np.log1p(values).astype(np.float32),
+            in_values,
             in_notes,
             value_said,
             value_seen,
             self._expected(last_tool),
         )
 
+    def _sums(self, segments: Array, weights: Array) -> Array:
+        """log(1 + sum of the weights) by segment."""
+        total = np.bincount(segments, weights=weights, minlength=self.session.segments.size)
+        out = np.zeros(len(total), np.float32)
+        at = np.flatnonzero(total)
+        out[at] = np.log1p(total[at])
+        return out
+
     def _by_value(self, *flags: Array) -> list[Array]:
         """Share of each value's words (rare ones count more) that are flagged."""
         s = self.session
-        value, word = s.value_terms["value"], s.value_terms["word"]
-        weight = (1 / np.sqrt(1 + s.words.table["count"])).astype(np.float32)[word]
-        total = np.bincount(value, weights=weight, minlength=s.values.size) + 1e-6
+        value, word, weight = s.value_terms["value"], s.value_terms["word"], s.value_terms["weight"]
+        at = np.flatnonzero(np.logical_or.reduce(flags)[word])
+        value, word, weight = value[at], word[at], weight[at]
+        share = weight / s.values["word_weight"][value]
         out = []
         for flag in flags:
             on = np.flatnonzero(flag[word])
-            out.append(
-                (np.bincount(value[on], weights=weight[on], minlength=s.values.size) / total).astype(
-                    np.float32
-                )
-            )
+            out.append(np.bincount(value[on], weights=share[on], minlength=s.values.size).astype(np.float32))
         return out
 
     def _expected(self, last_tool: int) -> tuple[Array, Array, Array, Array]:
@@ -244,15 +239,6 @@ class EvidenceIndex:
                     total[number] += share * count
         return out[0], out[1], out[2], out[3]
 
-    def _by_segment(self, words: Array, start: int = 0) -> Array:
-        """Summed weight of the flagged words in each segment, log(1 + x)."""
-        s = self.session
-        terms = start + np.flatnonzero(words[s.terms["word"][start:]])
-        total = np.bincount(
-            s.terms["segment"][terms], weights=s.terms["weight"][terms], minlength=s.segments.size
-        )
-        return np.asarray(np.log1p(total), dtype=np.float32)
-
     def eligible(self, tail: int) -> Array:
         """Numbers of the values that older outputs or notes showed and that are not in sight now."""
         v = self.session.values
@@ -262,7 +248,7 @@ class EvidenceIndex:
         """(value numbers, probability that the next call needs each)."""
         ids = self.eligible(tail)
         now = self.situation(tail)
-        odds = linear_scores(self.session, now, ids, self.model.weights) + np.float32(self.model.bias)
+        odds = self._linear.score(self.session, now)[ids] + np.float32(self.model.bias)
         if self.model.mix > 0 and len(ids):
             top = (
                 np.argpartition(-odds, self.tuning.refine)[: self.tuning.refine]
@@ -271,7 +257,22 @@ class EvidenceIndex:
             )
             trees = self.model.boosted(describe(self.session, now, ids[top]))
             odds[top] = (1 - self.model.mix) * odds[top] + self.model.mix * trees
+        if self.similarity is not None and len(ids):
+            near = self.similarity.by_segment(self.session, self._query(tail), self._older(tail))
+            odds += near[self.session.values["segment"][ids]]
         return ids, 1 / (1 + np.exp(-odds))
+
+    def _older(self, tail: int) -> int:
+        """How many records lie before the tail."""
+        return int(np.searchsorted(self.session.records["interaction"], tail))
+
+    def _query(self, tail: int) -> str:
+        """What the agent is at: its task, then the notes, calls and outputs of the tail."""
+        latest = [self._anchor[-1][-500:] if self._anchor else ""]
+        for item in self.session.prepared[self._older(tail) :]:
+            parts = [segment.text for segment in item.pieces.segments[:4]]
+            latest.append(" ".join([item.call_text if not item.note else "", *parts])[:600])
+        return "\n".join(latest)
 
     def explain(
         self, segment: int, *, anchor: Sequence[str], tail_interaction: int, top: int = 4
@@ -292,29 +293,24 @@ class EvidenceIndex:
         sample = ids[:: max(1, len(ids) // 500)]
         now = self.situation(tail_interaction)
         mean = describe(s, now, sample).mean(axis=1)
+        near = 0.0
+        if self.similarity is not None:
+            query, older = self._query(tail_interaction), self._older(tail_interaction)
+            near = float(self.similarity.by_segment(s, query, older)[segment])
         parts = self.model.weights[:, None] * (describe(s, now, ids[inside]) - mean[:, None])
         out = []
         for column, number in enumerate(inside.tolist()):
             best = np.argsort(-np.abs(parts[:, column]), kind="stable")[:top]
-            out.append(
-                (
-                    s.forms[int(ids[number])],
-                    float(chance[number]),
-                    [(FEATURES[f], round(float(parts[f, column]), 3)) for f in best.tolist()],
-                )
-            )
+            told = [(FEATURES[f], round(float(parts[f, column]), 3)) for f in best.tolist()]
+            if near:
+                told = [("similarity", round(near, 3)), *told[: top - 1]]
+            out.append((s.forms[int(ids[number])], float(chance[number]), told))
         return out
 
-    def select(
-        self, *, anchor: Sequence[str], tail_interaction: int, budget: int, keep: Sequence[str] = ()
-    ) -> Selection:
-        """The memory block for the next call, at most `budget` tokens.
-
-        `keep`: trace ids of calls that stand verbatim elsewhere in the context; what their
-        interactions show (outputs, notes, arguments) counts as in sight.
-        """
+    def select(self, *, anchor: Sequence[str], tail_interaction: int, budget: int) -> Selection:
+        """The memory block for the next call, at most `budget` tokens."""
         s, t = self.session, self.tuning
-        older = int(np.searchsorted(s.records["interaction"], tail_interaction))
+        older = self._older(tail_interaction)
         if budget <= 0 or not older:
             return Selection("", 0, older=older)
         self._sync_anchor(anchor)
@@ -323,31 +319,9 @@ class EvidenceIndex:
         worth[ids] = chance
         worth[s.values["agent"] > 0] *= t.agent_worth
         worth[s.values["kind"] == 0] *= t.word_worth
-        kept = self._kept(keep, older)
-        for record in kept:
-            first, end = self._segments_of(record)
-            if end > first:
-                start = int(s.segments["start"][first])
-                worth[
-                    s.pairs["value"][start : int(s.segments["start"][end - 1] + s.segments["count"][end - 1])]
-                ] = 0
-            worth[[s.ids[u.form] for u in s.prepared[record].uses if u.form in s.ids]] = 0
-        return self._fill(worth, older, budget, kept)
+        return self._fill(worth, older, budget)
 
-    def _kept(self, keep: Sequence[str], older: int) -> frozenset[int]:
-        """Records of the interactions in which the calls with these trace ids were made."""
-        wanted = set(keep)
-        if not wanted:
-            return frozenset()
-        before = self.session.prepared[:older]
-        interactions = {p.interaction for p in before if not p.note and p.trace_id in wanted}
-        return frozenset(number for number, p in enumerate(before) if p.interaction in interactions)
-
-    def _segments_of(self, record: int) -> tuple[int, int]:
-        first = self.session.first_segment
-        return first[record], first[record + 1] if record + 1 < len(first) else self.session.segments.size
-
-    def _fill(self, worth: Array, older: int, budget: int, kept: frozenset[int] = frozenset()) -> Selection:
+    def _fill(self, worth: Array, older: int, budget: int) -> Selection:
         s, t = self.session, self.tuning
         form = sum(budget >= limit for limit in t.terse)
         listed = self._ledger(older, int(budget * t.ledger_share)) if budget >= t.ledgerless else []
@@ -369,13 +343,9 @@ class EvidenceIndex:
         rest = 3 if budget >= t.headless else 0
         last = self.session.first_segment[older] if older < s.records.size else s.segments.size
         seg = s.segments
-        gain = np.bincount(s.pairs["segment"], weights=worth[s.pairs["value"]], minlength=s.segments.size)[
-            :last
-        ]
+        gain = self._gains(worth, last)
         ratio = gain / (seg["tokens"][:last] + 4)
         offers = int(t.offers + budget * t.offers_share)
-        for record in kept:
-            gain[slice(*self._segments_of(record))] = 0
         top = np.flatnonzero(gain > 0)
         if len(top) > offers:
             top = np.sort(top[np.argpartition(-ratio[top], offers)[:offers]])
@@ -408,7 +378,17 @@ class EvidenceIndex:
             np.array(open_block, np.int64),
         )
         packing = pack(offer, budget - spent, 1, t.power, covered, t.repeat, t.least, t.edge)
-        return self._render(packing, top, records, in_ledger, ledger, head, listed, budget, form, older, kept)
+        return self._render(packing, top, records, in_ledger, ledger, head, listed, budget, form, older)
+
+    def _gains(self, worth: Array, last: int) -> Array:
+        """Summed worth of the values in each of the first `last` segments."""
+        s = self.session
+        gain = np.zeros(last)
+        filled = np.flatnonzero(s.segments["count"][:last])
+        if len(filled):
+            end = int(s.segments["start"][filled[-1]] + s.segments["count"][filled[-1]])
+            gain[filled] = np.add.reduceat(worth[s.pairs["value"][:end]], s.segments["start"][filled])
+        return gain
 
     def _number(self, record: int) -> int:
         return int(self.session.prepared[record].call_text.split(" ", 1)[0][1:])
@@ -431,7 +411,6 @@ class EvidenceIndex:
         budget: int,
         form: int,
         older: int,
-        kept: frozenset[int],
     ) -> Selection:
         s = self.session
         chosen = list(packing.chosen)
@@ -464,7 +443,7 @@ class EvidenceIndex:
         shown = {r: tuple(sorted(p)) for r, p in by_record.items()}
         gains = {int(top[n]): packing.gains[n] for n in chosen}
         edge = tuple((int(top[n]), g) for n, g in packing.edge)
-        return Selection(text, tokens, shown, tuple(listed), gains, edge, older, kept)
+        return Selection(text, tokens, shown, tuple(listed), gains, edge, older)
 
 
 __all__ = ["GAP", "NEVER", "EvidenceIndex", "Selection", "Tuning"]

@@ -24,7 +24,7 @@ from memory_bank.selection.pieces import Pieces, cut_output
 from memory_bank.selection.tables import Array, Interner, Table
 
 NEVER = -1_000_000
-_SYMBOL = re.compile(r"[{}()\[\]<>=;+\\]")
+_SYMBOLS = "{}()[]<>=;+\\"
 MAX_USES = 300
 
 
@@ -135,7 +135,12 @@ class Session:
             row_uses=z,
             after_used=n,
             first_use=n,
+            word_weight=z,
+            timed=("?", 0),
+            changed=("?", 1),
         )
+        self.timed = Table(value=i)
+        self._changed_segment = 0
         self.records = Table(
             interaction=i,
             tool=i,
@@ -153,17 +158,17 @@ class Session:
         self.pairs = Table(segment=i, value=i)
         self.terms = Table(segment=i, word=i, weight=z)
         self.words = Interner(count=z)
-        self.value_terms = Table(value=i, word=i)
+        self.value_terms = Table(value=i, word=i, weight=z)
         self.tools = Interner(records=z, supplied=z, supplied_at=n, suppliers=z, used_values=z)
         self.keys = Interner(total=z, used=z, used_at=n, argument=z)
         self.sources = Interner(total=z, used=z, used_at=n, records=z)
         self.shapes = Interner(total=z, used=z, used_at=n)
-        self.columns = Interner(used=z, last_at=n, used_at=n, size=z)
-        self.likes = Interner(used=z, last_at=n, used_at=n, size=z)
+        self.columns = Table(used=z, last_at=n, used_at=n, size=z)
+        self.likes = Table(used=z, last_at=n, used_at=n, size=z)
         self.kinds = Table(total=z, used=z)
         self.kinds.grow(len(KINDS))
-        self.column_values: list[list[int]] = []
-        self.like_values: list[list[int]] = []
+        self.column_values: list[Array] = []
+        self.like_values: list[Array] = []
         self.follow: dict[tuple[int, int], float] = {}
         self.next_tools: dict[int, dict[int, float]] = {}
         self.tool_calls: dict[int, float] = {}
@@ -182,6 +187,9 @@ class Session:
         self.use_events = 0.0
         self.tools("")
         self.keys("")
+        for table, members in ((self.columns, self.column_values), (self.likes, self.like_values)):
+            table.grow(1)  # what has no place yet
+            members.append(np.zeros(0, np.int32))
 
     # -- values ---------------------------------------------------------------
     def _new_value(self, form: str, kind: int, interaction: int) -> int:
@@ -200,9 +208,38 @@ class Session:
         parts = set(words_of(form))
         if parts:
             start = self.value_terms.grow(len(parts))
+            words = [self.words(part) for part in parts]
+            weights = 1 / np.sqrt(1 + self.words.table["count"][words])
             self.value_terms["value"][start:] = value
-            self.value_terms["word"][start:] = [self.words(part) for part in parts]
+            self.value_terms["word"][start:] = words
+            self.value_terms["weight"][start:] = weights
+            v["word_weight"][value] = weights.sum()
         return value
+
+    def _touch(self, ids: Array, timed: bool) -> None:
+        """Note that values changed; `timed`: something happened to them that ages (`timed_columns`)."""
+        self.values["changed"][ids] = True
+        if timed:
+            fresh = np.unique(ids[~self.values["timed"][ids]])
+            if len(fresh):
+                self.values["timed"][fresh] = True
+                start = self.timed.grow(len(fresh))
+                self.timed["value"][start:] = fresh
+
+    def touch_segments(self, first: int) -> None:
+        """Note that segments from `first` on changed."""
+        self._changed_segment = min(self._changed_segment, first)
+
+    def take_changed_segments(self) -> int:
+        """The first segment that changed since the last time this was asked."""
+        first, self._changed_segment = self._changed_segment, self.segments.size
+        return first
+
+    def take_changed(self) -> Array:
+        """The values that changed since the last time this was asked, each once."""
+        changed = np.flatnonzero(self.values["changed"])
+        self.values["changed"][changed] = False
+        return changed
 
     def add(self, item: Prepared) -> int:
         """Take in one call or note; the number of its record."""
@@ -223,6 +260,7 @@ class Session:
         shapes: set[int] = set()
         keys: set[int] = set()
         arguments: set[int] = set()
+        touched: list[int] = []
         self.tool_calls[tool] = self.tool_calls.get(tool, 0.0) + 1
         after = self.next_tools.setdefault(self.last_tool, {})
         after[tool] = after.get(tool, 0.0) + 1
@@ -244,7 +282,9 @@ class Session:
                     v["agent"][value] = 1
                     v["uses"][value] = 1
                     v["used"][value] = v["seen"][value] = v["first_use"][value] = now
+                    touched.append(value)
                 continue
+            touched.append(value)
             v["uses"][value] += 1
             if v["first_use"][value] == NEVER:
                 v["first_use"][value] = now
@@ -259,6 +299,8 @@ class Session:
             sources.add(int(v["source"][value]))
             shapes.add(int(v["shape"][value]))
             keys.add(int(v["key"][value]))
+        if touched:
+            self._touch(np.array(touched, np.int32), timed=True)
         for table, members in (
             (self.tool_sources, sources),
             (self.tool_shapes, shapes),
@@ -320,22 +362,26 @@ class Session:
             table["used"][number] += 1
             table["used_at"][number] = now
         for owner, members, name, at, mark in (
-            (self.columns.table, self.column_values, "column", "column_at", "successor"),
-            (self.likes.table, self.like_values, "like", "like_at", "like_successor"),
+            (self.columns, self.column_values, "column", "column_at", "successor"),
+            (self.likes, self.like_values, "like", "like_at", "like_successor"),
         ):
             number, place = int(v[name][value]), int(v[at][value])
             owner["used"][number] += 1
             owner["used_at"][number] = now
             owner["last_at"][number] = place
-            for step, other in enumerate(members[number][place + 1 : place + 3]):
+            self._touch(members[number], timed=False)
+            following = members[number][place + 1 : place + 3]
+            self._touch(following, timed=True)
+            for step, other in enumerate(following.tolist()):
                 v[mark][other] = now
                 if mark == "successor":
                     v["successor_by"][other] = 1.0 / (1 + step)
         segment = int(v["segment"][value])
         start, size = int(self.segments["start"][segment]), int(self.segments["count"][segment])
-        row = self.pairs["value"][start : start + size]
+        row = self.pairs["value"][start : start + size].copy()
         v["row_used"][row] = now
         v["row_uses"][row] += 1
+        self._touch(row, timed=True)
         where = np.flatnonzero(row == value)
         if len(where) and where[0] + 1 < size:
             v["after_used"][row[where[0] + 1]] = now
@@ -393,6 +439,7 @@ class Session:
             v["seen"][ids] = v["out"][ids] = now
             v["records"][ids] += 1
             self._place(ids, record, tool, order)
+        self._touch(ids, timed=bool(item.note))
 
     def _place(
         self, ids: Array, record: int, tool: int, order: dict[int, tuple[int, int, str, bool]]
@@ -402,39 +449,32 @@ class Session:
             return
         v = self.values
         shapes = v["shape"][ids].tolist()
-        keys, sources, columns, likes, column_at, like_at = [], [], [], [], [], []
-        for value, shape in zip(ids.tolist(), shapes, strict=False):
-            key_text = order[value][2]
-            key = self.keys(key_text)
-            source = self.sources((tool, key))
-            column, like = self.columns((record, key)), self.likes((record, shape))
-            while len(self.column_values) <= column:
-                self.column_values.append([])
-            while len(self.like_values) <= like:
-                self.like_values.append([])
+        keys, sources = [], []
+        columns: dict[int, list[int]] = {}
+        likes: dict[int, list[int]] = {}
+        for value, shape in zip(ids.tolist(), shapes, strict=True):
+            key = self.keys(order[value][2])
             keys.append(key)
-            sources.append(source)
-            columns.append(column)
-            likes.append(like)
-            column_at.append(len(self.column_values[column]))
-            like_at.append(len(self.like_values[like]))
-            self.column_values[column].append(value)
-            self.like_values[like].append(value)
-            self.columns.table["size"][column] += 1
-            self.likes.table["size"][like] += 1
+            sources.append(self.sources((tool, key)))
+            columns.setdefault(key, []).append(value)
+            likes.setdefault(shape, []).append(value)
+        for name, groups, table, members in (
+            ("column", columns, self.columns, self.column_values),
+            ("like", likes, self.likes, self.like_values),
+        ):
+            first = table.grow(len(groups))
+            table["size"][first:] = [len(group) for group in groups.values()]
+            for number, group in enumerate(groups.values(), first):
+                array = np.array(group, np.int32)
+                members.append(array)
+                v[name][array] = number
+                v[name + "_at"][array] = np.arange(len(array))
         v["record"][ids] = record
         v["segment"][ids] = [order[i][0] for i in ids.tolist()]
         v["rank"][ids] = [order[i][1] for i in ids.tolist()]
         v["cell"][ids] = [order[i][3] for i in ids.tolist()]
-        for name, data in (
-            ("key", keys),
-            ("source", sources),
-            ("column", columns),
-            ("like", likes),
-            ("column_at", column_at),
-            ("like_at", like_at),
-        ):
-            v[name][ids] = data
+        v["key"][ids] = keys
+        v["source"][ids] = sources
         np.add.at(self.keys.table["total"], keys, 1)
         np.add.at(self.sources.table["total"], sources, 1)
         np.add.at(self.shapes.table["total"], shapes, 1)
@@ -464,6 +504,7 @@ class Session:
             parts = words_of(form)
             if parts:
                 overlap[value] = sum(p in words for p in parts) / len(parts)
+        self.values["changed"][start:] = True
 
 
 def _name_words(name: str) -> list[str]:
@@ -472,7 +513,7 @@ def _name_words(name: str) -> list[str]:
 
 def _symbols(text: str) -> float:
     """Share of characters that only code and markup use much."""
-    return len(_SYMBOL.findall(text)) / len(text)
+    return sum(map(text.count, _SYMBOLS)) / len(text)
 
 
 def _bounded(text: str, form: str) -> bool:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from itertools import islice
+from typing import Any
 
 from memory_bank.config import MemoryBankSettings
 from memory_bank.context.evidence import EvidenceChoice, EvidenceMemory
@@ -12,7 +14,9 @@ from memory_bank.history.content import content_text, read
 from memory_bank.history.conversation import Entry, View
 from memory_bank.records import InteractionRecord
 from memory_bank.selection.index import Selection
+from memory_bank.selection.similarity import Similarity
 from memory_bank.strategies.drawn import BankState, Drawn, ids_of
+from memory_bank.vectors import encode_documents, encode_queries
 
 NOTHING = Selection("", 0)
 
@@ -48,8 +52,11 @@ def _fed(
 ) -> EvidenceMemory:
     """The session's evidence, with every stored record in it."""
     memory = state.evidence
-    if memory is None:
-        memory = state.evidence = EvidenceMemory(state.counter, settings.evidence_model)
+    made_for = (settings.evidence_model, settings.similarity_weight)
+    if memory is None or memory.made_for != made_for:
+        similarity = _similarity(state.insight_store.embedding_model, settings.similarity_weight)
+        memory = state.evidence = EvidenceMemory(state.counter, settings.evidence_model, similarity)
+        memory.made_for = made_for
     wanted = list(islice(state.steps, len(memory.numbers), None))
     if wanted:
         at_hand = {r.trace_id: r for r in new}
@@ -59,6 +66,13 @@ def _fed(
         for trace_id in wanted:
             memory.add(at_hand[trace_id], notes.get(trace_id, ""))
     return memory
+
+
+def _similarity(embedder: Any, weight: float) -> Similarity | None:
+    """Similarity by the session's own embedder; None where it is not wanted."""
+    if not weight:
+        return None
+    return Similarity(partial(encode_documents, embedder), partial(encode_queries, embedder), weight)
 
 
 def _notes(view: View, wanted: set[str]) -> dict[str, str]:
