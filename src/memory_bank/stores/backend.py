@@ -14,13 +14,15 @@ class Backend(Protocol):
     """A kind of database. ``name`` is its URL without secrets.
 
     ``in_memory``: one connection for all threads, gone when closed. ``ranks``: similarity is computed by the
-    database, not by an index beside it. ``elsewhere``: what to do where the database is somebody else's.
+    database, not by an index beside it. ``groups``: it takes one writer at a time, so that writes had better
+    share a transaction. ``elsewhere``: what to do where the database is somebody else's.
     """
 
     name: str
     elsewhere: str
     in_memory: bool
     ranks: bool
+    groups: bool
 
     def check(self, must_exist: bool) -> None:
         """Refuse what can be seen to fail, in better words than a driver's. Raises DatabaseOpenError."""
@@ -45,6 +47,9 @@ class Backend(Protocol):
 
     def tables(self, c: Connection) -> set[str]:
         """The names of all tables. Raises DatabaseOpenError where there is no place for any."""
+
+    def now(self, c: Connection) -> float:
+        """Unix seconds by the clock that all users of the database share."""
 
     def insert_or_ignore(self, table: sa.Table) -> sa.Insert:
         """An INSERT that leaves alone what is there already."""

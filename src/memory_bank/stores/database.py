@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
+from typing import TypeVar
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection, make_url
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from memory_bank.errors import ConfigError, DatabaseOpenError, DatabaseVersionError, StorageError
+from memory_bank.faults import fault_point
 from memory_bank.stores.backend import Backend
 from memory_bank.stores.payload import is_session_id
 from memory_bank.stores.schema import HEAD, bank, sessions
 from memory_bank.stores.sqlite import Sqlite
+from memory_bank.stores.writer import GroupWriter
+
+T = TypeVar("T")
 
 # Statements are built once: building one costs more than running it.
 _s = sessions.c
@@ -68,6 +73,7 @@ class Database:
         self._open_session = self._backend.insert_or_ignore(sessions)
         self._engine = self._backend.create_engine()
         self._reader = self._backend.reading(self._engine)
+        self._writer = GroupWriter(self._transaction) if self._backend.groups else None
         try:
             with self._opening():
                 self._migrate(must_exist)
@@ -141,6 +147,22 @@ class Database:
         with self._mapped(), self._transaction() as connection:
             yield connection
 
+    def submit(self, operation: Callable[[Connection], T]) -> T:
+        """Run a write and return what it returns, once that is on disk.
+
+        Where the database has one writer at a time, the writes of this process's threads that wait for it
+        share a transaction; one that fails undoes its own changes only. It must not roll back itself.
+        """
+        with self._mapped():
+            if self._writer is not None:
+                return self._writer.run(operation)
+            with self._transaction() as connection:
+                return operation(connection)
+
+    def now(self, c: Connection) -> float:
+        """Unix seconds: the server's, where several hosts share it."""
+        return self._backend.now(c)
+
     @contextmanager
     def _transaction(self, migrating: bool = False) -> Iterator[Connection]:
         with self._backend.turn(), self._engine.connect() as connection:
@@ -148,8 +170,10 @@ class Database:
                 self._backend.begin_migration(connection)
             else:
                 self._backend.begin_write(connection)
+            fault_point("write.begun")
             try:
                 yield connection
+                fault_point("write.executed")
             except BaseException:
                 connection.rollback()
                 raise
@@ -162,6 +186,7 @@ class Database:
                     f"{self.name}: {self._backend.say(e)} while a write was being committed: make the same "
                     "call again, what was kept is not stored twice."
                 ) from e
+            fault_point("write.committed")
 
     def lock_bank(self, c: Connection, *, exclusive: bool = False) -> bool:
         """Within a write, keep the bank's embedder as it is; ``exclusive``: let no other write know it.

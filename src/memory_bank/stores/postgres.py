@@ -61,6 +61,7 @@ class Postgres:
 
     in_memory = False
     ranks = True
+    groups = False  # the server gathers the commits of its connections itself
     elsewhere = (
         "name an empty one, or give the bank a schema of its own by  ?options=-csearch_path=NAME,public"
     )
@@ -150,6 +151,10 @@ class Postgres:
                 f"{self.name} has the extension vector in the schema {place}: add that to its search_path."
             )
         return {row[0] for row in c.exec_driver_sql(_TABLES)}
+
+    def now(self, c: Connection) -> float:
+        """See Backend."""
+        return float(c.exec_driver_sql("SELECT extract(epoch FROM clock_timestamp())").scalar_one())
 
     def insert_or_ignore(self, table: sa.Table) -> sa.Insert:
         """See Backend."""

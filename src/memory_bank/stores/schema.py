@@ -9,7 +9,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Dialect
 from sqlalchemy.types import LargeBinary, TypeDecorator, TypeEngine, UserDefinedType
 
-HEAD = "0001"  # the revision of the newest migration
+HEAD = "0002"  # the revision of the newest migration
 
 
 class ExactText(TypeDecorator[str]):
@@ -79,6 +79,8 @@ sessions = sa.Table(
     sa.Column("created", sa.Float, nullable=False),
     sa.Column("generation", sa.Integer, nullable=False),  # grows with every reset, so that others notice
     sa.Column("task", ExactText),  # what the user asked for: the Observer is told
+    sa.Column("agent_id", sa.String(255)),  # whose session it is, where searches may cross sessions
+    sa.Index("ix_sessions_agent_id", "agent_id"),
 )
 
 records = sa.Table(
@@ -113,4 +115,36 @@ insights = sa.Table(
     sa.UniqueConstraint("trace_id", "session_id"),
     sa.Index("ix_insights_session_id_seq", "session_id", "seq"),
     sqlite_autoincrement=True,
+)
+
+jobs = sa.Table(  # records that a language model is to summarise; a row goes when its insight is there
+    "jobs",
+    metadata,
+    sa.Column("seq", _Serial, primary_key=True, autoincrement=True),
+    sa.Column("session_id", sa.String(255), nullable=False),
+    sa.Column("trace_id", sa.String(64), nullable=False),
+    sa.Column("created", sa.Float(53), nullable=False),  # times are Unix seconds
+    sa.Column("due", sa.Float(53), nullable=False),  # not to be tried before
+    sa.Column("attempts", sa.Integer, nullable=False),
+    sa.Column("owner", sa.String(64)),  # who holds the lease, from `leased` until `expires`
+    sa.Column("leased", sa.Float(53)),
+    sa.Column("expires", sa.Float(53)),
+    sa.Column("error", ExactText),  # why the last attempt failed
+    sa.UniqueConstraint("trace_id", "session_id"),
+    sa.Index("ix_jobs_session_id_seq", "session_id", "seq"),
+    sa.Index("ix_jobs_due", "due"),
+    sqlite_autoincrement=True,
+)
+
+spending = sa.Table(  # what the Observer's model cost, by session, day (UTC) and model
+    "spending",
+    metadata,
+    sa.Column("session_id", sa.String(255), primary_key=True),
+    sa.Column("day", sa.String(10), primary_key=True),
+    sa.Column("model", sa.String(255), primary_key=True),
+    sa.Column("calls", sa.Integer, nullable=False),
+    sa.Column("prompt_tokens", sa.BigInteger, nullable=False),
+    sa.Column("completion_tokens", sa.BigInteger, nullable=False),
+    sa.Column("cost", sa.Float(53), nullable=False),  # in the currency of the configured prices
+    sa.Index("ix_spending_day", "day"),
 )

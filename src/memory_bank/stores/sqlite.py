@@ -33,6 +33,7 @@ class Sqlite:
         self.url = url
         self.name = url.render_as_string(hide_password=True)
         self.in_memory = url.database in (None, "", ":memory:")
+        self.groups = not self.in_memory
         self._write_lock = write_lock
 
     def check(self, must_exist: bool) -> None:
@@ -100,6 +101,10 @@ class Sqlite:
     def tables(self, c: Connection) -> set[str]:
         """See Backend."""
         return {row[0] for row in c.exec_driver_sql("SELECT name FROM sqlite_master WHERE type = 'table'")}
+
+    def now(self, c: Connection) -> float:  # noqa: ARG002  all users are on one host
+        """See Backend."""
+        return time.time()
 
     def insert_or_ignore(self, table: sa.Table) -> sa.Insert:
         """See Backend."""

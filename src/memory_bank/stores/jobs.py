@@ -1,0 +1,177 @@
+"""The queue of records to be observed, in the bank's own database: leases, retries, nothing lost."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection
+
+from memory_bank.stores.database import Database
+from memory_bank.stores.schema import jobs, records
+
+AHEAD = 5.0
+"""Seconds by which a time may lie ahead of the clock before the clock is taken to have jumped back."""
+LONGEST_WAIT = 3600.0
+"""No retry waits longer, so a due time further ahead comes from a clock that jumped back."""
+
+# Statements are built once: building one costs more than running it.
+_t = jobs.c
+_mine = _t.session_id == sa.bindparam("session")
+_now = sa.bindparam("now", type_=sa.Float)
+_is_free = (
+    _t.owner.is_(None)
+    | (_t.expires <= _now)
+    | (_t.leased > _now + AHEAD)  # taken in the future: the clock jumped back
+)
+_is_due = (_t.due <= _now) | (_t.due > _now + LONGEST_WAIT + AHEAD)
+_FREE = sa.select(*_t).where(_is_free, _is_due).order_by(_t.due, _t.seq).limit(sa.bindparam("n"))
+_FREE = _FREE.with_for_update(skip_locked=True)
+_FREE_HERE = (
+    sa.select(*_t).where(_mine, _is_free, _is_due).order_by(_t.due, _t.seq).limit(sa.bindparam("n"))
+).with_for_update(skip_locked=True)
+_LEASE = (
+    sa.update(jobs)
+    .where(_t.seq == sa.bindparam("row"))
+    .values(
+        owner=sa.bindparam("by"),
+        leased=sa.bindparam("at"),
+        expires=sa.bindparam("until"),
+        attempts=_t.attempts + 1,
+    )
+)
+_held = (_t.seq == sa.bindparam("row")) & (_t.owner == sa.bindparam("by"))
+_RENEW = sa.update(jobs).where(_held).values(leased=sa.bindparam("at"), expires=sa.bindparam("until"))
+_GIVE_BACK = (
+    sa.update(jobs)
+    .where(_held)
+    .values(owner=None, leased=None, expires=None, due=sa.bindparam("next"), error=sa.bindparam("why"))
+)
+_RELEASE = (
+    sa.update(jobs)
+    .where(_held)
+    .values(owner=None, leased=None, expires=None, attempts=sa.case((_t.attempts > 0, _t.attempts - 1), else_=0))
+)
+_DONE = sa.delete(jobs).where(_held)
+_OPEN = sa.select(sa.func.count()).select_from(jobs)
+_OPEN_HERE = _OPEN.where(_mine)
+_NEXT = sa.select(sa.func.min(sa.case((_is_free, _t.due), else_=_t.expires)))
+_NEXT_HERE = _NEXT.where(_mine)
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One record to be observed; ``attempts`` counts the present one."""
+
+    seq: int
+    session_id: str
+    trace_id: str
+    attempts: int
+    error: str | None = None
+
+
+class JobQueue:
+    """Jobs of one session, or of all where none is named. Times come from ``clock`` (Unix seconds).
+
+    A job is taken under a lease; one whose holder died, or was taken by a clock that has jumped back since,
+    is free again. Every call may raise StorageError.
+    """
+
+    def __init__(
+        self,
+        database: Database,
+        session_id: str | None = None,
+        *,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self.database = database
+        self.session_id = session_id
+        self.clock = clock
+        self._add = database.insert_or_ignore(jobs)
+
+    def add(self, trace_ids: Sequence[str]) -> None:
+        """Note that records of the session are to be observed; those noted already stay as they are."""
+        if self.session_id is None:
+            raise ValueError("jobs are added to one session")
+        if trace_ids:
+            with self.database.write() as c:
+                add_jobs(c, self.database, self.session_id, trace_ids, self.clock())
+
+    def take(self, owner: str, limit: int, lease: float) -> list[Job]:
+        """Up to ``limit`` free jobs that are due, the longest due first, leased for so many seconds."""
+        if not self.open_count():  # no write for an empty queue
+            return []
+        now = self.clock()
+        asked = {"now": now, "n": limit}
+        with self.database.write() as c:
+            if self.session_id is None:
+                found = c.execute(_FREE, asked).all()
+            else:
+                found = c.execute(_FREE_HERE, {**asked, "session": self.session_id}).all()
+            if found:
+                until = now + lease
+                c.execute(_LEASE, [{"row": r.seq, "by": owner, "at": now, "until": until} for r in found])
+        return [Job(r.seq, r.session_id, r.trace_id, r.attempts + 1, r.error) for r in found]
+
+    def renew(self, owner: str, held: Collection[Job], lease: float) -> None:
+        """Go on holding jobs for so many seconds from now."""
+        now = self.clock()
+        rows = [{"row": j.seq, "by": owner, "at": now, "until": now + lease} for j in held]
+        if rows:
+            with self.database.write() as c:
+                c.execute(_RENEW, rows)
+
+    def give_back(self, owner: str, job: Job, error: str, delay: float) -> None:
+        """An attempt failed: the job is due again after ``delay`` seconds."""
+        due = self.clock() + min(delay, LONGEST_WAIT)
+        with self.database.write() as c:
+            c.execute(_GIVE_BACK, {"row": job.seq, "by": owner, "next": due, "why": error})
+
+    def release(self, owner: str, held: Collection[Job]) -> None:
+        """Let go of jobs that were not tried: free at once, the attempt does not count."""
+        if held:
+            with self.database.write() as c:
+                c.execute(_RELEASE, [{"row": j.seq, "by": owner} for j in held])
+
+    def open_count(self) -> int:
+        """How many jobs there are, taken ones included."""
+        with self.database.read() as c:
+            if self.session_id is None:
+                return c.execute(_OPEN).scalar() or 0
+            return c.execute(_OPEN_HERE, {"session": self.session_id}).scalar() or 0
+
+    def wait(self) -> float | None:
+        """Seconds until the next job may be taken, 0 when one may now, None when there is none."""
+        now = self.clock()
+        with self.database.read() as c:
+            if self.session_id is None:
+                due = c.execute(_NEXT, {"now": now}).scalar()
+            else:
+                due = c.execute(_NEXT_HERE, {"now": now, "session": self.session_id}).scalar()
+        return None if due is None else min(max(0.0, due - now), LONGEST_WAIT)
+
+
+def add_jobs(
+    c: Connection, database: Database, session_id: str, trace_ids: Sequence[str], now: float
+) -> None:
+    """Within a write, note that records are to be observed."""
+    rows = [
+        {"session_id": session_id, "trace_id": t, "created": now, "due": now, "attempts": 0}
+        for t in trace_ids
+    ]
+    c.execute(database.insert_or_ignore(jobs), rows)
+
+
+def finish_job(c: Connection, owner: str, job: Job) -> bool:
+    """Within a write, end a job; False when it is no longer the owner's (taken over, or its session reset)."""
+    return c.execute(_DONE, {"row": job.seq, "by": owner}).rowcount == 1
+
+
+def orphaned_jobs(database: Database) -> int:
+    """How many jobs are for records that are not there."""
+    r = records.c
+    missing = ~sa.exists().where(r.session_id == _t.session_id, r.trace_id == _t.trace_id)
+    with database.read() as c:
+        return c.execute(sa.select(sa.func.count()).select_from(jobs).where(missing)).scalar() or 0
