@@ -20,6 +20,31 @@ FIXED_QUERY = "how to proceed with the task"
 ENV_PREFIX = "MEMORY_BANK_"
 
 
+class Price(BaseModel):
+    """Of a model, in any one currency, for a million tokens."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+    prompt: float = Field(ge=0, allow_inf_nan=False)
+    completion: float = Field(ge=0, allow_inf_nan=False)
+
+
+class ObserverBudget(BaseModel):
+    """What the Observer's model may cost at most; None: no limit. Days are UTC, over the whole bank."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+    calls_per_session: int | None = Field(default=None, ge=0)
+    calls_per_day: int | None = Field(default=None, ge=0)
+    tokens_per_session: int | None = Field(default=None, ge=0)
+    tokens_per_day: int | None = Field(default=None, ge=0)
+    cost_per_session: float | None = Field(default=None, ge=0, allow_inf_nan=False)
+    cost_per_day: float | None = Field(default=None, ge=0, allow_inf_nan=False)
+
+    @property
+    def unlimited(self) -> bool:
+        """Whether no limit is set."""
+        return all(getattr(self, name) is None for name in type(self).model_fields)
+
+
 class _Settings(BaseModel):
     type: str
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -115,6 +140,32 @@ class MemoryBankSettings(_Settings):
     repair_pairs: Literal["off", "complete", "drop"] = Field(
         default="off", description="broken call/result pairs: pass through, complete, or drop"
     )
+    observer_mode: Literal["inline", "background", "off"] = Field(
+        default="inline",
+        description="summaries by a model: within the step, beside it (extraction serves meanwhile), or none",
+    )
+    observer_min_chars: int = Field(
+        default=0, ge=0, description="shorter outputs are summarised by extraction, never sent to a model"
+    )
+    observer_timeout: float = Field(
+        default=60.0, gt=0, le=3600, description="seconds after which a model call is given up"
+    )
+    observer_attempts: int = Field(
+        default=5, ge=1, le=100, description="background: attempts at a record before extraction stays"
+    )
+    observer_budget: ObserverBudget = Field(
+        default=ObserverBudget(), description="limits of calls, tokens and cost; extraction beyond them"
+    )
+    observer_prices: dict[str, Price] = Field(
+        default_factory=dict, description="price of a million tokens by model, where cost is to be counted"
+    )
+    on_storage_error: Literal["raise", "pass_through"] = Field(
+        default="raise",
+        description="a full disk or lost server: an error, or the messages unchanged with a warning",
+    )
+    scope: Literal["session", "agent", "all"] = Field(
+        default="session", description="whose records a search may find: this session's, the agent's, all"
+    )
     observer_max_chars: int = Field(
         default=10_000, ge=200, description="the Observer sees this much of an output"
     )
@@ -131,6 +182,9 @@ class MemoryBankSettings(_Settings):
         "max_chars_per_record",
         "observer_max_chars",
         "observer_concurrency",
+        "observer_min_chars",
+        "observer_timeout",
+        "observer_attempts",
         "history_budget",
         "keep_recent",
         "shorten_last",
@@ -335,13 +389,15 @@ def as_settings(settings: Any) -> MemoryBankSettings:
 
 
 def _as_plain(value: Any, otherwise: Any) -> Any:
-    """Text and numbers, those of numpy and pathlib as Python's own; ``otherwise`` for anything else."""
+    """Text, numbers and tables, those of numpy and pathlib as Python's own; else ``otherwise``."""
     if isinstance(value, (str, bool)):
         return value
     if isinstance(value, Integral):
         return int(value)
     if isinstance(value, Real):
         return float(value)
+    if isinstance(value, (dict, BaseModel)):
+        return value
     return str(value) if isinstance(value, PurePath) else otherwise
 
 

@@ -107,6 +107,23 @@ class ChatModel(Protocol):
         """Answer: a string, or an OpenAI-shaped chat completion. May raise anything."""
 
 
+class SpendingLimits(Protocol):
+    """What a model may cost at most, over a session and over a day (UTC); None: no limit."""
+
+    @property
+    def calls_per_session(self) -> int | None: ...
+    @property
+    def calls_per_day(self) -> int | None: ...
+    @property
+    def tokens_per_session(self) -> int | None: ...
+    @property
+    def tokens_per_day(self) -> int | None: ...
+    @property
+    def cost_per_session(self) -> float | None: ...
+    @property
+    def cost_per_day(self) -> float | None: ...
+
+
 @runtime_checkable
 class TokenCounter(Protocol):
     """Counts tokens of texts and messages."""

@@ -76,6 +76,30 @@ class Hit:
     score: float
 
 
+@dataclass(frozen=True, slots=True)
+class Spent:
+    """Model calls, tokens as the model reported them, and their cost by the configured prices."""
+
+    calls: int = 0
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    cost: float = 0.0
+
+    @property
+    def tokens(self) -> int:
+        """Both kinds of tokens."""
+        return self.prompt_tokens + self.completion_tokens
+
+    def less(self, other: Spent) -> Spent:
+        """The difference."""
+        return Spent(
+            self.calls - other.calls,
+            self.prompt_tokens - other.prompt_tokens,
+            self.completion_tokens - other.completion_tokens,
+            self.cost - other.cost,
+        )
+
+
 class Ranking(Sequence[Hit]):
     """Hits, best first, held as two columns so that ranking thousands of records costs no objects."""
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
@@ -73,7 +72,9 @@ class Job:
 
 
 class JobQueue:
-    """Jobs of one session, or of all where none is named. Times come from ``clock`` (Unix seconds).
+    """Jobs of one session, or of all where none is named.
+
+    Times are Unix seconds, by the database server's clock where there is one, unless a ``clock`` is given.
 
     A job is taken under a lease; one whose holder died, or was taken by a clock that has jumped back since,
     is free again. Every call may raise StorageError.
@@ -84,11 +85,11 @@ class JobQueue:
         database: Database,
         session_id: str | None = None,
         *,
-        clock: Callable[[], float] = time.time,
+        clock: Callable[[], float] | None = None,
     ) -> None:
         self.database = database
         self.session_id = session_id
-        self.clock = clock
+        self._clock = clock
         self._add = database.insert_or_ignore(jobs)
 
     def add(self, trace_ids: Sequence[str]) -> None:
@@ -97,15 +98,15 @@ class JobQueue:
             raise ValueError("jobs are added to one session")
         if trace_ids:
             with self.database.write() as c:
-                add_jobs(c, self.database, self.session_id, trace_ids, self.clock())
+                add_jobs(c, self.database, self.session_id, trace_ids, self._now(c))
 
     def take(self, owner: str, limit: int, lease: float) -> list[Job]:
         """Up to ``limit`` free jobs that are due, the longest due first, leased for so many seconds."""
         if not self.open_count():  # no write for an empty queue
             return []
-        now = self.clock()
-        asked = {"now": now, "n": limit}
         with self.database.write() as c:
+            now = self._now(c)
+            asked = {"now": now, "n": limit}
             if self.session_id is None:
                 found = c.execute(_FREE, asked).all()
             else:
@@ -117,16 +118,16 @@ class JobQueue:
 
     def renew(self, owner: str, held: Collection[Job], lease: float) -> None:
         """Go on holding jobs for so many seconds from now."""
-        now = self.clock()
-        rows = [{"row": j.seq, "by": owner, "at": now, "until": now + lease} for j in held]
-        if rows:
+        if held:
             with self.database.write() as c:
-                c.execute(_RENEW, rows)
+                now = self._now(c)
+                until = now + lease
+                c.execute(_RENEW, [{"row": j.seq, "by": owner, "at": now, "until": until} for j in held])
 
     def give_back(self, owner: str, job: Job, error: str, delay: float) -> None:
         """An attempt failed: the job is due again after ``delay`` seconds."""
-        due = self.clock() + min(delay, LONGEST_WAIT)
         with self.database.write() as c:
+            due = self._now(c) + min(delay, LONGEST_WAIT)
             c.execute(_GIVE_BACK, {"row": job.seq, "by": owner, "next": due, "why": error})
 
     def release(self, owner: str, held: Collection[Job]) -> None:
@@ -144,13 +145,16 @@ class JobQueue:
 
     def wait(self) -> float | None:
         """Seconds until the next job may be taken, 0 when one may now, None when there is none."""
-        now = self.clock()
         with self.database.read() as c:
+            now = self._now(c)
             if self.session_id is None:
                 due = c.execute(_NEXT, {"now": now}).scalar()
             else:
                 due = c.execute(_NEXT_HERE, {"now": now, "session": self.session_id}).scalar()
         return None if due is None else min(max(0.0, due - now), LONGEST_WAIT)
+
+    def _now(self, c: Connection) -> float:
+        return self.database.now(c) if self._clock is None else self._clock()
 
 
 def add_jobs(

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
+from memory_bank.ports import SpendingLimits
+from memory_bank.records import Spent
 from memory_bank.stores.database import Database
 from memory_bank.stores.schema import spending
 
@@ -39,33 +40,6 @@ _OF_DAY = sa.select(*_sums).where(_t.day == sa.bindparam("of"))
 _ALL = sa.select(*_sums)
 
 
-@dataclass(frozen=True, slots=True)
-class Spent:
-    """Calls made, tokens as the model reported them, and their cost by the configured prices."""
-
-    calls: int = 0
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
-    cost: float = 0.0
-
-    @property
-    def tokens(self) -> int:
-        """Both kinds of tokens."""
-        return self.prompt_tokens + self.completion_tokens
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """What may be spent at most, over a session and over a day (UTC, the whole bank); None: no limit."""
-
-    calls_per_session: int | None = None
-    calls_per_day: int | None = None
-    tokens_per_session: int | None = None
-    tokens_per_day: int | None = None
-    cost_per_session: float | None = None
-    cost_per_day: float | None = None
-
-
 class Spending:
     """The account of one session's Observer in a bank. Every call may raise StorageError."""
 
@@ -76,7 +50,7 @@ class Spending:
         self.session_id = session_id
         self.clock = clock
 
-    def reserve(self, model: str, expected: Spent, limits: Limits) -> str | None:
+    def reserve(self, model: str, expected: Spent, limits: SpendingLimits) -> str | None:
         """Book a call before it is made; the reason when a limit forbids it, and nothing is booked then.
 
         ``expected`` is what the call may cost at most: concurrent callers never pass a limit together.
@@ -92,14 +66,8 @@ class Spending:
 
     def settle(self, model: str, expected: Spent, actual: Spent) -> None:
         """Put in place of what a booked call was expected to cost what it did cost."""
-        difference = Spent(
-            actual.calls - expected.calls,
-            actual.prompt_tokens - expected.prompt_tokens,
-            actual.completion_tokens - expected.completion_tokens,
-            actual.cost - expected.cost,
-        )
         with self.database.write() as c:
-            self._add(c, self._day(), model, difference)
+            self._add(c, self._day(), model, actual.less(expected))
 
     def of_session(self) -> Spent:
         """What the session has cost."""
@@ -145,7 +113,7 @@ def spent_by_session(database: Database) -> dict[str, Spent]:
     return {sid: Spent(int(n), int(p), int(k), float(cost)) for sid, n, p, k, cost in rows}
 
 
-def _refused(spent: Spent, more: Spent, limits: Limits, period: str) -> str | None:
+def _refused(spent: Spent, more: Spent, limits: SpendingLimits, period: str) -> str | None:
     """Which limit the two together pass, in words."""
     for name, have, add in (
         ("calls", spent.calls, more.calls),

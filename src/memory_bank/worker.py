@@ -1,0 +1,257 @@
+"""Works off the queue of records to be observed: in a thread beside the agent, or in a process of its own."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import threading
+import time
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from memory_bank.errors import EmbeddingError, MemoryBankError, StorageError
+from memory_bank.faults import fault_point
+from memory_bank.observer import Observer, Trouble
+from memory_bank.records import Insight, InteractionRecord
+from memory_bank.stores.database import Database
+from memory_bank.stores.facts import FactStore
+from memory_bank.stores.insights import InsightStore
+from memory_bank.stores.jobs import Job, JobQueue
+from memory_bank.stores.spending import Spending
+
+log = logging.getLogger("memory_bank.Observer")
+
+LEASE = 60.0
+"""Seconds a job is held beyond the longest call; a worker that lives renews its leases."""
+FIRST_RETRY = 2.0
+"""Seconds before the second attempt; each further one waits twice as long."""
+LONGEST_RETRY = 300.0
+LONGEST_SLEEP = 5.0
+"""Seconds between two looks at an empty queue."""
+
+Answer = tuple[Job, InteractionRecord | None, "Insight | Trouble"]
+
+
+@dataclass(slots=True)
+class Progress:
+    """What a worker did: jobs ended with the model's summary, with an extractive one, to be tried again."""
+
+    observed: int = 0
+    extracted: int = 0
+    retried: int = 0
+
+
+class Worker:
+    """Takes jobs under a lease, has their records summarised, and ends each in one transaction.
+
+    One session's, or with ``session_id`` None those of all. A failed attempt waits longer each time; after the
+    last one the extractive summary stays, with the reason. Not safe under threads: one worker, one thread.
+    """
+
+    def __init__(
+        self,
+        database: Database,
+        observer: Observer,
+        embedder: Any,
+        session_id: str | None = None,
+        *,
+        attempts: int = 5,
+        lease: float = LEASE,
+        first_retry: float = FIRST_RETRY,
+        clock: Callable[[], float] | None = None,
+    ) -> None:
+        self.database = database
+        self.observer = observer
+        self.embedder = embedder
+        self.queue = JobQueue(database, session_id, clock=clock)
+        self.attempts = attempts
+        self.lease = lease + (observer.timeout or 0.0)
+        self.first_retry = first_retry
+        self.owner = f"{socket.gethostname()[:20]}:{os.getpid()}:{uuid.uuid4().hex[:16]}"
+        self.progress = Progress()
+        self._stores: dict[str, tuple[FactStore, InsightStore]] = {}
+
+    def step(self) -> int:
+        """Take as many jobs as are observed at once, and end them; how many were taken.
+
+        Raises StorageError, EmbeddingError; the jobs are free again then, or when their lease ends.
+        """
+        taken = self.queue.take(self.owner, max(1, self.observer.concurrency), self.lease)
+        if not taken:
+            return 0
+        fault_point("jobs.leased")
+        try:
+            for session_id in dict.fromkeys(j.session_id for j in taken):
+                self._work([j for j in taken if j.session_id == session_id], session_id)
+        except BaseException:
+            self._let_go(taken)
+            raise
+        return len(taken)
+
+    def run(self, stop: threading.Event, *, once: bool = False, wake: threading.Event | None = None) -> None:
+        """Work until ``stop`` is set, or with ``once`` until no job is left; ``wake`` ends a wait early.
+
+        A database or an embedder that fails is told and tried again after a while.
+        """
+        failures = 0
+        while not stop.is_set():
+            try:
+                if self.step():
+                    failures = 0
+                    continue
+                pause = self.queue.wait()
+            except (StorageError, EmbeddingError) as e:
+                if once:
+                    raise
+                failures += 1
+                log.warning("observing waits: %s", e)
+                pause = self._delay(failures)
+            if once and pause is None:
+                return
+            pause = LONGEST_SLEEP if pause is None else min(max(pause, 0.01), LONGEST_SLEEP)
+            if wake is None:
+                stop.wait(pause)
+            else:
+                wake.wait(pause)
+                wake.clear()
+
+    def _work(self, jobs: list[Job], session_id: str) -> None:
+        facts, insights = self._stores_of(session_id)
+        records = {r.trace_id: r for r in facts.get_many([j.trace_id for j in jobs])}
+        task = self.database.get_task(session_id)
+        observer = self.observer.booking(Spending(self.database, session_id))
+        found = [records[j.trace_id] for j in jobs if j.trace_id in records]
+        with self._renewing(jobs):
+            answers = observer.each(found, lambda r: self._answer(observer, r, task))
+        fault_point("jobs.observed")
+        by_id = dict(zip((r.trace_id for r in found), answers, strict=True))
+        ended: list[tuple[Job, Insight | None]] = []
+        for job in jobs:
+            answer = by_id.get(job.trace_id)
+            if isinstance(answer, Trouble) and answer.again and job.attempts < self.attempts:
+                self.queue.give_back(self.owner, job, answer.reason, self._delay(job.attempts))
+                self.progress.retried += 1
+                continue
+            if isinstance(answer, Trouble):
+                log.warning("%s for %s: its extractive summary stays", answer.reason, job.trace_id)
+                answer = observer.extract(records[job.trace_id], answer.reason)
+            ended.append((job, answer))  # None: the record is gone, and so is its job
+        insights.finish(self.owner, ended)
+        fault_point("jobs.finished")
+        for _, insight in ended:
+            self.progress.observed += insight is not None and insight.source == observer.name
+            self.progress.extracted += insight is not None and insight.source != observer.name
+
+    def _answer(self, observer: Observer, record: InteractionRecord, task: str) -> Insight | Trouble:
+        return observer.ask(record, task) if observer.sends(record) else observer.extract(record)
+
+    def _renewing(self, jobs: list[Job]) -> _Renewal:
+        return _Renewal(self.queue, self.owner, jobs, self.lease)
+
+    def _stores_of(self, session_id: str) -> tuple[FactStore, InsightStore]:
+        found = self._stores.get(session_id)
+        if found is None:
+            if len(self._stores) >= 64:
+                self._stores.clear()
+            facts = FactStore(self.database, session_id)
+            found = self._stores[session_id] = facts, InsightStore(self.embedder, self.database, session_id)
+        return found
+
+    def _delay(self, attempts: int) -> float:
+        return min(LONGEST_RETRY, self.first_retry * 2.0 ** min(attempts - 1, 20))
+
+    def _let_go(self, taken: list[Job]) -> None:
+        try:
+            self.queue.release(self.owner, taken)
+        except MemoryBankError:
+            log.warning("%d jobs are free again when their lease ends", len(taken))
+
+
+class _Renewal:
+    """Renews leases in a thread while records are observed, so that a long call is not taken for a death."""
+
+    def __init__(self, queue: JobQueue, owner: str, jobs: list[Job], lease: float) -> None:
+        self._queue, self._owner, self._jobs, self._lease = queue, owner, jobs, lease
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="memory-bank-leases", daemon=True)
+
+    def _run(self) -> None:
+        while not self._over.wait(self._lease / 3):
+            try:
+                self._queue.renew(self._owner, self._jobs, self._lease)
+            except MemoryBankError as e:
+                log.warning("a lease could not be renewed: %s", e)
+
+    def __enter__(self) -> None:
+        self._thread.start()
+
+    def __exit__(self, *exc: object) -> None:
+        self._over.set()
+        self._thread.join()
+
+
+class BackgroundObserver:
+    """A worker for one session in a thread of this process: started when there is work, gone when idle."""
+
+    IDLE = 30.0
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._wake = threading.Event()
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._worker: Worker | None = None
+
+    def work(self, worker: Callable[[], Worker]) -> None:
+        """See that somebody works: wakes the thread, or starts one with a new worker."""
+        with self._lock:
+            if self._thread is not None and self._thread.is_alive():
+                self._wake.set()
+                return
+            self._stop, self._wake = threading.Event(), threading.Event()
+            self._worker = worker()
+            self._thread = threading.Thread(
+                target=_run_until_idle,
+                args=(self._worker, self._stop, self._wake, self.IDLE),
+                name="memory-bank-observer",
+                daemon=True,
+            )
+            self._thread.start()
+
+    def replace(self, worker: Callable[[], Worker]) -> None:
+        """As ``work``, with a new worker: settings or client have changed."""
+        self.stop(0.0)
+        self.work(worker)
+
+    def stop(self, timeout: float | None = 1.0) -> None:
+        """Take no further job; wait so many seconds for those at hand. What is left stays in the queue."""
+        with self._lock:
+            self._stop.set()
+            self._wake.set()
+            if self._thread is not None and self._thread is not threading.current_thread():
+                self._thread.join(timeout)
+            self._thread = None
+
+
+def _run_until_idle(worker: Worker, stop: threading.Event, wake: threading.Event, idle: float) -> None:
+    last = time.monotonic()
+    while not stop.is_set() and time.monotonic() - last < idle:
+        pause = 0.5
+        try:
+            if worker.step():
+                last = time.monotonic()
+                continue
+            wait = worker.queue.wait()
+            if wait is not None:
+                last, pause = time.monotonic(), min(max(wait, 0.01), 2.0)
+        except MemoryBankError as e:
+            log.warning("observing waits: %s", e)
+            last, pause = time.monotonic(), 2.0
+        except Exception:
+            log.exception("the background observer stops; its jobs stay in the queue")
+            return
+        wake.wait(pause)
+        wake.clear()
