@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import os
+import subprocess
+import sys
 import warnings
 from pathlib import Path
 from typing import Any
@@ -93,3 +95,14 @@ def why_not() -> str | None:
         if find_spec(package) is None:
             return f"needs {package}: pip install 'memory-bank[postgres,dev]'"
     return "needs a POSIX system" if os.name != "posix" else None
+
+
+def python(script: str, *args: object) -> subprocess.Popen[str]:
+    """Start a script in a process of its own."""
+    return subprocess.Popen(
+        [sys.executable, "-c", script, *map(str, args)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )

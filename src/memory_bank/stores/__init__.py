@@ -1,1 +1,1 @@
-"""Where records and insights rest: SQLite with a FAISS index beside it, PostgreSQL with pgvector, plain memory."""
+"""Where records and insights rest: SQLite beside a FAISS index, PostgreSQL with pgvector, plain memory."""

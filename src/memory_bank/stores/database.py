@@ -188,6 +188,10 @@ class Database:
                 ) from e
             fault_point("write.committed")
 
+    def insert_or_ignore(self, table: sa.Table) -> sa.Insert:
+        """An INSERT that leaves alone what is there already; its ``rowcount`` says how many were not."""
+        return self._backend.insert_or_ignore(table).execution_options(preserve_rowcount=True)
+
     def lock_bank(self, c: Connection, *, exclusive: bool = False) -> bool:
         """Within a write, keep the bank's embedder as it is; ``exclusive``: let no other write know it.
 

@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy.exc import IntegrityError
 
 from memory_bank.records import InteractionRecord
 from memory_bank.stores.database import Database
@@ -40,6 +39,7 @@ class FactStore:
     def __init__(self, database: Database | None = None, session_id: str = "default") -> None:
         self.database = database or Database()
         self.session_id = session_id
+        self._insert_new = self.database.insert_or_ignore(records)
         self.database.open_session(session_id)
 
     def store(self, record: InteractionRecord) -> None:
@@ -65,9 +65,7 @@ class FactStore:
         """Insert rows that are hoped to be new; False, and nothing changed, when one is not."""
         with self.database.write() as c:
             self.database.lock_session(c, self.session_id)
-            try:
-                c.execute(_INSERT, list(rows.values()))
-            except IntegrityError:
+            if c.execute(self._insert_new, list(rows.values())).rowcount != len(rows):
                 c.rollback()
                 return False
             return True

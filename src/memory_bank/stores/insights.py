@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import sqlalchemy as sa
-from sqlalchemy.exc import IntegrityError
 
 from memory_bank.ports import Embedder
 from memory_bank.records import Insight, Ranking
@@ -61,6 +60,7 @@ class InsightStore:
         self.embedder_name = embedder_name(embedding_model)
         self.database = database or Database()
         self.session_id = session_id
+        self._insert_new = self.database.insert_or_ignore(insights)
         self.database.open_session(session_id)
         self._lock = threading.RLock()
         self._search = open_search(self.database, session_id, self.embedder_name)
@@ -105,11 +105,8 @@ class InsightStore:
                 for start in range(0, len(ids), _IDS_AT_ONCE):
                     part = ids[start : start + _IDS_AT_ONCE]
                     c.execute(_REMOVE, {"session": self.session_id, "ids": part})
-            try:
                 c.execute(_INSERT, rows)
-            except IntegrityError:
-                if replace:
-                    raise
+            elif c.execute(self._insert_new, rows).rowcount != len(rows):
                 c.rollback()
                 return False
             return True
