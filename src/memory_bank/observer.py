@@ -69,7 +69,9 @@ class Observer:
     account: Account | None = None
 
     @classmethod
-    def create(cls, llm_client: Any, settings: MemoryBankSettings, account: Account | None = None) -> Observer:
+    def create(
+        cls, llm_client: Any, settings: MemoryBankSettings, account: Account | None = None
+    ) -> Observer:
         """The Observer that some settings ask for.
 
         Raises ConfigError for a client that cannot be used, and where a limit of cost has no price.

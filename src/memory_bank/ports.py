@@ -19,8 +19,11 @@ class FactStorePort(Protocol):
         no JSON value, StorageError when the database refuses.
         """
 
-    def store_many(self, records: Sequence[InteractionRecord]) -> None:
-        """Store several records in one transaction: all or none."""
+    def store_many(self, records: Sequence[InteractionRecord], to_observe: Collection[str] = ()) -> None:
+        """Store several records in one transaction: all or none.
+
+        ``to_observe``: trace_ids of those that a model is to summarise, noted in the same transaction.
+        """
 
     def get(self, trace_id: str) -> InteractionRecord | None:
         """The record, or None."""

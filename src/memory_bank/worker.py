@@ -47,8 +47,8 @@ class Progress:
 class Worker:
     """Takes jobs under a lease, has their records summarised, and ends each in one transaction.
 
-    One session's, or with ``session_id`` None those of all. A failed attempt waits longer each time; after the
-    last one the extractive summary stays, with the reason. Not safe under threads: one worker, one thread.
+    One session's, or with ``session_id`` None those of all. A failed attempt waits longer each time; after
+    the last one the extractive summary stays, with the reason. Not safe under threads: one worker, one thread.
     """
 
     def __init__(

@@ -70,6 +70,7 @@ class Database:
         self.ranks = self._backend.ranks
         self._backend.check(must_exist)
         self._closed = False
+        self._inserts: dict[str, sa.Insert] = {}
         self._open_session = self._backend.insert_or_ignore(sessions)
         self._engine = self._backend.create_engine()
         self._reader = self._backend.reading(self._engine)
@@ -190,7 +191,11 @@ class Database:
 
     def insert_or_ignore(self, table: sa.Table) -> sa.Insert:
         """An INSERT that leaves alone what is there already; its ``rowcount`` says how many were not."""
-        return self._backend.insert_or_ignore(table).execution_options(preserve_rowcount=True)
+        found = self._inserts.get(table.name)
+        if found is None:
+            found = self._backend.insert_or_ignore(table).execution_options(preserve_rowcount=True)
+            self._inserts[table.name] = found
+        return found
 
     def lock_bank(self, c: Connection, *, exclusive: bool = False) -> bool:
         """Within a write, keep the bank's embedder as it is; ``exclusive``: let no other write know it.

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 import sqlalchemy as sa
 
+from memory_bank.faults import fault_point
 from memory_bank.records import InteractionRecord
 from memory_bank.stores.database import Database
+from memory_bank.stores.jobs import add_jobs, clear_jobs
 from memory_bank.stores.payload import Row, check_same, from_row, is_trace_id, to_rows
 from memory_bank.stores.schema import records, sessions
 
@@ -18,7 +20,6 @@ _AT_ONCE = 500  # ids in one query
 _t = records.c
 _mine = _t.session_id == sa.bindparam("session")
 _BY_IDS = sa.select(*_t).where(_mine, _t.trace_id.in_(sa.bindparam("ids", expanding=True)))
-_INSERT = sa.insert(records)
 _STEPS = sa.select(_t.trace_id, _t.step_id).where(_mine).order_by(_t.seq)
 _SIZE = sa.select(sa.func.count()).select_from(records).where(_mine)
 _CLEAR = sa.delete(records).where(_mine)
@@ -49,26 +50,26 @@ class FactStore:
         """
         self.store_many([record])
 
-    def store_many(self, batch: Sequence[InteractionRecord]) -> None:
-        """Store records in one transaction: all or none. Raises as ``store``."""
-        rows = to_rows(batch, self.session_id)
-        if not rows or self._insert(rows):
-            return
-        with self.database.write() as c:  # some are there already
-            self.database.lock_session(c, self.session_id)
-            for old in self._found(c, list(rows)):
-                check_same(rows.pop(old["trace_id"]), old)
-            if rows:
-                c.execute(_INSERT, list(rows.values()))
+    def store_many(self, batch: Sequence[InteractionRecord], to_observe: Collection[str] = ()) -> None:
+        """Store records in one transaction: all or none. Raises as ``store``.
 
-    def _insert(self, rows: dict[str, Row]) -> bool:
-        """Insert rows that are hoped to be new; False, and nothing changed, when one is not."""
-        with self.database.write() as c:
-            self.database.lock_session(c, self.session_id)
-            if c.execute(self._insert_new, list(rows.values())).rowcount != len(rows):
-                c.rollback()
-                return False
-            return True
+        ``to_observe``: trace_ids of those that a model is to summarise, noted in the same transaction.
+        """
+        rows = to_rows(batch, self.session_id)
+        if not rows:
+            return
+        self.database.submit(lambda c: self.insert(c, rows, to_observe))
+        fault_point("facts.stored")
+
+    def insert(self, c: sa.Connection, rows: dict[str, Row], to_observe: Collection[str] = ()) -> None:
+        """Within a write: the rows (of ``to_rows``) that are not there. Raises RecordConflictError."""
+        self.database.lock_session(c, self.session_id)
+        if c.execute(self._insert_new, list(rows.values())).rowcount != len(rows):  # some are there already
+            for old in self._found(c, list(rows)):
+                check_same(rows[old["trace_id"]], old)
+        if to_observe:
+            add_jobs(c, self.database, self.session_id, list(to_observe))
+        fault_point("facts.executed")
 
     def get(self, trace_id: str) -> InteractionRecord | None:
         """The record, or None."""
@@ -99,6 +100,7 @@ class FactStore:
         with self.database.write() as c:
             self.database.lock_session(c, self.session_id)
             c.execute(_CLEAR, {"session": self.session_id})
+            clear_jobs(c, self.session_id)
             c.execute(_NEXT_GENERATION, {"session": self.session_id})
 
     def size(self) -> int:

@@ -6,15 +6,18 @@ import logging
 import threading
 from collections import OrderedDict
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import sqlalchemy as sa
 
+from memory_bank.faults import fault_point
 from memory_bank.ports import Embedder
 from memory_bank.records import Insight, Ranking
 from memory_bank.stores.database import Database
 from memory_bank.stores.embedder import bind, check_embedder
+from memory_bank.stores.jobs import Job, finish_job
 from memory_bank.stores.payload import is_trace_id, latest_insights
 from memory_bank.stores.schema import insights, sessions
 from memory_bank.stores.search import open_search
@@ -43,6 +46,14 @@ _NEXT_GENERATION = (
     .where(sessions.c.session_id == sa.bindparam("session"))
     .values(generation=sessions.c.generation + 1)
 )
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedInsights:
+    """Rows with their embeddings, and the dimension of these."""
+
+    rows: list[dict[str, Any]]
+    dimension: int
 
 
 class InsightStore:
@@ -76,9 +87,17 @@ class InsightStore:
 
     def add_many(self, batch: Sequence[Insight]) -> None:
         """Embed and store several insights, in one batch and one transaction. Raises as ``add``."""
+        prepared = self.prepare(batch)
+        if prepared.rows:
+            with self._lock:
+                self.database.submit(lambda c: self.insert(c, prepared))
+            fault_point("insights.stored")
+
+    def prepare(self, batch: Sequence[Insight]) -> PreparedInsights:
+        """Embed some insights, ready to be inserted. Raises RecordError, EmbeddingError."""
         latest = latest_insights(batch)
         if not latest:
-            return
+            return PreparedInsights([], 0)
         vectors = encode_documents(self.embedding_model, [i.summary for i in latest])
         rows = [
             {
@@ -91,25 +110,43 @@ class InsightStore:
             }
             for i, vector in zip(latest, vectors, strict=True)
         ]
-        with self._lock:
-            if not self._insert(rows, vectors.shape[1], replace=False):
-                self._insert(rows, vectors.shape[1], replace=True)
+        return PreparedInsights(rows, vectors.shape[1])
 
-    def _insert(self, rows: list[dict[str, Any]], dimension: int, *, replace: bool) -> bool:
-        """Insert rows; False, and nothing changed, when one is there already and not to be replaced."""
-        with self.database.write() as c:
-            bind(c, self.database, self.embedder_name, dimension)
+    def insert(self, c: sa.Connection, prepared: PreparedInsights) -> None:
+        """Within a write that holds no session yet: the insights, in place of those that are there.
+
+        Raises EmbedderMismatchError.
+        """
+        rows = prepared.rows
+        if not rows:
+            return
+        bind(c, self.database, self.embedder_name, prepared.dimension)
+        self.database.lock_session(c, self.session_id)
+        if c.execute(self._insert_new, rows).rowcount != len(rows):  # some are there already
+            ids = [r["trace_id"] for r in rows]
+            for start in range(0, len(ids), _IDS_AT_ONCE):
+                part = ids[start : start + _IDS_AT_ONCE]
+                c.execute(_REMOVE, {"session": self.session_id, "ids": part})
+            c.execute(_INSERT, rows)
+        fault_point("insights.executed")
+
+    def finish(self, owner: str, ended: Sequence[tuple[Job, Insight | None]]) -> None:
+        """End jobs of the session and store what they brought, in one transaction.
+
+        A job that is no longer ``owner``'s brings nothing: it was taken over, or its session was reset.
+        """
+        prepared = self.prepare([i for _, i in ended if i is not None])
+
+        def write(c: sa.Connection) -> None:
+            if prepared.rows:
+                bind(c, self.database, self.embedder_name, prepared.dimension)
             self.database.lock_session(c, self.session_id)
-            if replace:
-                ids = [r["trace_id"] for r in rows]
-                for start in range(0, len(ids), _IDS_AT_ONCE):
-                    part = ids[start : start + _IDS_AT_ONCE]
-                    c.execute(_REMOVE, {"session": self.session_id, "ids": part})
-                c.execute(_INSERT, rows)
-            elif c.execute(self._insert_new, rows).rowcount != len(rows):
-                c.rollback()
-                return False
-            return True
+            ours = {job.trace_id for job, _ in ended if finish_job(c, owner, job)}
+            rows = [r for r in prepared.rows if r["trace_id"] in ours]
+            self.insert(c, PreparedInsights(rows, prepared.dimension))
+
+        with self._lock:
+            self.database.submit(write)
 
     def search(self, query: str, top_k: int = 3) -> list[str]:
         """The trace_ids of the ``top_k`` most similar summaries, best first; ties: the newer first."""

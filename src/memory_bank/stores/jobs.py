@@ -51,9 +51,12 @@ _GIVE_BACK = (
 _RELEASE = (
     sa.update(jobs)
     .where(_held)
-    .values(owner=None, leased=None, expires=None, attempts=sa.case((_t.attempts > 0, _t.attempts - 1), else_=0))
+    .values(
+        owner=None, leased=None, expires=None, attempts=sa.case((_t.attempts > 0, _t.attempts - 1), else_=0)
+    )
 )
 _DONE = sa.delete(jobs).where(_held)
+_CLEAR = sa.delete(jobs).where(_mine)
 _OPEN = sa.select(sa.func.count()).select_from(jobs)
 _OPEN_HERE = _OPEN.where(_mine)
 _NEXT = sa.select(sa.func.min(sa.case((_is_free, _t.due), else_=_t.expires)))
@@ -90,7 +93,6 @@ class JobQueue:
         self.database = database
         self.session_id = session_id
         self._clock = clock
-        self._add = database.insert_or_ignore(jobs)
 
     def add(self, trace_ids: Sequence[str]) -> None:
         """Note that records of the session are to be observed; those noted already stay as they are."""
@@ -158,18 +160,26 @@ class JobQueue:
 
 
 def add_jobs(
-    c: Connection, database: Database, session_id: str, trace_ids: Sequence[str], now: float
+    c: Connection, database: Database, session_id: str, trace_ids: Sequence[str], now: float | None = None
 ) -> None:
-    """Within a write, note that records are to be observed."""
-    rows = [
-        {"session_id": session_id, "trace_id": t, "created": now, "due": now, "attempts": 0}
-        for t in trace_ids
-    ]
-    c.execute(database.insert_or_ignore(jobs), rows)
+    """Within a write, note that records are to be observed; those noted already stay as they are."""
+    now = database.now(c) if now is None else now
+    c.execute(
+        database.insert_or_ignore(jobs),
+        [
+            {"session_id": session_id, "trace_id": t, "created": now, "due": now, "attempts": 0}
+            for t in trace_ids
+        ],
+    )
+
+
+def clear_jobs(c: Connection, session_id: str) -> None:
+    """Within a write, forget a session's jobs; whoever holds one cannot end it any more."""
+    c.execute(_CLEAR, {"session": session_id})
 
 
 def finish_job(c: Connection, owner: str, job: Job) -> bool:
-    """Within a write, end a job; False when it is no longer the owner's (taken over, or its session reset)."""
+    """Within a write, end a job; False when it is no longer the owner's."""
     return c.execute(_DONE, {"row": job.seq, "by": owner}).rowcount == 1
 
 

@@ -21,19 +21,21 @@ class InMemoryFactStore:
 
     def __init__(self) -> None:
         self._rows: dict[str, dict[str, Any]] = {}
+        self.to_observe: dict[str, None] = {}
         self._lock = threading.RLock()
 
     def store(self, record: InteractionRecord) -> None:
         """See FactStorePort."""
         self.store_many([record])
 
-    def store_many(self, batch: Sequence[InteractionRecord]) -> None:
-        """See FactStorePort."""
+    def store_many(self, batch: Sequence[InteractionRecord], to_observe: Collection[str] = ()) -> None:
+        """See FactStorePort. Nobody works on a reference: what is to be observed is only kept."""
         rows = to_rows(batch, "")
         with self._lock:
             for trace_id in rows.keys() & self._rows.keys():
                 check_same(rows.pop(trace_id), self._rows[trace_id])
             self._rows.update(rows)
+            self.to_observe.update(dict.fromkeys(to_observe))
 
     def get(self, trace_id: str) -> InteractionRecord | None:
         """See FactStorePort."""
@@ -53,6 +55,7 @@ class InMemoryFactStore:
         """See FactStorePort."""
         with self._lock:
             self._rows.clear()
+            self.to_observe.clear()
 
     def size(self) -> int:
         """See FactStorePort."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
@@ -37,7 +38,6 @@ _sums = (
 )
 _OF_SESSION = sa.select(*_sums).where(_t.session_id == sa.bindparam("session"))
 _OF_DAY = sa.select(*_sums).where(_t.day == sa.bindparam("of"))
-_ALL = sa.select(*_sums)
 
 
 class Spending:
@@ -82,7 +82,7 @@ class Spending:
     def _day(self) -> str:
         return time.strftime("%Y-%m-%d", time.gmtime(self.clock()))
 
-    def _read(self, c: Connection, statement: sa.Select[tuple[int, int, int, float]]) -> Spent:
+    def _read(self, c: Connection, statement: sa.Select[Any]) -> Spent:
         asked = {"session": self.session_id} if statement is _OF_SESSION else {"of": self._day()}
         calls, prompt, completion, cost = c.execute(statement, asked).one()
         return Spent(int(calls), int(prompt), int(completion), float(cost))

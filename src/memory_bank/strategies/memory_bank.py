@@ -40,24 +40,41 @@ def apply_memory_bank_strategy(
     """
     settings = as_settings(settings)
     with state.lock:
-        state.prepare(settings)
-        view = state.conversation.update(messages)
-        observer = Observer.create(llm_client, settings)
-        new = _ingest(view, state, observer)
-        if settings.selection == "evidence":
-            drawn = draw_evidence(view, state, settings, new)
-        else:
-            drawn = draw_top_k(view, state, settings)
-        plan, context = _plan_and_render(view, drawn, state, settings, observer)
-        state.last_plan = plan
-        log.debug(
-            "step %d: %d messages of %d tokens become %d of %d",
-            state.step_count, len(view.messages), plan.full_tokens, len(context), plan.tokens,
-        )  # fmt: skip
-        return context, plan.tokens
+        try:
+            return _apply(messages, llm_client, settings, state)
+        except StorageError as e:
+            if settings.on_storage_error == "raise":
+                raise
+            state.storage_errors += 1
+            log.warning("the messages go through unchanged: %s", e)
+            passed = list(messages)
+            return passed, sum(map(state.counter.count_message, passed))
 
 
-def _ingest(view: View, state: BankState, observer: Observer) -> list[InteractionRecord]:
+def _apply(
+    messages: Any, llm_client: Any, settings: MemoryBankSettings, state: Any
+) -> tuple[list[Any], int]:
+    state.prepare(settings)
+    view = state.conversation.update(messages)
+    observer = Observer.create(llm_client, settings, state.account)
+    new = _ingest(view, state, observer, settings)
+    if settings.selection == "evidence":
+        drawn = draw_evidence(view, state, settings, new)
+    else:
+        drawn = draw_top_k(view, state, settings)
+    plan, context = _plan_and_render(view, drawn, state, settings, observer)
+    state.last_plan = plan
+    log.debug(
+        "step %d: %d messages of %d tokens become %d of %d",
+        state.step_count, len(view.messages), plan.full_tokens, len(context), plan.tokens,
+    )  # fmt: skip
+    fault_point("step.done")
+    return context, plan.tokens
+
+
+def _ingest(
+    view: View, state: BankState, observer: Observer, settings: MemoryBankSettings
+) -> list[InteractionRecord]:
     """Facts of all unseen interactions first, in one transaction; then insights. Returns what is new."""
     entries = state.conversation.fresh(view)
     records = []
@@ -70,13 +87,25 @@ def _ingest(view: View, state: BankState, observer: Observer) -> list[Interactio
         records += new
     if records:
         state.remember_task(view.task)
-        state.fact_store.store_many(records)
+        news = [r for r in records if not is_memory_tool(r.tool_name, r.output_text)]
+        beside = settings.observer_mode == "background"
+        queued = [r.trace_id for r in news if observer.sends(r)] if beside else []
+        if settings.observer_mode == "off":
+            drafts = []
+        elif beside or observer.name == EXTRACTIVE:
+            drafts = [observer.extract(r) for r in news]
+        else:
+            drafts = None
+        state.keep(records, drafts, queued)
         state.steps.update((r.trace_id, r.step_id) for r in records)
-        state.unobserved.update((r.trace_id, None) for r in records)
         state.step_count = step
+        if settings.observer_mode != "off" and drafts is None:
+            state.unobserved.update((r.trace_id, None) for r in records)
     state.conversation.acknowledge()
-    if state.unobserved:
-        _observe(records, view.task, state, observer)
+    if state.unobserved and settings.observer_mode != "off":
+        _observe(records, view.task, state, observer if settings.observer_mode == "inline" else observer.apart)
+    if settings.observer_mode == "background":
+        state.work_off(observer, settings)
     return records
 
 
