@@ -4,22 +4,32 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+
+from sqlalchemy.engine import Connection
 
 from memory_bank.clients.embedding import load_embedder
 from memory_bank.config import MemoryBankSettings
 from memory_bank.context.evidence import EvidenceMemory
 from memory_bank.context.plan import Plan
 from memory_bank.errors import EmbeddingError
+from memory_bank.faults import fault_point
 from memory_bank.history.conversation import Conversation
 from memory_bank.history.shortening import Shortened
 from memory_bank.history.tokens import approximate_counter, open_counter
+from memory_bank.observer import EXTRACTIVE, Observer
 from memory_bank.ports import TokenCounter
-from memory_bank.records import Insight
+from memory_bank.records import Insight, InteractionRecord, Spent
 from memory_bank.stores.database import Database
 from memory_bank.stores.facts import FactStore
 from memory_bank.stores.insights import InsightStore, clear_session
+from memory_bank.stores.jobs import JobQueue
+from memory_bank.stores.payload import to_rows
+from memory_bank.stores.spending import Spending
+from memory_bank.worker import BackgroundObserver, Worker
 
 log = logging.getLogger("memory_bank.MemoryBankStrategy")
 
@@ -51,6 +61,7 @@ class MemoryBankState:
         self.last_plan: Plan | None = None
         self.steps: dict[str, int] = {}
         self.unobserved: dict[str, Insight | None] = {}
+        self.storage_errors = 0
         self.shortened: dict[tuple[str, int], Shortened] = {}
         self.evidence: EvidenceMemory | None = None
         self._given_counter = counter
@@ -59,6 +70,10 @@ class MemoryBankState:
         self._encoding: str | None = None
         self._task = ""
         self._generation: int | None = None
+        self._jobs = JobQueue(self.database, session_id)
+        self._background = BackgroundObserver()
+        self._may_have_jobs = False
+        self._mode = "inline"
         if embedding_model is not None:
             self._bind_embedder(embedding_model)
 
@@ -91,8 +106,67 @@ class MemoryBankState:
         if generation != self._generation:  # first use, or the session was reset elsewhere
             self._load()
             self._generation = generation
+        self._mode = settings.observer_mode
         if len(self.shortened) > _SHORTENED_KEPT:
             self.shortened.clear()
+
+    @property
+    def account(self) -> Spending:
+        """What the session's Observer may spend and has spent."""
+        return Spending(self.database, self.session_id)
+
+    @property
+    def spent(self) -> Spent:
+        """What the session's Observer has cost."""
+        return self.account.of_session()
+
+    @property
+    def pending(self) -> int:
+        """How many stored records still wait for their summary."""
+        waiting = 0 if self._mode == "off" else len(self.unobserved)
+        return self._jobs.open_count() + waiting
+
+    def keep(
+        self, records: Sequence[InteractionRecord], drafts: Sequence[Insight], to_observe: Sequence[str]
+    ) -> dict[str, Insight | None]:
+        """Commit records, noting which a model is to summarise; returns those still without an insight.
+
+        With an embedder that answers at once (``instant``) the drafts go along in the same transaction. With
+        any other the facts come first: nobody waits for a model before they are safe.
+        """
+        if drafts and getattr(type(self.insight_store.embedding_model), "instant", False):
+            prepared = self.insight_store.prepare(drafts)
+            rows = to_rows(records, self.session_id)
+
+            def write(c: Connection) -> None:
+                self.insight_store.insert(c, prepared)
+                self.fact_store.insert(c, rows, to_observe)
+
+            self.database.submit(write)
+            fault_point("facts.stored")
+            return {}
+        self.fact_store.store_many(records, to_observe)
+        made = {d.trace_id: d for d in drafts}
+        return {r.trace_id: made.get(r.trace_id) for r in records}
+
+    def queue(self, trace_ids: Sequence[str]) -> None:
+        """Note that a model is to summarise stored records."""
+        self._jobs.add(trace_ids)
+        self._may_have_jobs = self._may_have_jobs or bool(trace_ids)
+
+    def work_off(self, observer: Observer, settings: MemoryBankSettings, news: bool) -> None:
+        """See that the background observer works at what is to be observed. Returns at once."""
+        if observer.name == EXTRACTIVE or not (news or self._may_have_jobs):
+            return
+        self._may_have_jobs = False
+        model = self.insight_store.embedding_model
+
+        def worker() -> Worker:
+            return Worker(
+                self.database, observer, model, self.session_id, attempts=settings.observer_attempts
+            )
+
+        self._background.work(worker, (observer.chat, settings))
 
     def remember_task(self, task: str) -> None:
         """Write down what the user asked for, so that insights can be made again later."""
@@ -116,11 +190,21 @@ class MemoryBankState:
             log.debug("session %s was reset", self.session_id)
 
     def flush(self, timeout: float | None = None) -> int:
-        """How many stored records have no insight yet; each step and this call try to make theirs.
+        """Wait until every stored record has its summary; returns how many still have none.
 
-        Observation happens within the step, so this is 0 unless an embedder failed. ``timeout`` (seconds) is
-        how long another thread's step is waited for.
+        ``timeout`` in seconds, None: for ever. With observer_mode "inline" and "off" there is nothing to wait
+        for but another thread's step, and drafts that an embedder refused: these are tried again.
         """
+        until = None if timeout is None else time.monotonic() + max(0.0, timeout)
+        left = self._flush_drafts(timeout)
+        while (open_ := self._jobs.open_count()) and self._background.works():
+            if until is not None and time.monotonic() >= until:
+                break
+            self._background.wake()
+            time.sleep(0.01)
+        return left + open_
+
+    def _flush_drafts(self, timeout: float | None) -> int:
         if not self.lock.acquire(timeout=-1 if timeout is None else max(0.0, timeout)):
             return max(1, len(self.unobserved))
         try:
@@ -133,12 +217,13 @@ class MemoryBankState:
                 else:
                     for draft in drafts:
                         del self.unobserved[draft.trace_id]
-            return len(self.unobserved)
+            return 0 if self._mode == "off" else len(self.unobserved)
         finally:
             self.lock.release()
 
     def close(self) -> None:
-        """Close the database connections. What was stored stays stored."""
+        """Close the database connections. What was stored stays stored, and what is queued stays queued."""
+        self._background.stop()
         self.database.close()
 
     def __enter__(self) -> MemoryBankState:
@@ -161,6 +246,7 @@ class MemoryBankState:
         with_insight = set(self.insight_store.trace_ids())
         self.unobserved = {t: None for t in self.steps if t not in with_insight}
         self._task = self.database.get_task(self.session_id)
+        self._may_have_jobs = self._jobs.open_count() > 0
 
     def _forget(self) -> None:
         self.conversation.reset()

@@ -48,7 +48,7 @@ class Worker:
     """Takes jobs under a lease, has their records summarised, and ends each in one transaction.
 
     One session's, or with ``session_id`` None those of all. A failed attempt waits longer each time; after
-    the last one the extractive summary stays, with the reason. Not safe under threads: one worker, one thread.
+    the last one the extractive summary stays, with the reason. Not safe under threads.
     """
 
     def __init__(
@@ -203,28 +203,36 @@ class BackgroundObserver:
         self._wake = threading.Event()
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
-        self._worker: Worker | None = None
+        self._made_for: object = None
 
-    def work(self, worker: Callable[[], Worker]) -> None:
-        """See that somebody works: wakes the thread, or starts one with a new worker."""
+    def work(self, worker: Callable[[], Worker], wanted: object = None) -> None:
+        """See that somebody works: wakes the thread, or starts one with a new worker.
+
+        ``wanted`` stands for the worker's settings: where it is another than before, so is the worker.
+        """
         with self._lock:
-            if self._thread is not None and self._thread.is_alive():
+            if self.works() and self._made_for == wanted:
                 self._wake.set()
                 return
+            self._stop.set()  # of a former one: it ends its jobs at hand and goes
+            self._wake.set()
             self._stop, self._wake = threading.Event(), threading.Event()
-            self._worker = worker()
+            self._made_for = wanted
             self._thread = threading.Thread(
                 target=_run_until_idle,
-                args=(self._worker, self._stop, self._wake, self.IDLE),
+                args=(worker(), self._stop, self._wake, self.IDLE),
                 name="memory-bank-observer",
                 daemon=True,
             )
             self._thread.start()
 
-    def replace(self, worker: Callable[[], Worker]) -> None:
-        """As ``work``, with a new worker: settings or client have changed."""
-        self.stop(0.0)
-        self.work(worker)
+    def works(self) -> bool:
+        """Whether there is a thread at work."""
+        return self._thread is not None and self._thread.is_alive() and not self._stop.is_set()
+
+    def wake(self) -> None:
+        """Look at the queue now."""
+        self._wake.set()
 
     def stop(self, timeout: float | None = 1.0) -> None:
         """Take no further job; wait so many seconds for those at hand. What is left stays in the queue."""

@@ -74,6 +74,13 @@ class OpenAIChat:
                 ) from None
         self._client = client
 
+    def __eq__(self, other: object) -> bool:
+        """Whether both speak through the same client."""
+        return isinstance(other, OpenAIChat) and self._client is other._client
+
+    def __hash__(self) -> int:
+        return hash(id(self._client))
+
     def generate_plain(self, *, input_messages: list[dict[str, Any]], model: str, **options: Any) -> Any:
         """One chat completion (the client's own object); ``options`` go to the client's ``create``.
 

@@ -59,6 +59,8 @@ class LexicalEmbedder:
     threads.
     """
 
+    instant = True  # no model, no network: nobody need store facts before asking it
+
     name = "lexical-v1"
     dimension = 512
 

@@ -11,8 +11,9 @@ from memory_bank.context.evidence import EvidenceMemory
 from memory_bank.context.plan import Choice, Plan
 from memory_bank.history.conversation import Conversation, Entry
 from memory_bank.history.shortening import Shortened
+from memory_bank.observer import Account, Observer
 from memory_bank.ports import FactStorePort, TokenCounter
-from memory_bank.records import Insight
+from memory_bank.records import Insight, InteractionRecord
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +50,23 @@ class BankState(Protocol):
 
     def prepare(self, settings: MemoryBankSettings) -> None:
         """Bind embedder and counter, notice what other processes did."""
+
+    storage_errors: int  # steps whose messages went through unchanged, as `on_storage_error` asks
+
+    @property
+    def account(self) -> Account:
+        """Where the Observer's calls are booked."""
+
+    def keep(
+        self, records: Sequence[InteractionRecord], drafts: Sequence[Insight], to_observe: Sequence[str]
+    ) -> dict[str, Insight | None]:
+        """Commit records, noting which a model is to summarise; returns those still without an insight."""
+
+    def queue(self, trace_ids: Sequence[str]) -> None:
+        """Note that a model is to summarise stored records."""
+
+    def work_off(self, observer: Observer, settings: MemoryBankSettings, news: bool) -> None:
+        """See that somebody works at what is to be observed."""
 
     def remember_task(self, task: str) -> None:
         """Write down what the user asked for."""

@@ -11,11 +11,13 @@ from memory_bank.context.fetched import is_memory_tool
 from memory_bank.context.plan import Plan
 from memory_bank.context.render import fence, render_context
 from memory_bank.context.repair import repair_interaction
+from memory_bank.errors import StorageError
+from memory_bank.faults import fault_point
 from memory_bank.history.conversation import Entry, View
 from memory_bank.history.interactions import Interaction, Kind, kind_of, result_of
 from memory_bank.history.jsontext import parse_output
 from memory_bank.history.shortening import shorten
-from memory_bank.observer import Observer
+from memory_bank.observer import EXTRACTIVE, Observer
 from memory_bank.records import InteractionRecord
 from memory_bank.strategies.drawn import BankState, Drawn
 from memory_bank.strategies.evidence import draw_evidence
@@ -52,7 +54,7 @@ def apply_memory_bank_strategy(
 
 
 def _apply(
-    messages: Any, llm_client: Any, settings: MemoryBankSettings, state: Any
+    messages: Any, llm_client: Any, settings: MemoryBankSettings, state: BankState
 ) -> tuple[list[Any], int]:
     state.prepare(settings)
     view = state.conversation.update(messages)
@@ -89,23 +91,21 @@ def _ingest(
         state.remember_task(view.task)
         news = [r for r in records if not is_memory_tool(r.tool_name, r.output_text)]
         beside = settings.observer_mode == "background"
-        queued = [r.trace_id for r in news if observer.sends(r)] if beside else []
-        if settings.observer_mode == "off":
-            drafts = []
-        elif beside or observer.name == EXTRACTIVE:
+        if beside or observer.name == EXTRACTIVE:
             drafts = [observer.extract(r) for r in news]
         else:
-            drafts = None
-        state.keep(records, drafts, queued)
+            drafts = []
+        queued = [r.trace_id for r in news if beside and observer.sends(r)]
+        unseen = state.keep(records, [] if settings.observer_mode == "off" else drafts, queued)
         state.steps.update((r.trace_id, r.step_id) for r in records)
+        if settings.observer_mode != "off":
+            state.unobserved.update(unseen)
         state.step_count = step
-        if settings.observer_mode != "off" and drafts is None:
-            state.unobserved.update((r.trace_id, None) for r in records)
     state.conversation.acknowledge()
     if state.unobserved and settings.observer_mode != "off":
-        _observe(records, view.task, state, observer if settings.observer_mode == "inline" else observer.apart)
+        _observe(records, view.task, state, observer, settings)
     if settings.observer_mode == "background":
-        state.work_off(observer, settings)
+        state.work_off(observer, settings, bool(records))
     return records
 
 
@@ -131,17 +131,29 @@ def _records(entry: Entry, step: int, known: dict[str, int]) -> list[Interaction
     return records
 
 
-def _observe(records: list[InteractionRecord], task: str, state: BankState, observer: Observer) -> None:
+def _observe(
+    records: list[InteractionRecord],
+    task: str,
+    state: BankState,
+    observer: Observer,
+    settings: MemoryBankSettings,
+) -> None:
     """Insights for what has none: this step's records and what an earlier, interrupted step left."""
     wanted = [t for t, draft in state.unobserved.items() if draft is None]
     at_hand = {r.trace_id: r for r in records}
     earlier = [t for t in wanted if t not in at_hand]
     found = state.fact_store.get_many(earlier) if earlier else []
-    news = [r for r in [*found, *records] if not is_memory_tool(r.tool_name, r.output_text)]
-    for insight in observer.observe_all(news, task):
+    unseen = [*found, *(at_hand[t] for t in wanted if t in at_hand)]
+    news = [r for r in unseen if not is_memory_tool(r.tool_name, r.output_text)]
+    if settings.observer_mode == "inline":
+        drafts = observer.observe_all(news, task)
+    else:
+        drafts = [observer.extract(r) for r in news]
+        state.queue([r.trace_id for r in news if observer.sends(r)])
+    for insight in drafts:
         state.unobserved[insight.trace_id] = insight
-    drafts = [draft for draft in state.unobserved.values() if draft is not None]
-    state.insight_store.add_many(drafts)  # should the embedder fail, the drafts wait for the next step
+    ready = [draft for draft in state.unobserved.values() if draft is not None]
+    state.insight_store.add_many(ready)  # should the embedder fail, the drafts wait for the next step
     state.unobserved.clear()
 
 
