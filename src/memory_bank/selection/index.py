@@ -218,17 +218,14 @@ class EvidenceIndex:
     def _by_value(self, *flags: Array) -> list[Array]:
         """Share of each value's words (rare ones count more) that are flagged."""
         s = self.session
-        value, word = s.value_terms["value"], s.value_terms["word"]
-        weight = (1 / np.sqrt(1 + s.words.table["count"])).astype(np.float32)[word]
-        total = np.bincount(value, weights=weight, minlength=s.values.size) + 1e-6
+        t = s.value_terms
+        value, word, weight = t["value"], t["word"], t["weight"]
+        total = s.values["word_weight"] + np.float32(1e-6)
         out = []
         for flag in flags:
             on = np.flatnonzero(flag[word])
-            out.append(
-                (np.bincount(value[on], weights=weight[on], minlength=s.values.size) / total).astype(
-                    np.float32
-                )
-            )
+            met = np.bincount(value[on], weights=weight[on], minlength=s.values.size)
+            out.append((met / total).astype(np.float32))
         return out
 
     def _expected(self, last_tool: int) -> tuple[Array, Array, Array, Array]:

@@ -135,6 +135,7 @@ class Session:
             row_uses=z,
             after_used=n,
             first_use=n,
+            word_weight=z,
         )
         self.records = Table(
             interaction=i,
@@ -153,7 +154,7 @@ class Session:
         self.pairs = Table(segment=i, value=i)
         self.terms = Table(segment=i, word=i, weight=z)
         self.words = Interner(count=z)
-        self.value_terms = Table(value=i, word=i)
+        self.value_terms = Table(value=i, word=i, weight=z)
         self.tools = Interner(records=z, supplied=z, supplied_at=n, suppliers=z, used_values=z)
         self.keys = Interner(total=z, used=z, used_at=n, argument=z)
         self.sources = Interner(total=z, used=z, used_at=n, records=z)
@@ -197,11 +198,15 @@ class Session:
         self.kinds["total"][kind] += 1
         v["digits"][value] = sum(c.isdigit() for c in form) / len(form)
         v["first"][value] = interaction
-        parts = set(words_of(form))
+        parts = list(dict.fromkeys(words_of(form)))
         if parts:
             start = self.value_terms.grow(len(parts))
             self.value_terms["value"][start:] = value
-            self.value_terms["word"][start:] = [self.words(part) for part in parts]
+            numbers = [self.words(part) for part in parts]
+            weights = 1 / np.sqrt(1 + self.words.table["count"][numbers])
+            self.value_terms["word"][start:] = numbers
+            self.value_terms["weight"][start:] = weights
+            v["word_weight"][value] = weights.sum()
         return value
 
     def add(self, item: Prepared) -> int:
