@@ -15,6 +15,7 @@ from memory_bank.selection.jsonish import (
     scalar_text,
     unescape,
 )
+from memory_bank.selection.printed import load_printed
 from memory_bank.selection.wrapping import whole_end, whole_start, wrap_line
 
 WIDTH = 140
@@ -144,6 +145,13 @@ class _Cutter:
             else:
                 self.value(value, path, depth + 1)
                 return
+            try:
+                printed = load_printed(text)
+            except ValueError:
+                pass
+            else:
+                self.value(printed, path, depth + 1)
+                return
             if "\\" in text and self._literal(text, path, depth):
                 return
             loose = load_loose(text)
@@ -256,7 +264,7 @@ class _Cutter:
                 self.string(value, path, depth)
             else:
                 self._fill("; ", f"{path}: " if path else "", clean(value), _last(path))
-        else:
+        elif value is not None and value != "":
             self._pair(path, scalar_text(value))
 
     def _pair(self, path: str, text: str) -> None:
@@ -298,10 +306,16 @@ class _Cutter:
             not isinstance(v, (dict, list)) and not (isinstance(v, str) and _long(v, self.width))
             for v in shown
         )
+        if not simple and all(isinstance(v, list) and len(v) == 1 for v in shown):
+            self._array([v[0] for v in shown], path, depth)
+            return
         if not simple:
             for item in shown:
                 if isinstance(item, list) and all(not isinstance(v, (dict, list)) for v in item):
-                    self._row([("", scalar_text(v)) for v in item], path, plain=True)
+                    if self.full:
+                        self.skipped += sum(len(str(v)) for v in item)
+                    else:
+                        self._row(_places(item), path, plain=True)
                 else:
                     self.value(item, path, depth + 1)
             return
@@ -362,6 +376,8 @@ class _Cutter:
     def _row(self, cells: list[tuple[str, str]], path: str, plain: bool) -> None:
         """One row: joined with its neighbours while there is room, over several segments if wide."""
         separator = " | " if plain else "; "
+        if not plain:
+            cells = [c for c in cells if c[1] not in ("", "null")]
         size = sum(len(t) + len(separator) + (0 if plain else len(k) + 2) for k, t in cells)
         if not self._room(size) and self._length:
             self.flush()
@@ -377,6 +393,14 @@ class _Cutter:
                 self.flush()
             self._add("\n" if first else separator, label, text, _last(key) or _last(path))
             first = False
+
+
+def _places(values: list[Any]) -> Row:
+    """The cells of a row without names under the number of their column; empty ones at its end left out."""
+    size = len(values)
+    while size > 1 and values[size - 1] in (None, ""):
+        size -= 1
+    return [(str(n), scalar_text(v)) for n, v in enumerate(values[:size], 1)]
 
 
 def _long(text: str, width: int) -> bool:
