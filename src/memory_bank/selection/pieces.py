@@ -20,6 +20,8 @@ from memory_bank.selection.wrapping import whole_end, whole_start, wrap_line
 
 WIDTH = 140
 """Wanted characters of a segment."""
+SHORT_ROWS = 40
+"""Rows without names (a database's answer) are joined up to so many characters: each can be shown alone."""
 MAX_SEGMENTS = 2400
 """Segments indexed of one output at most; the rest is counted, not read."""
 MAX_TEXT = 600_000
@@ -59,13 +61,14 @@ class Pieces:
     skipped: int
 
 
-_LABEL = re.compile(r'[\s\-*•>#\d.)"\']{0,12}([^\W\d_][\w /\-]{0,30}?)["\'*]{0,2}\s?[:=]\s?(?=\S)')
+_LABEL = re.compile(r'[\s\-*•>#\d.)"\']{0,12}([^\W\d_][\w /\-]{0,30}?)["\'*]{0,2}\s?[:=]["\'*]{0,2}\s?(?=\S)')
 _BULLET = re.compile(r"(?:[-*•+]|\d{1,3}[.)])\s+")
 
 
 _OPEN_QUOTE = re.compile(r"(?:^|[=(:,\s\[{])['\"]")
 _SINGLE = re.compile(r"(?:[^'\\]|\\.)*+(?=')", re.S)
 _DOUBLE = re.compile(r'(?:[^"\\]|\\.)*+(?=")', re.S)
+_UNFINISHED = re.compile(r'(?:[^"\\]|\\.)*+\\?\Z', re.S)
 _ESCAPED = re.compile(r"\\+n")
 
 
@@ -173,6 +176,8 @@ class _Cutter:
             at = opened.end()
             pattern = _SINGLE if opened.group(0)[-1] == "'" else _DOUBLE
             match = pattern.match(text, at)
+            if match is None and opened.group(0) == ':"':
+                match = _UNFINISHED.match(text, at)
             if match is None or match.end() - at < 0.6 * len(text):
                 continue
             self.prose(text[: at - 1], path)
@@ -376,6 +381,8 @@ class _Cutter:
     def _row(self, cells: list[tuple[str, str]], path: str, plain: bool) -> None:
         """One row: joined with its neighbours while there is room, over several segments if wide."""
         separator = " | " if plain else "; "
+        if plain and cells and cells[0][0] == "1" and self._length >= SHORT_ROWS:
+            self.flush()
         if not plain:
             cells = [c for c in cells if c[1] not in ("", "null")]
         size = sum(len(t) + len(separator) + (0 if plain else len(k) + 2) for k, t in cells)
