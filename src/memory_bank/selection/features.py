@@ -10,6 +10,13 @@ from memory_bank.selection.candidates import KINDS
 from memory_bank.selection.session import NEVER, Session
 from memory_bank.selection.tables import Array
 
+# How each can be kept up to date. (a) a number of the value's own that changes when the value is touched:
+# kind_…, length, words, digits, cell, overlap, records, was_used, uses, leaf_uses, notes, rank, row_uses.
+# (b) a column of its owner: record_…, tool_…, near_…, segment_…, key_…, source_…, shape_…, column_used,
+# column_size, column_rate, column_recent (like_… alike), kind_rate, …_expected; of value and owner:
+# rank_share, column_next, column_after, column_before. (c) the tail minus an interaction: age_…, shown_…,
+# used_…, noted_…, successor, like_successor, row_used, after_used, use_rate. (d) added to few values a
+# step: overlap_note, overlap_tail. `history` is one number a step.
 VALUE_FEATURES = (
     "length",
     "words",

@@ -46,12 +46,15 @@ class Tuning:
     note_worth: float = 0.5
     word_worth: float = 0.5
     agent_worth: float = 0.3
+    error_worth: float = 0.25
+    refused_worth: float = 0.1
     repeat: float = 0.0
     least: float = 0.0
     edge: float = 0.2
-    terse: tuple[int, int, int, int] = (160, 300, 1200, 3000)
+    terse: tuple[int, int, int, int] = (160, 1300, 1600, 3000)
     headless: int = 200
-    ledgerless: int = 1200
+    uncounted: int = 700
+    ledgerless: int = 1800
 
 
 @dataclass(frozen=True, slots=True)
@@ -317,7 +320,11 @@ class EvidenceIndex:
         ids, chance = self.probabilities(tail_interaction)
         worth = np.zeros(s.values.size)
         worth[ids] = chance
-        worth[s.values["agent"] > 0] *= t.agent_worth
+        coined = s.values["agent"] > 0
+        worth[coined] *= t.agent_worth
+        failed = s.records["error"][s.values["record"]] > 0
+        worth[failed] *= t.error_worth
+        worth[failed & coined] *= t.refused_worth
         worth[s.values["kind"] == 0] *= t.word_worth
         return self._fill(worth, older, budget)
 
@@ -340,7 +347,7 @@ class EvidenceIndex:
         if budget < t.headless:
             head = ""
         spent += self.count(head) if head else 0
-        rest = 3 if budget >= t.headless else 0
+        rest = 3 if budget >= t.uncounted else 0
         last = self.session.first_segment[older] if older < s.records.size else s.segments.size
         seg = s.segments
         gain = self._gains(worth, last)
@@ -426,7 +433,7 @@ class EvidenceIndex:
             lines = (
                 ledger
                 + ([head] if head and groups else [])
-                + render_groups(groups, budget >= self.tuning.headless)
+                + render_groups(groups, budget >= self.tuning.uncounted)
             )
             text = "".join(lines)
             tokens = self.count(text) if text else 0

@@ -25,6 +25,10 @@ from memory_bank.selection.tables import Array, Interner, Table
 
 NEVER = -1_000_000
 _SYMBOLS = "{}()[]<>=;+\\"
+_ERROR = re.compile(r"error\b|exception\b|traceback|not found|no such|failed|denied|invalid|unable to", re.I)
+_FLAGGED = re.compile(r"is_?error[\\\"']*\s*[:=]\s*true", re.I)
+LONGEST_ERROR = 3000
+"""Characters of an output that may be nothing but the report of a failure."""
 MAX_USES = 300
 
 
@@ -43,6 +47,7 @@ class Prepared:
     uses: tuple[Use, ...]
     tokens: tuple[int, ...]
     note: bool
+    error: bool
 
 
 def prepare(
@@ -72,7 +77,15 @@ def prepare(
         tuple(find_uses(arguments)[:MAX_USES]),
         tokens,
         note,
+        not note and _failed(output),
     )
+
+
+def _failed(output: str) -> bool:
+    """Is an output the report of a failure?"""
+    if len(output) > LONGEST_ERROR:
+        return False
+    return _ERROR.search(output, 0, 120) is not None or _FLAGGED.search(output) is not None
 
 
 def _find(pieces: Pieces) -> list[tuple[Candidate, ...]]:
@@ -100,6 +113,7 @@ class Session:
         i = ("i4", 0)
         self.ids: dict[str, int] = {}
         self.forms: list[str] = []
+        self.parts: list[tuple[str, ...]] = []
         self.values = Table(
             kind=i,
             length=z,
@@ -192,7 +206,7 @@ class Session:
             members.append(np.zeros(0, np.int32))
 
     # -- values ---------------------------------------------------------------
-    def _new_value(self, form: str, kind: int, interaction: int) -> int:
+    def _new_value(self, form: str, kind: int, interaction: int, text: str = "") -> int:
         value = self.ids[form] = self.values.grow(1)
         self.forms.append(form)
         v = self.values
@@ -205,7 +219,8 @@ class Session:
         self.kinds["total"][kind] += 1
         v["digits"][value] = sum(c.isdigit() for c in form) / len(form)
         v["first"][value] = interaction
-        parts = set(words_of(form))
+        parts = tuple(dict.fromkeys(words_of(text or form)))
+        self.parts.append(parts)
         if parts:
             start = self.value_terms.grow(len(parts))
             words = [self.words(part) for part in parts]
@@ -403,7 +418,7 @@ class Session:
             for c in found:
                 value = self.ids.get(c.form)
                 if value is None:
-                    value = self._new_value(c.form, c.kind, now)
+                    value = self._new_value(c.form, c.kind, now, c.text)
                 if value not in order:
                     order[value] = (first + number, len(order), c.key, c.cell)
                 pair_segment.append(first + number)
@@ -424,6 +439,7 @@ class Session:
         r["size"][record] = item.pieces.chars
         r["ordinal"][record] = self.tools.table["records"][tool]
         r["note"][record] = item.note
+        r["error"][record] = item.error
         self.tools.table["records"][tool] += 1
         if not order:
             return
@@ -501,7 +517,7 @@ class Session:
             form = self.forms[value]
             if form in known or (form in texts_folded and _bounded(texts_folded, form)):
                 visible[value] = True
-            parts = words_of(form)
+            parts = self.parts[value]
             if parts:
                 overlap[value] = sum(p in words for p in parts) / len(parts)
         self.values["changed"][start:] = True

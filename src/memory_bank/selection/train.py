@@ -19,7 +19,15 @@ from memory_bank.selection.tables import Array
 from memory_bank.selection.turns import Turn, turns_of
 from memory_bank.traces import Trace, read_traces
 
-RECIPE: dict[str, Any] = {"ridge": 5000.0, "trees": 60, "depth": 3, "rate": 0.15, "fits": 3, "mix": 0.5}
+RECIPE: dict[str, Any] = {
+    "ridge": 5000.0,
+    "trees": 60,
+    "depth": 3,
+    "rate": 0.15,
+    "columns": 0.2,
+    "fits": 3,
+    "mix": 0.5,
+}
 """`fits`: tree models of different seeds, averaged."""
 NEGATIVES = 250
 MOST = 20.0
