@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-
 import numpy as np
 
 from memory_bank.selection.candidates import KINDS
 from memory_bank.selection.session import NEVER, Session
+from memory_bank.selection.situation import Situation
 from memory_bank.selection.tables import Array
 
 # How each can be kept up to date. (a) a number of the value's own that changes when the value is touched:
@@ -110,26 +109,6 @@ VALUE_FEATURES = (
 )
 FEATURES = tuple("kind_" + k for k in KINDS) + VALUE_FEATURES
 _NUMBER = {name: number for number, name in enumerate(FEATURES)}
-
-
-@dataclass(frozen=True, slots=True)
-class Situation:
-    """What the step at hand adds: where the tail begins, and per segment how it meets task and tail.
-
-    The arrays have one float per segment of the session; `value_…` one per value; `expected` holds,
-    by source, shape, key and argument name, what the tools that may come next took before.
-    """
-
-    tail: int
-    last_tool: int
-    tail_words: Array
-    tail_values: Array
-    note_words: Array
-    value_note: Array
-    value_tail: Array
-    expected: tuple[Array, Array, Array, Array]
-    columns: dict[str, dict[str, Array]] = field(default_factory=dict)
-
 
 OWNERS = ("record", "segment", "kind", "key", "source", "shape", "column", "like", "first")
 """Columns of the values that name what they belong to (`first`: the interaction that showed them first)."""
