@@ -6,7 +6,7 @@ import functools
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -176,7 +176,8 @@ class Database:
             try:
                 yield connection
             except BaseException:
-                connection.rollback()
+                with suppress(Exception):  # what led here says more than a rollback that fails, too
+                    connection.rollback()
                 raise
             connection.commit()
 
