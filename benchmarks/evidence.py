@@ -41,7 +41,7 @@ from memory_bank.evidence.audit import read_all
 from memory_bank.evidence.columns import COLUMNS
 from memory_bank.evidence.costs import REFERENCE, named_counter
 from memory_bank.evidence.figures import Figures
-from memory_bank.evidence.page import Section, render_page
+from memory_bank.evidence.page import Section, render_page, render_plot
 from memory_bank.evidence.runs import measure
 from memory_bank.evidence.strategies import Strategy, parse_strategy
 
@@ -128,6 +128,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--json", type=Path, help="write the figures with commit, settings and machine")
     parser.add_argument("--html", type=Path, help="write a page with the frontier plots")
+    parser.add_argument("--svg", type=Path, help="write the frontier plot of the first data set")
     parser.add_argument("--compare-reference", type=Path, metavar="DIR")
     return parser.parse_args()
 
@@ -174,6 +175,9 @@ def main() -> int:
         args.json.write_text(json.dumps(_document(args, counter, results, names, config), indent=1))
     if args.html:
         args.html.write_text(_page(results), encoding="utf-8")
+    if args.svg:
+        name, rows = next(iter(results.items()))
+        args.svg.write_text(render_plot(Section(name, list(rows.items()))), encoding="utf-8")
     for line in apart:
         print(f"apart by more than a point: {line}")
     return 1 if apart else 0

@@ -296,12 +296,12 @@ def test_ten_thousand_parallel_calls_take_linear_time():
     def seconds(n: int) -> float:
         turn = call(*((f"c{i}", "f", "{}") for i in range(n)))
         messages = [user(), turn, *(result(f"c{i}", "x") for i in reversed(range(n)))]
-        start = time.perf_counter()
+        start = time.thread_time()
         assert not only(messages).fault
-        return time.perf_counter() - start
+        return time.thread_time() - start
 
-    seconds(1000)
-    assert min(seconds(16_000) for _ in range(2)) < 40 * max(1e-4, min(seconds(1_000) for _ in range(3)))
+    seconds(1000)  # quadratic time would take 256 times as long
+    assert min(seconds(16_000) for _ in range(3)) < 100 * max(1e-4, min(seconds(1_000) for _ in range(5)))
 
 
 def test_pairs_know_their_content():

@@ -15,7 +15,7 @@ from memory_bank.evidence.plot import Point, frontier_plot
 
 _NO_TEXT = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]")
 
-_STYLE = """
+_COLOURS = """
 :root {
   color-scheme: light dark;
   --ink: #1c2024; --dim: #6b7280; --line: #d7dbe0; --paper: #ffffff; --one: #2563a8; --best: #b4430f;
@@ -25,6 +25,17 @@ _STYLE = """
     --ink: #e6e8ea; --dim: #9aa2ab; --line: #3a4048; --paper: #16191d; --one: #7db4ee; --best: #f0976a;
   }
 }
+"""
+_PLOT = """
+svg text { fill: var(--ink); font: 12px system-ui, sans-serif; }
+svg .axis { stroke: var(--dim); } svg .grid { stroke: var(--line); } svg .dim { fill: var(--dim); }
+svg .edge { stroke: var(--dim); fill: none; stroke-dasharray: 4 4; }
+svg .range { stroke: var(--one); stroke-width: 1.5; } svg .dot { fill: var(--one); }
+svg .best .range { stroke: var(--best); } svg .best .dot, svg .best text { fill: var(--best); }
+"""
+_STYLE = (
+    _COLOURS
+    + """
 body {
   font: 15px/1.5 system-ui, sans-serif; color: var(--ink); background: var(--paper);
   margin: 2rem auto; max-width: 62rem; padding: 0 1rem;
@@ -38,14 +49,11 @@ th, td { border-bottom: 1px solid var(--line); }
 th:first-child, td:first-child { text-align: left; }
 tr.best td { color: var(--best); font-weight: 600; }
 svg { width: 100%; height: auto; }
-svg text { fill: var(--ink); font: 12px system-ui, sans-serif; }
-svg .axis { stroke: var(--dim); } svg .grid { stroke: var(--line); } svg .dim { fill: var(--dim); }
-svg .edge { stroke: var(--dim); fill: none; stroke-dasharray: 4 4; }
-svg .range { stroke: var(--one); stroke-width: 1.5; } svg .dot { fill: var(--one); }
-svg .best .range { stroke: var(--best); } svg .best .dot, svg .best text { fill: var(--best); }
 dt { font-weight: 600; } dd { margin: 0 0 .4rem 0; color: var(--dim); }
 li { overflow-wrap: anywhere; }
 """
+    + _PLOT
+)
 
 Lists = Sequence[tuple[str, Sequence[str]]]  # headings with plain lines below them
 
@@ -86,6 +94,22 @@ def render_page(title: str, lead: str, sections: Sequence[Section], lists: Lists
         + "\n".join(parts)
         + "\n</body></html>\n"
     )
+
+
+def render_plot(section: Section) -> str:
+    """The section's frontier plot as an SVG file of its own, for light and dark; short names as labels."""
+    points = [p for name, f in section.rows if (p := _point((short_name(name), f), short_name(section.best)))]
+    drawing = frontier_plot(points, escape)
+    paper = '<rect width="100%" height="100%" fill="var(--paper)"/>'
+    head, rest = drawing.split(">", 1)
+    return f"{head}><style>{_COLOURS}{_PLOT}</style>{paper}{rest}\n"
+
+
+def short_name(strategy: str) -> str:
+    """``keep_last_n?n=5`` as ``keep_last_n 5``: the key and the values of its settings, files left out."""
+    key, _, settings = strategy.partition("?")
+    values = (s.partition("=")[2] for s in settings.split("&") if s)
+    return " ".join([key, ", ".join(v for v in values if "/" not in v)]).strip()
 
 
 def audit_page(audit: Audit) -> str:

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 WIDTH, HEIGHT = 760, 440  # user units of the drawing
 _LEFT, _RIGHT, _TOP, _BOTTOM = 60, 20, 20, 50  # margins
-_LETTER, _LINE = 6.6, 14  # what a letter of a label takes, and a line
-_LINES = 12  # a label stands so many lines above or below its point at most
+_LETTER, _LINE = 7.3, 15  # what a letter of a label takes, and a line
+_LINES = 14  # a label stands so many lines above or below its point at most
 
 Box = tuple[float, float, float, float]
 
@@ -60,13 +60,13 @@ def frontier(points: Sequence[Point]) -> list[Point]:
 
 
 class _Scale:
-    """Shares to places in the drawing."""
+    """Shares to places in the drawing; the price by its square root, as what is cheap lies close together."""
 
     def __init__(self, widest: float) -> None:
         self.widest = widest
 
     def x(self, share: float) -> float:
-        return _LEFT + (WIDTH - _LEFT - _RIGHT) * share / self.widest
+        return _LEFT + (WIDTH - _LEFT - _RIGHT) * math.sqrt(max(0.0, share) / self.widest)
 
     def y(self, share: float) -> float:
         return HEIGHT - _BOTTOM - (HEIGHT - _TOP - _BOTTOM) * share
@@ -79,8 +79,9 @@ def _axes(scale: _Scale) -> list[str]:
         y = scale.y(n / 100)
         parts.append(f'<line class="grid" x1="{left:.1f}" x2="{right:.1f}" y1="{y:.1f}" y2="{y:.1f}"/>')
         parts.append(f'<text class="dim" x="{left - 8:.1f}" y="{y + 4:.1f}" text-anchor="end">{n}%</text>')
-    step = 20 if scale.widest <= 2 else 100 * math.ceil(scale.widest / 5)
-    for n in range(0, round(100 * scale.widest) + 1, step):
+    step = 100 * math.ceil(scale.widest / 5)
+    beyond = range(100 + step, round(100 * scale.widest) + 1, step)
+    for n in (0, 1, 5, 10, 20, 40, 60, 80, 100, *beyond):
         x = scale.x(n / 100)
         parts.append(f'<line class="grid" x1="{x:.1f}" x2="{x:.1f}" y1="{low:.1f}" y2="{high:.1f}"/>')
         parts.append(f'<text class="dim" x="{x:.1f}" y="{low + 18:.1f}" text-anchor="middle">{n}%</text>')

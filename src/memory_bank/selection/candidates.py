@@ -13,6 +13,8 @@ from memory_bank.selection.pieces import Segment
 
 LONGEST = 120
 """Longest value, in characters."""
+LONGEST_LINE = 80
+"""Longest line of text that is a value as a whole, in characters."""
 KINDS = (
     "word",
     "capital",
@@ -38,7 +40,8 @@ KIND = {name: number for number, name in enumerate(KINDS)}
 _TOKEN = re.compile(
     r"(?P<url>https?://[^\s\"'<>)\]}|\\]{1,300})"
     r"|(?P<email>[\w.+\-]{1,64}@[\w\-]{1,64}\.[\w.\-]{1,64})"
-    r"|(?P<date>\b\d{4}-\d{2}-\d{2}(?:[T ]\d{2}:\d{2}(?::\d{2})?)?)"
+    r"|(?P<date>\b\d{4}-\d{2}-\d{2}(?:[T ]\d{2}:\d{2}(?::\d{2})?)?"
+    r"|\b\d{1,2}:\d{2}(?::\d{2})?(?:-\d{1,2}:\d{2})?\b)"
     r"|(?P<path>(?:[\w.~\-@]{0,100}/){1,40}[\w.~\-@%+]{1,100})"
     r"|(?P<number>(?<![\w.])-?\d{1,60}(?:[.,]\d{1,30}){0,6}(?![\w\-]))"
     r"|(?P<word>#?\w{1,120}(?:[.\-]\w{1,120}){0,12})"
@@ -46,24 +49,34 @@ _TOKEN = re.compile(
 _QUOTED = re.compile(
     r"\"([^\"\n]{3,100})\"|(?<!\w)'([^'\n]{3,100})'(?!\w)|`([^`\n]{3,100})`|\*\*([^*\n]{3,100})\*\*"
 )
-_NAME = re.compile(r"\b[A-Z][\w'’\-]{1,30}(?: (?:of |the |and |de |& )?[A-Z][\w'’\-]{1,30}){1,4}")
+_NAME = re.compile(r"\b[A-Z][\w'’\-]{1,30}(?: (?:of |the |and |de |& |[A-Z]\.? )?[A-Z][\w'’\-]{1,30}){1,4}")
+_TAGS = re.compile(r"</?[a-zA-Z][^<>]{0,200}>")
 _LABEL_END = re.compile(r"[:=;|\n]\s|[:=]$")
 _SPACE = re.compile(r"\s+")
 _HEX = re.compile(r"(?=[0-9a-f\-]*\d)(?=[0-9a-f\-]*[a-f])[0-9a-f\-]{8,}\Z")
 _PART = re.compile(r"[^\W_]{3,}")
 _ASCII_PART = re.compile(r"[a-z0-9]{3,}")  # the same for folded ASCII, at half the time
+_HUMP = re.compile(r"(?<=[a-z])(?=[A-Z])")
 _ESCAPE = re.compile(r"\\+([nrt\"'/])")
 TRIVIAL = frozenset(("true", "false", "none", "null", "nan", "error", "success", "utf-8"))
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """One value as found in a segment: its matching form, its kind, its key, whether it fills a cell."""
+    """One value as found in a segment: its matching form, its kind, its key, whether it fills a cell.
+
+    `text` is how it is written.
+    """
 
     form: str
     kind: int
     key: str
     cell: bool
+    text: str
+
+
+Found = dict[str, tuple[int, str, bool, str]]
+"""By form: kind, key, cell and text of a candidate."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +167,7 @@ def _strip(text: str) -> str:
 
 def find_candidates(segment: Segment, head: str = "") -> list[Candidate]:
     """Values of a segment in reading order, each form once; the words of labels and of `head` after them."""
-    found: dict[str, tuple[int, str, bool]] = {}
+    found: Found = {}
     text = segment.text
     cells = segment.cells or (("", 0, len(text)),)
     for key, start, end in cells:
@@ -167,10 +180,10 @@ def find_candidates(segment: Segment, head: str = "") -> list[Candidate]:
         at = end
     for label in dict.fromkeys(labels):
         _labels(label, found)
-    return [Candidate(form, kind, key, cell) for form, (kind, key, cell) in found.items()]
+    return [Candidate(form, *rest) for form, rest in found.items()]
 
 
-def _labels(text: str, found: dict[str, tuple[int, str, bool]]) -> None:
+def _labels(text: str, found: Found) -> None:
     for part in _LABEL_END.split(text):
         name = part.strip(" \n\t-*#>\"'")
         if 3 <= len(name) <= 60 and name[:1].isalpha():
@@ -190,17 +203,19 @@ def _labels(text: str, found: dict[str, tuple[int, str, bool]]) -> None:
                         )
 
 
-def _put(found: dict[str, tuple[int, str, bool]], text: str, kind: int, key: str, cell: bool) -> None:
+def _put(found: Found, text: str, kind: int, key: str, cell: bool) -> None:
     form = fold(text)
     if len(form) > LONGEST or trivial(form):
         return
     if form not in found:
-        found[form] = (kind, key, cell)
+        found[form] = (kind, key, cell, text)
 
 
-def _cell(text: str, key: str, found: dict[str, tuple[int, str, bool]], cell: bool) -> None:
-    whole = _strip(text)
-    if cell and whole and len(whole) <= LONGEST:
+def _cell(text: str, key: str, found: Found, cell: bool) -> None:
+    whole = _strip(text).strip(" *\"'`")
+    if "<" in whole and len(whole) <= 3 * LONGEST:
+        whole = _TAGS.sub("", whole).strip()
+    if whole and (cell or (" " in whole and len(whole) <= LONGEST_LINE)) and len(whole) <= LONGEST:
         token = " " not in whole
         _put(found, whole, kind_of(whole) if token else KIND["phrase"], key, True)
     if " " in text:
@@ -215,19 +230,36 @@ def _cell(text: str, key: str, found: dict[str, tuple[int, str, bool]], cell: bo
         if group == "word":
             kind = kind_of(token_text)
             if kind == KIND["word"]:
-                continue
+                if token_text.isascii():
+                    continue
+                kind = KIND["name"]
         elif group == "number":
             kind = KIND["integer"] if token_text.lstrip("-").isdigit() else KIND["decimal"]
         else:
             kind = KIND[group or "path"]
         _put(found, token_text, kind, key, False)
-        if group == "path":
-            _put(found, token_text.rsplit("/", 1)[-1], kind_of(token_text.rsplit("/", 1)[-1]), key, False)
+        if group in ("path", "url"):
+            for short in _shortened(token_text):
+                _put(found, short, kind_of(short), key, False)
         if group in ("path", "url", "word") and ("-" in token_text or "." in token_text or group == "url"):
             for part in _PART.finditer(token_text):
                 piece = part.group(0)
                 if len(piece) >= 3 and piece != token_text and (piece.isdigit() or not piece.islower()):
                     _put(found, piece, kind_of(piece), key, False)
+
+
+def _shortened(text: str) -> list[str]:
+    """What calls take of a path or an address: its last parts, owner, host, it without options."""
+    if text[:4] == "http":
+        whole, _, more = text.partition("&")
+        parts = whole.split("?")[0].split("/")[2:]
+        out = [whole] if more else []
+        return [*out, parts[0], *(["/".join(parts[-2:])] if len(parts) > 2 else [])]
+    parts = [p for p in text.split("/") if p]
+    out = parts[-1:]
+    if len(parts) > 2 or (len(parts) == 2 and text[:1] in "./~"):
+        out.append("/".join(parts[-2:]))
+    return [*out, parts[0]] if len(parts) == 2 else out
 
 
 def find_uses(arguments: str) -> list[Use]:
@@ -280,14 +312,21 @@ def _use_text(text: str, key: str, uses: dict[str, Use]) -> None:
 
 def find_mentions(text: str) -> list[Candidate]:
     """Values named in free text (a note, a user message, code)."""
-    found: dict[str, tuple[int, str, bool]] = {}
+    found: Found = {}
     plain = _ESCAPE.sub(" ", text)
     for line in plain.split("\n"):
         _cell(line, "", found, False)
-    return [Candidate(form, kind, key, cell) for form, (kind, key, cell) in found.items()]
+    return [Candidate(form, *rest) for form, rest in found.items()]
 
 
 def words_of(text: str) -> list[str]:
-    """Lower-case words of at least three characters."""
-    folded = text.casefold()
-    return (_ASCII_PART if folded.isascii() else _PART).findall(folded)
+    """Lower-case words of at least three characters, humps apart, without the s of a plural."""
+    folded = _HUMP.sub(" ", text).casefold()
+    return [_singular(w) for w in (_ASCII_PART if folded.isascii() else _PART).findall(folded)]
+
+
+@lru_cache(maxsize=1 << 15)
+def _singular(word: str) -> str:
+    if word[-1] != "s" or len(word) < 4 or word[-2] in "su":
+        return word
+    return word[:-3] + "y" if word[-3:] == "ies" and len(word) > 4 else word[:-1]

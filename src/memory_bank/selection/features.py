@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-
 import numpy as np
 
 from memory_bank.selection.candidates import KINDS
 from memory_bank.selection.session import NEVER, Session
+from memory_bank.selection.situation import Situation
 from memory_bank.selection.tables import Array
 
+# How each can be kept up to date. (a) a number of the value's own that changes when the value is touched:
+# kind_…, length, words, digits, cell, overlap, records, was_used, uses, leaf_uses, notes, rank, row_uses.
+# (b) a column of its owner: record_…, tool_…, near_…, segment_…, key_…, source_…, shape_…, column_used,
+# column_size, column_rate, column_recent (like_… alike), kind_rate, …_expected; of value and owner:
+# rank_share, column_next, column_after, column_before. (c) the tail minus an interaction: age_…, shown_…,
+# used_…, noted_…, successor, like_successor, row_used, after_used, use_rate. (d) added to few values a
+# step: overlap_note, overlap_tail. `history` is one number a step.
 VALUE_FEATURES = (
     "length",
     "words",
@@ -103,26 +109,6 @@ VALUE_FEATURES = (
 )
 FEATURES = tuple("kind_" + k for k in KINDS) + VALUE_FEATURES
 _NUMBER = {name: number for number, name in enumerate(FEATURES)}
-
-
-@dataclass(frozen=True, slots=True)
-class Situation:
-    """What the step at hand adds: where the tail begins, and per segment how it meets task and tail.
-
-    The arrays have one float per segment of the session; `value_…` one per value; `expected` holds,
-    by source, shape, key and argument name, what the tools that may come next took before.
-    """
-
-    tail: int
-    last_tool: int
-    tail_words: Array
-    tail_values: Array
-    note_words: Array
-    value_note: Array
-    value_tail: Array
-    expected: tuple[Array, Array, Array, Array]
-    columns: dict[str, dict[str, Array]] = field(default_factory=dict)
-
 
 OWNERS = ("record", "segment", "kind", "key", "source", "shape", "column", "like", "first")
 """Columns of the values that name what they belong to (`first`: the interaction that showed them first)."""

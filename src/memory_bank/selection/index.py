@@ -2,69 +2,24 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 
 from memory_bank.selection.candidates import fold, words_of
-from memory_bank.selection.cover import Offer, Packing, pack
-from memory_bank.selection.excerpt import (
-    EXCERPT_HEAD,
-    GAP,
-    LEDGER_HEAD,
-    SHORT_HEAD,
-    UNLISTED_HEAD,
-    Group,
-    call_line,
-    ledger_start,
-    render_groups,
-)
-from memory_bank.selection.features import FEATURES, Situation, describe
+from memory_bank.selection.excerpt import GAP, call_line
+from memory_bank.selection.features import FEATURES, describe
+from memory_bank.selection.filling import Lines, Selection, Tuning, fill
 from memory_bank.selection.model import Model, load_model
+from memory_bank.selection.prepared import Prepared, prepare
 from memory_bank.selection.scores import LinearScores
-from memory_bank.selection.session import NEVER, Prepared, Session, mentions, prepare
+from memory_bank.selection.session import NEVER, Session, mentions
 from memory_bank.selection.similarity import Similarity
+from memory_bank.selection.situation import Situation, look, sums
 from memory_bank.selection.tables import Array
 
-ARGUMENT_ROOM = (-1, 0, 24, 40, 72)
-"""Characters of arguments in a call's line, from the tersest form (its number only) to the ledger's."""
 MODEL_FILE = Path(__file__).with_name("model.json")
-
-
-@dataclass(frozen=True, slots=True)
-class Tuning:
-    """Knobs of the packing; defaults chosen over all shared sets together."""
-
-    ledger_share: float = 0.06
-    power: float = 1.0
-    refine: int = 500
-    offers: int = 150
-    offers_share: float = 0.125
-    note_worth: float = 0.5
-    word_worth: float = 0.5
-    agent_worth: float = 0.3
-    repeat: float = 0.0
-    least: float = 0.0
-    edge: float = 0.2
-    terse: tuple[int, int, int, int] = (160, 300, 1200, 3000)
-    headless: int = 200
-    ledgerless: int = 1200
-
-
-@dataclass(frozen=True, slots=True)
-class Selection:
-    """The memory block and what it is made of."""
-
-    text: str
-    tokens: int
-    shown: dict[int, tuple[int, ...]] = field(default_factory=dict)
-    listed: tuple[int, ...] = ()
-    gains: dict[int, float] = field(default_factory=dict)
-    edge: tuple[tuple[int, float], ...] = ()
-    older: int = 0
 
 
 class EvidenceIndex:
@@ -88,17 +43,12 @@ class EvidenceIndex:
         self._anchor_known: set[str] = set()
         self._anchor_words: set[str] = set()
         self._anchored = self._anchored_terms = 0
-        self._calls = 0
-        self._call_records: list[int] = []
-        self._call_tokens: list[int] = [0]
-        self._lines: list[tuple[tuple[str, int], ...]] = []
-        self._call_values: list[Array] = []
-        self._block_tokens: list[list[int]] = []
+        self._lines = Lines(self.session, count_tokens)
 
     # -- intake ---------------------------------------------------------------
     def add_call(self, *, trace_id: str, interaction: int, tool: str, arguments: str, output: str) -> None:
         """Take in one call and its output."""
-        line = call_line(self._calls + 1, tool, arguments)
+        line = call_line(self._lines.calls + 1, tool, arguments)
         self._add(prepare(interaction, trace_id, tool, arguments, output, self.count, line))
 
     def add_note(self, *, interaction: int, text: str) -> None:
@@ -108,34 +58,7 @@ class EvidenceIndex:
 
     def _add(self, item: Prepared) -> None:
         self.session.add(item)
-        if item.note:
-            line = f"note before #{self._calls + 1}"
-            short = self.count(line + "\n")
-            self._lines.append(((line, short),) * len(ARGUMENT_ROOM))
-            self._call_values.append(np.zeros(0, np.int32))
-        else:
-            self._calls += 1
-            self._call_records.append(self.session.records.size - 1)
-            name = item.call_text.split(" ", 2)[:2]
-            lines = (
-                [name[0], " ".join(name)]
-                + [call_line(self._calls, item.tool, item.arguments, chars) for chars in ARGUMENT_ROOM[2:-1]]
-                + [item.call_text]
-            )
-            self._lines.append(tuple((line, self.count(line + "\n")) for line in lines))
-            self._call_tokens.append(self._call_tokens[-1] + self._lines[-1][-1][1])
-            folded = fold(item.call_text)
-            self._call_values.append(
-                np.array(
-                    [
-                        self.session.ids[u.form]
-                        for u in item.uses
-                        if u.form in self.session.ids and u.form in folded
-                    ],
-                    np.int32,
-                )
-            )
-        self._block_tokens.append([self.count(b.head + "\n") if b.head else 0 for b in item.pieces.blocks])
+        self._lines.add(item)
 
     # -- selection ------------------------------------------------------------
     def _sync_anchor(self, anchor: Sequence[str]) -> None:
@@ -159,9 +82,7 @@ class EvidenceIndex:
             )
             start = self._anchored_terms
             terms = start + np.flatnonzero(words[s.terms["word"][start:]])
-            s.segments["task"][first:] = self._sums(s.terms["segment"][terms], s.terms["weight"][terms])[
-                first:
-            ]
+            s.segments["task"][first:] = sums(s, s.terms["segment"][terms], s.terms["weight"][terms])[first:]
             s.touch_segments(first)
             self._anchored_terms = s.terms.size
         if self._anchored < s.values.size:
@@ -170,74 +91,7 @@ class EvidenceIndex:
 
     def situation(self, tail: int) -> Situation:
         """What this step adds to the features."""
-        s = self.session
-        word, v = s.terms["word"], s.values
-        said = np.zeros(s.words.table.size, dtype=bool)
-        seen = np.zeros(s.words.table.size, dtype=bool)
-        last_tool = 0
-        for record in range(int(np.searchsorted(s.records["interaction"], tail)), s.records.size):
-            item = s.prepared[record]
-            end = s.first_term[record + 1] if record + 1 < s.records.size else s.terms.size
-            (said if item.note else seen)[word[s.first_term[record] : end]] = True
-            if not item.note:
-                last_tool = s.tools.ids[item.tool]
-                known = [s.words.ids.get(text) for text in words_of(item.arguments[:2000])]
-                said[[number for number in known if number is not None]] = True
-        joined = (v["seen"] >= tail) & ~v["visible"]
-        pairs = np.flatnonzero(joined[s.pairs["value"]])
-        weights = 1.0 / v["records"][s.pairs["value"][pairs]].clip(1)
-        in_values = self._sums(s.pairs["segment"][pairs], weights)
-        flagged = np.flatnonzero((said | seen)[word])
-        found, owners, weights = word[flagged], s.terms["segment"][flagged], s.terms["weight"][flagged]
-        in_notes, in_tail = (
-            self._sums(owners[on], weights[on])
-            for on in (np.flatnonzero(flag[found]) for flag in (said, seen))
-        )
-        value_said, value_seen = self._by_value(said, seen)
-        return Situation(
-            tail,
-            last_tool,
-            in_tail,
-            in_values,
-            in_notes,
-            value_said,
-            value_seen,
-            self._expected(last_tool),
-        )
-
-    def _sums(self, segments: Array, weights: Array) -> Array:
-        """log(1 + sum of the weights) by segment."""
-        total = np.bincount(segments, weights=weights, minlength=self.session.segments.size)
-        out = np.zeros(len(total), np.float32)
-        at = np.flatnonzero(total)
-        out[at] = np.log1p(total[at])
-        return out
-
-    def _by_value(self, *flags: Array) -> list[Array]:
-        """Share of each value's words (rare ones count more) that are flagged."""
-        s = self.session
-        value, word, weight = s.value_terms["value"], s.value_terms["word"], s.value_terms["weight"]
-        at = np.flatnonzero(np.logical_or.reduce(flags)[word])
-        value, word, weight = value[at], word[at], weight[at]
-        share = weight / s.values["word_weight"][value]
-        out = []
-        for flag in flags:
-            on = np.flatnonzero(flag[word])
-            out.append(np.bincount(value[on], weights=share[on], minlength=s.values.size).astype(np.float32))
-        return out
-
-    def _expected(self, last_tool: int) -> tuple[Array, Array, Array, Array]:
-        """How often the tools that may come next took a value: by source, shape, key, argument name."""
-        s = self.session
-        sizes = (s.sources.table.size, s.shapes.table.size, s.keys.table.size, s.keys.table.size)
-        out = tuple(np.zeros(size, dtype=np.float32) for size in sizes)
-        for tool, share in s.expected(last_tool):
-            for total, table in zip(
-                out, (s.tool_sources, s.tool_shapes, s.tool_keys, s.tool_arguments), strict=False
-            ):
-                for number, count in table.get(tool, {}).items():
-                    total[number] += share * count
-        return out[0], out[1], out[2], out[3]
+        return look(self.session, tail)
 
     def eligible(self, tail: int) -> Array:
         """Numbers of the values that older outputs or notes showed and that are not in sight now."""
@@ -317,133 +171,13 @@ class EvidenceIndex:
         ids, chance = self.probabilities(tail_interaction)
         worth = np.zeros(s.values.size)
         worth[ids] = chance
-        worth[s.values["agent"] > 0] *= t.agent_worth
+        coined = s.values["agent"] > 0
+        worth[coined] *= t.agent_worth
+        failed = s.records["error"][s.values["record"]] > 0
+        worth[failed] *= t.error_worth
+        worth[failed & coined] *= t.refused_worth
         worth[s.values["kind"] == 0] *= t.word_worth
-        return self._fill(worth, older, budget)
-
-    def _fill(self, worth: Array, older: int, budget: int) -> Selection:
-        s, t = self.session, self.tuning
-        form = sum(budget >= limit for limit in t.terse)
-        listed = self._ledger(older, int(budget * t.ledger_share)) if budget >= t.ledgerless else []
-        ledger = [LEDGER_HEAD] if listed else []
-        spent = 0
-        if listed:
-            if self._number(listed[0]) > 1:
-                ledger.append(f"(#1 to #{self._number(listed[0]) - 1} before)\n")
-            ledger += [s.prepared[r].call_text + "\n" for r in listed]
-            spent = sum(self._lines[r][-1][1] for r in listed) + 16
-        in_ledger = set(listed)
-        covered = [v for r in listed for v in self._call_values[r].tolist()]
-        head = EXCERPT_HEAD if budget >= 600 else SHORT_HEAD
-        if not listed:
-            head = UNLISTED_HEAD.format(last=bisect_left(self._call_records, older))
-        if budget < t.headless:
-            head = ""
-        spent += self.count(head) if head else 0
-        rest = 3 if budget >= t.headless else 0
-        last = self.session.first_segment[older] if older < s.records.size else s.segments.size
-        seg = s.segments
-        gain = self._gains(worth, last)
-        ratio = gain / (seg["tokens"][:last] + 4)
-        offers = int(t.offers + budget * t.offers_share)
-        top = np.flatnonzero(gain > 0)
-        if len(top) > offers:
-            top = np.sort(top[np.argpartition(-ratio[top], offers)[:offers]])
-        records = seg["record"][top]
-        used = np.unique(records)
-        open_record = np.array(
-            [self._lines[r][min(1, form) if r in in_ledger else form][1] + rest for r in used.tolist()],
-            dtype=np.int64,
-        )
-        open_block: list[int] = []
-        block_of: dict[tuple[int, int], int] = {}
-        blocks = []
-        for r, b in zip(records.tolist(), seg["block"][top].tolist(), strict=False):
-            number = block_of.get((r, b))
-            if number is None:
-                number = block_of[(r, b)] = len(open_block)
-                open_block.append(self._block_tokens[r][b])
-            blocks.append(number)
-        offer = Offer(
-            top,
-            seg["tokens"][top],
-            np.searchsorted(used, records),
-            np.array(blocks, np.int64),
-            seg["place"][top],
-            seg["start"][top],
-            seg["count"][top],
-            s.pairs["value"],
-            worth,
-            open_record,
-            np.array(open_block, np.int64),
-        )
-        packing = pack(offer, budget - spent, 1, t.power, covered, t.repeat, t.least, t.edge)
-        return self._render(packing, top, records, in_ledger, ledger, head, listed, budget, form, older)
-
-    def _gains(self, worth: Array, last: int) -> Array:
-        """Summed worth of the values in each of the first `last` segments."""
-        s = self.session
-        gain = np.zeros(last)
-        filled = np.flatnonzero(s.segments["count"][:last])
-        if len(filled):
-            end = int(s.segments["start"][filled[-1]] + s.segments["count"][filled[-1]])
-            gain[filled] = np.add.reduceat(worth[s.pairs["value"][:end]], s.segments["start"][filled])
-        return gain
-
-    def _number(self, record: int) -> int:
-        return int(self.session.prepared[record].call_text.split(" ", 1)[0][1:])
-
-    def _ledger(self, older: int, room: int) -> list[int]:
-        end = bisect_left(self._call_records, older)
-        if room < 32 or not end:
-            return []
-        return self._call_records[ledger_start(self._call_tokens, end, room - 12) : end]
-
-    def _render(
-        self,
-        packing: Packing,
-        top: Array,
-        records: Array,
-        in_ledger: set[int],
-        ledger: list[str],
-        head: str,
-        listed: list[int],
-        budget: int,
-        form: int,
-        older: int,
-    ) -> Selection:
-        s = self.session
-        chosen = list(packing.chosen)
-        place = s.segments["place"]
-        while True:
-            by_record: dict[int, list[int]] = {}
-            for number in chosen:
-                by_record.setdefault(int(records[number]), []).append(int(place[top[number]]))
-            groups = []
-            for record in sorted(by_record):
-                header = self._lines[record][min(1, form) if record in in_ledger else form][0]
-                groups.append(Group(header, s.prepared[record].pieces, tuple(sorted(by_record[record]))))
-            lines = (
-                ledger
-                + ([head] if head and groups else [])
-                + render_groups(groups, budget >= self.tuning.headless)
-            )
-            text = "".join(lines)
-            tokens = self.count(text) if text else 0
-            if tokens <= budget:
-                break
-            if chosen:
-                over = tokens - budget
-                while chosen and over > 0:
-                    over -= int(s.segments["tokens"][top[chosen.pop()]])
-            elif ledger:
-                ledger, listed, in_ledger = [], [], set()
-            else:
-                break
-        shown = {r: tuple(sorted(p)) for r, p in by_record.items()}
-        gains = {int(top[n]): packing.gains[n] for n in chosen}
-        edge = tuple((int(top[n]), g) for n, g in packing.edge)
-        return Selection(text, tokens, shown, tuple(listed), gains, edge, older)
+        return fill(s, self._lines, worth, older, budget, t)
 
 
 __all__ = ["GAP", "NEVER", "EvidenceIndex", "Selection", "Tuning"]

@@ -15,10 +15,13 @@ from memory_bank.selection.jsonish import (
     scalar_text,
     unescape,
 )
+from memory_bank.selection.printed import load_printed
 from memory_bank.selection.wrapping import whole_end, whole_start, wrap_line
 
 WIDTH = 140
 """Wanted characters of a segment."""
+SHORT_ROWS = 40
+"""Rows without names (a database's answer) are joined up to so many characters: each can be shown alone."""
 MAX_SEGMENTS = 2400
 """Segments indexed of one output at most; the rest is counted, not read."""
 MAX_TEXT = 600_000
@@ -58,13 +61,14 @@ class Pieces:
     skipped: int
 
 
-_LABEL = re.compile(r'[\s\-*•>#\d.)"\']{0,12}([^\W\d_][\w /\-]{0,30}?)["\'*]{0,2}\s?[:=]\s?(?=\S)')
+_LABEL = re.compile(r'[\s\-*•>#\d.)"\']{0,12}([^\W\d_][\w /\-]{0,30}?)["\'*]{0,2}\s?[:=]["\'*]{0,2}\s?(?=\S)')
 _BULLET = re.compile(r"(?:[-*•+]|\d{1,3}[.)])\s+")
 
 
 _OPEN_QUOTE = re.compile(r"(?:^|[=(:,\s\[{])['\"]")
 _SINGLE = re.compile(r"(?:[^'\\]|\\.)*+(?=')", re.S)
 _DOUBLE = re.compile(r'(?:[^"\\]|\\.)*+(?=")', re.S)
+_UNFINISHED = re.compile(r'(?:[^"\\]|\\.)*+\\?\Z', re.S)
 _ESCAPED = re.compile(r"\\+n")
 
 
@@ -144,6 +148,13 @@ class _Cutter:
             else:
                 self.value(value, path, depth + 1)
                 return
+            try:
+                printed = load_printed(text)
+            except ValueError:
+                pass
+            else:
+                self.value(printed, path, depth + 1)
+                return
             if "\\" in text and self._literal(text, path, depth):
                 return
             loose = load_loose(text)
@@ -165,6 +176,8 @@ class _Cutter:
             at = opened.end()
             pattern = _SINGLE if opened.group(0)[-1] == "'" else _DOUBLE
             match = pattern.match(text, at)
+            if match is None and opened.group(0) == ':"':
+                match = _UNFINISHED.match(text, at)
             if match is None or match.end() - at < 0.6 * len(text):
                 continue
             self.prose(text[: at - 1], path)
@@ -256,7 +269,7 @@ class _Cutter:
                 self.string(value, path, depth)
             else:
                 self._fill("; ", f"{path}: " if path else "", clean(value), _last(path))
-        else:
+        elif value is not None and value != "":
             self._pair(path, scalar_text(value))
 
     def _pair(self, path: str, text: str) -> None:
@@ -298,10 +311,16 @@ class _Cutter:
             not isinstance(v, (dict, list)) and not (isinstance(v, str) and _long(v, self.width))
             for v in shown
         )
+        if not simple and all(isinstance(v, list) and len(v) == 1 for v in shown):
+            self._array([v[0] for v in shown], path, depth)
+            return
         if not simple:
             for item in shown:
                 if isinstance(item, list) and all(not isinstance(v, (dict, list)) for v in item):
-                    self._row([("", scalar_text(v)) for v in item], path, plain=True)
+                    if self.full:
+                        self.skipped += sum(len(str(v)) for v in item)
+                    else:
+                        self._row(_places(item), path, plain=True)
                 else:
                     self.value(item, path, depth + 1)
             return
@@ -362,6 +381,10 @@ class _Cutter:
     def _row(self, cells: list[tuple[str, str]], path: str, plain: bool) -> None:
         """One row: joined with its neighbours while there is room, over several segments if wide."""
         separator = " | " if plain else "; "
+        if plain and cells and cells[0][0] == "1" and self._length >= SHORT_ROWS:
+            self.flush()
+        if not plain:
+            cells = [c for c in cells if c[1] not in ("", "null")]
         size = sum(len(t) + len(separator) + (0 if plain else len(k) + 2) for k, t in cells)
         if not self._room(size) and self._length:
             self.flush()
@@ -377,6 +400,14 @@ class _Cutter:
                 self.flush()
             self._add("\n" if first else separator, label, text, _last(key) or _last(path))
             first = False
+
+
+def _places(values: list[Any]) -> Row:
+    """The cells of a row without names under the number of their column; empty ones at its end left out."""
+    size = len(values)
+    while size > 1 and values[size - 1] in (None, ""):
+        size -= 1
+    return [(str(n), scalar_text(v)) for n, v in enumerate(values[:size], 1)]
 
 
 def _long(text: str, width: int) -> bool:

@@ -8,7 +8,6 @@ from memory_bank.selection.candidates import KINDS
 from memory_bank.selection.features import (
     FEATURES,
     OWNERS,
-    Situation,
     history,
     owner_columns,
     segment_constants,
@@ -17,6 +16,7 @@ from memory_bank.selection.features import (
     timed_columns,
 )
 from memory_bank.selection.session import Session
+from memory_bank.selection.situation import Situation
 from memory_bank.selection.tables import Array, Table
 
 

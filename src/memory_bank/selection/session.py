@@ -3,92 +3,22 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
 
 from memory_bank.selection.candidates import (
     KIND,
     KINDS,
-    Candidate,
-    Use,
-    find_candidates,
     find_mentions,
-    find_uses,
     kind_of,
     shape_of,
     words_of,
 )
-from memory_bank.selection.pieces import Pieces, cut_output
+from memory_bank.selection.prepared import Prepared
 from memory_bank.selection.tables import Array, Interner, Table
 
 NEVER = -1_000_000
 _SYMBOLS = "{}()[]<>=;+\\"
-MAX_USES = 300
-
-
-@dataclass(frozen=True, slots=True)
-class Prepared:
-    """One call or note, cut and counted: everything that does not depend on the session."""
-
-    interaction: int
-    trace_id: str
-    tool: str
-    arguments: str
-    call_text: str
-    pieces: Pieces
-    candidates: tuple[tuple[Candidate, ...], ...]
-    words: tuple[tuple[str, ...], ...]
-    uses: tuple[Use, ...]
-    tokens: tuple[int, ...]
-    note: bool
-
-
-def prepare(
-    interaction: int,
-    trace_id: str,
-    tool: str,
-    arguments: str,
-    output: str,
-    count: Callable[[str], int],
-    call_text: str,
-    note: bool = False,
-) -> Prepared:
-    """Cut `output`, find its candidates and count its tokens; pure apart from `count`."""
-    pieces = cut_output(output)
-    candidates = tuple(_find(pieces))
-    words = tuple(tuple(dict.fromkeys(words_of(s.text)))[:60] for s in pieces.segments)
-    tokens = tuple(count(s.text + "\n") for s in pieces.segments)
-    return Prepared(
-        interaction,
-        trace_id,
-        tool,
-        arguments,
-        call_text,
-        pieces,
-        candidates,
-        words,
-        tuple(find_uses(arguments)[:MAX_USES]),
-        tokens,
-        note,
-    )
-
-
-def _find(pieces: Pieces) -> list[tuple[Candidate, ...]]:
-    """Candidates by segment; a label counts where it stands first in its block."""
-    out: list[tuple[Candidate, ...]] = []
-    block = -1
-    labels: set[str] = set()
-    for segment in pieces.segments:
-        head = ""
-        if segment.block != block:
-            block, labels, head = segment.block, set(), pieces.blocks[segment.block].head
-        found = find_candidates(segment, head)
-        kept = [c for c in found if c.kind != KIND["label"] or c.form not in labels]
-        labels.update(c.form for c in kept if c.kind == KIND["label"])
-        out.append(tuple(kept))
-    return out
 
 
 class Session:
@@ -100,6 +30,7 @@ class Session:
         i = ("i4", 0)
         self.ids: dict[str, int] = {}
         self.forms: list[str] = []
+        self.parts: list[tuple[str, ...]] = []
         self.values = Table(
             kind=i,
             length=z,
@@ -192,7 +123,7 @@ class Session:
             members.append(np.zeros(0, np.int32))
 
     # -- values ---------------------------------------------------------------
-    def _new_value(self, form: str, kind: int, interaction: int) -> int:
+    def _new_value(self, form: str, kind: int, interaction: int, text: str = "") -> int:
         value = self.ids[form] = self.values.grow(1)
         self.forms.append(form)
         v = self.values
@@ -205,7 +136,8 @@ class Session:
         self.kinds["total"][kind] += 1
         v["digits"][value] = sum(c.isdigit() for c in form) / len(form)
         v["first"][value] = interaction
-        parts = set(words_of(form))
+        parts = tuple(dict.fromkeys(words_of(text or form)))
+        self.parts.append(parts)
         if parts:
             start = self.value_terms.grow(len(parts))
             words = [self.words(part) for part in parts]
@@ -403,7 +335,7 @@ class Session:
             for c in found:
                 value = self.ids.get(c.form)
                 if value is None:
-                    value = self._new_value(c.form, c.kind, now)
+                    value = self._new_value(c.form, c.kind, now, c.text)
                 if value not in order:
                     order[value] = (first + number, len(order), c.key, c.cell)
                 pair_segment.append(first + number)
@@ -424,6 +356,7 @@ class Session:
         r["size"][record] = item.pieces.chars
         r["ordinal"][record] = self.tools.table["records"][tool]
         r["note"][record] = item.note
+        r["error"][record] = item.error
         self.tools.table["records"][tool] += 1
         if not order:
             return
@@ -501,7 +434,7 @@ class Session:
             form = self.forms[value]
             if form in known or (form in texts_folded and _bounded(texts_folded, form)):
                 visible[value] = True
-            parts = words_of(form)
+            parts = self.parts[value]
             if parts:
                 overlap[value] = sum(p in words for p in parts) / len(parts)
         self.values["changed"][start:] = True

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,16 +12,24 @@ from memory_bank.errors import TraceFileError
 from memory_bank.history.content import content_text, read
 from memory_bank.selection.candidates import KIND, find_uses
 from memory_bank.selection.features import FEATURES, describe
+from memory_bank.selection.fitting import MOST, TOTAL, Part, balance, fit, soft
 from memory_bank.selection.index import MODEL_FILE, EvidenceIndex
 from memory_bank.selection.model import Model, load_model, save_model
 from memory_bank.selection.tables import Array
 from memory_bank.selection.turns import Turn, turns_of
 from memory_bank.traces import Trace, read_traces
 
-RECIPE: dict[str, Any] = {"ridge": 5000.0, "trees": 60, "depth": 3, "rate": 0.15, "fits": 3, "mix": 0.5}
+RECIPE: dict[str, Any] = {
+    "ridge": 5000.0,
+    "trees": 60,
+    "depth": 3,
+    "rate": 0.15,
+    "columns": 0.2,
+    "fits": 3,
+    "mix": 0.5,
+}
 """`fits`: tree models of different seeds, averaged."""
 NEGATIVES = 250
-MOST = 20.0
 
 
 def blank_model() -> Model:
@@ -133,235 +140,6 @@ def step_rows(
         ]
     )
     return x, y[chosen].astype(np.float32), w.astype(np.float32)
-
-
-# -- fitting ------------------------------------------------------------------
-Part = tuple[Array, Array, Array, Array, Array]
-"""x, y, w, trace and step of one set."""
-TOTAL = 3000.0
-
-
-@dataclass(frozen=True, slots=True)
-class Steps:
-    """Rows of several sets, sorted by step; `target` by row and `share` by step each add up to TOTAL."""
-
-    x: Array
-    y: Array
-    w: Array
-    step: Array
-    start: Array
-    target: Array
-    share: Array
-
-
-def balance(parts: list[Part], power: float = 0.5, trace_power: float = 0.85) -> Steps:
-    """Steps with something needed.
-
-    A set weighs its needed values to `power`, a trace in it to `trace_power`.
-    """
-    xs, ys, ws, steps, targets, shares = [], [], [], [], [], []
-    first = 0
-    for x, y, w, trace, step in parts:
-        _, number = np.unique(step, return_inverse=True)
-        needed = np.bincount(number, weights=y)
-        others = np.bincount(number, weights=1 - y)
-        rows = np.flatnonzero(((needed > 0) & (others > 0))[number])
-        if y[rows].sum() < 3:
-            continue
-        order = rows[np.argsort(number[rows], kind="stable")]
-        _, number = np.unique(number[order], return_inverse=True)
-        yy = y[order] > 0
-        needed = np.bincount(number, weights=yy)
-        share = np.minimum(needed, MOST)
-        total = share.sum()
-        _, owner = np.unique(
-            trace[order][np.searchsorted(number, np.arange(len(needed)))], return_inverse=True
-        )
-        share = share * np.bincount(owner, weights=share)[owner] ** (trace_power - 1)
-        share *= total**power / share.sum()
-        xs.append(x[order].astype(np.float32))
-        ys.append(yy)
-        ws.append(np.where(yy, 1, w[order]))
-        steps.append(number + first)
-        shares.append(share)
-        targets.append(np.where(yy, (share / needed)[number], 0))
-        first += len(needed)
-    if not xs:
-        raise ValueError("no step of the traces needs an older value")
-    every = np.concatenate(shares)
-    scale = TOTAL / every.sum()
-    step = np.concatenate(steps)
-    return Steps(
-        np.concatenate(xs),
-        np.concatenate(ys),
-        np.concatenate(ws).astype(np.float32),
-        step,
-        np.searchsorted(step, np.arange(first)),
-        (np.concatenate(targets) * scale).astype(np.float32),
-        (every * scale).astype(np.float32),
-    )
-
-
-def soft(data: Steps, score: Array) -> tuple[Array, float]:
-    """Softmax within each step (sampled rows count by their weight), and the cross entropy."""
-    top = np.maximum.reduceat(score, data.start)
-    e = data.w * np.exp(score - top[data.step])
-    total = np.add.reduceat(e, data.start)
-    return e / total[data.step], float(
-        (data.share * (np.log(total) + top)).sum() - (data.target * score).sum()
-    )
-
-
-def fit_linear(data: Steps, ridge: float = 5000.0, rounds: int = 8) -> Array:
-    """Ridge conditional-logit weights by damped Newton steps on standardised features."""
-    mean = data.x.mean(0)
-    spread = np.sqrt(np.maximum(((data.x - mean) ** 2).mean(0), 1e-4))
-    z = ((data.x - mean) / spread).astype(np.float32)
-    beta = np.zeros(z.shape[1])
-    p, best = soft(data, np.zeros(len(z), np.float32))
-    for _ in range(rounds):
-        q = (data.share[data.step] * p).astype(np.float32)
-        gradient = z.T @ (q - data.target) + ridge * beta
-        middle = np.add.reduceat(z * p[:, None], data.start, axis=0)
-        hessian = (
-            (z * q[:, None]).T @ z
-            - (middle * data.share[:, None]).T @ middle
-            + np.diag(np.full(len(beta), ridge))
-        )
-        step = np.linalg.solve(hessian.astype(np.float64), gradient.astype(np.float64))
-        scale, before = 1.0, best
-        while scale > 1e-3:
-            trial = beta - scale * step
-            chance, loss = soft(data, z @ trial.astype(np.float32))
-            loss += 0.5 * ridge * float((trial**2).sum())
-            if loss < best:
-                beta, p, best = trial, chance, loss
-                break
-            scale /= 2
-        if before - best < 1e-4 * abs(best):
-            break
-    return np.asarray((beta / spread).astype(np.float32))
-
-
-def fit_trees(
-    data: Steps,
-    trees: int = 60,
-    depth: int = 3,
-    rate: float = 0.15,
-    bins: int = 32,
-    ridge: float = 60.0,
-    columns: float = 0.4,
-    seed: int = 0,
-) -> tuple[Array, Array, Array]:
-    """Symmetric trees by histograms with the gradients of the step's softmax.
-
-    Returns feature (trees, depth), threshold (trees, depth), leaf (trees, 2**depth).
-    """
-    random = np.random.default_rng(seed)
-    x, (rows_all, count) = data.x, data.x.shape
-    edges, codes = _bins(x, bins)
-    score = np.zeros(rows_all)
-    features = np.zeros((trees, depth), np.int32)
-    thresholds = np.zeros((trees, depth), np.float32)
-    leaves = np.zeros((trees, 2**depth), np.float32)
-    share = data.share[data.step]
-    for tree in range(trees):
-        p, _ = soft(data, score)
-        g, h = data.target - share * p, share * p * (1 - p) + 1e-9
-        keep = np.flatnonzero(data.y | (random.random(rows_all) < 0.5))
-        boost = np.where(data.y[keep], 1.0, 2.0)
-        gk, hk = g[keep] * boost, h[keep] * boost
-        leaf = np.zeros(len(keep), np.int64)
-        every = np.zeros(rows_all, np.int64)
-        for level in range(depth):
-            groups = 2**level
-            if level == 0:
-                allowed = random.choice(count, max(1, int(count * columns)), replace=False).tolist()
-            best = (-1.0, 0, 0)
-            for f in allowed:
-                size = len(edges[f]) + 1
-                if size < 2:
-                    continue
-                slot = leaf * size + codes[f][keep]
-                gs = np.bincount(slot, weights=gk, minlength=groups * size).reshape(groups, size)
-                hs = np.bincount(slot, weights=hk, minlength=groups * size).reshape(groups, size)
-                gl, hl = gs.cumsum(1)[:, :-1], hs.cumsum(1)[:, :-1]
-                gt, ht = gs.sum(1, keepdims=True), hs.sum(1, keepdims=True)
-                gain = (gl**2 / (hl + ridge) + (gt - gl) ** 2 / (ht - hl + ridge) - gt**2 / (ht + ridge)).sum(
-                    0
-                )
-                place = int(gain.argmax())
-                if gain[place] > best[0]:
-                    best = (float(gain[place]), f, place)
-            _, f, place = best
-            features[tree, level] = f
-            thresholds[tree, level] = edges[f][place] if len(edges[f]) else np.inf
-            above = (codes[f] > place).astype(np.int64) << level
-            every += above
-            leaf += above[keep]
-        gs = np.bincount(leaf, weights=gk, minlength=2**depth)
-        hs = np.bincount(leaf, weights=hk, minlength=2**depth)
-        leaves[tree] = rate * gs / (hs + ridge)
-        score += leaves[tree][every]
-    return features, thresholds, leaves
-
-
-def _bins(x: Array, bins: int) -> tuple[list[Array], list[Array]]:
-    edges, codes = [], []
-    sample = np.random.default_rng(1).choice(len(x), min(len(x), 60_000), replace=False)
-    for f in range(x.shape[1]):
-        column = x[sample, f]
-        unique = np.unique(column)
-        if len(unique) <= bins:
-            cut = (unique[1:] + unique[:-1]) / 2
-        else:
-            cut = np.unique(
-                np.quantile(unique if len(unique) < 200 else column, np.linspace(0, 1, bins + 1)[1:-1])
-            )
-        edges.append(cut.astype(np.float32))
-        codes.append(np.searchsorted(edges[-1], x[:, f], side="left").astype(np.uint8))
-    return edges, codes
-
-
-def calibrate(data: Steps, score: Array) -> tuple[float, float]:
-    """(a, b): `a * score + b` are log-odds; weighted logistic regression on one feature."""
-    w = data.w * data.share[data.step] / np.sqrt(np.bincount(data.step, weights=data.y))[data.step]
-    a, b = 1.0, float(np.log((w * data.y).sum() / (w * ~data.y * np.exp(np.minimum(score, 20))).sum()))
-    for _ in range(30):
-        p = 1 / (1 + np.exp(-np.clip(a * score + b, -30, 30)))
-        h = w * p * (1 - p)
-        gradient = np.array([(w * (p - data.y) * score).sum(), (w * (p - data.y)).sum()])
-        hessian = np.array(
-            [[(h * score * score).sum(), (h * score).sum()], [(h * score).sum(), h.sum()]]
-        ) + 1e-6 * np.eye(2)
-        step = np.linalg.solve(hessian, gradient)
-        scale = min(1.0, 2 / max(1e-9, float(np.abs(step).max())))
-        a, b = a - scale * float(step[0]), b - scale * float(step[1])
-        if np.abs(step).max() < 1e-4:
-            break
-    return a, b
-
-
-def fit(
-    parts: list[Part], mix: float = 0.5, trees: int = 60, fits: int = 3, ridge: float = 5000.0, **rest: Any
-) -> Model:
-    """Both halves of the model from the rows of several sets; their mixture is calibrated to log-odds."""
-    data = balance(parts)
-    weights = fit_linear(data, ridge)
-    several = [fit_trees(data, trees, seed=seed, **rest) for seed in range(fits)]
-    feature, threshold = (np.concatenate([f[n] for f in several]) for n in (0, 1))
-    leaf = np.concatenate([f[2] for f in several]) / fits
-    raw = Model(weights, 0.0, feature, threshold, leaf, 0.0, mix)
-    scale, bias = calibrate(data, raw.log_odds(np.ascontiguousarray(data.x.T)).astype(np.float64))
-    return Model(
-        np.asarray(weights * scale, np.float32),
-        bias,
-        feature,
-        threshold,
-        np.asarray(leaf * scale, np.float32),
-        bias,
-        mix,
-    )
 
 
 # -- accepting ----------------------------------------------------------------

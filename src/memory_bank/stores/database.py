@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import TypeVar
 
@@ -176,7 +176,8 @@ class Database:
                 yield connection
                 fault_point("write.executed")
             except BaseException:
-                connection.rollback()
+                with suppress(Exception):  # what led here says more than a rollback that fails, too
+                    connection.rollback()
                 raise
             try:
                 connection.commit()

@@ -1,0 +1,87 @@
+"""Trains the evidence model: the one that ships from all sets, and one without each long set.
+
+    python benchmarks/train_held_out.py --data-dir ../shared/data --jobs 2
+
+Writes ``src/memory_bank/selection/model.json`` from all trace files of the folder, and
+``benchmarks/models/no_SET.json`` from all but SET for every set of ``--held-out``, so that figures on SET
+come from weights that never saw it. ``--cache DIR`` keeps the collected rows: delete it when features change.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import time
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+
+import numpy as np
+
+from memory_bank.selection.features import FEATURES
+from memory_bank.selection.model import save_model
+from memory_bank.selection.tables import Array
+from memory_bank.selection.train import RECIPE, Part, collect, fit
+
+ROOT = Path(__file__).resolve().parents[1]
+SHIPPED = ROOT / "src" / "memory_bank" / "selection" / "model.json"
+LONG_SETS = ("toolathlon_dev", "livemcpbench", "intercode_sql_gpt4")
+
+
+def rows_of(path: Path, cache: Path | None = None) -> Part:
+    """The training rows of one trace file."""
+    kept = cache / f"{path.name.partition('.')[0]}.npz" if cache else None
+    if kept and kept.is_file():
+        with np.load(kept) as data:
+            rows: dict[str, Array] = {k: data[k] for k in data.files}
+    else:
+        rows = collect(path)
+        if kept:
+            kept.parent.mkdir(parents=True, exist_ok=True)
+            np.savez(kept, **rows)  # type: ignore[arg-type]
+    return rows["x"], rows["y"], rows["w"], rows["trace"], rows["step"]
+
+
+def train(parts: dict[str, Part], left_out: str, out: Path) -> str:
+    """Fit on every set but one and write the model; a line about it."""
+    start = time.perf_counter()
+    sets = [name for name in parts if name != left_out]
+    save_model(fit([parts[n] for n in sets], **RECIPE), out, FEATURES, {"recipe": RECIPE, "sets": sets})
+    return f"{out.name}: {len(sets)} sets, {time.perf_counter() - start:.0f} s"
+
+
+def arguments() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--data-dir", type=Path, default=ROOT.parent / "shared" / "data")
+    parser.add_argument("--held-out", nargs="*", default=list(LONG_SETS), metavar="SET")
+    parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "models")
+    parser.add_argument("--shipped", type=Path, default=SHIPPED, help="where the model of all sets goes")
+    parser.add_argument("--cache", type=Path, help="keep collected rows here")
+    parser.add_argument("--jobs", type=int, default=1)
+    return parser.parse_args()
+
+
+def main() -> None:
+    """Collect rows of every set, then fit."""
+    args = arguments()
+    paths = sorted(args.data_dir.glob("*.jsonl*"), key=lambda p: -p.stat().st_size)
+    if not paths:
+        raise SystemExit(f"{args.data_dir} holds no trace files: give another --data-dir")
+    args.out.mkdir(parents=True, exist_ok=True)
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    with ProcessPoolExecutor(args.jobs) as pool:
+        waiting = {p: pool.submit(rows_of, p, args.cache) for p in paths}
+        found = {p.name.partition(".")[0]: waiting[p].result() for p in paths}
+        parts = {name: found[name] for name in sorted(found)}
+        for name, (_, y, _, _, _) in parts.items():
+            print(f"{name}: {len(y):,} rows, {int(y.sum()):,} needed", flush=True)
+        wanted = [(name, args.out / f"no_{name}.json") for name in args.held_out if name in parts]
+        wanted.append(("", args.shipped))
+        for line in [pool.submit(train, parts, name, out) for name, out in wanted]:
+            print(line.result(), flush=True)
+
+
+if __name__ == "__main__":
+    main()
