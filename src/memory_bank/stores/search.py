@@ -103,9 +103,7 @@ class IndexSearch:
                     return index
                 if rows and not index.size:
                     is_known(c, self.database.name, self.embedder_name, None)
-            if not index.extend([row[1:] for row in rows]):  # a row was replaced: build it anew
-                self._index = SessionIndex(generation)
-                continue
+            index.extend([row[1:] for row in rows])
             if len(rows) < _ROWS_AT_ONCE:
                 return index
 
