@@ -1,4 +1,4 @@
-"""The FAISS index of one session, or of several: derived from its rows, exact, thrown away when they change."""
+"""The FAISS index of one session or of several: derived from rows, exact, thrown away when they change."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def first_of(limit: int | None, hidden: int, fetch: Callable[[int | None], tuple
 
 
 class SessionIndex:
-    """A flat inner-product index with the key of each row: its trace_id, with its session where there are several.
+    """A flat inner-product index with the key of each row: its trace_id, or (session_id, trace_id).
 
     ``generation`` is the session's when its rows were read, ``last_seq`` the number of the newest of them. A
     row that is replaced stays behind, dead, until so many are that they are worth leaving out (``rebuilds``).
@@ -77,7 +77,7 @@ class SessionIndex:
         return self._count - len(self._rows)
 
     def extend(self, rows: Sequence[tuple[int, Any, bytes]]) -> None:
-        """Take over new rows ``(seq, key, embedding)``, in the order of ``seq``; an older one of a key dies."""
+        """Take over new rows ``(seq, key, embedding)``, by ``seq``; what had their keys before dies."""
         if not rows:
             return
         vectors = np.frombuffer(b"".join(e for _, _, e in rows), dtype="<f4").reshape(len(rows), -1)
