@@ -166,7 +166,9 @@ def test_a_wider_step_leaves_nothing_behind(bank):
     assert "RIVAL" in ask(own, "all", top_k=9)
     assert "RIVAL" not in ask(own, "session", top_k=9)
     for query in ("RIVAL-1001", "late order"):
-        assert "RIVAL" not in handle_tool_call(own, "search_memory", {"query": query}).replace(query, "")
+        answer = handle_tool_call(own, "search_memory", {"query": query})
+        assert "RIVAL" not in answer.replace(query, "")
+        assert "[3 of 3 records." in answer
     for trace_id in other.fact_store.steps():
         assert "No record of this session" in handle_tool_call(own, "get_record", {"trace_id": trace_id})
 
