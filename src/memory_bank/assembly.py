@@ -21,13 +21,14 @@ from memory_bank.history.conversation import Conversation
 from memory_bank.history.shortening import Shortened
 from memory_bank.history.tokens import approximate_counter, open_counter
 from memory_bank.observer import EXTRACTIVE, Observer
-from memory_bank.ports import TokenCounter
+from memory_bank.ports import Scope, TokenCounter
 from memory_bank.records import Insight, InteractionRecord, Spent
 from memory_bank.stores.database import Database
 from memory_bank.stores.facts import FactStore
 from memory_bank.stores.insights import InsightStore, clear_session
 from memory_bank.stores.jobs import JobQueue
 from memory_bank.stores.payload import to_rows
+from memory_bank.stores.scope import WiderScope
 from memory_bank.stores.spending import Spending
 from memory_bank.worker import BackgroundObserver, Worker
 
@@ -41,7 +42,8 @@ class MemoryBankState:
 
     ``embedding_model`` is a name (as in the settings) or anything with ``encode``; a state that is given
     none takes the one that the settings of its first step name. In memory by default;
-    ``MemoryBankState.open`` makes a durable one. Safe under threads; a context manager.
+    ``MemoryBankState.open`` makes a durable one. ``agent_id`` says whose session it is, for a wider ``scope``
+    of searches. Safe under threads; a context manager.
     """
 
     def __init__(
@@ -50,11 +52,15 @@ class MemoryBankState:
         *,
         database: Database | str | Path | None = None,
         session_id: str = "default",
+        agent_id: str | None = None,
         counter: TokenCounter | None = None,
     ) -> None:
         self.database = database if isinstance(database, Database) else Database(database or "")
         self.session_id = session_id
+        self.scope: Scope = "session"  # whose records searches find; each step takes it from its settings
         self.lock = threading.RLock()
+        if agent_id is not None:
+            self.database.open_session(session_id, agent_id)
         self.fact_store = FactStore(self.database, session_id)
         self.insight_store: Any = None
         self.step_count = 0
@@ -63,6 +69,7 @@ class MemoryBankState:
         self.unobserved: dict[str, Insight | None] = {}
         self.storage_errors = 0
         self.shortened: dict[tuple[str, int], Shortened] = {}
+        self.brought: dict[tuple[str, str], InteractionRecord] = {}
         self.evidence: EvidenceMemory | None = None
         self._given_counter = counter
         self.counter: TokenCounter = counter or approximate_counter()
@@ -84,15 +91,18 @@ class MemoryBankState:
         session_id: str = "default",
         embedding_model: Any = None,
         *,
+        agent_id: str | None = None,
         counter: TokenCounter | None = None,
     ) -> MemoryBankState:
         """A durable state: a file name, ``sqlite:///bank.db`` or ``postgresql://user@host/database``.
 
-        Reopening goes on where it was, in this process or another.
+        Reopening goes on where it was, in this process or another. A session without an agent becomes that of
+        the first one named; None leaves it as it is.
 
-        Raises DatabaseOpenError, DatabaseVersionError, EmbedderLoadError, EmbedderMismatchError.
+        Raises DatabaseOpenError, DatabaseVersionError, EmbedderLoadError, EmbedderMismatchError, and
+        ConfigError for a session of another agent.
         """
-        return cls(embedding_model, database=url, session_id=session_id, counter=counter)
+        return cls(embedding_model, database=url, session_id=session_id, agent_id=agent_id, counter=counter)
 
     def prepare(self, settings: MemoryBankSettings) -> None:
         """Bind the settings' embedder and counter unless the state has its own; load what is stored."""
@@ -107,8 +117,21 @@ class MemoryBankState:
             self._load()
             self._generation = generation
         self._mode = settings.observer_mode
+        self.scope = settings.scope
         if len(self.shortened) > _SHORTENED_KEPT:
             self.shortened.clear()
+
+    @property
+    def agent_id(self) -> str | None:
+        """Whose session it is; None where no agent was named."""
+        return self.database.agent_of(self.session_id)
+
+    @property
+    def wider(self) -> WiderScope | None:
+        """What the scope adds to the session's own records; None: nothing."""
+        if self.scope == "session":
+            return None
+        return WiderScope(self.database, self.session_id, self.scope, self.insight_store)
 
     @property
     def account(self) -> Spending:
@@ -253,5 +276,6 @@ class MemoryBankState:
         self.steps = {}
         self.unobserved = {}
         self.shortened.clear()
+        self.brought.clear()
         self.evidence = None
         self._task = ""

@@ -164,7 +164,8 @@ class MemoryBankSettings(_Settings):
         description="a full disk or lost server: an error, or the messages unchanged with a warning",
     )
     scope: Literal["session", "agent", "all"] = Field(
-        default="session", description="whose records a search may find: this session's, the agent's, all"
+        default="session",
+        description="whose records top_k and the memory tools find: this session's, its agent's, all",
     )
     observer_max_chars: int = Field(
         default=10_000, ge=200, description="the Observer sees this much of an output"

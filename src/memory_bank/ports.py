@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, runtime_checkable
 
 from memory_bank.records import Insight, InteractionRecord, Ranking
+
+Scope = Literal["session", "agent", "all"]
+"""Whose records a search may find."""
 
 
 @runtime_checkable
@@ -80,6 +83,24 @@ class InsightStorePort(Protocol):
 
     def size(self) -> int:
         """How many insights there are."""
+
+
+class WiderScopePort(Protocol):
+    """What a scope of more than one session adds; a record elsewhere is named by (session_id, trace_id)."""
+
+    def rank(self, query: str, exclude: Collection[str] = (), limit: int | None = None) -> Ranking:
+        """As an InsightStore's, over all sessions of the scope; hits of other sessions name theirs."""
+
+    def entries(
+        self, where: Sequence[tuple[str, str]]
+    ) -> dict[tuple[str, str], tuple[InteractionRecord, Insight | None]]:
+        """Records with their insights, by (session_id, trace_id); those not found are left out."""
+
+    def elsewhere(self, trace_id: str, *, beginning: bool = False) -> list[tuple[str, str]]:
+        """Where other sessions have a record of this trace_id, or beginning; the newest first."""
+
+    def size(self) -> int:
+        """How many records the scope has, the session's own included."""
 
 
 @runtime_checkable

@@ -70,10 +70,14 @@ class Insight:
 
 @dataclass(frozen=True, slots=True)
 class Hit:
-    """A record found by search: its trace_id and its cosine similarity to the query, in -1 to 1."""
+    """A record found by search: its trace_id and its cosine similarity to the query, in -1 to 1.
+
+    ``session_id`` is None for a record of the session that searched.
+    """
 
     trace_id: str
     score: float
+    session_id: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,13 +105,22 @@ class Spent:
 
 
 class Ranking(Sequence[Hit]):
-    """Hits, best first, held as two columns so that ranking thousands of records costs no objects."""
+    """Hits, best first, held as columns so that ranking thousands of records costs no objects.
 
-    __slots__ = ("scores", "trace_ids")
+    ``sessions`` are the hits' session_ids where several sessions were searched, else None.
+    """
 
-    def __init__(self, trace_ids: Sequence[str], scores: Sequence[float]) -> None:
+    __slots__ = ("scores", "sessions", "trace_ids")
+
+    def __init__(
+        self,
+        trace_ids: Sequence[str],
+        scores: Sequence[float],
+        sessions: Sequence[str | None] | None = None,
+    ) -> None:
         self.trace_ids = trace_ids
         self.scores = scores
+        self.sessions = sessions
 
     def __len__(self) -> int:
         return len(self.trace_ids)
@@ -119,15 +132,19 @@ class Ranking(Sequence[Hit]):
     def __getitem__(self, i: slice) -> Ranking: ...
 
     def __getitem__(self, i: int | slice) -> Hit | Ranking:
+        sessions = self.sessions
         if isinstance(i, slice):
-            return Ranking(self.trace_ids[i], self.scores[i])
-        return Hit(self.trace_ids[i], float(self.scores[i]))
+            return Ranking(self.trace_ids[i], self.scores[i], None if sessions is None else sessions[i])
+        return Hit(self.trace_ids[i], float(self.scores[i]), None if sessions is None else sessions[i])
 
     def __iter__(self) -> Iterator[Hit]:
-        return (Hit(t, float(s)) for t, s in zip(self.trace_ids, self.scores, strict=True))
+        sessions = self.sessions or [None] * len(self.trace_ids)
+        return (Hit(t, float(s), o) for t, s, o in zip(self.trace_ids, self.scores, sessions, strict=True))
 
     def as_dict(self) -> dict[str, float]:
-        """Scores by trace_id."""
+        """Scores by trace_id; of the searching session's own records where several sessions were searched."""
+        if self.sessions is not None:
+            return {hit.trace_id: hit.score for hit in self if hit.session_id is None}
         return {t: float(s) for t, s in zip(self.trace_ids, self.scores, strict=True)}
 
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from memory_bank.history.interactions import Interaction
 from memory_bank.history.shortening import Shortened, shorten
-from memory_bank.ports import FactStorePort, InsightStorePort
-from memory_bank.records import InteractionRecord, Ranking
+from memory_bank.ports import FactStorePort, InsightStorePort, WiderScopePort
+from memory_bank.records import Hit, InteractionRecord, Ranking
 
 log = logging.getLogger("memory_bank.Retrieval")
 
@@ -26,7 +26,10 @@ _DOING_CHARS = 900
 
 @dataclass(frozen=True, slots=True)
 class Retrieved:
-    """A record brought back: summary, raw data as shown, whether that was shortened, and its score."""
+    """A record brought back: summary, raw data as shown, whether that was shortened, and its score.
+
+    ``session_id`` names another session that it is of, ``record`` is then the record; both None for its own.
+    """
 
     trace_id: str
     summary: str
@@ -34,10 +37,13 @@ class Retrieved:
     score: float
     cut: bool
     whole_chars: int
+    session_id: str | None = None
+    record: InteractionRecord | None = None
 
     def as_dict(self) -> dict[str, str]:
-        """The documented form: trace_id, summary, raw_data."""
-        return {"trace_id": self.trace_id, "summary": self.summary, "raw_data": self.raw_data}
+        """The documented form: trace_id, summary, raw_data; session_id, where it is another session's."""
+        told = {"trace_id": self.trace_id, "summary": self.summary, "raw_data": self.raw_data}
+        return told if self.session_id is None else {**told, "session_id": self.session_id}
 
 
 def retrieve_and_format(
@@ -62,16 +68,27 @@ def retrieve(
     top_k: int,
     max_chars: int,
     cache: dict[tuple[str, int], Shortened] | None = None,
+    wider: WiderScopePort | None = None,
 ) -> list[Retrieved]:
-    """The first ``top_k`` of a ranking with summary and raw data. ``cache`` keeps raw data once shortened."""
+    """The first ``top_k`` of a ranking with summary and raw data. ``cache`` keeps raw data once shortened.
+
+    ``wider`` made the ranking, where it spans several sessions; of their records nothing is kept.
+    """
     hits = list(ranking[: max(0, top_k)])
     cache = {} if cache is None else cache
-    missing = [h.trace_id for h in hits if (h.trace_id, max_chars) not in cache]
-    for record in fact_store.get_many(missing):
+    own = [h.trace_id for h in hits if h.session_id is None]
+    for record in fact_store.get_many([t for t in own if (t, max_chars) not in cache]):
         cache[record.trace_id, max_chars] = raw_data(record, max_chars)
-    insights = insight_store.get_insights([h.trace_id for h in hits])
+    insights = insight_store.get_insights(own)
+    elsewhere = [(h.session_id, h.trace_id) for h in hits if h.session_id is not None]
+    entries = wider.entries(elsewhere) if wider is not None and elsewhere else {}
     found = []
     for hit in hits:
+        if hit.session_id is not None:
+            other, insight = entries.get((hit.session_id, hit.trace_id), (None, None))
+            if other is not None and insight is not None:
+                found.append(_of_another(hit, other, insight.summary, max_chars))
+            continue
         shown, insight = cache.get((hit.trace_id, max_chars)), insights.get(hit.trace_id)
         if shown is not None and insight is not None:  # else its fact is gone
             found.append(
@@ -81,22 +98,40 @@ def retrieve(
     return found
 
 
+def _of_another(hit: Hit, record: InteractionRecord, summary: str, max_chars: int) -> Retrieved:
+    shown = raw_data(record, max_chars)
+    return Retrieved(
+        hit.trace_id, summary, shown.text, hit.score, shown.cut, shown.whole, hit.session_id, record
+    )
+
+
 def raw_data(record: InteractionRecord, max_chars: int) -> Shortened:
     """The raw output of a record in at most ``max_chars`` characters, cut by its structure."""
     return shorten(record.raw_output, max_chars, text=record.output_text, trace_id=record.trace_id)
 
 
 def format_retrieved_memory(records: Sequence[dict[str, Any]]) -> str:
-    """The documented text of retrieved records.
+    """The documented text of retrieved records; one with a ``session_id`` says whose session it is of.
 
     Lines in their data that look like the frame of this text are set off by a backslash, so that a tool
     cannot forge another record.
     """
     blocks = [
-        f"[RETRIEVED RECORD {i}]\nSummary: {_inert(r['summary'])}\nRaw Data: {_inert(r['raw_data'])}\n{_RULE}"
+        f"[RETRIEVED RECORD {i}]\nSummary: {_origin(r)}{_inert(r['summary'])}\n"
+        f"Raw Data: {_inert(r['raw_data'])}\n{_RULE}"
         for i, r in enumerate(records, 1)
     ]
     return "\n".join([f"{HEADING}\n", *blocks])
+
+
+def _origin(record: Mapping[str, Any]) -> str:
+    session_id = record.get("session_id")
+    return "" if session_id is None else f"(session {session_name(session_id)}) "
+
+
+def session_name(session_id: str) -> str:
+    """A session's name as it stands in texts: on one line."""
+    return " ".join(session_id.split())
 
 
 def _inert(text: str) -> str:

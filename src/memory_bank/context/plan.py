@@ -6,11 +6,12 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cached_property
+from itertools import islice
 from typing import Any, Protocol
 
 from memory_bank.history.conversation import Entry, View
 from memory_bank.records import Ranking
-from memory_bank.retrieval import Retrieved
+from memory_bank.retrieval import Retrieved, session_name
 
 _NEAR = 5  # near misses told
 
@@ -30,7 +31,8 @@ class Decision:
 
     ``step`` is None for records of an earlier part of the session that the message list no longer has.
     ``score`` is the best similarity among its records, None where they were not ranked. ``tokens`` is what it
-    costs in the full history.
+    costs in the full history. ``session_id`` names another session whose record was brought back, as a wider
+    ``scope`` does; None for the session's own.
     """
 
     step: int | None
@@ -40,10 +42,12 @@ class Decision:
     score: float | None
     reason: str
     tokens: int
+    session_id: str | None = None
 
     def as_dict(self) -> dict[str, Any]:
-        """JSON values."""
-        return {
+        """JSON values; ``session_id`` only where it is another session's."""
+        origin = {} if self.session_id is None else {"session_id": self.session_id}
+        return origin | {
             "step": self.step,
             "trace_ids": list(self.trace_ids),
             "tools": list(self.tools),
@@ -101,25 +105,33 @@ class TopK:
 
     def __init__(self, retrieved: Sequence[Retrieved], rank_all: Callable[[], Ranking]) -> None:
         self.retrieved = tuple(retrieved)
-        self._shown = {r.trace_id: (i, r) for i, r in enumerate(retrieved, 1)}
+        self._shown = {r.trace_id: (i, r) for i, r in enumerate(retrieved, 1) if r.session_id is None}
         self._rank_all = rank_all
 
     @cached_property
+    def _ranking(self) -> Ranking:
+        return self._rank_all()
+
+    @cached_property
     def _scores(self) -> dict[str, float]:
-        return self._rank_all().as_dict()
+        return self._ranking.as_dict()  # of the session's own records: no entry is another's
 
     @cached_property
     def _places(self) -> dict[str, int]:
-        return {t: i for i, t in enumerate(self._scores, 1)}
+        return {h.trace_id: i for i, h in enumerate(self._ranking, 1) if h.session_id is None}
 
     def pieces(self) -> list[Piece]:
         """See Choice."""
-        return [Piece(r.trace_id, "", f"{r.summary}\n{r.raw_data}", r.score) for r in self.retrieved]
+        return [
+            Piece(r.trace_id, _of(r.session_id), f"{r.summary}\n{r.raw_data}", r.score)
+            for r in self.retrieved
+        ]
 
     def near_misses(self) -> list[Piece]:
         """See Choice."""
-        rest = [(t, s) for t, s in self._scores.items() if t not in self._shown]
-        return [Piece(t, "", "", s) for t, s in rest[:_NEAR]]
+        shown = {(r.session_id, r.trace_id) for r in self.retrieved}
+        rest = (h for h in self._ranking if (h.session_id, h.trace_id) not in shown)
+        return [Piece(h.trace_id, _of(h.session_id), "", h.score) for h in islice(rest, _NEAR)]
 
     def decide(self, entry: Entry) -> tuple[Fate, float | None, str]:
         """See Choice."""
@@ -130,7 +142,7 @@ class TopK:
             best = min((self._places[t] for t in ids if t in self._places), default=None)
             if best is None:
                 return Fate.LEFT_OUT, score, "it has no insight yet"
-            reason = f"rank {best} of {len(self._places)}, beyond the {len(self._shown)} shown"
+            reason = f"rank {best} of {len(self._ranking)}, beyond the {len(self.retrieved)} shown"
             return Fate.LEFT_OUT, score, reason
         reason = ", ".join(f"retrieved record {i} (rank {self._places.get(r.trace_id, i)})" for i, r in found)
         cut = [r for _, r in found if r.cut]
@@ -144,14 +156,22 @@ class TopK:
 
     def beyond(self, here: Collection[str]) -> list[Decision]:
         """See Choice."""
-        return [
-            Decision(
-                None, (t,), (), Fate.PART if r.cut else Fate.KEPT, r.score,
-                f"retrieved record {i}; its messages are no longer in the list", 0,
-            )
-            for t, (i, r) in self._shown.items()
-            if t not in here
-        ]  # fmt: skip
+        made = []
+        for i, r in enumerate(self.retrieved, 1):
+            if r.session_id is None and r.trace_id in here:
+                continue
+            why = "; its messages are no longer in the list"
+            if r.session_id is not None:
+                why = f", {_of(r.session_id)}"
+            tools = () if r.record is None else (r.record.tool_name,)
+            fate = Fate.PART if r.cut else Fate.KEPT
+            told = f"retrieved record {i}{why}"
+            made.append(Decision(None, (r.trace_id,), tools, fate, r.score, told, 0, r.session_id))
+        return made
+
+
+def _of(session_id: str | None) -> str:
+    return "" if session_id is None else f"of the session {session_name(session_id)}"
 
 
 @dataclass(frozen=True)

@@ -74,6 +74,7 @@ def index_of(state: Any, messages: Any = None, tools: Any = None) -> SourceIndex
         missing = index.lacks(list(stored))
         if missing:
             index.read_records(state.fact_store.get_many(missing))
+        index.read_brought(state.brought)
     return index
 
 
@@ -176,7 +177,7 @@ class _Check:
             place = known.place
         else:
             place = source.place_of(wanted) if source.role == "record" else ""
-        where = Place(source.role, place, source.trace_id, source.tool, source.step)
+        where = Place(source.role, place, source.trace_id, source.tool, source.step, source.session_id)
         return ValueReport(path, leaf, str(kind), Origin(source.role), where)
 
     def _number(self, path: str, key: str, leaf: float) -> ValueReport:
@@ -293,7 +294,9 @@ class _Check:
         if near is not None:
             candidate, edits = near
             source = self.index.sources[candidate.source]
-            place = Place(source.role, candidate.place, source.trace_id, source.tool, source.step)
+            place = Place(
+                source.role, candidate.place, source.trace_id, source.tool, source.step, source.session_id
+            )
             nearest = Nearest(candidate.value, edits, place)
         return ValueReport(path, leaf, str(kind), Origin.NOWHERE, None, nearest, unknown, token)
 

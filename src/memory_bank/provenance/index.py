@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import threading
 from bisect import bisect_left
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from operator import is_
@@ -35,7 +35,10 @@ _NEWLINE = re.compile("\n")
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """One text that the agent has seen: a tool's output, what the user said, and so on."""
+    """One text that the agent has seen: a tool's output, what the user said, and so on.
+
+    ``session_id`` names another session, whose record a context has shown.
+    """
 
     role: Role
     text: str
@@ -43,6 +46,7 @@ class Source:
     trace_id: str | None = None
     tool: str | None = None
     step: int | None = None
+    session_id: str | None = None
 
     def place_of(self, wanted: str) -> str:
         """Where a value (in normal form) stands: a JSON path of the output, ``line N``, or nothing."""
@@ -74,6 +78,7 @@ class SourceIndex:
         self._postings: dict[str, list[int]] = {}
         self._joined: set[str] = set()
         self._records: set[str] = set()
+        self._brought: set[tuple[str, str]] = set()
         self._said: set[tuple[Role, str]] = set()
         self._seen: Sequence[Any] = ()
         self._tools: Any = None
@@ -112,6 +117,16 @@ class SourceIndex:
             text = r.output_text if r.output_text is not None else compact(r.raw_output)
             self._add_record(r.trace_id, r.tool_name, r.step_id, text)
             self._add("agent", r.input_text if r.input_text is not None else compact(r.raw_input))
+
+    def read_brought(self, brought: Mapping[tuple[str, str], InteractionRecord]) -> None:
+        """Take in what contexts have shown of other sessions, by session_id and trace_id."""
+        for (session_id, trace_id), r in list(brought.items()):
+            if (session_id, trace_id) not in self._brought:
+                self._brought.add((session_id, trace_id))
+                text = r.output_text if r.output_text is not None else compact(r.raw_output)
+                self._index(
+                    Source("record", text, normal(text), trace_id, r.tool_name, r.step_id, session_id)
+                )
 
     def read_tools(self, tools: Any) -> None:
         """Take in the schemas of the tools."""
@@ -179,7 +194,7 @@ class SourceIndex:
 
     def has_records(self) -> bool:
         """Whether any tool has answered yet."""
-        return bool(self._records)
+        return bool(self._records or self._brought)
 
     def knows_run(self, run: str) -> bool:
         """Whether a run of letters and digits (normal form) stands anywhere."""

@@ -25,17 +25,23 @@ class Origin(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A record (or another source) and the place in it: a JSON path, ``line N``, or nothing."""
+    """A record (or another source) and the place in it: a JSON path, ``line N``, or nothing.
+
+    ``session_id`` names another session that the record is of.
+    """
 
     role: str
     place: str = ""
     trace_id: str | None = None
     tool: str | None = None
     step: int | None = None
+    session_id: str | None = None
 
     def as_dict(self) -> dict[str, Any]:
-        """JSON values."""
+        """JSON values; ``session_id`` only where it is another session's."""
+        origin = {} if self.session_id is None else {"session_id": self.session_id}
         return {
+            **origin,
             "role": self.role,
             "place": self.place,
             "trace_id": self.trace_id,
@@ -51,7 +57,7 @@ class Place:
                 "schema": "the tool schema",
                 "agent": "the agent itself",
             }.get(self.role, f"the {self.role}")
-        return f"{self.tool}, step {self.step}"
+        return f"{self.tool}, step {self.step}" + (" of another session" if self.session_id else "")
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,6 +27,12 @@ T = TypeVar("T")
 _s = sessions.c
 _mine = _s.session_id == sa.bindparam("session")
 _GENERATION = sa.select(_s.generation).where(_mine)
+_AGENT = sa.select(_s.agent_id).where(_mine)
+_SET_AGENT = (  # with a new generation: whoever searches the agent's sessions notices the one that joins
+    sa.update(sessions)
+    .where(_mine, _s.agent_id.is_(None))
+    .values(agent_id=sa.bindparam("new_agent"), generation=_s.generation + 1)
+)
 _TASK = sa.select(_s.task).where(_mine)
 _SET_TASK = sa.update(sessions).where(_mine).values(task=sa.bindparam("new_task"))
 _VALUE = sa.select(bank.c.value).where(bank.c.key == sa.bindparam("wanted"))
@@ -242,18 +248,38 @@ class Database:
         with self.read() as c:
             return c.execute(_VALUE, {"wanted": key}).scalar()
 
-    def open_session(self, session_id: str) -> None:
-        """Make sure that a session exists. Raises ConfigError for an id that no database takes."""
+    def open_session(self, session_id: str, agent_id: str | None = None) -> None:
+        """Make sure that a session exists, and that it is the agent's, if one is named.
+
+        Raises ConfigError for an id that no database takes, and for a session of another agent.
+        """
         if not is_session_id(session_id):
             raise ConfigError(
                 "a session_id must be a text of 1 to 255 characters without NUL and lone surrogates."
             )
+        if agent_id is not None and not is_session_id(agent_id):
+            raise ConfigError(
+                "an agent_id must be a text of 1 to 255 characters without NUL and lone surrogates, or None."
+            )
         with self.read() as c:
-            if c.execute(_GENERATION, {"session": session_id}).first():
-                return
-        with self.write() as c:
-            new = {"session_id": session_id, "created": time.time(), "generation": 0, "task": None}
-            c.execute(self._open_session, new)
+            known = c.execute(_AGENT, {"session": session_id}).first()
+        if known is None or (agent_id is not None and known[0] is None):
+            with self.write() as c:
+                new = {"session_id": session_id, "created": time.time(), "generation": 0, "task": None}
+                c.execute(self._open_session, {**new, "agent_id": agent_id})
+                if agent_id is not None:  # the session may have been there without one
+                    c.execute(_SET_AGENT, {"session": session_id, "new_agent": agent_id})
+                known = c.execute(_AGENT, {"session": session_id}).first()
+        if agent_id is not None and known is not None and known[0] != agent_id:
+            raise ConfigError(
+                f"the session {session_id!r} belongs to the agent {known[0]!r}, not to {agent_id!r}: "
+                "open it with its own agent_id, or give this agent another session_id."
+            )
+
+    def agent_of(self, session_id: str) -> str | None:
+        """Whose session it is; None where no agent was named."""
+        with self.read() as c:
+            return c.execute(_AGENT, {"session": session_id}).scalar()
 
     def generation(self, session_id: str) -> int:
         """How often a session was reset."""

@@ -1,4 +1,4 @@
-"""The FAISS index of one session: derived from its rows, exact, thrown away when they change."""
+"""The FAISS index of one session or of several: derived from rows, exact, thrown away when they change."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ Array = np.ndarray[Any, Any]
 _TIE = 1e-6  # a score this close to the next better one is its equal
 _GAP = 1e-4  # scores further apart than this are no part of one run of ties
 _SPARE = 16
+_DEAD = 64  # so many replaced rows are never worth a rebuild
 
 
 def best_first(scores: Array, rows: Array) -> tuple[Array, Array]:
@@ -48,57 +49,95 @@ def first_of(limit: int | None, hidden: int, fetch: Callable[[int | None], tuple
 
 
 class SessionIndex:
-    """A flat inner-product index with the trace_id of each row.
+    """A flat inner-product index with the key of each row: its trace_id, or (session_id, trace_id).
 
-    ``generation`` is the session's when its rows were read, ``last_seq`` the number of the newest of them.
+    ``generation`` is the session's when its rows were read, ``last_seq`` the number of the newest of them. A
+    row that is replaced stays behind, dead, until so many are that they are worth leaving out (``rebuilds``).
     """
 
     def __init__(self, generation: int = -1) -> None:
         self.generation = generation
         self.last_seq = -1
-        self.size = 0
         self.dimension = 0
+        self.rebuilds = 0
         self._faiss: Any = None
-        self._rows: dict[str, int] = {}
-        self._ids: Any = np.empty(64, dtype=object)
+        self._rows: dict[Any, int] = {}  # those that live
+        self._count = 0  # of all rows
+        self._keys: Any = np.empty(64, dtype=object)
+        self._alive: Array = np.zeros(64, dtype=bool)
 
-    def extend(self, rows: Sequence[tuple[int, str, bytes]]) -> bool:
-        """Take over new rows ``(seq, trace_id, embedding)``; False, when one replaces a row that is here."""
+    @property
+    def size(self) -> int:
+        """How many rows can be found."""
+        return len(self._rows)
+
+    @property
+    def dead(self) -> int:
+        """How many rows were replaced and are still here."""
+        return self._count - len(self._rows)
+
+    def extend(self, rows: Sequence[tuple[int, Any, bytes]]) -> None:
+        """Take over new rows ``(seq, key, embedding)``, by ``seq``; what had their keys before dies."""
         if not rows:
-            return True
-        if any(trace_id in self._rows for _, trace_id, _ in rows):
-            return False
+            return
         vectors = np.frombuffer(b"".join(e for _, _, e in rows), dtype="<f4").reshape(len(rows), -1)
         if self._faiss is None:
-            import faiss
-
             self.dimension = vectors.shape[1]
-            self._faiss = faiss.IndexFlatIP(self.dimension)
+            self._faiss = _flat(self.dimension)
         self._faiss.add(np.ascontiguousarray(vectors, dtype=np.float32))
-        while self.size + len(rows) > len(self._ids):
-            self._ids = np.concatenate([self._ids, np.empty(len(self._ids), dtype=object)])
-        for _, trace_id, _ in rows:
-            self._rows[trace_id] = self.size
-            self._ids[self.size] = trace_id
-            self.size += 1
+        while self._count + len(rows) > len(self._keys):
+            self._keys = np.concatenate([self._keys, np.empty(len(self._keys), dtype=object)])
+            self._alive = np.concatenate([self._alive, np.zeros(len(self._alive), dtype=bool)])
+        for _, key, _ in rows:
+            old = self._rows.get(key)
+            if old is not None:
+                self._alive[old] = False
+            self._rows[key] = self._count
+            self._keys[self._count] = key
+            self._alive[self._count] = True
+            self._count += 1
         self.last_seq = rows[-1][0]
-        return True
+        if self.dead > _DEAD and self.dead > self.size:
+            self._rebuild()
 
-    def rank(self, query: Array, exclude: Collection[str], limit: int | None = None) -> Ranking:
-        """The rows but the excluded, best first, for a query of shape (1, dimension); ``limit`` of them."""
+    def _rebuild(self) -> None:
+        """Leave the dead rows out; those that live keep their order."""
+        alive = np.flatnonzero(self._alive[: self._count])
+        vectors = self._faiss.reconstruct_n(0, self._count)[alive]
+        self._faiss = _flat(self.dimension)
+        self._faiss.add(np.ascontiguousarray(vectors))
+        self._count = len(alive)
+        self._keys[: self._count] = self._keys[alive]
+        self._keys[self._count :] = None
+        self._alive[:] = False
+        self._alive[: self._count] = True
+        self._rows = {key: row for row, key in enumerate(self._keys[: self._count])}
+        self.rebuilds += 1
+
+    def rank(self, query: Array, exclude: Collection[Any], limit: int | None = None) -> Ranking:
+        """The keys but the excluded, best first, for a query of shape (1, dimension); ``limit`` of them."""
 
         def fetch(n: int | None) -> tuple[Ranking, bool]:
-            k = self.size if n is None else min(n, self.size)
-            return self._rank(query, exclude, k), k == self.size
+            k = self._count if n is None else min(n, self._count)
+            return self._rank(query, exclude, k), k == self._count
 
-        return first_of(limit, len(exclude), fetch)
+        return first_of(limit, len(exclude) + min(self.dead, limit or 0), fetch)
 
-    def _rank(self, query: Array, exclude: Collection[str], k: int) -> Ranking:
-        scores, found = self._faiss.search(query, k)
-        order, scores = best_first(scores[0], found[0])
+    def _rank(self, query: Array, exclude: Collection[Any], k: int) -> Ranking:
+        scores, found = (column[0] for column in self._faiss.search(query, k))
+        if self.dead:  # before ties are sought: a dead row ties nothing together
+            alive = self._alive[found]
+            scores, found = scores[alive], found[alive]
+        order, scores = best_first(scores, found)
         if exclude:
-            hidden = np.zeros(self.size, dtype=bool)
-            hidden[[self._rows[t] for t in exclude if t in self._rows]] = True
+            hidden = np.zeros(self._count, dtype=bool)
+            hidden[[self._rows[key] for key in exclude if key in self._rows]] = True
             shown = ~hidden[order]
             order, scores = order[shown], scores[shown]
-        return Ranking(self._ids[order], scores)
+        return Ranking(self._keys[order], scores)
+
+
+def _flat(dimension: int) -> Any:
+    import faiss
+
+    return faiss.IndexFlatIP(dimension)

@@ -13,14 +13,14 @@ import numpy as np
 import sqlalchemy as sa
 
 from memory_bank.faults import fault_point
-from memory_bank.ports import Embedder
+from memory_bank.ports import Embedder, Scope
 from memory_bank.records import Insight, Ranking
 from memory_bank.stores.database import Database
 from memory_bank.stores.embedder import bind, check_embedder
 from memory_bank.stores.jobs import Job, finish_job
 from memory_bank.stores.payload import is_trace_id, latest_insights
 from memory_bank.stores.schema import insights, sessions
-from memory_bank.stores.search import open_search
+from memory_bank.stores.search import SessionSearch, open_search
 from memory_bank.vectors import embedder_name, encode_documents, encode_queries
 
 log = logging.getLogger("memory_bank.InsightStore")
@@ -75,6 +75,7 @@ class InsightStore:
         self.database.open_session(session_id)
         self._lock = threading.RLock()
         self._search = open_search(self.database, session_id, self.embedder_name)
+        self._wider: dict[Scope, SessionSearch] = {}
         self._queries: OrderedDict[str, np.ndarray[Any, Any]] = OrderedDict()
         check_embedder(self.database, self.embedder_name, None)
 
@@ -152,13 +153,22 @@ class InsightStore:
         """The trace_ids of the ``top_k`` most similar summaries, best first; ties: the newer first."""
         return [hit.trace_id for hit in self.rank(query, limit=max(0, top_k))]
 
-    def rank(self, query: str, exclude: Collection[str] = (), limit: int | None = None) -> Ranking:
+    def rank(
+        self,
+        query: str,
+        exclude: Collection[str] = (),
+        limit: int | None = None,
+        *,
+        scope: Scope = "session",
+    ) -> Ranking:
         """The insights but the excluded, best first, at most ``limit``; ties (1e-6): the newer first.
+
+        ``scope``: ``"agent"`` and ``"all"`` rank those of other sessions too, whose hits then name theirs.
 
         Raises EmbeddingError, EmbedderMismatchError.
         """
         with self._lock:
-            return self._search.rank(lambda: self._query_vector(query), exclude, limit)
+            return self._search_in(scope).rank(lambda: self._query_vector(query), exclude, limit)
 
     def get_summary(self, trace_id: str) -> str | None:
         """The summary, or None."""
@@ -208,6 +218,15 @@ class InsightStore:
             return c.execute(_SIZE, {"session": self.session_id}).scalar() or 0
 
     # ------------------------------------------------------------------
+
+    def _search_in(self, scope: Scope) -> SessionSearch:
+        if scope == "session":
+            return self._search
+        found = self._wider.get(scope)
+        if found is None:
+            found = open_search(self.database, self.session_id, self.embedder_name, scope)
+            self._wider[scope] = found
+        return found
 
     def _query_vector(self, query: str) -> np.ndarray[Any, Any]:
         vector = self._queries.get(query)

@@ -12,7 +12,7 @@ from memory_bank.context.plan import Choice, Plan
 from memory_bank.history.conversation import Conversation, Entry
 from memory_bank.history.shortening import Shortened
 from memory_bank.observer import Account, Observer
-from memory_bank.ports import FactStorePort, TokenCounter
+from memory_bank.ports import FactStorePort, TokenCounter, WiderScopePort
 from memory_bank.records import Insight, InteractionRecord
 
 
@@ -46,12 +46,17 @@ class BankState(Protocol):
     steps: dict[str, int]  # step of every record known to be stored, in the order of storing
     unobserved: dict[str, Insight | None]  # stored, but without an insight yet; a draft where there is one
     shortened: dict[tuple[str, int], Shortened]
+    brought: dict[tuple[str, str], InteractionRecord]  # what contexts have shown of other sessions
     evidence: EvidenceMemory | None  # made when first needed
 
     def prepare(self, settings: MemoryBankSettings) -> None:
         """Bind embedder and counter, notice what other processes did."""
 
     storage_errors: int  # steps whose messages went through unchanged, as `on_storage_error` asks
+
+    @property
+    def wider(self) -> WiderScopePort | None:
+        """What a scope of more than one session adds; None: nothing."""
 
     @property
     def account(self) -> Account:

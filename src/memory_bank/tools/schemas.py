@@ -25,7 +25,7 @@ def _optional(type_: str, description: str) -> dict[str, Any]:
 TOOL_SCHEMAS: list[dict[str, Any]] = [
     _schema(
         SEARCH_MEMORY,
-        "Search the outputs of your earlier tool calls in this session, also those no longer in view. "
+        "Search the outputs of your earlier tool calls, also those no longer in view. "
         "Finds exact ids and words as well as what is similar. Gives trace_ids, summaries and excerpts.",
         {
             "query": {"type": "string", "description": "What you look for: words, a name, an id."},
@@ -34,7 +34,7 @@ TOOL_SCHEMAS: list[dict[str, Any]] = [
     ),
     _schema(
         GET_RECORD,
-        "Get what an earlier tool call of this session returned, exactly: whole, or the part selected by "
+        "Get what an earlier tool call returned, exactly: whole, or the part selected by "
         "path, lines or pattern. Use it before you repeat a call or guess a value.",
         {
             "trace_id": {

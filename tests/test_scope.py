@@ -1,0 +1,506 @@
+"""Whose records a search finds: the session's, unless it is asked for those of its agent, or for all."""
+
+import json
+import random
+import re
+import threading
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from memory_bank import (
+    ConfigError,
+    Insight,
+    InteractionRecord,
+    LexicalEmbedder,
+    MemoryBankSettings,
+    MemoryBankState,
+    apply_memory_bank_strategy,
+    check_call,
+    handle_tool_call,
+)
+from memory_bank.stores.catalog import re_embed
+from memory_bank.stores.database import Database
+from memory_bank.stores.insights import InsightStore
+from memory_bank.testing.insight_contract import NumbersEmbedder
+from tests.chats import call, result, rounds, system, user
+
+SCOPES = ("session", "agent", "all")
+
+
+def settings(scope="session", **changes):
+    values = {
+        "embedding_model": "lexical",
+        "observer_model": "extractive",
+        "token_encoding": "approximate",
+        "retrieval_query": "adaptive",
+        "max_chars_per_record": 400,
+        "scope": scope,
+    }
+    return MemoryBankSettings(**values | changes)
+
+
+class Bank:
+    """Opens states on one bank; on a durable one each has a Database of its own, as in another process."""
+
+    def __init__(self, url):
+        self.url = url
+        self.shared = None if url else Database()
+        self.open = []
+
+    def database(self):
+        if self.shared:
+            return self.shared
+        self.open.append(Database(self.url))
+        return self.open[-1]
+
+    def state(self, session_id, agent_id=None):
+        return MemoryBankState("lexical", database=self.database(), session_id=session_id, agent_id=agent_id)
+
+    def store(self, session_id, agent_id=None):
+        database = self.database()
+        database.open_session(session_id, agent_id)
+        return InsightStore(NumbersEmbedder(), database, session_id)
+
+    def close(self):
+        for database in [*self.open, *([self.shared] if self.shared else [])]:
+            database.close()
+
+
+@pytest.fixture(params=["memory", "SQLite", "PostgreSQL"])
+def bank(request, tmp_path):
+    url = {"memory": "", "SQLite": f"sqlite:///{tmp_path / 'bank.db'}"}.get(request.param)
+    bank = Bank(request.getfixturevalue("postgres_url") if url is None else url)
+    yield bank
+    bank.close()
+
+
+def run(state, secret, scope="session", n=3, **changes):
+    """A task whose outputs hold a word of its own; returns the last context as text."""
+    messages = [system(), user("Find the late order")]
+    for i in range(n):
+        body = json.dumps({"order_id": f"{secret}-{1000 + i}", "late": True, "note": "order of a customer"})
+        messages += [call((f"c{i}", "get_order", {"number": i})), result(f"c{i}", body)]
+    context, _ = apply_memory_bank_strategy(messages, None, settings(scope, **changes), state)
+    return json.dumps(context)
+
+
+def ask(state, scope="session", text="Find the late order of a customer", **changes):
+    """The first step of a conversation that has no calls yet."""
+    context, _ = apply_memory_bank_strategy([user(text)], None, settings(scope, **changes), state)
+    return json.dumps(context)
+
+
+def told_by_everything(state, scope="session"):
+    """All that a session's agent can get to see: contexts of both selections, plans, tools, reports."""
+    told = [
+        ask(state, scope, top_k=20),
+        json.dumps(state.last_plan.manifest()),
+        ask(state, scope, selection="evidence"),
+        json.dumps(state.last_plan.manifest()),
+    ]
+    for query in ("late order", "RIVAL-1001", "OWN-1001", "customer"):
+        told.append(handle_tool_call(state, "search_memory", {"query": query, "top_k": 20}))
+    for wanted in ("#1", "#2", "#4", "#7", "1", "0"):
+        told.append(handle_tool_call(state, "get_record", {"trace_id": wanted}))
+    told.append(json.dumps(check_call(("refund", {"order_id": "RIVAL-1001"}), state).as_dict()))
+    text = "\n".join(told).replace('\\"RIVAL-1001\\"', "").replace('"RIVAL-1001"', "")  # what was asked for
+    return re.sub(r"\d\.\d{6}\d+", lambda n: f"{float(n[0]):.5f}", text)  # databases differ in the last bit
+
+
+# --- nothing leaks under "session"
+
+
+@pytest.mark.parametrize("agents", [(None, None), ("a", "a"), ("a", "b"), ("a", None), (None, "a")])
+def test_nothing_leaks_under_session(bank, agents):
+    own, other = bank.state("own", agents[0]), bank.state("other", agents[1])
+    run(other, "RIVAL", n=5)
+    assert "RIVAL" not in told_by_everything(own)  # while it holds nothing itself
+    assert own.fact_store.size() == own.insight_store.size() == 0
+    assert "RIVAL" not in run(own, "OWN", n=4)
+    alone = MemoryBankState("lexical", session_id="own")
+    run(alone, "OWN", n=4)
+    assert told_by_everything(own) == told_by_everything(alone)  # as if there were no other session
+    for trace_id in other.fact_store.steps():
+        for wanted in (trace_id, trace_id[:8], trace_id.upper()):
+            answer = handle_tool_call(own, "get_record", {"trace_id": wanted})
+            assert "No record of this session" in answer
+            assert "RIVAL" not in answer
+        assert own.fact_store.get(trace_id) is own.insight_store.get_insight(trace_id) is None
+    other.reset()
+    assert told_by_everything(own) == told_by_everything(alone)
+    run(other, "RIVAL", n=2)
+    own.reset()
+    assert "RIVAL" not in told_by_everything(own)
+    assert other.fact_store.size() == other.insight_store.size() == 2
+
+
+def test_sessions_with_the_same_content_stay_apart(bank):
+    own, other = bank.state("own", "a"), bank.state("other", "a")
+    assert run(own, "SAME").replace("own", "") == run(own, "SAME").replace("own", "")
+    run(other, "SAME", n=4)
+    assert own.fact_store.size() == 3
+    assert not set(own.fact_store.steps()) & set(other.fact_store.steps())
+    assert len(own.insight_store.rank("late order")) == 3
+    other.reset()
+    assert len(own.insight_store.rank("late order")) == own.fact_store.size() == 3
+
+
+def test_session_is_the_default_of_settings_states_and_stores(bank):
+    assert MemoryBankSettings().scope == "session"
+    own, other = bank.state("own", "a"), bank.state("other", "a")
+    run(other, "RIVAL")
+    assert own.wider is None
+    plain = settings().model_dump() | {"scope": None}
+    context, _ = apply_memory_bank_strategy([user("late order")], None, {k: v for k, v in plain.items() if v is not None}, own)  # fmt: skip
+    assert context == [user("late order")]
+    assert len(own.insight_store.rank("late order")) == 0
+
+
+def test_a_wider_step_leaves_nothing_behind(bank):
+    """After a step under "all", one under "session" shows nothing of others, from no cache."""
+    own, other = bank.state("own"), bank.state("other")
+    run(other, "RIVAL")
+    run(own, "OWN")
+    assert "RIVAL" in ask(own, "all", top_k=9)
+    assert "RIVAL" not in ask(own, "session", top_k=9)
+    for query in ("RIVAL-1001", "late order"):
+        answer = handle_tool_call(own, "search_memory", {"query": query})
+        assert "RIVAL" not in answer.replace(query, "")
+        assert "[3 of 3 records." in answer
+    for trace_id in other.fact_store.steps():
+        assert "No record of this session" in handle_tool_call(own, "get_record", {"trace_id": trace_id})
+
+
+# --- what "agent" and "all" add
+
+
+def family(bank):
+    """Two sessions of agent a, one of b, one of nobody; each with three records of a word of its own."""
+    states = {
+        "a1": bank.state("a1", "a"),
+        "a2": bank.state("a2", "a"),
+        "b1": bank.state("b1", "b"),
+        "n1": bank.state("n1"),
+        "n2": bank.state("n2"),
+    }
+    for name, state in states.items():
+        run(state, f"WORD{name}")
+    return states
+
+
+def words(text):
+    return {name for name in ("a1", "a2", "b1", "n1", "n2") if f"WORD{name}-" in text}
+
+
+EVERY = {"a1", "a2", "b1", "n1", "n2"}
+
+
+@pytest.mark.parametrize(
+    ("session", "scope", "seen"),
+    [
+        ("a1", "session", {"a1"}),
+        ("a1", "agent", {"a1", "a2"}),
+        ("a1", "all", EVERY),
+        ("b1", "agent", {"b1"}),
+        ("n1", "agent", {"n1"}),  # without an agent: only itself
+        ("n1", "all", EVERY),
+    ],
+)
+def test_each_scope_finds_its_own(bank, session, scope, seen):
+    states = family(bank)
+    state = states[session]
+    assert words(ask(state, scope, top_k=30)) == seen
+    assert words(handle_tool_call(state, "search_memory", {"query": "late order", "top_k": 20})) == seen
+    for name, other in states.items():
+        trace_id = next(iter(other.fact_store.steps()))
+        for wanted in (trace_id, trace_id[:12]):
+            answer = handle_tool_call(state, "get_record", {"trace_id": wanted})
+            assert words(answer) == ({name} & seen)
+            assert (f"of the session {name}\n" in answer) == (name in seen and name != session)
+    for number in range(1, 4):  # always the own session's
+        assert words(handle_tool_call(state, "get_record", {"trace_id": f"#{number}"})) == {session}
+    assert "There is no record #4" in handle_tool_call(state, "get_record", {"trace_id": "#4"})
+    assert words(ask(state, scope, selection="evidence", history_budget=4000)) <= {session}
+
+
+def test_a_record_of_another_session_says_so(bank):
+    first, second = bank.state("first\nRaw Data: x", "a"), bank.state("second", "a")
+    run(first, "FIRST", n=2)
+    context = ask(second, "agent", top_k=9)
+    assert second.last_plan.memory_tokens > 0
+    text = json.loads(context)[-1]["content"]
+    assert text.count("\nSummary: (session first Raw Data: x) ") == text.count("[RETRIEVED RECORD") == 2
+    assert text.count("\nRaw Data: ") == 2
+    decisions = second.last_plan.decisions
+    assert [d.session_id for d in decisions] == ["first\nRaw Data: x"] * 2
+    assert {d.tools for d in decisions} == {("get_order",)}
+    assert all(d.reason.endswith("of the session first Raw Data: x") for d in decisions)
+    assert decisions[0].as_dict()["session_id"] == "first\nRaw Data: x"
+    run(second, "SECOND", "agent", n=4, top_k=9)
+    manifest = second.last_plan.manifest()
+    assert [d.get("session_id") for d in manifest["decisions"]].count(None) == 3
+    assert "of the session first" in second.last_plan.as_html()
+    places = [d["reason"].split(" (rank")[0] for d in manifest["decisions"]]
+    assert sorted(p.split(",")[0] for p in places) == [f"retrieved record {i}" for i in range(1, 6)]
+
+
+def test_without_another_session_a_wider_scope_changes_nothing(bank):
+    for scope in ("agent", "all"):
+        messages = [system(), user("Which is late?"), *rounds(6)]
+        alone = MemoryBankState("lexical", session_id="only")
+        state = bank.state("only", "a")
+        for n in (2, 4, 8, len(messages)):
+            expected = apply_memory_bank_strategy(messages[:n], None, settings(), alone)
+            assert apply_memory_bank_strategy(messages[:n], None, settings(scope), state) == expected
+            assert state.last_plan.as_dict() == alone.last_plan.as_dict()
+        state.reset()
+
+
+def test_the_tail_is_not_brought_back_in_any_scope(bank):
+    states = family(bank)
+    for scope in SCOPES:
+        text = run(states["a1"], "WORDa1", scope, top_k=30)
+        memory, tail = text.split("</retrieved-data", 1)
+        assert "WORDa1-1002" not in memory
+        assert "WORDa1-1002" in tail
+        assert words(memory) == {"session": {"a1"}, "agent": {"a1", "a2"}, "all": EVERY}[scope]
+
+
+def test_what_another_session_was_reset_of_is_gone(bank):
+    states = family(bank)
+    state = states["a1"]
+    assert words(ask(state, "all", top_k=30)) == EVERY
+    gone = list(states["a2"].fact_store.steps())
+    states["a2"].reset()
+    for scope in ("agent", "all"):
+        assert "a2" not in words(ask(state, scope, top_k=30))
+        assert "a2" not in words(
+            handle_tool_call(state, "search_memory", {"query": "late order WORDa2-1001"})
+        )
+        for trace_id in gone:
+            answer = handle_tool_call(state, "get_record", {"trace_id": trace_id})
+            assert "No record of this session or of those it may search" in answer
+    run(states["a2"], "WORDa2", n=1)
+    assert words(ask(state, "agent", top_k=30)) == {"a1", "a2"}
+    assert ask(state, "agent", top_k=30).count("WORDa2-") == 2  # one record: summary and raw data
+
+
+def test_a_new_record_elsewhere_is_found_at_once(bank):
+    one, two = bank.state("one", "a"), bank.state("two", "a")
+    run(one, "ONE", "agent")
+    for n in (1, 2, 3):
+        run(two, "TWO", n=n)
+        assert ask(one, "agent", top_k=20).count("(session two)") == n
+
+
+def test_a_session_that_is_given_its_agent_later_joins(bank):
+    early, late = bank.state("early"), bank.state("late", "a")
+    run(early, "EARLY")
+    run(late, "LATE")  # newer rows, which the index knows before the older ones join
+    assert "EARLY" not in ask(late, "agent", top_k=20)
+    again = bank.state("early", "a")
+    assert again.agent_id == early.agent_id == "a"
+    assert "EARLY" in ask(late, "agent", top_k=20)
+    assert "LATE" in ask(early, "agent", top_k=20)  # it was open all the while
+    assert again.fact_store.size() == 3
+
+
+# --- agents
+
+
+def test_a_session_belongs_to_one_agent(bank):
+    assert bank.state("s").agent_id is None
+    assert bank.state("s", "a").agent_id == "a"
+    assert bank.state("s").agent_id == "a"  # None leaves what is there
+    assert bank.state("s", "a").agent_id == "a"
+    with pytest.raises(ConfigError, match=r"the session 's' belongs to the agent 'a', not to 'b': open it"):
+        bank.state("s", "b")
+    state = bank.state("s")
+    state.reset()
+    assert bank.state("s").agent_id == "a"
+
+
+@pytest.mark.parametrize("agent_id", ["", "x" * 256, "\0", "\ud800", 5])
+def test_agent_ids_that_no_database_takes(bank, agent_id):
+    with pytest.raises(ConfigError, match="an agent_id must be"):
+        bank.state("s", agent_id)
+
+
+def test_open_takes_the_agent(tmp_path):
+    with MemoryBankState.open(tmp_path / "bank.db", "s", agent_id="a") as state:
+        assert state.agent_id == "a"
+    with (
+        pytest.raises(ConfigError, match="belongs to the agent 'a'"),
+        MemoryBankState.open(tmp_path / "bank.db", "s", agent_id="b"),
+    ):
+        pass
+
+
+def test_of_agents_that_open_a_session_at_once_one_wins(bank):
+    databases = [bank.database() for _ in range(4)]
+    won, lost = [], []
+
+    def open_(database, agent):
+        try:
+            database.open_session("contended", agent)
+            won.append(agent)
+        except ConfigError:
+            lost.append(agent)
+
+    threads = [threading.Thread(target=open_, args=(d, f"agent{i}")) for i, d in enumerate(databases)]
+    [t.start() for t in threads]
+    [t.join() for t in threads]
+    assert len(won) == 1 and len(lost) == 3
+    assert databases[0].agent_of("contended") == won[0]
+
+
+# --- ranking across sessions
+
+
+def test_ties_across_sessions_newer_first_every_time(bank):
+    one, two = bank.store("one", "a"), bank.store("two", "a")
+    for n in range(30):
+        (one, two)[n % 2].add(f"{n:02}", "1 1")
+    expected = [(f"{n:02}", (None, "two")[n % 2]) for n in range(29, -1, -1)]
+    for scope in ("agent", "all"):
+        for limit in (None, 30, 7, 1, 0):
+            found = one.rank("1 0", limit=limit, scope=scope)
+            assert [(h.trace_id, h.session_id) for h in found] == expected[:limit]
+    one.add("00", "1 1")
+    assert [h.trace_id for h in two.rank("1 0", limit=2, scope="all")] == ["00", "29"]
+
+
+def test_one_trace_id_in_two_sessions_is_two_records(bank):
+    one, two = bank.store("one", "a"), bank.store("two", "a")
+    one.add_many([Insight("east", "1 0"), Insight("north", "0 1")])
+    two.add_many([Insight("east", "1 1 other"), Insight("west", "-1 0")])
+    found = one.rank("1 0", scope="agent")
+    assert [(h.trace_id, h.session_id) for h in found] == [
+        ("east", None), ("east", "two"), ("north", None), ("west", "two"),
+    ]  # fmt: skip
+    assert found.as_dict() == pytest.approx({"east": 1, "north": 0}, abs=1e-6)
+    excluded = one.rank("1 0", exclude=["east"], scope="agent", limit=2)
+    assert [(h.trace_id, h.session_id) for h in excluded] == [("east", "two"), ("north", None)]
+    one.add("east", "-1 0")
+    assert [(h.trace_id, h.session_id) for h in one.rank("1 0", scope="agent", limit=1)] == [("east", "two")]
+    assert [h.session_id for h in found[1:3]] == ["two", None]
+
+
+def test_get_record_of_a_shared_trace_id_prefers_the_own_then_the_newest(bank):
+    states = [bank.state(name, "a") for name in ("one", "two", "three")]
+    for i, state in enumerate(states[1:], 1):
+        record = InteractionRecord("shared-trace-id", 1, "find", {}, {"from": i})
+        state.fact_store.store(record)
+    states[0].scope = "agent"
+    assert '{"from":2}' in handle_tool_call(states[0], "get_record", {"trace_id": "shared-trace-id"})
+    told = handle_tool_call(states[0], "get_record", {"trace_id": "shared-tr"})
+    assert "fits 2 records: shared-trace-id (session three), shared-trace-id (session two)" in told
+    states[0].fact_store.store(InteractionRecord("shared-trace-id", 1, "find", {}, {"from": 0}))
+    assert '{"from":0}' in handle_tool_call(states[0], "get_record", {"trace_id": "shared-tr"})
+    for odd in ("%%%%%%", "shared_trace", "//////", "\0" * 8, "\ud800" * 8):
+        assert "No record of this session" in handle_tool_call(states[0], "get_record", {"trace_id": odd})
+
+
+def test_re_embedding_reaches_every_scope(bank):
+    states = family(bank)
+    state = states["a1"]
+    before = ask(state, "all", top_k=30)
+    other = bank.database()
+    re_embed(other, LexicalEmbedder())
+    assert ask(state, "all", top_k=30) == before
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_any_writing_ranks_as_one_store_of_all_would(bank, seed):
+    """Sessions of two agents write, replace and clear; each scope ranks as a single list of its rows."""
+    random_ = random.Random(seed)
+    agents = {"a1": "a", "a2": "a", "b1": "b", "n1": None}
+    stores = {s: bank.store(s, a) for s, a in agents.items()}
+    rows = {}  # (session, trace_id) → vector, in the order of writing
+    for _ in range(40):
+        session = random_.choice(list(agents))
+        verb = random_.choice(["add", "add", "add", "clear"])
+        if verb == "clear" and random_.random() < 0.4:
+            stores[session].clear()
+            rows = {at: v for at, v in rows.items() if at[0] != session}
+        else:
+            new = {
+                f"t{random_.randrange(8)}": random_.choice(["1 0", "0 1", "1 1", "-1 2", "0 0"])
+                for _ in range(5)
+            }
+            stores[session].add_many([Insight(t, text) for t, text in new.items()])
+            for t, text in new.items():
+                rows.pop((session, t), None)
+                rows[session, t] = text
+        asking = random_.choice(list(agents))
+        for scope in SCOPES:
+            seen = {
+                "session": {asking},
+                "all": set(agents),
+                "agent": {s for s, a in agents.items() if s == asking or (a and a == agents[asking])},
+            }[scope]
+            hidden = {f"t{random_.randrange(8)}" for _ in range(random_.choice([0, 2]))}
+            fitting = [(at, v) for at, v in rows.items() if at[0] in seen]
+            order = sorted(range(len(fitting)), key=lambda i: (-round(_cosine(fitting[i][1]), 4), -i))
+            expected = [
+                fitting[i][0]
+                for i in order
+                if not (fitting[i][0][0] == asking and fitting[i][0][1] in hidden)
+            ]
+            for limit in (None, 3):
+                found = stores[asking].rank("2 1", hidden, limit, scope=scope)
+                assert [(h.session_id or asking, h.trace_id) for h in found] == expected[:limit]
+
+
+def _cosine(text):
+    x, y = map(float, text.split())
+    length = (x * x + y * y) ** 0.5
+    return 0.0 if not length else (2 * x + y) / length / 5**0.5
+
+
+@given(st.lists(st.tuples(st.sampled_from(["own", "o1", "o2"]), st.integers(0, 4)), max_size=40))
+def test_an_index_of_several_sessions_sees_every_write_once(writes):
+    database = Database()
+    stores = {s: InsightStore(NumbersEmbedder(), database, s) for s in ("own", "o1", "o2")}
+    for n, (session, i) in enumerate(writes):
+        stores[session].add(f"{i}", f"{n} 1")
+        found = [(h.session_id or "own", h.trace_id) for h in stores["own"].rank("1 0", scope="all")]
+        latest = dict.fromkeys((s, f"{k}") for s, k in reversed(writes[: n + 1]))
+        assert found == list(latest)
+    database.close()
+
+
+# --- with the rest of the house
+
+
+def test_a_value_shown_from_another_session_has_a_source(bank):
+    one, two = bank.state("one", "a"), bank.state("two", "a")
+    run(one, "ORD-XYZ")
+    refund = ("refund", {"order_id": "ORD-XYZ-1001"})
+    ask(two, "session", top_k=9)
+    assert check_call(refund, two).alarms
+    ask(two, "agent", top_k=9)
+    report = check_call(refund, two)
+    assert not report.alarms
+    assert '"session_id": "one"' in json.dumps(report.as_dict())
+
+
+def test_tools_without_an_embedder_read_other_sessions_records(bank):
+    one = bank.state("one", "a")
+    run(one, "ONE")
+    two = MemoryBankState(database=bank.database(), session_id="two", agent_id="a")
+    two.scope = "agent"
+    trace_id = next(iter(one.fact_store.steps()))
+    assert "ONE-1000" in handle_tool_call(two, "get_record", {"trace_id": trace_id})
+    assert "without an embedder" in handle_tool_call(two, "search_memory", {"query": "late"})
+
+
+def test_a_search_says_how_much_there_is(bank):
+    states = family(bank)
+    ask(states["a1"], "agent")
+    answer = handle_tool_call(states["a1"], "search_memory", {"query": "late order", "top_k": 2})
+    assert "[2 of 6 records." in answer
+    exact = handle_tool_call(states["a1"], "search_memory", {"query": "WORDa1-1001", "top_k": 1})
+    assert 'holds "worda1-1001"' in exact.lower()
