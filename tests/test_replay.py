@@ -34,7 +34,9 @@ def test_a_step_before_every_assistant_turn(config):
     assert all(s.trace_id == "t" and s.broken_pairs == 0 and s.counter == "approximate" for s in steps)
     assert steps[3].messages[-2:] == trace().messages[-3:-1]
     plain = list(replay_trace(trace(3), config, "none"))
-    assert [s.full_tokens for s in plain] == [s.tokens for s in plain] == [s.full_tokens for s in steps]
+    assert [s.full_tokens for s in plain] == [s.tokens for s in plain]
+    if plain[0].counter == "approximate":  # without a cached vocabulary both count alike
+        assert [s.full_tokens for s in plain] == [s.full_tokens for s in steps]
     assert plain[0].plan is None
     assert plain[0].counter
 

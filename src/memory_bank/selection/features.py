@@ -200,7 +200,7 @@ def timed_columns(session: Session, now: Situation, ids: Array) -> dict[str, Arr
         "like_successor": _recent(v["like_successor"][ids], tail, 1.0),
         "row_used": _recent(v["row_used"][ids], tail),
         "after_used": _recent(v["after_used"][ids], tail),
-        "use_rate": np.where(uses > 0, uses / (tail - np.maximum(v["first_use"][ids], -1) + 2), 0),
+        "use_rate": uses / np.maximum(tail - np.maximum(v["first_use"][ids], -1) + 2, 1),
     }
 
 
