@@ -74,7 +74,8 @@ class Database:
         self._open_session = self._backend.insert_or_ignore(sessions)
         self._engine = self._backend.create_engine()
         self._reader = self._backend.reading(self._engine)
-        self._writer = GroupWriter(self._transaction) if self._backend.groups else None
+        leaders = self._backend.leaders
+        self._writer = GroupWriter(self._transaction, self._backend.hold, leaders) if leaders else None
         try:
             with self._opening():
                 self._migrate(must_exist)
@@ -148,15 +149,15 @@ class Database:
         with self._mapped(), self._transaction() as connection:
             yield connection
 
-    def submit(self, operation: Callable[[Connection], T]) -> T:
-        """Run a write and return what it returns, once that is on disk.
+    def submit(self, operation: Callable[[Connection], T], session_id: str) -> T:
+        """Run a write to a session and return what it returns, once that is on disk.
 
-        Where the database has one writer at a time, the writes of this process's threads that wait for it
-        share a transaction; one that fails undoes its own changes only. It must not roll back itself.
+        Writes of this process's threads that wait share a transaction; one that fails undoes its own changes
+        only. It must not roll back itself, and may be run again after what it did was rolled back.
         """
         with self._mapped():
             if self._writer is not None:
-                return self._writer.run(operation)
+                return self._writer.run(operation, session_id)
             with self._transaction() as connection:
                 return operation(connection)
 

@@ -58,13 +58,16 @@ class FactStore:
         rows = to_rows(batch, self.session_id)
         if not rows:
             return
-        self.database.submit(lambda c: self.insert(c, rows, to_observe))
+        self.database.submit(lambda c: self.insert(c, rows, to_observe), self.session_id)
         fault_point("facts.stored")
 
     def insert(self, c: sa.Connection, rows: dict[str, Row], to_observe: Collection[str] = ()) -> None:
         """Within a write: the rows (of ``to_rows``) that are not there. Raises RecordConflictError."""
         self.database.lock_session(c, self.session_id)
-        if c.execute(self._insert_new, list(rows.values())).rowcount != len(rows):  # some are there already
+        new = list(rows.values())
+        if c.execute(self._insert_new, new if len(new) > 1 else new[0]).rowcount != len(
+            rows
+        ):  # some are there
             for old in self._found(c, list(rows)):
                 check_same(rows[old["trace_id"]], old)
         if to_observe:

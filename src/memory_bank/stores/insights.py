@@ -90,7 +90,7 @@ class InsightStore:
         prepared = self.prepare(batch)
         if prepared.rows:
             with self._lock:
-                self.database.submit(lambda c: self.insert(c, prepared))
+                self.database.submit(lambda c: self.insert(c, prepared), self.session_id)
             fault_point("insights.stored")
 
     def prepare(self, batch: Sequence[Insight]) -> PreparedInsights:
@@ -122,7 +122,9 @@ class InsightStore:
             return
         bind(c, self.database, self.embedder_name, prepared.dimension)
         self.database.lock_session(c, self.session_id)
-        if c.execute(self._insert_new, rows).rowcount != len(rows):  # some are there already
+        if c.execute(self._insert_new, rows if len(rows) > 1 else rows[0]).rowcount != len(
+            rows
+        ):  # some are there already
             ids = [r["trace_id"] for r in rows]
             for start in range(0, len(ids), _IDS_AT_ONCE):
                 part = ids[start : start + _IDS_AT_ONCE]
@@ -146,7 +148,7 @@ class InsightStore:
             self.insert(c, PreparedInsights(rows, prepared.dimension))
 
         with self._lock:
-            self.database.submit(write)
+            self.database.submit(write, self.session_id)
 
     def search(self, query: str, top_k: int = 3) -> list[str]:
         """The trace_ids of the ``top_k`` most similar summaries, best first; ties: the newer first."""

@@ -56,10 +56,12 @@ class Spending:
         ``expected`` is what the call may cost at most: concurrent callers never pass a limit together.
         """
         day = self._day()
+        refused = None
         with self.database.write() as c:
-            self.database.lock_bank(c, exclusive=True)
-            refused = _refused(self._read(c, _OF_SESSION), expected, limits, "session")
-            refused = refused or _refused(self._read(c, _OF_DAY), expected, limits, "day")
+            if _any(limits):  # else nobody need wait
+                self.database.lock_bank(c, exclusive=True)
+                refused = _refused(self._read(c, _OF_SESSION), expected, limits, "session")
+                refused = refused or _refused(self._read(c, _OF_DAY), expected, limits, "day")
             if refused is None:
                 self._add(c, day, model, expected)
         return refused
@@ -111,6 +113,12 @@ def spent_by_session(database: Database) -> dict[str, Spent]:
     with database.read() as c:
         rows = c.execute(query).all()
     return {sid: Spent(int(n), int(p), int(k), float(cost)) for sid, n, p, k, cost in rows}
+
+
+def _any(limits: SpendingLimits) -> bool:
+    """Whether there is a limit at all."""
+    kinds = ("calls", "tokens", "cost")
+    return any(getattr(limits, f"{k}_per_{p}") is not None for k in kinds for p in ("session", "day"))
 
 
 def _refused(spent: Spent, more: Spent, limits: SpendingLimits, period: str) -> str | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import threading
 import time
+from collections.abc import Collection
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -33,7 +34,7 @@ class Sqlite:
         self.url = url
         self.name = url.render_as_string(hide_password=True)
         self.in_memory = url.database in (None, "", ":memory:")
-        self.groups = not self.in_memory
+        self.leaders = 0 if self.in_memory else 1
         self._write_lock = write_lock
 
     def check(self, must_exist: bool) -> None:
@@ -116,6 +117,10 @@ class Sqlite:
 
     def lock_session(self, c: Connection, session_id: str | None) -> None:
         """See Backend."""
+
+    def hold(self, c: Connection, session_ids: Collection[str]) -> Collection[str]:  # noqa: ARG002
+        """See Backend."""
+        return session_ids
 
     def say(self, error: BaseException) -> str:
         """See Backend."""
