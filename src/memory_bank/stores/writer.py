@@ -1,8 +1,8 @@
 """Group commit: the writes of one process's threads go to disk together, in one transaction.
 
-Whoever comes first leads: it runs all writes that are waiting, commits once, and hands the lead to the next in
-line. A write alone pays nothing for it. Where one of several fails, all are run again, each within a savepoint,
-so that it undoes only itself: failures are rare, savepoints are not cheap.
+Whoever comes first leads: it runs all writes that are waiting, commits once, and hands the lead to the next
+in line. A write alone pays nothing for it. Where one of several fails, all are run again, each within a
+savepoint, so that it undoes only itself: failures are rare, savepoints are not cheap.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ class _Write:
 class GroupWriter:
     """Runs writes in shared transactions; ``transaction()`` opens one and commits it at its end.
 
-    ``hold(c, sessions)``, called first where there are several writes, locks their sessions for the transaction
-    without waiting for any, and says which it got. ``leaders``: transactions at a time.
+    ``hold(c, sessions)``, called first where there are several writes, locks their sessions for the
+    transaction without waiting for any, and says which it got. ``leaders``: transactions at a time.
     """
 
     def __init__(
@@ -82,12 +82,11 @@ class GroupWriter:
             self._lead(write)
         if write.alone:
             with self._transaction() as c:
-                result: T = operation(c)
-            return result
+                return operation(c)
         if write.error is not None:
             raise write.error
-        result = write.result
-        return result
+        result: T = write.result
+        return result  # noqa: RET504  typed
 
     def _leave(self, write: _Write, leads: bool) -> None:
         """An impatient one goes away; if the lead was just handed to it, the next one leads."""
@@ -133,8 +132,8 @@ class GroupWriter:
             _fail(batch, e)
         except BaseException as e:  # Ctrl-C in the leader is nobody else's
             told = StorageError(
-                "a write was interrupted that others shared a transaction with: make the same call again, what "
-                "was kept is not stored twice."
+                "a write was interrupted that others shared a transaction with: make the same call again, "
+                "what was kept is not stored twice."
             )
             told.__cause__ = e
             _fail(batch, told)
