@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -49,13 +50,14 @@ class Spending:
         self.database = database
         self.session_id = session_id
         self.clock = clock
+        self._reserved = threading.local()  # the day of this thread's call, which may end on the next one
 
     def reserve(self, model: str, expected: Spent, limits: SpendingLimits) -> str | None:
         """Book a call before it is made; the reason when a limit forbids it, and nothing is booked then.
 
         ``expected`` is what the call may cost at most: concurrent callers never pass a limit together.
         """
-        day = self._day()
+        day = self._reserved.day = self._day()
         refused = None
         with self.database.write() as c:
             if _any(limits):  # else nobody need wait
@@ -69,7 +71,7 @@ class Spending:
     def settle(self, model: str, expected: Spent, actual: Spent) -> None:
         """Put in place of what a booked call was expected to cost what it did cost."""
         with self.database.write() as c:
-            self._add(c, self._day(), model, actual.less(expected))
+            self._add(c, getattr(self._reserved, "day", None) or self._day(), model, actual.less(expected))
 
     def of_session(self) -> Spent:
         """What the session has cost."""
