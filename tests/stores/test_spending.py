@@ -23,9 +23,7 @@ def database(bank_url: str) -> Iterator[Database]:
     database.close()
 
 
-@pytest.mark.parametrize(
-    ("kind", "limit", "calls"), [("calls", 5, 5), ("tokens", 799, 7), ("cost", 1.5, 6)]
-)
+@pytest.mark.parametrize(("kind", "limit", "calls"), [("calls", 5, 5), ("tokens", 799, 7), ("cost", 1.5, 6)])
 @pytest.mark.parametrize("period", ["session", "day"])
 def test_limits_hold_under_threads(
     database: Database, kind: str, limit: float, calls: int, period: str
@@ -34,7 +32,9 @@ def test_limits_hold_under_threads(
     sessions = [f"s{k % 3}" if period == "day" else "s" for k in range(8)]
     accounts = [Spending(database, s, clock=lambda: DAY * 20_000) for s in sessions]
     allowed: list[bool] = []
-    together(*[lambda a=a: allowed.extend(not a.reserve("m", CALL, budget) for _ in range(3)) for a in accounts])
+    together(
+        *[lambda a=a: allowed.extend(not a.reserve("m", CALL, budget) for _ in range(3)) for a in accounts]
+    )
     assert sum(allowed) == calls
     assert accounts[0].of_day().calls == calls
     refused = accounts[0].reserve("m", CALL, budget)

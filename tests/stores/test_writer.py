@@ -121,7 +121,7 @@ def test_a_commit_that_fails_fails_all_of_its_writes_and_no_later_one(database: 
             if broken.is_set():
                 raise OSError("the disk is full")
 
-    writer = GroupWriter(transaction, lambda _c, ids: ids)
+    writer = GroupWriter(transaction, lambda _c, ids, _bank: ids)
     line = Line(writer)
     line.start("a", put("a"))
     line.start("b", put("b"))
@@ -173,7 +173,7 @@ def test_ctrl_c_in_a_waiting_thread_lets_the_others_go_on(database: Database, pl
 
 
 def test_whose_session_is_another_transactions_goes_by_itself(database: Database) -> None:
-    def hold(_c: Connection, ids: Collection[str]) -> Collection[str]:
+    def hold(_c: Connection, ids: Collection[str], _bank: bool) -> Collection[str]:
         return [i for i in ids if i != "busy"]
 
     writer = GroupWriter(database.write, hold)
@@ -192,7 +192,7 @@ def test_whose_session_is_another_transactions_goes_by_itself(database: Database
 
 def test_several_leaders_run_every_write_once(tmp_path: Path) -> None:
     database = Database(tmp_path / "bank.db")
-    writer = GroupWriter(database.write, lambda _c, ids: ids, leaders=3)
+    writer = GroupWriter(database.write, lambda _c, ids, _bank: ids, leaders=3)
     together(*[lambda k=k: [writer.run(put(f"{k}/{i}"), "s") for i in range(10)] for k in range(24)])
     assert len(keys(database)) == 240
     assert writer._free == 3
@@ -222,7 +222,7 @@ def test_64_threads_some_of_which_are_refused(bank_url: str) -> None:
     for k, store in enumerate(stores):
         mine = [a_record(100 * k + i).trace_id for i in range(10)]
         assert [t for t in store.steps() if t in mine] == mine  # each thread's in its own order
-        assert store.get_many([m for m in mine]) == [a_record(100 * k + i) for i in range(10)]
+        assert store.get_many(mine) == [a_record(100 * k + i) for i in range(10)]
         assert store.get(a_record(200_000 + k).trace_id) is None
     assert sum(FactStore(database, f"s{k}").size() for k in range(16)) == 64 * 10 + 8
     database.close()

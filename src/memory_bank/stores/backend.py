@@ -65,8 +65,8 @@ class Backend(Protocol):
     def lock_session(self, c: Connection, session_id: str | None) -> None:
         """Let one writer at a time into a session (None: into all): ``seq`` is then the order of commits."""
 
-    def hold(self, c: Connection, session_ids: Collection[str]) -> Collection[str]:
-        """As ``lock_bank`` and ``lock_session`` for several writes at once: waits for no session that another
+    def hold(self, c: Connection, session_ids: Collection[str], bank: bool) -> Collection[str]:
+        """As ``lock_session``, and ``lock_bank`` where ``bank``, for several writes at once: waits for no session that another
         transaction holds, and says which it got. In such a transaction both are free."""
 
     def say(self, error: BaseException) -> str:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection, make_url
@@ -71,6 +71,7 @@ class Database:
         self._backend.check(must_exist)
         self._closed = False
         self._inserts: dict[str, sa.Insert] = {}
+        self._compiled: dict[tuple[str, tuple[str, ...]], tuple[str, list[str] | None, dict[str, Any]]] = {}
         self._open_session = self._backend.insert_or_ignore(sessions)
         self._engine = self._backend.create_engine()
         self._reader = self._backend.reading(self._engine)
@@ -197,6 +198,29 @@ class Database:
             found = self._backend.insert_or_ignore(table).execution_options(preserve_rowcount=True)
             self._inserts[table.name] = found
         return found
+
+    def insert_new(self, c: Connection, table: sa.Table, rows: Sequence[Mapping[str, Any]]) -> int:
+        """Insert rows of the same columns, but for those that are there already; how many were not.
+
+        For the statements of every step: compiled once, since SQLAlchemy's way to each costs as much again as
+        the database.
+        """
+        key = (table.name, tuple(rows[0]))
+        found = self._compiled.get(key)
+        if found is None:
+            statement = self._backend.insert_or_ignore(table)
+            compiled: Any = statement.compile(dialect=self._engine.dialect, column_keys=list(rows[0]))
+            processors = {k: compiled._bind_processors.get(k) for k in rows[0]}
+            found = self._compiled[key] = str(compiled), compiled.positiontup, processors
+        sql, order, processors = found
+        values: list[Any] = [
+            {k: v if (p := processors[k]) is None else p(v) for k, v in row.items()} for row in rows
+        ]
+        if order is not None:
+            values = [tuple([value[k] for k in order]) for value in values]
+        given = values if len(values) > 1 else values[0]
+        done = c.exec_driver_sql(sql, given, execution_options={"preserve_rowcount": True})
+        return done.rowcount
 
     def lock_bank(self, c: Connection, *, exclusive: bool = False) -> bool:
         """Within a write, keep the bank's embedder as it is; ``exclusive``: let no other write know it.

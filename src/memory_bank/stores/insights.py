@@ -71,7 +71,6 @@ class InsightStore:
         self.embedder_name = embedder_name(embedding_model)
         self.database = database or Database()
         self.session_id = session_id
-        self._insert_new = self.database.insert_or_ignore(insights)
         self.database.open_session(session_id)
         self._lock = threading.RLock()
         self._search = open_search(self.database, session_id, self.embedder_name)
@@ -122,9 +121,7 @@ class InsightStore:
             return
         bind(c, self.database, self.embedder_name, prepared.dimension)
         self.database.lock_session(c, self.session_id)
-        if c.execute(self._insert_new, rows if len(rows) > 1 else rows[0]).rowcount != len(
-            rows
-        ):  # some are there already
+        if self.database.insert_new(c, insights, rows) != len(rows):  # some are there already
             ids = [r["trace_id"] for r in rows]
             for start in range(0, len(ids), _IDS_AT_ONCE):
                 part = ids[start : start + _IDS_AT_ONCE]

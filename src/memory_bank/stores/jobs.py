@@ -27,7 +27,9 @@ _is_free = (
 )
 _is_due = (
     (_t.due <= _now)
-    | (_t.attempts == 0)  # never tried, or taken by one who died: it was due then, whatever the clock says now
+    | (
+        _t.attempts == 0
+    )  # never tried, or taken by one who died: it was due then, whatever the clock says now
     | _t.owner.is_not(None)
     | (_t.due > _now + LONGEST_WAIT + AHEAD)
 )
@@ -64,9 +66,7 @@ _DONE = sa.delete(jobs).where(_held)
 _CLEAR = sa.delete(jobs).where(_mine)
 _OPEN = sa.select(sa.func.count()).select_from(jobs)
 _OPEN_HERE = _OPEN.where(_mine)
-_NEXT = sa.select(
-    sa.func.min(sa.case((_is_free & _is_due, _now), (_is_free, _t.due), else_=_t.expires))
-)
+_NEXT = sa.select(sa.func.min(sa.case((_is_free & _is_due, _now), (_is_free, _t.due), else_=_t.expires)))
 _NEXT_HERE = _NEXT.where(_mine)
 
 

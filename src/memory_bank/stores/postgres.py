@@ -71,7 +71,7 @@ class Postgres:
 
     in_memory = False
     ranks = True
-    leaders = 3  # one executes while others wait for the disk
+    leaders = 1  # one executes while others wait for the disk
     elsewhere = (
         "name an empty one, or give the bank a schema of its own by  ?options=-csearch_path=NAME,public"
     )
@@ -189,9 +189,10 @@ class Postgres:
         else:
             c.execute(_LOCK_SESSION, {"session": session_id})
 
-    def hold(self, c: Connection, session_ids: Collection[str]) -> Collection[str]:
+    def hold(self, c: Connection, session_ids: Collection[str], bank: bool) -> Collection[str]:
         """See Backend."""
-        self.lock_bank(c, exclusive=False)
+        if bank:
+            self.lock_bank(c, exclusive=False)
         held = set(c.execute(_HOLD, {"wanted": list(session_ids)}).scalars())
         c.info[_HELD] = held
         return held

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import sqlite3
 import threading
 import time
 from collections.abc import Collection
@@ -90,7 +91,10 @@ class Sqlite:
     def begin_write(self, c: Connection) -> None:
         """See Backend."""
         if not self.in_memory:  # take the write lock at once: no deadlock between two readers-to-writers
-            c.exec_driver_sql("BEGIN IMMEDIATE")
+            try:  # by the driver itself: half the time of the way through SQLAlchemy
+                c.connection.driver_connection.execute("BEGIN IMMEDIATE")  # type: ignore[union-attr]
+            except sqlite3.Error as e:
+                raise sa.exc.OperationalError("BEGIN IMMEDIATE", None, e) from e
 
     def begin_migration(self, c: Connection) -> None:
         """See Backend."""
@@ -118,7 +122,7 @@ class Sqlite:
     def lock_session(self, c: Connection, session_id: str | None) -> None:
         """See Backend."""
 
-    def hold(self, c: Connection, session_ids: Collection[str]) -> Collection[str]:  # noqa: ARG002
+    def hold(self, c: Connection, session_ids: Collection[str], bank: bool) -> Collection[str]:  # noqa: ARG002
         """See Backend."""
         return session_ids
 

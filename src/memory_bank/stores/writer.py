@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from sqlalchemy.engine import Connection
 
@@ -22,6 +22,15 @@ MOST = 256
 
 T = TypeVar("T")
 Operation = Callable[[Connection], Any]
+
+
+class Mergeable(Protocol):
+    """An operation that concerns its session's rows only, and of which several are cheaper done as one."""
+
+    def __call__(self, c: Connection) -> Any: ...
+
+    def merged(self, c: Connection, operations: Sequence[Any]) -> None:
+        """Do several at once, this one among them; raises where they had better be done one by one."""
 
 
 class _Write:
@@ -42,14 +51,14 @@ class _Write:
 class GroupWriter:
     """Runs writes in shared transactions; ``transaction()`` opens one and commits it at its end.
 
-    ``hold(c, sessions)``, called first where there are several writes, locks their sessions for the
-    transaction without waiting for any, and says which it got. ``leaders``: transactions at a time.
+    ``hold(c, sessions, bank)``, called first where there are several writes, locks their sessions for the
+    transaction without waiting for any, and says which it got; ``bank``: they may concern the bank's embedder. ``leaders``: transactions at a time.
     """
 
     def __init__(
         self,
         transaction: Callable[[], AbstractContextManager[Connection]],
-        hold: Callable[[Connection, Collection[str]], Collection[str]],
+        hold: Callable[[Connection, Collection[str], bool], Collection[str]],
         leaders: int = 1,
     ) -> None:
         self._transaction = transaction
@@ -144,13 +153,24 @@ class GroupWriter:
         failed = False
         try:
             with self._transaction() as c:
-                held = self._hold(c, {w.session_id for w in batch})
+                merging: dict[type, list[Operation]] = {}
+                plain: list[_Write] = []
+                bank = any(not hasattr(w.operation, "merged") for w in batch)
+                held = self._hold(c, {w.session_id for w in batch}, bank)
                 for write in batch:
                     write.alone = write.session_id not in held
-                    if not write.alone:
-                        failed = True
-                        write.result = write.operation(c)
-                        failed = False
+                    if write.alone:
+                        continue
+                    if hasattr(write.operation, "merged"):
+                        merging.setdefault(type(write.operation), []).append(write.operation)
+                    else:
+                        plain.append(write)
+                failed = True
+                for operations in merging.values():
+                    operations[0].merged(c, operations)  # type: ignore[attr-defined]
+                for write in plain:
+                    write.result = write.operation(c)
+                failed = False
         except Exception:
             if failed:
                 return False
@@ -161,7 +181,7 @@ class GroupWriter:
         """The same; where one fails alone, the others of its transaction stand."""
         with self._transaction() as c:
             if len(batch) > 1:
-                held = self._hold(c, {w.session_id for w in batch})
+                held = self._hold(c, {w.session_id for w in batch}, True)
                 for write in batch:
                     write.alone = write.session_id not in held
             for write in batch:
