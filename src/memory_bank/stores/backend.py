@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
@@ -66,8 +66,15 @@ class Backend(Protocol):
         """Let one writer at a time into a session (None: into all): ``seq`` is then the order of commits."""
 
     def hold(self, c: Connection, session_ids: Collection[str], bank: bool) -> Collection[str]:
-        """As ``lock_session``, and ``lock_bank`` where ``bank``, for several writes at once: waits for no session that another
-        transaction holds, and says which it got. In such a transaction both are free."""
+        """As ``lock_session``, and ``lock_bank`` where ``bank``, for several writes at once.
+
+        Waits for no session that another transaction holds, and says which it got. Both are free then.
+        """
+
+    def locking_insert(
+        self, c: Connection, table: sa.Table, rows: Sequence[Mapping[str, Any]], session_id: str
+    ) -> Callable[[], sa.Insert] | None:
+        """``insert_or_ignore`` of a row that locks its session as well; None: there is no such short way."""
 
     def say(self, error: BaseException) -> str:
         """What went wrong with a statement, on one line and without contents."""

@@ -71,7 +71,9 @@ class Database:
         self._backend.check(must_exist)
         self._closed = False
         self._inserts: dict[str, sa.Insert] = {}
-        self._compiled: dict[tuple[str, tuple[str, ...]], tuple[str, list[str] | None, dict[str, Any]]] = {}
+        self._compiled: dict[
+            tuple[str, bool, tuple[str, ...]], tuple[str, list[str] | None, dict[str, Any]]
+        ] = {}
         self._open_session = self._backend.insert_or_ignore(sessions)
         self._engine = self._backend.create_engine()
         self._reader = self._backend.reading(self._engine)
@@ -199,16 +201,29 @@ class Database:
             self._inserts[table.name] = found
         return found
 
-    def insert_new(self, c: Connection, table: sa.Table, rows: Sequence[Mapping[str, Any]]) -> int:
+    def insert_new(
+        self,
+        c: Connection,
+        table: sa.Table,
+        rows: Sequence[Mapping[str, Any]],
+        session_id: str | None = None,
+    ) -> int:
         """Insert rows of the same columns, but for those that are there already; how many were not.
+
+        ``session_id``: of that session, which is locked before (``lock_session``), in one way there and back.
 
         For the statements of every step: compiled once, since SQLAlchemy's way to each costs as much again as
         the database.
         """
-        key = (table.name, tuple(rows[0]))
+        locking = None
+        if session_id is not None:
+            locking = self._backend.locking_insert(c, table, rows, session_id)
+            if locking is None:
+                self.lock_session(c, session_id)
+        key = (table.name, locking is not None, tuple(rows[0]))
         found = self._compiled.get(key)
         if found is None:
-            statement = self._backend.insert_or_ignore(table)
+            statement = self._backend.insert_or_ignore(table) if locking is None else locking()
             compiled: Any = statement.compile(dialect=self._engine.dialect, column_keys=list(rows[0]))
             processors = {k: compiled._bind_processors.get(k) for k in rows[0]}
             found = self._compiled[key] = str(compiled), compiled.positiontup, processors

@@ -88,8 +88,8 @@ class FactStore:
 
     def insert(self, c: sa.Connection, rows: dict[str, Row], to_observe: Collection[str] = ()) -> None:
         """Within a write: the rows (of ``to_rows``) that are not there. Raises RecordConflictError."""
-        self.database.lock_session(c, self.session_id)
-        if self.database.insert_new(c, records, list(rows.values())) != len(rows):  # some are there already
+        new = list(rows.values())
+        if self.database.insert_new(c, records, new, self.session_id) != len(rows):  # some are there already
             for old in self._found(c, list(rows)):
                 check_same(rows[old["trace_id"]], old)
         if to_observe:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import select
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -196,6 +196,24 @@ class Postgres:
         held = set(c.execute(_HOLD, {"wanted": list(session_ids)}).scalars())
         c.info[_HELD] = held
         return held
+
+    def locking_insert(
+        self, c: Connection, table: sa.Table, rows: Sequence[Mapping[str, Any]], session_id: str
+    ) -> Callable[[], sa.Insert] | None:
+        """See Backend. The count is there when the lock is held, and only then the row's ``seq`` is drawn."""
+        if len(rows) > 1 or session_id in c.info.get(_HELD, ()):
+            return None
+
+        def statement() -> sa.Insert:
+            mine = sessions.c.session_id == sa.bindparam("session_id", type_=sessions.c.session_id.type)
+            held = sa.select(sa.literal_column("1").label("one")).where(mine).with_for_update().cte("held")
+            counted = sa.select(sa.func.count().label("n")).select_from(held).subquery("counted")
+            types = {name: table.c[name].type for name in rows[0]}  # told: NULL alone would be text
+            values = [sa.cast(sa.bindparam(name, type_=kind), kind) for name, kind in types.items()]
+            query = sa.select(*values).select_from(counted)
+            return postgresql.insert(table).from_select(list(rows[0]), query).on_conflict_do_nothing()
+
+        return statement
 
     def say(self, error: BaseException) -> str:
         """See Backend."""

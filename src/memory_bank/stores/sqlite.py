@@ -6,7 +6,7 @@ import functools
 import sqlite3
 import threading
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -125,6 +125,16 @@ class Sqlite:
     def hold(self, c: Connection, session_ids: Collection[str], bank: bool) -> Collection[str]:  # noqa: ARG002
         """See Backend."""
         return session_ids
+
+    def locking_insert(
+        self,
+        c: Connection,  # noqa: ARG002
+        table: sa.Table,  # noqa: ARG002
+        rows: Sequence[Mapping[str, Any]],  # noqa: ARG002
+        session_id: str,  # noqa: ARG002
+    ) -> Callable[[], sa.Insert] | None:
+        """See Backend. There is nothing to lock."""
+        return None
 
     def say(self, error: BaseException) -> str:
         """See Backend."""

@@ -52,7 +52,8 @@ class GroupWriter:
     """Runs writes in shared transactions; ``transaction()`` opens one and commits it at its end.
 
     ``hold(c, sessions, bank)``, called first where there are several writes, locks their sessions for the
-    transaction without waiting for any, and says which it got; ``bank``: they may concern the bank's embedder. ``leaders``: transactions at a time.
+    transaction without waiting for any, and says which it got; ``bank``: they may concern its embedder.
+    ``leaders``: transactions at a time.
     """
 
     def __init__(
@@ -95,7 +96,7 @@ class GroupWriter:
         if write.error is not None:
             raise write.error
         result: T = write.result
-        return result  # noqa: RET504  typed
+        return result
 
     def _leave(self, write: _Write, leads: bool) -> None:
         """An impatient one goes away; if the lead was just handed to it, the next one leads."""
