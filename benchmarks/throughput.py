@@ -2,12 +2,13 @@
 
     python benchmarks/throughput.py [--database sqlite,postgres] [--writers 1,8,64] [--seconds 2] [--rounds 3]
 
-Writers are threads of one process, each with a session of its own. ``store`` is one ``FactStore.store_many`` of one
-record of about 1 kB; ``step`` a whole ``apply_memory_bank_strategy`` (lexical embedder, extraction: record, insight,
-retrieval and the context of up to 50 past steps). ``bare`` inserts the same rows into the same tables, each in a
-transaction of its own and on disk before the next: the sqlite3 module with one connection a thread (WAL,
-synchronous=FULL, BEGIN IMMEDIATE; ``bare`` is the faster of two ways to wait: in SQLite's busy handler, and by a
-lock around the transaction), psycopg with one connection a thread (fsync and synchronous_commit on). Ours and bare
+Writers are threads of one process, each with a session of its own. ``store`` is one
+``FactStore.store_many`` of one record of about 1 kB; ``step`` a whole ``apply_memory_bank_strategy``
+(lexical embedder, extraction: record, insight, retrieval and the context of up to 50 past steps), which
+computes more than it writes. ``bare`` inserts such rows into the same tables, each in a transaction of its
+own and on disk before the next: the sqlite3 module with one connection a thread (WAL, synchronous=FULL,
+BEGIN IMMEDIATE; the faster of two ways to wait: in SQLite's busy handler, and by a lock around the
+transaction), psycopg with one connection a thread (fsync and synchronous_commit on). Ours and bare
 alternate; the table has the medians over the rounds and the ratio bare : ours (target: at most 1.5).
 """
 
@@ -26,9 +27,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import agents
 from sqlalchemy.engine import make_url
 
+import agents
 from memory_bank.records import InteractionRecord
 from memory_bank.stores.database import Database
 from memory_bank.stores.facts import FactStore
@@ -38,7 +39,11 @@ from memory_bank.strategies.memory_bank import apply_memory_bank_strategy
 Write = Callable[[], None]
 SIZE = 1_000
 PAST = 50
-_COLUMNS = "session_id, trace_id, step_id, call_id, tool_name, input, input_verbatim, output, output_verbatim, timestamp"
+_COLUMNS = (
+    "session_id, trace_id, step_id, call_id, tool_name, input, input_verbatim, output, output_verbatim, "
+    "timestamp"
+)
+_INSIGHT = "session_id, trace_id, summary, embedding, source"
 _numbers = itertools.count()
 
 
@@ -137,7 +142,7 @@ def bare_sqlite(file: str, insights: bool, lock: threading.Lock | None, k: int) 
             if insights:
                 embedding = b"\0\0\0\0" * 4096
                 connection.execute(
-                    "INSERT INTO insights (session_id, trace_id, summary, embedding, source) VALUES (?, ?, ?, ?, ?)",
+                    f"INSERT INTO insights ({_INSIGHT}) VALUES (?, ?, ?, ?, ?)",
                     (session, values[1], b"s" * 400, embedding, "extractive"),
                 )
             connection.execute("COMMIT")
@@ -163,7 +168,7 @@ def bare_postgres(url: str, insights: bool, k: int) -> tuple[Write, Write]:
         connection.execute(f"INSERT INTO records ({_COLUMNS}) VALUES ({marks})", values)
         if insights:
             connection.execute(
-                "INSERT INTO insights (session_id, trace_id, summary, embedding, source) VALUES (%s, %s, %s, %s, %s)",
+                f"INSERT INTO insights ({_INSIGHT}) VALUES (%s, %s, %s, %s, %s)",
                 (session, values[1], b"s" * 400, vector, "extractive"),
             )
         connection.commit()
