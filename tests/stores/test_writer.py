@@ -226,3 +226,31 @@ def test_64_threads_some_of_which_are_refused(bank_url: str) -> None:
         assert store.get(a_record(200_000 + k).trace_id) is None
     assert sum(FactStore(database, f"s{k}").size() for k in range(16)) == 64 * 10 + 8
     database.close()
+
+
+def test_a_session_that_another_process_holds_keeps_up_no_other(bank_url: str) -> None:
+    if bank_url.startswith("sqlite"):
+        pytest.skip("SQLite has one writer at a time")
+    database, other = Database(bank_url), Database(bank_url)
+    stores = [FactStore(database, f"s{k}") for k in range(20)]
+    with other.write() as c:
+        other.lock_session(c, "s0")
+        held = threading.Thread(target=lambda: stores[0].store(a_record(0)))
+        held.start()
+        together(*[lambda s=s: s.store(a_record(1)) for s in stores[1:]])
+        assert [s.size() for s in stores] == [0] + [1] * 19
+        assert held.is_alive()
+    held.join(30)
+    assert stores[0].size() == 1
+    database.close()
+    other.close()
+
+
+def test_a_record_without_a_call_id_is_stored_alone_and_among_others(bank_url: str) -> None:
+    database = Database(bank_url)
+    facts = FactStore(database)
+    facts.store(a_record(0, call_id=None))
+    facts.store_many([a_record(1, call_id=None), a_record(2)])
+    facts.store(a_record(0, call_id=None))
+    assert [r.call_id for r in facts.get_many(list(facts.steps()))] == [None, None, "call_2"]
+    database.close()

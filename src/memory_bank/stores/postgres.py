@@ -71,7 +71,7 @@ class Postgres:
 
     in_memory = False
     ranks = True
-    leaders = 1  # one executes while others wait for the disk
+    leaders = 4  # who waits for a session that another process holds keeps up its own transaction only
     elsewhere = (
         "name an empty one, or give the bank a schema of its own by  ?options=-csearch_path=NAME,public"
     )
