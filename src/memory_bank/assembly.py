@@ -165,7 +165,7 @@ class MemoryBankState:
                 self.insight_store.insert(c, prepared)
                 self.fact_store.insert(c, rows, to_observe)
 
-            self.database.submit(write)
+            self.database.submit(write, self.session_id)
             fault_point("facts.stored")
             return {}
         self.fact_store.store_many(records, to_observe)

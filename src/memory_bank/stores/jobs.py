@@ -25,7 +25,14 @@ _is_free = (
     | (_t.expires <= _now)
     | (_t.leased > _now + AHEAD)  # taken in the future: the clock jumped back
 )
-_is_due = (_t.due <= _now) | (_t.due > _now + LONGEST_WAIT + AHEAD)
+_is_due = (
+    (_t.due <= _now)
+    | (
+        _t.attempts == 0
+    )  # never tried, or taken by one who died: it was due then, whatever the clock says now
+    | _t.owner.is_not(None)
+    | (_t.due > _now + LONGEST_WAIT + AHEAD)
+)
 _FREE = sa.select(*_t).where(_is_free, _is_due).order_by(_t.due, _t.seq).limit(sa.bindparam("n"))
 _FREE = _FREE.with_for_update(skip_locked=True)
 _FREE_HERE = (
@@ -59,7 +66,7 @@ _DONE = sa.delete(jobs).where(_held)
 _CLEAR = sa.delete(jobs).where(_mine)
 _OPEN = sa.select(sa.func.count()).select_from(jobs)
 _OPEN_HERE = _OPEN.where(_mine)
-_NEXT = sa.select(sa.func.min(sa.case((_is_free, _t.due), else_=_t.expires)))
+_NEXT = sa.select(sa.func.min(sa.case((_is_free & _is_due, _now), (_is_free, _t.due), else_=_t.expires)))
 _NEXT_HERE = _NEXT.where(_mine)
 
 
