@@ -9,6 +9,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from memory_bank.errors import EmbeddingError, StorageError
+from memory_bank.faults import fault_point
 from memory_bank.ports import Embedder
 from memory_bank.records import Insight, InteractionRecord
 from memory_bank.stores.database import Database
@@ -174,4 +175,5 @@ def re_embed(database: Database, model: Embedder, progress: Callable[[int, int],
             c.execute(statement, [{"row": seq, "e": e} for seq, e in vectors])
         remember(c, (embedder_name(model), dimension) if vectors else None)
         c.execute(sa.update(sessions).values(generation=sessions.c.generation + 1))
+        fault_point("re_embed.executed")
     return len(vectors)
