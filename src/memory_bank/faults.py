@@ -1,7 +1,7 @@
 """Points at which a test may kill this process: what must survive a crash is tried at every one of them.
 
-Armed by ``MEMORY_BANK_FAULT=NAME`` or ``NAME:N`` (at the N-th passing), or ``NAME:N:SIGINT`` for another signal
-than SIGKILL; otherwise a point costs one comparison. Not meant for anything but tests and
+Armed by ``MEMORY_BANK_FAULT=NAME`` or ``NAME:N`` (at the N-th passing), or ``NAME:N:SIGINT`` for another
+signal than SIGKILL; otherwise a point costs one comparison. Not meant for anything but tests and
 ``benchmarks/faults.py``.
 """
 

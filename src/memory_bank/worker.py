@@ -91,16 +91,26 @@ class Worker:
             raise
         return len(taken)
 
-    def run(self, stop: threading.Event, *, once: bool = False, wake: threading.Event | None = None) -> None:
+    def run(
+        self,
+        stop: threading.Event,
+        *,
+        once: bool = False,
+        wake: threading.Event | None = None,
+        told: Callable[[], None] | None = None,
+    ) -> None:
         """Work until ``stop`` is set, or with ``once`` until no job is left; ``wake`` ends a wait early.
 
-        A database or an embedder that fails is told and tried again after a while.
+        ``told`` is called after each round of jobs. A database or an embedder that fails is told and tried
+        again after a while; with ``once`` it raises StorageError, EmbeddingError.
         """
         failures = 0
         while not stop.is_set():
             try:
                 if self.step():
                     failures = 0
+                    if told is not None:
+                        told()
                     continue
                 pause = self.queue.wait()
             except (StorageError, EmbeddingError) as e:

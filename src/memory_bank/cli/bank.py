@@ -70,11 +70,18 @@ def sessions(db: str = DB, as_json: bool = JSON) -> None:
         return
     rows = [
         [one_line(s.session_id, 255), f"{s.records:,}", f"{s.steps:,}", f"{s.insights:,}",
-         f"{s.unobserved + s.to_redo:,}", when(s.last_written), one_line(s.task, 60)]
+         f"{s.unobserved + s.to_redo:,}", f"{s.jobs:,}", _failing(s), f"{s.spent.calls:,}",
+         f"{s.spent.tokens:,}", f"{s.spent.cost:,.4f}".rstrip("0").rstrip("."), when(s.last_written),
+         one_line(s.task, 60)]
         for s in found
     ]  # fmt: skip
-    head = ["session", "records", "steps", "insights", "to observe", "last written", "task"]
-    table(head, rows, right=frozenset({1, 2, 3, 4}))
+    numbers = ["records", "steps", "insights", "to observe", "jobs", "failing", "calls", "tokens", "cost"]
+    table(["session", *numbers, "last written", "task"], rows, right=frozenset(range(1, 10)))
+
+
+def _failing(info: Any) -> str:
+    """Failing jobs and how often the worst was tried."""
+    return f"{info.failing:,} (×{info.attempts:,})" if info.failing else "0"
 
 
 def _output_text(record: Any) -> str:

@@ -90,3 +90,56 @@ def _print_purged(gone: list[Any], dry_run: bool, as_json: bool, *, complete: bo
         f"{total['insights']:,} insights and {total['jobs']:,} jobs ({total['bytes']:,} bytes) "
         f"of {len(gone):,} sessions{'' if complete else ', then it was stopped'}."
     )
+
+
+def verify(
+    db: str = DB,
+    repair: bool = typer.Option(
+        False, "--repair", help="Mend what can be mended; a record is never touched."
+    ),
+    as_json: bool = JSON,
+) -> None:
+    """Check a bank: facts readable and matching their ids, insights with their facts, no orphaned jobs.
+
+    Exit code 1 when something is wrong and not mended.
+    """
+    from memory_bank.stores.verification import Counts
+    from memory_bank.stores.verification import verify as run
+
+    database = open_bank(db)
+    counts = Counts()
+    found: list[dict[str, Any]] = []
+    kinds: Counter[str] = Counter()
+    left = 0
+    for problem in run(database, counts, repair=repair, report=_progress if is_terminal() else None):
+        kinds[problem.kind] += 1
+        left += not problem.mended
+        if kinds.total() > _SHOWN:
+            continue
+        if as_json:
+            found.append(asdict(problem))
+            continue
+        of = [problem.session_id and f"session {problem.session_id!r}", problem.trace_id]
+        where = ", ".join(one_line(str(part), 300) for part in of if part)
+        print(f"{'mended' if problem.mended else 'wrong '}  {problem.kind}  {where}: {visible(problem.what)}")
+    if is_terminal():
+        print(file=sys.stderr)
+    if as_json:
+        print_json({**asdict(counts), "problems": dict(kinds), "left": left, "found": found})
+    else:
+        if kinds.total() > _SHOWN:
+            print(f"… and {kinds.total() - _SHOWN:,} more.")
+        print(
+            f"{counts.records:,} records ({counts.checked_ids:,} ids are their content's hash), "
+            f"{counts.insights:,} insights, {counts.jobs:,} jobs, {counts.sessions:,} sessions; "
+            f"{counts.unobserved:,} records have no insight.\n"
+            f"{kinds.total() - left:,} problems were mended, {left:,} are left."
+        )
+    if left:
+        if not repair:
+            tell("problems were found: run it with --repair to mend what can be mended.")
+        raise typer.Exit(1)
+
+
+def _progress(what: str, done: int, total: int) -> None:
+    print(f"\r{what}: {done:,} of {total:,} ", end="" if done < total else "\n", file=sys.stderr)

@@ -103,8 +103,8 @@ def _print(taken: list[Any], refused: list[dict[str, Any]], as_json: bool, compl
         print_json({"complete": complete, **total, "sessions": each, "refused": refused})
         return
     print(
-        f"imported {total['records']:,} records with {total['insights']:,} insights of {len(taken):,} sessions; "
-        f"{total['known']:,} records were there already{'' if complete else '; then it was stopped'}."
+        f"imported {total['records']:,} records with {total['insights']:,} insights of {len(taken):,} "
+        f"sessions; {total['known']:,} records were there already{'' if complete else '; then it was stopped'}."
     )
 
 

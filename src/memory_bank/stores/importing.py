@@ -28,7 +28,7 @@ from memory_bank.vectors import embedder_name, encode_documents
 
 _AT_ONCE = 256
 _mine = records.c.session_id == sa.bindparam("session")
-_ids = sa.bindparam("ids", expanding=True)
+_ids: Any = sa.bindparam("ids", expanding=True)
 _SAME = sa.select(*records.c).where(_mine, records.c.trace_id.in_(_ids))
 _MADE = sa.select(insights.c.trace_id).where(
     insights.c.session_id == sa.bindparam("session"), insights.c.trace_id.in_(_ids)
@@ -223,17 +223,11 @@ def _take(bundle: _Bundle, value: dict[str, Any]) -> None:
 
 
 def _row(session_id: str, value: dict[str, Any]) -> Row:
-    record = InteractionRecord(
-        trace_id=value.get("trace_id"),  # type: ignore[arg-type]  to_row looks at each
-        step_id=value["step_id"],
-        tool_name=_text(value, "tool_name"),  # type: ignore[arg-type]
-        raw_input=value.get("raw_input"),
-        raw_output=value.get("raw_output"),
-        timestamp=value.get("timestamp"),  # type: ignore[arg-type]
-        call_id=_text(value, "call_id"),
-        input_text=_text(value, "input_text"),
-        output_text=_text(value, "output_text"),
-    )
+    told: Any = {name: _text(value, name) for name in ("tool_name", "call_id", "input_text", "output_text")}
+    told |= {
+        name: value.get(name) for name in ("trace_id", "step_id", "raw_input", "raw_output", "timestamp")
+    }
+    record = InteractionRecord(**told)  # to_row looks at each
     row = to_row(record, session_id)
     for side in ("input", "output"):
         text = _text(value, f"{side}_json")
@@ -348,7 +342,7 @@ def _check_owner(c: Connection, bundle: _Bundle) -> None:
     task, agent = c.execute(sa.select(sessions.c.task, sessions.c.agent_id).where(_SESSION), asked).one()
     ours = bundle.head.get("agent_id")
     if agent is not None and ours is not None and agent != ours:
-        raise RecordError("the bank has a session of this name that belongs to another agent: import elsewhere")
+        raise RecordError("the session belongs to another agent in this bank: import it into another bank")
     new = {}
     if agent is None and ours is not None:
         new["agent_id"] = ours
@@ -382,6 +376,6 @@ def _bind(c: Connection, database: Database, embedder: tuple[str, int], session_
         ours = f"{known[0]} ({known[1]} dimensions)" if known else "another one"
         raise EmbedderMismatchError(
             f"{database.name} was built with {ours}, the embeddings of session {session_id!r} are of "
-            f"{embedder[0]} ({embedder[1]} dimensions): give --embedding-model {known[0] if known else 'NAME'} "
-            "to embed its summaries anew."
+            f"{embedder[0]} ({embedder[1]} dimensions): give --embedding-model "
+            f"{known[0] if known else 'NAME'} to embed its summaries anew."
         ) from None

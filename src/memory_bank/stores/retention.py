@@ -15,7 +15,7 @@ from memory_bank.stores.schema import insights, jobs, records, sessions
 
 # Statements are built once: building one costs more than running it.
 _r, _i, _j = records.c, insights.c, jobs.c
-_session = sa.bindparam("session")
+_session: Any = sa.bindparam("session")
 _before = sa.bindparam("before", type_=sa.Float)
 _old = (_r.session_id == _session) & (_r.timestamp < _before)
 _old_ids = sa.select(_r.trace_id).where(_old)
@@ -29,11 +29,12 @@ def _length(text: sa.Column[Any]) -> sa.ColumnElement[int]:
     return sa.func.length(sa.type_coerce(text, sa.LargeBinary))
 
 
+_raw = _bytes(_length(_r.input) + _length(_r.output))
 # What goes, by table: its condition where everything goes, and where only what is old does.
 _GOING: tuple[tuple[sa.Table, Any, Any, Any], ...] = (
     (insights, _i.session_id == _session, _i.trace_id.in_(_old_ids), _bytes(_length(_i.summary))),
     (jobs, _j.session_id == _session, _j.trace_id.in_(_old_ids), sa.literal(0)),
-    (records, _r.session_id == _session, _r.timestamp < _before, _bytes(_length(_r.input) + _length(_r.output))),
+    (records, _r.session_id == _session, _r.timestamp < _before, _raw),
 )
 _COUNTS = {
     old: [
@@ -50,9 +51,7 @@ _TOTALS = [
     sa.select(sa.func.count()).select_from(t).where(t.c.session_id == _session) for t in (records, insights)
 ]
 _NEXT_GENERATION = (
-    sa.update(sessions)
-    .where(sessions.c.session_id == _session)
-    .values(generation=sessions.c.generation + 1)
+    sa.update(sessions).where(sessions.c.session_id == _session).values(generation=sessions.c.generation + 1)
 )
 _NO_TASK = sa.update(sessions).where(sessions.c.session_id == _session).values(task=None)
 _HAS_TASK = sa.select(sessions.c.task).where(sessions.c.session_id == _session)
