@@ -102,9 +102,10 @@ def _print(taken: list[Any], refused: list[dict[str, Any]], as_json: bool, compl
         each = [asdict(t) for t in taken]
         print_json({"complete": complete, **total, "sessions": each, "refused": refused})
         return
+    stopped = "" if complete else "; then it was stopped"
     print(
         f"imported {total['records']:,} records with {total['insights']:,} insights of {len(taken):,} "
-        f"sessions; {total['known']:,} records were there already{'' if complete else '; then it was stopped'}."
+        f"sessions; {total['known']:,} records were there already{stopped}."
     )
 
 

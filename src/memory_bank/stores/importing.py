@@ -98,26 +98,30 @@ def import_lines(
     for number, text in lines:
         if text is not None and not text.strip():
             continue
-        name: str | None = bundle.session_id if bundle else None
+        name: str | None = None
         try:
             value = _object(text)
             name = _name(value)
+            if bundle is not None and ("session" in value or name != bundle.session_id):
+                ended, bundle = bundle, None
+                yield _finish(database, ended, model)
             if "session" in value:
-                if bundle is not None:
-                    yield _finish(database, bundle, model)
-                    bundle = None
                 bundle = _Bundle(name, number, _head(value["session"]))
                 refused.discard(name)
-            if bundle is None or bundle.session_id != name:
+            if bundle is None:
                 if name in refused:
                     continue
                 raise _BrokenLine(f"the beginning of session {name!r} is missing before it")
             _take(bundle, value)
         except (_BrokenLine, RecordError) as e:
-            spoiled = {name, bundle.session_id if bundle else name}
-            if not (bundle is None and name is None and None in refused):
-                yield Refused(bundle.session_id if bundle else name, number, str(e).rstrip("."))
-            refused |= spoiled
+            if bundle is not None and name is None:
+                if bundle.missing():
+                    name = bundle.session_id
+                else:  # it is complete: what is broken belongs to nobody
+                    yield _finish(database, bundle, model)
+            if name is not None or None not in refused:
+                yield Refused(name, number, str(e).rstrip("."))
+            refused.add(name)
             bundle = None
     if bundle is not None:
         yield _finish(database, bundle, model)
@@ -290,7 +294,7 @@ def _store(database: Database, bundle: _Bundle, model: Embedder | None) -> Impor
         for trace_id, row in there.items():
             check_same(bundle.rows[trace_id], row)
         rows = [row for trace_id, row in bundle.rows.items() if trace_id not in there]
-        known = _known(c, _MADE, name, [row["trace_id"] for row in made])
+        known = _known(c, _MADE, name, [str(row["trace_id"]) for row in made])
         made = [row for row in made if row["trace_id"] not in known]
         waiting = [(t, job) for t, job in bundle.jobs.items() if t not in there]
         waiting.sort(key=lambda entry: entry[1]["created"])

@@ -41,7 +41,7 @@ def apply_memory_bank_strategy(
     Raises MessagesError, ConfigError, EmbeddingError, StorageError; after an error nothing of what was
     stored is lost, and the same call can be made again. With ``on_storage_error="pass_through"`` a database
     that fails costs the memory of this step: the messages come back as they are, ``state.storage_errors``
-    grows, ``state.last_plan`` is None, and what was not stored is stored at the next step that finds the database.
+    grows, ``state.last_plan`` is None, and what was missed is stored by the next step that can.
     """
     settings = as_settings(settings)
     with state.lock:
