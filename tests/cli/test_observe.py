@@ -123,9 +123,7 @@ def test_it_works_until_it_is_stopped(bank_url: str, server: Any, number: int, c
         database = Database(bank_url)
         until(lambda: len(server.requests) >= 6 and not JobQueue(database).open_count())
         fill(bank_url, "later", 2)
-        JobQueue(database, "later").add(
-            [t for t in MemoryBankState.open(bank_url, "later").fact_store.steps()]
-        )
+        JobQueue(database, "later").add(list(MemoryBankState.open(bank_url, "later").fact_store.steps()))
         until(lambda: len(server.requests) >= 8 and not JobQueue(database).open_count())
         running.send_signal(number)
         out, err = running.communicate(timeout=30)
