@@ -48,7 +48,11 @@ _RECORDS = (
     .where(_r.seq > _last).order_by(_r.seq).limit(_n)
 )  # fmt: skip
 _no_record = ~sa.exists().where(_r.session_id == _j.session_id, _r.trace_id == _j.trace_id)
-_ORPHANS = sa.select(_j.seq, _j.session_id, _j.trace_id).where(_no_record)
+_ORPHANS = (
+    sa.select(_j.seq, _j.session_id, _j.trace_id, _r.seq.label("record"))
+    .outerjoin(records, (_r.trace_id == _j.trace_id) & (_r.session_id == _j.session_id))
+    .where(_j.seq > _last).order_by(_j.seq).limit(_n)
+)  # fmt: skip
 _MISSING = sa.union(
     *(
         sa.select(t.c.session_id).where(~sa.exists().where(sessions.c.session_id == t.c.session_id))
@@ -247,16 +251,14 @@ class _Look:
 
     def jobs(self) -> Iterator[Problem]:
         """No job is for a record that is not there."""
-        with self.database.read() as c:
-            self.counts.jobs = c.execute(sa.select(sa.func.count()).select_from(jobs)).scalar() or 0
-            orphans = c.execute(_ORPHANS.order_by(_j.seq)).all()
-        for start in range(0, len(orphans), _BATCH):
-            part = orphans[start : start + _BATCH]
+        for row in self._pages("jobs", jobs, _ORPHANS):
+            self.counts.jobs += 1
+            if row["record"] is not None:
+                continue
             if self.repair:
                 with self.database.write() as c:
-                    c.execute(sa.delete(jobs).where(_j.seq.in_([row.seq for row in part]), _no_record))
-            for row in part:
-                yield Problem("job", "its record is missing", row.session_id, row.trace_id, self.repair)
+                    c.execute(sa.delete(jobs).where(_j.seq == row["seq"], _no_record))
+            yield Problem("job", "its record is missing", row["session_id"], row["trace_id"], self.repair)
 
     def spending(self) -> Iterator[Problem]:
         """What was spent is no less than nothing."""
