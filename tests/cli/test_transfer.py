@@ -25,7 +25,7 @@ from memory_bank.stores.jobs import JobQueue
 from memory_bank.stores.spending import Spending
 from memory_bank.stores.transfer import decode_text, encode_text, export_lines
 from memory_bank.testing import ScriptedServer
-from memory_bank.testing.store_contracts import a_record
+from memory_bank.testing.store_contracts import a_record, together
 
 NO_LIMITS = ObserverBudget()
 HALVES = "\ud83d\ude00"[:1] + "\ude00"  # two lone surrogates that JSON would make one letter
@@ -134,6 +134,19 @@ def test_nasty_texts_move_without_loss(
 @given(st.text(st.characters(exclude_categories=())) | TEXT)
 def test_texts_come_back(text: str) -> None:
     assert decode_text(json.loads(json.dumps(encode_text(text)))) == text
+
+
+def test_two_that_import_the_same_at_once(tmp_path: Path, bank_url: str) -> None:
+    source = Database(tmp_path / "a.db")
+    a_full_bank(source)
+    lines = lines_of(source)
+    targets = [Database(bank_url) for _ in range(2)]
+    told: list[Any] = []
+    together(*(lambda t=t: told.extend(take(t, lines)) for t in targets))
+    assert sorted(t.records for t in told) == [0, 0, 0, 0, 1, 5]
+    assert lines_of(targets[0]) == lines
+    for target in targets:
+        target.close()
 
 
 def test_what_is_there_stays(tmp_path: Path) -> None:

@@ -122,8 +122,6 @@ def verify(
         of = [problem.session_id and f"session {problem.session_id!r}", problem.trace_id]
         where = ", ".join(one_line(str(part), 300) for part in of if part)
         print(f"{'mended' if problem.mended else 'wrong '}  {problem.kind}  {where}: {visible(problem.what)}")
-    if is_terminal():
-        print(file=sys.stderr)
     if as_json:
         print_json({**asdict(counts), "problems": dict(kinds), "left": left, "found": found})
     else:
@@ -133,7 +131,11 @@ def verify(
             f"{counts.records:,} records ({counts.checked_ids:,} ids are their content's hash), "
             f"{counts.insights:,} insights, {counts.jobs:,} jobs, {counts.sessions:,} sessions; "
             f"{counts.unobserved:,} records have no insight.\n"
-            f"{kinds.total() - left:,} problems were mended, {left:,} are left."
+            + (
+                f"{kinds.total() - left:,} problems were mended, {left:,} are left."
+                if kinds
+                else "no problems."
+            )
         )
     if left:
         if not repair:
