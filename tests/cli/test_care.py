@@ -119,6 +119,16 @@ def test_the_verb(cli: Any, database: Database, bank_url: str) -> None:
     assert "removed 0 records" in cli("purge", "--db", bank_url, "--older-than", "400w").out
 
 
+def test_nothing_of_it_is_left_in_the_file(cli: Any, tmp_path: Path) -> None:
+    db = tmp_path / "bank.db"
+    facts = FactStore(Database(db), "s")
+    facts.store_many([a_record(n, output_text=f"the secret {n} " * 700) for n in range(20)])
+    facts.database.close()
+    assert b"the secret" in db.read_bytes()
+    assert cli("purge", "--db", db, "--session", "s").code == 0
+    assert not any(b"the secret" in file.read_bytes() for file in tmp_path.iterdir())
+
+
 # verify
 
 

@@ -65,6 +65,7 @@ def purge(
         if gone or not as_json:
             _print_purged(gone, dry_run, as_json, complete=False)
         raise
+    database.close()  # what the log beside a SQLite file still holds goes, too
     _print_purged(gone, dry_run, as_json, complete=True)
 
 

@@ -96,6 +96,10 @@ def purge(
                 found = _look(c, name, before)
         else:
             with database.write() as c:
+                if database.url.get_backend_name() == "sqlite":
+                    c.exec_driver_sql(
+                        "PRAGMA secure_delete=ON"
+                    )  # what is removed is overwritten, not only let go
                 database.lock_session(c, name)
                 found = _look(c, name, before)
                 if found is not None:
