@@ -21,7 +21,7 @@ MAP: dict[str, set[str]] = {
     "extraction": {"records", "history"},
     "observer": {"config", "clients", "errors", "extraction", "history", "ports", "prompts", "records"},
     "worker": {"errors", "faults", "observer", "records", "stores"},
-    "ingestion": {"observer", "clients", "ports", "records"},
+    "ingestion": {"observer", "clients", "history", "ports", "records"},
     "retrieval": {"ports", "records", "history"},
     "traces": {"errors"},
     "selection": {"errors", "history", "records", "traces"},
@@ -44,7 +44,7 @@ MAP: dict[str, set[str]] = {
     "cli": {
         "evidence", "selection",
         "assembly", "clients", "config", "errors", "history", "ingestion", "observer", "records", "replay",
-        "shipped", "stores", "traces",
+        "shipped", "stores", "traces", "worker",
     },
 }  # fmt: skip
 FACE = {"__init__", "__main__"}

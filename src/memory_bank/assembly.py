@@ -15,7 +15,7 @@ from memory_bank.clients.embedding import load_embedder
 from memory_bank.config import MemoryBankSettings
 from memory_bank.context.evidence import EvidenceMemory
 from memory_bank.context.plan import Plan
-from memory_bank.errors import EmbeddingError
+from memory_bank.errors import EmbeddingError, StorageError
 from memory_bank.faults import fault_point
 from memory_bank.history.conversation import Conversation
 from memory_bank.history.shortening import Shortened
@@ -26,7 +26,7 @@ from memory_bank.records import Insight, InteractionRecord, Spent
 from memory_bank.stores.database import Database
 from memory_bank.stores.facts import FactStore
 from memory_bank.stores.insights import InsightStore, clear_session
-from memory_bank.stores.jobs import JobQueue
+from memory_bank.stores.jobs import JobQueue, without_insight
 from memory_bank.stores.payload import to_rows
 from memory_bank.stores.scope import WiderScope
 from memory_bank.stores.spending import Spending
@@ -81,6 +81,7 @@ class MemoryBankState:
         self._background = BackgroundObserver()
         self._may_have_jobs = False
         self._mode = "inline"
+        self._forgiving = False  # of a database that fails
         if embedding_model is not None:
             self._bind_embedder(embedding_model)
 
@@ -106,12 +107,13 @@ class MemoryBankState:
 
     def prepare(self, settings: MemoryBankSettings) -> None:
         """Bind the settings' embedder and counter unless the state has its own; load what is stored."""
-        if self.insight_store is None:
-            self._bind_embedder(settings.embedding_model)
+        self._forgiving = settings.on_storage_error == "pass_through"
         if self._given_counter is None and self._encoding != settings.token_encoding:
             self._encoding = settings.token_encoding
             self.counter = open_counter(settings.token_encoding)
             self.conversation = Conversation(self.session_id, self.counter)
+        if self.insight_store is None:
+            self._bind_embedder(settings.embedding_model)
         generation = self.database.generation(self.session_id)
         if generation != self._generation:  # first use, or the session was reset elsewhere
             self._load()
@@ -253,8 +255,14 @@ class MemoryBankState:
         return self
 
     def __exit__(self, *exc: object) -> None:
-        self.flush(0)
-        self.close()
+        try:
+            self.flush(0)
+        except StorageError as e:
+            if not self._forgiving:
+                raise
+            log.warning("what is not stored yet is found when the session is opened again: %s", e)
+        finally:
+            self.close()
 
     def _bind_embedder(self, model: Any) -> None:
         if isinstance(model, str):
@@ -266,8 +274,7 @@ class MemoryBankState:
         self._forget()
         self.steps = self.fact_store.steps()
         self.step_count = max(self.steps.values(), default=0)
-        with_insight = set(self.insight_store.trace_ids())
-        self.unobserved = {t: None for t in self.steps if t not in with_insight}
+        self.unobserved = dict.fromkeys(without_insight(self.database, self.session_id))
         self._task = self.database.get_task(self.session_id)
         self._may_have_jobs = self._jobs.open_count() > 0
 

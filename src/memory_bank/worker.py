@@ -85,22 +85,32 @@ class Worker:
         fault_point("jobs.leased")
         try:
             for session_id in dict.fromkeys(j.session_id for j in taken):
-                self._work([j for j in taken if j.session_id == session_id], session_id)
+                self._work([j for j in taken if j.session_id == session_id], session_id, taken)
         except BaseException:
             self._let_go(taken)
             raise
         return len(taken)
 
-    def run(self, stop: threading.Event, *, once: bool = False, wake: threading.Event | None = None) -> None:
+    def run(
+        self,
+        stop: threading.Event,
+        *,
+        once: bool = False,
+        wake: threading.Event | None = None,
+        told: Callable[[], None] | None = None,
+    ) -> None:
         """Work until ``stop`` is set, or with ``once`` until no job is left; ``wake`` ends a wait early.
 
-        A database or an embedder that fails is told and tried again after a while.
+        ``told`` is called after each round of jobs. A database or an embedder that fails is told and tried
+        again after a while; with ``once`` it raises StorageError, EmbeddingError.
         """
         failures = 0
         while not stop.is_set():
             try:
                 if self.step():
                     failures = 0
+                    if told is not None:
+                        told()
                     continue
                 pause = self.queue.wait()
             except (StorageError, EmbeddingError) as e:
@@ -118,13 +128,13 @@ class Worker:
                 wake.wait(pause)
                 wake.clear()
 
-    def _work(self, jobs: list[Job], session_id: str) -> None:
+    def _work(self, jobs: list[Job], session_id: str, held: list[Job]) -> None:
         facts, insights = self._stores_of(session_id)
         records = {r.trace_id: r for r in facts.get_many([j.trace_id for j in jobs])}
         task = self.database.get_task(session_id)
         observer = self.observer.booking(Spending(self.database, session_id))
         found = [records[j.trace_id] for j in jobs if j.trace_id in records]
-        with self._renewing(jobs):
+        with self._renewing(held):  # those of other sessions wait for their turn
             answers = observer.each(found, lambda r: self._answer(observer, r, task))
         fault_point("jobs.observed")
         by_id = dict(zip((r.trace_id for r in found), answers, strict=True))

@@ -38,6 +38,9 @@ class Backend(Protocol):
     def turn(self) -> AbstractContextManager[Any]:
         """What a writer holds among the threads of its process."""
 
+    def begin_snapshot(self, c: Connection) -> None:
+        """Begin a transaction that reads, and sees what was there at its first statement."""
+
     def begin_write(self, c: Connection) -> None:
         """Begin a transaction that writes."""
 

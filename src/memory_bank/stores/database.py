@@ -153,6 +153,16 @@ class Database:
             yield connection
 
     @contextmanager
+    def snapshot(self) -> Iterator[Connection]:
+        """A connection for many reads that all see the bank as it was at one moment."""
+        with self._mapped(), self._guard(), self._engine.connect() as connection:
+            self._backend.begin_snapshot(connection)
+            try:
+                yield connection
+            finally:
+                connection.rollback()
+
+    @contextmanager
     def write(self) -> Iterator[Connection]:
         """A connection in a transaction: committed at the end, rolled back on any error."""
         with self._mapped(), self._transaction() as connection:

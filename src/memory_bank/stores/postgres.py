@@ -121,6 +121,11 @@ class Postgres:
         """See Backend."""
         return nullcontext()
 
+    def begin_snapshot(self, c: Connection) -> None:
+        """See Backend. Whoever reads along may take their time."""
+        c.exec_driver_sql("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
+        c.exec_driver_sql("SET LOCAL idle_in_transaction_session_timeout = 0")
+
     def begin_write(self, c: Connection) -> None:
         """See Backend. It begins with its first statement."""
         c.info.pop(_HELD, None)

@@ -88,6 +88,11 @@ class Sqlite:
         """See Backend."""
         return self._write_lock
 
+    def begin_snapshot(self, c: Connection) -> None:
+        """See Backend."""
+        if not self.in_memory:
+            c.exec_driver_sql("BEGIN")
+
     def begin_write(self, c: Connection) -> None:
         """See Backend."""
         if not self.in_memory:  # take the write lock at once: no deadlock between two readers-to-writers
