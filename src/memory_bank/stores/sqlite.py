@@ -26,13 +26,18 @@ BUSY_TIMEOUT_MS = 5_000
 
 
 class Sqlite:
-    """See Backend. Writers of one process take turns, and wait up to 5 s for those of other processes."""
+    """See Backend. Writers of one process take turns, and wait up to 5 s for those of other processes.
+
+    ``?synchronous=normal`` in the URL leaves out the sync at each commit: after a loss of power (not of the
+    process) the latest commits may be gone, the file stays whole.
+    """
 
     ranks = False
     elsewhere = "give another file name"
 
     def __init__(self, url: sa.URL, write_lock: threading.RLock) -> None:
-        self.url = url
+        self._query = dict(url.query)
+        self.url = url.set(query={})
         self.name = url.render_as_string(hide_password=True)
         self.in_memory = url.database in (None, "", ":memory:")
         self.leaders = 0 if self.in_memory else 1
@@ -40,10 +45,16 @@ class Sqlite:
 
     def check(self, must_exist: bool) -> None:
         """See Backend."""
-        if self.url.host or self.url.username or self.url.password or self.url.query:
+        if self.url.host or self.url.username or self.url.password:
             raise DatabaseOpenError(
-                "a SQLite URL has no host, user or options: use  sqlite:///FILE  or a file name."
+                "a SQLite URL has no host and no user: use  sqlite:///FILE  or a file name."
             )
+        wanted = self._query.pop("synchronous", "full")
+        if self._query or str(wanted).lower() not in ("full", "normal"):
+            raise DatabaseOpenError(
+                "a SQLite URL takes one option: use  sqlite:///FILE  or  sqlite:///FILE?synchronous=normal ."
+            )
+        self._synchronous = str(wanted).upper()
         if self.in_memory:
             return
         file = Path(str(self.url.database))
@@ -67,7 +78,7 @@ class Sqlite:
         if self.in_memory:
             options["poolclass"] = StaticPool
         engine = sa.create_engine(self.url, **options)
-        in_memory = self.in_memory
+        in_memory, synchronous = self.in_memory, self._synchronous
 
         @event.listens_for(engine, "connect")
         def _configure(connection: Any, _record: Any) -> None:
@@ -76,7 +87,7 @@ class Sqlite:
                 connection.executescript(schema_script())
             else:
                 _write_ahead(connection)
-                connection.execute("PRAGMA synchronous=FULL")
+                connection.execute(f"PRAGMA synchronous={synchronous}")
 
         return engine
 
