@@ -103,9 +103,9 @@ def turn(session: str, i: int, calls: int = 1) -> list[Message]:
     asked, results = [], []
     for k in range(calls):
         call_id = f"{session}-{i}-{k}"
-        function = {"name": "get_order", "arguments": f'{{"order_id": "ORD-{rng.randrange(10**9)}"}}'}
+        function = {"name": "get_order", "arguments": f'{{"order_id": "ORD-{rng.randrange(2000)}"}}'}
         asked.append({"id": call_id, "type": "function", "function": function})
-        body = " ".join(f"SKU-{rng.randrange(10**6)} costs {rng.randrange(10**4)}" for _ in range(12))
+        body = " ".join(f"SKU-{rng.randrange(2000)} costs {rng.randrange(500)}" for _ in range(12))
         results.append({"role": "tool", "tool_call_id": call_id, "content": body})
     return [{"role": "assistant", "content": None, "tool_calls": asked}, *results]
 

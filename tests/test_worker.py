@@ -204,14 +204,16 @@ class Refusing(LexicalEmbedder):
         return super().encode(texts)
 
 
-def test_an_embedder_that_fails_gives_the_jobs_back(database: Database) -> None:
+def test_an_embedder_that_fails_gives_the_jobs_back_and_the_summary_is_not_paid_for_twice(
+    database: Database,
+) -> None:
     insights = stored(database)
-    worker = Worker(database, Observer(ScriptedModel(["a", "b"]), "m"), Refusing())
+    worker = Worker(database, Observer(ScriptedModel(["a"]), "m"), Refusing())
     with pytest.raises((EmbeddingError, StorageError)):
         worker.step()
     assert JobQueue(database).wait() == 0
     assert worker.step() == 1
-    assert insights.get_summary("trace-00000") == "b"
+    assert insights.get_summary("trace-00000") == "a"
 
 
 def test_small_outputs_are_never_sent(database: Database) -> None:
