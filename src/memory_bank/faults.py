@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import signal
 
-POINTS = (
+POINTS = (  # of an agent's steps and of what works beside it
     "write.begun",
     "write.executed",
     "write.committed",
@@ -21,11 +21,9 @@ POINTS = (
     "jobs.leased",
     "jobs.observed",
     "jobs.finished",
-    "purge.executed",
-    "import.executed",
-    "re_embed.executed",
     "step.done",
 )
+VERB_POINTS = ("purge.executed", "import.executed", "re_embed.executed")
 _name, _nth, _how = (os.environ.get("MEMORY_BANK_FAULT", "") + "::").split(":")[:3]
 _left = int(_nth) if _nth.isdigit() else 1
 _signal = getattr(signal, _how or "SIGKILL")

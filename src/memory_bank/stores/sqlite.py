@@ -23,6 +23,7 @@ from memory_bank.stores.backend import first_line
 from memory_bank.stores.schema import metadata
 
 BUSY_TIMEOUT_MS = 5_000
+MIGRATION_TIMEOUT_MS = 60_000
 
 
 class Sqlite:
@@ -113,8 +114,14 @@ class Sqlite:
                 raise sa.exc.OperationalError("BEGIN IMMEDIATE", None, e) from e
 
     def begin_migration(self, c: Connection) -> None:
-        """See Backend."""
-        self.begin_write(c)
+        """See Backend. Others may be migrating, which takes longer than a write."""
+        if self.in_memory:
+            return
+        c.exec_driver_sql(f"PRAGMA busy_timeout={MIGRATION_TIMEOUT_MS}")
+        try:
+            self.begin_write(c)
+        finally:
+            c.exec_driver_sql(f"PRAGMA busy_timeout={BUSY_TIMEOUT_MS}")
 
     def prepare(self, c: Connection) -> None:
         """See Backend."""
