@@ -31,6 +31,7 @@ from memory_bank.observer import Observer
 from memory_bank.stores.database import Database
 from memory_bank.stores.jobs import orphaned_jobs
 from memory_bank.stores.schema import insights, jobs, records
+from memory_bank.stores.verification import verify
 from memory_bank.testing import ScriptedModel
 from memory_bank.testing.model import completion
 from memory_bank.worker import Worker
@@ -145,6 +146,7 @@ class Found:
     stuck: int = 0  # jobs that no worker ends
     orphaned: int = 0  # jobs for records that are not there
     unsummarised: int = 0  # records without an insight, or insights without a record
+    unsound: int = 0  # what `memory-bank verify` finds
 
     def add(self, other: Found) -> None:
         """Sum both."""
@@ -173,8 +175,8 @@ def check_session(database: Database, session: str, acknowledged: int, parallel:
 
 
 def check_bank(database: Database) -> Found:
-    """What holds for a bank as a whole once its workers are done (in place of ``memory-bank verify``)."""
-    found = Found(orphaned=orphaned_jobs(database))
+    """What holds for a bank as a whole once its workers are done, ``memory-bank verify`` included."""
+    found = Found(orphaned=orphaned_jobs(database), unsound=sum(1 for _ in verify(database)))
     has_insight = sa.exists().where(
         insights.c.session_id == records.c.session_id, insights.c.trace_id == records.c.trace_id
     )
