@@ -12,6 +12,7 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "ActionStep": "history.steps",
+    "AdaptiveMemoryManager": "history.adaptive",
     "AgentMemory": "history.scratchpad",
     "CallReport": "provenance",
     "Config": "config",
@@ -25,6 +26,7 @@ _HOMES = {
     "FactStore": "stores.facts",
     "Fate": "context.plan",
     "FinalAnswerStep": "history.steps",
+    "HierarchicalMemory": "history.hierarchy",
     "HistoryError": "errors",
     "Hit": "records",
     "ImageError": "errors",
@@ -81,12 +83,16 @@ _HOMES = {
     "prune_old_observations": "history.pruning",
     "render_messages": "history.parsing",
     "retrieve_and_format": "retrieval",
+    "semantic_pruning": "history.relevance",
     "steps_from_messages": "history.reading",
+    "summarize_old_steps": "history.summaries",
+    "to_memory_bank": "history.banking",
 }
 
 __all__ = [
     "TOOL_SCHEMAS",
     "ActionStep",
+    "AdaptiveMemoryManager",
     "AgentMemory",
     "CallReport",
     "Config",
@@ -100,6 +106,7 @@ __all__ = [
     "FactStore",
     "Fate",
     "FinalAnswerStep",
+    "HierarchicalMemory",
     "HistoryError",
     "Hit",
     "ImageError",
@@ -155,7 +162,10 @@ __all__ = [
     "prune_old_observations",
     "render_messages",
     "retrieve_and_format",
+    "semantic_pruning",
     "steps_from_messages",
+    "summarize_old_steps",
+    "to_memory_bank",
 ]
 
 
@@ -202,6 +212,9 @@ if TYPE_CHECKING:
         TraceFileError,
         UnknownStrategyError,
     )
+    from memory_bank.history.adaptive import AdaptiveMemoryManager
+    from memory_bank.history.banking import to_memory_bank
+    from memory_bank.history.hierarchy import HierarchicalMemory
     from memory_bank.history.manager import MemoryManager
     from memory_bank.history.parsing import extract_tool_outputs, parse_messages, render_messages
     from memory_bank.history.parts import Observation, Timing, TokenUsage, ToolCall
@@ -214,6 +227,7 @@ if TYPE_CHECKING:
         prune_old_observations,
     )
     from memory_bank.history.reading import steps_from_messages
+    from memory_bank.history.relevance import semantic_pruning
     from memory_bank.history.scratchpad import AgentMemory
     from memory_bank.history.steps import (
         ActionStep,
@@ -223,6 +237,7 @@ if TYPE_CHECKING:
         SystemPromptStep,
         TaskStep,
     )
+    from memory_bank.history.summaries import summarize_old_steps
     from memory_bank.ingestion import ingest_tool_outputs
     from memory_bank.observer import observe_tool_output
     from memory_bank.processor import MemoryProcessor

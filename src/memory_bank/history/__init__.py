@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 _HOMES = {
     "ActionStep": "steps",
+    "AdaptiveMemoryManager": "adaptive",
     "AgentMemory": "scratchpad",
     "FinalAnswerStep": "steps",
+    "HierarchicalMemory": "hierarchy",
     "MemoryManager": "manager",
     "Observation": "parts",
     "PlanningStep": "steps",
@@ -30,13 +32,19 @@ _HOMES = {
     "keep_system_and_recent": "pruning",
     "no_pruning": "pruning",
     "prune_old_observations": "pruning",
+    "records_of": "banking",
+    "semantic_pruning": "relevance",
     "steps_from_messages": "reading",
+    "summarize_old_steps": "summaries",
+    "to_memory_bank": "banking",
 }
 
 __all__ = [
     "ActionStep",
+    "AdaptiveMemoryManager",
     "AgentMemory",
     "FinalAnswerStep",
+    "HierarchicalMemory",
     "MemoryManager",
     "Observation",
     "PlanningStep",
@@ -55,7 +63,11 @@ __all__ = [
     "keep_system_and_recent",
     "no_pruning",
     "prune_old_observations",
+    "records_of",
+    "semantic_pruning",
     "steps_from_messages",
+    "summarize_old_steps",
+    "to_memory_bank",
 ]
 
 
@@ -73,6 +85,9 @@ def __dir__() -> list[str]:
 
 
 if TYPE_CHECKING:
+    from memory_bank.history.adaptive import AdaptiveMemoryManager
+    from memory_bank.history.banking import records_of, to_memory_bank
+    from memory_bank.history.hierarchy import HierarchicalMemory
     from memory_bank.history.manager import MemoryManager
     from memory_bank.history.parts import Observation, Timing, TokenUsage, ToolCall
     from memory_bank.history.pruning import (
@@ -86,6 +101,7 @@ if TYPE_CHECKING:
         prune_old_observations,
     )
     from memory_bank.history.reading import steps_from_messages
+    from memory_bank.history.relevance import semantic_pruning
     from memory_bank.history.scratchpad import AgentMemory
     from memory_bank.history.steps import (
         ActionStep,
@@ -96,3 +112,4 @@ if TYPE_CHECKING:
         SystemPromptStep,
         TaskStep,
     )
+    from memory_bank.history.summaries import summarize_old_steps
