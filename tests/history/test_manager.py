@@ -188,7 +188,13 @@ def test_steps_as_dicts_full_and_succinct():
 
 def test_a_replay_shows_every_step_and_steers_no_terminal():
     manager = history(2)
-    manager.add(ActionStep("red [bold]\x1b[31m", error="it broke \ud800", model_input_messages=[{"role": "user", "content": "seen by it"}]))
+    manager.add(
+        ActionStep(
+            "red [bold]\x1b[31m",
+            error="it broke \ud800",
+            model_input_messages=[{"role": "user", "content": "seen by it"}],
+        )
+    )
     manager.add(ScratchpadStep("y" * 3_000))
     for detailed in (False, True):
         out = io.StringIO()

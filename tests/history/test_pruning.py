@@ -48,7 +48,9 @@ def run(n: int = 12, size: int = 400):
     manager.add(TaskStep("find the order", timestamp=0.0))
     for i in range(n):
         body = json.dumps({"order_id": f"ORD-{1000 + i}", "note": "x" * size})
-        manager.add(ActionStep("think", [ToolCall("get_order", {"n": i}, f"c{i}")], [body], timestamp=float(i)))
+        manager.add(
+            ActionStep("think", [ToolCall("get_order", {"n": i}, f"c{i}")], [body], timestamp=float(i))
+        )
     return list(manager.steps)
 
 
@@ -77,7 +79,9 @@ def simple_prunings():
         numbers().map(keep_last_n_steps),
         numbers().map(keep_system_and_recent),
         st.builds(prune_old_observations, st.none() | numbers(), st.none() | st.floats(0.1, 9), numbers()),
-        st.builds(lambda k, d: semantic_pruning(LexicalEmbedder(), k, diversity=d), numbers(), st.floats(0, 1)),
+        st.builds(
+            lambda k, d: semantic_pruning(LexicalEmbedder(), k, diversity=d), numbers(), st.floats(0, 1)
+        ),
         st.builds(summarize_old_steps, numbers()),
         st.builds(lambda n: summarize_old_steps(n, lambda text: text[:50]), numbers()),
     )
@@ -141,7 +145,9 @@ def test_what_each_pruning_keeps():
     assert [s.step_number for s in keep_last_n_steps(2)(steps)] == [0, 0, 5, 6]
     assert [s.step_number for s in keep_system_and_recent(4)(steps)] == [0, 0, 3, 3, 4, 5, 6]
     cut = prune_old_observations(2, max_length=50)(steps)
-    assert [len(s.observations[0].text) > 50 for s in cut if isinstance(s, ActionStep)] == [False] * 4 + [True] * 2
+    assert [len(s.observations[0].text) > 50 for s in cut if isinstance(s, ActionStep)] == [False] * 4 + [
+        True
+    ] * 2
     aged = prune_old_observations(None, max_age_seconds=2.5)(steps)
     assert [s.observations[0].whole for s in aged if isinstance(s, ActionStep)] == [False] * 3 + [True] * 3
     assert chain()(steps) == steps
@@ -175,8 +181,17 @@ def test_limits_that_are_none_are_one_clear_error(bad):
 
 
 def test_relevance_with_diversity():
-    texts = ["refund of order 7 approved", "refund of order 7 approved", "weather in Paris", "order 7 shipped late"]
-    steps = [TaskStep("refund order 7"), *(ActionStep(t, step_number=i) for i, t in enumerate(texts, 1)), ActionStep("end", step_number=9)]
+    texts = [
+        "refund of order 7 approved",
+        "refund of order 7 approved",
+        "weather in Paris",
+        "order 7 shipped late",
+    ]
+    steps = [
+        TaskStep("refund order 7"),
+        *(ActionStep(t, step_number=i) for i, t in enumerate(texts, 1)),
+        ActionStep("end", step_number=9),
+    ]
     relevant = semantic_pruning(LexicalEmbedder(), 2, diversity=0.0)(steps)
     assert [s.step_number for s in relevant] == [0, 1, 2, 9]
     diverse = semantic_pruning(LexicalEmbedder(), 2, diversity=0.5)(steps)
@@ -233,7 +248,11 @@ def test_equal_calls_are_two_records_and_ids_are_those_of_the_strategy():
     messages = [{"role": "user", "content": "find"}]
     for _ in range(3):
         messages += [
-            {"role": "assistant", "content": None, "tool_calls": [{"id": "a", "type": "function", "function": {"name": "f", "arguments": "{}"}}]},
+            {
+                "role": "assistant",
+                "content": None,
+                "tool_calls": [{"id": "a", "type": "function", "function": {"name": "f", "arguments": "{}"}}],
+            },
             {"role": "tool", "tool_call_id": "a", "content": "same " * 50},
         ]
     with MemoryBankState("lexical") as state:

@@ -95,7 +95,10 @@ def test_the_text_form_says_calls_and_observations():
     messages = ActionStep("think", CALLS, ["seven", "found"], "late").to_messages(wire="text")
     assert [m["role"] for m in messages] == ["assistant", "assistant", "user", "user"]
     assert messages[1]["content"].startswith("Calling tools:\n[{")
-    assert [m["content"] for m in messages[2:]] == ["Observation:\nseven", "Observation:\nfound\n\nError:\nlate"]
+    assert [m["content"] for m in messages[2:]] == [
+        "Observation:\nseven",
+        "Observation:\nfound\n\nError:\nlate",
+    ]
 
 
 def test_in_summary_mode_system_prompt_plans_and_thoughts_fall_away():
@@ -117,7 +120,15 @@ def test_a_task_carries_images(tmp_path: Path):
 
 @pytest.mark.parametrize(
     "image",
-    [b"hello", "hello", "data:image/png;base64,AAAA", "data:text/html,x", 7, Path("/no/such.png"), "https://"],
+    [
+        b"hello",
+        "hello",
+        "data:image/png;base64,AAAA",
+        "data:text/html,x",
+        7,
+        Path("/no/such.png"),
+        "https://",
+    ],
 )
 def test_an_image_that_is_none_is_refused(image):
     with pytest.raises(ImageError, match="image 1 of the task"):
@@ -191,7 +202,10 @@ def test_a_chat_in_text_form_has_typed_steps():
     chat = [
         {"role": "user", "content": "Find it"},
         {"role": "assistant", "content": "I look."},
-        {"role": "assistant", "content": "Calling tools:\n[{'id': 'c1', 'type': 'function', 'function': {'name': 'find', 'arguments': {'q': 'it'}}}]"},
+        {
+            "role": "assistant",
+            "content": "Calling tools:\n[{'id': 'c1', 'type': 'function', 'function': {'name': 'find', 'arguments': {'q': 'it'}}}]",
+        },
         {"role": "user", "content": "Observation:\nhere"},
         {"role": "assistant", "content": "Found."},
     ]
