@@ -1,5 +1,6 @@
 """The manager: order, counts, caches, callbacks, files, replay, page; each step is worked on once."""
 
+import copy
 import io
 import json
 
@@ -91,6 +92,9 @@ def test_messages_handed_out_change_nothing():
     messages.clear()
     with pytest.raises(TypeError):
         manager.to_messages()[0]["content"] = "other"
+    own = copy.deepcopy(manager.to_messages())
+    own[0]["content"] = "other"
+    assert manager.to_messages()[0]["content"] == "be careful"
     assert json.loads(json.dumps(manager.to_messages())) == manager.to_messages()
 
 

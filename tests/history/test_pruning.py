@@ -6,7 +6,7 @@ import logging
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.chats import good_chats
+from tests.chats import any_chats, good_chats
 from tests.history.test_steps import STEPS, text_pairs
 
 from memory_bank import LexicalEmbedder, MemoryBankState, handle_tool_call
@@ -104,7 +104,7 @@ def histories(draw):
     return manager.steps
 
 
-@settings(max_examples=150)
+@settings(max_examples=100)
 @given(histories(), st.lists(prunings(), min_size=1, max_size=4))
 def test_chains_in_any_order_keep_the_invariants(steps, chosen):
     before = json.dumps([s.dict() for s in steps])
@@ -136,6 +136,14 @@ def test_a_budget_is_met_or_the_smallest_that_can_be_is_told(steps, budget):
             fit_token_budget(smallest - 1, counter=COUNTER)(steps)
     assert left[-1] is steps[-1]
     assert pairing_errors([m for s in left for m in s.to_messages()]) == []
+
+
+@given(any_chats(), st.lists(prunings(), min_size=1, max_size=3))
+def test_broken_histories_are_pruned_too(messages, chosen):
+    steps = steps_from_messages(messages, timestamp=5.0)
+    left = chain(*chosen)(steps)
+    assert left[-1:] == steps[-1:]
+    assert pairing_errors([m for s in left if s.source is None for m in s.to_messages()]) == []
 
 
 def test_what_each_pruning_keeps():

@@ -6,9 +6,9 @@ import json
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.chats import JSON, TEXT, good_chats
+from tests.chats import JSON, TEXT, any_chats, good_chats
 
 from memory_bank.errors import HistoryError, ImageError
 from memory_bank.history import (
@@ -110,11 +110,19 @@ def test_in_summary_mode_system_prompt_plans_and_thoughts_fall_away():
     assert len(TaskStep("do").to_messages(True)) == 1
 
 
+class Drawn:
+    """An image as PIL's are: it writes itself."""
+
+    def save(self, file, format):
+        file.write(PNG)
+
+
 def test_a_task_carries_images(tmp_path: Path):
     (tmp_path / "a.png").write_bytes(PNG)
     step = TaskStep("what is this?", [PNG, tmp_path / "a.png", "https://example.org/a.png"])
     parts = step.to_messages()[0]["content"]
     assert [p["type"] for p in parts] == ["text", "image_url", "image_url", "image_url"]
+    assert TaskStep("x", [Drawn()]).images == (parts[1]["image_url"]["url"],)
     assert parts[1] == parts[2] and parts[1]["image_url"]["url"].startswith("data:image/png;base64,")
 
 
@@ -189,6 +197,20 @@ def test_messages_to_steps_and_back_are_the_same_messages(messages):
     steps = steps_from_messages(messages)
     assert [m for s in steps for m in s.to_messages()] == before == messages
     assert [s.step_number for s in steps] == sorted(s.step_number for s in steps)
+
+
+@settings(max_examples=60)
+@given(any_chats(), st.sampled_from(["tools", "text"]))
+def test_any_list_at_all_becomes_steps_and_is_given_back(messages, wire):
+    before = repr(messages)
+    steps = steps_from_messages(messages, wire=wire)
+    assert repr([m for s in steps for m in s.to_messages(wire=wire)]) == before == repr(messages)
+    for step in steps:
+        assert repr(Step.from_dict(step.dict()).dict()) == repr(step.dict())
+        mended = dataclasses.replace(step, source=None)
+        assert pairing_errors(mended.to_messages()) == []
+        pairs = text_pairs(mended.to_messages(wire="text"))
+        assert all(calls <= seen for calls, seen in pairs)  # a result without a call is an observation more
 
 
 @given(STEPS)
