@@ -339,3 +339,26 @@ def test_a_hierarchy_keeps_the_invariants(first, second):
 def test_an_observation_that_names_its_record_is_never_cut():
     seen = Observation("short [trace_id x]", None, False, "x")
     assert seen.truncate(3) is seen
+
+
+class Failing(LexicalEmbedder):
+    """An embedder that fails while it is told to, and takes its time otherwise."""
+
+    instant = False
+    fails = True
+
+    def encode(self, texts):
+        if self.fails:
+            raise RuntimeError("out of memory")
+        return super().encode(texts)
+
+
+def test_an_embedder_that_fails_costs_no_fact_and_its_summaries_wait():
+    model = Failing()
+    with MemoryBankState(model) as state:
+        to_memory_bank(state, keep_last_n=1)(run(4))
+        assert state.fact_store.size() == 3
+        assert state.insight_store.size() == 0
+        model.fails = False
+        assert state.flush(5) == 0
+        assert state.insight_store.size() == 3
