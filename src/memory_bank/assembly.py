@@ -14,6 +14,7 @@ from sqlalchemy.engine import Connection
 from memory_bank.clients.embedding import load_embedder
 from memory_bank.config import MemoryBankSettings
 from memory_bank.context.evidence import EvidenceMemory
+from memory_bank.context.fetched import is_memory_tool
 from memory_bank.context.plan import Plan
 from memory_bank.errors import EmbeddingError, StorageError
 from memory_bank.faults import fault_point
@@ -173,6 +174,23 @@ class MemoryBankState:
         self.fact_store.store_many(records, to_observe)
         made = {d.trace_id: d for d in drafts}
         return {r.trace_id: made.get(r.trace_id) for r in records}
+
+    def remember(self, records: Sequence[InteractionRecord]) -> None:
+        """Store records from elsewhere (a typed history's), facts first, with summaries by extraction.
+
+        What is stored already is left as it is. Without an embedder yet, the first step makes the summaries.
+        Summaries that an embedder refuses wait for ``flush``. Raises RecordError, StorageError.
+        """
+        with self.lock:
+            known = {r.trace_id for r in self.fact_store.get_many([r.trace_id for r in records])}
+            new = [r for r in records if r.trace_id not in known]
+            self.fact_store.store_many(new)
+            self.steps.update((r.trace_id, r.step_id) for r in new)
+            self.step_count = max([self.step_count, *(r.step_id for r in new)])
+            if self.insight_store is not None:
+                news = [r for r in new if not is_memory_tool(r.tool_name, r.output_text)]
+                self.unobserved.update((r.trace_id, Observer().extract(r)) for r in news)
+                self._flush_drafts(None)
 
     def queue(self, trace_ids: Sequence[str]) -> None:
         """Note that a model is to summarise stored records."""
