@@ -12,7 +12,8 @@ MAP: dict[str, set[str]] = {
     "shipped": set(),
     "ports": {"records"},
     "prompts": {"errors", "shipped"},
-    "config": {"errors", "shipped"},
+    "settings": {"errors"},
+    "config": {"errors", "settings", "shipped"},
     "history": {"records", "errors", "ports"},
     "vectors": {"errors", "ports"},
     "faults": set(),
@@ -20,6 +21,7 @@ MAP: dict[str, set[str]] = {
     "clients": {"records", "errors", "ports"},
     "extraction": {"records", "history"},
     "observer": {"config", "clients", "errors", "extraction", "history", "ports", "prompts", "records"},
+    "summarizing": {"clients", "errors", "history", "observer", "ports", "prompts", "records"},
     "worker": {"errors", "faults", "observer", "records", "stores"},
     "ingestion": {"observer", "clients", "ports", "records"},
     "retrieval": {"ports", "records", "history"},
@@ -27,7 +29,8 @@ MAP: dict[str, set[str]] = {
     "selection": {"errors", "history", "records", "traces"},
     "context": {"history", "ports", "records", "retrieval", "selection"},
     "strategies": {
-        "config", "context", "errors", "faults", "history", "observer", "ports", "records", "retrieval", "selection", "vectors",
+        "config", "context", "errors", "extraction", "faults", "history", "observer", "ports", "records",
+        "retrieval", "selection", "summarizing", "vectors",
     },
     "assembly": {
         "clients", "config", "context", "errors", "faults", "history", "observer", "ports", "records",

@@ -14,6 +14,7 @@ _HOMES = {
     "CallReport": "provenance",
     "Config": "config",
     "ConfigError": "errors",
+    "ContextReport": "context.report",
     "DatabaseOpenError": "errors",
     "DatabaseVersionError": "errors",
     "Decision": "context.plan",
@@ -27,6 +28,7 @@ _HOMES = {
     "InsightStore": "stores.insights",
     "InteractionRecord": "records",
     "LexicalEmbedder": "clients.lexical",
+    "LoopDetectedError": "errors",
     "MemoryBankError": "errors",
     "MemoryBankSettings": "config",
     "MemoryBankState": "assembly",
@@ -65,6 +67,7 @@ __all__ = [
     "CallReport",
     "Config",
     "ConfigError",
+    "ContextReport",
     "DatabaseOpenError",
     "DatabaseVersionError",
     "Decision",
@@ -78,6 +81,7 @@ __all__ = [
     "InsightStore",
     "InteractionRecord",
     "LexicalEmbedder",
+    "LoopDetectedError",
     "MemoryBankError",
     "MemoryBankSettings",
     "MemoryBankState",
@@ -130,6 +134,7 @@ if TYPE_CHECKING:
     from memory_bank.clients.lexical import LexicalEmbedder
     from memory_bank.config import Config, MemoryBankSettings, load_config
     from memory_bank.context.plan import Decision, Fate, Plan
+    from memory_bank.context.report import ContextReport
     from memory_bank.errors import (
         ConfigError,
         DatabaseOpenError,
@@ -137,6 +142,7 @@ if TYPE_CHECKING:
         EmbedderLoadError,
         EmbedderMismatchError,
         EmbeddingError,
+        LoopDetectedError,
         MemoryBankError,
         MessagesError,
         MissingExtraError,
