@@ -37,6 +37,7 @@ MAP: dict[str, set[str]] = {
         "stores", "worker",
     },
     "processor": {"assembly", "config", "errors", "history", "strategies"},
+    "orchestrator": {"clients", "config", "errors", "history", "processor"},
     "replay": {"assembly", "config", "history", "processor", "stores", "traces"},
     "testing": {"clients", "errors", "history", "ports", "records", "stores", "vectors"},
     "evidence": {

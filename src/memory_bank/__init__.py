@@ -27,6 +27,7 @@ _HOMES = {
     "Insight": "records",
     "InsightStore": "stores.insights",
     "InteractionRecord": "records",
+    "LLMOrchestrator": "orchestrator",
     "LexicalEmbedder": "clients.lexical",
     "LoopDetectedError": "errors",
     "MemoryBankError": "errors",
@@ -80,6 +81,7 @@ __all__ = [
     "Insight",
     "InsightStore",
     "InteractionRecord",
+    "LLMOrchestrator",
     "LexicalEmbedder",
     "LoopDetectedError",
     "MemoryBankError",
@@ -158,6 +160,7 @@ if TYPE_CHECKING:
     from memory_bank.history.parsing import extract_tool_outputs, parse_messages, render_messages
     from memory_bank.ingestion import ingest_tool_outputs
     from memory_bank.observer import observe_tool_output
+    from memory_bank.orchestrator import LLMOrchestrator
     from memory_bank.processor import MemoryProcessor
     from memory_bank.provenance import CallReport, ProvenanceGuard, check_call
     from memory_bank.records import Hit, Insight, InteractionRecord

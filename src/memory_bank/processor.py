@@ -27,6 +27,7 @@ from memory_bank.strategies.semantic import apply_semantic
 
 log = logging.getLogger("memory_bank.MemoryBankStrategy")
 
+_EVERY: Any = object()
 OpenState = Callable[..., MemoryBankState]
 Applied = tuple[list[Any], int]
 _PLAIN: dict[str, Callable[..., Applied]] = {
@@ -123,17 +124,20 @@ class MemoryProcessor:
         """The state that a strategy has built up in a session, or None."""
         return self._states.get((session_id, memory_key))
 
-    def reset_state(self, session_id: str | None = None) -> None:
-        """The end of a task: the states of a session (None: every state) are emptied; models stay loaded."""
+    def reset_state(self, session_id: str | None = _EVERY) -> None:
+        """The end of a task: the states of a session, or all of them, are emptied; models stay loaded.
+
+        None is the session of those steps that name none.
+        """
         with self._lock:
             for (session, _), state in self._states.items():
-                if session_id is None or session == session_id:
+                if session_id is _EVERY or session == session_id:
                     state.reset()
 
-    def close(self, session_id: str | None = None) -> None:
-        """Close what the states of a session (None: all of them) hold open, and forget them."""
+    def close(self, session_id: str | None = _EVERY) -> None:
+        """Close what the states of a session, or all of them, hold open, and forget them."""
         with self._lock:
-            for place in [p for p in self._states if session_id is None or p[0] == session_id]:
+            for place in [p for p in self._states if session_id is _EVERY or p[0] == session_id]:
                 state = self._states.pop(place)
                 if isinstance(state, MemoryBankState):
                     state.close()
