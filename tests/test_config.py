@@ -151,6 +151,11 @@ def test_one_value_of_the_environment_leaves_the_others(monkeypatch):
         "truncation",
         "keep_last_n",
         "observation_masking",
+        "progressive_summarization",
+        "hierarchical",
+        "adaptive",
+        "semantic",
+        "scratchpad",
     }
 
 

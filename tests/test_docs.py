@@ -24,6 +24,7 @@ def test_the_agent_loop_and_the_look_into_the_bank(monkeypatch, tmp_path, capsys
         calls(("get_order", {"id": "ORD-1"}), ("get_order", {"id": "ORD-2"})),
         call("get_order", id="ORD-3"),
         say("ORD-1 is late."),
+        say("Nothing else is."),  # the orchestrator's
     ]
     with ScriptedServer(script) as server:
         monkeypatch.setenv("OPENAI_BASE_URL", server.base_url)
@@ -38,7 +39,7 @@ def test_the_agent_loop_and_the_look_into_the_bank(monkeypatch, tmp_path, capsys
         for code in [code for language, code in BLOCKS if language == "python"]:
             exec(compile(code, "README.md", "exec"), scope)
         assert server.refused == []
-        last = server.requests[-1].body["messages"]
+        last = server.requests[-2].body["messages"]
     assert "[RETRIEVED RECORD 1]" in json.dumps(last)
     assert [m["role"] for m in last] == ["user", "user", "assistant", "tool"]
     out = capsys.readouterr().out

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from memory_bank import MemoryProcessor
+from memory_bank import MemoryProcessor, handle_tool_call
 from memory_bank.history.pairing import pairing_errors
 from memory_bank.history.tokens import open_counter
 from tests.chats import any_chats, good_chats, rounds, say, system, user
@@ -59,4 +59,11 @@ def test_what_each_keeps(processor):
     masked = last("observation_masking")
     assert len(masked) == len(messages)
     assert masked[-6:] == messages[-6:]
-    assert masked[13]["content"] == messages[13]["content"][:100] + "..."
+    text = messages[13]["content"]
+    head, place = masked[13]["content"].rsplit("\n", 1)
+    assert text.startswith(head) and len(head) <= 100
+    assert place.startswith(f"[masked: {len(text)} characters; ")
+    trace_id = place.removesuffix("]").split()[-1]
+    state = processor.state("observation_masking")
+    assert state.fact_store.get(trace_id).output_text == text
+    assert json.loads(text)["note"] in handle_tool_call(state, "get_record", {"trace_id": trace_id})

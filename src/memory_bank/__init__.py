@@ -17,6 +17,7 @@ _HOMES = {
     "CallReport": "provenance",
     "Config": "config",
     "ConfigError": "errors",
+    "ContextReport": "context.report",
     "DatabaseOpenError": "errors",
     "DatabaseVersionError": "errors",
     "Decision": "context.plan",
@@ -33,7 +34,9 @@ _HOMES = {
     "Insight": "records",
     "InsightStore": "stores.insights",
     "InteractionRecord": "records",
+    "LLMOrchestrator": "orchestrator",
     "LexicalEmbedder": "clients.lexical",
+    "LoopDetectedError": "errors",
     "MemoryBankError": "errors",
     "MemoryBankSettings": "config",
     "MemoryBankState": "assembly",
@@ -97,6 +100,7 @@ __all__ = [
     "CallReport",
     "Config",
     "ConfigError",
+    "ContextReport",
     "DatabaseOpenError",
     "DatabaseVersionError",
     "Decision",
@@ -113,7 +117,9 @@ __all__ = [
     "Insight",
     "InsightStore",
     "InteractionRecord",
+    "LLMOrchestrator",
     "LexicalEmbedder",
+    "LoopDetectedError",
     "MemoryBankError",
     "MemoryBankSettings",
     "MemoryBankState",
@@ -188,6 +194,7 @@ if TYPE_CHECKING:
     from memory_bank.clients.lexical import LexicalEmbedder
     from memory_bank.config import Config, MemoryBankSettings, load_config
     from memory_bank.context.plan import Decision, Fate, Plan
+    from memory_bank.context.report import ContextReport
     from memory_bank.errors import (
         ConfigError,
         DatabaseOpenError,
@@ -197,6 +204,7 @@ if TYPE_CHECKING:
         EmbeddingError,
         HistoryError,
         ImageError,
+        LoopDetectedError,
         MemoryBankError,
         MessagesError,
         MissingExtraError,
@@ -240,6 +248,7 @@ if TYPE_CHECKING:
     from memory_bank.history.summaries import summarize_old_steps
     from memory_bank.ingestion import ingest_tool_outputs
     from memory_bank.observer import observe_tool_output
+    from memory_bank.orchestrator import LLMOrchestrator
     from memory_bank.processor import MemoryProcessor
     from memory_bank.provenance import CallReport, ProvenanceGuard, check_call
     from memory_bank.records import Hit, Insight, InteractionRecord

@@ -16,6 +16,7 @@ from memory_bank.config import MemoryBankSettings
 from memory_bank.context.evidence import EvidenceMemory
 from memory_bank.context.fetched import is_memory_tool
 from memory_bank.context.plan import Plan
+from memory_bank.context.report import ContextReport
 from memory_bank.errors import EmbeddingError, StorageError
 from memory_bank.faults import fault_point
 from memory_bank.history.conversation import Conversation
@@ -72,6 +73,8 @@ class MemoryBankState:
         self.shortened: dict[tuple[str, int], Shortened] = {}
         self.brought: dict[tuple[str, str], InteractionRecord] = {}
         self.evidence: EvidenceMemory | None = None
+        self.last_report: ContextReport | None = None
+        self.memos: dict[Any, Any] = {}
         self._given_counter = counter
         self.counter: TokenCounter = counter or approximate_counter()
         self.conversation = Conversation(session_id, self.counter)
@@ -229,6 +232,7 @@ class MemoryBankState:
             self._forget()
             self.step_count = 0
             self.last_plan = None
+            self.last_report = None
             self._generation = None
             log.debug("session %s was reset", self.session_id)
 
@@ -302,5 +306,6 @@ class MemoryBankState:
         self.unobserved = {}
         self.shortened.clear()
         self.brought.clear()
+        self.memos.clear()
         self.evidence = None
         self._task = ""

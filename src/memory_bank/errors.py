@@ -20,6 +20,7 @@ MemoryBankError
 │ ├ EmbedderLoadError             the model cannot be loaded
 │ └ EmbedderMismatchError         the bank was built with another embedder
 ├ ModelError                      a chat model failed or answered nothing usable
+├ LoopDetectedError (RuntimeError) an agent makes the same call with the same answer again and again
 ├ ProvenanceError (ValueError)    a tool call was blocked: a value in it came from nowhere
 └ MissingExtraError (ImportError) an optional dependency is not installed
 
@@ -119,6 +120,16 @@ class EmbedderMismatchError(EmbeddingError):
 
 class ModelError(MemoryBankError):
     """A chat model could not be called or answered nothing usable."""
+
+
+class LoopDetectedError(MemoryBankError, RuntimeError):
+    """An agent goes round in circles; ``calls`` are the repeated ones, oldest first, as dicts of call_id,
+    tool_name, arguments and output.
+    """
+
+    def __init__(self, message: str, calls: Any) -> None:
+        super().__init__(message)
+        self.calls = tuple(calls)
 
 
 class ProvenanceError(MemoryBankError, ValueError):

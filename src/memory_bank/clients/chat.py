@@ -98,13 +98,24 @@ class OpenAIChat:
             except UnicodeEncodeError:
                 answer = create(messages=_encodable(input_messages), model=model, **options)
         except Exception as error:
-            raise ModelError(_sentence(error, model, _host(self._client))) from error
+            raise model_error(error, model, self._client) from error
         if isinstance(answer, str) or _get(answer, "choices") is None:
             raise ModelError(
                 f"the endpoint{_host(self._client)} answered, but with no chat completion: "
                 "check base_url (it often ends in /v1) and the model name"
             )
         return answer
+
+
+def is_async(client: Any) -> bool:
+    """Whether an openai client is an asynchronous one."""
+    create = getattr(getattr(getattr(client, "chat", None), "completions", None), "create", None)
+    return callable(create) and (_is_async(create) or type(client).__name__.startswith("Async"))
+
+
+def model_error(error: Exception, model: str, client: Any) -> ModelError:
+    """What a client raised, as our error: one sentence without anything that was said or sent."""
+    return ModelError(_sentence(error, model, _host(client)))
 
 
 def as_chat_model(client: Any) -> ChatModel | None:

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 from memory_bank.config import MemoryBankSettings
 from memory_bank.context.evidence import EvidenceMemory
 from memory_bank.context.plan import Choice, Plan
+from memory_bank.context.report import ContextReport
 from memory_bank.history.conversation import Conversation, Entry
 from memory_bank.history.shortening import Shortened
 from memory_bank.observer import Account, Observer
@@ -48,6 +49,8 @@ class BankState(Protocol):
     shortened: dict[tuple[str, int], Shortened]
     brought: dict[tuple[str, str], InteractionRecord]  # what contexts have shown of other sessions
     evidence: EvidenceMemory | None  # made when first needed
+    last_report: ContextReport | None
+    memos: dict[Any, Any]  # what strategies note for themselves; a reset empties it
 
     def prepare(self, settings: MemoryBankSettings) -> None:
         """Bind embedder and counter, notice what other processes did."""

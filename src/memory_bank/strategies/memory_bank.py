@@ -7,21 +7,20 @@ from dataclasses import replace
 from typing import Any
 
 from memory_bank.config import MemoryBankSettings, as_settings
-from memory_bank.context.fetched import is_memory_tool
 from memory_bank.context.plan import Plan
 from memory_bank.context.render import fence, render_context
 from memory_bank.context.repair import repair_interaction
 from memory_bank.errors import StorageError
 from memory_bank.faults import fault_point
-from memory_bank.history.conversation import Entry, View
+from memory_bank.history.conversation import View
 from memory_bank.history.interactions import Interaction, Kind, kind_of, result_of
 from memory_bank.history.jsontext import parse_output
 from memory_bank.history.parsing import check_messages
 from memory_bank.history.shortening import shorten
-from memory_bank.observer import EXTRACTIVE, Observer
-from memory_bank.records import InteractionRecord
+from memory_bank.observer import Observer
 from memory_bank.strategies.drawn import BankState, Drawn
 from memory_bank.strategies.evidence import draw_evidence
+from memory_bank.strategies.storing import ingest
 from memory_bank.strategies.top_k import draw_top_k
 
 log = logging.getLogger("memory_bank.MemoryBankStrategy")
@@ -63,7 +62,7 @@ def _apply(
     state.prepare(settings)
     view = state.conversation.update(messages)
     observer = Observer.create(llm_client, settings, state.account)
-    new = _ingest(view, state, observer, settings)
+    new = ingest(view, state, observer, settings)
     if settings.selection == "evidence":
         drawn = draw_evidence(view, state, settings, new)
     else:
@@ -76,89 +75,6 @@ def _apply(
     )  # fmt: skip
     fault_point("step.done")
     return context, plan.tokens
-
-
-def _ingest(
-    view: View, state: BankState, observer: Observer, settings: MemoryBankSettings
-) -> list[InteractionRecord]:
-    """Facts of all unseen interactions first, in one transaction; then insights. Returns what is new."""
-    entries = state.conversation.fresh(view)
-    records = []
-    step = state.step_count
-    for entry in entries:
-        known = next((state.steps[t] for t in entry.trace_ids if t in state.steps), None)
-        new = _records(entry, step + 1 if known is None else known, state.steps)
-        if new and known is None:
-            step += 1
-        records += new
-    if records:
-        state.remember_task(view.task)
-        news = [r for r in records if not is_memory_tool(r.tool_name, r.output_text)]
-        beside = settings.observer_mode == "background"
-        if beside or observer.name == EXTRACTIVE:
-            drafts = [observer.extract(r) for r in news]
-        else:
-            drafts = []
-        queued = [r.trace_id for r in news if beside and observer.sends(r)]
-        unseen = state.keep(records, [] if settings.observer_mode == "off" else drafts, queued)
-        state.steps.update((r.trace_id, r.step_id) for r in records)
-        if settings.observer_mode != "off":
-            state.unobserved.update(unseen)
-        state.step_count = step
-    state.conversation.acknowledge()
-    if state.unobserved and settings.observer_mode != "off":
-        _observe(records, view.task, state, observer, settings)
-    if settings.observer_mode == "background":
-        state.work_off(observer, settings, bool(records))
-    return records
-
-
-def _records(entry: Entry, step: int, known: dict[str, int]) -> list[InteractionRecord]:
-    records = []
-    for pair, trace_id in zip(entry.interaction.pairs, entry.trace_ids, strict=True):
-        if pair.result is None or trace_id is None or trace_id in known:
-            continue
-        call = pair.call
-        arguments = call.arguments if call and isinstance(call.arguments, str) else None
-        records.append(
-            InteractionRecord(
-                trace_id=trace_id,
-                step_id=step,
-                tool_name=pair.tool_name,
-                raw_input=call.raw_input if call else {},
-                raw_output=pair.result.raw_output,
-                call_id=call.call_id if call else pair.result.call_id,
-                input_text=arguments,
-                output_text=pair.result.output_text,
-            )
-        )
-    return records
-
-
-def _observe(
-    records: list[InteractionRecord],
-    task: str,
-    state: BankState,
-    observer: Observer,
-    settings: MemoryBankSettings,
-) -> None:
-    """Insights for what has none: this step's records and what an earlier, interrupted step left."""
-    wanted = [t for t, draft in state.unobserved.items() if draft is None]
-    at_hand = {r.trace_id: r for r in records}
-    earlier = [t for t in wanted if t not in at_hand]
-    found = state.fact_store.get_many(earlier) if earlier else []
-    unseen = [*found, *(at_hand[t] for t in wanted if t in at_hand)]
-    news = [r for r in unseen if not is_memory_tool(r.tool_name, r.output_text)]
-    if settings.observer_mode == "inline":
-        drafts = observer.observe_all(news, task)
-    else:
-        drafts = [observer.extract(r) for r in news]
-        state.queue([r.trace_id for r in news if observer.sends(r)])
-    for insight in drafts:
-        state.unobserved[insight.trace_id] = insight
-    ready = [draft for draft in state.unobserved.values() if draft is not None]
-    state.insight_store.add_many(ready)  # should the embedder fail, the drafts wait for the next step
-    state.unobserved.clear()
 
 
 def _plan_and_render(

@@ -1,0 +1,359 @@
+"""LLMOrchestrator: model calls with memory applied, and a trace of what was sent and what it cost."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import threading
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from memory_bank.clients.chat import as_chat_model, is_async, model_error, usage_of
+from memory_bank.config import Config, Price
+from memory_bank.errors import ConfigError, ModelError
+from memory_bank.history.parsing import check_messages
+from memory_bank.history.tokens import open_counter
+from memory_bank.processor import MemoryProcessor, OpenState
+
+KEPT = 1_000
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """One model call: what was sent, and what it cost.
+
+    ``counted_tokens`` are those of ``messages`` by our counter, ``full_tokens`` those of the whole history;
+    ``prompt_tokens`` and ``completion_tokens`` are as the model reported them, 0 where it did not (a stream
+    does not). ``cost`` is by the configured prices, None without one; where nothing was reported it is that
+    of the counted tokens. ``error`` is the kind of failure, or "".
+    """
+
+    number: int
+    kind: Literal["memory", "plain"]
+    model: str
+    messages: tuple[Any, ...]
+    counted_tokens: int
+    full_tokens: int
+    memory_key: str | None = None
+    session_id: str | None = None
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    cost: float | None = None
+    seconds: float = 0.0
+    streamed: bool = False
+    error: str = ""
+
+    def as_dict(self) -> dict[str, Any]:
+        """The call with its messages, as JSON values where the messages are."""
+        return {**asdict(replace(self, messages=())), "messages": list(self.messages)}
+
+
+@dataclass(frozen=True, slots=True)
+class Totals:
+    """Sums over all calls, those that the trace no longer holds included."""
+
+    calls: int = 0
+    failed: int = 0
+    counted_tokens: int = 0
+    full_tokens: int = 0
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    cost: float = 0.0
+
+    def plus(self, sent: Sent) -> Totals:
+        """With one call more."""
+        return Totals(
+            self.calls + 1,
+            self.failed + bool(sent.error),
+            self.counted_tokens + sent.counted_tokens,
+            self.full_tokens + sent.full_tokens,
+            self.prompt_tokens + sent.prompt_tokens,
+            self.completion_tokens + sent.completion_tokens,
+            self.cost + (sent.cost or 0.0),
+        )
+
+
+@dataclass(slots=True)
+class _Context:
+    memory_key: str | None = None
+    session_id: str | None = None
+    model: str | None = None
+
+
+@dataclass(slots=True)
+class _Open:
+    """A call that is being made."""
+
+    sent: Sent
+    messages: list[Any]
+    options: dict[str, Any] = field(default_factory=dict)
+    began: float = field(default_factory=time.perf_counter)
+
+
+class LLMOrchestrator:
+    """Calls a chat model: ``generate`` with memory applied, ``generate_plain`` without.
+
+    ``client`` is an ``openai.OpenAI``, an ``openai.AsyncOpenAI`` (for ``agenerate`` and ``agenerate_plain``)
+    or anything with ``generate_plain``. ``config`` and ``open_state`` are MemoryProcessor's. Summaries that a
+    strategy asks of a model are made through this orchestrator, and are in the trace as plain calls; with an
+    asynchronous client they need ``summary_client``, a synchronous one, and are made by extraction without.
+    ``prices`` overrides the configuration's. ``trace`` holds the last ``keep`` calls. Safe under threads.
+
+    An orchestrator is itself a ``ChatModel``: it may stand wherever an ``llm_client`` is asked for.
+    """
+
+    def __init__(
+        self,
+        client: Any,
+        config: Config | Mapping[str, Any] | str | Path | None = None,
+        *,
+        model: str | None = None,
+        memory_key: str | None = None,
+        session_id: str | None = None,
+        open_state: OpenState | None = None,
+        summary_client: Any = None,
+        prices: Mapping[str, Price | Mapping[str, float]] | None = None,
+        keep: int = KEPT,
+    ) -> None:
+        if client is None:
+            raise ConfigError("LLMOrchestrator needs a client: an openai.OpenAI, or one with generate_plain.")
+        if not isinstance(keep, int) or isinstance(keep, bool) or keep < 0:
+            raise ConfigError("keep: so many calls as a whole number, 0 or more.")
+        self.processor = MemoryProcessor(config, open_state)
+        self._client = client
+        self._create = _create_of(client)
+        self._async = self._create is not None and is_async(client)
+        self._chat = None if self._async else as_chat_model(client)
+        self._summaries: Any = as_chat_model(summary_client) or (None if self._async else self)
+        self._prices = _prices(self.processor.config, prices)
+        self._counter = open_counter()
+        self._context = _Context()
+        self._trace: deque[Sent] = deque(maxlen=keep)
+        self._totals = Totals()
+        self._numbers = 0
+        self._lock = threading.Lock()
+        self.set_active_context(memory_key, session_id, model)
+
+    def set_active_context(
+        self, memory_key: str | None = None, session_id: str | None = None, model: str | None = None
+    ) -> None:
+        """What the following calls use where they name nothing else: strategy, session and model.
+
+        What is None stays as it was. Raises UnknownStrategyError; nothing is changed then.
+        """
+        if memory_key is not None:
+            self.processor.config.strategy(memory_key)
+        now = self._context
+        self._context = _Context(
+            now.memory_key if memory_key is None else memory_key,
+            now.session_id if session_id is None else session_id,
+            now.model if model is None else model,
+        )
+
+    def reset_session(self, session_id: str | None = None) -> None:
+        """The end of a task: a session's memory (default: the active one's) is emptied; the trace stays."""
+        session = self._context.session_id if session_id is None else session_id
+        self.processor.reset_state(session)
+
+    @property
+    def trace(self) -> list[Sent]:
+        """The last calls, oldest first."""
+        with self._lock:
+            return list(self._trace)
+
+    @property
+    def totals(self) -> Totals:
+        """Sums over all calls so far."""
+        with self._lock:
+            return self._totals
+
+    def clear_trace(self) -> None:
+        """Forget the calls and their sums."""
+        with self._lock:
+            self._trace.clear()
+            self._totals = Totals()
+
+    def generate(
+        self,
+        messages: Sequence[Any],
+        *,
+        model: str | None = None,
+        memory_key: str | None = None,
+        session_id: str | None = None,
+        **options: Any,
+    ) -> Any:
+        """Answer a conversation, its context rebuilt by the strategy; the client's own answer.
+
+        ``options`` (tools, temperature, stream …) go to the client as they are; a stream comes back as the
+        client gave it. Raises what the strategy raises, ModelError when there is no completion, and for a
+        stream what the client raises.
+        """
+        return self._call(self._with_memory(messages, model, memory_key, session_id, options))
+
+    def generate_plain(
+        self, *, input_messages: list[dict[str, Any]], model: str | None = None, **options: Any
+    ) -> Any:
+        """Answer messages as they are, without memory. Raises as ``generate`` does."""
+        return self._call(self._plain(input_messages, model, options))
+
+    async def agenerate(
+        self,
+        messages: Sequence[Any],
+        *,
+        model: str | None = None,
+        memory_key: str | None = None,
+        session_id: str | None = None,
+        **options: Any,
+    ) -> Any:
+        """As ``generate``, for asynchronous programs: with either kind of client."""
+        opened = await asyncio.to_thread(self._with_memory, messages, model, memory_key, session_id, options)
+        return await self._acall(opened)
+
+    async def agenerate_plain(
+        self, *, input_messages: list[dict[str, Any]], model: str | None = None, **options: Any
+    ) -> Any:
+        """As ``generate_plain``, for asynchronous programs."""
+        return await self._acall(self._plain(input_messages, model, options))
+
+    def close(self) -> None:
+        """Close what the memory holds open; the client is the caller's."""
+        self.processor.close()
+
+    def __enter__(self) -> LLMOrchestrator:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    # ------------------------------------------------------------------
+
+    def _with_memory(
+        self,
+        messages: Sequence[Any],
+        model: str | None,
+        memory_key: str | None,
+        session_id: str | None,
+        options: dict[str, Any],
+    ) -> _Open:
+        active = self._context
+        name = self._model(model)
+        key = memory_key or active.memory_key or self.processor.config.default_strategy
+        session = active.session_id if session_id is None else session_id
+        given: Any = messages
+        context, tokens = self.processor.apply_strategy(
+            given, key, llm_client=self._summaries, session_id=session
+        )
+        full = self._full_tokens(key, session, given)
+        return self._open(Sent(0, "memory", name, (), tokens, full, key, session), context, options)
+
+    def _full_tokens(self, key: str, session: str | None, messages: Sequence[Any]) -> int:
+        state = self.processor.state(key, session)
+        for known in (getattr(state, "last_plan", None), getattr(state, "last_report", None)):
+            if known is not None:
+                return int(known.full_tokens)
+        return sum(map(self._counter.count_message, messages))
+
+    def _plain(self, messages: Any, model: str | None, options: dict[str, Any]) -> _Open:
+        messages = list(check_messages(messages))
+        tokens = sum(map(self._counter.count_message, messages))
+        session = self._context.session_id
+        sent = Sent(0, "plain", self._model(model), (), tokens, tokens, session_id=session)
+        return self._open(sent, messages, options)
+
+    def _open(self, sent: Sent, messages: list[Any], options: dict[str, Any]) -> _Open:
+        streamed = bool(options.get("stream"))
+        copied = tuple(_copied(messages)) if self._trace.maxlen else ()
+        return _Open(replace(sent, messages=copied, streamed=streamed), messages, options)
+
+    def _model(self, model: str | None) -> str:
+        name = model or self._context.model
+        if not name:
+            raise ConfigError("no model is named: pass model=, or set_active_context(model=…).")
+        return name
+
+    def _call(self, opened: _Open) -> Any:
+        if self._async:
+            raise ConfigError("the client is asynchronous: use agenerate and agenerate_plain.")
+        name = opened.sent.model
+        try:
+            if opened.sent.streamed and self._create is not None:
+                answer = self._create(messages=opened.messages, model=name, **opened.options)
+            else:
+                chat: Any = self._chat  # takes the options that its client takes
+                answer = chat.generate_plain(input_messages=opened.messages, model=name, **opened.options)
+        except BaseException as e:
+            self._close(opened, None, type(e).__name__)
+            raise
+        self._close(opened, answer)
+        return answer
+
+    async def _acall(self, opened: _Open) -> Any:
+        if not self._async:
+            return await asyncio.to_thread(self._call, opened)
+        assert self._create is not None
+        name = opened.sent.model
+        try:
+            answer = await self._create(messages=opened.messages, model=name, **opened.options)
+        except Exception as e:
+            self._close(opened, None, type(e).__name__)
+            if opened.sent.streamed:
+                raise
+            raise model_error(e, name, self._client) from e
+        except BaseException as e:
+            self._close(opened, None, type(e).__name__)
+            raise
+        if not opened.sent.streamed and getattr(answer, "choices", None) is None:
+            self._close(opened, None, ModelError.__name__)
+            raise ModelError(
+                f"the endpoint answered, but with no chat completion: check base_url of {name!a}"
+            )
+        self._close(opened, answer)
+        return answer
+
+    def _close(self, opened: _Open, answer: Any, error: str = "") -> None:
+        """Write a call down."""
+        sent = opened.sent
+        prompt, completion = (0, 0) if answer is None or sent.streamed else usage_of(answer)
+        price = self._prices.get(sent.model)
+        cost = None
+        if price is not None:
+            charged = prompt or (0 if error else sent.counted_tokens)
+            cost = (charged * price.prompt + completion * price.completion) / 1e6
+        with self._lock:
+            self._numbers += 1
+            done = replace(
+                sent,
+                number=self._numbers,
+                prompt_tokens=prompt,
+                completion_tokens=completion,
+                cost=cost,
+                seconds=time.perf_counter() - opened.began,
+                error=error,
+            )
+            self._trace.append(done)
+            self._totals = self._totals.plus(done)
+
+
+def _create_of(client: Any) -> Any:
+    if callable(getattr(client, "generate_plain", None)):
+        return None
+    create = getattr(getattr(getattr(client, "chat", None), "completions", None), "create", None)
+    return create if callable(create) else None
+
+
+def _prices(config: Config, prices: Mapping[str, Any] | None) -> dict[str, Price]:
+    if prices is None:
+        return config.prices
+    return Config(prices={k: p.model_dump() if isinstance(p, Price) else p for k, p in prices.items()}).prices
+
+
+def _copied(messages: list[Any]) -> list[Any]:
+    """The messages as they are now, whatever their owner does to them later."""
+    try:
+        return copy.deepcopy(messages)
+    except Exception:  # too deep, or holding what cannot be copied
+        return list(messages)

@@ -1,0 +1,1 @@
+"""Settings of every strategy; ``memory_bank.config`` is the place to import them from."""

@@ -1,0 +1,106 @@
+"""Settings of the strategies: every wrong one is a sentence; every key runs by name in the instruments."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from memory_bank.config import Config, load_config
+from memory_bank.errors import ConfigError, UnknownStrategyError
+from memory_bank.evidence.audit import candidates
+from memory_bank.replay import replay_trace
+from memory_bank.traces import read_traces
+
+ROOT = Path(__file__).parents[1]
+LOCAL = sorted(k for k in load_config().memory_strategies if k != "memory_bank_classic")
+WRONG = [
+    ("keep_last_n", "n", 0), ("keep_last_n", "n", -1), ("keep_last_n", "n", True), ("keep_last_n", "n", "five"),
+    ("keep_last_n", "n", 1.5), ("observation_masking", "keep_last", 0), ("observation_masking", "max_length", -1),
+    ("progressive_summarization", "compact_threshold", 0), ("progressive_summarization", "keep_last", 0),
+    ("progressive_summarization", "summary_tokens", -5), ("progressive_summarization", "block", 0),
+    ("progressive_summarization", "summary_model", ""), ("progressive_summarization", "summary_timeout", 0),
+    ("hierarchical", "max_tokens", 0), ("hierarchical", "summarize_last", -1), ("hierarchical", "summary_chars", 1),
+    ("adaptive", "max_tokens", -1), ("adaptive", "strategies", []), ("adaptive", "strategies", "truncation"),
+    ("adaptive", "strategies", ["truncatoin"]), ("adaptive", "strategies", ["adaptive"]),
+    ("semantic", "history_budget", -1), ("semantic", "diversity", 1.5), ("semantic", "diversity", True),
+    ("semantic", "retrieval_query", "any"), ("scratchpad", "observations", -1), ("scratchpad", "facts", "x"),
+    ("scratchpad", "scratchpad_tokens", -1), ("semantic", "histroy_budget", 5),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("type_", "name", "value"), WRONG)
+def test_a_wrong_value_is_one_sentence_that_names_it(tmp_path, type_, name, value):
+    file = tmp_path / "config.toml"
+    file.write_text(f'[memory_strategies.a]\ntype = "{type_}"\n{name} = {json.dumps(value)}\n')
+    with pytest.raises(ConfigError) as e:
+        load_config(file)
+    told = str(e.value)
+    assert f"{file}: memory_strategies.a.{name}" in told
+    assert "\n" not in told and told[-1] in ".?"
+
+
+def test_the_nearest_known_name_is_told():
+    with pytest.raises(ConfigError, match="did you mean history_budget"):
+        Config(memory_strategies={"a": {"type": "semantic", "histroy_budget": 5}})
+    with pytest.raises(ConfigError, match="did you mean scratchpad"):
+        Config(memory_strategies={"a": {"type": "scratchpda"}})
+    with pytest.raises(UnknownStrategyError, match="did you mean truncation"):
+        Config(memory_strategies={"a": {"type": "adaptive", "strategies": ["truncatoin"]}})
+    with pytest.raises(UnknownStrategyError, match="did you mean 'hierarchical'"):
+        load_config().strategy("hirarchical")
+
+
+@pytest.mark.parametrize(
+    ("setting", "says"),
+    [
+        ({"loop_detection": "maybe"}, "'off', 'warn' or 'raise'"),
+        ({"loop_threshold": 1}, "greater than or equal to 2"),
+        ({"loop_threshold": True}, "true and false"),
+        ({"prices": {"m": {"prompt": -1, "completion": 1}}}, "prices.m.prompt"),
+    ],
+)
+def test_wrong_settings_of_the_configuration(setting, says):
+    with pytest.raises(ConfigError) as e:
+        Config(**setting)
+    assert says in str(e.value)
+
+
+def test_the_environment_reaches_them(monkeypatch):
+    monkeypatch.setenv("MEMORY_BANK_LOOP_DETECTION", "raise")
+    monkeypatch.setenv("MEMORY_BANK_MEMORY_STRATEGIES__semantic__HISTORY_BUDGET", "123")
+    config = load_config()
+    assert config.loop_detection == "raise"
+    assert config.strategy("semantic").history_budget == 123
+
+
+@pytest.mark.parametrize("key", LOCAL)
+def test_every_key_replays_as_it_comes(key):
+    trace = next(iter(read_traces(ROOT / "examples" / "shop-refunds.jsonl")))
+    steps = list(replay_trace(trace, load_config(), key))
+    assert len(steps) > 5
+    assert all(
+        (s.broken_pairs == 0 and s.tokens <= s.full_tokens) or key == "memory_bank_local" for s in steps
+    )
+
+
+def test_the_audit_tries_every_one():
+    tried = candidates(load_config(), [k for k in LOCAL if k != "no_strategy"])
+    names = {s.name.partition("?")[0] for s in tried.strategies}
+    assert names >= set(LOCAL) - {"no_strategy"}
+
+
+def test_the_verb_and_the_benchmark_by_name(tmp_path):
+    file = ROOT / "examples" / "shop-refunds.jsonl"
+    runs = [
+        ["-m", "memory_bank", "replay", "--strategy", "observation_masking", "--json", str(file)],
+        [str(ROOT / "benchmarks" / "evidence.py"), str(file), "--strategy", "hierarchical", "--strategy", "scratchpad",
+         "--counter", "approximate"],
+    ]  # fmt: skip
+    for arguments in runs:
+        done = subprocess.run(
+            [sys.executable, *arguments], capture_output=True, text=True, cwd=tmp_path, timeout=120
+        )
+        assert done.returncode == 0, done.stderr
+    assert "| scratchpad |" in done.stdout
