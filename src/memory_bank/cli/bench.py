@@ -22,6 +22,7 @@ def bench(
     """
     from memory_bank import __version__
     from memory_bank.experiments.config import load_experiment
+    from memory_bank.experiments.page import render_report
     from memory_bank.experiments.results import Results
     from memory_bank.experiments.runner import about, run_experiment
     from memory_bank.experiments.tables import gather, markdown
@@ -44,14 +45,17 @@ def bench(
             raise Stopped(f"stopped: {left}, the same command goes on from there.") from None
         finally:
             lines = gather(plan, results.done)
-            with output_file(folder / "table.md") as file:
-                assert file is not None
-                file.write(markdown(lines))
+            made = {**header, "runs": results.runs}
+            page = render_report(experiment.name, lines, len(results.done), len(plan.units), made)
+            for name, text in (("table.md", markdown(lines)), ("report.html", page)):
+                with output_file(folder / name) as file:
+                    assert file is not None
+                    file.write(text)
     if as_json:
         print_json([_row(line) for line in lines])
     else:
         _print(lines)
-        print(f"written to {one_line(str(folder), 500)}: results.jsonl, table.md")
+        print(f"written to {one_line(str(folder), 500)}: results.jsonl, table.md, report.html")
 
 
 def _row(line: Any) -> dict[str, Any]:
