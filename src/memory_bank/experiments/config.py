@@ -46,7 +46,7 @@ class SuiteSettings(_Table):
     name: str = Field(default="", max_length=80)
     files: tuple[str, ...] = Field(default=(), description="files or patterns, from the experiment's folder")
     max_steps: int = Field(default=30, ge=1, le=1000, description="live: model calls a case")
-    judge: str | None = Field(default=None, description="complex_func: the model that judges completeness")
+    judge: ModelSettings | None = Field(default=None, description="complex_func: judges completeness")
     pages: int = Field(default=20, ge=2, le=10_000, description="overflow: how many pages there are")
     page_tokens: int = Field(default=500, ge=10, le=1_000_000, description="overflow: about so many a page")
     lag: int = Field(default=4, ge=1, le=1000, description="overflow: a page asks for the code so far back")

@@ -76,6 +76,8 @@ class Book:
     def call(self, name: str, arguments: Any) -> str:
         """The page as JSON, or a JSON error."""
         page = arguments.get("page") if isinstance(arguments, dict) else None
+        if isinstance(page, bool):
+            page = None
         needed = page - self._settings.lag if isinstance(page, int) else 0
         if name != TOOL or not isinstance(page, int) or not 1 <= page <= self.pages:
             self.wrong += 1

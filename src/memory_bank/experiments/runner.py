@@ -19,6 +19,7 @@ from typing import Any
 
 from memory_bank.errors import MemoryBankError
 from memory_bank.experiments.config import CostSettings, Experiment, SuiteSettings
+from memory_bank.experiments.live import live_unit
 from memory_bank.experiments.replay import replay_unit
 from memory_bank.experiments.results import Results
 from memory_bank.experiments.units import Plan, Unit
@@ -35,12 +36,14 @@ class _Task:
         self.suites: Mapping[str, tuple[SuiteSettings, frozenset[str]]] = {
             s.name: (s.settings, s.constants) for s in plan.suites
         }
-        self.models = {m.name: m for m in plan.experiment.models}
 
     def do(self, unit: Unit) -> dict[str, Any]:
         """The whole results line of a unit. Raises ModelError when an endpoint fails."""
-        _, constants = self.suites[unit.suite]
-        result = replay_unit(unit, self.counter, self.cost, constants)
+        settings, constants = self.suites[unit.suite]
+        if unit.kind == "replay":
+            result = replay_unit(unit, self.counter, self.cost, constants)
+        else:
+            result = live_unit(unit, settings, self.counter, self.cost)
         return {"unit": unit.id, **unit.place, **result}
 
 

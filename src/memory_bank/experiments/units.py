@@ -6,6 +6,7 @@ import difflib
 import glob
 import hashlib
 import json
+import os
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -126,11 +127,14 @@ def with_threshold(strategy: Strategy, threshold: int | None) -> tuple[Strategy,
 
 def _units(experiment: Experiment, suite: Suite, strategies: Sequence[Strategy]) -> list[Unit]:
     live = suite.settings.kind != "replay"
-    if live:
-        raise ConfigError(f"the suite {suite.name} is live: only replay suites run yet.")
     models: Sequence[ModelSettings | None] = experiment.models if live else (None,)
     if live and not models:
         raise ConfigError(f"the suite {suite.name} is live and needs a model: give one under [[models]].")
+    for model in models:
+        if model is not None and not os.environ.get(model.api_key_env):
+            raise ConfigError(
+                f"the model {model.name} has no API key: set {model.api_key_env} (any text for a local one)."
+            )
     oracle = next((s.name for s in strategies if s.kind == "oracle"), None)
     if live and oracle:
         raise ConfigError(
