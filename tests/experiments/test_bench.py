@@ -14,7 +14,13 @@ from tests.cli.conftest import environment
 from tests.experiments.conftest import REPLAY, results_of
 
 from memory_bank.errors import ConfigError
-from memory_bank.experiments.config import load_experiment
+from memory_bank.experiments.config import (
+    CostSettings,
+    Experiment,
+    ModelSettings,
+    SuiteSettings,
+    load_experiment,
+)
 from memory_bank.experiments.results import Results
 from memory_bank.experiments.runner import run_experiment
 from memory_bank.experiments.tables import gather, markdown
@@ -172,6 +178,16 @@ def test_the_results_of_another_experiment_are_left_alone(cli, experiment, tmp_p
     assert (out / "results.jsonl").read_text() == "something else\n"
 
 
+def test_several_suites_have_a_table_over_all(cli, experiment, tmp_path):
+    text = REPLAY + '[[suites]]\nkind = "replay"\nname = "again"\nfiles = ["runs.jsonl"]\n'
+    done = cli("bench", "--config", str(experiment(text)), "--out", str(tmp_path / "out"))
+    assert done.code == 0
+    table = (tmp_path / "out" / "table.md").read_text().splitlines()
+    assert table[0] == "## evidence / tokens / cache-priced / ms"
+    assert table[2] == "| strategy | orders | again | mean |"
+    assert [cell.split(" / ")[0] for cell in table[4].split(" | ")] == ["| full", "100.0", "100.0", "100.0"]
+
+
 def test_samples_seeds_and_selection(experiment):
     seeded = REPLAY.replace('name = "small"', 'name = "small"\nbenchmark_sample_size = 2\nseeds = [1, 2, 3]')
     plan = plan_of(experiment(seeded, runs=9))
@@ -219,6 +235,7 @@ def test_below_a_threshold_the_context_goes_through_as_it_came(experiment):
         ('name = "small"', 'name = "small"\nthresholds = [-1]', "thresholds"),
         ('name = "small"', 'name = "small', "TOML"),
         ("cached_discount = 0.75", "cached_discount = 1.5", "cached_discount"),
+        ("[cost]", '[[models]]\nname = "m"\n[[models]]\nname = "m"\n[cost]', "twice"),
     ],
 )  # fmt: skip
 def test_what_is_wrong_is_one_sentence(cli, experiment, tmp_path, old, new, says):
@@ -236,3 +253,24 @@ def test_an_experiment_without_cases_and_one_that_is_not_there(tmp_path):
         load_experiment(path)
     with pytest.raises(ConfigError, match="cannot be read"):
         load_experiment(tmp_path / "none.toml")
+
+
+def test_every_setting_is_documented():
+    root = Path(__file__).parents[2]
+    text = (root / "docs" / "experiments.md").read_text()
+    tables = (Experiment, SuiteSettings, ModelSettings, CostSettings)
+    named = {name for table in tables for name in table.model_fields} - {
+        "folder",
+        "suites",
+        "models",
+        "cost",
+        "judge",
+    }
+    assert [name for name in sorted(named) if f"`{name}`" not in text] == []
+    assert all(f"`{part}`" in text for part in ("[[suites]]", "[[models]]", "[cost]", "[suites.judge]"))
+
+
+def test_the_shipped_experiments_can_be_read():
+    root = Path(__file__).parents[2]
+    assert plan_of(root / "examples" / "experiment.toml").units
+    assert len(load_experiment(root / "benchmarks" / "experiment_all.toml").suites) == 10

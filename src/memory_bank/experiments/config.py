@@ -115,6 +115,10 @@ def load_experiment(path: str | Path) -> Experiment:
     twice = next((n for i, n in enumerate(names) if n in names[:i]), None)
     if twice is not None:
         raise ConfigError(f"{file}: two suites are called {twice!r}: give each a name of its own.")
+    models = [m.name for m in experiment.models]
+    twice = next((n for i, n in enumerate(models) if n in models[:i]), None)
+    if twice is not None:
+        raise ConfigError(f"{file}: the model {twice!r} stands there twice: results could not be told apart.")
     return experiment
 
 

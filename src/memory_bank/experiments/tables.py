@@ -145,20 +145,21 @@ def markdown(lines: Sequence[Line]) -> str:
 
 
 def _overview(lines: Sequence[Line]) -> str:
+    """Strategies × suites, four numbers a cell; last the plain means over the suites."""
     suites = list(dict.fromkeys(line.suite for line in lines))
-    labels = list(dict.fromkeys(line.label for line in lines))
-    by_place = {(line.label, line.suite): line for line in lines}
     shown = ("evidence", "tokens", "cache-priced", "ms")
     columns = [next(c for c in REPLAY if c.title == title) for title in shown]
-    rows = [
-        [label, *(_cells(by_place[label, s], columns) if (label, s) in by_place else "–" for s in suites)]
-        for label in labels
-    ]
-    return f"## {' / '.join(shown)}\n\n{_table(['strategy', *suites], rows)}"
+    rows = []
+    for label in dict.fromkeys(line.label for line in lines):
+        own = {line.suite: line for line in lines if line.label == label}
+        cells = [" / ".join(c.cell(own[s]) for c in columns) if s in own else "–" for s in suites]
+        rows.append([label, *cells, " / ".join(_mean(c, list(own.values())) for c in columns)])
+    return f"## {' / '.join(shown)}\n\n{_table(['strategy', *suites, 'mean'], rows)}"
 
 
-def _cells(line: Line, columns: Sequence[Column]) -> str:
-    return " / ".join(c.cell(line) for c in columns)
+def _mean(column: Column, lines: Sequence[Line]) -> str:
+    numbers = [v for line in lines if not math.isnan(v := column.value(line))]
+    return column.write(sum(numbers) / len(numbers)) if numbers else "–"
 
 
 def _table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
