@@ -10,7 +10,7 @@ import time
 import pytest
 from tests.cli.conftest import COMMAND, environment, line, run_of, shell, write
 
-VERBS = ["demo", "replay", "sessions", "show", "search", "reset", "export", "observe", "re-embed"]
+VERBS = ["demo", "replay", "bench", "sessions", "show", "search", "reset", "export", "observe", "re-embed"]
 
 
 def test_help_and_version(cli):

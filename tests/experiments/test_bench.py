@@ -152,6 +152,22 @@ def test_ctrl_c_keeps_what_is_done(experiment, tmp_path):
     assert len(lines) == 32 == len({line["unit"] for line in lines})
 
 
+def test_a_worker_that_is_killed_ends_it_in_one_sentence(experiment, tmp_path):
+    text = REPLAY.replace('["full"', '["full", "toy_dying:die"').replace(
+        'name = "small"', 'name = "small"\njobs = 2'
+    )
+    (tmp_path / "toy_dying.py").write_text("import os\ndef die(messages, state):\n    os._exit(9)\n")
+    path, out = experiment(text), tmp_path / "out"
+    command = [sys.executable, "-m", "memory_bank", "bench", "--config", str(path), "--out", str(out)]
+    source = Path(__file__).parents[2] / "src"
+    env = environment(PYTHONPATH=f"{source}:{tmp_path}")
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 1
+    assert len(done.stderr.splitlines()) == 1
+    assert "a worker process died" in done.stderr
+    assert (out / "table.md").exists()
+
+
 def test_two_runs_do_not_write_one_file(cli, experiment, tmp_path):
     path = experiment()
     plan = plan_of(path)

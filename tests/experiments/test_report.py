@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+SHARED = Path(__file__).parents[3] / "shared" / "data"
 
 
 class Page(HTMLParser):
@@ -53,6 +54,26 @@ def report(cli, experiment, tmp_path) -> Path:
     done = cli("bench", "--config", str(experiment()), "--out", str(tmp_path / "out"))
     assert done.code == 0
     return tmp_path / "out" / "report.html"
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium here")
+@pytest.mark.skipif(not SHARED.is_dir(), reason="the shared traces are not beside the repository")
+def test_one_command_over_the_shared_sets(cli, tmp_path):
+    files = sorted(SHARED.glob("*.jsonl.gz"))
+    suites = [f'[[suites]]\nkind = "replay"\nfiles = ["{f}"]\n' for f in files]
+    head = 'strategies = ["full", "truncation", "keep_last_n", "observation_masking"]\nbenchmark_sample_size = 2\n'
+    (tmp_path / "e.toml").write_text(head + 'counter = "approximate"\n' + "".join(suites))
+    assert cli("bench", "--config", str(tmp_path / "e.toml"), "--out", str(tmp_path / "out")).code == 0
+    address = (tmp_path / "out" / "report.html").as_uri()
+    page = Page(browse(tmp_path / "profile", address, "--dump-dom"))
+    assert [t for t, _ in page.elements].count("svg") == len(files)
+    rows = [link for link in page.links("#line-") if "case" not in link]
+    assert rows == [f"#line-{n}" for n in range(4 * len(files))]
+    case = page.links("#line-5-case-")[-1]
+    assert Page(browse(tmp_path / "profile", address + case, "--dump-dom")).open_around[case[1:]] == [
+        True,
+        True,
+    ]
 
 
 def test_the_page_loads_nothing_and_says_what_made_it(report):

@@ -17,6 +17,7 @@ MOST_CASES = 40
 """So many cases of a line are shown, those that lost most; the results file has all."""
 
 _STYLE = """
+body { max-width: 76rem; }
 details { margin: .3rem 0 .3rem 1rem; } summary { cursor: pointer; }
 details table { margin: .3rem 0 .6rem 1rem; } pre { overflow-x: auto; font-size: 12px; }
 a { color: var(--one); } td.left { text-align: left; white-space: normal; overflow-wrap: anywhere; }
