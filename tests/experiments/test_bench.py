@@ -189,9 +189,12 @@ def test_the_results_of_another_experiment_are_left_alone(cli, experiment, tmp_p
     assert "another experiment" in refused.sentence()
     assert (out / "results.jsonl").read_bytes() == before
     assert (out / "table.md").read_bytes() == table
-    (out / "results.jsonl").write_text("something else\n")
-    assert "no results file" in cli("bench", "--config", str(path), "--out", str(out)).sentence()
-    assert (out / "results.jsonl").read_text() == "something else\n"
+    for text in ("something else\n", "without an end of line", '{"a": 1}', '{"a": 1}\n'):
+        (out / "results.jsonl").write_text(text)
+        assert "no results file" in cli("bench", "--config", str(path), "--out", str(out)).sentence()
+        assert (out / "results.jsonl").read_text() == text
+    (out / "results.jsonl").write_text('{"format":1,"exp')  # a crash in the first line
+    assert cli("bench", "--config", str(path), "--out", str(out)).code == 0
 
 
 def test_several_suites_have_a_table_over_all(cli, experiment, tmp_path):

@@ -16,6 +16,7 @@ except ImportError:  # not on Windows: two runs at once are not told from each o
     fcntl = None  # type: ignore[assignment]
 
 FORMAT = 1
+_BEGINNING = b'{"format":'
 
 
 class Results:
@@ -84,6 +85,8 @@ def read_results(path: Path, experiment: str) -> tuple[int, dict[str, dict[str, 
     with open(path, "rb") as file:
         for number, raw in enumerate(file, 1):
             if not raw.endswith(b"\n"):
+                if number == 1 and not (raw.startswith(_BEGINNING) or _BEGINNING.startswith(raw)):
+                    _check_header(path, None, experiment)
                 break  # cut off by a crash
             try:
                 line = json.loads(raw)

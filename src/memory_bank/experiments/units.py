@@ -130,8 +130,8 @@ def _units(experiment: Experiment, suite: Suite, strategies: Sequence[Strategy])
     models: Sequence[ModelSettings | None] = experiment.models if live else (None,)
     if live and not models:
         raise ConfigError(f"the suite {suite.name} is live and needs a model: give one under [[models]].")
-    for model in models:
-        if model is not None and not os.environ.get(model.api_key_env):
+    for model in (*models, suite.settings.judge):
+        if live and model is not None and not os.environ.get(model.api_key_env):
             raise ConfigError(
                 f"the model {model.name} has no API key: set {model.api_key_env} (any text for a local one)."
             )
