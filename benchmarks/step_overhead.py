@@ -1,6 +1,7 @@
 """What a step costs after n past steps: should be what is new, not what is old.
 
     python benchmarks/step_overhead.py [--out results.json]
+    python benchmarks/step_overhead.py --part observer,crowd [--database sqlite,postgres] [--records 1000000]
 
 An agent's conversation grows one tool call at a time (outputs of about 1.5 kB); each step calls
 ``apply_memory_bank_strategy`` with the lexical embedder and the extractive observer, in memory and on a
@@ -8,6 +9,11 @@ SQLite file (WAL, synchronous=FULL). The figures are medians over the 41 steps a
 the steps around 30. ``evidence`` selects by evidence under 2,000 tokens; its 95th percentile is printed
 too. ``re-parse`` is the straightforward way for comparison, in the same run: the same
 strategy with a conversation that is read anew at every step.
+
+``observer``: at 1,000 past steps, steps with an Observer whose model takes 2 s, in the background, beside
+steps by extraction and with the Observer off: states of their own in one database, in blocks of 40 steps by
+turns, 50 ms between the steps. ``crowd``: steps at 100 past steps in a bank that holds a million small
+records (with insights) of 1,000 other sessions, and in one that holds none, step by step by turns.
 """
 
 from __future__ import annotations
@@ -16,12 +22,16 @@ import argparse
 import json
 import platform
 import random
+import sqlite3
+import statistics
 import subprocess
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import agents
 from memory_bank import MemoryBankSettings, MemoryBankState, apply_memory_bank_strategy
 
 POINTS = (30, 100, 300, 1000, 3000)
@@ -87,14 +97,172 @@ def run(
     return {n: times[min(len(times) - 1, int(share * len(times)))] for n, times in sorted_.items()}
 
 
+class Growing:
+    """A session whose conversation grows, and the seconds that its steps took."""
+
+    def __init__(self, where: str, session: str, settings: MemoryBankSettings, model: Any = None) -> None:
+        self.state = MemoryBankState.open(where, session, "lexical")
+        self.settings, self.model = settings, model
+        self.messages = agents.beginning(session)
+        self.rng = random.Random(session)
+        self.seconds: list[float] = []
+        self.count = 0
+
+    def step(self, settings: MemoryBankSettings | None = None) -> None:
+        """One more step."""
+        self.messages += interaction(self.count, self.rng)
+        self.count += 1
+        start = time.perf_counter()
+        apply_memory_bank_strategy(self.messages, self.model, settings or self.settings, self.state)
+        self.seconds.append(time.perf_counter() - start)
+
+    def figures(self) -> tuple[float, float]:
+        """Median and 95th percentile, in ms."""
+        cuts = statistics.quantiles(self.seconds, n=20)
+        return 1000 * statistics.median(self.seconds), 1000 * cuts[-1]
+
+
+def observer_part(places: dict[str, str], past: int = 1000, blocks: int = 3) -> None:
+    """What a slow Observer beside the agent adds to a step."""
+    print("| database | Observer | steps | median (ms) | p95 (ms) | p95 beyond extraction (ms) |")
+    print("|---|---|---|---|---|---|")
+    for kind, where in places.items():
+        asked = {"observer_model": "slow", "observer_mode": "background"}
+        modes = {
+            "extraction": Growing(where, "extraction", SETTINGS),
+            "off": Growing(where, "off", SETTINGS.model_copy(update={"observer_mode": "off"})),
+            "2 s, in the background": Growing(
+                where, "background", SETTINGS.model_copy(update=asked), agents.scripted(2.0)
+            ),
+        }
+        for growing in modes.values():
+            while growing.count < past:
+                growing.step(SETTINGS)
+            growing.seconds.clear()
+        for _ in range(blocks):
+            for growing in modes.values():
+                for _ in range(40):
+                    growing.step()
+                    time.sleep(0.05)
+                if growing.state.flush(120):
+                    raise RuntimeError("the Observer did not end its jobs")
+        base = modes["extraction"].figures()[1]
+        for name, growing in modes.items():
+            median, p95 = growing.figures()
+            print(
+                f"| {kind} | {name} | {len(growing.seconds)} | {median:.2f} | {p95:.2f} | {p95 - base:+.2f} |"
+            )
+            growing.state.close()
+
+
+def crowd_part(places: dict[str, tuple[str, str]], records: int, steps: int = 200) -> None:
+    """What a million records of others add to a step."""
+    print("| database | others' records | median alone (ms) | median in the crowd (ms) | ratio | p95 ratio |")
+    print("|---|---|---|---|---|---|")
+    for kind, (alone_at, crowd_at) in places.items():
+        start = time.perf_counter()
+        alone, crowd = (Growing(where, "me", SETTINGS) for where in (alone_at, crowd_at))
+        crowd.step()
+        alone.step()
+        fill = fill_sqlite if kind == "sqlite" else fill_postgres
+        size = fill(crowd_at, records)
+        print(f"<!-- {kind}: {size / 1e9:.1f} GB, filled in {time.perf_counter() - start:.0f} s -->")
+        for i in range(100 + steps):
+            for growing in (alone, crowd) if i % 2 else (crowd, alone):
+                growing.step()
+        for growing in (alone, crowd):
+            del growing.seconds[:101]
+        (a50, a95), (c50, c95) = alone.figures(), crowd.figures()
+        print(f"| {kind} | {records:,} | {a50:.2f} | {c50:.2f} | {c50 / a50:.2f} | {c95 / a95:.2f} |")
+        alone.state.close()
+        crowd.state.close()
+
+
+RECORD = "session_id, trace_id, step_id, tool_name, input, input_verbatim, output, output_verbatim, timestamp"
+INSIGHT = "session_id, trace_id, summary, embedding, source"
+
+
+def others(records: int) -> Iterator[tuple[str, str, int]]:
+    """Session, trace_id and step of records of 1,000 sessions that take turns."""
+    for i in range(records):
+        yield f"other{i % 1000}", f"{i:036}", i // 1000
+
+
+def fill_sqlite(where: str, records: int) -> int:
+    """Add small records of others with insights; how many bytes the file has then."""
+    file = where.removeprefix("sqlite:///")
+    connection = sqlite3.connect(file)
+    connection.execute("PRAGMA synchronous=OFF")
+    connection.executemany(
+        f"INSERT INTO records ({RECORD}) VALUES (?, ?, ?, x'66', x'7b7d', 1, ?, 1, 0)",
+        ((s, t, i, b"order " + t.encode()) for s, t, i in others(records)),
+    )
+    connection.executemany(
+        f"INSERT INTO insights ({INSIGHT}) VALUES (?, ?, ?, ?, 'extractive')",
+        ((s, t, b"order " + t.encode(), b"\0\0\x80\x3f" * 4) for s, t, _ in others(records)),
+    )
+    connection.commit()
+    connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    connection.close()
+    return Path(file).stat().st_size
+
+
+def fill_postgres(where: str, records: int) -> int:
+    """The same by COPY."""
+    import psycopg
+
+    with psycopg.connect(where) as connection:
+        with connection.cursor().copy(f"COPY records ({RECORD}) FROM STDIN".encode()) as copy:
+            for s, t, i in others(records):
+                copy.write_row((s, t, i, b"f", b"{}", True, b"order " + t.encode(), True, 0.0))
+        with connection.cursor().copy(f"COPY insights ({INSIGHT}) FROM STDIN".encode()) as copy:
+            for s, t, _ in others(records):
+                copy.write_row((s, t, b"order " + t.encode(), "[1,1,1,1]", "extractive"))
+        connection.commit()
+        connection.autocommit = True
+        connection.execute("VACUUM ANALYZE")  # as the server does by itself within a minute
+        found = connection.execute("SELECT pg_database_size(current_database())").fetchone()
+        return int(found[0]) if found else 0
+
+
+def parts(chosen: list[str], kinds: list[str], records: int) -> None:
+    """The parts that need databases."""
+    with tempfile.TemporaryDirectory(prefix="mb-", ignore_cleanup_errors=True) as folder:
+        server = agents.Postgres(Path(folder) / "pg") if "postgres" in kinds else None
+
+        def place(kind: str, name: str) -> str:
+            return server.new() if server and kind == "postgres" else f"sqlite:///{folder}/{name}.db"
+
+        try:
+            if "observer" in chosen:
+                observer_part({kind: place(kind, "observer") for kind in kinds})
+            if "crowd" in chosen:
+                crowd_part({kind: (place(kind, "alone"), place(kind, "crowd")) for kind in kinds}, records)
+        finally:
+            if server is not None:
+                server.close()
+
+
 def main() -> None:
-    """Run and print the table."""
+    """Run and print the tables."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--out", type=Path, help="also write the figures as JSON")
     parser.add_argument("--points", default=",".join(map(str, POINTS)))
+    parser.add_argument("--part", default="tables", help="tables, observer, crowd; several with commas")
+    parser.add_argument("--database", default="sqlite,postgres", help="of the parts observer and crowd")
+    parser.add_argument("--records", type=int, default=1_000_000, help="of others, in the part crowd")
     args = parser.parse_args()
+    chosen = args.part.split(",")
+    if "tables" in chosen:
+        tables(args)
+    if {"observer", "crowd"} & set(chosen):
+        parts(chosen, args.database.split(","), args.records)
+
+
+def tables(args: argparse.Namespace) -> None:
+    """Steps after n past steps."""
     points = tuple(int(p) for p in args.points.split(","))
     with tempfile.TemporaryDirectory() as folder:
         run("", (points[0],))  # imports and caches

@@ -46,6 +46,31 @@ def test_the_agent_loop_and_the_look_into_the_bank(monkeypatch, tmp_path, capsys
     assert "kept" in out
 
 
+def test_the_page_on_histories_runs_from_the_agent_loop_to_the_exact_fetch(monkeypatch, tmp_path, capsys):
+    monkeypatch.chdir(tmp_path)
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "history.md").read_text(), re.S)
+    assert len(blocks) >= 8
+    script = [call("get_order", id=f"ORD-{i}") for i in range(7)] + [say("ORD-1 is late.")]
+    with ScriptedServer(script) as server:
+        monkeypatch.setenv("OPENAI_BASE_URL", server.base_url)
+        monkeypatch.setenv("OPENAI_API_KEY", "x")
+        scope = {
+            "TOOLS": [
+                {"type": "function", "function": {"name": "get_order", "parameters": {"type": "object"}}}
+            ],
+            "run_tool": lambda name, arguments: json.dumps({"asked": arguments, "lines": ["x" * 50] * 40}),
+        }
+        for code in blocks:
+            exec(compile(code, "docs/history.md", "exec"), scope)
+        assert server.refused == []
+        last = server.requests[-1].body["messages"]
+    assert "the whole is in memory: trace_id" in json.dumps(last)
+    scope["state"].close()
+    out = capsys.readouterr().out
+    assert "It waits for the carrier." in out
+    assert "tool: get_order" in out
+
+
 COMMANDS = [
     line[2:].split("#")[0].strip()
     for language, block in BLOCKS
@@ -64,10 +89,10 @@ def test_the_commands_of_the_readme_run_in_their_order(tmp_path):
         assert done.returncode == 0, f"{command}: {done.stderr}"
 
 
-@pytest.mark.parametrize("name", ["README.md", "ARCHITECTURE.md", "CHANGELOG.md"])
+@pytest.mark.parametrize("name", ["README.md", "ARCHITECTURE.md", "CHANGELOG.md", "docs/history.md"])
 def test_links_lead_somewhere(name):
     for target in re.findall(r"\]\((?!http)([^)#]+)\)", (ROOT / name).read_text()):
-        assert (ROOT / target).exists(), target
+        assert ((ROOT / name).parent / target).exists(), target
 
 
 def test_the_tree_in_architecture_names_every_module():

@@ -1,7 +1,9 @@
 """Summaries without a model: the telling values are in, the rest is counted."""
 
 import json
+import time
 
+import pytest
 from hypothesis import given
 
 from memory_bank.extraction import MAX_CHARS, extract_summary
@@ -66,3 +68,11 @@ def test_huge_outputs_take_little_time():
     summary("a_1 " * 5_000_000)
     summary(json.dumps([{"id": i} for i in range(300_000)]))
     assert time.perf_counter() - start < 20
+
+
+@pytest.mark.parametrize("part", ["x", "a-", "a.b/", "1", "a@", "x_", "/", "é", "error", "a1-"])
+def test_long_runs_take_no_time(part):
+    text = part * (60_000 // len(part))
+    start = time.process_time()
+    extract_summary(InteractionRecord.create(1, "tool", {}, {"_raw": text}))
+    assert time.process_time() - start < 2

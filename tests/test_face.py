@@ -65,3 +65,13 @@ def test_the_core_needs_no_model_libraries():
         "print([m for m in ('torch', 'openai', 'transformers', 'FlagEmbedding', 'alembic') if m in sys.modules])"
     )
     assert run(code) == "[]"
+
+
+def test_the_face_of_history_is_sorted_and_every_name_is_there():
+    from memory_bank import history
+
+    assert history.__all__ == sorted(history.__all__, key=lambda n: (not n[0].isupper(), n))
+    assert all(getattr(history, name) is not None for name in history.__all__)
+    assert set(history.__all__) <= set(dir(history))
+    with pytest.raises(AttributeError, match="nonsense"):
+        history.nonsense  # noqa: B018

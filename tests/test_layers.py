@@ -13,15 +13,15 @@ MAP: dict[str, set[str]] = {
     "ports": {"records"},
     "prompts": {"errors", "shipped"},
     "config": {"errors", "shipped"},
-    "history": {"records", "errors", "ports"},
     "vectors": {"errors", "ports"},
+    "history": {"records", "errors", "ports", "vectors"},
     "faults": set(),
     "stores": {"records", "errors", "faults", "ports", "history", "vectors"},
     "clients": {"records", "errors", "ports"},
     "extraction": {"records", "history"},
     "observer": {"config", "clients", "errors", "extraction", "history", "ports", "prompts", "records"},
     "worker": {"errors", "faults", "observer", "records", "stores"},
-    "ingestion": {"observer", "clients", "ports", "records"},
+    "ingestion": {"observer", "clients", "history", "ports", "records"},
     "retrieval": {"ports", "records", "history"},
     "traces": {"errors"},
     "selection": {"errors", "history", "records", "traces"},
@@ -45,7 +45,7 @@ MAP: dict[str, set[str]] = {
     "cli": {
         "evidence", "experiments", "selection",
         "assembly", "clients", "config", "errors", "history", "ingestion", "observer", "records", "replay",
-        "shipped", "stores", "traces",
+        "shipped", "stores", "traces", "worker",
     },
 }  # fmt: skip
 FACE = {"__init__", "__main__"}

@@ -14,8 +14,9 @@ from sqlalchemy.engine import Connection
 from memory_bank.clients.embedding import load_embedder
 from memory_bank.config import MemoryBankSettings
 from memory_bank.context.evidence import EvidenceMemory
+from memory_bank.context.fetched import is_memory_tool
 from memory_bank.context.plan import Plan
-from memory_bank.errors import EmbeddingError
+from memory_bank.errors import EmbeddingError, StorageError
 from memory_bank.faults import fault_point
 from memory_bank.history.conversation import Conversation
 from memory_bank.history.shortening import Shortened
@@ -26,7 +27,7 @@ from memory_bank.records import Insight, InteractionRecord, Spent
 from memory_bank.stores.database import Database
 from memory_bank.stores.facts import FactStore
 from memory_bank.stores.insights import InsightStore, clear_session
-from memory_bank.stores.jobs import JobQueue
+from memory_bank.stores.jobs import JobQueue, without_insight
 from memory_bank.stores.payload import to_rows
 from memory_bank.stores.scope import WiderScope
 from memory_bank.stores.spending import Spending
@@ -81,6 +82,7 @@ class MemoryBankState:
         self._background = BackgroundObserver()
         self._may_have_jobs = False
         self._mode = "inline"
+        self._forgiving = False  # of a database that fails
         if embedding_model is not None:
             self._bind_embedder(embedding_model)
 
@@ -106,12 +108,13 @@ class MemoryBankState:
 
     def prepare(self, settings: MemoryBankSettings) -> None:
         """Bind the settings' embedder and counter unless the state has its own; load what is stored."""
-        if self.insight_store is None:
-            self._bind_embedder(settings.embedding_model)
+        self._forgiving = settings.on_storage_error == "pass_through"
         if self._given_counter is None and self._encoding != settings.token_encoding:
             self._encoding = settings.token_encoding
             self.counter = open_counter(settings.token_encoding)
             self.conversation = Conversation(self.session_id, self.counter)
+        if self.insight_store is None:
+            self._bind_embedder(settings.embedding_model)
         generation = self.database.generation(self.session_id)
         if generation != self._generation:  # first use, or the session was reset elsewhere
             self._load()
@@ -165,12 +168,29 @@ class MemoryBankState:
                 self.insight_store.insert(c, prepared)
                 self.fact_store.insert(c, rows, to_observe)
 
-            self.database.submit(write)
+            self.database.submit(write, self.session_id)
             fault_point("facts.stored")
             return {}
         self.fact_store.store_many(records, to_observe)
         made = {d.trace_id: d for d in drafts}
         return {r.trace_id: made.get(r.trace_id) for r in records}
+
+    def remember(self, records: Sequence[InteractionRecord]) -> None:
+        """Store records from elsewhere (a typed history's), facts first, with summaries by extraction.
+
+        What is stored already is left as it is. Without an embedder yet, the first step makes the summaries.
+        Summaries that an embedder refuses wait for ``flush``. Raises RecordError, StorageError.
+        """
+        with self.lock:
+            known = {r.trace_id for r in self.fact_store.get_many([r.trace_id for r in records])}
+            new = [r for r in records if r.trace_id not in known]
+            self.fact_store.store_many(new)
+            self.steps.update((r.trace_id, r.step_id) for r in new)
+            self.step_count = max([self.step_count, *(r.step_id for r in new)])
+            if self.insight_store is not None:
+                news = [r for r in new if not is_memory_tool(r.tool_name, r.output_text)]
+                self.unobserved.update((r.trace_id, Observer().extract(r)) for r in news)
+                self._flush_drafts(None)
 
     def queue(self, trace_ids: Sequence[str]) -> None:
         """Note that a model is to summarise stored records."""
@@ -253,8 +273,14 @@ class MemoryBankState:
         return self
 
     def __exit__(self, *exc: object) -> None:
-        self.flush(0)
-        self.close()
+        try:
+            self.flush(0)
+        except StorageError as e:
+            if not self._forgiving:
+                raise
+            log.warning("what is not stored yet is found when the session is opened again: %s", e)
+        finally:
+            self.close()
 
     def _bind_embedder(self, model: Any) -> None:
         if isinstance(model, str):
@@ -266,8 +292,7 @@ class MemoryBankState:
         self._forget()
         self.steps = self.fact_store.steps()
         self.step_count = max(self.steps.values(), default=0)
-        with_insight = set(self.insight_store.trace_ids())
-        self.unobserved = {t: None for t in self.steps if t not in with_insight}
+        self.unobserved = dict.fromkeys(without_insight(self.database, self.session_id))
         self._task = self.database.get_task(self.session_id)
         self._may_have_jobs = self._jobs.open_count() > 0
 

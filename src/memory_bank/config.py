@@ -18,6 +18,7 @@ from memory_bank.shipped import shipped_file
 
 FIXED_QUERY = "how to proceed with the task"
 ENV_PREFIX = "MEMORY_BANK_"
+FAULT = "MEMORY_BANK_FAULT"  # no setting: see memory_bank.faults
 
 
 class Price(BaseModel):
@@ -324,7 +325,7 @@ def _laid_over(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, 
 def _check_environment() -> None:
     """Refuse a variable that looks like a setting and is none: pydantic-settings passes over those."""
     for variable in os.environ:
-        if not variable.upper().startswith(ENV_PREFIX):
+        if not variable.upper().startswith(ENV_PREFIX) or variable == FAULT:
             continue
         name = variable[len(ENV_PREFIX) :].lower().split("__")[0]
         if name not in Config.model_fields:

@@ -5,6 +5,11 @@ MemoryBankError
 │ ├ PromptError                   a prompt file is missing or lacks a placeholder
 │ └ UnknownStrategyError          no strategy under that key
 ├ MessagesError (TypeError)       what was passed is not a list of chat messages
+├ HistoryError (ValueError)       a step, a limit or a call on a typed history cannot be used
+│ ├ StepOrderError                a step's number is lower than that of the step before it
+│ ├ StepFileError                 a file of steps is damaged; what could be read is in ``steps``
+│ ├ ImageError                    what was given as an image is none
+│ └ TokenBudgetError              no pruning meets the budget; ``smallest`` is the smallest that can be met
 ├ TraceFileError (ValueError)     a trace file cannot be read
 ├ RecordError (ValueError)        a record cannot be stored as it is
 │ └ RecordConflictError           another record already has this trace_id
@@ -24,6 +29,7 @@ Errors of other libraries are turned into these once, at the seam where that lib
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 
@@ -45,6 +51,34 @@ class UnknownStrategyError(ConfigError):
 
 class MessagesError(MemoryBankError, TypeError):
     """The messages passed are not a list of chat messages."""
+
+
+class HistoryError(MemoryBankError, ValueError):
+    """A step, a limit or a call on a typed history cannot be used."""
+
+
+class StepOrderError(HistoryError):
+    """A step's number is lower than that of the step before it."""
+
+
+class StepFileError(HistoryError):
+    """A file of steps is damaged; ``steps`` are those before the damage."""
+
+    def __init__(self, message: str, steps: Sequence[Any] = ()) -> None:
+        super().__init__(message)
+        self.steps = tuple(steps)
+
+
+class ImageError(HistoryError):
+    """What was given as an image is none."""
+
+
+class TokenBudgetError(HistoryError):
+    """No pruning meets the budget; ``smallest`` (tokens) is the smallest that can be met."""
+
+    def __init__(self, message: str, smallest: int) -> None:
+        super().__init__(message)
+        self.smallest = smallest
 
 
 class TraceFileError(MemoryBankError, ValueError):

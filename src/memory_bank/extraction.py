@@ -18,11 +18,11 @@ _ARGUMENT_CHARS = 300
 _ERROR = re.compile(
     r"\b(?:\w*(?:error|exception|traceback|failed|failure|denied|not found|fatal)\w*)\b", re.I
 )
-_IDENTIFIER = re.compile(
+_IDENTIFIER = re.compile(  # each alternative is tried once a run of letters, or a long one would take minutes
     r"https?://[^\s\"'<>)\]]+"
-    r"|[\w.+-]+@[\w-]+\.[\w.]+"
-    r"|(?:[\w.~-]*/){2,}[\w.~-]+"
-    r"|\b(?=[\w-]*\d)(?=[\w-]*[A-Za-z_-])[A-Za-z0-9_]+(?:-[A-Za-z0-9_]+)*\b"
+    r"|(?<![\w.+-])[\w.+-]+@[\w-]+\.[\w.]+"
+    r"|(?<![\w.~/-])(?:[\w.~-]*/){2,}[\w.~-]+"
+    r"|\b(?=[\w-]{0,120}\d)(?=[\w-]{0,120}[A-Za-z_-])[A-Za-z0-9_]+(?:-[A-Za-z0-9_]+)*\b"
     r"|\b[a-zA-Z]\w*_\w+\b"
 )
 _NAME_KEYS = ("name", "title", "label", "subject", "email", "city", "path", "file", "url", "status", "state")

@@ -1,7 +1,8 @@
 """Points at which a test may kill this process: what must survive a crash is tried at every one of them.
 
-Armed by ``MEMORY_BANK_FAULT=NAME`` or ``NAME:N`` (at the N-th passing); otherwise a point costs one
-comparison. Not meant for anything but tests and ``benchmarks/faults.py``.
+Armed by ``MEMORY_BANK_FAULT=NAME`` or ``NAME:N`` (at the N-th passing), or ``NAME:N:SIGINT`` for another
+signal than SIGKILL; otherwise a point costs one comparison. Not meant for anything but tests and
+``benchmarks/faults.py``.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import os
 import signal
 
-POINTS = (
+POINTS = (  # of an agent's steps and of what works beside it
     "write.begun",
     "write.executed",
     "write.committed",
@@ -22,16 +23,18 @@ POINTS = (
     "jobs.finished",
     "step.done",
 )
-_name, _, _nth = os.environ.get("MEMORY_BANK_FAULT", "").partition(":")
+VERB_POINTS = ("purge.executed", "import.executed", "re_embed.executed")
+_name, _nth, _how = (os.environ.get("MEMORY_BANK_FAULT", "") + "::").split(":")[:3]
 _left = int(_nth) if _nth.isdigit() else 1
+_signal = getattr(signal, _how or "SIGKILL")
 
 
 def fault_point(name: str) -> None:
-    """Die here, by SIGKILL, if this point is armed."""
+    """Die here, by SIGKILL unless another signal was named, if this point is armed."""
     if not _name:
         return
     global _left
     if name == _name:
         _left -= 1
-        if _left <= 0:
-            os.kill(os.getpid(), signal.SIGKILL)
+        if _left == 0:
+            os.kill(os.getpid(), _signal)

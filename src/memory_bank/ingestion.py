@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from memory_bank.clients.chat import as_chat_model
+from memory_bank.history.own import is_memory_tool
 from memory_bank.observer import EXTRACTIVE, Observer
 from memory_bank.ports import FactStorePort, InsightStorePort
 from memory_bank.records import InteractionRecord
@@ -45,7 +46,7 @@ def ingest_tool_outputs(
 def observe_again(
     fact_store: FactStorePort, insight_store: InsightStorePort, observer: Observer, user_query: str
 ) -> tuple[int, int]:
-    """Make the insights again that are marked for it, and those that are missing.
+    """Make the insights again that are marked for it, and those that are missing (none for our own tools).
 
     Returns how many were made and how many of them still carry a mark.
     """
@@ -54,7 +55,8 @@ def observe_again(
     wanted += [t for t in fact_store.steps() if t not in with_insight]
     made = marked = 0
     for start in range(0, len(wanted), _AT_ONCE):  # stored as they come: a stop loses no paid call but these
-        batch = fact_store.get_many(wanted[start : start + _AT_ONCE])
+        found = fact_store.get_many(wanted[start : start + _AT_ONCE])
+        batch = [r for r in found if not is_memory_tool(r.tool_name, r.output_text)]
         insights = observer.observe_all(batch, user_query)
         insight_store.add_many(insights)
         made += len(insights)

@@ -29,6 +29,7 @@ LEASE = 60.0
 FIRST_RETRY = 2.0
 """Seconds before the second attempt; each further one waits twice as long."""
 LONGEST_RETRY = 300.0
+_MOST_PAID = 1_000
 LONGEST_SLEEP = 5.0
 """Seconds between two looks at an empty queue."""
 
@@ -73,6 +74,7 @@ class Worker:
         self.owner = f"{socket.gethostname()[:20]}:{os.getpid()}:{uuid.uuid4().hex[:16]}"
         self.progress = Progress()
         self._stores: dict[str, tuple[FactStore, InsightStore]] = {}
+        self._paid: dict[int, Insight] = {}  # by job: what could not be embedded or stored is not asked again
 
     def step(self) -> int:
         """Take as many jobs as are observed at once, and end them; how many were taken.
@@ -85,22 +87,32 @@ class Worker:
         fault_point("jobs.leased")
         try:
             for session_id in dict.fromkeys(j.session_id for j in taken):
-                self._work([j for j in taken if j.session_id == session_id], session_id)
+                self._work([j for j in taken if j.session_id == session_id], session_id, taken)
         except BaseException:
             self._let_go(taken)
             raise
         return len(taken)
 
-    def run(self, stop: threading.Event, *, once: bool = False, wake: threading.Event | None = None) -> None:
+    def run(
+        self,
+        stop: threading.Event,
+        *,
+        once: bool = False,
+        wake: threading.Event | None = None,
+        told: Callable[[], None] | None = None,
+    ) -> None:
         """Work until ``stop`` is set, or with ``once`` until no job is left; ``wake`` ends a wait early.
 
-        A database or an embedder that fails is told and tried again after a while.
+        ``told`` is called after each round of jobs. A database or an embedder that fails is told and tried
+        again after a while; with ``once`` it raises StorageError, EmbeddingError.
         """
         failures = 0
         while not stop.is_set():
             try:
                 if self.step():
                     failures = 0
+                    if told is not None:
+                        told()
                     continue
                 pause = self.queue.wait()
             except (StorageError, EmbeddingError) as e:
@@ -118,16 +130,23 @@ class Worker:
                 wake.wait(pause)
                 wake.clear()
 
-    def _work(self, jobs: list[Job], session_id: str) -> None:
+    def _work(self, jobs: list[Job], session_id: str, held: list[Job]) -> None:
         facts, insights = self._stores_of(session_id)
         records = {r.trace_id: r for r in facts.get_many([j.trace_id for j in jobs])}
         task = self.database.get_task(session_id)
         observer = self.observer.booking(Spending(self.database, session_id))
         found = [records[j.trace_id] for j in jobs if j.trace_id in records]
-        with self._renewing(jobs):
-            answers = observer.each(found, lambda r: self._answer(observer, r, task))
+        by_id: dict[str, Insight | Trouble] = {
+            j.trace_id: self._paid[j.seq] for j in jobs if j.seq in self._paid
+        }
+        asked = [r for r in found if r.trace_id not in by_id]
+        with self._renewing(held):  # those of other sessions wait for their turn
+            answers = observer.each(asked, lambda r: self._answer(observer, r, task))
         fault_point("jobs.observed")
-        by_id = dict(zip((r.trace_id for r in found), answers, strict=True))
+        by_id.update(zip((r.trace_id for r in asked), answers, strict=True))
+        if len(self._paid) > _MOST_PAID:
+            self._paid.clear()
+        self._paid.update((j.seq, a) for j in jobs if isinstance(a := by_id.get(j.trace_id), Insight))
         ended: list[tuple[Job, Insight | None]] = []
         for job in jobs:
             answer = by_id.get(job.trace_id)
@@ -140,6 +159,8 @@ class Worker:
                 answer = observer.extract(records[job.trace_id], answer.reason)
             ended.append((job, answer))  # None: the record is gone, and so is its job
         insights.finish(self.owner, ended)
+        for job in jobs:
+            self._paid.pop(job.seq, None)
         fault_point("jobs.finished")
         for _, insight in ended:
             self.progress.observed += insight is not None and insight.source == observer.name

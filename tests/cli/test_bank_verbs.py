@@ -187,8 +187,8 @@ def test_observe_makes_marked_insights_again(cli, tmp_path, monkeypatch):
         apply_memory_bank_strategy(run_of("alpha", 2), chat, settings, state)
     assert cli("sessions", "--db", db, "--json").json()["sessions"][0]["to_redo"] == 2
 
-    waiting = cli("observe", "--db", db)  # no model named: the marks stay
-    assert (waiting.code, "2 are still" in waiting.out) == (0, True)
+    waiting = cli("observe", "--db", db, "--once")  # no model named: the marks stay
+    assert (waiting.code, "2 insights are still" in waiting.out) == (0, True)
     no_key = cli("observe", "--db", db, "--observer-model", "gpt-4-1-mini")
     assert no_key.code == 1
     assert "OPENAI_API_KEY" in no_key.sentence()
@@ -196,12 +196,19 @@ def test_observe_makes_marked_insights_again(cli, tmp_path, monkeypatch):
     monkeypatch.setenv("OPENAI_API_KEY", "k")
     with ScriptedServer(lambda body: fail(400)) as server:
         monkeypatch.setenv("OPENAI_BASE_URL", server.base_url)
-        done = cli("observe", "--db", db, "--observer-model", "gpt-4-1-mini", "--json")
-        assert (done.code, done.json()["still_marked"]) == (1, 2)
+        config = tmp_path / "config.toml"
+        config.write_text('[memory_strategies.memory_bank]\ntype = "memory_bank"\nobserver_attempts = 1\n')
+        done = cli("observe", "--db", db, "--once", "--config", config, "--observer-model", "m", "--json")
+        assert (done.code, done.json()["still_marked"], done.json()["extracted"]) == (1, 2, 2)
+        assert done.json()["pending"] == 0
     with ScriptedServer(lambda body: say("The order is open, says the model.")) as server:
         monkeypatch.setenv("OPENAI_BASE_URL", server.base_url)
-        done = cli("observe", "--db", db, "--observer-model", "gpt-4-1-mini", "--json")
-        assert done.json() == {"made": 2, "still_marked": 0, "observer": "llm:gpt-4-1-mini"}
+        done = cli("observe", "--db", db, "--once", "--observer-model", "gpt-4-1-mini", "--json")
+        assert done.code == 0
+        assert done.json() == {
+            "queued": 2, "made": 2, "observed": 2, "extracted": 0, "retried": 0, "still_marked": 0, "pending": 0,
+            "observer": "llm:gpt-4-1-mini",
+        }  # fmt: skip
         assert len(server.requests) == 2
         assert "alpha" in json.dumps(server.requests[0].body)  # the task was written down
     hits = cli("search", "what does the model say", "--db", db, "--json").json()["hits"]

@@ -28,7 +28,7 @@ def test_every_verb(cli, url, tmp_path):
     out = tmp_path / "all.jsonl"
     assert "wrote 8 records" in cli("export", "--db", url, "--out", out).sentence()
     assert len(out.read_text().splitlines()) == 8
-    assert cli("observe", "--db", url, "--json").json()["made"] == 0
+    assert cli("observe", "--db", url, "--once", "--json").json()["made"] == 0
     assert cli("re-embed", "--db", url, "--embedding-model", "lexical", "--json").json()["insights"] == 8
     assert cli("reset", "one", "--db", url, "--json").json() == {"session_id": "one", "records_removed": 4}
     assert cli("search", "x", "--db", url, "--session", "one", "--json").json()["hits"] == []

@@ -10,7 +10,10 @@ import time
 import pytest
 from tests.cli.conftest import COMMAND, environment, line, run_of, shell, write
 
-VERBS = ["demo", "replay", "bench", "sessions", "show", "search", "reset", "export", "observe", "re-embed"]
+VERBS = [
+    "demo", "replay", "bench", "sessions", "show", "search", "reset", "export", "import", "observe", "re-embed", "purge",
+    "verify",
+]  # fmt: skip
 
 
 def test_help_and_version(cli):

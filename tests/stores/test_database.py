@@ -369,3 +369,15 @@ def test_many_threads_read_while_one_writes(tmp_path: Path) -> None:
             done.set()
 
     together(*[read] * 8, write)
+
+
+def test_syncing_is_full_unless_the_url_says_otherwise(tmp_path):
+    levels = []
+    for url in (f"sqlite:///{tmp_path}/a.db", f"sqlite:///{tmp_path}/b.db?synchronous=normal"):
+        database = Database(url)
+        with database.read() as c:
+            levels.append(c.exec_driver_sql("PRAGMA synchronous").scalar())
+    assert levels == [2, 1]
+    for wrong in ("synchronous=off", "cache=shared", "synchronous=normal&mode=ro"):
+        with pytest.raises(DatabaseOpenError, match="takes one option"):
+            Database(f"sqlite:///{tmp_path}/c.db?{wrong}")

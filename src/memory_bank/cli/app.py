@@ -10,7 +10,7 @@ from typing import Any
 import typer
 
 from memory_bank import __version__
-from memory_bank.cli import audit, bank, bench, demo, explain, replay
+from memory_bank.cli import audit, bank, bench, care, demo, explain, observe, replay, transfer
 from memory_bank.cli.output import Stopped, one_line, tell
 from memory_bank.errors import ConfigError, MemoryBankError
 
@@ -35,9 +35,12 @@ app.command("sessions")(bank.sessions)
 app.command("show")(bank.show)
 app.command("search")(bank.search)
 app.command("reset")(bank.reset)
-app.command("export")(bank.export)
-app.command("observe")(bank.observe)
+app.command("export")(transfer.export)
+app.command("import")(transfer.import_)
+app.command("observe")(observe.observe)
 app.command("re-embed")(bank.re_embed)
+app.command("purge")(care.purge)
+app.command("verify")(care.verify)
 
 
 def _version(wanted: bool) -> None:

@@ -1,4 +1,4 @@
-"""The verbs on a database: sessions, show, search, reset, export, observe, re-embed."""
+"""The verbs on a database: sessions, show, search, reset, re-embed."""
 
 from __future__ import annotations
 
@@ -11,12 +11,9 @@ import typer
 
 from memory_bank.cli.output import (
     is_terminal,
-    json_line,
     one_line,
-    output_file,
     print_json,
     table,
-    tell,
     visible,
     when,
 )
@@ -32,7 +29,8 @@ SESSION = typer.Option(None, "--session", help="The session; may be left out whe
 _NUMBERS = frozenset({0, 1})  # columns of the table of hits
 
 
-def _open(db: str) -> Any:
+def open_bank(db: str) -> Any:
+    """The bank that --db names. Raises ConfigError where there is none."""
     from memory_bank.stores.database import Database, database_url
 
     url = database_url(db)
@@ -44,7 +42,7 @@ def _open(db: str) -> Any:
     return Database(db, must_exist=True)
 
 
-def _session(database: Any, wanted: str | None) -> str:
+def the_session(database: Any, wanted: str | None) -> str:
     """The session asked for, else the only one."""
     from memory_bank.stores.catalog import has_session, list_sessions
 
@@ -64,7 +62,7 @@ def sessions(db: str = DB, as_json: bool = JSON) -> None:
     """List the sessions of a bank."""
     from memory_bank.stores.catalog import bank_embedder, list_sessions
 
-    database = _open(db)
+    database = open_bank(db)
     found = list_sessions(database)
     if as_json:
         embedder = bank_embedder(database)
@@ -72,26 +70,18 @@ def sessions(db: str = DB, as_json: bool = JSON) -> None:
         return
     rows = [
         [one_line(s.session_id, 255), f"{s.records:,}", f"{s.steps:,}", f"{s.insights:,}",
-         f"{s.unobserved + s.to_redo:,}", when(s.last_written), one_line(s.task, 60)]
+         f"{s.unobserved + s.to_redo:,}", f"{s.jobs:,}", _failing(s), f"{s.spent.calls:,}",
+         f"{s.spent.tokens:,}", f"{s.spent.cost:,.4f}".rstrip("0").rstrip("."), when(s.last_written),
+         one_line(s.task, 60)]
         for s in found
     ]  # fmt: skip
-    head = ["session", "records", "steps", "insights", "to observe", "last written", "task"]
-    table(head, rows, right=frozenset({1, 2, 3, 4}))
+    numbers = ["records", "steps", "insights", "to observe", "jobs", "failing", "calls", "tokens", "cost"]
+    table(["session", *numbers, "last written", "task"], rows, right=frozenset(range(1, 10)))
 
 
-def _record_dict(session_id: str, record: Any, insight: Any) -> dict[str, Any]:
-    from memory_bank.history.jsontext import RAW, is_deep
-
-    facts = {name: getattr(record, name) for name in record.__dataclass_fields__}
-    if is_deep(record.raw_output):  # of what json.dumps cannot nest, the text says all
-        facts["raw_output"] = {RAW: _output_text(record)}
-    return {
-        "session_id": session_id,
-        **facts,
-        "summary": insight.summary if insight else None,
-        "summary_source": insight.source if insight else None,
-        "redo": insight.redo if insight else None,
-    }
+def _failing(info: Any) -> str:
+    """Failing jobs and how often the worst was tried."""
+    return f"{info.failing:,} (×{info.attempts:,})" if info.failing else "0"
 
 
 def _output_text(record: Any) -> str:
@@ -109,8 +99,9 @@ def show(
     """Show one record: the call, its raw output, its summary."""
     from memory_bank.history.jsontext import compact
     from memory_bank.stores.catalog import find_record
+    from memory_bank.stores.transfer import record_line
 
-    found = find_record(_open(db), trace_id)
+    found = find_record(open_bank(db), trace_id)
     if found is None:
         raise StorageError(f"no record has the trace_id {one_line(trace_id, 60)}: check it.")
     session_id, record, insight = found
@@ -121,7 +112,7 @@ def show(
         sys.stdout.buffer.flush()
         return
     if as_json:
-        print_json(_record_dict(session_id, record, insight))
+        print_json(record_line(session_id, record, insight))
         return
     print(f"session    {visible(session_id)}")
     print(f"trace_id   {record.trace_id}")
@@ -147,15 +138,15 @@ def search(
     from memory_bank.stores.facts import FactStore
     from memory_bank.stores.insights import InsightStore
 
-    database = _open(db)
+    database = open_bank(db)
     if session is None and not list_sessions(database):
         if as_json:
             print_json({"session_id": None, "embedder": None, "hits": []})
         else:
             print("the bank is empty.")
         return
-    session_id = _session(database, session)
-    model = _embedder(database, embedding_model)
+    session_id = the_session(database, session)
+    model = bank_embedder_of(database, embedding_model)
     store = InsightStore(model, database, session_id)
     hits = list(store.rank(query, limit=top_k))
     facts = {r.trace_id: r for r in FactStore(database, session_id).get_many([h.trace_id for h in hits])}
@@ -186,7 +177,8 @@ def search(
     )
 
 
-def _embedder(database: Any, wanted: str | None) -> Any:
+def bank_embedder_of(database: Any, wanted: str | None) -> Any:
+    """The embedder named, else the one that the bank was built with."""
     from memory_bank.clients.embedding import load_embedder
     from memory_bank.stores.catalog import bank_embedder
 
@@ -207,97 +199,15 @@ def reset(
     session: str = typer.Argument(..., help="The session to empty."), db: str = DB, as_json: bool = JSON
 ) -> None:
     """Empty one session: its records and insights are removed for good."""
-    from memory_bank.stores.facts import FactStore
-    from memory_bank.stores.insights import clear_session
+    from memory_bank.stores.retention import purge
 
-    database = _open(db)
-    facts = FactStore(database, _session(database, session))
-    gone = facts.size()
-    facts.clear()
-    clear_session(database, session)
-    database.set_task(session, "")
+    database = open_bank(db)
+    the_session(database, session)
+    gone = sum(purged.records for purged in purge(database, session_id=session))
     if as_json:
         print_json({"session_id": session, "records_removed": gone})
     else:
         print(f"removed {gone:,} records of session {visible(session)}.")
-
-
-def export(
-    db: str = DB,
-    session: str | None = typer.Option(None, "--session", help="Only this session; default: all."),
-    out: Path | None = typer.Option(None, help="Write to this file; default: standard output."),
-    as_json: bool = typer.Option(False, "--json", help="One JSON array instead of JSON lines."),
-) -> None:
-    """Write records with their summaries as JSON lines, complete and exact."""
-    from memory_bank.stores.catalog import export_records
-
-    database = _open(db)
-    if session is not None:
-        _session(database, session)
-    count = 0
-    url = database.url
-    bank = [Path(url.database)] if url.get_backend_name() == "sqlite" and url.database else []
-    with output_file(out, *bank) as file:
-        target = file or sys.stdout
-        if as_json:
-            target.write("[")
-        for entry in export_records(database, session):
-            line = json_line(_record_dict(*entry))
-            target.write(("," if count else "") + line.rstrip("\n") if as_json else line)
-            count += 1
-        if as_json:
-            target.write("]\n")
-    tell(f"wrote {count:,} records.")
-
-
-def observe(
-    db: str = DB,
-    session: str | None = typer.Option(None, "--session", help="Only this session; default: all."),
-    observer_model: str | None = typer.Option(
-        None, help="Model at OPENAI_BASE_URL, with OPENAI_API_KEY, or extractive; default: only missing ones."
-    ),
-    embedding_model: str | None = typer.Option(None, help="Default: the embedder the bank was built with."),
-    as_json: bool = JSON,
-) -> None:
-    """Make the insights that are missing or marked to be made again.
-
-    Without a model named, missing ones are made by extraction and marked ones wait.
-    """
-    from memory_bank.clients.chat import OpenAIChat
-    from memory_bank.ingestion import observe_again
-    from memory_bank.observer import EXTRACTIVE, Observer
-    from memory_bank.stores.catalog import list_sessions
-    from memory_bank.stores.facts import FactStore
-    from memory_bank.stores.insights import InsightStore
-
-    database = _open(db)
-    wanted = [_session(database, session)] if session else [s.session_id for s in list_sessions(database)]
-    chat = None if observer_model in (None, EXTRACTIVE) else OpenAIChat()
-    observer = Observer(chat, observer_model or EXTRACTIVE)
-    model = _embedder(database, embedding_model)
-    made = marked = 0
-    for session_id in wanted:
-        facts, insights = FactStore(database, session_id), InsightStore(model, database, session_id)
-        if observer_model is None:
-            done, left = _observe_missing(facts, insights, observer), len(insights.to_redo())
-        else:
-            done, left = observe_again(facts, insights, observer, database.get_task(session_id))
-        made, marked = made + done, marked + left
-    if as_json:
-        print_json({"made": made, "still_marked": marked, "observer": observer.name})
-    else:
-        print(f"made {made:,} insights ({observer.name}); {marked:,} are still to be made again.")
-        if marked and observer_model is None:
-            print("name the model that is to make them with --observer-model.")
-    if marked and observer_model is not None:
-        raise typer.Exit(1)
-
-
-def _observe_missing(facts: Any, insights: Any, observer: Any) -> int:
-    known = set(insights.trace_ids())
-    made = observer.observe_all(facts.get_many([t for t in facts.steps() if t not in known]), "")
-    insights.add_many(made)
-    return len(made)
 
 
 def re_embed(
@@ -309,7 +219,7 @@ def re_embed(
     from memory_bank.clients.embedding import load_embedder
     from memory_bank.stores.catalog import re_embed as run
 
-    database = _open(db)
+    database = open_bank(db)
     model = load_embedder(embedding_model)
 
     def progress(done: int, total: int) -> None:

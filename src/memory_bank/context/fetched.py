@@ -2,22 +2,6 @@
 
 from __future__ import annotations
 
-import re
+from memory_bank.history.own import GET_RECORD, SEARCH_MEMORY, is_memory_tool
 
-from memory_bank.context.render import MARK
-
-SEARCH_MEMORY = "search_memory"
-GET_RECORD = "get_record"
-_OURS = re.compile(
-    r"(?:.*(?:memory[_-]?bank|\bmemory)(?:__|[-._/:]))?(?:search_memory|get_record)\Z", re.I | re.S
-)
-
-
-def is_memory_tool(name: str, output: str | None = None) -> bool:
-    """Whether a tool of this name is one of ours, also under a prefix (``memory_bank__get_record``).
-
-    With ``output``, whether it also answers as ours do: an application may have a get_record of its own.
-    """
-    if not isinstance(name, str) or not _OURS.match(name):
-        return False
-    return output is None or output.startswith(MARK)
+__all__ = ["GET_RECORD", "SEARCH_MEMORY", "is_memory_tool"]

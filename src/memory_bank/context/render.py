@@ -9,8 +9,8 @@ from typing import Any
 
 from memory_bank.history.conversation import Entry, View
 from memory_bank.history.interactions import Interaction
+from memory_bank.history.own import MARK
 
-MARK = "<retrieved-data seal="
 _LONE = re.compile("[\ud800-\udfff]")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
@@ -14,15 +15,16 @@ class Backend(Protocol):
     """A kind of database. ``name`` is its URL without secrets.
 
     ``in_memory``: one connection for all threads, gone when closed. ``ranks``: similarity is computed by the
-    database, not by an index beside it. ``groups``: it takes one writer at a time, so that writes had better
-    share a transaction. ``elsewhere``: what to do where the database is somebody else's.
+    database, not by an index beside it. ``leaders``: how many transactions the writes of a process's
+    threads share at a time, 0: each has its own. ``elsewhere``: what to do where the database is somebody
+    else's.
     """
 
     name: str
     elsewhere: str
     in_memory: bool
     ranks: bool
-    groups: bool
+    leaders: int
 
     def check(self, must_exist: bool) -> None:
         """Refuse what can be seen to fail, in better words than a driver's. Raises DatabaseOpenError."""
@@ -35,6 +37,9 @@ class Backend(Protocol):
 
     def turn(self) -> AbstractContextManager[Any]:
         """What a writer holds among the threads of its process."""
+
+    def begin_snapshot(self, c: Connection) -> None:
+        """Begin a transaction that reads, and sees what was there at its first statement."""
 
     def begin_write(self, c: Connection) -> None:
         """Begin a transaction that writes."""
@@ -62,6 +67,17 @@ class Backend(Protocol):
 
     def lock_session(self, c: Connection, session_id: str | None) -> None:
         """Let one writer at a time into a session (None: into all): ``seq`` is then the order of commits."""
+
+    def hold(self, c: Connection, session_ids: Collection[str], bank: bool) -> Collection[str]:
+        """As ``lock_session``, and ``lock_bank`` where ``bank``, for several writes at once.
+
+        Waits for no session that another transaction holds, and says which it got. Both are free then.
+        """
+
+    def locking_insert(
+        self, c: Connection, table: sa.Table, rows: Sequence[Mapping[str, Any]], session_id: str
+    ) -> Callable[[], sa.Insert] | None:
+        """``insert_or_ignore`` of a row that locks its session as well; None: there is no such short way."""
 
     def say(self, error: BaseException) -> str:
         """What went wrong with a statement, on one line and without contents."""

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import sqlalchemy as sa
+from sqlalchemy.engine import Connection
 
 from memory_bank.errors import EmbeddingError, StorageError
+from memory_bank.faults import fault_point
+from memory_bank.history.own import MARK, is_memory_tool
 from memory_bank.ports import Embedder
-from memory_bank.records import Insight, InteractionRecord
+from memory_bank.records import Insight, InteractionRecord, Spent
 from memory_bank.stores.database import Database
 from memory_bank.stores.embedder import remember
 from memory_bank.stores.payload import from_row, is_session_id, is_trace_id
-from memory_bank.stores.schema import insights, records, sessions
+from memory_bank.stores.schema import insights, jobs, records, sessions
+from memory_bank.stores.spending import spent_by_session
 from memory_bank.vectors import embedder_name, encode_documents
 
 _BATCH = 256
@@ -24,7 +29,9 @@ _BATCH = 256
 class SessionInfo:
     """One session: how much it holds, when it was last written to (Unix seconds), what its task is.
 
-    ``unobserved`` counts records without an insight, ``to_redo`` insights that are to be made again.
+    ``unobserved`` counts records without an insight (answers of our own tools need none), ``to_redo``
+    insights that are to be made again, ``jobs`` what waits for a model. Of these ``failing`` have failed
+    before, up to ``attempts`` times. ``spent`` is what the session's Observer has cost.
     """
 
     session_id: str
@@ -35,6 +42,10 @@ class SessionInfo:
     to_redo: int
     last_written: float | None
     task: str
+    jobs: int = 0
+    failing: int = 0
+    attempts: int = 0
+    spent: Spent = field(default_factory=Spent)
 
 
 def list_sessions(database: Database) -> list[SessionInfo]:
@@ -62,22 +73,57 @@ def list_sessions(database: Database) -> list[SessionInfo]:
         .group_by(i.session_id)
         .subquery()
     )
+    j = jobs.c
+    waiting = (
+        sa.select(
+            j.session_id,
+            sa.func.count().label("n"),
+            sa.func.count(j.error).label("failing"),
+            sa.func.max(sa.case((j.error.is_not(None), j.attempts), else_=0)).label("attempts"),
+        )
+        .group_by(j.session_id)
+        .subquery()
+    )
     s = sessions.c
     query = (
         sa.select(
-            s.session_id, s.task, facts.c.n, facts.c.steps, facts.c.last, made.c.n, made.c.redo, bare.c.n
+            s.session_id, s.task, facts.c.n, facts.c.steps, facts.c.last, made.c.n, made.c.redo, bare.c.n,
+            waiting.c.n, waiting.c.failing, waiting.c.attempts,
         )
         .outerjoin(facts, facts.c.session_id == s.session_id)
         .outerjoin(made, made.c.session_id == s.session_id)
         .outerjoin(bare, bare.c.session_id == s.session_id)
-    )
+        .outerjoin(waiting, waiting.c.session_id == s.session_id)
+    )  # fmt: skip
     with database.read() as c:
         rows = c.execute(query).all()
+        own = _own_answers(c)
+    spent = spent_by_session(database)
     found = [
-        SessionInfo(sid, n or 0, steps or 0, m or 0, missing or 0, redo or 0, last, task or "")
-        for sid, task, n, steps, last, m, redo, missing in rows
-    ]
+        SessionInfo(
+            sid, n or 0, steps or 0, m or 0, max(0, (bare_ or 0) - own[sid]), redo or 0, last, task or "",
+            open_ or 0, failing or 0, attempts or 0, spent.get(sid, Spent()),
+        )
+        for sid, task, n, steps, last, m, redo, bare_, open_, failing, attempts in rows
+    ]  # fmt: skip
     return sorted(found, key=lambda info: (-(info.last_written or 0.0), info.session_id))
+
+
+def _own_answers(c: Connection) -> Counter[str]:
+    """How many answers of our own tools have no insight, by session."""
+    r, i = records.c, insights.c
+    head = sa.func.substr(sa.type_coerce(r.output, sa.LargeBinary), 1, len(MARK), type_=sa.LargeBinary)
+    query = (
+        sa.select(r.session_id, r.tool_name, sa.func.count())
+        .outerjoin(insights, (i.session_id == r.session_id) & (i.trace_id == r.trace_id))
+        .where(i.seq.is_(None), ~r.output_verbatim | (head == sa.literal(MARK.encode(), sa.LargeBinary)))
+        .group_by(r.session_id, r.tool_name)
+    )
+    found: Counter[str] = Counter()
+    for session_id, tool, n in c.execute(query):
+        if is_memory_tool(tool):
+            found[session_id] += n
+    return found
 
 
 def has_session(database: Database, session_id: str) -> bool:
@@ -174,4 +220,5 @@ def re_embed(database: Database, model: Embedder, progress: Callable[[int, int],
             c.execute(statement, [{"row": seq, "e": e} for seq, e in vectors])
         remember(c, (embedder_name(model), dimension) if vectors else None)
         c.execute(sa.update(sessions).values(generation=sessions.c.generation + 1))
+        fault_point("re_embed.executed")
     return len(vectors)

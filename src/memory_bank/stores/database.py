@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection, make_url
@@ -77,10 +77,14 @@ class Database:
         self._backend.check(must_exist)
         self._closed = False
         self._inserts: dict[str, sa.Insert] = {}
+        self._compiled: dict[
+            tuple[str, bool, tuple[str, ...]], tuple[str, list[str] | None, dict[str, Any]]
+        ] = {}
         self._open_session = self._backend.insert_or_ignore(sessions)
         self._engine = self._backend.create_engine()
         self._reader = self._backend.reading(self._engine)
-        self._writer = GroupWriter(self._transaction) if self._backend.groups else None
+        leaders = self._backend.leaders
+        self._writer = GroupWriter(self._transaction, self._backend.hold, leaders) if leaders else None
         try:
             with self._opening():
                 self._migrate(must_exist)
@@ -149,20 +153,30 @@ class Database:
             yield connection
 
     @contextmanager
+    def snapshot(self) -> Iterator[Connection]:
+        """A connection for many reads that all see the bank as it was at one moment."""
+        with self._mapped(), self._guard(), self._engine.connect() as connection:
+            self._backend.begin_snapshot(connection)
+            try:
+                yield connection
+            finally:
+                connection.rollback()
+
+    @contextmanager
     def write(self) -> Iterator[Connection]:
         """A connection in a transaction: committed at the end, rolled back on any error."""
         with self._mapped(), self._transaction() as connection:
             yield connection
 
-    def submit(self, operation: Callable[[Connection], T]) -> T:
-        """Run a write and return what it returns, once that is on disk.
+    def submit(self, operation: Callable[[Connection], T], session_id: str) -> T:
+        """Run a write to a session and return what it returns, once that is on disk.
 
-        Where the database has one writer at a time, the writes of this process's threads that wait for it
-        share a transaction; one that fails undoes its own changes only. It must not roll back itself.
+        Writes of this process's threads that wait share a transaction; one that fails undoes its own changes
+        only. It must not roll back itself, and may be run again after what it did was rolled back.
         """
         with self._mapped():
             if self._writer is not None:
-                return self._writer.run(operation)
+                return self._writer.run(operation, session_id)
             with self._transaction() as connection:
                 return operation(connection)
 
@@ -203,6 +217,42 @@ class Database:
             found = self._backend.insert_or_ignore(table).execution_options(preserve_rowcount=True)
             self._inserts[table.name] = found
         return found
+
+    def insert_new(
+        self,
+        c: Connection,
+        table: sa.Table,
+        rows: Sequence[Mapping[str, Any]],
+        session_id: str | None = None,
+    ) -> int:
+        """Insert rows of the same columns, but for those that are there already; how many were not.
+
+        ``session_id``: of that session, which is locked before (``lock_session``), in one way there and back.
+
+        For the statements of every step: compiled once, since SQLAlchemy's way to each costs as much again as
+        the database.
+        """
+        locking = None
+        if session_id is not None:
+            locking = self._backend.locking_insert(c, table, rows, session_id)
+            if locking is None:
+                self.lock_session(c, session_id)
+        key = (table.name, locking is not None, tuple(rows[0]))
+        found = self._compiled.get(key)
+        if found is None:
+            statement = self._backend.insert_or_ignore(table) if locking is None else locking()
+            compiled: Any = statement.compile(dialect=self._engine.dialect, column_keys=list(rows[0]))
+            processors = {k: compiled._bind_processors.get(k) for k in rows[0]}
+            found = self._compiled[key] = str(compiled), compiled.positiontup, processors
+        sql, order, processors = found
+        values: list[Any] = [
+            {k: v if (p := processors[k]) is None else p(v) for k, v in row.items()} for row in rows
+        ]
+        if order is not None:
+            values = [tuple([value[k] for k in order]) for value in values]
+        given = values if len(values) > 1 else values[0]
+        done = c.exec_driver_sql(sql, given, execution_options={"preserve_rowcount": True})
+        return done.rowcount
 
     def lock_bank(self, c: Connection, *, exclusive: bool = False) -> bool:
         """Within a write, keep the bank's embedder as it is; ``exclusive``: let no other write know it.

@@ -7,6 +7,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from memory_bank.errors import RecordConflictError
 from memory_bank.faults import fault_point
 from memory_bank.records import InteractionRecord
 from memory_bank.stores.database import Database
@@ -30,6 +31,31 @@ _NEXT_GENERATION = (
 )
 
 
+class _Inserting:
+    """The write of ``store_many``; those of several threads are one INSERT."""
+
+    __slots__ = ("rows", "store", "to_observe")
+
+    def __init__(self, store: FactStore, rows: dict[str, Row], to_observe: Collection[str]) -> None:
+        self.store = store
+        self.rows = rows
+        self.to_observe = to_observe
+
+    def __call__(self, c: sa.Connection) -> None:
+        self.store.insert(c, self.rows, self.to_observe)
+
+    def merged(self, c: sa.Connection, operations: Sequence[_Inserting]) -> None:
+        """See Mergeable. The sessions are locked."""
+        database = self.store.database
+        rows = [row for operation in operations for row in operation.rows.values()]
+        if database.insert_new(c, records, rows) != len(rows):
+            raise RecordConflictError("some are there already: one by one, to see which")
+        for operation in operations:
+            if operation.to_observe:
+                add_jobs(c, database, operation.store.session_id, list(operation.to_observe))
+        fault_point("facts.executed")
+
+
 class FactStore:
     """Raw records of one session in a database; ``FactStore()`` alone keeps them in memory.
 
@@ -40,7 +66,6 @@ class FactStore:
     def __init__(self, database: Database | None = None, session_id: str = "default") -> None:
         self.database = database or Database()
         self.session_id = session_id
-        self._insert_new = self.database.insert_or_ignore(records)
         self.database.open_session(session_id)
 
     def store(self, record: InteractionRecord) -> None:
@@ -58,13 +83,13 @@ class FactStore:
         rows = to_rows(batch, self.session_id)
         if not rows:
             return
-        self.database.submit(lambda c: self.insert(c, rows, to_observe))
+        self.database.submit(_Inserting(self, rows, to_observe), self.session_id)
         fault_point("facts.stored")
 
     def insert(self, c: sa.Connection, rows: dict[str, Row], to_observe: Collection[str] = ()) -> None:
         """Within a write: the rows (of ``to_rows``) that are not there. Raises RecordConflictError."""
-        self.database.lock_session(c, self.session_id)
-        if c.execute(self._insert_new, list(rows.values())).rowcount != len(rows):  # some are there already
+        new = list(rows.values())
+        if self.database.insert_new(c, records, new, self.session_id) != len(rows):  # some are there already
             for old in self._found(c, list(rows)):
                 check_same(rows[old["trace_id"]], old)
         if to_observe:

@@ -71,7 +71,6 @@ class InsightStore:
         self.embedder_name = embedder_name(embedding_model)
         self.database = database or Database()
         self.session_id = session_id
-        self._insert_new = self.database.insert_or_ignore(insights)
         self.database.open_session(session_id)
         self._lock = threading.RLock()
         self._search = open_search(self.database, session_id, self.embedder_name)
@@ -91,7 +90,7 @@ class InsightStore:
         prepared = self.prepare(batch)
         if prepared.rows:
             with self._lock:
-                self.database.submit(lambda c: self.insert(c, prepared))
+                self.database.submit(lambda c: self.insert(c, prepared), self.session_id)
             fault_point("insights.stored")
 
     def prepare(self, batch: Sequence[Insight]) -> PreparedInsights:
@@ -123,7 +122,7 @@ class InsightStore:
             return
         bind(c, self.database, self.embedder_name, prepared.dimension)
         self.database.lock_session(c, self.session_id)
-        if c.execute(self._insert_new, rows).rowcount != len(rows):  # some are there already
+        if self.database.insert_new(c, insights, rows) != len(rows):  # some are there already
             ids = [r["trace_id"] for r in rows]
             for start in range(0, len(ids), _IDS_AT_ONCE):
                 part = ids[start : start + _IDS_AT_ONCE]
@@ -147,7 +146,7 @@ class InsightStore:
             self.insert(c, PreparedInsights(rows, prepared.dimension))
 
         with self._lock:
-            self.database.submit(write)
+            self.database.submit(write, self.session_id)
 
     def search(self, query: str, top_k: int = 3) -> list[str]:
         """The trace_ids of the ``top_k`` most similar summaries, best first; ties: the newer first."""

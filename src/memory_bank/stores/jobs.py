@@ -8,8 +8,9 @@ from dataclasses import dataclass
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
+from memory_bank.history.own import MARK, is_memory_tool
 from memory_bank.stores.database import Database
-from memory_bank.stores.schema import jobs, records
+from memory_bank.stores.schema import insights, jobs, records
 
 AHEAD = 5.0
 """Seconds by which a time may lie ahead of the clock before the clock is taken to have jumped back."""
@@ -25,7 +26,14 @@ _is_free = (
     | (_t.expires <= _now)
     | (_t.leased > _now + AHEAD)  # taken in the future: the clock jumped back
 )
-_is_due = (_t.due <= _now) | (_t.due > _now + LONGEST_WAIT + AHEAD)
+_is_due = (
+    (_t.due <= _now)
+    | (
+        _t.attempts == 0
+    )  # never tried, or taken by one who died: it was due then, whatever the clock says now
+    | _t.owner.is_not(None)
+    | (_t.due > _now + LONGEST_WAIT + AHEAD)
+)
 _FREE = sa.select(*_t).where(_is_free, _is_due).order_by(_t.due, _t.seq).limit(sa.bindparam("n"))
 _FREE = _FREE.with_for_update(skip_locked=True)
 _FREE_HERE = (
@@ -59,7 +67,27 @@ _DONE = sa.delete(jobs).where(_held)
 _CLEAR = sa.delete(jobs).where(_mine)
 _OPEN = sa.select(sa.func.count()).select_from(jobs)
 _OPEN_HERE = _OPEN.where(_mine)
-_NEXT = sa.select(sa.func.min(sa.case((_is_free, _t.due), else_=_t.expires)))
+_r, _i = records.c, insights.c
+_head = sa.func.substr(sa.type_coerce(_r.output, sa.LargeBinary), 1, len(MARK), type_=sa.LargeBinary)
+_BARE = (
+    sa.select(_r.trace_id, _r.tool_name, _r.output_verbatim, _head)
+    .outerjoin(insights, (_i.trace_id == _r.trace_id) & (_i.session_id == _r.session_id))
+    .where(_r.session_id == sa.bindparam("session"), _i.seq.is_(None))
+    .order_by(_r.seq)
+)
+_UNMADE = (
+    sa.select(_r.seq, _r.session_id, _r.trace_id, _r.tool_name, _r.output_verbatim, _head)
+    .select_from(
+        records.outerjoin(
+            insights, (_i.trace_id == _r.trace_id) & (_i.session_id == _r.session_id)
+        ).outerjoin(jobs, (_t.trace_id == _r.trace_id) & (_t.session_id == _r.session_id))
+    )
+    .where(_r.seq > sa.bindparam("last"), _i.seq.is_(None) | _i.redo.is_not(None), _t.seq.is_(None))
+    .order_by(_r.seq)
+    .limit(sa.bindparam("n"))
+)
+_UNMADE_HERE = _UNMADE.where(_r.session_id == sa.bindparam("session"))
+_NEXT = sa.select(sa.func.min(sa.case((_is_free & _is_due, _now), (_is_free, _t.due), else_=_t.expires)))
 _NEXT_HERE = _NEXT.where(_mine)
 
 
@@ -181,6 +209,43 @@ def clear_jobs(c: Connection, session_id: str) -> None:
 def finish_job(c: Connection, owner: str, job: Job) -> bool:
     """Within a write, end a job; False when it is no longer the owner's."""
     return c.execute(_DONE, {"row": job.seq, "by": owner}).rowcount == 1
+
+
+def queue_unmade(database: Database, session_id: str | None = None, at_once: int = 500) -> int:
+    """Note all records that have no insight, or one to be made again; how many were not noted before.
+
+    Answers of our own tools are left out: they are never summarised. May raise StorageError.
+    """
+    added, last = 0, -1
+    while True:
+        asked = {"last": last, "n": at_once}
+        with database.read() as c:
+            if session_id is None:
+                rows = c.execute(_UNMADE, asked).all()
+            else:
+                rows = c.execute(_UNMADE_HERE, {**asked, "session": session_id}).all()
+        wanted: dict[str, list[str]] = {}
+        for _, session, trace_id, tool, verbatim, head in rows:
+            if not _is_own(tool, verbatim, head):
+                wanted.setdefault(session, []).append(trace_id)
+        for session, trace_ids in wanted.items():
+            JobQueue(database, session).add(trace_ids)
+            added += len(trace_ids)
+        if len(rows) < at_once:
+            return added
+        last = rows[-1][0]
+
+
+def without_insight(database: Database, session_id: str) -> list[str]:
+    """The trace_ids of a session's records that have no insight and should, oldest first."""
+    with database.read() as c:
+        rows = c.execute(_BARE, {"session": session_id}).all()
+    return [trace_id for trace_id, tool, verbatim, head in rows if not _is_own(tool, verbatim, head)]
+
+
+def _is_own(tool: str, verbatim: bool, head: bytes) -> bool:
+    """Whether a record, told by the beginning of its output, is an answer of our own tools."""
+    return is_memory_tool(tool, bytes(head).decode("ascii", "replace") if verbatim else None)
 
 
 def orphaned_jobs(database: Database) -> int:

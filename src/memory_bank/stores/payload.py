@@ -149,6 +149,11 @@ def _dump(value: Any, what: str) -> str:
     return text
 
 
+def stored_text(value: Any) -> str:
+    """The text under which a value is stored that did not come as text. Raises RecordError."""
+    return _dump(value, "the value")
+
+
 def _load(text: str) -> Any:
     try:
         return json.loads(text)

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import re
+import select
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -10,7 +13,7 @@ import sqlalchemy as sa
 from sqlalchemy import event
 from sqlalchemy.dialects import postgresql
 from sqlalchemy.engine import Connection, Engine
-from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import DBAPIError, InvalidatePoolError
 
 from memory_bank.errors import DatabaseOpenError
 from memory_bank.stores.backend import first_line
@@ -19,6 +22,8 @@ from memory_bank.stores.schema import bank, sessions
 LOCK_TIMEOUT_MS = 5_000
 MIGRATION_TIMEOUT_MS = 60_000
 _CONNECTIONS = 15
+_ASKED_AFTER = 10.0  # seconds without use
+_HELD, _USED = "memory_bank.held", "memory_bank.used"  # keys of a connection's info
 _MIGRATING = 0x6D656D62616E6B  # "membank": the advisory lock of who migrates
 _SECRETS = ("password", "sslpassword")
 
@@ -43,6 +48,11 @@ WHERE n.nspname = current_schema() AND t.relkind IN ('r', 'p') AND NOT EXISTS (
 _LOCK_SESSION = (
     sa.select(sa.literal(1)).where(sessions.c.session_id == sa.bindparam("session")).with_for_update()
 )
+_HOLD = (
+    sa.select(sessions.c.session_id)
+    .where(sessions.c.session_id == sa.any_(sa.bindparam("wanted", type_=postgresql.ARRAY(sa.String))))
+    .with_for_update(skip_locked=True)
+)
 _LOCK_SESSIONS = sa.select(sessions.c.session_id).order_by(sessions.c.session_id).with_for_update()
 
 # What a server or libpq says where a connection fails (no SQLSTATE is told there) → what to do about it.
@@ -61,7 +71,7 @@ class Postgres:
 
     in_memory = False
     ranks = True
-    groups = False  # the server gathers the commits of its connections itself
+    leaders = 4  # who waits for a session that another process holds keeps up its own transaction only
     elsewhere = (
         "name an empty one, or give the bank a schema of its own by  ?options=-csearch_path=NAME,public"
     )
@@ -83,9 +93,9 @@ class Postgres:
                 connect_args={k: v for k, v in _CONNECT.items() if k not in self.url.query},
                 hide_parameters=True,
                 isolation_level="READ COMMITTED",
-                pool_pre_ping=True,
-                pool_size=5,
-                max_overflow=_CONNECTIONS - 5,
+                pool_size=_CONNECTIONS,
+                max_overflow=0,
+                pool_use_lifo=True,
                 pool_timeout=10,
             )
         except ImportError as e:  # psycopg, or the libpq it speaks through
@@ -99,6 +109,8 @@ class Postgres:
             connection.execute("SET idle_in_transaction_session_timeout = 60000")  # of a process that hangs
             connection.commit()
 
+        event.listen(engine, "checkout", _test)
+        event.listen(engine, "checkin", _note)
         return engine
 
     def reading(self, engine: Engine) -> Engine:
@@ -109,8 +121,14 @@ class Postgres:
         """See Backend."""
         return nullcontext()
 
+    def begin_snapshot(self, c: Connection) -> None:
+        """See Backend. Whoever reads along may take their time."""
+        c.exec_driver_sql("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
+        c.exec_driver_sql("SET LOCAL idle_in_transaction_session_timeout = 0")
+
     def begin_write(self, c: Connection) -> None:
         """See Backend. It begins with its first statement."""
+        c.info.pop(_HELD, None)
 
     def begin_migration(self, c: Connection) -> None:
         """See Backend."""
@@ -162,15 +180,45 @@ class Postgres:
 
     def lock_bank(self, c: Connection, *, exclusive: bool) -> bool:
         """See Backend. Reading goes on in either mode."""
+        if not exclusive and _HELD in c.info:
+            return True
         c.exec_driver_sql(f"LOCK TABLE {bank.name} IN {'EXCLUSIVE' if exclusive else 'ROW SHARE'} MODE")
         return True
 
     def lock_session(self, c: Connection, session_id: str | None) -> None:
         """See Backend."""
+        if session_id in c.info.get(_HELD, ()):
+            return
         if session_id is None:
             c.execute(_LOCK_SESSIONS).all()
         else:
             c.execute(_LOCK_SESSION, {"session": session_id})
+
+    def hold(self, c: Connection, session_ids: Collection[str], bank: bool) -> Collection[str]:
+        """See Backend."""
+        if bank:
+            self.lock_bank(c, exclusive=False)
+        held = set(c.execute(_HOLD, {"wanted": list(session_ids)}).scalars())
+        c.info[_HELD] = held
+        return held
+
+    def locking_insert(
+        self, c: Connection, table: sa.Table, rows: Sequence[Mapping[str, Any]], session_id: str
+    ) -> Callable[[], sa.Insert] | None:
+        """See Backend. The count is there when the lock is held, and only then the row's ``seq`` is drawn."""
+        if len(rows) > 1 or session_id in c.info.get(_HELD, ()):
+            return None
+
+        def statement() -> sa.Insert:
+            mine = sessions.c.session_id == sa.bindparam("session_id", type_=sessions.c.session_id.type)
+            held = sa.select(sa.literal_column("1").label("one")).where(mine).with_for_update().cte("held")
+            counted = sa.select(sa.func.count().label("n")).select_from(held).subquery("counted")
+            types = {name: table.c[name].type for name in rows[0]}  # told: NULL alone would be text
+            values = [sa.cast(sa.bindparam(name, type_=kind), kind) for name, kind in types.items()]
+            query = sa.select(*values).select_from(counted)
+            return postgresql.insert(table).from_select(list(rows[0]), query).on_conflict_do_nothing()
+
+        return statement
 
     def say(self, error: BaseException) -> str:
         """See Backend."""
@@ -184,6 +232,35 @@ class Postgres:
         what = _plain(error)
         advice = (todo for pattern, todo in _ADVICE if re.search(pattern, what, re.IGNORECASE))
         return f"{what}: {next(advice, 'check the URL, and that the server runs')}"
+
+
+def _test(connection: Any, record: Any, _proxy: Any) -> None:
+    """Before a connection is used: whether it still is one.
+
+    A server that went away has closed its end, which shows at once; only a connection long unused, whose
+    server may have vanished without a word, is asked.
+    """
+    quiet = time.monotonic() - record.info.get(_USED, 0.0) < _ASKED_AFTER
+    if quiet and not connection.closed and not _has_word(connection.fileno()):
+        return
+    try:
+        connection.execute("SELECT 1")
+        connection.rollback()
+    except Exception as e:
+        raise InvalidatePoolError("the server has closed the connection") from e
+
+
+def _note(connection: Any, record: Any) -> None:  # noqa: ARG001
+    record.info[_USED] = time.monotonic()
+
+
+def _has_word(descriptor: int) -> bool:
+    """Whether a socket on which nothing is expected has something to read: most likely its end."""
+    if not hasattr(select, "poll"):
+        return True
+    poll = select.poll()
+    poll.register(descriptor, select.POLLIN)
+    return bool(poll.poll(0))
 
 
 def _plain(error: BaseException) -> str:

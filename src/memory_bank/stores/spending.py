@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -49,17 +50,20 @@ class Spending:
         self.database = database
         self.session_id = session_id
         self.clock = clock
+        self._reserved = threading.local()  # the day of this thread's call, which may end on the next one
 
     def reserve(self, model: str, expected: Spent, limits: SpendingLimits) -> str | None:
         """Book a call before it is made; the reason when a limit forbids it, and nothing is booked then.
 
         ``expected`` is what the call may cost at most: concurrent callers never pass a limit together.
         """
-        day = self._day()
+        day = self._reserved.day = self._day()
+        refused = None
         with self.database.write() as c:
-            self.database.lock_bank(c, exclusive=True)
-            refused = _refused(self._read(c, _OF_SESSION), expected, limits, "session")
-            refused = refused or _refused(self._read(c, _OF_DAY), expected, limits, "day")
+            if _any(limits):  # else nobody need wait
+                self.database.lock_bank(c, exclusive=True)
+                refused = _refused(self._read(c, _OF_SESSION), expected, limits, "session")
+                refused = refused or _refused(self._read(c, _OF_DAY), expected, limits, "day")
             if refused is None:
                 self._add(c, day, model, expected)
         return refused
@@ -67,7 +71,7 @@ class Spending:
     def settle(self, model: str, expected: Spent, actual: Spent) -> None:
         """Put in place of what a booked call was expected to cost what it did cost."""
         with self.database.write() as c:
-            self._add(c, self._day(), model, actual.less(expected))
+            self._add(c, getattr(self._reserved, "day", None) or self._day(), model, actual.less(expected))
 
     def of_session(self) -> Spent:
         """What the session has cost."""
@@ -111,6 +115,12 @@ def spent_by_session(database: Database) -> dict[str, Spent]:
     with database.read() as c:
         rows = c.execute(query).all()
     return {sid: Spent(int(n), int(p), int(k), float(cost)) for sid, n, p, k, cost in rows}
+
+
+def _any(limits: SpendingLimits) -> bool:
+    """Whether there is a limit at all."""
+    kinds = ("calls", "tokens", "cost")
+    return any(getattr(limits, f"{k}_per_{p}") is not None for k in kinds for p in ("session", "day"))
 
 
 def _refused(spent: Spent, more: Spent, limits: SpendingLimits, period: str) -> str | None:

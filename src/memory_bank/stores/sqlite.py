@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import functools
+import sqlite3
 import threading
 import time
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -21,27 +23,39 @@ from memory_bank.stores.backend import first_line
 from memory_bank.stores.schema import metadata
 
 BUSY_TIMEOUT_MS = 5_000
+MIGRATION_TIMEOUT_MS = 60_000
 
 
 class Sqlite:
-    """See Backend. Writers of one process take turns, and wait up to 5 s for those of other processes."""
+    """See Backend. Writers of one process take turns, and wait up to 5 s for those of other processes.
+
+    ``?synchronous=normal`` in the URL leaves out the sync at each commit: after a loss of power (not of the
+    process) the latest commits may be gone, the file stays whole.
+    """
 
     ranks = False
     elsewhere = "give another file name"
 
     def __init__(self, url: sa.URL, write_lock: threading.RLock) -> None:
-        self.url = url
+        self._query = dict(url.query)
+        self.url = url.set(query={})
         self.name = url.render_as_string(hide_password=True)
         self.in_memory = url.database in (None, "", ":memory:")
-        self.groups = not self.in_memory
+        self.leaders = 0 if self.in_memory else 1
         self._write_lock = write_lock
 
     def check(self, must_exist: bool) -> None:
         """See Backend."""
-        if self.url.host or self.url.username or self.url.password or self.url.query:
+        if self.url.host or self.url.username or self.url.password:
             raise DatabaseOpenError(
-                "a SQLite URL has no host, user or options: use  sqlite:///FILE  or a file name."
+                "a SQLite URL has no host and no user: use  sqlite:///FILE  or a file name."
             )
+        wanted = self._query.pop("synchronous", "full")
+        if self._query or str(wanted).lower() not in ("full", "normal"):
+            raise DatabaseOpenError(
+                "a SQLite URL takes one option: use  sqlite:///FILE  or  sqlite:///FILE?synchronous=normal ."
+            )
+        self._synchronous = str(wanted).upper()
         if self.in_memory:
             return
         file = Path(str(self.url.database))
@@ -65,7 +79,7 @@ class Sqlite:
         if self.in_memory:
             options["poolclass"] = StaticPool
         engine = sa.create_engine(self.url, **options)
-        in_memory = self.in_memory
+        in_memory, synchronous = self.in_memory, self._synchronous
 
         @event.listens_for(engine, "connect")
         def _configure(connection: Any, _record: Any) -> None:
@@ -74,7 +88,7 @@ class Sqlite:
                 connection.executescript(schema_script())
             else:
                 _write_ahead(connection)
-                connection.execute("PRAGMA synchronous=FULL")
+                connection.execute(f"PRAGMA synchronous={synchronous}")
 
         return engine
 
@@ -86,14 +100,28 @@ class Sqlite:
         """See Backend."""
         return self._write_lock
 
+    def begin_snapshot(self, c: Connection) -> None:
+        """See Backend."""
+        if not self.in_memory:
+            c.exec_driver_sql("BEGIN")
+
     def begin_write(self, c: Connection) -> None:
         """See Backend."""
         if not self.in_memory:  # take the write lock at once: no deadlock between two readers-to-writers
-            c.exec_driver_sql("BEGIN IMMEDIATE")
+            try:  # by the driver itself: half the time of the way through SQLAlchemy
+                c.connection.driver_connection.execute("BEGIN IMMEDIATE")  # type: ignore[union-attr]
+            except sqlite3.Error as e:
+                raise sa.exc.OperationalError("BEGIN IMMEDIATE", None, e) from e
 
     def begin_migration(self, c: Connection) -> None:
-        """See Backend."""
-        self.begin_write(c)
+        """See Backend. Others may be migrating, which takes longer than a write."""
+        if self.in_memory:
+            return
+        c.exec_driver_sql(f"PRAGMA busy_timeout={MIGRATION_TIMEOUT_MS}")
+        try:
+            self.begin_write(c)
+        finally:
+            c.exec_driver_sql(f"PRAGMA busy_timeout={BUSY_TIMEOUT_MS}")
 
     def prepare(self, c: Connection) -> None:
         """See Backend."""
@@ -116,6 +144,20 @@ class Sqlite:
 
     def lock_session(self, c: Connection, session_id: str | None) -> None:
         """See Backend."""
+
+    def hold(self, c: Connection, session_ids: Collection[str], bank: bool) -> Collection[str]:  # noqa: ARG002
+        """See Backend."""
+        return session_ids
+
+    def locking_insert(
+        self,
+        c: Connection,  # noqa: ARG002
+        table: sa.Table,  # noqa: ARG002
+        rows: Sequence[Mapping[str, Any]],  # noqa: ARG002
+        session_id: str,  # noqa: ARG002
+    ) -> Callable[[], sa.Insert] | None:
+        """See Backend. There is nothing to lock."""
+        return None
 
     def say(self, error: BaseException) -> str:
         """See Backend."""

@@ -64,7 +64,8 @@ def _fed(
         at_hand.update((r.trace_id, r) for r in missing)
         notes = _notes(view, set(wanted))
         for trace_id in wanted:
-            memory.add(at_hand[trace_id], notes.get(trace_id, ""))
+            if trace_id in at_hand:  # or it was purged just now: the next step reads the session anew
+                memory.add(at_hand[trace_id], notes.get(trace_id, ""))
     return memory
 
 

@@ -16,6 +16,7 @@ from memory_bank.faults import fault_point
 from memory_bank.history.conversation import Entry, View
 from memory_bank.history.interactions import Interaction, Kind, kind_of, result_of
 from memory_bank.history.jsontext import parse_output
+from memory_bank.history.parsing import check_messages
 from memory_bank.history.shortening import shorten
 from memory_bank.observer import EXTRACTIVE, Observer
 from memory_bank.records import InteractionRecord
@@ -38,7 +39,9 @@ def apply_memory_bank_strategy(
     with ``generate_plain``. ``settings`` are MemoryBankSettings or any object with such attributes.
 
     Raises MessagesError, ConfigError, EmbeddingError, StorageError; after an error nothing of what was
-    stored is lost, and the same call can be made again.
+    stored is lost, and the same call can be made again. With ``on_storage_error="pass_through"`` a database
+    that fails costs the memory of this step: the messages come back as they are, ``state.storage_errors``
+    grows, ``state.last_plan`` is None, and what was missed is stored by the next step that can.
     """
     settings = as_settings(settings)
     with state.lock:
@@ -48,8 +51,9 @@ def apply_memory_bank_strategy(
             if settings.on_storage_error == "raise":
                 raise
             state.storage_errors += 1
+            state.last_plan = None  # the last step had none
             log.warning("the messages go through unchanged: %s", e)
-            passed = list(messages)
+            passed = list(check_messages(messages))
             return passed, sum(map(state.counter.count_message, passed))
 
 

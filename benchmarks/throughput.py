@@ -1,0 +1,239 @@
+"""Durable writes a second, beside the bare database: how much of its speed is left.
+
+    python benchmarks/throughput.py [--database sqlite,postgres] [--writers 1,8,64] [--seconds 2] [--rounds 3]
+
+Writers are threads of one process, each with a session of its own. ``store`` is one
+``FactStore.store_many`` of one record of about 1 kB; ``step`` a whole ``apply_memory_bank_strategy``
+(lexical embedder, extraction: record, insight, retrieval and the context of up to 50 past steps), which
+computes more than it writes. ``bare`` inserts such rows into the same tables, each in a transaction of its
+own and on disk before the next: the sqlite3 module with one connection a thread (WAL, synchronous=FULL,
+BEGIN IMMEDIATE; the faster of two ways to wait: in SQLite's busy handler, and by a lock around the
+transaction), psycopg with one connection a thread (fsync and synchronous_commit on). Ours and bare
+alternate; the table has the medians over the rounds and the ratio bare : ours (target: at most 1.5).
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import itertools
+import sqlite3
+import statistics
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy.engine import make_url
+
+import agents
+from memory_bank.records import InteractionRecord
+from memory_bank.stores.database import Database
+from memory_bank.stores.facts import FactStore
+from memory_bank.stores.payload import to_row
+from memory_bank.strategies.memory_bank import apply_memory_bank_strategy
+
+Write = Callable[[], None]
+SIZE = 1_000
+PAST = 50
+_COLUMNS = (
+    "session_id, trace_id, step_id, call_id, tool_name, input, input_verbatim, output, output_verbatim, "
+    "timestamp"
+)
+_INSIGHT = "session_id, trace_id, summary, embedding, source"
+_numbers = itertools.count()
+
+
+def a_record() -> InteractionRecord:
+    """One of about 1 kB, like no other."""
+    n = next(_numbers)
+    output = f"order {n} " + "x" * SIZE
+    return InteractionRecord(
+        f"{n:036}", 1, "get_order", {}, None, time.time(), f"call{n}", f'{{"id":{n}}}', output
+    )
+
+
+def columns(session: str) -> tuple[Any, ...]:
+    """A new row as the drivers take it."""
+    row = to_row(a_record(), session)
+    return tuple(v.encode() if k in _TEXTS else v for k, v in row.items())
+
+
+_TEXTS = ("call_id", "tool_name", "input", "output")
+
+
+def measure(writers: int, seconds: float, make: Callable[[int], tuple[Write, Callable[[], None]]]) -> float:
+    """Writes a second of so many threads."""
+    made = [make(k) for k in range(writers)]
+    for write, _ in made[: min(writers, 4)]:
+        write()
+    barrier = threading.Barrier(writers + 1)
+    stop = threading.Event()
+    counts = [0] * writers
+    errors: list[BaseException] = []
+
+    def run(k: int) -> None:
+        write = made[k][0]
+        barrier.wait()
+        try:
+            while not stop.is_set():
+                write()
+                counts[k] += 1
+        except BaseException as e:
+            errors.append(e)
+            stop.set()
+
+    threads = [threading.Thread(target=run, args=(k,)) for k in range(writers)]
+    for thread in threads:
+        thread.start()
+    barrier.wait()
+    start = time.perf_counter()
+    stop.wait(seconds)
+    stop.set()
+    for thread in threads:
+        thread.join()
+    took = time.perf_counter() - start
+    for _, close in made:
+        close()
+    if errors:
+        raise errors[0]
+    return sum(counts) / took
+
+
+def store(database: Database, k: int) -> tuple[Write, Callable[[], None]]:
+    """Ours: one record a call."""
+    facts = FactStore(database, f"writer{k}")
+    return lambda: facts.store_many([a_record()]), lambda: None
+
+
+def step(database: Database, k: int) -> tuple[Write, Callable[[], None]]:
+    """Ours: a whole step; the conversation begins anew after some."""
+    session = f"stepper{k}-{next(_numbers)}"
+    state = agents.open_state(database, session)
+    settings = agents.settings_for("extractive")
+    messages = agents.beginning(session)
+    count = itertools.count(1)
+
+    def write() -> None:
+        n = next(count)
+        if n % PAST == 0:
+            del messages[2:]
+        messages.extend(agents.turn(session, n))
+        apply_memory_bank_strategy(messages, None, settings, state)
+
+    return write, lambda: None
+
+
+def bare_sqlite(file: str, insights: bool, lock: threading.Lock | None, k: int) -> tuple[Write, Write]:
+    """The sqlite3 module, durable."""
+    connection = sqlite3.connect(file, isolation_level=None, check_same_thread=False, timeout=60)
+    connection.execute("PRAGMA synchronous=FULL")
+    marks = ", ".join("?" * 10)
+    session = f"bare{k}"
+
+    def write() -> None:
+        values = columns(session)
+        with lock or contextlib.nullcontext():
+            connection.execute("BEGIN IMMEDIATE")
+            connection.execute(f"INSERT INTO records ({_COLUMNS}) VALUES ({marks})", values)
+            if insights:
+                embedding = b"\0\0\0\0" * 4096
+                connection.execute(
+                    f"INSERT INTO insights ({_INSIGHT}) VALUES (?, ?, ?, ?, ?)",
+                    (session, values[1], b"s" * 400, embedding, "extractive"),
+                )
+            connection.execute("COMMIT")
+
+    return write, connection.close
+
+
+def bare_postgres(url: str, insights: bool, k: int) -> tuple[Write, Write]:
+    """Psycopg, durable."""
+    import psycopg
+
+    parsed = make_url(url)
+    connection: Any = psycopg.connect(
+        host=str(parsed.query["host"]), dbname=str(parsed.database), user=str(parsed.username)
+    )
+    marks = ", ".join(["%s"] * 10)
+    session = f"bare{k}"
+    dimension = 4096
+    vector = f"[{','.join(['0.1'] * dimension)}]"
+
+    def write() -> None:
+        values = columns(session)
+        connection.execute(f"INSERT INTO records ({_COLUMNS}) VALUES ({marks})", values)
+        if insights:
+            connection.execute(
+                f"INSERT INTO insights ({_INSIGHT}) VALUES (%s, %s, %s, %s, %s)",
+                (session, values[1], b"s" * 400, vector, "extractive"),
+            )
+        connection.commit()
+
+    return write, connection.close
+
+
+def compare(
+    kind: str, where: str, bare_where: str, what: str, writers: int, seconds: float
+) -> tuple[float, float]:
+    """One round: writes a second, ours and bare."""
+    insights = what == "step"
+    ways: list[Callable[[int], tuple[Write, Write]]] = []
+    if kind == "sqlite":
+        for lock in (None, threading.Lock()):
+            ways.append(lambda k, lock=lock: bare_sqlite(bare_where, insights, lock, k))  # type: ignore[misc]
+    else:
+        ways.append(lambda k: bare_postgres(bare_where, insights, k))
+    bare = max(measure(writers, seconds, way) for way in ways)
+    database = Database(where)
+    make = step if what == "step" else store
+    ours = measure(writers, seconds, lambda k: make(database, k))
+    database.close()
+    return ours, bare
+
+
+def main() -> None:
+    """Run and print the table."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--database", default="sqlite,postgres")
+    parser.add_argument("--what", default="store,step")
+    parser.add_argument("--writers", default="1,8,64")
+    parser.add_argument("--seconds", type=float, default=2.0)
+    parser.add_argument("--rounds", type=int, default=3)
+    args = parser.parse_args()
+    print("| database | what | writers | ours (writes/s) | bare (writes/s) | bare : ours | rounds |")
+    print("|---|---|---|---|---|---|---|")
+    with tempfile.TemporaryDirectory(prefix="mb-", ignore_cleanup_errors=True) as folder:
+        kinds = args.database.split(",")
+        server = agents.Postgres(Path(folder) / "pg") if "postgres" in kinds else None
+        try:
+            for kind in kinds:
+                for what in args.what.split(","):
+                    for writers in map(int, args.writers.split(",")):
+                        rounds = []
+                        for i in range(args.rounds):
+                            if server is not None and kind == "postgres":
+                                where, bare = server.new(), server.new()
+                            else:
+                                where, bare = (f"{folder}/{what}{writers}x{i}{w}.db" for w in ("", "bare"))
+                                Database(bare).close()
+                            rounds.append(compare(kind, where, bare, what, writers, args.seconds))
+                        ours, bare_rate = (statistics.median(r[j] for r in rounds) for j in (0, 1))
+                        ratios = sorted(b / o for o, b in rounds)
+                        print(
+                            f"| {kind} | {what} | {writers} | {ours:,.0f} | {bare_rate:,.0f} "
+                            f"| {statistics.median(ratios):.2f} | {', '.join(f'{r:.2f}' for r in ratios)} |"
+                        )
+                        sys.stdout.flush()
+        finally:
+            if server is not None:
+                server.close()
+
+
+if __name__ == "__main__":
+    main()

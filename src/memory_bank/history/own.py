@@ -1,0 +1,22 @@
+"""Our own tools' names and the mark of their answers: they are no news, for they quote what the bank has."""
+
+from __future__ import annotations
+
+import re
+
+MARK = "<retrieved-data seal="
+SEARCH_MEMORY = "search_memory"
+GET_RECORD = "get_record"
+_OURS = re.compile(
+    r"(?:.*(?:memory[_-]?bank|\bmemory)(?:__|[-._/:]))?(?:search_memory|get_record)\Z", re.I | re.S
+)
+
+
+def is_memory_tool(name: str, output: str | None = None) -> bool:
+    """Whether a tool of this name is one of ours, also under a prefix (``memory_bank__get_record``).
+
+    With ``output``, whether it also answers as ours do: an application may have a get_record of its own.
+    """
+    if not isinstance(name, str) or not _OURS.match(name):
+        return False
+    return output is None or output.startswith(MARK)

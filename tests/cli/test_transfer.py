@@ -1,0 +1,291 @@
+"""Export and import: sessions move between banks of either kind, nothing lost, nothing twice."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from tests.chats import JSON, TEXT
+from tests.cli.conftest import COMMAND, environment
+
+from memory_bank import InteractionRecord, LexicalEmbedder, MemoryBankState
+from memory_bank.config import ObserverBudget
+from memory_bank.records import Insight, Spent
+from memory_bank.stores.catalog import list_sessions
+from memory_bank.stores.database import Database
+from memory_bank.stores.facts import FactStore
+from memory_bank.stores.importing import Imported, Refused, import_lines
+from memory_bank.stores.insights import InsightStore
+from memory_bank.stores.jobs import JobQueue
+from memory_bank.stores.spending import Spending
+from memory_bank.stores.transfer import decode_text, encode_text, export_lines
+from memory_bank.testing import ScriptedServer
+from memory_bank.testing.store_contracts import a_record, together
+
+NO_LIMITS = ObserverBudget()
+HALVES = "\ud83d\ude00"[:1] + "\ude00"  # two lone surrogates that JSON would make one letter
+
+
+def lines_of(database: Database) -> list[str]:
+    return [json.dumps(value) for value in export_lines(database)]
+
+
+def take(database: Database, lines: list[str], model: Any = None) -> list[Any]:
+    return list(import_lines(database, list(enumerate(lines, 1)), model))
+
+
+def a_full_bank(database: Database) -> None:
+    """Sessions with everything a bank can hold."""
+    one = FactStore(database, "one")
+    one.store_many(
+        [
+            a_record(
+                1, output_text=f"nul \0 lone \ud800 two {HALVES} 😀\r\n", input_text='{"n": 1', raw_input=None
+            ),
+            a_record(2, raw_output={"x": [HALVES, float("nan"), 1e300, 10**30], "\ud800": None}),
+            a_record(3, tool_name=HALVES, call_id="\0", timestamp=0.1 + 0.2),
+            a_record(4, call_id=None, raw_output=json.loads("[" * 150 + "]" * 150), step_id=-5),
+            a_record(5, output_text="[" * 9_000 + "]" * 9_000),
+        ]
+    )
+    insights = InsightStore(LexicalEmbedder(), database, "one")
+    insights.add_many(
+        [Insight(f"trace-{n:05}", f"summary {n} {HALVES}", "llm:m", "why \ud800") for n in (3, 1)]
+    )
+    insights.add("by hand", "an insight without a record")
+    queue = JobQueue(database, "one")
+    queue.add(["trace-00002", "trace-00001"])
+    (job, *_) = queue.take("somebody", 1, 60)
+    queue.give_back("somebody", job, f"failed {HALVES}", 10)
+    account = Spending(database, "one")
+    account.reserve("m", Spent(1, 100, 50, 0.1), NO_LIMITS)
+    database.set_task("one", f"the task {HALVES}")
+    FactStore(database, "two").store(a_record(1, raw_output="another"))
+    with database.write() as c:
+        c.exec_driver_sql("UPDATE sessions SET agent_id = 'agent ü' WHERE session_id = 'two'")
+    FactStore(database, "nothing in it")
+
+
+def test_there_and_back_byte_for_byte(tmp_path: Path, postgres_url: str) -> None:
+    first, second, third = Database(tmp_path / "1.db"), Database(postgres_url), Database(tmp_path / "3.db")
+    a_full_bank(first)
+    lines = lines_of(first)
+    for source, target in ((first, second), (second, third)):
+        taken = take(target, lines_of(source))
+        assert [t.session_id for t in taken] == ["nothing in it", "one", "two"]
+        assert taken[1] == Imported("one", 5, 0, 3, 2)
+        assert lines_of(target) == lines
+        assert take(target, lines)[1] == Imported("one", 0, 5, 0, 0)  # once more: nothing twice
+        assert lines_of(target) == lines
+    for ours, theirs in zip(list_sessions(first), list_sessions(third), strict=True):
+        assert ours == theirs
+    store = FactStore(third, "one")
+    assert store.get_many(list(store.steps()))[0] == FactStore(first, "one").get("trace-00001")
+    query = "summary 3"
+    found = [InsightStore(LexicalEmbedder(), d, "one").rank(query).as_dict() for d in (first, third)]
+    assert found[0] == found[1]
+    for database in (first, second, third):
+        database.close()
+
+
+NASTY = st.lists(
+    st.fixed_dictionaries(
+        {
+            "tool_name": TEXT,
+            "raw_input": JSON,
+            "raw_output": JSON,
+            "call_id": st.none() | TEXT,
+            "input_text": st.none() | TEXT,
+            "output_text": st.none() | TEXT,
+        }
+    ),
+    max_size=5,
+)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@given(records=NASTY, summary=TEXT, task=TEXT)
+def test_nasty_texts_move_without_loss(
+    postgres: Any,
+    tmp_path_factory: pytest.TempPathFactory,
+    records: list[dict[str, Any]],
+    summary: str,
+    task: str,
+) -> None:
+    first, second, third = Database(), Database(postgres.url(postgres.emptied())), Database()
+    made = [InteractionRecord(f"t{n}", n, timestamp=n / 3, **r) for n, r in enumerate(records)]
+    FactStore(first, "s").store_many(made)
+    InsightStore(LexicalEmbedder(), first, "s").add_many([Insight(r.trace_id, summary) for r in made[::2]])
+    first.set_task("s", task)
+    lines = lines_of(first)
+    assert not any(isinstance(t, Refused) for t in take(second, lines) + take(third, lines_of(second)))
+    assert lines_of(second) == lines == lines_of(third)
+    ours, theirs = FactStore(first, "s"), FactStore(third, "s")
+    assert repr(ours.get_many(list(ours.steps()))) == repr(theirs.get_many(list(theirs.steps())))
+    assert theirs.database.get_task("s") == task
+    second.close()
+
+
+@given(st.text(st.characters(exclude_categories=())) | TEXT)
+def test_texts_come_back(text: str) -> None:
+    assert decode_text(json.loads(json.dumps(encode_text(text)))) == text
+
+
+def test_two_that_import_the_same_at_once(tmp_path: Path, bank_url: str) -> None:
+    source = Database(tmp_path / "a.db")
+    a_full_bank(source)
+    lines = lines_of(source)
+    targets = [Database(bank_url) for _ in range(2)]
+    told: list[Any] = []
+    together(*(lambda t=t: told.extend(take(t, lines)) for t in targets))
+    assert sorted(t.records for t in told) == [0, 0, 0, 0, 1, 5]
+    assert lines_of(targets[0]) == lines
+    for target in targets:
+        target.close()
+
+
+def test_what_is_there_stays(tmp_path: Path) -> None:
+    source, target = Database(tmp_path / "a.db"), Database(tmp_path / "b.db")
+    a_full_bank(source)
+    FactStore(target, "one").store(a_record(9))
+    InsightStore(LexicalEmbedder(), target, "one").add("trace-00001", "a better summary")
+    target.set_task("one", "a task of its own")
+    before = target.generation("one")
+    take(target, lines_of(source))
+    assert InsightStore(LexicalEmbedder(), target, "one").get_summary("trace-00001") == "a better summary"
+    assert target.get_task("one") == "a task of its own"
+    assert list(FactStore(target, "one").steps())[0] == "trace-00009"
+    assert target.generation("one") > before  # open states notice
+
+
+def test_another_record_refuses_its_session_only(tmp_path: Path) -> None:
+    source, target = Database(tmp_path / "a.db"), Database(tmp_path / "b.db")
+    a_full_bank(source)
+    FactStore(target, "one").store(a_record(2, raw_output="something else"))
+    before = lines_of(target)
+    empty, one, two = take(target, lines_of(source))
+    assert (empty.session_id, two.session_id) == ("nothing in it", "two")
+    assert isinstance(one, Refused)
+    assert "trace-00002" in one.reason
+    assert [line for line in lines_of(target) if '"one"' in line] == before
+
+
+def test_the_session_of_another_agent_is_refused(tmp_path: Path) -> None:
+    source, target = Database(tmp_path / "a.db"), Database(tmp_path / "b.db")
+    a_full_bank(source)
+    take(target, lines_of(source))
+    with target.write() as c:
+        c.exec_driver_sql("UPDATE sessions SET agent_id = 'another' WHERE session_id = 'two'")
+    assert "another agent" in take(target, lines_of(source))[2].reason
+
+
+# the verbs
+
+
+@pytest.fixture
+def exported(cli: Any, bank: Path, tmp_path: Path) -> Path:
+    out = tmp_path / "out.jsonl"
+    assert cli("export", "--db", bank, "--out", out).code == 0
+    return out
+
+
+def test_import_makes_a_bank_and_is_exact(cli: Any, exported: Path, tmp_path: Path, bank_url: str) -> None:
+    bank_url = bank_url.replace("bank.db", "new.db")
+    done = cli("import", exported, "--db", bank_url, "--json").json()
+    assert (done["complete"], done["records"], done["known"], done["insights"]) == (True, 8, 0, 8)
+    assert cli("import", exported, "--db", bank_url).out.startswith(
+        "imported 0 records with 0 insights of 2 sessions; 8"
+    )
+    again = tmp_path / "again.jsonl"
+    cli("export", "--db", bank_url, "--out", again)
+    assert again.read_bytes() == exported.read_bytes()
+    packed = tmp_path / "out.jsonl.gz"
+    packed.write_bytes(gzip.compress(exported.read_bytes()))
+    assert cli("import", packed, "--db", tmp_path / "packed.db", "--json").json()["records"] == 8
+    with MemoryBankState.open(bank_url, "one", "lexical") as state:
+        assert (state.fact_store.size(), state.pending) == (4, 0)
+
+
+@pytest.mark.parametrize(
+    ("change", "says", "line"),
+    [
+        (lambda lines: [*lines[:5], "{broken", *lines[6:]], "it is no JSON", 6),
+        (lambda lines: [*lines[:4], "{broken"], "it is no JSON", 5),
+        (lambda lines: [*lines[:5], "[]", *lines[6:]], "no JSON object", 6),
+        (lambda lines: lines[:-1], "3 of 4 records", 5),
+        (lambda lines: [*lines[:5], *lines[6:]], "3 of 4 records", 5),
+        (lambda lines: [*lines[:4], *lines[5:]], "the beginning of session 'two' is missing", 5),
+        (lambda lines: [*lines[:6], lines[5], *lines[6:]], "was there before", 7),
+        (lambda lines: [*lines[:5], lines[5].replace('"step_id": ', '"step_id": 1.'), *lines[6:]], "step_id", 6),
+        (lambda lines: [*lines[:5], lines[5].replace('"embedding": "', '"embedding": "AAAA'), *lines[6:]], "dimension", 6),
+        (lambda lines: [*lines[:4], lines[4].replace('"format": 1', '"format": 99'), *lines[5:]], "newer memory_bank", 5),
+    ],
+)  # fmt: skip
+def test_broken_lines_cost_their_session(
+    cli: Any, exported: Path, tmp_path: Path, change: Any, says: str, line: int
+) -> None:
+    file, db = tmp_path / "broken.jsonl", tmp_path / "new.db"
+    file.write_text("\n".join(change(exported.read_text().splitlines())) + "\n")
+    done = cli("import", file, "--db", db, "--json")
+    assert done.code == 1
+    told = done.sentence()
+    assert says in told
+    assert f"line {line}" in told
+    assert [s["session_id"] for s in done.json()["sessions"]] == ["one"]
+    assert len(done.json()["refused"]) == 1
+    assert [s["session_id"] for s in cli("sessions", "--db", db, "--json").json()["sessions"]] == ["one"]
+
+
+def test_what_is_no_export(cli: Any, bank: Path, two: Path, tmp_path: Path) -> None:
+    db = tmp_path / "new.db"
+    assert cli("import", tmp_path / "missing", "--db", db).code == 2
+    assert cli("import", tmp_path, "--db", db).code == 2
+    assert not db.exists()
+    assert cli("import", two, "--db", ":memory:").code == 2
+    assert "no session_id" in cli("import", two, "--db", db).sentence()
+    array = tmp_path / "array.json"
+    cli("export", "--db", bank, "--json", "--out", array)
+    assert "without --json" in cli("import", array, "--db", db).sentence()
+    assert cli("import", bank, "--db", db).code == 1  # a database
+    (tmp_path / "cut.gz").write_bytes(gzip.compress(two.read_bytes() * 50)[:-20])
+    cut = cli("import", tmp_path / "cut.gz", "--db", db)
+    assert (cut.code, "cannot be read" in cut.err) == (1, True)
+
+
+def test_embeddings_of_another_model(cli: Any, exported: Path, tmp_path: Path, monkeypatch: Any) -> None:
+    db = tmp_path / "other.db"
+    with ScriptedServer() as server:
+        monkeypatch.setenv("OPENAI_BASE_URL", server.base_url)
+        monkeypatch.setenv("OPENAI_API_KEY", "k")
+        with MemoryBankState.open(db, "mine", "openai:scripted-embedding") as state:
+            state.insight_store.add("a", "a summary")
+        done = cli("import", exported, "--db", db)
+        assert done.code == 1
+        assert "--embedding-model openai:scripted-embedding" in done.sentence()
+        assert cli("import", exported, "--db", db, "--embedding-model", "lexical").code == 1
+        assert len(cli("sessions", "--db", db, "--json").json()["sessions"]) == 1
+        model = ["--embedding-model", "openai:scripted-embedding"]
+        assert cli("import", exported, "--db", db, *model, "--json").json()["insights"] == 8
+        assert cli("import", exported, "--db", db).code == 0  # all is there: nothing to embed
+        assert cli("search", "order", "--db", db, "--session", "one", "--json").json()["hits"]
+
+
+def test_a_session_named_is_exported_alone(cli: Any, bank: Path) -> None:
+    lines = [json.loads(line) for line in cli("export", "--db", bank, "--session", "two").out.splitlines()]
+    assert {line["session_id"] for line in lines} == {"two"}
+    assert lines[0]["session"]["embedder"] == {"name": "lexical-v1", "dimension": LexicalEmbedder().dimension}
+    assert "session" not in lines[1]
+
+
+def test_a_pipe_from_bank_to_bank(bank: Path, tmp_path: Path) -> None:
+    import subprocess
+
+    mb = " ".join(COMMAND)
+    line = f"{mb} export --db {bank} | {mb} import /dev/stdin --db {tmp_path / 'copy.db'}"
+    done = subprocess.run(["bash", "-c", line], env=environment(), capture_output=True, text=True, timeout=60)
+    assert (done.returncode, "imported 8 records" in done.stdout) == (0, True), done.stderr

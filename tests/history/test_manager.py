@@ -1,0 +1,265 @@
+"""The manager: order, counts, caches, callbacks, files, replay, page; each step is worked on once."""
+
+import copy
+import io
+import json
+
+import pytest
+from hypothesis import given
+from rich.console import Console
+from tests.chats import good_chats
+from tests.history.test_steps import PNG, STEPS
+
+from memory_bank.errors import HistoryError, ImageError, MessagesError, StepFileError, StepOrderError
+from memory_bank.history import (
+    ActionStep,
+    AgentMemory,
+    FinalAnswerStep,
+    MemoryManager,
+    PlanningStep,
+    ScratchpadStep,
+    Step,
+    SystemPromptStep,
+    TaskStep,
+    ToolCall,
+    keep_last_n_steps,
+    no_pruning,
+)
+from memory_bank.history.tokens import MessageCounter
+
+
+def action(i: int = 1, size: int = 10) -> ActionStep:
+    return ActionStep("think", [ToolCall("get_order", {"n": i}, f"c{i}")], [f"ORD-{i} " + "x" * size])
+
+
+def history(n: int = 3, **options) -> MemoryManager:
+    manager = MemoryManager("be careful", **options)
+    manager.add(TaskStep("find the order"))
+    for i in range(n):
+        manager.add(action(i))
+    return manager
+
+
+def test_steps_are_numbered_and_found_by_type():
+    manager = history(3)
+    manager.add(PlanningStep("go on"))
+    manager.add(FinalAnswerStep("done"))
+    assert [s.step_number for s in manager] == [0, 0, 1, 2, 3, 3, 3]
+    assert manager.action_count == 3 == len(manager.get_steps_by_type(ActionStep))
+    assert len(manager.get_steps_by_type(Step)) == len(manager) == 7
+    manager.reset()
+    assert [type(s) for s in manager] == [SystemPromptStep]
+    manager.clear()
+    assert len(manager) == 0 == manager.token_count == manager.action_count
+
+
+def test_a_step_out_of_order_is_refused_and_nothing_lost():
+    manager = history(3)
+    before = manager.steps
+    with pytest.raises(StepOrderError, match="step 1 came after step 3"):
+        manager.add(ActionStep(step_number=1))
+    with pytest.raises(HistoryError, match="add a step"):
+        manager.add({"role": "user"})
+    assert manager.steps == before
+
+
+class Counting(ActionStep):
+    """An action that counts how often it is rendered."""
+
+    rendered = 0
+
+    def _render(self, summary_mode, wire):
+        Counting.rendered += 1
+        return super()._render(summary_mode, wire)
+
+
+def test_over_3_000_steps_each_is_rendered_and_counted_once():
+    counted = []
+    counter = MessageCounter("words", True, lambda text: counted.append(text) or len(text.split()))
+    manager = MemoryManager(counter=counter, max_steps_before_prune=10_000)
+    Counting.rendered = 0
+    for i in range(3_000):
+        manager.add(Counting("think", [ToolCall("f", {"n": i})], ["seen"]))
+        assert len(manager.to_messages()) == 2 * (i + 1)
+        assert manager.token_count > 0
+    assert Counting.rendered == 3_000
+    assert len(counted) == 4 * 3_000  # thought, name, arguments, observation
+
+
+def test_messages_handed_out_change_nothing():
+    manager = history()
+    messages = manager.to_messages()
+    messages.clear()
+    with pytest.raises(TypeError):
+        manager.to_messages()[0]["content"] = "other"
+    own = copy.deepcopy(manager.to_messages())
+    own[0]["content"] = "other"
+    assert manager.to_messages()[0]["content"] == "be careful"
+    assert json.loads(json.dumps(manager.to_messages())) == manager.to_messages()
+
+
+def test_pruning_runs_when_due_and_where_it_raises_nothing_changes():
+    manager = MemoryManager("s", keep_last_n_steps(4), max_steps_before_prune=10)
+    for i in range(50):
+        manager.add(action(i))
+        assert len(manager) <= 11
+    assert manager.steps[-1].tool_calls[0].id == "c49"
+    runs = []
+    manager = MemoryManager("s", lambda steps: runs.append(1) or no_pruning(steps), 10)
+    for i in range(100):
+        manager.add(action(i))
+    assert len(runs) <= 10
+    before = manager.steps
+    with pytest.raises(HistoryError, match="list of steps"):
+        manager.prune(lambda steps: 7)
+    assert manager.steps == before
+
+
+@pytest.mark.parametrize("n", [0, -1, True, 2.5, None])
+def test_a_limit_that_is_none_is_refused(n):
+    with pytest.raises(HistoryError, match="at least 1"):
+        MemoryManager(max_steps_before_prune=n)
+
+
+def test_callbacks_hear_the_steps_of_their_class():
+    heard = []
+    manager = MemoryManager("s", callbacks={ActionStep: heard.append})
+    manager.on(Step, lambda step: heard.append(step.step_number))
+    manager.add(TaskStep("t"))
+    step = manager.add(action())
+    assert heard == [0, step, 1]
+    with pytest.raises(HistoryError, match="callback"):
+        manager.on(dict, print)
+
+
+@given(STEPS)
+def test_save_and_load_are_an_identity(steps):
+    import tempfile
+    from pathlib import Path
+
+    with tempfile.TemporaryDirectory() as folder:
+        manager = MemoryManager("s\ud800", wire="text")
+        manager.extend(steps)
+        path = Path(folder) / "run.jsonl"
+        manager.save(path)
+        loaded = MemoryManager.load(path)
+        assert json.dumps(loaded.full_steps()) == json.dumps(manager.full_steps())
+        assert loaded.wire == "text"
+
+
+@given(good_chats())
+def test_a_conversation_is_read_and_given_back(messages):
+    manager = MemoryManager.from_messages(messages)
+    assert manager.to_messages() == messages
+
+
+def test_no_list_is_no_conversation():
+    with pytest.raises(MessagesError):
+        MemoryManager.from_messages("hello")
+
+
+def test_a_damaged_file_is_one_error_with_the_steps_before_it(tmp_path):
+    path = tmp_path / "run.jsonl"
+    history(3).save(path)
+    lines = path.read_text().splitlines(keepends=True)
+    for damaged, what, kept in (
+        ("".join(lines)[:-20], "line 6 is cut in the middle", 4),
+        ("".join(lines[:4]), "line 4 is the last, with 3 steps where the first line says 5", 3),
+        ("".join([*lines[:3], '{"type": "dream"}\n', *lines[3:]]), "line 4 holds no step .*'dream'", 2),
+        ("".join([*lines[:3], "nonsense\n", *lines[3:]]), "line 4 is no JSON", 2),
+        ("".join([lines[0], lines[5], lines[2]]), "line 3 holds step 0 after step 3", 1),
+    ):
+        path.write_text(damaged)
+        with pytest.raises(StepFileError, match=what) as e:
+            MemoryManager.load(path)
+        assert len(e.value.steps) == kept
+        assert path.read_text() == damaged
+        assert len(MemoryManager.load(path, recover=True)) == kept
+    for bad in (tmp_path / "none.jsonl", tmp_path):
+        with pytest.raises(StepFileError, match="cannot be read"):
+            MemoryManager.load(bad, recover=True)
+        with pytest.raises(StepFileError, match="cannot be written"):
+            history().save(bad / "deeper" / "x.jsonl")
+    assert issubclass(ImageError, HistoryError) and issubclass(StepFileError, ValueError)
+
+
+def test_steps_as_dicts_full_and_succinct():
+    manager = MemoryManager("s")
+    manager.add(ActionStep("t", model_input_messages=[{"role": "user", "content": "x"}]))
+    assert manager.full_steps()[1]["model_input_messages"] == [{"role": "user", "content": "x"}]
+    assert set(manager.succinct_steps()[1]) == {"type", "step_number", "timestamp", "thought", "is_final"}
+
+
+def test_a_replay_shows_every_step_and_steers_no_terminal():
+    manager = history(2)
+    manager.add(
+        ActionStep(
+            "red [bold]\x1b[31m",
+            error="it broke \ud800",
+            model_input_messages=[{"role": "user", "content": "seen by it"}],
+        )
+    )
+    manager.add(ScratchpadStep("y" * 3_000))
+    for detailed in (False, True):
+        out = io.StringIO()
+        manager.replay(Console(file=out, width=100), detailed=detailed)
+        text = out.getvalue()
+        assert "find the order" in text and "ORD-1" in text and "it broke" in text and "[bold]" in text
+        assert "\x1b" not in text
+        assert ("seen by it" in text) is detailed
+        assert (text.count("y") > 3_000) is detailed
+
+
+def test_the_page_is_self_contained_and_escaped(tmp_path):
+    manager = history(2)
+    manager.add(TaskStep("<script>alert(1)</script>\ud800", [PNG, "https://example.org/a.png"]))
+    html = manager.visualize(tmp_path / "run.html")
+    assert "<script" not in html and "&lt;script&gt;" in html
+    assert "src='http" not in html and "href" not in html and "data:image/png;base64" in html
+    assert html.count("<details") == len(manager)
+    assert (tmp_path / "run.html").read_text() == html
+
+
+def test_the_scratchpad_is_bounded_and_comes_back_from_json():
+    pad = AgentMemory(max_items=2, max_observations=6, max_failures=4, max_chars=50)
+    for i in range(8):
+        pad.store(f"k{i}", {"n": [i]})
+        pad.observe(f"saw {i}")
+        pad.fail(ValueError(f"no {i}"))
+    assert pad.keys == ["k6", "k7"] and pad.recall("k7") == {"n": [7]} and pad.recall("k0", 5) == 5
+    assert pad.observations == [f"saw {i}" for i in range(2, 8)] and len(pad.failures) == 4
+    context = pad.to_context()
+    assert "saw 3" in context and "saw 2" not in context
+    assert "no 5" in context and "no 4" not in context
+    pad.observe("word " * 100)
+    assert len(pad.observations[-1]) <= 50
+    again = AgentMemory.from_json(pad.to_json())
+    assert again.to_json() == pad.to_json() and again.limits == pad.limits
+    assert isinstance(pad.to_step(), ScratchpadStep)
+    namespace = {}
+    pad.inject(namespace)
+    pad.inject(namespace)
+    exec("memory.store('found', [1]); x = memory.recall('found')", namespace)
+    assert namespace["x"] == [1]
+    pad.recall("found").append(2)
+    assert pad.recall("found") == [1]
+    pad.clear()
+    assert pad.to_context() == ""
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        lambda: AgentMemory(max_items=0),
+        lambda: AgentMemory(max_failures=-1),
+        lambda: AgentMemory().store("", 1),
+        lambda: AgentMemory().store("x", {1, 2}),
+        lambda: AgentMemory(max_chars=5).store("x", "123456"),
+        lambda: AgentMemory.from_json("[]"),
+        lambda: AgentMemory.from_json("{"),
+        lambda: AgentMemory().inject({"memory": 7}),
+    ],
+)
+def test_what_the_scratchpad_cannot_take_is_one_clear_error(bad):
+    with pytest.raises(HistoryError):
+        bad()

@@ -1,0 +1,172 @@
+"""Observing in the background, end to end: steps return at once, summaries come later, budgets hold."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from memory_bank import MemoryBankSettings, MemoryBankState, apply_memory_bank_strategy
+from memory_bank.clients.lexical import LexicalEmbedder
+from memory_bank.config import ObserverBudget, Price
+from memory_bank.observer import Observer
+from memory_bank.testing import ScriptedModel
+from memory_bank.testing.store_contracts import together
+from memory_bank.worker import Worker
+
+Message = dict[str, Any]
+
+SETTINGS = MemoryBankSettings(
+    embedding_model="lexical", observer_model="m", observer_mode="background", token_encoding="approximate"
+)
+
+
+def messages(n: int, size: int = 300) -> list[Message]:
+    """A conversation of ``n`` calls, each with a word of its own in its output."""
+    said: list[Message] = [{"role": "user", "content": "find the parts"}]
+    for i in range(n):
+        function = {"name": "find", "arguments": f'{{"i": {i}}}'}
+        said.append(
+            {
+                "role": "assistant",
+                "content": None,
+                "tool_calls": [{"id": f"c{i}", "type": "function", "function": function}],
+            }
+        )
+        said.append(
+            {"role": "tool", "tool_call_id": f"c{i}", "content": f"zebra{i} " + "part " * (size // 5)}
+        )
+    return said
+
+
+class Gate:
+    """A model that answers when it is let."""
+
+    def __init__(self) -> None:
+        self.open = threading.Event()
+        self.model = ScriptedModel(self._answer, usage=(100, 20))
+
+    def _answer(self, _messages: Any, _model: str) -> str:
+        self.open.wait(60)
+        return "by the model"
+
+
+@pytest.fixture
+def gate() -> Iterator[Gate]:
+    gate = Gate()
+    yield gate
+    gate.open.set()
+
+
+@pytest.fixture
+def state(bank_url: str) -> Iterator[MemoryBankState]:
+    with MemoryBankState.open(bank_url, "s", "lexical") as state:
+        yield state
+
+
+def sources(state: MemoryBankState) -> list[str]:
+    found = state.insight_store.get_insights(state.insight_store.trace_ids())
+    return sorted(i.source for i in found.values())
+
+
+def test_a_step_does_not_wait_for_the_model_and_finds_by_extraction_meanwhile(
+    state: MemoryBankState, gate: Gate
+) -> None:
+    for n in (1, 2, 3):  # would wait for ever
+        context, _ = apply_memory_bank_strategy(messages(n), gate.model, SETTINGS, state)
+    assert "zebra0" in str(context)  # brought back while its summary is not ready
+    assert sources(state) == ["extractive"] * 3
+    assert state.insight_store.search("zebra1", 1) == [list(state.steps)[1]]
+    assert state.pending == 3
+    assert state.flush(0.05) == 3
+    gate.open.set()
+    assert state.flush(60) == 0
+    assert state.pending == 0
+    assert sources(state) == ["llm:m"] * 3
+    assert {i.summary for i in state.insight_store.get_insights(list(state.steps)).values()} == {
+        "by the model"
+    }
+
+
+def test_what_was_pending_when_a_process_ended_is_observed_by_another(bank_url: str, gate: Gate) -> None:
+    with MemoryBankState.open(bank_url, "s", "lexical") as first:
+        apply_memory_bank_strategy(messages(3), gate.model, SETTINGS, first)
+    with MemoryBankState.open(bank_url, "s", "lexical") as second:
+        assert second.pending == 3
+        observer = Observer.create(ScriptedModel(lambda _m, _n: "later"), SETTINGS)
+        worker = Worker(second.database, observer, LexicalEmbedder(), clock=lambda: time.time() + 3600)
+        worker.run(threading.Event(), once=True)  # after the leases of the first have ended
+        assert second.flush(60) == 0
+        assert sources(second) == ["llm:m"] * 3
+
+
+def test_off_sends_and_summarises_nothing(state: MemoryBankState) -> None:
+    model = ScriptedModel([])
+    settings = SETTINGS.model_copy(update={"observer_mode": "off"})
+    context, _ = apply_memory_bank_strategy(messages(4), model, settings, state)
+    assert model.calls == []
+    assert state.insight_store.size() == 0
+    assert state.fact_store.size() == 4
+    assert (state.pending, state.flush(1)) == (0, 0)
+    assert context[-1] == messages(4)[-1]
+
+
+def test_small_outputs_are_not_sent(state: MemoryBankState) -> None:
+    model = ScriptedModel(lambda _m, _n: "by the model")
+    settings = SETTINGS.model_copy(update={"observer_min_chars": 200})
+    apply_memory_bank_strategy(messages(2, size=50) + messages(3)[5:], model, settings, state)
+    assert state.flush(60) == 0
+    assert len(model.calls) == 1
+    assert sources(state) == ["extractive", "extractive", "llm:m"]
+
+
+def test_a_reset_while_the_model_is_asked_leaves_an_empty_session(state: MemoryBankState, gate: Gate) -> None:
+    apply_memory_bank_strategy(messages(2), gate.model, SETTINGS, state)
+    state.reset()
+    gate.open.set()
+    assert state.flush(60) == 0
+    state._background.stop(30)
+    assert state.insight_store.size() == 0
+    assert state.fact_store.size() == 0
+
+
+@pytest.mark.parametrize("mode", ["inline", "background"])
+def test_a_budget_that_is_used_up_leaves_extraction_and_says_so(state: MemoryBankState, mode: str) -> None:
+    model = ScriptedModel(lambda _m, _n: "by the model", usage=(100, 20))
+    settings = SETTINGS.model_copy(
+        update={
+            "observer_mode": mode,
+            "observer_budget": ObserverBudget(calls_per_session=2),
+            "observer_prices": {"m": Price(prompt=10.0, completion=100.0)},
+        }
+    )
+    apply_memory_bank_strategy(messages(5), model, settings, state)
+    assert state.flush(60) == 0
+    assert len(model.calls) == 2
+    assert sources(state) == ["extractive"] * 3 + ["llm:m"] * 2
+    reasons = {i.redo for i in state.insight_store.to_redo()}
+    assert reasons == {"the Observer's budget is used up (2 calls a session)"}
+    assert (state.spent.calls, state.spent.prompt_tokens, state.spent.completion_tokens) == (2, 200, 40)
+    assert state.spent.cost == pytest.approx(2 * (100 * 10 + 20 * 100) / 1e6)
+
+
+def test_a_budget_of_the_day_holds_for_eight_sessions_at_once(bank_url: str) -> None:
+    model = ScriptedModel(lambda _m, _n: "by the model", usage=(100, 20))
+    settings = SETTINGS.model_copy(update={"observer_budget": ObserverBudget(calls_per_day=9)})
+    states = [MemoryBankState.open(bank_url, f"s{k}", "lexical") for k in range(8)]
+
+    def run(state: MemoryBankState) -> None:
+        for n in (1, 2, 3):
+            apply_memory_bank_strategy(messages(n), model, settings, state)
+        assert state.flush(60) == 0
+
+    together(*[lambda s=s: run(s) for s in states])
+    assert len(model.calls) == 9
+    assert sum(s.spent.calls for s in states) == 9
+    assert states[0].account.of_day().calls == 9
+    assert sum(sources(s).count("llm:m") for s in states) == 9
+    for state in states:
+        state.close()

@@ -1,0 +1,75 @@
+"""The benchmarks of a bank under load, in short: nothing lost, nothing twice, nothing stuck, and they can tell."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import environment
+
+ROOT = Path(__file__).parents[1]
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc and forks")
+
+
+def bench(name: str, *args: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, str(ROOT / "benchmarks" / name), *args],
+        env=environment(), cwd=ROOT, capture_output=True, text=True, timeout=180,
+    )  # fmt: skip
+
+
+def cells(done: subprocess.CompletedProcess[str]) -> list[str]:
+    """The last row of the table."""
+    rows = [line for line in done.stdout.splitlines() if line.startswith("| ")]
+    return [cell.strip() for cell in rows[-1].strip("|").split("|")]
+
+
+def test_soak() -> None:
+    done = bench("soak.py", "--seconds", "15", "--processes", "2", "--sessions", "4", "--database", "sqlite")
+    assert done.returncode == 0, done.stdout + done.stderr
+    row = cells(done)
+    assert int(row[3].replace(",", "")) > 20
+    assert row[7] == "0"  # errors
+    assert row[10:13] == ["0", "0", "0"]
+    assert row[13] == "0, 0, 0"
+
+
+def test_faults() -> None:
+    done = bench("faults.py", "--kills", "12", "--database", "sqlite", "--jobs", "1")
+    assert done.returncode == 0, done.stdout + done.stderr
+    row = cells(done)
+    assert row[2] == "12"
+    assert row[4:] == ["0", "0", "0", "0, 0, 0"]
+
+
+def test_the_checks_see_what_is_wrong(tmp_path: Path) -> None:
+    script = """
+import sys
+sys.path.insert(0, sys.argv[1])
+import agents, sqlite3
+from memory_bank.stores.database import Database
+from memory_bank.strategies.memory_bank import apply_memory_bank_strategy as step
+where = sys.argv[2]
+with agents.open_state(where, "a") as state:
+    step(agents.conversation("a", 5, True), None, agents.settings_for("extractive"), state)
+bank = Database(where)
+assert not agents.check_session(bank, "a", 5, True).wrong + agents.check_bank(bank).wrong
+assert agents.check_session(bank, "a", 6, True).lost
+def spoil(sql):
+    c = sqlite3.connect(where); c.execute(sql); c.commit(); c.close()
+spoil("UPDATE records SET output = x'00' WHERE seq = 1")
+assert agents.check_session(bank, "a", 5, True).lost == 1
+spoil("INSERT INTO records SELECT 999, session_id, 'x', step_id, call_id, tool_name, input, input_verbatim, output,"
+      " output_verbatim, timestamp FROM records WHERE seq = 2")
+found = agents.check_session(bank, "a", 5, True)
+assert (found.twice, found.disordered) == (1, 1), found
+spoil("INSERT INTO jobs (session_id, trace_id, created, due, attempts) VALUES ('a', 'nobody', 0, 0, 0)")
+found = agents.check_bank(bank)
+assert (found.stuck, found.orphaned, found.unsummarised) == (1, 1, 1), found
+"""
+    args = [sys.executable, "-c", script, str(ROOT / "benchmarks"), str(tmp_path / "bank.db")]
+    done = subprocess.run(args, env=environment(), capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
