@@ -43,10 +43,11 @@ MAP: dict[str, set[str]] = {
     "evidence": {
         "clients", "config", "errors", "history", "ports", "processor", "records", "replay", "traces",
     },
+    "experiments": {"clients", "config", "errors", "evidence", "history", "ports", "traces"},
     "provenance": {"errors", "history", "ports", "records"},
     "tools": {"context", "errors", "history", "ports", "provenance", "records", "retrieval"},
     "cli": {
-        "evidence", "selection",
+        "evidence", "experiments", "selection",
         "assembly", "clients", "config", "errors", "history", "ingestion", "observer", "records", "replay",
         "shipped", "stores", "traces", "worker",
     },

@@ -11,7 +11,7 @@ import pytest
 from tests.cli.conftest import COMMAND, environment, line, run_of, shell, write
 
 VERBS = [
-    "demo", "replay", "sessions", "show", "search", "reset", "export", "import", "observe", "re-embed", "purge",
+    "demo", "replay", "bench", "sessions", "show", "search", "reset", "export", "import", "observe", "re-embed", "purge",
     "verify",
 ]  # fmt: skip
 

@@ -10,8 +10,8 @@ from typing import Any
 import typer
 
 from memory_bank import __version__
-from memory_bank.cli import audit, bank, care, demo, explain, observe, replay, transfer
-from memory_bank.cli.output import one_line, tell
+from memory_bank.cli import audit, bank, bench, care, demo, explain, observe, replay, transfer
+from memory_bank.cli.output import Stopped, one_line, tell
 from memory_bank.errors import ConfigError, MemoryBankError
 
 # typer carries a click of its own since 0.2x and exports only this descendant of its usage errors
@@ -28,6 +28,7 @@ app = typer.Typer(
 app.command("demo")(demo.demo)
 app.command("replay")(replay.replay)
 app.command("audit")(audit.audit)
+app.command("bench")(bench.bench)
 app.command("explain")(explain.explain)
 app.command("train")(explain.train)
 app.command("sessions")(bank.sessions)
@@ -86,14 +87,15 @@ def run() -> None:
         sys.stdout.flush()
     except OSError as e:
         code = _stopped_by(e)
-    if code == 130:
-        tell("stopped.")
     sys.exit(code)
 
 
 def _run() -> int:
     try:
-        return int(app(prog_name="memory-bank", standalone_mode=False) or 0)
+        code = int(app(prog_name="memory-bank", standalone_mode=False) or 0)
+        if code == 130:
+            tell("stopped.")
+        return code
     except _UsageError as e:
         verb = e.ctx.command_path if e.ctx else "memory-bank"
         tell(f"{one_line(e.format_message(), 300).rstrip('.')}: `{verb} --help` shows the use.")
@@ -101,7 +103,11 @@ def _run() -> int:
     except MemoryBankError as e:
         tell(str(e))
         return 2 if isinstance(e, ConfigError) else 1
+    except Stopped as e:
+        tell(str(e))
+        return 130
     except (KeyboardInterrupt, typer.Abort):
+        tell("stopped.")
         return 130
     except SystemExit as e:  # typer's own answer to a broken pipe
         return _stopped_by(e.__context__) if isinstance(e.__context__, OSError) else int(e.code or 0)

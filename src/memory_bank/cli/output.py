@@ -15,6 +15,10 @@ from typing import Any, TextIO
 from memory_bank.errors import ConfigError
 
 
+class Stopped(Exception):
+    """Ctrl-C, with one sentence on what is kept."""
+
+
 def tell(sentence: str) -> None:
     """One sentence to the person, on standard error; where that is closed, to nobody."""
     if sys.stderr is None:

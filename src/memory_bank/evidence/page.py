@@ -87,10 +87,15 @@ def render_page(title: str, lead: str, sections: Sequence[Section], lists: Lists
             parts.append(f"<h2>{escape(heading)}</h2><ul>{items}</ul>")
     meanings = "".join(f"<dt>{escape(c.title)}</dt><dd>{escape(c.meaning)}</dd>" for c in COLUMNS)
     parts.append(f"<h2>What the columns mean</h2><dl>{meanings}</dl>")
+    return render_document(title, parts)
+
+
+def render_document(title: str, parts: Sequence[str], style: str = "") -> str:
+    """A whole page around markup: nothing loaded, light and dark; ``style`` is added to its own."""
     return (
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"/>'
         '<meta name="viewport" content="width=device-width, initial-scale=1"/>'
-        f"<title>{escape(title)}</title><style>{_STYLE}</style></head><body>\n"
+        f"<title>{escape(title)}</title><style>{_STYLE}{style}</style></head><body>\n"
         + "\n".join(parts)
         + "\n</body></html>\n"
     )

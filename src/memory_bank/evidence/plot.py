@@ -27,18 +27,24 @@ class Point:
     best: bool = False
 
 
-def frontier_plot(points: Sequence[Point], escape: Callable[[str], str]) -> str:
+def frontier_plot(
+    points: Sequence[Point],
+    escape: Callable[[str], str],
+    price: str = "share of the older history paid for",
+    kept: str = "old evidence kept, bound",
+) -> str:
     """An ``<svg>`` element with axes, intervals, points and labels; a dashed line joins the frontier.
 
-    Colours come from the page's classes ``axis grid dim edge range dot best``.
+    ``price`` and ``kept`` are what the axes say. Colours come from the page's classes ``axis grid dim edge
+    range dot best``.
     """
     widest = max([1.0, *(p.x for p in points)])
     scale = _Scale(widest if widest <= 1 else math.ceil(widest * 10) / 10)
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" '
-        'aria-label="Bound recall of old evidence over the share of the older history">'
+        f'aria-label="{escape(kept)} over the {escape(price)}">'
     ]
-    parts += _axes(scale)
+    parts += _axes(scale, escape(price), escape(kept))
     edge = frontier(points)
     if len(edge) > 1:
         path = " ".join(f"{scale.x(p.x):.1f},{scale.y(p.y):.1f}" for p in edge)
@@ -72,7 +78,7 @@ class _Scale:
         return HEIGHT - _BOTTOM - (HEIGHT - _TOP - _BOTTOM) * share
 
 
-def _axes(scale: _Scale) -> list[str]:
+def _axes(scale: _Scale, price: str, kept: str) -> list[str]:
     left, right, low, high = scale.x(0), scale.x(scale.widest), scale.y(0), scale.y(1)
     parts = []
     for n in range(0, 101, 20):
@@ -88,10 +94,9 @@ def _axes(scale: _Scale) -> list[str]:
     corner = f"{left:.1f},{high:.1f} {left:.1f},{low:.1f} {right:.1f},{low:.1f}"
     parts.append(f'<polyline class="axis" fill="none" points="{corner}"/>')
     x, y = (left + right) / 2, (low + high) / 2
-    price = "share of the older history paid for"
     parts.append(f'<text x="{x:.1f}" y="{HEIGHT - 10}" text-anchor="middle">{price}</text>')
     turned = f'text-anchor="middle" transform="rotate(-90 16 {y:.1f})"'
-    parts.append(f'<text x="16" y="{y:.1f}" {turned}>old evidence kept, bound</text>')
+    parts.append(f'<text x="16" y="{y:.1f}" {turned}>{kept}</text>')
     return parts
 
 
