@@ -27,6 +27,8 @@ def apply_keep_last(messages: Any, llm_client: Any, settings: Any, state: Conver
 
 
 def _last(view: View, n: int) -> Applied:
+    if len(view.history) < n:  # nothing falls away: as it came, so that the prefix stays what it was
+        return list(view.messages), view.full_tokens
     whole = [e for e in view.history[max(0, len(view.history) - n + 1) :] if not e.interaction.fault]
     tail = view.messages[view.tail_start :]
     tokens = sum(view.tokens_between(p, p + 1) for p in view.kept) + sum(e.tokens for e in whole)
