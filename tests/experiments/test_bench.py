@@ -236,6 +236,22 @@ def test_below_a_threshold_the_context_goes_through_as_it_came(experiment):
     assert at[0] < at[1] < at[2]
 
 
+def test_a_strategy_with_a_threshold_of_its_own_gets_that_one_set(experiment):
+    path = experiment(
+        REPLAY.replace('["full", "truncation", "keep_last_n?n=2"]', '["progressive_summarization"]').replace(
+            'counter = "approximate"', 'counter = "approximate"\nthresholds = [0, 700]'
+        )
+    )
+    plan = plan_of(path)
+    settings = [u.strategy.config.strategy(u.strategy.target).compact_threshold for u in plan.units]
+    assert set(settings) == {1, 700}
+    with open_results(path, plan) as results:
+        run_experiment(plan, results)
+        lines = {line.label: line for line in gather(plan, results.done)}
+    early, late = (lines[f"progressive_summarization @ {t}"].figures.tokens for t in (0, 700))
+    assert early <= late
+
+
 @pytest.mark.parametrize(
     ("old", "new", "says"),
     [

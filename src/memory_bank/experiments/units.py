@@ -118,7 +118,7 @@ def with_threshold(strategy: Strategy, threshold: int | None) -> tuple[Strategy,
     if strategy.kind == "configured" and strategy.config is not None:
         settings: Any = strategy.config.strategy(strategy.target)
         if "compact_threshold" in type(settings).model_fields:
-            changed = type(settings)(**{**settings.model_dump(), "compact_threshold": threshold})
+            changed = type(settings)(**{**settings.model_dump(), "compact_threshold": max(1, threshold)})
             all_of_them = {**strategy.config.memory_strategies, strategy.target: changed}
             config = strategy.config.model_copy(update={"memory_strategies": all_of_them})
             return replace(strategy, config=config), 0
