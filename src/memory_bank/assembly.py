@@ -244,11 +244,13 @@ class MemoryBankState:
         """
         until = None if timeout is None else time.monotonic() + max(0.0, timeout)
         left = self._flush_drafts(timeout)
+        self._background.wake()
+        pause = 0.01
         while (open_ := self._jobs.open_count()) and self._background.works():
             if until is not None and time.monotonic() >= until:
                 break
-            self._background.wake()
-            time.sleep(0.01)
+            time.sleep(pause if until is None else max(0.0, min(pause, until - time.monotonic())))
+            pause = min(0.2, 1.5 * pause)
         return left + open_
 
     def _flush_drafts(self, timeout: float | None) -> int:

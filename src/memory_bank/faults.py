@@ -25,6 +25,8 @@ POINTS = (  # of an agent's steps and of what works beside it
 )
 VERB_POINTS = ("purge.executed", "import.executed", "re_embed.executed")
 _name, _nth, _how = (os.environ.get("MEMORY_BANK_FAULT", "") + "::").split(":")[:3]
+if _name and _name not in POINTS + VERB_POINTS:
+    raise ValueError(f"MEMORY_BANK_FAULT={_name}: there is no such point, see memory_bank.faults.")
 _left = int(_nth) if _nth.isdigit() else 1
 _signal = getattr(signal, _how or "SIGKILL")
 

@@ -29,11 +29,9 @@ LEASE = 60.0
 FIRST_RETRY = 2.0
 """Seconds before the second attempt; each further one waits twice as long."""
 LONGEST_RETRY = 300.0
-_MOST_PAID = 1_000
 LONGEST_SLEEP = 5.0
 """Seconds between two looks at an empty queue."""
-
-Answer = tuple[Job, InteractionRecord | None, "Insight | Trouble"]
+_MOST_PAID = 1_000  # summaries kept that could not be stored
 
 
 @dataclass(slots=True)
@@ -99,18 +97,21 @@ class Worker:
         *,
         once: bool = False,
         wake: threading.Event | None = None,
+        idle: float | None = None,
         told: Callable[[], None] | None = None,
     ) -> None:
         """Work until ``stop`` is set, or with ``once`` until no job is left; ``wake`` ends a wait early.
 
-        ``told`` is called after each round of jobs. A database or an embedder that fails is told and tried
-        again after a while; with ``once`` it raises StorageError, EmbeddingError.
+        ``idle``: seconds without any job after which it ends. ``told`` is called after each round of jobs. A
+        database or an embedder that fails is told and tried again after a while; with ``once`` it raises
+        StorageError, EmbeddingError.
         """
         failures = 0
+        last = time.monotonic()
         while not stop.is_set():
             try:
                 if self.step():
-                    failures = 0
+                    failures, last = 0, time.monotonic()
                     if told is not None:
                         told()
                     continue
@@ -121,13 +122,13 @@ class Worker:
                 failures += 1
                 log.warning("observing waits: %s", e)
                 pause = self._delay(failures)
-            if once and pause is None:
+            if pause is not None:
+                last = time.monotonic()
+            elif once or (idle is not None and time.monotonic() - last >= idle):
                 return
             pause = LONGEST_SLEEP if pause is None else min(max(pause, 0.01), LONGEST_SLEEP)
-            if wake is None:
-                stop.wait(pause)
-            else:
-                wake.wait(pause)
+            (wake or stop).wait(pause)
+            if wake is not None:
                 wake.clear()
 
     def _work(self, jobs: list[Job], session_id: str, held: list[Job]) -> None:
@@ -240,12 +241,25 @@ class BackgroundObserver:
             self._stop, self._wake = threading.Event(), threading.Event()
             self._made_for = wanted
             self._thread = threading.Thread(
-                target=_run_until_idle,
-                args=(worker(), self._stop, self._wake, self.IDLE),
+                target=self._run,
+                args=(worker(), self._stop, self._wake),
                 name="memory-bank-observer",
                 daemon=True,
             )
             self._thread.start()
+
+    def _run(self, worker: Worker, stop: threading.Event, wake: threading.Event) -> None:
+        while True:
+            try:
+                worker.run(stop, wake=wake, idle=self.IDLE)
+            except Exception:
+                log.exception("the background observer stops; its jobs stay in the queue")
+                return
+            with self._lock:  # who wakes it now is either seen here, or finds it gone
+                if stop.is_set() or not wake.is_set():
+                    if self._stop is stop:
+                        self._thread = None
+                    return
 
     def works(self) -> bool:
         """Whether there is a thread at work."""
@@ -260,27 +274,6 @@ class BackgroundObserver:
         with self._lock:
             self._stop.set()
             self._wake.set()
-            if self._thread is not None and self._thread is not threading.current_thread():
-                self._thread.join(timeout)
-            self._thread = None
-
-
-def _run_until_idle(worker: Worker, stop: threading.Event, wake: threading.Event, idle: float) -> None:
-    last = time.monotonic()
-    while not stop.is_set() and time.monotonic() - last < idle:
-        pause = 0.5
-        try:
-            if worker.step():
-                last = time.monotonic()
-                continue
-            wait = worker.queue.wait()
-            if wait is not None:
-                last, pause = time.monotonic(), min(max(wait, 0.01), 2.0)
-        except MemoryBankError as e:
-            log.warning("observing waits: %s", e)
-            last, pause = time.monotonic(), 2.0
-        except Exception:
-            log.exception("the background observer stops; its jobs stay in the queue")
-            return
-        wake.wait(pause)
-        wake.clear()
+            thread, self._thread = self._thread, None
+        if thread is not None and thread is not threading.current_thread():
+            thread.join(timeout)

@@ -7,7 +7,7 @@ from typing import Any
 
 import typer
 
-from memory_bank.cli.output import is_terminal, one_line, output_file, print_json, table, tell
+from memory_bank.cli.output import Progress, one_line, output_file, print_json, table, tell
 from memory_bank.cli.replay import check_files
 
 
@@ -32,7 +32,7 @@ def audit(
 
     tried = candidates(load_config(config), strategy, budget)
     check_files(traces)
-    with output_file(html, *traces) as target, _Progress() as bar:
+    with output_file(html, *traces) as target, Progress("measured", "traces") as bar:
         report = run(traces, tried, jobs=jobs, tell=tell, progress=bar.advance)
         if target is not None:
             from memory_bank.evidence.page import audit_page
@@ -64,32 +64,3 @@ def _print(report: Any) -> None:
     if report.unreadable_files:
         print(f"unreadable files: {len(report.unreadable_files):,}")
     print(one_line(report.sentence, 2_000))
-
-
-class _Progress:
-    """A progress bar on a terminal, nothing elsewhere."""
-
-    def __init__(self) -> None:
-        self._bar: Any = None
-        if is_terminal():
-            from rich.console import Console
-            from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-            self._bar = Progress(
-                TextColumn("measured"), BarColumn(), MofNCompleteColumn(), TextColumn("traces"),
-                TimeRemainingColumn(), console=Console(stderr=True), transient=True,
-            )  # fmt: skip
-            self._task = self._bar.add_task("audit", total=None)
-
-    def advance(self, done: int, total: int) -> None:
-        if self._bar is not None:
-            self._bar.update(self._task, completed=done, total=total)
-
-    def __enter__(self) -> _Progress:
-        if self._bar is not None:
-            self._bar.start()
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        if self._bar is not None:
-            self._bar.stop()

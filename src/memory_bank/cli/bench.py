@@ -7,7 +7,7 @@ from typing import Any
 
 import typer
 
-from memory_bank.cli.output import Stopped, is_terminal, one_line, output_file, print_json, table, tell
+from memory_bank.cli.output import Progress, Stopped, one_line, output_file, print_json, table, tell
 
 
 def bench(
@@ -38,7 +38,7 @@ def bench(
     }
     with Results(folder / "results.jsonl", header) as results:
         try:
-            with _Progress() as bar:
+            with Progress("done", "units") as bar:
                 run_experiment(plan, results, jobs=jobs, progress=bar.advance)
         except KeyboardInterrupt:
             left = f"{len(results.done):,} of {len(plan.units):,} units are kept in {results.path}"
@@ -78,32 +78,3 @@ def _print(lines: Any) -> None:
         print()
     if any(r.get("counter") == "approximate" for line in lines for r in line.results):
         print("token counts are approximate")
-
-
-class _Progress:
-    """A progress bar on a terminal, nothing elsewhere."""
-
-    def __init__(self) -> None:
-        self._bar: Any = None
-        if is_terminal():
-            from rich.console import Console
-            from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-            self._bar = Progress(
-                TextColumn("done"), BarColumn(), MofNCompleteColumn(), TextColumn("units"),
-                TimeRemainingColumn(), console=Console(stderr=True), transient=True,
-            )  # fmt: skip
-            self._task = self._bar.add_task("bench", total=None)
-
-    def advance(self, done: int, total: int) -> None:
-        if self._bar is not None:
-            self._bar.update(self._task, completed=done, total=total)
-
-    def __enter__(self) -> _Progress:
-        if self._bar is not None:
-            self._bar.start()
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        if self._bar is not None:
-            self._bar.stop()

@@ -111,3 +111,33 @@ def table(
     for row in rows:
         t.add_row(*(Text(cell) for cell in row))
     console.print(t)
+
+
+class Progress:
+    """A progress bar on a terminal, nothing elsewhere: ``done`` before it, ``units`` behind the numbers."""
+
+    def __init__(self, done: str, units: str) -> None:
+        self._bar: Any = None
+        if is_terminal():
+            from rich import progress
+            from rich.console import Console
+
+            self._bar = progress.Progress(
+                progress.TextColumn(done), progress.BarColumn(), progress.MofNCompleteColumn(),
+                progress.TextColumn(units), progress.TimeRemainingColumn(),
+                console=Console(stderr=True), transient=True,
+            )  # fmt: skip
+            self._task = self._bar.add_task(done, total=None)
+
+    def advance(self, done: int, total: int) -> None:
+        if self._bar is not None:
+            self._bar.update(self._task, completed=done, total=total)
+
+    def __enter__(self) -> Progress:
+        if self._bar is not None:
+            self._bar.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        if self._bar is not None:
+            self._bar.stop()

@@ -86,7 +86,7 @@ def _results(
     jobs: int,
 ) -> Iterator[tuple[int, list[list[Row]]]]:
     if jobs <= 1 or len(tasks) <= 1:
-        with _quiet():
+        with quiet():
             for i in tasks:
                 yield i, measure_one(traces[i], strategies, constants, counter)
         return
@@ -141,7 +141,7 @@ def _open(name: str) -> TokenCounter:
 
 
 @contextlib.contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """Warnings of hundreds of steps are not what a measurement is read for."""
     logger = logging.getLogger("memory_bank")
     level = logger.level

@@ -10,7 +10,7 @@ import platform
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from itertools import islice
@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from memory_bank.errors import MemoryBankError
+from memory_bank.evidence.runs import quiet
 from memory_bank.experiments.config import CostSettings, Experiment, SuiteSettings
 from memory_bank.experiments.live import live_unit
 from memory_bank.experiments.replay import replay_unit
@@ -69,7 +70,7 @@ def run_experiment(
 
 def _lines(task: _Task, units: Sequence[Unit], workers: int) -> Generator[dict[str, Any], None, None]:
     if workers <= 1:
-        with _quiet():
+        with quiet():
             for unit in units:
                 yield task.do(unit)
         return
@@ -113,17 +114,6 @@ def _begin(task: _Task) -> None:
 
 def _work(unit: Unit) -> dict[str, Any]:
     return _told[0].do(unit)
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    logger = logging.getLogger("memory_bank")
-    level = logger.level
-    logger.setLevel(max(level, logging.ERROR))
-    try:
-        yield
-    finally:
-        logger.setLevel(level)
 
 
 def about(experiment: Experiment, version: str) -> dict[str, Any]:

@@ -37,7 +37,6 @@ class Tuning:
     refine: int = 500
     offers: int = 150
     offers_share: float = 0.125
-    note_worth: float = 0.5
     word_worth: float = 0.5
     agent_worth: float = 0.3
     error_worth: float = 0.25

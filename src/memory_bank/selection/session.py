@@ -90,9 +90,9 @@ class Session:
         self.terms = Table(segment=i, word=i, weight=z)
         self.words = Interner(count=z)
         self.value_terms = Table(value=i, word=i, weight=z)
-        self.tools = Interner(records=z, supplied=z, supplied_at=n, suppliers=z, used_values=z)
+        self.tools = Interner(records=z, supplied=z, supplied_at=n, used_values=z)
         self.keys = Interner(total=z, used=z, used_at=n, argument=z)
-        self.sources = Interner(total=z, used=z, used_at=n, records=z)
+        self.sources = Interner(total=z, used=z, used_at=n)
         self.shapes = Interner(total=z, used=z, used_at=n)
         self.columns = Table(used=z, last_at=n, used_at=n, size=z)
         self.likes = Table(used=z, last_at=n, used_at=n, size=z)
@@ -115,7 +115,6 @@ class Session:
         self.first_term: list[int] = []
         self.last_tool = 0
         self.interactions = 0
-        self.use_events = 0.0
         self.tools("")
         self.keys("")
         for table, members in ((self.columns, self.column_values), (self.likes, self.like_values)):
@@ -272,7 +271,6 @@ class Session:
     def _supplied(self, value: int, origin: int, now: int, touched: set[int]) -> None:
         """Book that `value`, last shown by record `origin`, was used at interaction `now`."""
         v, r = self.values, self.records
-        self.use_events += 1
         r["supplied"][origin] += 1
         self.kinds["used"][v["kind"][value]] += 1
         r["supplied_at"][origin] = now

@@ -30,11 +30,6 @@ class ObserverBudget(BaseModel):
     cost_per_session: float | None = Field(default=None, ge=0, allow_inf_nan=False)
     cost_per_day: float | None = Field(default=None, ge=0, allow_inf_nan=False)
 
-    @property
-    def unlimited(self) -> bool:
-        """Whether no limit is set."""
-        return all(getattr(self, name) is None for name in type(self).model_fields)
-
 
 class MemoryBankSettings(Settings):
     """The memory bank. The defaults are the documented ones."""
