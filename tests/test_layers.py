@@ -46,8 +46,12 @@ MAP: dict[str, set[str]] = {
     "experiments": {"clients", "config", "errors", "evidence", "history", "ports", "traces"},
     "provenance": {"errors", "history", "ports", "records"},
     "tools": {"context", "errors", "history", "ports", "provenance", "records", "retrieval"},
+    "service": {
+        "assembly", "clients", "config", "context", "errors", "faults", "history", "observer", "ports", "processor",
+        "provenance", "records", "retrieval", "settings", "shipped", "stores", "tools", "worker",
+    },
     "cli": {
-        "evidence", "experiments", "selection",
+        "evidence", "experiments", "selection", "service",
         "assembly", "clients", "config", "errors", "history", "ingestion", "observer", "records", "replay",
         "shipped", "stores", "traces", "worker",
     },

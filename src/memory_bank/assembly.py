@@ -45,7 +45,8 @@ class MemoryBankState:
     ``embedding_model`` is a name (as in the settings) or anything with ``encode``; a state that is given
     none takes the one that the settings of its first step name. In memory by default;
     ``MemoryBankState.open`` makes a durable one. ``agent_id`` says whose session it is, for a wider ``scope``
-    of searches. Safe under threads; a context manager.
+    of searches; ``namespace`` whose it is where several users share a database. Safe under threads; a context
+    manager.
     """
 
     def __init__(
@@ -55,14 +56,16 @@ class MemoryBankState:
         database: Database | str | Path | None = None,
         session_id: str = "default",
         agent_id: str | None = None,
+        namespace: str | None = None,
         counter: TokenCounter | None = None,
     ) -> None:
+        self._shares_database = isinstance(database, Database)
         self.database = database if isinstance(database, Database) else Database(database or "")
         self.session_id = session_id
         self.scope: Scope = "session"  # whose records searches find; each step takes it from its settings
         self.lock = threading.RLock()
-        if agent_id is not None:
-            self.database.open_session(session_id, agent_id)
+        if agent_id is not None or namespace is not None:
+            self.database.open_session(session_id, agent_id, namespace)
         self.fact_store = FactStore(self.database, session_id)
         self.insight_store: Any = None
         self.step_count = 0
@@ -97,6 +100,7 @@ class MemoryBankState:
         embedding_model: Any = None,
         *,
         agent_id: str | None = None,
+        namespace: str | None = None,
         counter: TokenCounter | None = None,
     ) -> MemoryBankState:
         """A durable state: a file name, ``sqlite:///bank.db`` or ``postgresql://user@host/database``.
@@ -104,10 +108,19 @@ class MemoryBankState:
         Reopening goes on where it was, in this process or another. A session without an agent becomes that of
         the first one named; None leaves it as it is.
 
+        A Database that is passed in stays open when the state is closed.
+
         Raises DatabaseOpenError, DatabaseVersionError, EmbedderLoadError, EmbedderMismatchError, and
-        ConfigError for a session of another agent.
+        ConfigError for a session of another agent or namespace.
         """
-        return cls(embedding_model, database=url, session_id=session_id, agent_id=agent_id, counter=counter)
+        return cls(
+            embedding_model,
+            database=url,
+            session_id=session_id,
+            agent_id=agent_id,
+            namespace=namespace,
+            counter=counter,
+        )
 
     def prepare(self, settings: MemoryBankSettings) -> None:
         """Bind the settings' embedder and counter unless the state has its own; load what is stored."""
@@ -271,9 +284,10 @@ class MemoryBankState:
             self.lock.release()
 
     def close(self) -> None:
-        """Close the database connections. What was stored stays stored, and what is queued stays queued."""
+        """Close the state's own database. What was stored stays stored, and what is queued stays queued."""
         self._background.stop()
-        self.database.close()
+        if not self._shares_database:
+            self.database.close()
 
     def __enter__(self) -> MemoryBankState:
         return self

@@ -26,6 +26,7 @@ from memory_bank.settings.context import (
     StoredSettings,
 )
 from memory_bank.settings.plain import KeepLastSettings, NoStrategySettings, TruncationSettings
+from memory_bank.settings.service import ServiceSettings
 from memory_bank.shipped import shipped_file
 
 __all__ = [
@@ -44,6 +45,7 @@ __all__ = [
     "ProgressiveSettings",
     "ScratchpadSettings",
     "SemanticSettings",
+    "ServiceSettings",
     "StoredSettings",
     "TruncationSettings",
     "as_settings",
@@ -51,7 +53,6 @@ __all__ = [
 ]
 
 ENV_PREFIX = "MEMORY_BANK_"
-FAULT = "MEMORY_BANK_FAULT"  # no setting: see memory_bank.faults
 FAULT = "MEMORY_BANK_FAULT"  # no setting: see memory_bank.faults
 
 AnyStrategy = (
@@ -100,6 +101,8 @@ class Config(BaseSettings):
     prices: dict[str, Price] = Field(
         default_factory=dict, description="price of a million tokens by model, for what LLMOrchestrator sends"
     )
+
+    service: ServiceSettings = Field(default=ServiceSettings(), description="of `memory-bank serve`")
 
     def __init__(self, **values: Any) -> None:
         try:
@@ -173,7 +176,12 @@ class _Merged(PydanticBaseSettingsSource):
     def __call__(self) -> dict[str, Any]:
         values, env = dict(self._init()), self._env()
         _check_environment()
-        values.update((name, value) for name, value in env.items() if name != "memory_strategies")
+        values.update((k, v) for k, v in env.items() if k not in ("memory_strategies", "service"))
+        if "service" in env:
+            below, above = values.get("service", {}), env["service"]
+            below = below.model_dump(exclude_unset=True) if isinstance(below, ServiceSettings) else below
+            both = isinstance(below, Mapping) and isinstance(above, Mapping)
+            values["service"] = {**below, **above} if both else above
         if "memory_strategies" in env:
             given = env["memory_strategies"]
             if not isinstance(given, Mapping):
@@ -310,6 +318,8 @@ def _sentence(error: ValidationError) -> str:
     if told:
         return place + told.removeprefix(loc[-1])
     if first["type"] == "extra_forbidden":
+        if loc[0] == "service" and len(loc) > 1:
+            return f"{place} is no setting: {hint(loc[-1], ServiceSettings.model_fields, 'remove it.')}"
         if loc[-1] in MemoryBankSettings.model_fields:
             return f"{place} is no setting: it belongs to a strategy, under [memory_strategies.<key>]."
         return f"{place} is no setting: {hint(loc[-1], Config.model_fields, 'remove it.')}"

@@ -22,6 +22,13 @@ MemoryBankError
 ├ ModelError                      a chat model failed or answered nothing usable
 ├ LoopDetectedError (RuntimeError) an agent makes the same call with the same answer again and again
 ├ ProvenanceError (ValueError)    a tool call was blocked: a value in it came from nowhere
+├ ServiceError                    the service refuses a request
+│ ├ NotFoundError (LookupError)   there is no such session, record or route for this caller
+│ ├ NotAuthorizedError            no valid key, or one that does not allow this
+│ ├ OriginError                   called by a host name or a web page that is not allowed
+│ ├ TooLargeError                 the request's body is too long
+│ ├ TooManyRequestsError          a key's limit is reached; ``retry_after`` says for how long
+│ └ UpstreamError                 the model's API cannot be reached
 └ MissingExtraError (ImportError) an optional dependency is not installed
 
 Messages are one sentence that says what to do. They name tools, ids, sizes and files, never contents.
@@ -138,6 +145,38 @@ class ProvenanceError(MemoryBankError, ValueError):
     def __init__(self, message: str, report: Any) -> None:
         super().__init__(message)
         self.report = report
+
+
+class ServiceError(MemoryBankError):
+    """The service refuses a request."""
+
+
+class NotFoundError(ServiceError, LookupError):
+    """There is no such session, record or route, as far as this caller may know."""
+
+
+class NotAuthorizedError(ServiceError):
+    """The request brings no valid key, or one that does not allow this."""
+
+
+class OriginError(ServiceError):
+    """The request came by a host name or from a web page that is not allowed."""
+
+
+class TooLargeError(ServiceError):
+    """The request's body is longer than allowed."""
+
+
+class TooManyRequestsError(ServiceError):
+    """A limit of requests is reached; ``retry_after`` (seconds) says for how long."""
+
+    def __init__(self, message: str, retry_after: float) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
+
+
+class UpstreamError(ServiceError):
+    """The model's API cannot be reached or broke off."""
 
 
 class MissingExtraError(MemoryBankError, ImportError):

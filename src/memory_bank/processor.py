@@ -143,11 +143,16 @@ class MemoryProcessor:
                     state.close()
 
     def _state(self, key: str, session_id: str | None, make: Callable[[], Any]) -> Any:
+        place = (session_id, key)
         with self._lock:
-            place = (session_id, key)
-            if place not in self._states:
-                self._states[place] = make()
-            return self._states[place]
+            if place in self._states:
+                return self._states[place]
+        made = make()  # a database may be slow: other sessions need not wait for it
+        with self._lock:
+            kept = self._states.setdefault(place, made)
+        if kept is not made and isinstance(made, MemoryBankState):
+            made.close()
+        return kept
 
     def _opened(self, session_id: str | None) -> MemoryBankState:
         if self._open_state is None:

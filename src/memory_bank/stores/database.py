@@ -28,6 +28,9 @@ _s = sessions.c
 _mine = _s.session_id == sa.bindparam("session")
 _GENERATION = sa.select(_s.generation).where(_mine)
 _AGENT = sa.select(_s.agent_id).where(_mine)
+_OWNERS = sa.select(_s.agent_id, _s.namespace, _s.deleted).where(_mine)
+_REVIVE = sa.update(sessions).where(_mine, _s.deleted.is_not(None)).values(deleted=None)
+_DELETE = sa.update(sessions).where(_mine).values(deleted=sa.bindparam("at"))
 _SET_AGENT = (  # with a new generation: whoever searches the agent's sessions notices the one that joins
     sa.update(sessions)
     .where(_mine, _s.agent_id.is_(None))
@@ -298,10 +301,12 @@ class Database:
         with self.read() as c:
             return c.execute(_VALUE, {"wanted": key}).scalar()
 
-    def open_session(self, session_id: str, agent_id: str | None = None) -> None:
-        """Make sure that a session exists, and that it is the agent's, if one is named.
+    def open_session(
+        self, session_id: str, agent_id: str | None = None, namespace: str | None = None
+    ) -> None:
+        """Make sure that a session exists, and that it is the agent's, if one is named, and the namespace's.
 
-        Raises ConfigError for an id that no database takes, and for a session of another agent.
+        Raises ConfigError for an id that no database takes, and for a session of another agent or namespace.
         """
         if not is_session_id(session_id):
             raise ConfigError(
@@ -312,19 +317,33 @@ class Database:
                 "an agent_id must be a text of 1 to 255 characters without NUL and lone surrogates, or None."
             )
         with self.read() as c:
-            known = c.execute(_AGENT, {"session": session_id}).first()
-        if known is None or (agent_id is not None and known[0] is None):
+            known = c.execute(_OWNERS, {"session": session_id}).first()
+        if known is None or (agent_id is not None and known[0] is None) or known[2] is not None:
             with self.write() as c:
                 new = {"session_id": session_id, "created": time.time(), "generation": 0, "task": None}
-                c.execute(self._open_session, {**new, "agent_id": agent_id})
-                if agent_id is not None:  # the session may have been there without one
-                    c.execute(_SET_AGENT, {"session": session_id, "new_agent": agent_id})
-                known = c.execute(_AGENT, {"session": session_id}).first()
-        if agent_id is not None and known is not None and known[0] != agent_id:
+                c.execute(self._open_session, {**new, "agent_id": agent_id, "namespace": namespace})
+                known = c.execute(_OWNERS, {"session": session_id}).one()
+                if known[1] == namespace:
+                    self.revive(c, session_id)
+                    if agent_id is not None:  # it may have been there without one
+                        c.execute(_SET_AGENT, {"session": session_id, "new_agent": agent_id})
+                        known = c.execute(_OWNERS, {"session": session_id}).one()
+        if known[1] != namespace:
+            raise ConfigError(f"there can be no session {session_id!r} here: choose another session_id.")
+        if agent_id is not None and known[0] != agent_id:
             raise ConfigError(
                 f"the session {session_id!r} belongs to the agent {known[0]!r}, not to {agent_id!r}: "
                 "open it with its own agent_id, or give this agent another session_id."
             )
+
+    def revive(self, c: Connection, session_id: str) -> None:
+        """Within a write: a session that was deleted is there again."""
+        c.execute(_REVIVE, {"session": session_id})
+
+    def mark_deleted(self, session_id: str) -> None:
+        """Take a session off the list of those that are there; its row, and what its Observer spent, stay."""
+        with self.write() as c:
+            c.execute(_DELETE, {"session": session_id, "at": time.time()})
 
     def agent_of(self, session_id: str) -> str | None:
         """Whose session it is; None where no agent was named."""

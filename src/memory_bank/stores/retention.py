@@ -11,7 +11,7 @@ from sqlalchemy.engine import Connection
 
 from memory_bank.faults import fault_point
 from memory_bank.stores.database import Database
-from memory_bank.stores.schema import insights, jobs, records, sessions
+from memory_bank.stores.schema import insights, jobs, lineage, records, sessions, steps
 
 # Statements are built once: building one costs more than running it.
 _r, _i, _j = records.c, insights.c, jobs.c
@@ -53,7 +53,17 @@ _TOTALS = [
 _NEXT_GENERATION = (
     sa.update(sessions).where(sessions.c.session_id == _session).values(generation=sessions.c.generation + 1)
 )
-_NO_TASK = sa.update(sessions).where(sessions.c.session_id == _session).values(task=None)
+_NO_TASK = (
+    sa.update(sessions).where(sessions.c.session_id == _session).values(task=None, head=None, head_calls=None)
+)
+# What a service noted of a session: contexts hold pieces of records, lineage tells whose a request is.
+_STEPS = steps.c.session_id == _session
+_NO_STEPS = {
+    False: sa.delete(steps).where(_STEPS),
+    True: sa.delete(steps).where(_STEPS, steps.c.created < _before),
+}
+_NO_LINEAGE = sa.delete(lineage).where(lineage.c.session_id == _session)
+_HAS_STEPS = sa.select(sa.func.count()).select_from(steps).where(_STEPS)
 _HAS_TASK = sa.select(sessions.c.task).where(sessions.c.session_id == _session)
 _WITH_OLD = sa.select(_r.session_id).where(_r.timestamp < _before).distinct()
 
@@ -125,7 +135,9 @@ def _look(c: Connection, name: str, before: float | None) -> Purged | None:
     (insights_, summaries), (jobs_, _), (records_, raw) = (
         c.execute(query, asked).one() for query in _COUNTS[before is not None]
     )
-    task = before is None and c.execute(_HAS_TASK, {"session": name}).scalar()
+    task = before is None and (
+        c.execute(_HAS_TASK, {"session": name}).scalar() or c.execute(_HAS_STEPS, {"session": name}).scalar()
+    )
     if not (records_ or insights_ or jobs_ or task):
         return None
     emptied = before is None
@@ -138,7 +150,9 @@ def _look(c: Connection, name: str, before: float | None) -> Purged | None:
 def _remove(c: Connection, name: str, before: float | None, found: Purged) -> None:
     for statement in _DELETES[before is not None]:
         c.execute(statement, _asked(name, before))
+    c.execute(_NO_STEPS[before is not None], _asked(name, before))
     fault_point("purge.executed")
     if found.emptied:
+        c.execute(_NO_LINEAGE, {"session": name})
         c.execute(_NO_TASK, {"session": name})
     c.execute(_NEXT_GENERATION, {"session": name})

@@ -9,7 +9,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Dialect
 from sqlalchemy.types import LargeBinary, TypeDecorator, TypeEngine, UserDefinedType
 
-HEAD = "0002"  # the revision of the newest migration
+HEAD = "0003"  # the revision of the newest migration
 
 
 class ExactText(TypeDecorator[str]):
@@ -80,7 +80,13 @@ sessions = sa.Table(
     sa.Column("generation", sa.Integer, nullable=False),  # grows with every reset, so that others notice
     sa.Column("task", ExactText),  # what the user asked for: the Observer is told
     sa.Column("agent_id", sa.String(255)),  # whose session it is, where searches may cross sessions
+    sa.Column("namespace", sa.String(64)),  # whose it is in a service: no key of another one sees it
+    sa.Column("head", sa.String(64)),  # the digest of the longest conversation known to be its own
+    sa.Column("head_calls", ExactText),  # digests of the calls of that conversation's last interaction
+    sa.Column("forked_from", sa.String(255)),  # the session it was cut off from
+    sa.Column("deleted", sa.Float(53)),  # when a service was told to delete it; what comes later revives it
     sa.Index("ix_sessions_agent_id", "agent_id"),
+    sa.Index("ix_sessions_namespace", "namespace"),
 )
 
 records = sa.Table(
@@ -147,4 +153,45 @@ spending = sa.Table(  # what the Observer's model cost, by session, day (UTC) an
     sa.Column("completion_tokens", sa.BigInteger, nullable=False),
     sa.Column("cost", sa.Float(53), nullable=False),  # in the currency of the configured prices
     sa.Index("ix_spending_day", "day"),
+)
+
+api_keys = sa.Table(  # who may use a service; rows stay when a key is revoked
+    "api_keys",
+    metadata,
+    sa.Column("key_id", sa.String(32), primary_key=True),
+    sa.Column("name", ExactText, nullable=False),
+    sa.Column("digest", sa.String(64), nullable=False),  # SHA-256 of the key, which is nowhere stored
+    sa.Column("namespace", sa.String(64)),  # None: the sessions of a service without keys
+    sa.Column("operator", sa.Boolean, nullable=False),  # may see how the service as a whole does
+    sa.Column("created", sa.Float(53), nullable=False),
+    sa.Column("revoked", sa.Float(53)),
+    sa.Column("requests_per_minute", sa.Integer),  # None: as the service's settings say
+    sa.Column("max_body_bytes", sa.BigInteger),
+    sa.UniqueConstraint("digest"),
+)
+
+lineage = sa.Table(  # which conversations, known by digests, belong to which session
+    "lineage",
+    metadata,
+    sa.Column("digest", sa.String(64), primary_key=True),
+    sa.Column("session_id", sa.String(255), primary_key=True),
+    sa.Column("position", sa.Integer, nullable=False),  # its number of messages
+    sa.Column("before", sa.BigInteger, nullable=False),  # the newest record of the session before it came
+    sa.Index("ix_lineage_session_id", "session_id"),
+)
+
+steps = sa.Table(  # what a session's contexts cost and were made of; the manifests of older steps go
+    "steps",
+    metadata,
+    sa.Column("session_id", sa.String(255), primary_key=True),
+    sa.Column("number", sa.Integer, primary_key=True),
+    sa.Column("created", sa.Float(53), nullable=False),
+    sa.Column("full_tokens", sa.BigInteger, nullable=False),
+    sa.Column("tokens", sa.BigInteger, nullable=False),
+    sa.Column("messages", sa.Integer, nullable=False),  # of the full history
+    sa.Column("records", sa.Integer, nullable=False),  # stored by then
+    sa.Column("status", sa.String(32), nullable=False),
+    sa.Column("strategy", sa.String(255), nullable=False),
+    sa.Column("milliseconds", sa.Float(53), nullable=False),
+    sa.Column("manifest", sa.LargeBinary),  # zlib, JSON
 )

@@ -1,4 +1,5 @@
-"""Whose records a search may find: the session's own, those of all sessions of its agent, or all."""
+"""Whose records a search may find: the session's own, those of all sessions of its agent, or all of its
+namespace."""
 
 from __future__ import annotations
 
@@ -19,15 +20,20 @@ _AT_MOST = 20  # records told of those that a trace_id's beginning fits
 # Statements are built once: building one costs more than running it.
 _own = sessions.alias()
 _agent = sa.select(_own.c.agent_id).where(_own.c.session_id == sa.bindparam("session")).scalar_subquery()
+_namespace = sa.select(_own.c.namespace).where(_own.c.session_id == sa.bindparam("session")).scalar_subquery()
+_IN_NAMESPACE = sa.select(sessions.c.session_id).where(
+    sessions.c.namespace.is_not_distinct_from(_namespace)  # two without one are of one
+)
 _OF_AGENT = sa.select(sessions.c.session_id).where(  # without an agent: NULL equals nothing
-    (sessions.c.session_id == sa.bindparam("session")) | (sessions.c.agent_id == _agent)
+    (sessions.c.session_id == sa.bindparam("session"))
+    | ((sessions.c.agent_id == _agent) & sessions.c.namespace.is_not_distinct_from(_namespace))
 )
 
 
 def within(session_id: sa.ColumnElement[str], scope: Scope) -> sa.ColumnElement[bool]:
     """Whether a column names a session in the scope of the one that the parameter ``session`` names."""
     if scope == "all":
-        return sa.true()
+        return session_id.in_(_IN_NAMESPACE)
     return session_id.in_(_OF_AGENT) if scope == "agent" else session_id == sa.bindparam("session")
 
 

@@ -1,0 +1,72 @@
+"""The error tree as HTTP: one status and one shape for each error, nothing below knows of it."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from memory_bank.errors import (
+    ConfigError,
+    EmbeddingError,
+    HistoryError,
+    LoopDetectedError,
+    MemoryBankError,
+    MessagesError,
+    MissingExtraError,
+    ModelError,
+    NotAuthorizedError,
+    NotFoundError,
+    OriginError,
+    ProvenanceError,
+    RecordConflictError,
+    RecordError,
+    StorageError,
+    TooLargeError,
+    TooManyRequestsError,
+    TraceFileError,
+    UnknownStrategyError,
+    UpstreamError,
+)
+
+# The first that fits holds; special errors stand before what they descend from.
+STATUSES: tuple[tuple[type[MemoryBankError], int, str], ...] = (
+    (NotFoundError, 404, "not_found"),
+    (NotAuthorizedError, 401, "not_authorized"),
+    (OriginError, 403, "origin_not_allowed"),
+    (TooLargeError, 413, "too_large"),
+    (TooManyRequestsError, 429, "too_many_requests"),
+    (UpstreamError, 502, "upstream_unreachable"),
+    (UnknownStrategyError, 422, "unknown_strategy"),
+    (ConfigError, 422, "invalid_settings"),
+    (MessagesError, 422, "invalid_messages"),
+    (RecordConflictError, 409, "record_conflict"),
+    (RecordError, 422, "invalid_record"),
+    (HistoryError, 422, "invalid_history"),
+    (TraceFileError, 422, "invalid_trace"),
+    (LoopDetectedError, 409, "loop_detected"),
+    (ProvenanceError, 409, "provenance"),
+    (StorageError, 503, "storage_unavailable"),
+    (EmbeddingError, 503, "embedder_unavailable"),
+    (ModelError, 502, "model_failed"),
+    (MissingExtraError, 501, "missing_extra"),
+    (MemoryBankError, 500, "memory_bank_error"),
+)
+
+
+def failure(error: MemoryBankError) -> tuple[int, dict[str, Any], dict[str, str]]:
+    """Status, body and headers that tell of an error."""
+    status, code = next((s, c) for kind, s, c in STATUSES if isinstance(error, kind))
+    headers = {}
+    if isinstance(error, TooManyRequestsError):
+        headers["retry-after"] = str(max(1, math.ceil(error.retry_after)))
+    if isinstance(error, NotAuthorizedError):
+        headers["www-authenticate"] = "Bearer"
+    if isinstance(error, StorageError):
+        headers["retry-after"] = "1"
+    return status, body(str(error), code, status), headers
+
+
+def body(message: str, code: str, status: int) -> dict[str, Any]:
+    """The one shape of an error: that of OpenAI's API, so that its clients show the sentence."""
+    kind = "server_error" if status >= 500 else "invalid_request_error"
+    return {"error": {"message": message, "type": kind, "param": None, "code": code}}

@@ -1,0 +1,244 @@
+"""The sessions of a bank as the service works with them: rebuilt, read, at most so many held."""
+
+from __future__ import annotations
+
+import logging
+import operator
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import sqlalchemy as sa
+
+from memory_bank.assembly import MemoryBankState
+from memory_bank.config import Config, MemoryBankSettings
+from memory_bank.context.plan import Plan
+from memory_bank.errors import ConfigError, NotFoundError
+from memory_bank.processor import MemoryProcessor
+from memory_bank.service.access import stored_id
+from memory_bank.stores.database import Database
+from memory_bank.stores.retention import purge
+from memory_bank.stores.schema import sessions
+
+log = logging.getLogger("memory_bank.Service")
+
+Redact = Callable[[Any], Any]
+_s = sessions.c
+_KNOWN = sa.select(_s.session_id).where(
+    _s.session_id == sa.bindparam("session"),
+    _s.namespace.is_not_distinct_from(sa.bindparam("namespace", type_=sa.String)),
+    _s.deleted.is_(None),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Rebuilt:
+    """A step's context. ``messages``: what is to be sent; ``shown`` the same as it may be stored.
+
+    ``plan`` is there where a memory bank made it; ``milliseconds`` is what the memory took.
+    """
+
+    session_id: str
+    strategy: str
+    messages: list[Any]
+    shown: list[Any] = field(repr=False)
+    tokens: int
+    full_tokens: int
+    message_count: int
+    record_count: int
+    unchanged: bool
+    milliseconds: float
+    plan: Plan | None = field(default=None, repr=False)
+    state: Any = field(default=None, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """A session in use: whose it is, and the lock under which its steps follow one another."""
+
+    namespace: str | None
+    agent_id: str | None
+    lock: Any = field(default_factory=threading.RLock)
+
+
+class Sessions:
+    """Opens sessions of one database for callers of any namespace, and closes those that wait longest.
+
+    ``redact`` gives a message as it may be stored (the same object where nothing is to be hidden).
+    ``rebuilt`` is told of every step. Safe under threads, and beside other processes at the same database.
+    """
+
+    def __init__(
+        self,
+        database: Database,
+        config: Config,
+        llm_client: Any = None,
+        *,
+        redact: Redact | None = None,
+        rebuilt: Callable[[Rebuilt], None] | None = None,
+    ) -> None:
+        self.database = database
+        self.config = config
+        self.llm_client = llm_client
+        self.strategy = config.service.strategy or config.default_strategy
+        config.strategy(self.strategy)
+        self._redact = redact
+        self._told = rebuilt
+        self._processor = MemoryProcessor(config, self._open)
+        self._places: OrderedDict[str, _Place] = OrderedDict()
+        self._readers: OrderedDict[str, MemoryBankState] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def rebuild(
+        self,
+        namespace: str | None,
+        name: str,
+        messages: list[Any],
+        *,
+        agent_id: str | None = None,
+        strategy: str | None = None,
+        llm_client: Any = None,
+    ) -> Rebuilt:
+        """The context of the next model call, after what is new in the messages is stored.
+
+        Raises what MemoryProcessor.apply_strategy raises, and ConfigError for a name that cannot be one.
+        """
+        began = time.perf_counter()
+        session_id = stored_id(namespace, name)
+        agent = None if agent_id is None else stored_id(namespace, agent_id)
+        key = strategy or self.strategy
+        self.config.strategy(key)
+        place = self._keep(session_id, namespace, agent)
+        seen = messages if self._redact is None else [self._redact(m) for m in messages]
+        client = llm_client if llm_client is not None else self.llm_client
+        with place.lock:  # so that the plan is this step's
+            shown, tokens = self._processor.apply_strategy(seen, key, None, client, session_id=session_id)
+            state = self._processor.state(key, session_id)
+            bank = isinstance(state, MemoryBankState)
+            plan = state.last_plan if bank else None
+            report = state.last_report if bank else None
+            count = len(state.steps) if bank else 0
+        context = shown
+        if seen is not messages:  # what is stored hides secrets, what is sent has them as they came
+            own = {id(s): m for s, m in zip(seen, messages, strict=True) if s is not m}
+            context = [own.get(id(m), m) for m in shown]
+        step = Rebuilt(
+            session_id=session_id,
+            strategy=key,
+            messages=context,
+            shown=shown,
+            tokens=tokens,
+            full_tokens=plan.full_tokens if plan else report.full_tokens if report else tokens,
+            message_count=len(messages),
+            record_count=count,
+            unchanged=len(context) == len(messages) and all(map(operator.is_, context, messages)),
+            milliseconds=1000 * (time.perf_counter() - began),
+            plan=plan,
+            state=state,
+        )
+        if self._told is not None:
+            self._told(step)
+        return step
+
+    @contextmanager
+    def reading(self, namespace: str | None, name: str) -> Iterator[MemoryBankState]:
+        """A session's memory, for searches and for ``handle_tool_call``. Raises NotFoundError."""
+        session_id = self.known(namespace, name)
+        with self._lock:
+            state = self._readers.pop(session_id, None)
+        if state is None:
+            state = MemoryBankState.open(self.database, session_id, namespace=namespace)
+        with self._lock:
+            state = self._readers.setdefault(session_id, state)
+            while len(self._readers) > self.config.service.sessions_kept:
+                self._readers.popitem(last=False)[1].close()
+        with state.lock:
+            state.prepare(self.bank_settings())
+            yield state
+
+    def bank_settings(self) -> MemoryBankSettings:
+        """Settings by which a session's memory is read: those of the strategy, or of one that has a bank."""
+        found: Any = self.config.strategy(self.strategy)
+        if isinstance(found, MemoryBankSettings):
+            return found
+        bank = getattr(found, "bank", None)
+        made = bank() if callable(bank) else None
+        if isinstance(made, MemoryBankSettings):
+            return made
+        return MemoryBankSettings(observer_model="extractive", embedding_model="lexical")
+
+    def exists(self, namespace: str | None, name: str) -> bool:
+        """Whether a namespace has such a session."""
+        try:
+            session_id = stored_id(namespace, name)
+        except ConfigError:
+            return False
+        with self.database.read() as c:
+            asked = {"session": session_id, "namespace": namespace}
+            return c.execute(_KNOWN, asked).first() is not None
+
+    def known(self, namespace: str | None, name: str) -> str:
+        """The id in the database of a session that is there. Raises NotFoundError."""
+        if not self.exists(namespace, name):
+            raise NotFoundError("there is no such session: GET /v1/sessions lists those there are.")
+        return stored_id(namespace, name)
+
+    def reset(self, namespace: str | None, name: str) -> None:
+        """The end of a task: what is remembered goes, steps and lineage with it. Raises NotFoundError."""
+        session_id = self.known(namespace, name)
+        for _ in purge(self.database, session_id=session_id):
+            pass
+        self._forget(session_id)
+
+    def delete(self, namespace: str | None, name: str) -> None:
+        """As ``reset``, and the session is no longer there, until something comes for it again."""
+        self.reset(namespace, name)
+        self.database.mark_deleted(stored_id(namespace, name))
+
+    def close(self) -> None:
+        """Close all sessions; what is queued stays queued. The database stays open."""
+        self._processor.close()
+        with self._lock:
+            for state in self._readers.values():
+                state.close()
+            self._readers.clear()
+            self._places.clear()
+
+    def _open(self, session_id: str) -> MemoryBankState:
+        with self._lock:
+            place = self._places.get(session_id, _Place(None, None))
+        return MemoryBankState.open(
+            self.database, session_id, agent_id=place.agent_id, namespace=place.namespace
+        )
+
+    def _keep(self, session_id: str, namespace: str | None, agent: str | None) -> _Place:
+        """Note a session as used last; close the one that waits longest where there are too many.
+
+        A step of it that is still at work ends as it would beside another process.
+        """
+        with self._lock:
+            known = self._places.pop(session_id, None)
+            place = known
+            if known is None or (agent is not None and known.agent_id != agent):
+                place = _Place(namespace, agent, known.lock if known else threading.RLock())
+            assert place is not None
+            self._places[session_id] = place
+            too_many = len(self._places) - self.config.service.sessions_kept
+            old = [self._places.popitem(last=False)[0] for _ in range(max(0, too_many))]
+        for waiting in old:
+            self._processor.close(waiting)
+        if place is not known:
+            self.database.open_session(session_id, agent, namespace)
+        return place
+
+    def _forget(self, session_id: str) -> None:
+        with self._lock:
+            self._places.pop(session_id, None)
+            reader = self._readers.pop(session_id, None)
+        self._processor.close(session_id)
+        if reader is not None:
+            reader.close()
