@@ -25,7 +25,7 @@ from memory_bank.history.tokens import approximate_counter, open_counter
 from memory_bank.observer import EXTRACTIVE, Observer
 from memory_bank.ports import Scope, TokenCounter
 from memory_bank.records import Insight, InteractionRecord, Spent
-from memory_bank.stores.database import Database
+from memory_bank.stores.database import ANY, Database
 from memory_bank.stores.facts import FactStore
 from memory_bank.stores.insights import InsightStore, clear_session
 from memory_bank.stores.jobs import JobQueue, without_insight
@@ -65,7 +65,7 @@ class MemoryBankState:
         self.scope: Scope = "session"  # whose records searches find; each step takes it from its settings
         self.lock = threading.RLock()
         if agent_id is not None or namespace is not None:
-            self.database.open_session(session_id, agent_id, namespace)
+            self.database.open_session(session_id, agent_id, ANY if namespace is None else namespace)
         self.fact_store = FactStore(self.database, session_id)
         self.insight_store: Any = None
         self.step_count = 0
@@ -139,6 +139,11 @@ class MemoryBankState:
         self.scope = settings.scope
         if len(self.shortened) > _SHORTENED_KEPT:
             self.shortened.clear()
+
+    @property
+    def generation(self) -> int | None:
+        """How often the session was reset, as the state knows it; None before its first step."""
+        return self._generation
 
     @property
     def agent_id(self) -> str | None:

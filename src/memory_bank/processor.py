@@ -61,6 +61,7 @@ class MemoryProcessor:
         self.config = _as_config(config)
         self._open_state = open_state
         self._states: dict[tuple[str | None, str], Any] = {}
+        self._making: dict[tuple[str | None, str], threading.RLock] = {}
         self._lock = threading.RLock()
 
     def apply_strategy(
@@ -147,12 +148,18 @@ class MemoryProcessor:
         with self._lock:
             if place in self._states:
                 return self._states[place]
-        made = make()  # a database may be slow: other sessions need not wait for it
-        with self._lock:
-            kept = self._states.setdefault(place, made)
-        if kept is not made and isinstance(made, MemoryBankState):
-            made.close()
-        return kept
+            making = self._making.setdefault(place, threading.RLock())
+        with making:  # a database may be slow: other sessions do not wait for it
+            with self._lock:
+                if place in self._states:
+                    return self._states[place]
+            try:
+                made = make()
+                with self._lock:
+                    return self._states.setdefault(place, made)
+            finally:
+                with self._lock:
+                    self._making.pop(place, None)
 
     def _opened(self, session_id: str | None) -> MemoryBankState:
         if self._open_state is None:

@@ -56,13 +56,17 @@ class Rebuilt:
     state: Any = field(default=None, repr=False)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Place:
-    """A session in use: whose it is, and the lock under which its steps follow one another."""
+    """A session in use: whose it is, and the lock under which its steps follow one another.
+
+    ``generation``: that of the session when it was last known to be there.
+    """
 
     namespace: str | None
     agent_id: str | None
     lock: Any = field(default_factory=threading.RLock)
+    generation: int | None = None
 
 
 class Sessions:
@@ -122,6 +126,9 @@ class Sessions:
             plan = state.last_plan if bank else None
             report = state.last_report if bank else None
             count = len(state.steps) if bank else 0
+            if bank and state.generation != place.generation:  # new here, or reset elsewhere
+                self.database.open_session(session_id, agent, namespace)
+                place.generation = state.generation
         context = shown
         if seen is not messages:  # what is stored hides secrets, what is sent has them as they came
             own = {id(s): m for s, m in zip(seen, messages, strict=True) if s is not m}
@@ -221,18 +228,26 @@ class Sessions:
         A step of it that is still at work ends as it would beside another process.
         """
         with self._lock:
-            known = self._places.pop(session_id, None)
+            known = self._places.get(session_id)
+            if known is not None and known.namespace != namespace:
+                raise ConfigError(f"there can be no session {session_id!r} here: choose another session_id.")
             place = known
             if known is None or (agent is not None and known.agent_id != agent):
                 place = _Place(namespace, agent, known.lock if known else threading.RLock())
             assert place is not None
             self._places[session_id] = place
+            self._places.move_to_end(session_id)
             too_many = len(self._places) - self.config.service.sessions_kept
             old = [self._places.popitem(last=False)[0] for _ in range(max(0, too_many))]
         for waiting in old:
             self._processor.close(waiting)
         if place is not known:
-            self.database.open_session(session_id, agent, namespace)
+            try:
+                self.database.open_session(session_id, agent, namespace)
+            except BaseException:
+                with self._lock:
+                    self._places.pop(session_id, None)
+                raise
         return place
 
     def _forget(self, session_id: str) -> None:

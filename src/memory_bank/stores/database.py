@@ -22,6 +22,8 @@ from memory_bank.stores.sqlite import Sqlite
 from memory_bank.stores.writer import GroupWriter
 
 T = TypeVar("T")
+ANY: Any = object()
+"""Whatever namespace a session is in."""
 
 # Statements are built once: building one costs more than running it.
 _s = sessions.c
@@ -301,10 +303,8 @@ class Database:
         with self.read() as c:
             return c.execute(_VALUE, {"wanted": key}).scalar()
 
-    def open_session(
-        self, session_id: str, agent_id: str | None = None, namespace: str | None = None
-    ) -> None:
-        """Make sure that a session exists, and that it is the agent's, if one is named, and the namespace's.
+    def open_session(self, session_id: str, agent_id: str | None = None, namespace: str | None = ANY) -> None:
+        """Make sure that a session exists, and that it is the agent's and the namespace's, if they are named.
 
         Raises ConfigError for an id that no database takes, and for a session of another agent or namespace.
         """
@@ -321,14 +321,15 @@ class Database:
         if known is None or (agent_id is not None and known[0] is None) or known[2] is not None:
             with self.write() as c:
                 new = {"session_id": session_id, "created": time.time(), "generation": 0, "task": None}
-                c.execute(self._open_session, {**new, "agent_id": agent_id, "namespace": namespace})
+                made_in = None if namespace is ANY else namespace
+                c.execute(self._open_session, {**new, "agent_id": agent_id, "namespace": made_in})
                 known = c.execute(_OWNERS, {"session": session_id}).one()
-                if known[1] == namespace:
+                if namespace in (ANY, known[1]):
                     self.revive(c, session_id)
                     if agent_id is not None:  # it may have been there without one
                         c.execute(_SET_AGENT, {"session": session_id, "new_agent": agent_id})
                         known = c.execute(_OWNERS, {"session": session_id}).one()
-        if known[1] != namespace:
+        if namespace not in (ANY, known[1]):
             raise ConfigError(f"there can be no session {session_id!r} here: choose another session_id.")
         if agent_id is not None and known[0] != agent_id:
             raise ConfigError(

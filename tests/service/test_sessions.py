@@ -1,0 +1,196 @@
+"""The sessions as a service works with them: apart by namespace, rebuilt, closed when there are too many."""
+
+import json
+import threading
+
+import pytest
+from tests.chats import call, result, system, user
+
+from memory_bank import ConfigError, handle_tool_call
+from memory_bank.config import Config, load_config
+from memory_bank.errors import NotFoundError, UnknownStrategyError
+from memory_bank.history.pairing import pairing_errors
+from memory_bank.service.access import public_name, stored_id
+from memory_bank.service.sessions import Sessions
+from memory_bank.stores.database import Database
+
+
+def noted(n):
+    rows = [{"order": f"ORD-{1000 + n}", "line": k, "sku": f"SKU-{n * 97 + k * 13}"} for k in range(60)]
+    return [call((f"c{n}", "get_order", {"number": n})), result(f"c{n}", json.dumps(rows))]
+
+
+CHAT = [system(), user("Which orders are late?"), *(m for n in range(12) for m in noted(n))]
+
+
+def configured(**service):
+    shipped = load_config()
+    return Config(**shipped.model_dump(exclude={"service"}), service=service)
+
+
+@pytest.fixture
+def database(bank_url):
+    database = Database(bank_url)
+    yield database
+    database.close()
+
+
+def hide(message):
+    text = json.dumps(message)
+    return json.loads(text.replace("ORD-1003", "[hidden]")) if "ORD-1003" in text else message
+
+
+def test_a_context_is_rebuilt_and_whole(database):
+    sessions = Sessions(database, configured())
+    made = sessions.rebuild(None, "a", CHAT)
+    assert made.tokens < made.full_tokens
+    assert made.plan is not None
+    assert not made.unchanged
+    assert pairing_errors(made.messages) == []
+    assert made.messages[:2] == CHAT[:2]
+    assert made.messages[-2:] == CHAT[-2:]
+    assert made.record_count == 12
+    assert made.message_count == len(CHAT)
+
+
+def test_namespaces_are_apart_under_one_name(database):
+    sessions = Sessions(database, configured())
+    sessions.rebuild("one", "same", CHAT)
+    for there in (None, "two"):
+        assert not sessions.exists(there, "same")
+        with pytest.raises(NotFoundError), sessions.reading(there, "same"):
+            pass
+        with pytest.raises(NotFoundError):
+            sessions.delete(there, "same")
+    sessions.rebuild("two", "same", CHAT[:4])
+    with sessions.reading("two", "same") as state:
+        assert state.fact_store.size() == 1
+    with sessions.reading("one", "same") as state:
+        assert state.fact_store.size() == 12
+
+
+def test_a_name_that_would_be_another_namespaces_session_is_refused(database):
+    sessions = Sessions(database, configured())
+    sessions.rebuild("one", "same", CHAT)
+    assert stored_id("one", "same") == "one/same"
+    with pytest.raises(ConfigError, match="choose another"):
+        sessions.rebuild(None, "one/same", CHAT)
+    with pytest.raises(NotFoundError), sessions.reading(None, "one/same"):
+        pass
+    assert public_name("one", "one/same") == "same"
+
+
+@pytest.mark.parametrize("scope", ["agent", "all"])
+def test_a_wider_scope_ends_at_the_namespace(database, scope):
+    shipped = load_config().model_dump(exclude={"service"})
+    shipped["memory_strategies"]["memory_bank"]["scope"] = scope
+    sessions = Sessions(database, Config(**shipped))
+    sessions.rebuild("one", "a", CHAT, agent_id="x")
+    sessions.rebuild("one", "b", CHAT[:4], agent_id="x")
+    sessions.rebuild("two", "c", CHAT[:4], agent_id="x")
+    with sessions.reading("one", "b") as state:
+        assert "ORD-1007" in handle_tool_call(state, "search_memory", {"query": "ORD-1007"})
+        assert state.wider.size() == 13
+    with sessions.reading("two", "c") as state:
+        assert "ORD-1007" not in handle_tool_call(state, "search_memory", {"query": "get_order 1007"})
+        assert state.wider.size() == 1
+        with sessions.reading("one", "a") as other:
+            foreign = next(iter(other.fact_store.steps()))
+        assert "No record" in handle_tool_call(state, "get_record", {"trace_id": foreign})
+
+
+def test_what_is_redacted_is_sent_but_not_stored(database):
+    sessions = Sessions(database, configured(), redact=hide)
+    for n in range(4, len(CHAT) + 1, 2):
+        made = sessions.rebuild(None, "a", CHAT[:n])
+        assert made.messages[-2:] == CHAT[n - 2 : n]  # the agent's own request keeps it
+        if n == 10:
+            assert "ORD-1003" in json.dumps(made.messages)
+            assert "ORD-1003" not in json.dumps(made.shown)
+    assert "ORD-1003" not in json.dumps(made.messages)  # it came from memory by now
+    with sessions.reading(None, "a") as state:
+        stored = state.fact_store.get_many(list(state.fact_store.steps()))
+    assert len(stored) == 12
+    assert not any("ORD-1003" in (r.output_text or "") for r in stored)
+    assert sum("[hidden]" in (r.output_text or "") for r in stored) == 1
+
+
+def test_a_reset_session_is_empty_and_a_deleted_one_gone_until_it_goes_on(database):
+    sessions = Sessions(database, configured())
+    sessions.rebuild(None, "a", CHAT)
+    sessions.reset(None, "a")
+    assert sessions.exists(None, "a")
+    with sessions.reading(None, "a") as state:
+        assert state.fact_store.size() == 0
+    sessions.delete(None, "a")
+    assert not sessions.exists(None, "a")
+    with pytest.raises(NotFoundError):
+        sessions.reset(None, "a")
+    sessions.rebuild(None, "a", CHAT)
+    assert sessions.exists(None, "a")
+    with sessions.reading(None, "a") as state:
+        assert state.fact_store.size() == 12
+
+
+def test_another_worker_notices_a_reset(database):
+    one, two = Sessions(database, configured()), Sessions(database, configured())
+    one.rebuild(None, "a", CHAT)
+    two.rebuild(None, "a", CHAT)
+    one.delete(None, "a")
+    made = two.rebuild(None, "a", CHAT)
+    assert made.record_count == 12
+    with one.reading(None, "a") as state:
+        assert state.fact_store.size() == 12
+
+
+def test_sessions_beyond_the_limit_are_closed_and_go_on_from_the_database(database):
+    sessions = Sessions(database, configured(sessions_kept=2))
+    for name in ("a", "b", "c", "a"):
+        made = sessions.rebuild(None, name, CHAT)
+    assert made.record_count == 12
+    assert len(sessions._processor._states) == 2
+    for name in ("a", "b", "c"):
+        with sessions.reading(None, name) as state:
+            assert state.fact_store.size() == 12
+
+
+def test_many_threads_at_few_sessions(database):
+    sessions = Sessions(database, configured(sessions_kept=2))
+    failed = []
+
+    def work(seed):
+        try:
+            for n in range(2, len(CHAT) + 1, 4):
+                made = sessions.rebuild(None, f"s{seed % 4}", CHAT[:n])
+                assert pairing_errors(made.messages) == []
+        except Exception as e:
+            failed.append(e)
+
+    threads = [threading.Thread(target=work, args=(n,)) for n in range(8)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert failed == []
+    for n in range(4):
+        with sessions.reading(None, f"s{n}") as state:
+            assert state.fact_store.size() == 12
+
+
+def test_an_unknown_strategy_and_impossible_names_are_refused(database):
+    sessions = Sessions(database, configured())
+    with pytest.raises(UnknownStrategyError, match="memory_bank"):
+        sessions.rebuild(None, "a", CHAT, strategy="memory_bonk")
+    for name in ("", "x" * 500, "a\nb", "a\0b", "\ud800"):
+        with pytest.raises(ConfigError, match="printable"):
+            sessions.rebuild(None, name, CHAT)
+    assert not sessions.exists(None, "a")
+
+
+@pytest.mark.parametrize("strategy", ["no_strategy", "truncation", "observation_masking", "adaptive"])
+def test_every_strategy_serves(database, strategy):
+    sessions = Sessions(database, configured(strategy=strategy))
+    made = sessions.rebuild(None, "a", CHAT)
+    assert made.strategy == strategy
+    assert pairing_errors(made.messages) == []
+    assert made.unchanged == (made.messages == CHAT)
