@@ -99,9 +99,9 @@ class MemoryProcessor:
         if settings.type == "no_strategy" and count is not None:
             return list(check_messages(messages)), count
         if settings.type in _PLAIN:
-            with self._lock:
-                state = self._state(key, session_id, _counting)
-                return _PLAIN[settings.type](messages, llm_client, settings, state)
+            counting = self._state(key, session_id, _Counting)
+            with counting.lock:
+                return _PLAIN[settings.type](messages, llm_client, settings, counting.conversation)
         state = self._state(key, session_id, lambda: self._opened(session_id))
         if isinstance(settings, AdaptiveSettings):
             strategies = {**_PLAIN, **_STORED}
@@ -187,5 +187,14 @@ def _as_config(config: Any) -> Config:
     raise ConfigError(f"a configuration is a Config, a dict or a path, not {type(config).__name__}.")
 
 
-def _counting() -> Conversation:
-    return Conversation("", open_counter())
+class _Counting:
+    """What a strategy without a bank keeps of a session: its messages, counted once."""
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+        self.conversation = Conversation("", open_counter())
+
+    def reset(self) -> None:
+        """Forget everything."""
+        with self.lock:
+            self.conversation.reset()

@@ -78,6 +78,10 @@ def test_a_name_that_would_be_another_namespaces_session_is_refused(database):
     with pytest.raises(NotFoundError), sessions.reading(None, "one/same"):
         pass
     assert public_name("one", "one/same") == "same"
+    fresh = Sessions(database, configured())  # that has not seen it yet
+    with pytest.raises(ConfigError, match="choose another"):
+        fresh.rebuild(None, "one/same", CHAT)
+    assert fresh.rebuild("one", "same", CHAT).record_count == 12
 
 
 @pytest.mark.parametrize("scope", ["agent", "all"])

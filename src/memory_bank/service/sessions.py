@@ -60,13 +60,14 @@ class Rebuilt:
 class _Place:
     """A session in use: whose it is, and the lock under which its steps follow one another.
 
-    ``generation``: that of the session when it was last known to be there.
+    ``generation``: that of the session when it was last known to be there. ``users``: steps at work.
     """
 
     namespace: str | None
     agent_id: str | None
     lock: Any = field(default_factory=threading.RLock)
     generation: int | None = None
+    users: int = 0
 
 
 class Sessions:
@@ -116,10 +117,12 @@ class Sessions:
         agent = None if agent_id is None else stored_id(namespace, agent_id)
         key = strategy or self.strategy
         self.config.strategy(key)
-        place = self._keep(session_id, namespace, agent)
         seen = messages if self._redact is None else [self._redact(m) for m in messages]
         client = llm_client if llm_client is not None else self.llm_client
-        with place.lock:  # so that the plan is this step's
+        with (
+            self._using(session_id, namespace, agent) as place,
+            place.lock,
+        ):  # so that the plan is this step's
             shown, tokens = self._processor.apply_strategy(seen, key, None, client, session_id=session_id)
             state = self._processor.state(key, session_id)
             bank = isinstance(state, MemoryBankState)
@@ -222,33 +225,37 @@ class Sessions:
             self.database, session_id, agent_id=place.agent_id, namespace=place.namespace
         )
 
-    def _keep(self, session_id: str, namespace: str | None, agent: str | None) -> _Place:
-        """Note a session as used last; close the one that waits longest where there are too many.
-
-        A step of it that is still at work ends as it would beside another process.
-        """
+    @contextmanager
+    def _using(self, session_id: str, namespace: str | None, agent: str | None) -> Iterator[_Place]:
+        """A session while a step is made; where too many are held, those that wait longest are closed."""
         with self._lock:
-            known = self._places.get(session_id)
-            if known is not None and known.namespace != namespace:
+            place = self._places.get(session_id)
+            if place is not None and place.namespace != namespace:
                 raise ConfigError(f"there can be no session {session_id!r} here: choose another session_id.")
-            place = known
-            if known is None or (agent is not None and known.agent_id != agent):
-                place = _Place(namespace, agent, known.lock if known else threading.RLock())
-            assert place is not None
-            self._places[session_id] = place
+            if place is None:
+                place = self._places[session_id] = _Place(namespace, agent)
             self._places.move_to_end(session_id)
-            too_many = len(self._places) - self.config.service.sessions_kept
-            old = [self._places.popitem(last=False)[0] for _ in range(max(0, too_many))]
-        for waiting in old:
-            self._processor.close(waiting)
-        if place is not known:
-            try:
-                self.database.open_session(session_id, agent, namespace)
-            except BaseException:
-                with self._lock:
-                    self._places.pop(session_id, None)
-                raise
-        return place
+            place.users += 1
+            waiting = [s for s, p in self._places.items() if not p.users]
+            old = waiting[: max(0, len(self._places) - self.config.service.sessions_kept)]
+            for s in old:
+                del self._places[s]
+        try:
+            for s in old:
+                self._processor.close(s)
+            if place.generation is None or (agent is not None and place.agent_id != agent):
+                try:
+                    self.database.open_session(session_id, agent, namespace)
+                except ConfigError:  # it is another's: nothing of it is held here
+                    with self._lock:
+                        if self._places.get(session_id) is place and place.generation is None:
+                            del self._places[session_id]
+                    raise
+                place.agent_id = agent or place.agent_id
+            yield place
+        finally:
+            with self._lock:
+                place.users -= 1
 
     def _forget(self, session_id: str) -> None:
         with self._lock:
