@@ -158,6 +158,15 @@ def test_sessions_beyond_the_limit_are_closed_and_go_on_from_the_database(databa
             assert state.fact_store.size() == 12
 
 
+def test_sessions_of_too_many_tokens_are_closed(database):
+    full = Sessions(database, configured()).rebuild(None, "a", CHAT).full_tokens
+    sessions = Sessions(database, configured(tokens_kept=2 * full))
+    for name in ("a", "b", "c", "d"):
+        sessions.rebuild(None, name, CHAT)
+    assert len(sessions._processor._states) <= 3  # the last is counted when it is done
+    assert sessions.rebuild(None, "a", CHAT).record_count == 12
+
+
 def test_many_threads_at_few_sessions(database):
     sessions = Sessions(database, configured(sessions_kept=2))
     failed = []

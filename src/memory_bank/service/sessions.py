@@ -61,6 +61,7 @@ class _Place:
     """A session in use: whose it is, and the lock under which its steps follow one another.
 
     ``generation``: that of the session when it was last known to be there. ``users``: steps at work.
+    ``tokens``: of its full history.
     """
 
     namespace: str | None
@@ -68,6 +69,7 @@ class _Place:
     lock: Any = field(default_factory=threading.RLock)
     generation: int | None = None
     users: int = 0
+    tokens: int = 0
 
 
 class Sessions:
@@ -150,6 +152,7 @@ class Sessions:
             plan=plan,
             state=state,
         )
+        place.tokens = step.full_tokens
         if self._told is not None:
             self._told(step)
         return step
@@ -236,10 +239,7 @@ class Sessions:
                 place = self._places[session_id] = _Place(namespace, agent)
             self._places.move_to_end(session_id)
             place.users += 1
-            waiting = [s for s, p in self._places.items() if not p.users]
-            old = waiting[: max(0, len(self._places) - self.config.service.sessions_kept)]
-            for s in old:
-                del self._places[s]
+            old = self._too_many()
         try:
             for s in old:
                 self._processor.close(s)
@@ -256,6 +256,20 @@ class Sessions:
         finally:
             with self._lock:
                 place.users -= 1
+
+    def _too_many(self) -> list[str]:
+        """Take the sessions that wait longest off the list until the rest may be held."""
+        count, tokens = len(self._places), sum(p.tokens for p in self._places.values())
+        most = self.config.service
+        old = []
+        for session_id, place in list(self._places.items()):
+            if count <= most.sessions_kept and tokens <= most.tokens_kept:
+                break
+            if not place.users:
+                del self._places[session_id]
+                old.append(session_id)
+                count, tokens = count - 1, tokens - place.tokens
+        return old
 
     def _forget(self, session_id: str) -> None:
         with self._lock:

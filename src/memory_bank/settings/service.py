@@ -47,6 +47,11 @@ class ServiceSettings(BaseModel):
         default=0, ge=0, description="of one key, or without keys of all; 0: no limit"
     )
     sessions_kept: Int = Field(default=256, ge=1, description="sessions held in memory by one worker")
+    tokens_kept: Int = Field(
+        default=4_000_000,
+        ge=1,
+        description="tokens of full histories that one worker holds (about 140 bytes each)",
+    )
     steps_kept: Int = Field(
         default=100, ge=0, description="latest steps of a session whose contexts can be looked at"
     )
