@@ -1,7 +1,7 @@
 """selection = "evidence": under the budget, with whole pairs, a stable prefix, and what the next call needs."""
 
 import json
-from itertools import takewhile
+from itertools import pairwise, takewhile
 
 import pytest
 from hypothesis import given, settings
@@ -246,3 +246,74 @@ def test_another_weight_in_the_same_session_takes_effect():
     before = len(embedder.texts)
     apply(messages, state, history_budget=300, similarity_weight=1.0)
     assert len(embedder.texts) > before
+
+
+# refresh_after: what was chosen stays for some steps
+
+
+def shared(before, now):
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(before, now, strict=False)))
+
+
+def grown(chat, state, **changes):
+    """The contexts of every step of a run."""
+    ends = [i for i in range(1, len(chat) + 1) if i == len(chat) or chat[i]["role"] == "assistant"]
+    return [apply(chat[:end], state, **changes)[0] for end in ends]
+
+
+def test_what_was_chosen_stays_while_the_news_is_small():
+    chat = [system(), user(), *orders(24, rows=4)]
+    state = MemoryBankState("lexical")
+    contexts = grown(chat, state, history_budget=2_000, refresh_after=800)
+    kept = [shared(a, b) >= 3 for a, b in pairwise(contexts[8:])]
+    anew = [shared(a, b) == 2 for a, b in pairwise(contexts[8:])]
+    assert sum(kept) > sum(anew) > 0  # most steps go on with the memory of the one before, some choose anew
+    for context in contexts:
+        assert pairing_errors(context) == []
+    fresh = grown(chat, MemoryBankState("lexical"), history_budget=2_000)
+    assert not any(shared(a, b) >= 3 for a, b in pairwise(fresh[14:]))
+
+
+def test_a_new_user_turn_an_edit_and_a_reset_choose_anew():
+    chat = [system(), user(), *orders(20, rows=4)]
+    state = MemoryBankState("lexical")
+    before = grown(chat, state, history_budget=2_000, refresh_after=1_000)[-1]
+    assert shared(before, apply(chat, state, history_budget=2_000, refresh_after=1_000)[0]) == len(before)
+    asked = [*chat, say("What else?"), user("And those of CUS-9?"), *orders(1, rows=4, start=20)]
+    context, _ = apply(asked, state, history_budget=2_000, refresh_after=1_000)
+    assert "And those of CUS-9?" in [m["content"] for m in context]
+    assert [m["content"] for m in context].index("And those of CUS-9?") < len(context) - 2
+    other, _ = apply(chat, state, history_budget=1_500, refresh_after=1_000)
+    assert other != before
+    state.reset()
+    assert apply(chat[:4], state, history_budget=2_000, refresh_after=1_000)[0] == chat[:4]
+
+
+@settings(max_examples=40)
+@given(
+    good_chats(),
+    st.sampled_from([0, 5, 40, 200, 0.1, 0.5, 1.0]),
+    st.integers(0, 2),
+    st.sampled_from([1, 20, 100, 1000]),
+)
+def test_a_kept_choice_is_under_the_same_budget(messages, budget, recent, refresh):
+    if pairing_errors(messages):
+        return
+    state = MemoryBankState("lexical")
+    for end in range(1, len(messages) + 1):
+        if pairing_errors(messages[:end]):
+            continue
+        context, tokens = apply(
+            messages[:end], state, history_budget=budget, keep_recent=recent, refresh_after=refresh
+        )
+        plan = state.last_plan
+        view = plan.view
+        assert pairing_errors(context) == []
+        assert tokens == sum(map(state.counter.count_message, context)) <= plan.full_tokens
+        before_tail = view.tokens_between(0, view.tail_start)
+        older = before_tail - sum(view.tokens_between(p, p + 1) for p in view.kept)
+        allowed = int(older * budget) if isinstance(budget, float) else budget
+        if not plan.unchanged:
+            kept = plan.full_tokens - older
+            assert tokens - kept <= allowed
+        assert len(plan.decisions) >= len(view.history)

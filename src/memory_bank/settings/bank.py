@@ -57,6 +57,11 @@ class MemoryBankSettings(Settings):
     keep_recent: Int = Field(
         default=0, ge=0, description="evidence: interactions before the last kept whole, while they fit"
     )
+    refresh_after: Int = Field(
+        default=0,
+        ge=0,
+        description="evidence: chosen anew when what came since has more tokens (at most half the budget)",
+    )
     shorten_last: Int = Field(
         default=0,
         ge=0,

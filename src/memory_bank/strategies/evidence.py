@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from typing import Any
@@ -19,6 +20,35 @@ from memory_bank.strategies.drawn import BankState, Drawn, ids_of
 from memory_bank.vectors import encode_documents, encode_queries
 
 NOTHING = Selection("", 0)
+_HELD = "evidence held"  # the memo's key
+
+
+@dataclass(frozen=True, slots=True)
+class _Held:
+    """A selection that stays as it is for some steps: what it was made of, and of which settings."""
+
+    selection: Selection
+    anchor: list[str]
+    first_step: int
+    past: tuple[Entry, ...]  # the interactions that it is about
+    seen: int  # how many there were with those kept whole beside it
+    kept: Sequence[int]
+    settings: MemoryBankSettings
+    reserve: int  # tokens that may come since
+    beyond: bool
+
+    def since(self, view: View, settings: MemoryBankSettings) -> list[Entry] | None:
+        """What came after it, where it still stands: the same past, no other words, not too much news."""
+        n = len(self.past)
+        if settings != self.settings or list(view.kept) != list(self.kept) or len(view.history) < n:
+            return None
+        if any(a.trace_ids != b.trace_ids for a, b in zip(self.past, view.history, strict=False)):
+            return None
+        news = list(view.history[n:])
+        since = view.history[self.seen :]
+        if any(e.interaction.fault for e in news) or sum(e.tokens for e in since) > self.reserve:
+            return None
+        return news
 
 
 def draw_evidence(
@@ -36,14 +66,27 @@ def draw_evidence(
         choice = EvidenceChoice(memory, NOTHING, ())
         why = "the older history fits the budget" if view.history else "there was no history yet"
         return Drawn("", choice, unchanged=why)
+    held: _Held | None = state.memos.get(_HELD)
+    news = held.since(view, settings) if held is not None else None
+    if held is not None and news is not None:
+        starts = [e.interaction.start for e in news]
+        choice = EvidenceChoice(memory, held.selection, starts, held.anchor, held.first_step)
+        return Drawn(held.selection.text, choice, whole=news, beyond=held.beyond)
     whole = _recent(view, settings.keep_recent, budget)
     room = budget - sum(e.tokens for e in whole) - _frame(state, settings)
+    room -= (reserve := min(settings.refresh_after, budget // 2))
     visible = [*whole, *([view.tail] if view.tail else [])]
     steps = [state.steps[t] for e in visible for t in ids_of(e) if t in state.steps]
     first_step = min(steps, default=state.step_count + 1)
     anchor = _anchor(view)
     selection = memory.select(anchor, first_step, room) if room > 0 else NOTHING
     choice = EvidenceChoice(memory, selection, [e.interaction.start for e in whole], anchor, first_step)
+    if settings.refresh_after:
+        seen = len(view.history)
+        past = tuple(view.history[: seen - len(whole)])
+        state.memos[_HELD] = _Held(
+            selection, anchor, first_step, past, seen, list(view.kept), settings, reserve, older <= budget
+        )
     return Drawn(selection.text, choice, whole=whole, beyond=older <= budget)
 
 
