@@ -28,7 +28,9 @@ class ServiceSettings(BaseModel):
     upstream_timeout: Float = Field(
         default=600.0, gt=0, le=86_400, description="seconds without a byte after which upstream is given up"
     )
-    strategy: str = Field(default="", description="key of the strategy; empty: default_strategy")
+    strategy: str = Field(
+        default="", description="key of the strategy that rebuilds contexts; empty: default_strategy"
+    )
     memory_timeout: Float = Field(
         default=5.0, gt=0, le=600, description="seconds after which a request goes on without memory"
     )
