@@ -5,6 +5,8 @@ PYTHON ?= python3
 VENV   := .venv
 BASE   := .venv-base
 PIP     = bin/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt
+# The tests of a file stay together: they share servers and models.
+ON_ALL_CORES = -n auto --dist loadfile
 
 .PHONY: demo test test-base lint format wheel clean
 
@@ -12,10 +14,10 @@ demo: $(VENV)/.base
 	@$(VENV)/bin/memory-bank demo
 
 test: $(VENV)/.full
-	$(VENV)/bin/python -m pytest
+	$(VENV)/bin/python -m pytest $(ON_ALL_CORES)
 
 test-base: $(BASE)/.dev
-	$(BASE)/bin/python -m pytest
+	$(BASE)/bin/python -m pytest $(ON_ALL_CORES)
 
 lint: $(VENV)/.full
 	$(VENV)/bin/ruff check .
@@ -41,7 +43,7 @@ $(VENV)/.full: $(VENV)/.base
 
 $(BASE)/.dev: pyproject.toml constraints.txt
 	@$(PYTHON) -m venv $(BASE)
-	@$(BASE)/$(PIP) -e . pytest hypothesis
+	@$(BASE)/$(PIP) -e . pytest pytest-xdist hypothesis
 	@touch $@
 
 wheel: $(VENV)/.base
