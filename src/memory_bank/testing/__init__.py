@@ -1,17 +1,19 @@
 """What tests of agents with memory need, shipped: fakes that speak the real protocols, and contracts.
 
 - ``ScriptedModel``: a chat model that answers from a list.
-- ``ScriptedServer``: an OpenAI-compatible HTTP server on loopback, strict about pairs;
+- ``ScriptedServer``: an OpenAI-compatible HTTP server on loopback (chats and responses), strict about pairs;
   faults such as half, cut and raw are in ``memory_bank.testing.server``.
-- ``pairing_errors``: the check that providers make on tool calls and their results.
+- ``pairing_errors``, ``item_errors``: the checks that providers make on messages, and on input items.
 - ``run_agent``: a reference agent loop.
 - contract classes, in modules of their own because they import pytest: ``chat_contract`` and others.
 """
 
+from memory_bank.history.itempairs import item_errors
 from memory_bank.history.pairing import pairing_errors
 from memory_bank.testing.agent import run_agent
 from memory_bank.testing.model import Request, ScriptedModel
-from memory_bank.testing.server import LoggedRequest, Reply, ScriptedServer, call, calls, fail, say
+from memory_bank.testing.replies import Reply, call, calls, fail, say
+from memory_bank.testing.server import LoggedRequest, ScriptedServer
 
 __all__ = [
     "LoggedRequest",
@@ -22,6 +24,7 @@ __all__ = [
     "call",
     "calls",
     "fail",
+    "item_errors",
     "pairing_errors",
     "run_agent",
     "say",

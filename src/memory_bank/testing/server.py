@@ -3,106 +3,84 @@
 from __future__ import annotations
 
 import base64
-import contextlib
 import hashlib
 import itertools
 import json
 import math
 import re
-import socket
 import struct
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 from memory_bank.history.pairing import pairing_errors
+from memory_bank.testing.loopback import Answer, Incoming, Listener
+from memory_bank.testing.replies import (
+    Reply,
+    as_json,
+    broken,
+    call,
+    calls,
+    cut,
+    error_body,
+    fail,
+    half,
+    in_pieces,
+    raw,
+    say,
+)
+from memory_bank.testing.server_responses import PATH as RESPONSES
+from memory_bank.testing.server_responses import Responses
 
+__all__ = [
+    "LoggedRequest",
+    "Reply",
+    "ScriptedServer",
+    "call",
+    "calls",
+    "cut",
+    "fail",
+    "half",
+    "hashed_embedding",
+    "raw",
+    "say",
+]
+
+CHAT = "/v1/chat/completions"
+EMBEDDINGS = "/v1/embeddings"
 SECRET_HEADERS = frozenset({"authorization", "proxy-authorization", "api-key", "x-api-key", "cookie"})
 
 
 @dataclass(frozen=True, slots=True)
-class Reply:
-    """One answer of the server, or one fault.
-
-    ``tool_calls`` are ``(name, arguments)`` or ``(name, arguments, id)``; arguments are a dict, or text that
-    is sent to the letter; an id that is not given is made, unique on this server. ``usage`` is (prompt,
-    completion) tokens; None gives a quarter of the characters. A ``status`` of 400 or more sends ``content``
-    as the message of an error in OpenAI's shape. ``delay`` is in seconds, before the first byte; closing the
-    server ends it. ``raw`` replaces the body. ``cut`` closes the connection after so many bytes of the body;
-    0 sends nothing at all.
-    """
-
-    content: str | None = None
-    tool_calls: Sequence[tuple[str, Any] | tuple[str, Any, str]] = ()
-    usage: tuple[int, int] | None = None
-    status: int = 200
-    delay: float = 0
-    raw: str | bytes | None = None
-    headers: Mapping[str, str] = field(default_factory=dict)
-    cut: int | None = None
-
-
-def say(text: str | None) -> Reply:
-    """An answer in words."""
-    return Reply(content=text)
-
-
-def call(_tool: str, /, **arguments: Any) -> Reply:
-    """A turn that calls one tool: ``call("search", query="x")``."""
-    return Reply(tool_calls=((_tool, arguments),))
-
-
-def calls(*tool_calls: tuple[str, Any] | tuple[str, Any, str], content: str | None = None) -> Reply:
-    """A turn that calls several tools at once: ``calls(("search", {"query": "x"}), ("now", {}))``."""
-    return Reply(content=content, tool_calls=tool_calls)
-
-
-def fail(status: int, message: str = "scripted failure", retry_after: float | None = None) -> Reply:
-    """An HTTP error in OpenAI's shape; ``retry_after`` in seconds becomes the header Retry-After."""
-    headers = {} if retry_after is None else {"Retry-After": f"{retry_after:g}"}
-    return Reply(content=message, status=status, headers=headers)
-
-
-def raw(body: str | bytes, status: int = 200, **headers: str) -> Reply:
-    """A body sent as it is: ``raw("")`` is an empty one, ``raw('{"choices": []}')`` has no choices."""
-    return Reply(raw=body, status=status, headers={k.replace("_", "-"): v for k, v in headers.items()})
-
-
-def half() -> Reply:
-    """A complete HTTP answer whose JSON stops in the middle."""
-    return raw('{"id": "chatcmpl-half", "object": "chat.completion", "choices": [{"index": 0, "mess')
-
-
-def cut(after: int = 0) -> Reply:
-    """A connection closed after so many bytes of the body; 0: before anything was answered."""
-    return Reply(content="this answer is not sent to its end " * 20, cut=after)
-
-
-@dataclass(frozen=True, slots=True)
 class LoggedRequest:
-    """A request as it came: header names in lower case, keys redacted, body parsed (None: no JSON)."""
+    """A request as it came: header names in lower case, keys redacted, body parsed (None: no JSON).
+
+    ``data`` is the body to the byte.
+    """
 
     method: str
     path: str
     headers: dict[str, str]
     body: Any
+    data: bytes = field(default=b"", repr=False)
 
 
 class ScriptedServer:
     """``with ScriptedServer([call("search", query="x"), say("done")]) as server: … server.base_url``.
 
-    Serves POST /v1/chat/completions (plain and ``stream: true``), POST /v1/embeddings (floats and base64) and
-    GET /v1/models. ``script`` is a list (or any iterable) of replies, or a function from the request's body
-    to one; it answers chat requests only. A reply is a ``Reply``, a str, a dict (sent as the whole JSON
-    body) or a function of the body. When the script fails or has ended, the answer is a 500 that says so and
-    is not retried by the openai client.
+    Serves POST /v1/chat/completions and /v1/responses (plain and ``stream: true``), POST /v1/embeddings
+    (floats and base64) and GET /v1/models; responses can be fetched, deleted and continued, in conversations
+    too. ``script`` is a list (or any iterable) of replies, or a function from the request's body to one; it
+    answers chats and responses. A reply is a ``Reply``, a str, a dict (sent as the whole JSON body) or a
+    function of the body. When the script fails or has ended, the answer is a 500 that says so and is not
+    retried by the openai client.
 
-    With ``strict``, messages with a broken pair are refused with 400, as providers do, without taking a
-    reply; ``refused`` lists what was found. ``requests`` lists every request in order of arrival. ``embed``
-    turns a list of texts into vectors of one length, or a Reply; ``models`` are the names that GET
-    /v1/models gives.
+    With ``strict``, messages and items with a broken pair are refused with 400, as providers do, without
+    taking a reply; ``refused`` lists what was found. With ``api_key``, requests that bear another one are
+    refused with 401. ``requests`` lists every request in order of arrival. ``embed`` turns a list of texts
+    into vectors of one length, or a Reply; ``models`` are the names that GET /v1/models gives.
     """
 
     def __init__(
@@ -112,38 +90,47 @@ class ScriptedServer:
         strict: bool = True,
         embed: Callable[[list[str]], Any] | None = None,
         models: Sequence[str] = ("scripted", "scripted-embedding"),
+        api_key: str | None = None,
     ) -> None:
         self.requests: list[LoggedRequest] = []
         self.refused: list[str] = []
         self.strict = strict
         self.embed = embed or hashed_embedding
         self.models = tuple(models)
+        self.api_key = api_key
         self._replies = itertools.repeat(script) if callable(script) else iter(script)
         self._taken = 0
         self._lock = threading.Lock()
-        self._completions = itertools.count(1)
-        self._calls = itertools.count(1)
-        self._http: _Http | None = None
+        self._numbers: Counter[str] = Counter()
+        self._responses = Responses(self._number)
+        self._listener: Listener | None = None
+        self._hangups = 0
 
     @property
     def base_url(self) -> str:
         """``http://127.0.0.1:PORT/v1``. Raises RuntimeError when the server is not running."""
-        if self._http is None:
+        if self._listener is None:
             raise RuntimeError("the scripted server is not running: use it in a with statement")
-        return f"http://127.0.0.1:{self._http.server_address[1]}/v1"
+        return f"http://127.0.0.1:{self._listener.server_address[1]}/v1"
+
+    @property
+    def hangups(self) -> int:
+        """How many clients went away before they had their whole answer; noticed within about 0.05 s."""
+        return self._hangups + (self._listener.hangups if self._listener else 0)
 
     def start(self) -> ScriptedServer:
         """Listen on a free loopback port."""
-        if self._http is None:
-            self._http = _Http(self)
-            threading.Thread(target=self._http.serve_forever, args=(0.02,), daemon=True).start()
+        if self._listener is None:
+            self._listener = Listener(self._respond)
+            self._listener.start()
         return self
 
     def close(self) -> None:
         """Stop at once: connections are closed, hanging answers dropped. The log stays."""
-        http, self._http = self._http, None
-        if http is not None:
-            http.stop()
+        listener, self._listener = self._listener, None
+        if listener is not None:
+            listener.stop()
+            self._hangups += listener.hangups
 
     def __enter__(self) -> ScriptedServer:
         return self.start()
@@ -151,29 +138,76 @@ class ScriptedServer:
     def __exit__(self, *error: object) -> None:
         self.close()
 
+    def _respond(self, request: Incoming) -> Answer:
+        """Log a request, and make what goes over the wire for it."""
+        try:
+            body = json.loads(request.body)
+        except (ValueError, RecursionError):
+            body = None
+        secret = {k: "REDACTED" for k in request.headers if k in SECRET_HEADERS}
+        headers = request.headers | secret
+        with self._lock:
+            self.requests.append(LoggedRequest(request.method, request.path, headers, body, request.body))
+            number = len(self.requests)
+        path = request.path.partition("?")[0].rstrip("/")
+        if self.api_key is None or request.headers.get("authorization") == f"Bearer {self.api_key}":
+            reply = self.answer(request.method, path, body)
+        else:
+            reply = fail(401, "Incorrect API key provided.", code="invalid_api_key")
+        try:
+            kind, pieces = self.render(reply, path, body, len(request.body))
+        except Exception as error:
+            reply = broken("the reply cannot be sent", error)
+            kind, pieces = self.render(reply, path, body, len(request.body))
+        return Answer(
+            reply.status,
+            pieces,
+            {"content-type": kind, "x-request-id": f"req_{number}", **reply.headers},
+            chunked=kind == "text/event-stream",
+            delay=reply.delay,
+            pause=reply.pause,
+            cut=reply.cut,
+        )
+
     def answer(self, method: str, path: str, body: Any) -> Reply:
         """The reply to a request, to be rendered."""
         try:
             if (method, path) == ("GET", "/v1/models"):
                 data = [{"id": m, "object": "model", "created": 0, "owned_by": "me"} for m in self.models]
-                return _json({"object": "list", "data": data})
-            if method != "POST" or path not in ("/v1/chat/completions", "/v1/embeddings"):
+                return as_json({"object": "list", "data": data})
+            if (reply := self._responses.answer(method, path)) is not None:
+                return reply
+            if method != "POST" or path not in (CHAT, RESPONSES, EMBEDDINGS):
                 return fail(404, f"Unknown request URL: {method} {path}")
             if not isinstance(body, dict):
                 return fail(400, "We could not parse the JSON body of your request.")
             if not isinstance(body.get("model"), str) or not body["model"]:
                 return fail(400, "you must provide a model parameter")
-            return self._embeddings(body) if path == "/v1/embeddings" else self._chat(body)
+            if path == EMBEDDINGS:
+                return self._embeddings(body)
+            refusal = self._refused_chat(body) if path == CHAT else self._refused_response(body)
+            return refusal or self._scripted(body)
         except BaseException as error:  # whatever a script does, its client gets an answer
-            return _broken("the script failed", error)
+            return broken("the script failed", error)
 
-    def _chat(self, body: dict[str, Any]) -> Reply:
+    def _refused_chat(self, body: dict[str, Any]) -> Reply | None:
         messages = body.get("messages")
         if not isinstance(messages, list) or not messages:
-            return fail(400, "Invalid 'messages': expected an array with minimum length 1")
+            return fail(400, "Invalid 'messages': expected an array with minimum length 1", param="messages")
         if self.strict and (errors := pairing_errors(messages)):
             self.refused.extend(errors)
-            return fail(400, "Invalid 'messages': " + "; ".join(errors[:5]))
+            return fail(400, "Invalid 'messages': " + "; ".join(errors[:5]), param="messages")
+        return None
+
+    def _refused_response(self, body: dict[str, Any]) -> Reply | None:
+        refusal = self._responses.refusal(body)
+        if refusal is None and self.strict and (errors := self._responses.errors(body)):
+            self.refused.extend(errors)
+            return fail(400, errors[0], param="input")
+        return refusal
+
+    def _scripted(self, body: dict[str, Any]) -> Reply:
+        """The next reply of the script."""
         with self._lock:
             try:
                 reply = next(self._replies)
@@ -187,7 +221,7 @@ class ScriptedServer:
         if isinstance(reply, str):
             return say(reply)
         if isinstance(reply, dict):
-            return _json(reply)
+            return as_json(reply)
         if isinstance(reply, BaseException):
             raise reply
         raise TypeError(f"{type(reply).__name__} is no Reply, str, dict or function")
@@ -209,22 +243,22 @@ class ScriptedServer:
             data.append({"object": "embedding", "index": i, "embedding": shown})
         tokens = sum(len(t) for t in texts) // 4
         usage = {"prompt_tokens": tokens, "total_tokens": tokens}
-        return _json({"object": "list", "data": data, "model": body["model"], "usage": usage})
+        return as_json({"object": "list", "data": data, "model": body["model"], "usage": usage})
 
-    def render(self, reply: Reply, body: Any, size: int) -> tuple[str, list[bytes]]:
+    def render(self, reply: Reply, path: str, body: Any, size: int) -> tuple[str, list[bytes]]:
         """The content type and the body of a reply, in pieces; several when it is streamed."""
         streamed = isinstance(body, dict) and bool(body.get("stream")) and reply.status < 400
         if reply.raw is not None:
-            data = reply.raw if isinstance(reply.raw, bytes) else reply.raw.encode("utf-8", "surrogatepass")
-            return ("text/event-stream" if streamed else "application/json"), [data]
+            given = [reply.raw] if isinstance(reply.raw, (str, bytes)) else reply.raw
+            parts = [p if isinstance(p, bytes) else p.encode("utf-8", "surrogatepass") for p in given]
+            return ("text/event-stream" if streamed else "application/json"), parts
         if reply.status >= 400:
-            kind = "server_error" if reply.status >= 500 else "invalid_request_error"
-            kind, code = ("requests", "rate_limit_exceeded") if reply.status == 429 else (kind, None)
-            error = {"message": reply.content or "", "type": kind, "param": None, "code": code}
-            return "application/json", [json.dumps({"error": error}).encode()]
-        with self._lock:
-            head = {"id": f"chatcmpl-{next(self._completions)}", "created": 0, "model": body["model"]}
-            tool_calls = [self._tool_call(*given) for given in reply.tool_calls]
+            return "application/json", [error_body(reply)]
+        if path == RESPONSES:
+            pieces = self._responses.render(reply, body, size, streamed)
+            return ("text/event-stream" if streamed else "application/json"), pieces
+        head = {"id": self._number("chatcmpl-"), "created": 0, "model": body["model"]}
+        tool_calls = [self._tool_call(*given) for given in reply.tool_calls]
         said = len(reply.content or "") + sum(len(c["function"]["arguments"]) for c in tool_calls)
         prompt, completion = reply.usage or (size // 4, said // 4)
         usage = {"prompt_tokens": prompt, "completion_tokens": completion}
@@ -232,6 +266,8 @@ class ScriptedServer:
         reason = "tool_calls" if tool_calls else "stop"
         if not streamed:
             message: dict[str, Any] = {"role": "assistant", "content": reply.content, "refusal": None}
+            if reply.reasoning is not None:
+                message["reasoning_content"] = reply.reasoning
             if tool_calls:
                 message["tool_calls"] = tool_calls
             choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": reason}
@@ -240,7 +276,7 @@ class ScriptedServer:
         head["object"] = "chat.completion.chunk"
         options = body.get("stream_options")
         with_usage = isinstance(options, dict) and bool(options.get("include_usage"))
-        deltas: list[tuple[Any, Any]] = [(d, None) for d in _deltas(reply.content, tool_calls)]
+        deltas: list[tuple[Any, Any]] = [(d, None) for d in _deltas(reply, tool_calls)]
         chunks: list[dict[str, Any]] = [
             {**head, "choices": [{"index": 0, "delta": d, "finish_reason": r}]}
             for d, r in [*deltas, ({}, reason)]
@@ -252,8 +288,14 @@ class ScriptedServer:
 
     def _tool_call(self, name: str, arguments: Any, call_id: str | None = None) -> dict[str, Any]:
         text = arguments if isinstance(arguments, str) else json.dumps(arguments)
-        call_id = call_id if call_id is not None else f"call_{next(self._calls):04d}"
+        call_id = call_id if call_id is not None else self._number("call_")
         return {"id": call_id, "type": "function", "function": {"name": name, "arguments": text}}
+
+    def _number(self, prefix: str) -> str:
+        """The next id with a prefix: ``call_0001``."""
+        with self._lock:
+            self._numbers[prefix] += 1
+            return f"{prefix}{self._numbers[prefix]:04d}"
 
 
 def hashed_embedding(texts: list[str], dimension: int = 64) -> list[list[float]]:
@@ -269,131 +311,18 @@ def hashed_embedding(texts: list[str], dimension: int = 64) -> list[list[float]]
     return vectors
 
 
-def _deltas(content: str | None, tool_calls: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    yield {"role": "assistant", "content": None if content is None else ""}
-    for piece in _pieces(content or ""):
+def _deltas(reply: Reply, tool_calls: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    yield {"role": "assistant", "content": None if reply.content is None else ""}
+    for piece in in_pieces(reply.reasoning or ""):
+        yield {"reasoning_content": piece}
+    for piece in in_pieces(reply.content or ""):
         yield {"content": piece}
     for i, made in enumerate(tool_calls):
         first = {**made, "function": {"name": made["function"]["name"], "arguments": ""}}
         yield {"tool_calls": [{"index": i, **first}]}
-        for piece in _pieces(made["function"]["arguments"]):
+        for piece in in_pieces(made["function"]["arguments"]):
             yield {"tool_calls": [{"index": i, "function": {"arguments": piece}}]}
-
-
-def _pieces(text: str) -> list[str]:
-    """At most 64 pieces, of 8 characters where that is enough."""
-    size = max(8, -(-len(text) // 64))
-    return [text[i : i + size] for i in range(0, len(text), size)]
 
 
 def _is_tokens(value: Any) -> bool:
     return isinstance(value, list) and bool(value) and all(type(t) is int for t in value)
-
-
-def _json(body: Any) -> Reply:
-    return Reply(raw=json.dumps(body))
-
-
-def _broken(what: str, error: BaseException) -> Reply:
-    return Reply(f"{what}: {type(error).__name__}: {error}", status=500, headers={"x-should-retry": "false"})
-
-
-class _Http(ThreadingHTTPServer):
-    """The listening socket, and the open connections, so that all can be closed at once."""
-
-    daemon_threads = True
-    block_on_close = False
-    request_queue_size = 128
-
-    def __init__(self, scripted: ScriptedServer) -> None:
-        self.scripted = scripted
-        self.closing = threading.Event()
-        self.open: set[socket.socket] = set()
-        super().__init__(("127.0.0.1", 0), _Handler)
-
-    def server_bind(self) -> None:
-        """As the base class, without its DNS lookup of the host name."""
-        self.socket.bind(self.server_address)
-        self.server_address = self.socket.getsockname()
-        self.server_name, self.server_port = "localhost", self.server_address[1]
-
-    def get_request(self) -> tuple[socket.socket, Any]:
-        connection, address = super().get_request()
-        self.open.add(connection)
-        return connection, address
-
-    def shutdown_request(self, request: Any) -> None:
-        self.open.discard(request)
-        super().shutdown_request(request)
-
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        """A client that went away is no news."""
-
-    def stop(self) -> None:
-        self.closing.set()
-        self.shutdown()
-        self.server_close()
-        for connection in list(self.open):
-            _hang_up(connection)
-
-
-class _Handler(BaseHTTPRequestHandler):
-    """One connection; requests on it are read, logged, answered from the script, in turn."""
-
-    server: _Http
-    protocol_version = "HTTP/1.1"
-    disable_nagle_algorithm = True
-
-    def log_message(self, format: str, *args: Any) -> None:
-        """Nothing on stderr: the log is ``ScriptedServer.requests``."""
-
-    def do_POST(self) -> None:
-        scripted = self.server.scripted
-        received = self.rfile.read(int(self.headers.get("content-length") or 0))
-        try:
-            body = json.loads(received)
-        except (ValueError, RecursionError):
-            body = None
-        headers = {k.lower(): v for k, v in self.headers.items()}
-        headers.update({k: "REDACTED" for k in headers if k in SECRET_HEADERS})
-        scripted.requests.append(LoggedRequest(self.command, self.path, headers, body))
-        reply = scripted.answer(self.command, self.path.partition("?")[0].rstrip("/"), body)
-        try:
-            kind, pieces = scripted.render(reply, body, len(received))
-        except Exception as error:
-            reply = _broken("the reply cannot be sent", error)
-            kind, pieces = scripted.render(reply, body, len(received))
-        if reply.delay > 0:
-            self.server.closing.wait(reply.delay)
-        if self.server.closing.is_set() or reply.cut == 0:
-            _hang_up(self.connection)
-        else:
-            self._send(reply, kind, pieces)
-
-    def do_GET(self) -> None:
-        self.do_POST()
-
-    def _send(self, reply: Reply, kind: str, pieces: list[bytes]) -> None:
-        chunked = kind == "text/event-stream"
-        headers = {"content-type": kind, "x-request-id": f"req_{len(self.server.scripted.requests)}"}
-        size = ("transfer-encoding", "chunked") if chunked else ("content-length", str(sum(map(len, pieces))))
-        headers |= {size[0]: size[1]} | {k.lower(): v for k, v in reply.headers.items()}
-        self.send_response(reply.status)
-        for name, value in headers.items():
-            self.send_header(name, value)
-        self.end_headers()
-        sent = 0
-        for piece in pieces:
-            part = piece if reply.cut is None else piece[: max(0, reply.cut - sent)]
-            sent += len(part)
-            if part:
-                self.wfile.write(b"%x\r\n%b\r\n" % (len(part), part) if chunked else part)
-        if reply.cut is not None:
-            _hang_up(self.connection)
-        elif chunked:
-            self.wfile.write(b"0\r\n\r\n")
-
-
-def _hang_up(connection: socket.socket) -> None:
-    with contextlib.suppress(OSError):
-        connection.shutdown(socket.SHUT_RDWR)

@@ -1,0 +1,108 @@
+"""What a scripted server answers: replies, faults, and how a script writes them down."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """One answer of the server, or one fault.
+
+    ``tool_calls`` are ``(name, arguments)`` or ``(name, arguments, id)``; arguments are a dict, or text that
+    is sent to the letter; an id that is not given is made, unique on this server. ``usage`` is (prompt,
+    completion) tokens; None gives a quarter of the characters. A ``status`` of 400 or more sends ``content``
+    as the message of an error in OpenAI's shape, with ``param`` and ``code``. ``delay`` is in seconds, before
+    the first byte, ``pause`` between the pieces of a streamed answer; closing the server ends both. ``raw``
+    replaces the body; a list is sent in such pieces where the answer is streamed. ``cut`` closes the
+    connection after so many bytes of the body; 0 sends nothing at all. ``reasoning`` comes before the answer:
+    an item of its own in the Responses API, ``reasoning_content`` in a chat.
+    """
+
+    content: str | None = None
+    tool_calls: Sequence[tuple[str, Any] | tuple[str, Any, str]] = ()
+    usage: tuple[int, int] | None = None
+    status: int = 200
+    delay: float = 0
+    raw: str | bytes | Sequence[str | bytes] | None = None
+    headers: Mapping[str, str] = field(default_factory=dict)
+    cut: int | None = None
+    pause: float = 0
+    reasoning: str | None = None
+    param: str | None = None
+    code: str | None = None
+
+
+def say(text: str | None) -> Reply:
+    """An answer in words."""
+    return Reply(content=text)
+
+
+def call(_tool: str, /, **arguments: Any) -> Reply:
+    """A turn that calls one tool: ``call("search", query="x")``."""
+    return Reply(tool_calls=((_tool, arguments),))
+
+
+def calls(*tool_calls: tuple[str, Any] | tuple[str, Any, str], content: str | None = None) -> Reply:
+    """A turn that calls several tools at once: ``calls(("search", {"query": "x"}), ("now", {}))``."""
+    return Reply(content=content, tool_calls=tool_calls)
+
+
+def fail(
+    status: int,
+    message: str = "scripted failure",
+    retry_after: float | None = None,
+    *,
+    param: str | None = None,
+    code: str | None = None,
+) -> Reply:
+    """An HTTP error in OpenAI's shape; ``retry_after`` in seconds becomes the header Retry-After."""
+    headers = {} if retry_after is None else {"Retry-After": f"{retry_after:g}"}
+    return Reply(content=message, status=status, headers=headers, param=param, code=code)
+
+
+def raw(body: str | bytes | Sequence[str | bytes], status: int = 200, **headers: str) -> Reply:
+    """A body sent as it is: ``raw("")`` is an empty one, ``raw('{"choices": []}')`` has no choices."""
+    return Reply(raw=body, status=status, headers={k.replace("_", "-"): v for k, v in headers.items()})
+
+
+def half() -> Reply:
+    """A complete HTTP answer whose JSON stops in the middle."""
+    return raw('{"id": "chatcmpl-half", "object": "chat.completion", "choices": [{"index": 0, "mess')
+
+
+def cut(after: int = 0) -> Reply:
+    """A connection closed after so many bytes of the body; 0: before anything was answered."""
+    return Reply(content="this answer is not sent to its end " * 20, cut=after)
+
+
+def as_json(body: Any) -> Reply:
+    """A whole JSON body."""
+    return Reply(raw=json.dumps(body))
+
+
+def broken(what: str, error: BaseException) -> Reply:
+    """The answer when a script cannot give one: a 500 that the openai client does not retry."""
+    return Reply(f"{what}: {type(error).__name__}: {error}", status=500, headers={"x-should-retry": "false"})
+
+
+def error_body(reply: Reply) -> bytes:
+    """The JSON of an error in OpenAI's shape."""
+    kind = "server_error" if reply.status >= 500 else "invalid_request_error"
+    kind, code = ("requests", "rate_limit_exceeded") if reply.status == 429 else (kind, None)
+    error = {
+        "message": reply.content or "",
+        "type": kind,
+        "param": reply.param,
+        "code": reply.code or code,
+    }
+    return json.dumps({"error": error}).encode()
+
+
+def in_pieces(text: str) -> list[str]:
+    """At most 64 pieces, of 8 characters where that is enough."""
+    size = max(8, -(-len(text) // 64))
+    return [text[i : i + size] for i in range(0, len(text), size)]

@@ -1,0 +1,280 @@
+"""The Responses API of the scripted server: items from replies, whole or as events, and kept for later."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from memory_bank.history.itempairs import item_errors
+from memory_bank.history.items import ROLES, item_type
+from memory_bank.testing.replies import Reply, as_json, fail, in_pieces
+
+PATH = "/v1/responses"
+CONVERSATIONS = "/v1/conversations"
+
+Item = dict[str, Any]
+Event = tuple[str, dict[str, Any]]
+
+_PARTS = {
+    True: ("output_text", "refusal"),  # of the assistant
+    False: ("input_text", "input_image", "input_file", "input_audio"),
+}
+
+
+class Responses:
+    """The responses a server made, their items and its conversations; ``number`` makes ids of a prefix."""
+
+    def __init__(self, number: Callable[[str], str]) -> None:
+        self._number = number
+        self._lock = threading.Lock()
+        self._made: dict[str, dict[str, Any]] = {}  # responses by id
+        self._after: dict[str, list[Item]] = {}  # what was said up to and with a response
+        self._conversations: dict[str, list[Item]] = {}
+        self._items: dict[str, Item] = {}
+        self._needs: dict[str, str] = {}  # the reasoning that an item of ours came from
+
+    def answer(self, method: str, path: str) -> Reply | None:
+        """The answer to what is asked about responses and conversations; None for what is no such path."""
+        if (method, path) == ("POST", CONVERSATIONS):
+            made = self._number("conv_")
+            self._conversations[made] = []
+            return as_json({"id": made, "object": "conversation", "created_at": 0, "metadata": {}})
+        head, _, response_id = path.rpartition("/")
+        if head != PATH or method not in ("GET", "DELETE"):
+            return None
+        if response_id not in self._made:
+            return fail(404, f"Response with id '{response_id}' not found.", param="response_id")
+        if method == "GET":
+            return as_json(self._made[response_id])
+        del self._made[response_id], self._after[response_id]
+        return as_json({"id": response_id, "object": "response", "deleted": True})
+
+    def refusal(self, body: dict[str, Any]) -> Reply | None:
+        """The error for a request that names nothing to answer, or what this server does not hold."""
+        previous, conversation = body.get("previous_response_id"), _conversation(body)
+        if previous is not None and conversation is not None:
+            both = "'previous_response_id' or 'conversation'"
+            return fail(400, f"Mutually exclusive parameters. Ensure you are only providing one of: {both}.")
+        if previous is not None and previous not in self._after:
+            message = f"Previous response with id '{previous}' not found."
+            return fail(400, message, param="previous_response_id", code="previous_response_not_found")
+        if conversation is not None and conversation not in self._conversations:
+            return fail(404, f"Conversation with id '{conversation}' not found.", param="conversation")
+        given = body.get("input")
+        if given is None and not (previous or conversation or body.get("prompt")):
+            message = "Missing required parameter: 'input'."
+            return fail(400, message, param="input", code="missing_required_parameter")
+        if not isinstance(given, (str, list, type(None))):
+            message = f"Invalid type for 'input': expected a string or an array, but got {_kind(given)}."
+            return fail(400, message, param="input", code="invalid_type")
+        for item in _items(given):
+            if item_type(item) == "item_reference" and item.get("id") not in self._items:
+                return fail(404, f"Item with id '{item.get('id')}' not found.", param="input")
+        return None
+
+    def errors(self, body: dict[str, Any]) -> list[str]:
+        """What a provider would refuse in a request's items, with those it holds before them."""
+        wrong = [e for i, item in enumerate(_items(body.get("input"))) if (e := _wrong_message(i, item))]
+        items = self._said(body)
+        return wrong + item_errors(items) + self._missing_reasoning(items)
+
+    def render(self, reply: Reply, body: dict[str, Any], size: int, streamed: bool) -> list[bytes]:
+        """The body of a reply: one piece, or one for each event."""
+        response = self._response(reply, body, size)
+        if not streamed:
+            return [json.dumps(response).encode()]
+        pieces = []
+        for n, (kind, fields) in enumerate(_events(response)):
+            data = json.dumps({"type": kind, "sequence_number": n, **fields})
+            pieces.append(f"event: {kind}\ndata: {data}\n\n".encode())
+        return pieces
+
+    def _said(self, body: dict[str, Any]) -> list[Item]:
+        """All items of a request: those kept from before, its own, references resolved."""
+        before = self._after.get(body.get("previous_response_id") or "", [])
+        before = before or self._conversations.get(_conversation(body) or "", [])
+        return [*before, *(self._resolved(item) for item in _items(body.get("input")))]
+
+    def _resolved(self, item: Item) -> Item:
+        return self._items.get(item["id"], item) if item_type(item) == "item_reference" else item
+
+    def _missing_reasoning(self, items: list[Item]) -> list[str]:
+        """Items of ours that came with reasoning, and are sent back without it."""
+        errors, seen = [], set()
+        for item in items:
+            own = item.get("id") if isinstance(item, dict) else None
+            if not isinstance(own, str):
+                continue
+            seen.add(own)
+            needed = self._needs.get(own, own)
+            if needed not in seen:
+                errors.append(
+                    f"Item '{own}' of type '{item_type(item)}' was provided "
+                    f"without its required 'reasoning' item: '{needed}'."
+                )
+        return errors
+
+    def _response(self, reply: Reply, body: dict[str, Any], size: int) -> dict[str, Any]:
+        output = self._output(reply, body)
+        said = sum(len(str(i.get("arguments") or i.get("input") or "")) for i in output)
+        thought = len(reply.reasoning or "") // 4
+        into, out = reply.usage or (size // 4, (said + len(reply.content or "")) // 4 + thought)
+        response = {
+            "id": self._number("resp_"),
+            "object": "response",
+            "created_at": 0,
+            "status": "completed",
+            "error": None,
+            "incomplete_details": None,
+            "instructions": body.get("instructions"),
+            "max_output_tokens": body.get("max_output_tokens"),
+            "metadata": body.get("metadata") or {},
+            "model": body["model"],
+            "output": output,
+            "parallel_tool_calls": body.get("parallel_tool_calls", True),
+            "previous_response_id": body.get("previous_response_id"),
+            "reasoning": body.get("reasoning") or {"effort": None, "summary": None},
+            "store": body.get("store") is not False,
+            "temperature": body.get("temperature", 1.0),
+            "text": body.get("text") or {"format": {"type": "text"}},
+            "tool_choice": body.get("tool_choice", "auto"),
+            "tools": body.get("tools") or [],
+            "top_p": body.get("top_p", 1.0),
+            "truncation": body.get("truncation", "disabled"),
+            "usage": {
+                "input_tokens": into,
+                "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
+                "output_tokens": out,
+                "output_tokens_details": {"reasoning_tokens": thought},
+                "total_tokens": into + out,
+            },
+            "user": body.get("user"),
+        }
+        self._keep(body, response)
+        return response
+
+    def _output(self, reply: Reply, body: dict[str, Any]) -> list[Item]:
+        """A reply as items: reasoning, then what is said, then the calls."""
+        output: list[Item] = []
+        if reply.reasoning is not None:
+            summary = [{"type": "summary_text", "text": reply.reasoning}] if reply.reasoning else []
+            hidden = base64.b64encode(hashlib.sha512(reply.reasoning.encode("utf-8", "replace")).digest())
+            item = {"type": "reasoning", "summary": summary, "encrypted_content": hidden.decode()}
+            output.append({"id": self._number("rs_"), **item})
+        if reply.content is not None:
+            part = {"type": "output_text", "annotations": [], "logprobs": [], "text": reply.content}
+            item = {"type": "message", "status": "completed", "role": "assistant", "content": [part]}
+            output.append({"id": self._number("msg_"), **item})
+        free = {
+            t.get("name")
+            for t in body.get("tools") or ()
+            if isinstance(t, dict) and t.get("type") == "custom"
+        }
+        for name, arguments, *given in reply.tool_calls:
+            text = arguments if isinstance(arguments, str) else json.dumps(arguments)
+            call_id = given[0] if given else self._number("call_")
+            made = {"status": "completed", "call_id": call_id, "name": name}
+            if name in free:
+                output.append({"id": self._number("ctc_"), "type": "custom_tool_call", **made, "input": text})
+            else:
+                output.append({"id": self._number("fc_"), "type": "function_call", **made, "arguments": text})
+        return output
+
+    def _keep(self, body: dict[str, Any], response: dict[str, Any]) -> None:
+        if not response["store"]:
+            return
+        output = response["output"]
+        with self._lock:
+            said = [*self._said(body), *output]
+            self._made[response["id"]] = response
+            self._after[response["id"]] = said
+            if (conversation := _conversation(body)) is not None:
+                self._conversations[conversation] = said
+            self._items.update((item["id"], item) for item in output)
+            if output and output[0]["type"] == "reasoning":
+                self._needs.update((item["id"], output[0]["id"]) for item in output[1:])
+
+
+def _events(response: dict[str, Any]) -> Iterator[Event]:
+    start = {**response, "status": "in_progress", "output": [], "usage": None}
+    yield "response.created", {"response": start}
+    yield "response.in_progress", {"response": start}
+    for i, item in enumerate(response["output"]):
+        where = {"item_id": item["id"], "output_index": i}
+        if item["type"] == "reasoning":
+            begun, events = {**item, "summary": []}, _reasoning_events(item, where)
+        elif item["type"] == "message":
+            begun, events = {**item, "status": "in_progress", "content": []}, _text_events(item, where)
+        else:
+            field = "input" if "input" in item else "arguments"
+            name = "custom_tool_call_input" if field == "input" else "function_call_arguments"
+            begun = {**item, "status": "in_progress", field: ""}
+            events = _piecewise(f"response.{name}", where, field, item[field])
+        yield "response.output_item.added", {"output_index": i, "item": begun}
+        yield from events
+        yield "response.output_item.done", {"output_index": i, "item": item}
+    yield "response.completed", {"response": response}
+
+
+def _piecewise(name: str, where: dict[str, Any], field: str, text: str) -> Iterator[Event]:
+    for piece in in_pieces(text):
+        yield f"{name}.delta", {**where, "delta": piece}
+    yield f"{name}.done", {**where, field: text}
+
+
+def _text_events(item: Item, where: dict[str, Any]) -> Iterator[Event]:
+    for i, part in enumerate(item["content"]):
+        here = {**where, "content_index": i}
+        yield "response.content_part.added", {**here, "part": {**part, "text": ""}}
+        for kind, fields in _piecewise("response.output_text", here, "text", part["text"]):
+            yield kind, {**fields, "logprobs": []}
+        yield "response.content_part.done", {**here, "part": part}
+
+
+def _reasoning_events(item: Item, where: dict[str, Any]) -> Iterator[Event]:
+    for i, part in enumerate(item["summary"]):
+        here = {**where, "summary_index": i}
+        yield "response.reasoning_summary_part.added", {**here, "part": {**part, "text": ""}}
+        yield from _piecewise("response.reasoning_summary_text", here, "text", part["text"])
+        yield "response.reasoning_summary_part.done", {**here, "part": part}
+
+
+def _items(given: Any) -> list[Any]:
+    if isinstance(given, str):
+        return [{"role": "user", "content": given}]
+    return given if isinstance(given, list) else []
+
+
+def _conversation(body: dict[str, Any]) -> str | None:
+    given = body.get("conversation")
+    return given.get("id") if isinstance(given, dict) else given
+
+
+def _wrong_message(i: int, item: Any) -> str | None:
+    """What is wrong with a message as an item; None for a good one, and for what is no message."""
+    if item_type(item) != "message":
+        return None
+    role = item.get("role")
+    if role not in ROLES:
+        supported = "'assistant', 'system', 'developer', and 'user'"
+        return f"Invalid value: '{role}'. Supported values are: {supported}."
+    for key in ("tool_calls", "tool_call_id", "function_call", "name"):
+        if key in item:
+            return f"Unknown parameter: 'input[{i}].{key}'."
+    content = item.get("content")
+    if not isinstance(content, (str, list)):
+        return f"Invalid type for 'input[{i}].content': expected a string or an array of parts."
+    allowed = _PARTS[role == "assistant"]
+    for part in content if isinstance(content, list) else ():
+        kind = part.get("type") if isinstance(part, dict) else None
+        if kind not in allowed:
+            return f"Invalid value: '{kind}'. Supported values are: {', '.join(map(repr, allowed))}."
+    return None
+
+
+def _kind(value: Any) -> str:
+    return type(value).__name__

@@ -1,0 +1,125 @@
+"""Pieces go out as they come, and a client that hangs up is noticed."""
+
+from __future__ import annotations
+
+import http.client
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import openai
+import pytest
+from openai import OpenAI
+
+from memory_bank.testing import Reply, ScriptedServer
+from memory_bank.testing.server import raw
+
+
+def connected(server: ScriptedServer, body: bytes = b'{"model": "m", "input": "q", "stream": true}') -> Any:
+    connection = http.client.HTTPConnection(server.base_url.split("/")[2], timeout=10)
+    connection.request("POST", "/v1/responses", body)
+    return connection
+
+
+def soon(condition: Callable[[], bool], seconds: float = 2) -> bool:
+    until = time.monotonic() + seconds
+    while not condition() and time.monotonic() < until:
+        time.sleep(0.005)
+    return condition()
+
+
+def ask_in_vain(server: ScriptedServer) -> None:
+    with pytest.raises((http.client.HTTPException, OSError)):
+        connected(server).getresponse()
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/responses"])
+def test_the_pieces_of_a_slow_answer_arrive_one_by_one(path: str) -> None:
+    with ScriptedServer([Reply("one two three four five six", pause=0.05)]) as server:
+        connection = http.client.HTTPConnection(server.base_url.split("/")[2], timeout=10)
+        said = b'[{"role": "user", "content": "q"}]'
+        connection.request(
+            "POST", path, b'{"model": "m", "stream": true, "messages": %b, "input": %b}' % (said, said)
+        )
+        response = connection.getresponse()
+        begun = time.monotonic()
+        times = []
+        while response.readline():
+            times.append(time.monotonic() - begun)
+        connection.close()
+    assert times[-1] > 0.2
+    assert times[0] < times[-1] / 2
+    assert server.hangups == 0
+
+
+@pytest.mark.parametrize("reply", [Reply("x", delay=60), Reply("a longer answer", pause=60)])
+def test_a_client_that_hangs_up_is_noticed_while_it_waits(reply: Reply) -> None:
+    with ScriptedServer([reply, "well again"]) as server:
+        connection = connected(server)
+        assert soon(lambda: len(server.requests) == 1)
+        if reply.pause:
+            assert connection.getresponse().readline().startswith(b"event: response.created")
+        time.sleep(0.05)
+        assert server.hangups == 0
+        connection.close()
+        assert soon(lambda: server.hangups == 1, 0.5)
+        with OpenAI(base_url=server.base_url, api_key="k") as client:
+            assert client.responses.create(model="m", input="q").output_text == "well again"
+    assert server.hangups == 1
+
+
+def test_a_client_that_stops_reading_and_goes_is_noticed() -> None:
+    with ScriptedServer([raw(["data: " + "x" * 1_000_000 + "\n\n"] * 50)]) as server:
+        connection = connected(server)
+        connection.getresponse().read(100)
+        connection.close()
+        assert soon(lambda: server.hangups == 1)
+
+
+def test_neither_a_finished_answer_nor_a_cut_nor_a_closing_server_is_a_hangup() -> None:
+    with ScriptedServer(["done", Reply("cut off", cut=10), Reply("late", delay=60)]) as server:
+        with OpenAI(base_url=server.base_url, api_key="k", max_retries=0) as client:
+            client.responses.create(model="m", input="q")
+            with pytest.raises(openai.APIConnectionError):
+                client.responses.create(model="m", input="q")
+        waiting = threading.Thread(target=ask_in_vain, args=(server,))
+        waiting.start()
+        assert soon(lambda: len(server.requests) == 3)
+    waiting.join(5)
+    assert server.hangups == 0
+
+
+def test_a_request_in_chunks_is_read_and_half_a_request_is_none() -> None:
+    with ScriptedServer(["ok"]) as server:
+        connection = http.client.HTTPConnection(server.base_url.split("/")[2], timeout=10)
+        chunks = iter([b'{"model": "m",', b' "input": "q"}'])
+        connection.request("POST", "/v1/responses", chunks, encode_chunked=True)  # type: ignore[arg-type]
+        assert connection.getresponse().status == 200
+        connection.close()
+        assert server.requests[0].data == b'{"model": "m", "input": "q"}'
+        broken = http.client.HTTPConnection(server.base_url.split("/")[2], timeout=10)
+        broken.putrequest("POST", "/v1/responses")
+        broken.putheader("content-length", "100")
+        broken.endheaders(b'{"model": "m"')
+        broken.close()
+        with OpenAI(base_url=server.base_url, api_key="k") as client:
+            client.models.list()
+    assert [r.method for r in server.requests] == ["POST", "GET"]
+
+
+def test_a_body_comes_in_the_pieces_it_is_given_in() -> None:
+    with ScriptedServer([raw([": hello\n\nda", b"ta: {}\n", "\n"])]) as server:
+        response = connected(server).getresponse()
+        assert response.headers["content-type"] == "text/event-stream"
+        assert response.read() == b": hello\n\ndata: {}\n\n"
+
+
+def test_another_key_is_refused_where_one_is_asked_for() -> None:
+    with ScriptedServer(["ok"], api_key="sk-right") as server:
+        wrong, right = (OpenAI(base_url=server.base_url, api_key=f"sk-{k}") for k in ("wrong", "right"))
+        with wrong, pytest.raises(openai.AuthenticationError):
+            wrong.responses.create(model="m", input="q")
+        with right:
+            assert right.responses.create(model="m", input="q").output_text == "ok"
+    assert "sk-" not in repr(server.requests)
