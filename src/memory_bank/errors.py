@@ -22,6 +22,7 @@ MemoryBankError
 ├ ModelError                      a chat model failed or answered nothing usable
 ├ LoopDetectedError (RuntimeError) an agent makes the same call with the same answer again and again
 ├ ProvenanceError (ValueError)    a tool call was blocked: a value in it came from nowhere
+├ BodyError (ValueError)          a request's JSON cannot be edited to the byte; its text is one short reason
 ├ ServiceError                    the service refuses a request
 │ ├ NotFoundError (LookupError)   there is no such session, record or route for this caller
 │ ├ NotAuthorizedError            no valid key, or one that does not allow this
@@ -145,6 +146,10 @@ class ProvenanceError(MemoryBankError, ValueError):
     def __init__(self, message: str, report: Any) -> None:
         super().__init__(message)
         self.report = report
+
+
+class BodyError(MemoryBankError, ValueError):
+    """A request's JSON body cannot be edited to the byte; the text is a short reason without contents."""
 
 
 class ServiceError(MemoryBankError):
