@@ -10,8 +10,11 @@ from typing import Any
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from tests.items import rounds, user
 
+from memory_bank import MemoryBankSettings, MemoryBankState, apply_memory_bank_strategy
 from memory_bank.errors import BodyError
+from memory_bank.history.responses import from_items, to_items
 from memory_bank.service.bodies import parse_body, render_body
 
 NEW = {"role": "user", "content": "memory ünd \ud83d"}
@@ -199,6 +202,26 @@ def test_a_text_as_input_is_told_and_may_be_replaced() -> None:
     assert body.value["input"] == "hi"
     assert render_body(body, {}) is body.data
     assert render_body(body, {"input": [1]}) == b'{"input" : [1], "model":"m"}'
+
+
+def test_the_items_of_a_response_that_are_kept_keep_their_bytes() -> None:
+    items = [user("größer"), *rounds(12)]
+    raw = json.dumps({"model": "m", "input": items, "stream": True}, indent=2, ensure_ascii=False).encode()
+    settings = MemoryBankSettings(
+        selection="evidence", observer_model="extractive", embedding_model="lexical", history_budget=300
+    )
+    body = parse_body(raw, "input")
+    chat = from_items(body.value["input"])
+    with MemoryBankState() as state:
+        context, _ = apply_memory_bank_strategy(chat.messages, None, settings, state)
+    new = render_body(body, {"input": to_items(context, chat)})
+    assert len(new) < len(raw) / 3
+    assert [i.get("type") for i in json.loads(new)["input"]] == [
+        None, "message", "reasoning", "function_call", "function_call_output"]  # fmt: skip
+    for item in (items[0], *items[-3:]):
+        written = json.dumps(item, indent=2, ensure_ascii=False).replace("\n", "\n    ").encode()
+        assert written in raw and written in new
+    assert new.endswith(b'],\n  "stream": true\n}')
 
 
 def test_tools_are_added_to_and_created() -> None:
