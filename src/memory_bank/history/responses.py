@@ -194,11 +194,8 @@ class _Reader:
         if self._turn is not None and (+self._turn.unanswered or self._turn.programs):
             self._bind([position])
             return
-        thoughts: list[int] = []
-        while self._lead and item_type(self.items[self._lead[-1]]) == "reasoning":
-            thoughts.insert(0, self._lead.pop())
         self.close()
-        self.put((self._opaque([*thoughts, position]), [*thoughts, position]))
+        self.put((self._opaque([position]), [position]))
 
     def _bind(self, positions: list[int]) -> None:
         assert self._turn is not None
