@@ -135,6 +135,8 @@ class MemoryBankState:
         if generation != self._generation:  # first use, or the session was reset elsewhere
             self._load()
             self._generation = generation
+        elif self.fact_store.size() != len(self.steps):
+            self._catch_up()
         self._mode = settings.observer_mode
         self.scope = settings.scope
         if len(self.shortened) > _SHORTENED_KEPT:
@@ -320,6 +322,16 @@ class MemoryBankState:
         self.unobserved = dict.fromkeys(without_insight(self.database, self.session_id))
         self._task = self.database.get_task(self.session_id)
         self._may_have_jobs = self._jobs.open_count() > 0
+
+    def _catch_up(self) -> None:
+        """Others have stored since: their records are the session's, and count in the order of storing."""
+        steps = self.fact_store.steps()
+        if self.evidence is not None and any(
+            a != b for a, b in zip(self.evidence.numbers, steps, strict=False)
+        ):
+            self.evidence = None  # it numbers records: made anew in the order in which they are stored
+        self.steps = steps
+        self.step_count = max(steps.values(), default=0)
 
     def _forget(self) -> None:
         self.conversation.reset()

@@ -27,6 +27,7 @@ _HELD = "evidence held"  # the memo's key
 class _Held:
     """A selection that stays as it is for some steps: what it was made of, and of which settings."""
 
+    memory: EvidenceMemory
     selection: Selection
     anchor: list[str]
     first_step: int
@@ -67,7 +68,7 @@ def draw_evidence(
         why = "the older history fits the budget" if view.history else "there was no history yet"
         return Drawn("", choice, unchanged=why)
     held: _Held | None = state.memos.get(_HELD)
-    news = held.since(view, settings) if held is not None else None
+    news = held.since(view, settings) if held is not None and held.memory is memory else None
     if held is not None and news is not None:
         starts = [e.interaction.start for e in news]
         choice = EvidenceChoice(memory, held.selection, starts, held.anchor, held.first_step)
@@ -85,8 +86,9 @@ def draw_evidence(
         seen = len(view.history)
         past = tuple(view.history[: seen - len(whole)])
         state.memos[_HELD] = _Held(
-            selection, anchor, first_step, past, seen, list(view.kept), settings, reserve, older <= budget
-        )
+            memory, selection, anchor, first_step, past, seen, list(view.kept), settings, reserve,
+            older <= budget,
+        )  # fmt: skip
     return Drawn(selection.text, choice, whole=whole, beyond=older <= budget)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable
 from typing import Any
 
 from memory_bank.config import MemoryBankSettings, StoredSettings
@@ -21,7 +22,15 @@ def ingest(
     view: View, state: BankState, observer: Observer, settings: MemoryBankSettings
 ) -> list[InteractionRecord]:
     """Facts of all unseen interactions first, in one transaction; then insights. Returns what is new."""
-    entries = state.conversation.fresh(view)
+    records, step = unseen_records(state.conversation.fresh(view), state)
+    keep_records(records, step, view.task, state, observer, settings)
+    state.conversation.acknowledge()
+    observe_records(records, view.task, state, observer, settings)
+    return records
+
+
+def unseen_records(entries: Iterable[Entry], state: BankState) -> tuple[list[InteractionRecord], int]:
+    """The records of some interactions that are not known to be stored, and the step of the latest."""
     records = []
     step = state.step_count
     for entry in entries:
@@ -30,26 +39,47 @@ def ingest(
         if new and known is None:
             step += 1
         records += new
-    if records:
-        state.remember_task(view.task)
-        news = [r for r in records if not is_memory_tool(r.tool_name, r.output_text)]
-        beside = settings.observer_mode == "background"
-        if beside or observer.name == EXTRACTIVE:
-            drafts = [observer.extract(r) for r in news]
-        else:
-            drafts = []
-        queued = [r.trace_id for r in news if beside and observer.sends(r)]
-        unseen = state.keep(records, [] if settings.observer_mode == "off" else drafts, queued)
-        state.steps.update((r.trace_id, r.step_id) for r in records)
-        if settings.observer_mode != "off":
-            state.unobserved.update(unseen)
-        state.step_count = step
-    state.conversation.acknowledge()
+    return records, step
+
+
+def keep_records(
+    records: list[InteractionRecord],
+    step: int,
+    task: str,
+    state: BankState,
+    observer: Observer,
+    settings: MemoryBankSettings,
+) -> None:
+    """Facts first: commit what is new, up to that step, and note what a model is to summarise."""
+    if not records:
+        return
+    state.remember_task(task)
+    news = [r for r in records if not is_memory_tool(r.tool_name, r.output_text)]
+    beside = settings.observer_mode == "background"
+    if beside or observer.name == EXTRACTIVE:
+        drafts = [observer.extract(r) for r in news]
+    else:
+        drafts = []
+    queued = [r.trace_id for r in news if beside and observer.sends(r)]
+    unseen = state.keep(records, [] if settings.observer_mode == "off" else drafts, queued)
+    state.steps.update((r.trace_id, r.step_id) for r in records)
+    if settings.observer_mode != "off":
+        state.unobserved.update(unseen)
+    state.step_count = step
+
+
+def observe_records(
+    records: list[InteractionRecord],
+    task: str,
+    state: BankState,
+    observer: Observer,
+    settings: MemoryBankSettings,
+) -> None:
+    """Then insights: for what is new, and for what an earlier, interrupted step left without one."""
     if state.unobserved and settings.observer_mode != "off":
-        _observe(records, view.task, state, observer, settings)
+        _observe(records, task, state, observer, settings)
     if settings.observer_mode == "background":
         state.work_off(observer, settings, bool(records))
-    return records
 
 
 def _records(entry: Entry, step: int, known: dict[str, int]) -> list[InteractionRecord]:
