@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import string
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
@@ -79,11 +80,25 @@ class Backend(Protocol):
     ) -> Callable[[], sa.Insert] | None:
         """``insert_or_ignore`` of a row that locks its session as well; None: there is no such short way."""
 
+    def read_bytes(self, c: Connection, column: sa.Column[Any], seq: int, start: int, size: int) -> bytes:
+        """So many bytes of one row's value, from ``start`` on; the rest of it is not taken into memory."""
+
+    def holds(self, column: sa.Column[Any], text: str) -> sa.ColumnElement[bool]:
+        """Whether a stored text has a text in it, to the letter, but for the case of ASCII letters."""
+
     def say(self, error: BaseException) -> str:
         """What went wrong with a statement, on one line and without contents."""
 
     def say_unopened(self, error: BaseException) -> str:
         """Why a database cannot be opened, and what to do about it, on one line."""
+
+
+_LOWER = {ord(c): c.lower() for c in string.ascii_uppercase}
+
+
+def ascii_lower(text: str) -> str:
+    """A text with its ASCII letters in lower case, all others as they are."""
+    return text.translate(_LOWER)
 
 
 def first_line(error: BaseException) -> str:

@@ -157,6 +157,18 @@ class Database:
         with self._mapped(), self._guard(), self._reader.connect() as connection:
             yield connection
 
+    def read_bytes(self, column: sa.Column[Any], seq: int, start: int, size: int) -> bytes:
+        """So many bytes of a value of the row ``seq``, from ``start`` on, without reading the whole of it.
+
+        Raises StorageError, also where the row is gone.
+        """
+        with self.read() as c:
+            return self._backend.read_bytes(c, column, seq, start, size)
+
+    def holds(self, column: sa.Column[Any], text: str) -> sa.ColumnElement[bool]:
+        """Whether a stored text has a text in it, to the letter, but for the case of ASCII letters."""
+        return self._backend.holds(column, text)
+
     @contextmanager
     def snapshot(self) -> Iterator[Connection]:
         """A connection for many reads that all see the bank as it was at one moment."""

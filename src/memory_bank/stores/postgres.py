@@ -16,7 +16,7 @@ from sqlalchemy.engine import Connection, Engine
 from sqlalchemy.exc import DBAPIError, InvalidatePoolError
 
 from memory_bank.errors import DatabaseOpenError
-from memory_bank.stores.backend import first_line
+from memory_bank.stores.backend import ascii_lower, first_line
 from memory_bank.stores.schema import bank, sessions
 
 LOCK_TIMEOUT_MS = 5_000
@@ -219,6 +219,23 @@ class Postgres:
             return postgresql.insert(table).from_select(list(rows[0]), query).on_conflict_do_nothing()
 
         return statement
+
+    def read_bytes(self, c: Connection, column: sa.Column[Any], seq: int, start: int, size: int) -> bytes:
+        """See Backend."""
+        part = sa.func.substr(sa.type_coerce(column, sa.LargeBinary), start + 1, size, type_=sa.LargeBinary)
+        found = c.execute(sa.select(part).where(column.table.c.seq == seq)).scalar()
+        if found is None:
+            raise sa.exc.InvalidRequestError("the row is no longer there")
+        return bytes(found)
+
+    def holds(self, column: sa.Column[Any], text: str) -> sa.ColumnElement[bool]:
+        """See Backend. Bytes are compared in a form that any text has, also one that is no valid UTF-8."""
+        stored = sa.func.lower(sa.func.encode(sa.type_coerce(column, sa.LargeBinary), "escape"))
+        given = "".join(
+            chr(b) if 0 < b < 128 and b != 92 else "\\\\" if b == 92 else f"\\{b:03o}"
+            for b in ascii_lower(text).encode("utf-8", "surrogatepass")
+        )
+        return sa.func.strpos(stored, given) > 0
 
     def say(self, error: BaseException) -> str:
         """See Backend."""

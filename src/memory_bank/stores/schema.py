@@ -86,7 +86,7 @@ sessions = sa.Table(
     sa.Column("forked_from", sa.String(255)),  # the session it was cut off from
     sa.Column("deleted", sa.Float(53)),  # when a service was told to delete it; what comes later revives it
     sa.Index("ix_sessions_agent_id", "agent_id"),
-    sa.Index("ix_sessions_namespace", "namespace"),
+    sa.Index("ix_sessions_namespace", "namespace", "created"),
 )
 
 records = sa.Table(

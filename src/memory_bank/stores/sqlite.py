@@ -19,7 +19,7 @@ from sqlalchemy.pool import StaticPool
 from sqlalchemy.schema import CreateIndex, CreateTable
 
 from memory_bank.errors import DatabaseOpenError
-from memory_bank.stores.backend import first_line
+from memory_bank.stores.backend import ascii_lower, first_line
 from memory_bank.stores.schema import metadata
 
 BUSY_TIMEOUT_MS = 5_000
@@ -158,6 +158,22 @@ class Sqlite:
     ) -> Callable[[], sa.Insert] | None:
         """See Backend. There is nothing to lock."""
         return None
+
+    def read_bytes(self, c: Connection, column: sa.Column[Any], seq: int, start: int, size: int) -> bytes:
+        """See Backend. A SELECT would read the whole value for each part; ``seq`` is the row's number."""
+        try:
+            driver: Any = c.connection.driver_connection
+            with driver.blobopen(column.table.name, column.name, seq, readonly=True) as blob:
+                blob.seek(start)
+                found: bytes = blob.read(size)
+                return found
+        except sqlite3.Error as e:
+            raise sa.exc.OperationalError("blobopen", None, e) from e
+
+    def holds(self, column: sa.Column[Any], text: str) -> sa.ColumnElement[bool]:
+        """See Backend."""
+        stored = sa.func.lower(sa.cast(sa.type_coerce(column, sa.LargeBinary), sa.Text))
+        return sa.func.instr(stored, ascii_lower(text)) > 0
 
     def say(self, error: BaseException) -> str:
         """See Backend."""

@@ -15,7 +15,7 @@ def upgrade() -> None:
     op.add_column("sessions", sa.Column("head_calls", sa.LargeBinary))
     op.add_column("sessions", sa.Column("forked_from", sa.String(255)))
     op.add_column("sessions", sa.Column("deleted", sa.Float(53)))
-    op.create_index("ix_sessions_namespace", "sessions", ["namespace"])
+    op.create_index("ix_sessions_namespace", "sessions", ["namespace", "created"])
     op.create_table(
         "api_keys",
         sa.Column("key_id", sa.String(32), nullable=False),
