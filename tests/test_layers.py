@@ -48,7 +48,7 @@ MAP: dict[str, set[str]] = {
     "tools": {"context", "errors", "history", "ports", "provenance", "records", "retrieval"},
     "service": {
         "assembly", "clients", "config", "context", "errors", "faults", "history", "observer", "ports", "processor",
-        "provenance", "records", "retrieval", "settings", "shipped", "stores", "tools", "worker",
+        "provenance", "records", "retrieval", "settings", "shipped", "stores", "strategies", "tools", "worker",
     },
     "cli": {
         "evidence", "experiments", "selection", "service",

@@ -24,6 +24,7 @@ MemoryBankError
 ├ ProvenanceError (ValueError)    a tool call was blocked: a value in it came from nowhere
 ├ BodyError (ValueError)          a request's JSON cannot be edited to the byte; its text is one short reason
 ├ ServiceError                    the service refuses a request
+│ ├ InvalidRequestError (ValueError) a body or a parameter is not what the route takes
 │ ├ NotFoundError (LookupError)   there is no such session, record or route for this caller
 │ ├ NotAuthorizedError            no valid key, or one that does not allow this
 │ ├ OriginError                   called by a host name or a web page that is not allowed
@@ -154,6 +155,10 @@ class BodyError(MemoryBankError, ValueError):
 
 class ServiceError(MemoryBankError):
     """The service refuses a request."""
+
+
+class InvalidRequestError(ServiceError, ValueError):
+    """A body or a parameter is not what the route takes."""
 
 
 class NotFoundError(ServiceError, LookupError):

@@ -7,16 +7,19 @@ import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
 
 from anyio import to_thread
 
 from memory_bank import __version__
 from memory_bank.config import Config, ServiceSettings
 from memory_bank.errors import MemoryBankError, MissingExtraError
-from memory_bank.service import failures
+from memory_bank.service import api, failures, memory_routes, record_routes
+from memory_bank.service.document import describe
+from memory_bank.service.elsewhere import no_such_routes
 from memory_bank.service.gate import Gate
+from memory_bank.service.paths import NamesInPaths
 from memory_bank.service.sessions import Sessions
+from memory_bank.service.taken import sentence
 from memory_bank.stores.database import Database
 
 try:
@@ -84,6 +87,12 @@ def create_app(config: Config) -> FastAPI:
         title="memory_bank", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None
     )  # their pages load scripts from elsewhere
     _say_failures(app)
+    app.include_router(api.router)
+    app.include_router(memory_routes.router)
+    app.include_router(record_routes.router)
+    app.router.routes.extend(no_such_routes())  # after all others below /v1/sessions, before those that go on
+    describe(app)
+    app.add_middleware(NamesInPaths)
     app.add_middleware(Gate)
     return app
 
@@ -109,7 +118,7 @@ def _say_failures(app: FastAPI) -> None:
 
     async def invalid(request: Request, error: Exception) -> JSONResponse:  # noqa: ARG001
         assert isinstance(error, RequestValidationError)
-        return JSONResponse(failures.body(_sentence(error), "invalid_request", 422), 422)
+        return JSONResponse(failures.body(sentence(error.errors()), "invalid_request", 422), 422)
 
     async def unforeseen(request: Request, error: Exception) -> JSONResponse:  # noqa: ARG001
         log.exception("an unforeseen error")
@@ -120,9 +129,3 @@ def _say_failures(app: FastAPI) -> None:
     app.add_exception_handler(HTTPException, theirs)
     app.add_exception_handler(RequestValidationError, invalid)
     app.add_exception_handler(Exception, unforeseen)
-
-
-def _sentence(error: Any) -> str:
-    first = error.errors()[0]
-    place = ".".join(str(p) for p in first["loc"])
-    return f"{place}: {first['msg'][:1].lower()}{first['msg'][1:]}."

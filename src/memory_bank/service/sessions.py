@@ -17,6 +17,7 @@ import sqlalchemy as sa
 from memory_bank.assembly import MemoryBankState
 from memory_bank.config import Config, MemoryBankSettings
 from memory_bank.context.plan import Plan
+from memory_bank.context.report import ContextReport
 from memory_bank.errors import ConfigError, NotFoundError
 from memory_bank.processor import MemoryProcessor
 from memory_bank.service.access import stored_id
@@ -39,7 +40,8 @@ _KNOWN = sa.select(_s.session_id).where(
 class Rebuilt:
     """A step's context. ``messages``: what is to be sent; ``shown`` the same as it may be stored.
 
-    ``plan`` is there where a memory bank made it; ``milliseconds`` is what the memory took.
+    ``plan`` is there where a memory bank made it, ``report`` where another strategy with a budget did;
+    ``milliseconds`` is what the memory took.
     """
 
     session_id: str
@@ -53,6 +55,7 @@ class Rebuilt:
     unchanged: bool
     milliseconds: float
     plan: Plan | None = field(default=None, repr=False)
+    report: ContextReport | None = None
     state: Any = field(default=None, repr=False)
 
 
@@ -150,6 +153,7 @@ class Sessions:
             unchanged=len(context) == len(messages) and all(map(operator.is_, context, messages)),
             milliseconds=1000 * (time.perf_counter() - began),
             plan=plan,
+            report=report,
             state=state,
         )
         place.tokens = step.full_tokens
@@ -172,6 +176,23 @@ class Sessions:
         with state.lock:
             state.prepare(self.bank_settings())
             yield state
+
+    @contextmanager
+    def writing(
+        self, namespace: str | None, name: str, *, agent_id: str | None = None
+    ) -> Iterator[MemoryBankState]:
+        """As ``reading``, to store what a caller brings: the session is made where it is not there.
+
+        Raises ConfigError for a name that cannot be one, and for a session of another agent.
+        """
+        agent = None if agent_id is None else stored_id(namespace, agent_id)
+        self.database.open_session(stored_id(namespace, name), agent, namespace)
+        with self.reading(namespace, name) as state:
+            yield state
+
+    def redacted(self, message: Any) -> Any:
+        """A message as it may be stored; the same object where nothing is to be hidden."""
+        return message if self._redact is None else self._redact(message)
 
     def bank_settings(self) -> MemoryBankSettings:
         """Settings by which a session's memory is read: those of the strategy, or of one that has a bank."""

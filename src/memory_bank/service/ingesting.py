@@ -1,0 +1,151 @@
+"""What callers bring to be remembered without asking for a context: conversations, or tool outputs alone."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from memory_bank.history.conversation import Conversation
+from memory_bank.history.interactions import Call
+from memory_bank.history.jsontext import dump_value, parse_output
+from memory_bank.history.tokens import approximate_counter
+from memory_bank.observer import Observer
+from memory_bank.records import InteractionRecord, content_key, derive_trace_id
+from memory_bank.service.sessions import Sessions
+from memory_bank.stores.outlines import stored_ids
+from memory_bank.strategies.storing import keep_records, observe_records, unseen_records
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """A tool's output as a caller brings it. Text stays as it is to the letter; anything else is a value."""
+
+    tool_name: str
+    raw_input: Any
+    raw_output: Any
+    call_id: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """The trace_ids of what was brought, in its order, and how many of them were not stored before."""
+
+    trace_ids: list[str]
+    new: int
+
+
+def keep_messages(
+    sessions: Sessions,
+    namespace: str | None,
+    name: str,
+    messages: Sequence[Any],
+    *,
+    agent_id: str | None = None,
+) -> Kept:
+    """Store the answered calls of a conversation, as a context built from it would.
+
+    Raises ConfigError, MessagesError, EmbeddingError, StorageError.
+    """
+    seen = [sessions.redacted(m) for m in messages]
+    with sessions.writing(namespace, name, agent_id=agent_id) as opened:
+        state: Any = opened  # a BankState, but that it has stores, not ports
+        conversation = Conversation(state.session_id, approximate_counter())  # nobody asks for its tokens
+        view = conversation.update(seen)
+        ids = [t for entry in view.entries for t in entry.trace_ids if t]
+        records, step = unseen_records(view.entries, state)
+        return _kept(sessions, state, ids, records, step, view.task)
+
+
+def keep_outputs(
+    sessions: Sessions,
+    namespace: str | None,
+    name: str,
+    outputs: Sequence[Output],
+    *,
+    task: str = "",
+    agent_id: str | None = None,
+    key: str | None = None,
+) -> Kept:
+    """Store tool outputs as one step.
+
+    The same outputs again store nothing: a trace_id is made of call id, name, input, output and the ordinal
+    among equals in the list. ``key`` tells equal outputs without a call id apart that come from different
+    calls. Raises as ``keep_messages``, and RecordError for what no store can hold.
+    """
+    hidden = [_redacted(sessions, output) for output in outputs]
+    if task:
+        task = str(sessions.redacted({"role": "user", "content": task})["content"])
+    with sessions.writing(namespace, name, agent_id=agent_id) as state:
+        step = state.step_count + 1
+        occurred: Counter[bytes] = Counter()
+        brought = []
+        for output in hidden:
+            identity = _identity(output, key)
+            brought.append(
+                _record(output, derive_trace_id(state.session_id, identity, occurred[identity]), step)
+            )
+            occurred[identity] += 1
+        ids = [r.trace_id for r in brought]
+        return _kept(sessions, state, ids, [r for r in brought if r.trace_id not in state.steps], step, task)
+
+
+def _kept(
+    sessions: Sessions,
+    state: Any,
+    ids: list[str],
+    records: list[InteractionRecord],
+    step: int,
+    task: str,
+) -> Kept:
+    known = stored_ids(state.database, state.session_id, ids)
+    settings = sessions.bank_settings()
+    observer = Observer.create(sessions.llm_client, settings, state.account)
+    keep_records(records, step, task, state, observer, settings)
+    observe_records(records, task, state, observer, settings)
+    return Kept(ids, len(set(ids) - known))
+
+
+def _redacted(sessions: Sessions, output: Output) -> Output:
+    """The output as it may be stored, hidden in it what would be in the messages of its call."""
+    function = {"name": output.tool_name, "arguments": output.raw_input}
+    said = {
+        "role": "assistant",
+        "tool_calls": [{"id": output.call_id, "type": "function", "function": function}],
+    }
+    came = {"role": "tool", "tool_call_id": output.call_id, "content": output.raw_output}
+    said_, came_ = sessions.redacted(said), sessions.redacted(came)
+    if said_ is said and came_ is came:
+        return output
+    raw_input = said_["tool_calls"][0]["function"]["arguments"]
+    return Output(output.tool_name, raw_input, came_["content"], output.call_id)
+
+
+def _identity(output: Output, key: str | None) -> bytes:
+    """As a call in a message list is identified, so that what comes both ways is stored once."""
+    raw = output.raw_output
+    text = raw if isinstance(raw, str) else dump_value(raw, "raw_output")
+    parts = [output.call_id or "", output.tool_name, _call(output).text, text]
+    if key is not None and output.call_id is None:
+        parts.append(key)
+    return content_key(*(p.encode("utf-8", "surrogatepass") for p in parts))
+
+
+def _record(output: Output, trace_id: str, step: int) -> InteractionRecord:
+    raw = output.raw_output
+    is_text = isinstance(raw, str)
+    return InteractionRecord(
+        trace_id=trace_id,
+        step_id=step,
+        tool_name=output.tool_name,
+        raw_input=_call(output).raw_input,
+        raw_output=parse_output(raw) if is_text else raw,
+        call_id=output.call_id,
+        input_text=output.raw_input if isinstance(output.raw_input, str) else None,
+        output_text=raw if is_text else None,
+    )
+
+
+def _call(output: Output) -> Call:
+    return Call(output.call_id, output.tool_name, output.raw_input)

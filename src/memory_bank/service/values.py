@@ -1,0 +1,94 @@
+"""JSON as the API takes and gives it: NaN, lone surrogates and long integers come and go as they are."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any, TypeVar
+
+from anyio import to_thread
+from fastapi import Request
+from fastapi.responses import Response
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
+
+from memory_bank.errors import InvalidRequestError
+from memory_bank.history.jsontext import compact
+
+T = TypeVar("T")
+
+JSON = "application/json"
+_IS_JSON = re.compile(r"application/(?:[\w.+-]+\+)?json\s*(?:;.*)?\Z", re.I)
+_SURROGATE = re.compile("[\ud800-\udfff]")
+
+
+async def body_of(request: Request) -> Any:
+    """The value of a request's body, of any kind. Raises InvalidRequestError, HTTPException (415)."""
+    kind = request.headers.get("content-type", JSON)
+    if not _IS_JSON.match(kind):
+        raise HTTPException(415, "the body must be JSON: send it with  content-type: application/json .")
+    try:
+        data = await request.body()
+    except ClientDisconnect:
+        raise HTTPException(400, "the client went away before its body was complete.") from None
+    return await in_thread(_parsed, data)
+
+
+def _parsed(data: bytes) -> Any:
+    try:
+        return json.loads(data)  # the C parser of the standard library; orjson refuses what agents write
+    except RecursionError:
+        raise InvalidRequestError("the body nests too deep: send what is in there as text.") from None
+    except UnicodeDecodeError:
+        raise InvalidRequestError("the body is no UTF-8: encode it as such.") from None
+    except json.JSONDecodeError as e:
+        where = f"line {e.lineno} column {e.colno}"
+        raise InvalidRequestError(f"the body is no JSON ({e.msg} at {where}): send a JSON object.") from None
+    except ValueError:  # an integer beyond Python's conversion limit
+        raise InvalidRequestError("the body holds a number of over 4,300 digits: send it as text.") from None
+
+
+async def in_thread(work: Callable[..., T], *args: Any, **named: Any) -> T:
+    """Run what waits for a database, or computes, without holding up other requests."""
+    return await to_thread.run_sync(partial(work, *args, **named))
+
+
+async def answer(work: Callable[..., Any], *args: Any, **named: Any) -> Response:
+    """What ``work`` gives, as JSON; made and written in a thread."""
+
+    def made() -> bytes:
+        return b"".join(written(work(*args, **named)))
+
+    return Response(await in_thread(made), media_type=JSON)
+
+
+def written(value: dict[str, Any]) -> Iterator[bytes]:
+    """An object as JSON in UTF-8, a member or the element of a list at a time: none holds up others long."""
+    begin = b"{"
+    for key, member in value.items():
+        yield begin + text_of(key) + b":"
+        begin = b","
+        if isinstance(member, list):
+            between = b"["
+            for element in member:
+                yield between + text_of(element)
+                between = b","
+            yield b"[]" if between == b"[" else b"]"
+        else:
+            yield text_of(member)
+    yield b"{}" if begin == b"{" else b"}"
+
+
+def text_of(value: Any) -> bytes:
+    """A JSON value in UTF-8; a lone surrogate, which UTF-8 has none of, is escaped."""
+    return encoded(compact(value))
+
+
+def encoded(text: str) -> bytes:
+    """JSON text in UTF-8, lone surrogates escaped."""
+    try:
+        return text.encode()
+    except UnicodeEncodeError:
+        return _SURROGATE.sub(lambda m: f"\\u{ord(m[0]):04x}", text).encode()
