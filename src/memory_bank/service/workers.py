@@ -175,22 +175,22 @@ def work(config: Config, sock: socket.socket, pipe: Connection, verbose: bool) -
     """A worker's process: serves until its supervisor ends it or is gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends Ctrl-C to all: the supervisor decides
     logs.set_up(config.service.log_format, verbose=verbose)
-    threading.Thread(target=_follow, args=(pipe,), name="memory-bank-supervisor", daemon=True).start()
+    orphaned = threading.Event()
+    threading.Thread(target=_follow, args=(pipe, orphaned), name="memory-bank-pipe", daemon=True).start()
     try:
         serve_here(config, sock, lambda: pipe.send(""), ends_on=(signal.SIGTERM,))
     except MemoryBankError as e:
         pipe.send(str(e))
         raise SystemExit(1) from None
+    if orphaned.is_set():  # else its supervisor sees to that
+        shutil.rmtree(os.environ[SHARED], ignore_errors=True)
 
 
-def _follow(pipe: Connection) -> None:
+def _follow(pipe: Connection, orphaned: threading.Event) -> None:
     """End with the supervisor: its end of the pipe is closed when it is gone, however that came."""
     try:
         pipe.recv()
     except (EOFError, OSError):
-        shared = os.environ.get(SHARED, "")
+        orphaned.set()
         log.warning("the supervisor is gone: this worker ends")
         os.kill(os.getpid(), signal.SIGTERM)
-        time.sleep(1.0)
-        if shared:
-            shutil.rmtree(shared, ignore_errors=True)
