@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -45,8 +45,9 @@ class MemoryBankState:
     ``embedding_model`` is a name (as in the settings) or anything with ``encode``; a state that is given
     none takes the one that the settings of its first step name. In memory by default;
     ``MemoryBankState.open`` makes a durable one. ``agent_id`` says whose session it is, for a wider ``scope``
-    of searches; ``namespace`` whose it is where several users share a database. Safe under threads; a context
-    manager.
+    of searches; ``namespace`` whose it is where several users share a database. ``queued`` is told when
+    records are to be observed in the background, in place of a thread here that would do it. Safe under
+    threads; a context manager.
     """
 
     def __init__(
@@ -58,6 +59,7 @@ class MemoryBankState:
         agent_id: str | None = None,
         namespace: str | None = None,
         counter: TokenCounter | None = None,
+        queued: Callable[[], None] | None = None,
     ) -> None:
         self._shares_database = isinstance(database, Database)
         self.database = database if isinstance(database, Database) else Database(database or "")
@@ -86,6 +88,7 @@ class MemoryBankState:
         self._generation: int | None = None
         self._jobs = JobQueue(self.database, session_id)
         self._background = BackgroundObserver()
+        self._queued = queued
         self._may_have_jobs = False
         self._mode = "inline"
         self._forgiving = False  # of a database that fails
@@ -102,6 +105,7 @@ class MemoryBankState:
         agent_id: str | None = None,
         namespace: str | None = None,
         counter: TokenCounter | None = None,
+        queued: Callable[[], None] | None = None,
     ) -> MemoryBankState:
         """A durable state: a file name, ``sqlite:///bank.db`` or ``postgresql://user@host/database``.
 
@@ -120,6 +124,7 @@ class MemoryBankState:
             agent_id=agent_id,
             namespace=namespace,
             counter=counter,
+            queued=queued,
         )
 
     def prepare(self, settings: MemoryBankSettings) -> None:
@@ -225,6 +230,9 @@ class MemoryBankState:
         if observer.name == EXTRACTIVE or not (news or self._may_have_jobs):
             return
         self._may_have_jobs = False
+        if self._queued is not None:
+            self._queued()
+            return
         model = self.insight_store.embedding_model
 
         def worker() -> Worker:

@@ -71,6 +71,7 @@ class Worker:
         self.first_retry = first_retry
         self.owner = f"{socket.gethostname()[:20]}:{os.getpid()}:{uuid.uuid4().hex[:16]}"
         self.progress = Progress()
+        self._held: list[Job] = []
         self._stores: dict[str, tuple[FactStore, InsightStore]] = {}
         self._paid: dict[int, Insight] = {}  # by job: what could not be embedded or stored is not asked again
 
@@ -82,6 +83,7 @@ class Worker:
         taken = self.queue.take(self.owner, max(1, self.observer.concurrency), self.lease)
         if not taken:
             return 0
+        self._held = taken
         fault_point("jobs.leased")
         try:
             for session_id in dict.fromkeys(j.session_id for j in taken):
@@ -89,7 +91,18 @@ class Worker:
         except BaseException:
             self._let_go(taken)
             raise
+        finally:
+            self._held = []
         return len(taken)
+
+    def abandon(self) -> None:
+        """Let go of the jobs at hand, from another thread, when nobody waits for them any longer.
+
+        They are free at once, and what ``step`` still brings for them is not taken.
+        """
+        held = self._held
+        if held:
+            self._let_go(held)
 
     def run(
         self,

@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
+from typing import Any
 
 import typer
+from pydantic import ValidationError
+
+from memory_bank.errors import ConfigError
+
+_OPTIONS = {"database": "db"}  # settings whose option has another name
 
 
 def serve(
@@ -13,16 +20,45 @@ def serve(
     db: str | None = typer.Option(None, "--db", help="Database: a file name or URL; default: your own bank."),
     upstream: str | None = typer.Option(None, help="Base URL of the model's API; default OPENAI_BASE_URL."),
     config: Path | None = typer.Option(None, help="Configuration file; default: the shipped one."),
+    workers: int | None = typer.Option(None, min=1, max=64, help="Processes side by side; default 1."),
+    inject_tools: bool | None = typer.Option(
+        None,
+        "--inject-tools/--no-inject-tools",
+        help="Offer the memory tools to agents and answer them; default: they are not.",
+    ),
+    log_format: str | None = typer.Option(None, help="Lines of the log: text or json; default text."),
 ) -> None:
-    """Serve the HTTP API, the proxy and the page. Point an agent's base_url at it."""
-    import uvicorn
+    """Serve the HTTP API, the proxy and the page. Point an agent's base_url at it.
 
+    Its address is written to standard output once it answers, the log to standard error. Ctrl-C and SIGTERM
+    let open requests end; Ctrl-C again ends it at once.
+    """
     from memory_bank.config import load_config
-    from memory_bank.service.app import create_app
+    from memory_bank.service.running import STOPPED
+    from memory_bank.service.running import serve as run
 
-    loaded = load_config(config)
-    given = {"host": host, "port": port, "database": db, "upstream": upstream}
-    changed = {k: v for k, v in given.items() if v is not None}
-    loaded = loaded.model_copy(update={"service": loaded.service.model_copy(update=changed)})
-    settings = loaded.service
-    uvicorn.run(create_app(loaded), host=settings.host, port=settings.port, log_level="warning")
+    given = {
+        "host": host, "port": port, "database": db, "upstream": upstream, "workers": workers,
+        "inject_tools": inject_tools, "log_format": log_format,
+    }  # fmt: skip
+    loaded = _with(load_config(config), {k: v for k, v in given.items() if v is not None})
+    verbose = logging.getLogger("memory_bank").level == logging.DEBUG
+    code = run(loaded, verbose=verbose)
+    if code == STOPPED:
+        raise SystemExit(code)
+    raise typer.Exit(code)
+
+
+def _with(config: Any, given: dict[str, Any]) -> Any:
+    """A configuration with options of the command line laid over it. Raises ConfigError."""
+    from memory_bank.config import ServiceSettings
+    from memory_bank.settings.base import message_of
+
+    try:
+        service = ServiceSettings(**{**config.service.model_dump(exclude_unset=True), **given})
+    except ValidationError as e:
+        first = e.errors(include_url=False, include_input=False)[0]
+        name = str(first["loc"][0])
+        option = _OPTIONS.get(name, name).replace("_", "-")
+        raise ConfigError(f"--{option}: {message_of(first)}") from None
+    return config.model_copy(update={"service": service})

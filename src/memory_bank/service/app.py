@@ -4,22 +4,31 @@ from __future__ import annotations
 
 import logging
 import os
+import threading
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
 
 from anyio import to_thread
 
 from memory_bank import __version__
 from memory_bank.config import Config, ServiceSettings
-from memory_bank.errors import MemoryBankError, MissingExtraError
+from memory_bank.errors import ConfigError, MemoryBankError, MissingExtraError
 from memory_bank.service import api, failures, memory_routes, record_routes
 from memory_bank.service.document import describe
 from memory_bank.service.elsewhere import no_such_routes
 from memory_bank.service.gate import Gate
+from memory_bank.service.metrics import Metrics
+from memory_bank.service.observing import Observing, chat_of
+from memory_bank.service.operations import Operations, add_operations
 from memory_bank.service.paths import NamesInPaths
-from memory_bank.service.sessions import Sessions
+from memory_bank.service.requests import Noted
+from memory_bank.service.sessions import Rebuilt, Sessions
 from memory_bank.service.taken import sentence
+from memory_bank.service.telemetry import Telemetry
 from memory_bank.stores.database import Database
 
 try:
@@ -36,18 +45,48 @@ OPENAI = "https://api.openai.com/v1"
 
 
 class Service:
-    """What the handlers of one worker share: settings, database, sessions."""
+    """What the handlers of one worker share: settings, database, sessions, and who looks after them."""
 
-    def __init__(self, config: Config, database: Database) -> None:
+    def __init__(self, config: Config, database: Database, metrics: Metrics, telemetry: Telemetry) -> None:
         self.config = config
         self.settings: ServiceSettings = config.service
         self.database = database
-        self.sessions = Sessions(database, config)
+        self.metrics = metrics
+        self.telemetry = telemetry
+        upstream = upstream_of(self.settings)
+        chat = chat_of(config, upstream)
+        self.observing = Observing(database, config, chat)
+        self.sessions = Sessions(
+            database, config, chat, rebuilt=self._stepped, queued=self.observing.wake, traced=telemetry.memory
+        )
+        self.operations = Operations(database, self.sessions, self.observing, metrics, upstream)
+        database.failed = metrics.database_errors.inc
+        self.ending = threading.Event()
+        """Set when the process is about to end: what streams without an end of its own ends now."""
+        self._until: float | None = None
+
+    def end(self, seconds: float) -> None:
+        """The process is about to end: nothing new is begun, and ``close`` takes no longer than so."""
+        self._until = time.monotonic() + seconds
+        self.ending.set()
+        self.observing.end()
 
     def close(self) -> None:
-        """Close the sessions, then the database."""
+        """Close the sessions, then the database. What waits for the Observer stays there, free for others."""
+        seconds = self.settings.shutdown_timeout
+        until = self._until if self._until is not None else time.monotonic() + seconds
+        self.observing.close(max(0.0, until - time.monotonic()))
+        self.operations.close()
         self.sessions.close()
         self.database.close()
+
+    def _stepped(self, step: Rebuilt) -> None:
+        """A context was rebuilt: by the proxy or by the API."""
+        self.metrics.step_seconds.observe(step.milliseconds / 1000)
+        self.metrics.tokens.labels("full").inc(step.full_tokens)
+        self.metrics.tokens.labels("sent").inc(step.tokens)
+        self.metrics.sessions.set(self.sessions.held)
+        self.telemetry.stepped(step.session_id, step.strategy, step.record_count, step.milliseconds)
 
 
 def default_database() -> Path:
@@ -66,27 +105,68 @@ def open_database(settings: ServiceSettings) -> Database:
 
 
 def upstream_of(settings: ServiceSettings) -> str:
-    """The base URL that requests go on to, without a slash at its end."""
-    return (settings.upstream or os.environ.get("OPENAI_BASE_URL") or OPENAI).rstrip("/")
+    """The base URL that requests go on to, without a slash at its end. Raises ConfigError."""
+    url = (settings.upstream or os.environ.get("OPENAI_BASE_URL") or OPENAI).strip().rstrip("/")
+    try:
+        parts = urlsplit(url)
+        fits = parts.scheme in ("http", "https") and parts.hostname and (parts.port is None or parts.port)
+    except ValueError:
+        fits = False
+    if not fits or parts.query or parts.fragment or parts.username is not None or not url.isprintable():
+        raise ConfigError(
+            "the upstream is no URL such as https://api.openai.com/v1: check --upstream or OPENAI_BASE_URL "
+            "(keys are no part of it)."
+        )
+    return url
+
+
+# That of FastAPI itself (since 0.16x) tells of paths, which hold names, and of the words of errors.
+_NO_TELEMETRY: Any = dict.fromkeys(("tracing", "metrics", "logs", "operation_spans", "auto_configure"), False)
+
+
+class _Application(FastAPI):
+    """FastAPI, with everything that it answers noted, its own 500 included."""
+
+    metrics: Metrics
+    tracing: Telemetry
+
+    def build_middleware_stack(self) -> Any:
+        return Noted(super().build_middleware_stack(), self.metrics, self.tracing)
 
 
 def create_app(config: Config) -> FastAPI:
-    """The application of a configuration; the database is opened when it starts."""
+    """The application of a configuration; the database is opened when it starts.
+
+    Raises ConfigError for an upstream that is no URL.
+    """
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         database = await to_thread.run_sync(open_database, config.service)
-        service = Service(config, database)
+        try:
+            service = Service(config, database, metrics, telemetry)
+            service.observing.start()
+        except BaseException:
+            database.close()
+            raise
         app.state.service = service
         try:
             yield
         finally:
             await to_thread.run_sync(service.close)
 
-    app = FastAPI(
-        title="memory_bank", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None
-    )  # their pages load scripts from elsewhere
+    metrics, telemetry = Metrics(), Telemetry(upstream_of(config.service))
+    app = _Application(
+        title="memory_bank",
+        version=__version__,
+        lifespan=lifespan,
+        docs_url=None,  # their pages load scripts from elsewhere
+        redoc_url=None,
+        telemetry=_NO_TELEMETRY,
+    )
+    app.metrics, app.tracing = metrics, telemetry
     _say_failures(app)
+    add_operations(app)
     app.include_router(api.router)
     app.include_router(memory_routes.router)
     app.include_router(record_routes.router)

@@ -8,7 +8,7 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,6 +28,7 @@ from memory_bank.stores.schema import sessions
 log = logging.getLogger("memory_bank.Service")
 
 Redact = Callable[[Any], Any]
+Traced = Callable[[str, str], AbstractContextManager[Any]]
 _s = sessions.c
 _KNOWN = sa.select(_s.session_id).where(
     _s.session_id == sa.bindparam("session"),
@@ -79,7 +80,9 @@ class Sessions:
     """Opens sessions of one database for callers of any namespace, and closes those that wait longest.
 
     ``redact`` gives a message as it may be stored (the same object where nothing is to be hidden).
-    ``rebuilt`` is told of every step. Safe under threads, and beside other processes at the same database.
+    ``rebuilt`` is told of every step, ``queued`` of records to be observed in the background, ``traced``
+    makes the span of an operation on a session. Safe under threads, and beside other processes at the same
+    database.
     """
 
     def __init__(
@@ -90,6 +93,8 @@ class Sessions:
         *,
         redact: Redact | None = None,
         rebuilt: Callable[[Rebuilt], None] | None = None,
+        queued: Callable[[], None] | None = None,
+        traced: Traced | None = None,
     ) -> None:
         self.database = database
         self.config = config
@@ -98,6 +103,8 @@ class Sessions:
         config.strategy(self.strategy)
         self._redact = redact
         self._told = rebuilt
+        self._queued = queued
+        self._traced = traced or _untraced
         self._processor = MemoryProcessor(config, self._open)
         self._places: OrderedDict[str, _Place] = OrderedDict()
         self._readers: OrderedDict[str, MemoryBankState] = OrderedDict()
@@ -224,14 +231,20 @@ class Sessions:
     def reset(self, namespace: str | None, name: str) -> None:
         """The end of a task: what is remembered goes, steps and lineage with it. Raises NotFoundError."""
         session_id = self.known(namespace, name)
-        for _ in purge(self.database, session_id=session_id):
-            pass
+        with self._traced("delete_memory", session_id):
+            for _ in purge(self.database, session_id=session_id):
+                pass
         self._forget(session_id)
 
     def delete(self, namespace: str | None, name: str) -> None:
         """As ``reset``, and the session is no longer there, until something comes for it again."""
         self.reset(namespace, name)
         self.database.mark_deleted(stored_id(namespace, name))
+
+    @property
+    def held(self) -> int:
+        """How many sessions are held in memory."""
+        return len(self._places)
 
     def close(self) -> None:
         """Close all sessions; what is queued stays queued. The database stays open."""
@@ -246,7 +259,7 @@ class Sessions:
         with self._lock:
             place = self._places.get(session_id, _Place(None, None))
         return MemoryBankState.open(
-            self.database, session_id, agent_id=place.agent_id, namespace=place.namespace
+            self.database, session_id, agent_id=place.agent_id, namespace=place.namespace, queued=self._queued
         )
 
     @contextmanager
@@ -299,3 +312,7 @@ class Sessions:
         self._processor.close(session_id)
         if reader is not None:
             reader.close()
+
+
+def _untraced(operation: str, session_id: str) -> AbstractContextManager[Any]:  # noqa: ARG001
+    return nullcontext()

@@ -80,6 +80,7 @@ class Database:
         self.in_memory = self._backend.in_memory
         self.ranks = self._backend.ranks
         self._backend.check(must_exist)
+        self.failed: Callable[[], None] | None = None  # told of every operation that is refused
         self._closed = False
         self._inserts: dict[str, sa.Insert] = {}
         self._compiled: dict[
@@ -298,6 +299,8 @@ class Database:
         try:
             yield
         except (SQLAlchemyError, OverflowError) as e:
+            if self.failed is not None:
+                self.failed()
             raise StorageError(
                 f"{self.name}: {self._backend.say(e)}; nothing was changed, the same call can be made again."
             ) from e

@@ -67,6 +67,7 @@ _DONE = sa.delete(jobs).where(_held)
 _CLEAR = sa.delete(jobs).where(_mine)
 _OPEN = sa.select(sa.func.count()).select_from(jobs)
 _OPEN_HERE = _OPEN.where(_mine)
+_OLDEST = sa.select(sa.func.count(), sa.func.min(_t.created)).select_from(jobs)
 _r, _i = records.c, insights.c
 _head = sa.func.substr(sa.type_coerce(_r.output, sa.LargeBinary), 1, len(MARK), type_=sa.LargeBinary)
 _BARE = (
@@ -246,6 +247,13 @@ def without_insight(database: Database, session_id: str) -> list[str]:
 def _is_own(tool: str, verbatim: bool, head: bytes) -> bool:
     """Whether a record, told by the beginning of its output, is an answer of our own tools."""
     return is_memory_tool(tool, bytes(head).decode("ascii", "replace") if verbatim else None)
+
+
+def oldest_job(database: Database) -> tuple[int, float]:
+    """How many jobs there are, taken ones included, and the age of the oldest in seconds."""
+    with database.read() as c:
+        count, created = c.execute(_OLDEST).one()
+        return int(count), max(0.0, database.now(c) - created) if count else 0.0
 
 
 def orphaned_jobs(database: Database) -> int:

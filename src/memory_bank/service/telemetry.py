@@ -1,0 +1,258 @@
+"""Spans and metrics by OpenTelemetry's conventions for generative AI; without an SDK they cost little.
+
+The names are those of the repository open-telemetry/semantic-conventions-genai (status: development), as
+strings: the constants of the Python package are deprecated. No attribute holds a content.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any, Protocol
+from urllib.parse import urlsplit
+
+from memory_bank import __version__
+from memory_bank.errors import MissingExtraError
+from memory_bank.service.access import stored_id
+
+try:
+    from opentelemetry import context, metrics, trace
+    from opentelemetry.propagate import extract, inject
+    from opentelemetry.propagators.textmap import Getter
+    from opentelemetry.trace import SpanKind, StatusCode
+except ImportError:
+    raise MissingExtraError("the service (opentelemetry-api)", "service") from None
+
+Headers = Iterable[tuple[bytes, bytes]]
+
+PROVIDER = "openai"  # whose API is spoken, whoever answers
+MODEL_CALLS = frozenset({"chat", "responses"})
+_LONGEST_NAME = 100
+_TOKENS = (1, 4, 16, 64, 256, 1024, 4096, 16384, 65536, 262144, 1048576, 4194304)
+_SECONDS = (0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48, 40.96, 81.92)
+
+
+class _HeaderGetter(Getter[Headers]):
+    """Reads a trace's context from the headers of an ASGI scope."""
+
+    def get(self, carrier: Headers, key: str) -> list[str] | None:
+        wanted = key.lower().encode("latin-1")
+        return [v.decode("latin-1") for n, v in carrier if n.lower() == wanted] or None
+
+    def keys(self, carrier: Headers) -> list[str]:
+        return [n.decode("latin-1") for n, _ in carrier]
+
+
+_GETTER = _HeaderGetter()
+
+
+class Exchanged(Protocol):
+    """What is read of ``memory_bank.service.exchange.Exchange``, one request through the proxy."""
+
+    @property
+    def method(self) -> str: ...
+    @property
+    def route(self) -> str: ...
+    @property
+    def outcome(self) -> str: ...
+    @property
+    def status(self) -> int | None: ...
+    @property
+    def seconds(self) -> float: ...
+    @property
+    def model(self) -> str | None: ...
+    @property
+    def namespace(self) -> str | None: ...
+    @property
+    def session(self) -> str | None: ...
+    @property
+    def memory(self) -> str: ...
+    @property
+    def tokens(self) -> int | None: ...
+    @property
+    def full_tokens(self) -> int | None: ...
+    @property
+    def input_tokens(self) -> int | None: ...
+    @property
+    def output_tokens(self) -> int | None: ...
+
+
+class _Call:
+    """The call upstream that a request makes, if it makes one: several of one request are one span."""
+
+    __slots__ = ("span",)
+
+    def __init__(self) -> None:
+        self.span: Any = None
+
+
+_call: ContextVar[_Call | None] = ContextVar("memory_bank_model_call", default=None)
+
+
+class Telemetry:
+    """What a service tells of itself. ``upstream`` is the base URL of the model's API.
+
+    ``tracer_provider`` and ``meter_provider``: in place of those of the process.
+    """
+
+    def __init__(self, upstream: str, *, tracer_provider: Any = None, meter_provider: Any = None) -> None:
+        self._tracer = trace.get_tracer("memory_bank", __version__, tracer_provider)
+        meter = metrics.get_meter("memory_bank", __version__, meter_provider)
+        self._tokens = meter.create_histogram(
+            "gen_ai.client.token.usage",
+            unit="{token}",
+            description="Number of input and output tokens used.",
+            explicit_bucket_boundaries_advisory=_TOKENS,
+        )
+        self._duration = meter.create_histogram(
+            "gen_ai.client.operation.duration",
+            unit="s",
+            description="GenAI operation duration.",
+            explicit_bucket_boundaries_advisory=_SECONDS,
+        )
+        parts = urlsplit(upstream)
+        self._server: dict[str, Any] = {"server.address": parts.hostname or ""}
+        if parts.port is not None:
+            self._server["server.port"] = parts.port
+
+    @contextmanager
+    def request(self, method: str, headers: Headers) -> Iterator[Any]:
+        """The span of a request to this service, in the trace that its headers name."""
+        parent = extract(headers, getter=_GETTER)
+        span = self._tracer.start_span(method, parent, SpanKind.SERVER, {"http.request.method": method})
+        token = context.attach(trace.set_span_in_context(span, parent))
+        call = _Call()
+        known = _call.set(call)
+        try:
+            yield span
+        finally:
+            if call.span is not None:
+                call.span.end()
+            _call.reset(known)
+            context.detach(token)
+            span.end()
+
+    def answered(self, span: Any, method: str, route: str, status: int) -> None:
+        """Tell of a request's end."""
+        if not span.is_recording():
+            return
+        span.update_name(f"{method} {route}")
+        span.set_attribute("http.route", route)
+        span.set_attribute("http.response.status_code", status)
+        if status >= 500:
+            _failed(span, str(status))
+
+    def carry(self, headers: Headers) -> list[tuple[bytes, bytes]]:
+        """Begin the request's call upstream: the headers with which it goes there, its trace among them."""
+        call = _call.get()
+        if call is not None and call.span is None:
+            call.span = self._tracer.start_span("POST", kind=SpanKind.CLIENT, attributes=self._server)
+        carrier: dict[str, str] = {}
+        inject(carrier, trace.set_span_in_context(call.span) if call is not None else None)
+        ours = [(k.encode("latin-1"), v.encode("latin-1")) for k, v in carrier.items()]
+        names = {n for n, _ in ours}
+        return [*((n, v) for n, v in headers if n.lower() not in names), *ours]
+
+    def exchanged(self, exchange: Exchanged) -> None:
+        """The call upstream has ended; called in the request that made it."""
+        call = _call.get()
+        span = call.span if call is not None else None
+        error = _error_of(exchange)
+        model_call = exchange.route in MODEL_CALLS
+        attributes: dict[str, Any] = {}
+        if model_call:
+            model = (exchange.model or "")[:_LONGEST_NAME]
+            attributes = {
+                "gen_ai.operation.name": "chat",
+                "gen_ai.provider.name": PROVIDER,
+                "gen_ai.request.model": model,
+            }
+            figures = {**attributes, **self._server}
+            if error is not None:
+                figures["error.type"] = error
+            self._duration.record(exchange.seconds, figures)
+            for kind, count in (("input", exchange.input_tokens), ("output", exchange.output_tokens)):
+                if count is not None:
+                    self._tokens.record(count, {**figures, "gen_ai.token.type": kind})
+        if call is None or span is None:
+            return
+        if span.is_recording():
+            if model_call:
+                span.update_name(f"chat {model}")
+                name = exchange.session
+                attributes |= _told(
+                    {
+                        "gen_ai.conversation.id": name and stored_id(exchange.namespace, name),
+                        "gen_ai.usage.input_tokens": exchange.input_tokens,
+                        "gen_ai.usage.output_tokens": exchange.output_tokens,
+                        "memory_bank.status": exchange.memory or None,
+                        "memory_bank.tokens.full": exchange.full_tokens,
+                        "memory_bank.tokens.sent": exchange.tokens,
+                    }
+                )
+            else:
+                span.update_name(exchange.method)
+            span.set_attributes(
+                {
+                    **attributes,
+                    "http.request.method": exchange.method,
+                    **_told({"http.response.status_code": exchange.status}),
+                }
+            )
+            if error is not None:
+                _failed(span, error)
+        span.end()
+        call.span = None
+
+    @contextmanager
+    def memory(self, operation: str, session: str | None = None) -> Iterator[Any]:
+        """A span around work on memory: ``search_memory``, ``create_memory``, ``delete_memory`` and so on.
+
+        The span takes further attributes of ``gen_ai.memory``; an error is told by its type.
+        """
+        span = self._tracer.start_span(operation, attributes=_memory(operation, session))
+        with trace.use_span(span, end_on_exit=True, record_exception=False, set_status_on_exception=False):
+            try:
+                yield span
+            except Exception as e:
+                _failed(span, type(e).__name__)
+                raise
+
+    def stepped(self, session: str, strategy: str, records: int, milliseconds: float) -> None:
+        """A context was rebuilt just now: what was new was stored, and what may be needed was chosen."""
+        end = time.time_ns()
+        span = self._tracer.start_span(
+            "search_memory",
+            attributes=_memory("search_memory", session),
+            start_time=end - int(milliseconds * 1e6),
+        )
+        if span.is_recording():
+            span.set_attribute("gen_ai.memory.record.count", records)
+            span.set_attribute("memory_bank.strategy", strategy)
+        span.end(end)
+
+
+def _memory(operation: str, session: str | None) -> dict[str, Any]:
+    return {
+        "gen_ai.operation.name": operation,
+        "gen_ai.provider.name": "memory_bank",
+        **_told({"gen_ai.conversation.id": session, "gen_ai.memory.store.id": session}),
+    }
+
+
+def _told(values: dict[str, Any]) -> dict[str, Any]:
+    return {k: v for k, v in values.items() if v is not None}
+
+
+def _error_of(exchange: Exchanged) -> str | None:
+    """The kind of a failure in one word, None where there is none."""
+    if exchange.outcome not in ("complete", "client_gone"):
+        return exchange.outcome
+    return str(exchange.status) if exchange.status is not None and exchange.status >= 400 else None
+
+
+def _failed(span: Any, kind: str) -> None:
+    span.set_attribute("error.type", kind)
+    span.set_status(StatusCode.ERROR)

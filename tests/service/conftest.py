@@ -1,0 +1,48 @@
+"""What the tests of the service share."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from memory_bank.config import Config, load_config
+
+
+@pytest.fixture
+def configured(tmp_path: Path) -> Callable[..., Config]:
+    """``configured(strategies=…, **service)``: the shipped configuration with some settings of the service."""
+
+    def make(strategies: dict[str, Any] | None = None, **service: Any) -> Config:
+        shipped = load_config().model_dump(exclude={"service"})
+        shipped["memory_strategies"].update(strategies or {})
+        settings = {"database": str(tmp_path / "bank.db"), "upstream": "http://127.0.0.1:9/v1", **service}
+        return Config(**shipped, service=settings)
+
+    return make
+
+
+class Lines(logging.Handler):
+    """Log records as they came."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.records: list[logging.LogRecord] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.records.append(record)
+
+
+@pytest.fixture
+def told() -> Iterator[list[logging.LogRecord]]:
+    """The records of our loggers, from DEBUG on."""
+    ours, handler = logging.getLogger("memory_bank"), Lines()
+    level = ours.level
+    ours.addHandler(handler)
+    ours.setLevel(logging.DEBUG)
+    yield handler.records
+    ours.removeHandler(handler)
+    ours.setLevel(level)

@@ -1,0 +1,220 @@
+"""One observer for all sessions of a service: it waits for nobody, and nobody waits for it."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from starlette.testclient import TestClient
+from tests.chats import rounds, system, user
+from tests.service.processes import until
+
+from memory_bank.clients.chat import OpenAIChat
+from memory_bank.clients.lexical import LexicalEmbedder
+from memory_bank.errors import ConfigError
+from memory_bank.service.app import create_app
+from memory_bank.service.observing import Observing, chat_of, observed_by
+from memory_bank.service.sessions import Sessions
+from memory_bank.stores.database import Database
+from memory_bank.stores.insights import InsightStore
+from memory_bank.stores.jobs import JobQueue, oldest_job
+from memory_bank.stores.spending import spent_by_session
+from memory_bank.testing import Reply, ScriptedServer, say
+
+BACKGROUND = {
+    "type": "memory_bank",
+    "observer_model": "m",
+    "observer_mode": "background",
+    "embedding_model": "lexical",
+    "token_encoding": "approximate",
+}
+
+
+def chat(n: int = 6) -> list[dict[str, Any]]:
+    return [system(), user(), *rounds(n, size=400)]
+
+
+@pytest.fixture(autouse=True)
+def key(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "k")
+
+
+@pytest.fixture
+def database(bank_url: str) -> Iterator[Database]:
+    database = Database(bank_url)
+    yield database
+    database.close()
+
+
+@pytest.fixture
+def model() -> Iterator[ScriptedServer]:
+    with ScriptedServer(lambda body: say("By the model.")) as server:
+        yield server
+
+
+def config_for(configured: Any, model: ScriptedServer, **more: Any) -> Any:
+    return configured({"mine": {**BACKGROUND, **more}}, strategy="mine", upstream=model.base_url)
+
+
+def observing_for(database: Database, config: Any) -> Observing:
+    return Observing(database, config, chat_of(config, config.service.upstream))
+
+
+def test_jobs_of_sessions_that_nobody_touches_any_more(
+    configured: Any, database: Database, model: ScriptedServer
+) -> None:
+    config = config_for(configured, model)
+    before = Sessions(database, config, OpenAIChat(base_url=model.base_url), queued=lambda: None)
+    for name in "abc":
+        before.rebuild("ns", name, chat())
+    before.close()
+    assert oldest_job(database)[0] == 18
+    assert model.requests == []
+    observing = observing_for(database, config)
+    observing.start()
+    until(lambda: oldest_job(database) == (0, 0.0))
+    observing.close(5)
+    assert not observing.works
+    assert len(model.requests) == 18
+    store = InsightStore(LexicalEmbedder(), database, "ns/a")
+    assert {i.source for i in store.get_insights(store.trace_ids()).values()} == {"llm:m"}
+
+
+def test_one_thread_for_all_sessions_of_a_service(
+    configured: Any, bank_url: str, model: ScriptedServer
+) -> None:
+    config = configured({"mine": BACKGROUND}, strategy="mine", upstream=model.base_url, database=bank_url)
+    with TestClient(create_app(config)) as client:
+        service = client.app.state.service
+        for n in range(8):
+            service.sessions.rebuild(None, f"s{n}", chat(3))
+        names = [t.name for t in threading.enumerate()]
+        assert names.count("memory-bank-observing") == 1
+        assert "memory-bank-observer" not in names
+        told = client.get("/health").json()["parts"]["observer"]
+        assert (told["ok"], told["name"]) == (True, "llm:m")
+        began = time.monotonic()
+        until(lambda: not oldest_job(service.database)[0])
+        assert time.monotonic() - began < 4  # it was woken: it looks by itself every five seconds
+    assert "memory-bank-observing" not in [t.name for t in threading.enumerate()]
+    assert len(model.requests) == 24
+
+
+def test_by_extraction_nothing_runs(configured: Any, database: Database) -> None:
+    config = configured()
+    observing = observing_for(database, config)
+    observing.start()
+    assert (observing.name, observing.works, observing.settings) == ("extractive", False, None)
+    observing.wake()
+    observing.close(0)
+
+
+def test_limits_hold_over_several_workers(configured: Any, bank_url: str, model: ScriptedServer) -> None:
+    config = config_for(configured, model, observer_budget={"calls_per_day": 5}, observer_concurrency=4)
+    databases = [Database(bank_url) for _ in range(3)]
+    sessions = Sessions(databases[0], config, OpenAIChat(base_url=model.base_url), queued=lambda: None)
+    for name in "abcd":
+        sessions.rebuild(None, name, chat(4))
+    workers = [observing_for(d, config) for d in databases]
+    for worker in workers:
+        worker.start()
+    until(lambda: not oldest_job(databases[0])[0])
+    for worker in workers:
+        worker.close(5)
+    assert len(model.requests) == 5
+    assert sum(s.calls for s in spent_by_session(databases[0]).values()) == 5
+    for database in databases:
+        database.close()
+
+
+def test_a_limit_of_cost_without_a_price_is_told_at_the_start(
+    configured: Any, database: Database, model: ScriptedServer
+) -> None:
+    config = config_for(configured, model, observer_budget={"cost_per_day": 1})
+    with pytest.raises(ConfigError, match="no price"):
+        observing_for(database, config).start()
+
+
+def test_a_model_that_hangs_keeps_up_no_request_and_its_jobs_are_free_soon(
+    configured: Any, database: Database
+) -> None:
+    with ScriptedServer(lambda body: Reply("late", delay=60)) as model:
+        config = config_for(configured, model)
+        observing = observing_for(database, config)
+        sessions = Sessions(database, config, OpenAIChat(base_url=model.base_url), queued=observing.wake)
+        observing.start()
+        sessions.rebuild(None, "a", chat(2))
+        until(lambda: model.requests)
+        began = time.monotonic()
+        for n in range(3, 8):
+            assert sessions.rebuild(None, "a", chat(n)).record_count == n
+        assert time.monotonic() - began < 10
+        observing.close(0.2)
+        assert time.monotonic() - began < 15
+        free = JobQueue(database).take("another", 50, 60)
+        assert len(free) == 7
+        assert {j.attempts for j in free} == {1}  # what was let go does not count
+        sessions.close()
+
+
+def test_jobs_at_hand_are_ended_where_there_is_time(configured: Any, database: Database) -> None:
+    with ScriptedServer(lambda body: Reply("in time", delay=0.7)) as model:
+        config = config_for(configured, model)
+        observing = observing_for(database, config)
+        sessions = Sessions(database, config, OpenAIChat(base_url=model.base_url), queued=observing.wake)
+        sessions.rebuild(None, "a", chat(12))
+        observing.start()
+        until(lambda: model.requests)
+        observing.close(20)
+        assert oldest_job(database)[0] == 12 - len(model.requests) == 4
+        sessions.close()
+
+
+def test_without_a_key_the_strategy_that_needs_one_is_refused(
+    configured: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("OPENAI_API_KEY")
+    assert chat_of(configured(), "http://127.0.0.1:9/v1") is None
+    assert chat_of(configured({"mine": BACKGROUND}), "http://127.0.0.1:9/v1") is None  # others may need one
+    needing = [
+        BACKGROUND,
+        {**BACKGROUND, "observer_mode": "inline"},
+        {"type": "progressive_summarization", "summary_model": "m"},
+        {"type": "hierarchical", "summary_model": "m"},
+        {"type": "adaptive", "strategies": ["no_strategy", "memory_bank_classic"]},
+    ]
+    for strategy in needing:
+        with pytest.raises(ConfigError, match="OPENAI_API_KEY"):
+            chat_of(configured({"mine": strategy}, strategy="mine"), "http://127.0.0.1:9/v1")
+    for strategy in ({**BACKGROUND, "observer_mode": "off"}, {"type": "hierarchical"}):
+        assert chat_of(configured({"mine": strategy}, strategy="mine"), "http://127.0.0.1:9/v1") is None
+
+
+def test_by_whose_settings_records_are_observed(configured: Any) -> None:
+    inline = {**BACKGROUND, "observer_mode": "inline", "observer_model": "x"}
+    assert observed_by(configured()) is None  # the shipped classic one asks its model within the step
+    assert observed_by(configured({"mine": BACKGROUND})).observer_model == "m"  # a request may name it
+    assert (
+        observed_by(configured({"mine": BACKGROUND, "other": inline}, strategy="other")).observer_model == "x"
+    )
+    off = {**BACKGROUND, "observer_mode": "off"}
+    assert observed_by(configured({"mine": off}, strategy="mine")) is None
+
+
+def test_an_embedder_that_cannot_be_loaded_is_tried_again(
+    configured: Any, database: Database, model: ScriptedServer, caplog: Any
+) -> None:
+    config = config_for(configured, model, embedding_model="./no such folder")
+    observing = observing_for(database, config)
+    with caplog.at_level(logging.WARNING, "memory_bank"):
+        observing.start()
+        until(lambda: "observing waits" in caplog.text)
+    assert observing.works
+    began = time.monotonic()
+    observing.close(30)
+    assert not observing.works
+    assert time.monotonic() - began < 5

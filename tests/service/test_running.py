@@ -1,0 +1,315 @@
+"""The service as a process: how it begins, what it says, how it is told what to do, and how it ends."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import logging
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+from tests.cli.conftest import COMMAND, cli, environment  # noqa: F401
+from tests.service.processes import Process, serve, start, until
+
+from memory_bank.config import load_config
+from memory_bank.stores.database import Database
+from memory_bank.stores.verification import verify
+
+
+def test_without_any_configuration(tmp_path: Path) -> None:
+    """It begins, says where it is and how to point an agent at it, and ends in order."""
+    with serve(XDG_DATA_HOME=str(tmp_path), OPENAI_BASE_URL="http://127.0.0.1:9/v1") as service:
+        assert service.ask("/health?live").json()["status"] == "ok"
+        assert service.end() == 0
+        out = service.process.stdout.read()
+    assert out == ""  # the address was the only line
+    bank = tmp_path / "memory-bank" / "bank.db"
+    for said in (
+        f"serves at {service.address}\n", f"database  sqlite:///{bank}\n", "upstream  http://127.0.0.1:9/v1\n",
+        "strategy  memory_bank, summaries: by extraction\n", f"OPENAI_BASE_URL={service.address}/v1\n",
+        f"page      {service.address}/\n", "ending: open requests have 10 s\n", "ended\n",
+    ):  # fmt: skip
+        assert said in service.log
+    assert list(verify(Database(bank))) == []
+
+
+def test_ctrl_c(tmp_path: Path) -> None:
+    with serve("--db", tmp_path / "b.db", "--log-format", "json") as service:
+        assert service.end(signal.SIGINT) == 130
+    told = [json.loads(line) for line in service.lines]  # nothing on standard error but JSON
+    assert [t["message"] for t in told] == ["serving", "ending: open requests have 10 s", "ended"]
+    assert told[0]["address"] == service.address
+    assert told[0]["workers"] == 1
+
+
+def test_file_environment_and_options(tmp_path: Path) -> None:
+    """The environment wins over the file, value by value, and an option over both."""
+    ports = [free_port() for _ in range(3)]
+    file = tmp_path / "config.toml"
+    file.write_text(
+        f'[service]\nport = {ports[0]}\ndatabase = "{tmp_path}/file.db"\nupstream = "http://127.0.0.1:9/file"\n'
+        'log_format = "json"\n[memory_strategies.memory_bank]\ntype = "memory_bank"\nobserver_model = "extractive"\n'
+    )
+    env = {"MEMORY_BANK_SERVICE__PORT": str(ports[1]), "MEMORY_BANK_SERVICE__DATABASE": f"{tmp_path}/env.db"}
+    with serve("--config", file, "--db", tmp_path / "given.db", port=None, **env) as service:
+        assert service.address == f"http://127.0.0.1:{ports[1]}"
+        told = json.loads(service.lines[0])
+    assert told["upstream"] == "http://127.0.0.1:9/file"
+    assert told["database"].endswith("/given.db")
+    with serve("--config", file, port=ports[2], **env) as service:
+        assert service.address == f"http://127.0.0.1:{ports[2]}"
+        assert json.loads(service.lines[0])["database"].endswith("/env.db")
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as s:
+        return int(s.getsockname()[1])
+
+
+@pytest.fixture
+def _logging_as_it_was() -> Any:
+    root, raising = logging.getLogger(), logging.raiseExceptions
+    handlers, level = root.handlers[:], root.level
+    yield
+    root.handlers[:] = handlers
+    root.setLevel(level)
+    logging.raiseExceptions = raising
+
+
+@pytest.mark.usefixtures("_logging_as_it_was")
+@pytest.mark.parametrize(
+    ("options", "env", "code", "says"),
+    [
+        (["--host", "0.0.0.0"], {}, 2, "keys create"),
+        (["--host", "no.such.host.invalid"], {}, 2, "leads nowhere"),
+        (["--host", "203.0.113.1"], {}, 1, "cannot be listened on"),
+        (["--host", ""], {}, 2, "--host: "),
+        (["--db", "/no/such/folder/b.db"], {}, 1, "its folder does not exist"),
+        (["--db", "mysql://x@y/z"], {}, 1, "a mysql database cannot be opened"),
+        (["--db", "postgresql://u:secret@127.0.0.1:9/z"], {}, 1, "check the URL's host and port"),
+        (["--db", ":memory:", "--workers", "2"], {}, 2, "workers"),
+        (["--upstream", "api.openai.com"], {}, 2, "--upstream"),
+        (["--upstream", "https://user:secret@api.example/v1"], {}, 2, "--upstream"),
+        (["--upstream", "https://api.example/v1?key=secret"], {}, 2, "--upstream"),
+        (["--upstream", "http://[::1"], {}, 2, "--upstream"),
+        ([], {"OPENAI_BASE_URL": "ftp://secret"}, 2, "OPENAI_BASE_URL"),
+        (["--config", "/no/such/file"], {}, 2, "/no/such/file cannot be read"),
+        (["--log-format", "xml"], {}, 2, "--log-format: input should be 'text' or 'json'"),
+        (["--workers", "0"], {}, 2, "--workers"),
+        (["--port", "99999"], {}, 2, "--port"),
+        ([], {"MEMORY_BANK_SERVICE__PORT": "many"}, 2, "MEMORY_BANK_SERVICE__PORT"),
+        ([], {"MEMORY_BANK_SERVICE__PROT": "1"}, 2, "did you mean port?"),
+        ([], {"MEMORY_BANK_SERVICE__STRATEGY": "memory_bnak"}, 2, "did you mean 'memory_bank'?"),
+        ([], {"MEMORY_BANK_SERVICE__STRATEGY": "memory_bank_classic"}, 2, "OPENAI_API_KEY"),
+    ],
+)
+def test_what_is_wrong_is_one_sentence(
+    request: pytest.FixtureRequest,
+    monkeypatch: Any,
+    tmp_path: Path,
+    options: Any,
+    env: Any,
+    code: int,
+    says: str,
+) -> None:
+    run = request.getfixturevalue("cli")
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+    for name, value in env.items():
+        monkeypatch.setenv(name, value)
+    defaults = [] if "--port" in options else ["--port", "0"]
+    done = run("serve", *defaults, *options)
+    assert (done.code, done.out) == (code, "")
+    assert says in done.sentence()
+    assert "secret" not in done.err
+
+
+def test_a_port_that_is_taken(tmp_path: Path) -> None:
+    """The second one says so, makes no database, and leaves the first alone; the same file is no trouble."""
+    with serve("--db", tmp_path / "b.db") as first:
+        port = urlsplit(first.address).port
+        second = start("--db", tmp_path / "never.db", port=port)
+        assert second.wait() == 1
+        assert second.lines == [
+            f"memory-bank: 127.0.0.1:{port} is in use: end what listens there, or choose another --port.\n"
+        ]
+        assert not (tmp_path / "never.db").exists()
+        with serve("--db", tmp_path / "b.db") as third:
+            assert third.ask("/health?live").status == first.ask("/health?live").status == 200
+            assert third.end() == 0
+        assert first.ask("/health?live").status == 200
+
+
+def test_a_service_that_would_forward_to_itself() -> None:
+    port = free_port()
+    started = start(port=port, OPENAI_BASE_URL=f"http://localhost:{port}/v1")
+    assert started.wait() == 2
+    assert "is this service itself" in started.log
+    assert len(started.lines) == 1
+
+
+@pytest.mark.parametrize("package", ["fastapi", "uvicorn", "httpx2", "prometheus_client", "opentelemetry"])
+def test_without_the_extra(tmp_path: Path, package: str) -> None:
+    script = f"import sys; sys.modules[{package!r}] = None; sys.argv = ['memory-bank', 'serve']\n"
+    done = subprocess.run(
+        [sys.executable, "-c", script + "from memory_bank.cli import main; main()"],
+        env=environment(XDG_DATA_HOME=str(tmp_path)), capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert len(done.stderr.splitlines()) == 1
+    assert "pip install 'memory-bank[service]'" in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.fixture
+def silent() -> Any:
+    """An upstream that takes a call and never answers: a request for the health lasts two seconds with it."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}/v1"
+
+
+def asked(service: Process) -> http.client.HTTPConnection:
+    """A request that lasts two seconds, and has been begun."""
+    connection = http.client.HTTPConnection(urlsplit(service.address).netloc, timeout=30)
+    connection.request("GET", "/health")
+    until(lambda: "running 2" in running(service))
+    return connection
+
+
+def running(service: Process) -> str:
+    (line,) = [
+        x
+        for x in service.ask("/metrics").body.decode().splitlines()
+        if x.startswith("memory_bank_requests_running")
+    ]
+    return f"running {float(line.split()[1]):g}"
+
+
+def test_open_requests_end_and_new_ones_are_refused(tmp_path: Path, silent: str) -> None:
+    with serve("--db", tmp_path / "b.db", "--upstream", silent) as service:
+        open_ = asked(service)
+        service.process.send_signal(signal.SIGTERM)
+        until(lambda: "ending" in service.log)
+        time.sleep(0.3)
+        with pytest.raises(ConnectionRefusedError):
+            service.ask("/health?live")
+        answer = open_.getresponse()
+        assert (answer.status, json.loads(answer.read())["status"]) == (200, "degraded")
+        assert service.wait() == 0
+
+
+def test_after_the_time_set_open_requests_are_cut(tmp_path: Path, silent: str) -> None:
+    env = {"MEMORY_BANK_SERVICE__SHUTDOWN_TIMEOUT": "0.2"}
+    with serve("--db", tmp_path / "b.db", "--upstream", silent, **env) as service:
+        open_ = asked(service)
+        began = time.monotonic()
+        service.process.send_signal(signal.SIGTERM)
+        assert open_.getresponse().status == 500  # it had not begun to answer
+        assert time.monotonic() - began < 1.8
+        assert service.wait() == 0
+
+
+def test_ctrl_c_again_ends_it_at_once(tmp_path: Path, silent: str) -> None:
+    with serve("--db", tmp_path / "b.db", "--upstream", silent) as service:
+        open_ = asked(service)
+        service.process.send_signal(signal.SIGINT)
+        until(lambda: "ending" in service.log)
+        service.process.send_signal(signal.SIGTERM)  # once more from a supervisor: nothing is cut for that
+        time.sleep(0.3)
+        assert service.process.poll() is None
+        service.process.send_signal(signal.SIGINT)
+        assert service.wait(1) == 130
+        with pytest.raises((http.client.HTTPException, OSError)):
+            open_.getresponse()
+    assert "ended" not in service.log
+
+
+def test_what_hangs_in_a_thread_does_not_keep_it_alive(tmp_path: Path) -> None:
+    """A thread that never ends is left behind after the time set and five seconds more."""
+    script = (
+        "import sys, threading\n"
+        "from memory_bank.config import load_config\n"
+        "from memory_bank.service import running\n"
+        "running.GRACE = 0.5\n"
+        "threading.Thread(target=threading.Event().wait).start()\n"
+        "config = load_config()\n"
+        "service = config.service.model_copy(update={'port': 0, 'database': sys.argv[1], 'shutdown_timeout': 0.1})\n"
+        "sys.exit(running.serve(config.model_copy(update={'service': service})))\n"
+    )
+    process = Process(
+        subprocess.Popen(
+            [sys.executable, "-c", script, str(tmp_path / "b.db")],
+            env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )
+    )  # fmt: skip
+    with process:
+        assert process.process.stdout.readline().startswith("http://127.0.0.1:")
+        assert process.end() == 0
+    assert "what still runs is ended" in process.log
+
+
+def test_nobody_listens_to_what_it_says(tmp_path: Path) -> None:
+    """Closed streams end no service."""
+    port = free_port()
+    running = subprocess.Popen(
+        ["bash", "-c", f"exec {' '.join(COMMAND)} serve --port {port} --db {tmp_path}/b.db 1>&- 2>&-"],
+        env=environment(),
+    )
+    try:
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
+
+        def answers() -> bool:
+            try:
+                connection.request("GET", "/health?live")
+                return connection.getresponse().read() != b""
+            except OSError:
+                connection.close()
+                return False
+
+        assert running.poll() is None
+        until(lambda: running.poll() is not None or answers())
+        if running.poll() is None:
+            running.send_signal(signal.SIGTERM)
+        assert running.wait(30) in (0, 1)
+    finally:
+        running.kill()
+        running.wait()
+
+
+def test_a_database_that_goes_away_while_it_begins(tmp_path: Path) -> None:
+    """What the application itself cannot begin with is one sentence, too."""
+    from memory_bank.service import running
+
+    config = load_config()
+    gone = config.service.model_copy(update={"database": str(tmp_path / "gone" / "b.db"), "port": 0})
+    config = config.model_copy(update={"service": gone})
+    told: list[str] = []
+    with running.listening(config) as sock, pytest.raises(running.MemoryBankError, match="folder"):
+        running.serve_here(config, sock, lambda: told.append("started"))
+    assert told == []
+
+
+def test_services_that_begin_together_on_a_new_database(bank_url: str) -> None:
+    """Each migrates or waits for the one that does."""
+    started = [start("--db", bank_url) for _ in range(4)]
+    try:
+        for service in started:
+            service.address = service.process.stdout.readline().strip()
+            assert service.address, service.log
+            assert service.ask("/health?live").status == 200
+        for service in started:
+            service.process.send_signal(signal.SIGTERM)
+        assert [s.wait() for s in started] == [0] * 4
+    finally:
+        for service in started:
+            service.process.kill()
+            service.process.wait()
+    database = Database(bank_url)
+    assert list(verify(database)) == []
+    database.close()

@@ -1,0 +1,262 @@
+"""Spans and metrics as an SDK receives them, and nothing of contents in them."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from opentelemetry import trace
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import InMemoryMetricReader
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.trace import SpanKind, StatusCode
+
+from memory_bank.errors import StorageError
+from memory_bank.service.telemetry import Telemetry
+
+TRACE = "0af7651916cd43dd8448eb211c80319c"
+PARENT = "b7ad6b7169203331"
+INCOMING = [(b"traceparent", f"00-{TRACE}-{PARENT}-01".encode()), (b"tracestate", b"v=1"), (b"host", b"x")]
+
+
+@dataclass
+class Exchange:
+    """As ``memory_bank.service.exchange`` tells of a request through the proxy."""
+
+    method: str = "POST"
+    route: str = "chat"
+    outcome: str = "complete"
+    status: int | None = 200
+    seconds: float = 1.5
+    model: str | None = "gpt-4.1"
+    namespace: str | None = None
+    session: str | None = "s"
+    memory: str = "rebuilt"
+    tokens: int | None = 100
+    full_tokens: int | None = 900
+    input_tokens: int | None = 120
+    output_tokens: int | None = 7
+
+
+class Seen:
+    """A telemetry with an SDK behind it."""
+
+    def __init__(self) -> None:
+        self.exporter = InMemorySpanExporter()
+        provider = TracerProvider()
+        provider.add_span_processor(SimpleSpanProcessor(self.exporter))
+        self.reader = InMemoryMetricReader()
+        meters = MeterProvider(metric_readers=[self.reader])
+        self.telemetry = Telemetry(
+            "http://up.example:4000/v1", tracer_provider=provider, meter_provider=meters
+        )
+
+    def spans(self) -> dict[str, Any]:
+        return {s.name: s for s in self.exporter.get_finished_spans()}
+
+    def figures(self) -> dict[str, list[tuple[dict[str, Any], float]]]:
+        data = self.reader.get_metrics_data()
+        return {
+            metric.name: [(dict(p.attributes), p.sum) for p in metric.data.data_points]
+            for resource in data.resource_metrics
+            for scope in resource.scope_metrics
+            for metric in scope.metrics
+        }
+
+
+@pytest.fixture
+def seen() -> Seen:
+    return Seen()
+
+
+def call(seen: Seen, headers: Any = INCOMING, exchange: Any = None) -> list[tuple[bytes, bytes]]:
+    """One request through the proxy."""
+    with seen.telemetry.request("POST", headers) as span:
+        carried = seen.telemetry.carry(headers)
+        seen.telemetry.exchanged(exchange or Exchange())
+        seen.telemetry.answered(span, "POST", "/v1/chat/completions", 200)
+    return carried
+
+
+def test_a_trace_goes_on_upstream(seen: Seen) -> None:
+    carried = call(seen)
+    server, client = seen.spans()["POST /v1/chat/completions"], seen.spans()["chat gpt-4.1"]
+    assert f"{server.context.trace_id:032x}" == f"{client.context.trace_id:032x}" == TRACE
+    assert f"{server.parent.span_id:016x}" == PARENT
+    assert client.parent.span_id == server.context.span_id
+    assert dict(carried) == {
+        b"host": b"x",
+        b"traceparent": f"00-{TRACE}-{client.context.span_id:016x}-01".encode(),
+        b"tracestate": b"v=1",
+    }
+    assert len(carried) == 3
+    assert (server.kind, client.kind) == (SpanKind.SERVER, SpanKind.CLIENT)
+
+
+def test_without_a_trace_one_begins(seen: Seen) -> None:
+    ((name, value),) = call(seen, [])
+    assert name == b"traceparent"
+    assert seen.spans()["POST /v1/chat/completions"].parent is None
+    assert f"{seen.spans()['chat gpt-4.1'].context.trace_id:032x}" in value.decode()
+
+
+def test_what_a_call_is_told_by(seen: Seen) -> None:
+    call(seen, exchange=Exchange(namespace="ns", session="Ada"))
+    span = seen.spans()["chat gpt-4.1"]
+    assert dict(span.attributes) == {
+        "server.address": "up.example",
+        "server.port": 4000,
+        "gen_ai.operation.name": "chat",
+        "gen_ai.provider.name": "openai",
+        "gen_ai.request.model": "gpt-4.1",
+        "gen_ai.conversation.id": "ns/Ada",
+        "gen_ai.usage.input_tokens": 120,
+        "gen_ai.usage.output_tokens": 7,
+        "memory_bank.status": "rebuilt",
+        "memory_bank.tokens.full": 900,
+        "memory_bank.tokens.sent": 100,
+        "http.request.method": "POST",
+        "http.response.status_code": 200,
+    }
+    assert span.status.status_code is StatusCode.UNSET
+    common = {
+        "gen_ai.operation.name": "chat",
+        "gen_ai.provider.name": "openai",
+        "gen_ai.request.model": "gpt-4.1",
+        "server.address": "up.example",
+        "server.port": 4000,
+    }
+    figures = seen.figures()
+    assert figures["gen_ai.client.operation.duration"] == [(common, 1.5)]
+    assert sorted(figures["gen_ai.client.token.usage"], key=lambda p: p[1]) == [
+        ({**common, "gen_ai.token.type": "output"}, 7),
+        ({**common, "gen_ai.token.type": "input"}, 120),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("more", "kind"),
+    [
+        ({"status": 429}, "429"),
+        ({"status": None, "outcome": "unreachable"}, "unreachable"),
+        ({"outcome": "broken_off"}, "broken_off"),
+        ({"outcome": "client_gone"}, None),
+    ],
+)
+def test_failures(seen: Seen, more: Any, kind: str | None) -> None:
+    call(seen, exchange=Exchange(**{"input_tokens": None, "output_tokens": None, **more}))
+    span = seen.spans()["chat gpt-4.1"]
+    assert span.attributes.get("error.type") == kind
+    assert (span.status.status_code is StatusCode.ERROR) == (kind is not None)
+    assert span.status.description is None
+    ((attributes, _),) = seen.figures()["gen_ai.client.operation.duration"]
+    assert attributes.get("error.type") == kind
+    assert "gen_ai.client.token.usage" not in seen.figures()
+
+
+def test_what_only_passes_through_is_no_model_call(seen: Seen) -> None:
+    call(seen, exchange=Exchange(method="GET", route="other", model=None, session=None, memory=""))
+    span = seen.spans()["GET"]
+    assert span.kind is SpanKind.CLIENT
+    assert not any(k.startswith("gen_ai") for k in span.attributes)
+    assert seen.reader.get_metrics_data() is None
+
+
+def test_several_calls_of_one_request_are_one_span(seen: Seen) -> None:
+    with seen.telemetry.request("POST", INCOMING):
+        first, second = seen.telemetry.carry(INCOMING), seen.telemetry.carry(INCOMING)
+        seen.telemetry.exchanged(Exchange())
+    assert first == second
+    assert len(seen.exporter.get_finished_spans()) == 2
+
+
+def test_a_call_that_nobody_reports_ends_with_its_request(seen: Seen) -> None:
+    with seen.telemetry.request("POST", INCOMING):
+        seen.telemetry.carry(INCOMING)
+    assert len(seen.exporter.get_finished_spans()) == 2
+
+
+def test_an_exchange_that_never_went_upstream_has_no_span_but_figures(seen: Seen) -> None:
+    with seen.telemetry.request("POST", []):
+        seen.telemetry.exchanged(Exchange(status=401, outcome="refused"))
+    assert list(seen.spans()) == ["POST"]
+    assert "gen_ai.client.operation.duration" in seen.figures()
+
+
+def test_requests_beside_one_another_keep_their_traces(seen: Seen) -> None:
+    async def one(n: int) -> tuple[int, bytes]:
+        headers = [(b"traceparent", f"00-{n:032x}-{PARENT}-01".encode())]
+        with seen.telemetry.request("POST", headers):
+            await asyncio.sleep(0)
+            carried = await asyncio.create_task(sent(headers))  # as a stream is sent in a task of its own
+            seen.telemetry.exchanged(Exchange())
+        return n, dict(carried)[b"traceparent"]
+
+    async def sent(headers: Any) -> list[tuple[bytes, bytes]]:
+        await asyncio.sleep(0)
+        return seen.telemetry.carry(headers)
+
+    async def all_() -> list[tuple[int, bytes]]:
+        return await asyncio.gather(*(one(n) for n in range(1, 20)))
+
+    for n, value in asyncio.run(all_()):
+        assert f"{n:032x}".encode() in value
+    assert len(seen.exporter.get_finished_spans()) == 2 * 19
+
+
+def test_work_on_memory(seen: Seen) -> None:
+    with seen.telemetry.request("POST", INCOMING):
+        with seen.telemetry.memory("delete_memory", "ns/s") as span:
+            span.set_attribute("gen_ai.memory.record.count", 3)
+        seen.telemetry.stepped("ns/s", "memory_bank", 12, 40.0)
+    deleted, searched = seen.spans()["delete_memory"], seen.spans()["search_memory"]
+    assert dict(deleted.attributes) == {
+        "gen_ai.operation.name": "delete_memory",
+        "gen_ai.provider.name": "memory_bank",
+        "gen_ai.conversation.id": "ns/s",
+        "gen_ai.memory.store.id": "ns/s",
+        "gen_ai.memory.record.count": 3,
+    }
+    assert searched.attributes["gen_ai.memory.record.count"] == 12
+    assert searched.attributes["memory_bank.strategy"] == "memory_bank"
+    assert round((searched.end_time - searched.start_time) / 1e6) == 40
+    assert {deleted.context.trace_id, searched.context.trace_id} == {int(TRACE, 16)}
+
+
+def test_of_an_error_only_the_type_is_told(seen: Seen) -> None:
+    with pytest.raises(StorageError), seen.telemetry.memory("search_memory", "s"):
+        raise StorageError("words that may be a secret")
+    span = seen.spans()["search_memory"]
+    assert (span.attributes["error.type"], span.status.status_code) == ("StorageError", StatusCode.ERROR)
+    assert list(span.events) == []
+    assert "secret" not in span.to_json()
+
+
+def test_hostile_headers_and_names(seen: Seen) -> None:
+    for value in (
+        b"",
+        b"00-zz-zz-01",
+        b"\xff\xfe",
+        b"00-" + b"0" * 32 + b"-" + b"0" * 16 + b"-00",
+        b"x" * 9000,
+    ):
+        call(seen, [(b"traceparent", value), (b"tracestate", value), (b"baggage", b"k=v;;=,=" + value)])
+    call(seen, exchange=Exchange(model="m" * 5000 + "\n"))
+    (long,) = [n for n in seen.spans() if n.startswith("chat m")]
+    assert len(long) == len("chat ") + 100
+
+
+def test_without_an_sdk_what_came_goes_on() -> None:
+    telemetry = Telemetry("https://api.openai.com/v1", tracer_provider=trace.NoOpTracerProvider())
+    with telemetry.request("POST", INCOMING) as span:
+        assert dict(telemetry.carry(INCOMING)) == dict(INCOMING)
+        telemetry.exchanged(Exchange())
+        telemetry.answered(span, "POST", "/x", 200)
+        telemetry.stepped("s", "memory_bank", 1, 1.0)
+    with telemetry.request("POST", [(b"host", b"x")]):
+        assert telemetry.carry([(b"host", b"x")]) == [(b"host", b"x")]
+    assert telemetry.carry(INCOMING) == INCOMING  # outside of any request

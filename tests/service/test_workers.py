@@ -1,0 +1,122 @@
+"""Several processes at one socket: figures of all, one that dies, and the end of all."""
+
+from __future__ import annotations
+
+import http.client
+import os
+import signal
+import socket
+import time
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+from tests.service.processes import Process, serve, start, until
+
+
+@pytest.fixture
+def two(tmp_path: Path) -> Any:
+    with serve("--db", tmp_path / "b.db", "--workers", "2", TMPDIR=str(tmp_path)) as service:
+        yield service
+
+
+def answered(service: Process) -> float:
+    """Requests for the health that all workers together have answered."""
+    lines = service.ask("/metrics").body.decode().splitlines()
+    return sum(
+        float(x.split()[1]) for x in lines if x.startswith("memory_bank_requests_total") and "/health" in x
+    )
+
+
+def alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return "Z" not in Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+
+def test_one_that_dies_is_replaced_and_its_figures_stay(two: Process) -> None:
+    assert ", 2 workers\n" in two.log
+    for _ in range(10):
+        assert two.ask("/health?live").status == 200
+    assert answered(two) == 10
+    first = two.children()
+    assert len(first) == 2
+    os.kill(first[0], signal.SIGKILL)
+    until(lambda: "a worker ended and is replaced: by SIGKILL" in two.log)
+    until(lambda: len(set(two.children()) - {first[0]}) == 2)
+    for _ in range(10):
+        assert two.ask("/health?live").status == 200
+    assert answered(two) == 20
+    running = [
+        x
+        for x in two.ask("/metrics").body.decode().splitlines()
+        if x.startswith("memory_bank_requests_running")
+    ]
+    assert running == ["memory_bank_requests_running 1.0"]
+    assert two.end() == 0
+
+
+def test_the_end_of_all(two: Process, tmp_path: Path) -> None:
+    workers = two.children()
+    assert list(tmp_path.glob("memory-bank-figures-*"))
+    for pid in workers:  # as a terminal sends it: to all
+        os.kill(pid, signal.SIGINT)
+    time.sleep(0.3)
+    assert two.ask("/health?live").status == 200
+    assert two.end(signal.SIGINT) == 130
+    assert not any(map(alive, workers))
+    assert two.log.count("ended\n") == 3
+    assert list(tmp_path.glob("memory-bank-figures-*")) == []
+
+
+def test_a_worker_ends_when_its_supervisor_is_gone(two: Process, tmp_path: Path) -> None:
+    workers = two.children()
+    two.process.kill()
+    until(lambda: not any(map(alive, workers)), 30)
+    until(lambda: "the supervisor is gone" in two.log)
+    until(lambda: list(tmp_path.glob("memory-bank-figures-*")) == [], 10)
+
+
+def test_open_requests_of_all_end_and_ctrl_c_again_ends_them_at_once(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        upstream = f"http://127.0.0.1:{silent.getsockname()[1]}/v1"
+        with serve("--db", tmp_path / "b.db", "--workers", "2", "--upstream", upstream) as service:
+            workers = service.children()
+
+            connection = http.client.HTTPConnection(urlsplit(service.address).netloc, timeout=30)
+            connection.request("GET", "/health")
+            time.sleep(0.5)
+            service.process.send_signal(signal.SIGINT)
+            until(lambda: "ending" in service.log)
+            with pytest.raises(ConnectionRefusedError):
+                until(lambda: service.ask("/health?live") is None, 5)
+            service.process.send_signal(signal.SIGINT)
+            assert service.wait(1) == 130
+            with pytest.raises((http.client.HTTPException, OSError)):
+                connection.getresponse()
+            until(lambda: not any(map(alive, workers)), 10)
+
+
+def test_workers_that_cannot_begin_are_one_sentence(tmp_path: Path) -> None:
+    """What only they find out, here a limit without a price, is told by one of them."""
+    env = {
+        "MEMORY_BANK_MEMORY_STRATEGIES__memory_bank__OBSERVER_MODEL": "m",
+        "MEMORY_BANK_MEMORY_STRATEGIES__memory_bank__OBSERVER_BUDGET": '{"cost_per_day": 1}',
+        "OPENAI_API_KEY": "k",
+    }
+    started = start("--db", tmp_path / "b.db", "--workers", "2", **env)
+    assert started.wait() == 1
+    assert len(started.lines) == 1
+    assert "observer_prices has no price for 'm'" in started.log
+    assert started.process.stdout.read() == ""
+
+
+def test_without_workers_to_share_with_figures_are_not_shared(tmp_path: Path) -> None:
+    with serve("--db", tmp_path / "b.db", TMPDIR=str(tmp_path)) as service:
+        assert list(tmp_path.glob("memory-bank-figures-*")) == []
+        assert service.children() == []
+        service.ask("/health?live")
+        assert answered(service) == 1
