@@ -69,6 +69,9 @@ class Backend(Protocol):
     def lock_session(self, c: Connection, session_id: str | None) -> None:
         """Let one writer at a time into a session (None: into all): ``seq`` is then the order of commits."""
 
+    def lock_name(self, c: Connection, name: str) -> None:
+        """Let one writer at a time do what goes under a name, to the end of a transaction; taken first."""
+
     def hold(self, c: Connection, session_ids: Collection[str], bank: bool) -> Collection[str]:
         """As ``lock_session``, and ``lock_bank`` where ``bank``, for several writes at once.
 

@@ -284,6 +284,10 @@ class Database:
         commits in it."""
         self._backend.lock_session(c, session_id)
 
+    def lock_name(self, c: Connection, name: str) -> None:
+        """Within a write, and before its other locks: be the only writer of what goes under a name."""
+        self._backend.lock_name(c, name)
+
     @contextmanager
     def _guard(self) -> Iterator[None]:
         """In memory there is one connection for all threads: reads take turns with writes."""

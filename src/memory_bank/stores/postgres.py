@@ -53,6 +53,7 @@ _HOLD = (
     .where(sessions.c.session_id == sa.any_(sa.bindparam("wanted", type_=postgresql.ARRAY(sa.String))))
     .with_for_update(skip_locked=True)
 )
+_LOCK_NAME = sa.text("SELECT pg_advisory_xact_lock(hashtextextended(:name, 0))")
 _LOCK_SESSIONS = sa.select(sessions.c.session_id).order_by(sessions.c.session_id).with_for_update()
 
 # What a server or libpq says where a connection fails (no SQLSTATE is told there) → what to do about it.
@@ -193,6 +194,10 @@ class Postgres:
             c.execute(_LOCK_SESSIONS).all()
         else:
             c.execute(_LOCK_SESSION, {"session": session_id})
+
+    def lock_name(self, c: Connection, name: str) -> None:
+        """See Backend."""
+        c.execute(_LOCK_NAME, {"name": name})
 
     def hold(self, c: Connection, session_ids: Collection[str], bank: bool) -> Collection[str]:
         """See Backend."""

@@ -64,6 +64,7 @@ _NO_STEPS = {
 }
 _NO_LINEAGE = sa.delete(lineage).where(lineage.c.session_id == _session)
 _HAS_STEPS = sa.select(sa.func.count()).select_from(steps).where(_STEPS)
+_HAS_LINEAGE = sa.select(sa.func.count()).select_from(lineage).where(lineage.c.session_id == _session)
 _HAS_TASK = sa.select(sessions.c.task).where(sessions.c.session_id == _session)
 _WITH_OLD = sa.select(_r.session_id).where(_r.timestamp < _before).distinct()
 
@@ -135,10 +136,10 @@ def _look(c: Connection, name: str, before: float | None) -> Purged | None:
     (insights_, summaries), (jobs_, _), (records_, raw) = (
         c.execute(query, asked).one() for query in _COUNTS[before is not None]
     )
-    task = before is None and (
-        c.execute(_HAS_TASK, {"session": name}).scalar() or c.execute(_HAS_STEPS, {"session": name}).scalar()
+    noted = before is None and any(
+        c.execute(query, {"session": name}).scalar() for query in (_HAS_TASK, _HAS_STEPS, _HAS_LINEAGE)
     )
-    if not (records_ or insights_ or jobs_ or task):
+    if not (records_ or insights_ or jobs_ or noted):
         return None
     emptied = before is None
     if not emptied:

@@ -81,8 +81,8 @@ sessions = sa.Table(
     sa.Column("task", ExactText),  # what the user asked for: the Observer is told
     sa.Column("agent_id", sa.String(255)),  # whose session it is, where searches may cross sessions
     sa.Column("namespace", sa.String(64)),  # whose it is in a service: no key of another one sees it
-    sa.Column("head", sa.String(64)),  # the digest of the longest conversation known to be its own
-    sa.Column("head_calls", ExactText),  # digests of the calls of that conversation's last interaction
+    sa.Column("head", sa.String(64)),  # the digest of its conversation up to the end of the last interaction
+    sa.Column("head_calls", ExactText),  # JSON: digests of calls that show an edited one to be its own
     sa.Column("forked_from", sa.String(255)),  # the session it was cut off from
     sa.Column("deleted", sa.Float(53)),  # when a service was told to delete it; what comes later revives it
     sa.Index("ix_sessions_agent_id", "agent_id"),
@@ -170,14 +170,14 @@ api_keys = sa.Table(  # who may use a service; rows stay when a key is revoked
     sa.UniqueConstraint("digest"),
 )
 
-lineage = sa.Table(  # which conversations, known by digests, belong to which session
+lineage = sa.Table(  # which conversations, known by digests, belong to which session; the newest are kept
     "lineage",
     metadata,
-    sa.Column("digest", sa.String(64), primary_key=True),
+    sa.Column("digest", sa.String(64), primary_key=True),  # of all messages of a request, or of a call's id
     sa.Column("session_id", sa.String(255), primary_key=True),
-    sa.Column("position", sa.Integer, nullable=False),  # its number of messages
+    sa.Column("number", sa.Integer, nullable=False),  # counts the session's rows
     sa.Column("before", sa.BigInteger, nullable=False),  # the newest record of the session before it came
-    sa.Index("ix_lineage_session_id", "session_id"),
+    sa.Index("ix_lineage_session_id_number", "session_id", "number"),
 )
 
 steps = sa.Table(  # what a session's contexts cost and were made of; the manifests of older steps go

@@ -145,6 +145,9 @@ class Sqlite:
     def lock_session(self, c: Connection, session_id: str | None) -> None:
         """See Backend."""
 
+    def lock_name(self, c: Connection, name: str) -> None:
+        """See Backend. A write is alone."""
+
     def hold(self, c: Connection, session_ids: Collection[str], bank: bool) -> Collection[str]:  # noqa: ARG002
         """See Backend."""
         return session_ids

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import time
-import uuid
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -15,16 +14,13 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from memory_bank.errors import StorageError
-from memory_bank.history.jsontext import RAW, compact, dump_value
-from memory_bank.records import InteractionRecord, content_key, derive_trace_id
 from memory_bank.stores.database import Database
+from memory_bank.stores.deriving import derivation, is_derived
 from memory_bank.stores.embedder import KEYS
 from memory_bank.stores.jobs import add_jobs
 from memory_bank.stores.payload import from_row, is_session_id, is_trace_id
 from memory_bank.stores.schema import bank, insights, jobs, records, sessions, spending
 
-EQUALS = 1_024
-"""So many equal calls of one session are told apart when an id is checked."""
 _BATCH = 256
 _EXTRACTIVE = "extractive"
 
@@ -178,8 +174,8 @@ class _Look:
             if not row[f"{side}_verbatim"] and not _is_json(str(texts[side])):
                 return f"its {side} should be JSON and is not"
         record = from_row({**row, **texts})
-        if _is_hash(record.trace_id) and record.call_id is not None:
-            if not _is_its_id(str(row["session_id"]), record, str(texts["output"])):
+        if is_derived(record.trace_id) and record.call_id is not None:
+            if derivation(str(row["session_id"]), record, str(texts["output"])) is None:
                 return "its content is not what its id was made of"
             self.counts.checked_ids += 1
         return ""
@@ -315,32 +311,3 @@ def _is_json(text: str) -> bool:
     except ValueError:
         return False
     return True
-
-
-def _is_hash(trace_id: str) -> bool:
-    """Whether an id is one that a conversation derives."""
-    try:
-        return uuid.UUID(trace_id).version == 5 and len(trace_id) == 36
-    except ValueError:
-        return False
-
-
-def _is_its_id(session_id: str, record: InteractionRecord, output: str) -> bool:
-    """Whether the id is the hash of the record in its session, as one of its equals.
-
-    What a conversation hashed is stored but for one thing: arguments that came as an object may have been
-    none at all, or no object.
-    """
-    arguments = [record.input_text or ""]
-    if record.input_text is None:
-        arguments = [compact(record.raw_input)]
-        if record.raw_input == {}:
-            arguments.append("")
-        if isinstance(record.raw_input, dict) and set(record.raw_input) == {RAW}:
-            arguments.append(compact(record.raw_input[RAW]))
-    outputs = [output]
-    if record.output_text is None:
-        outputs.append(dump_value(record.raw_output))
-    contents = [(record.call_id or "", record.tool_name, a or "", o) for a in arguments for o in outputs]
-    keys = {content_key(*(t.encode("utf-8", "surrogatepass") for t in parts)) for parts in contents}
-    return any(derive_trace_id(session_id, key, n) == record.trace_id for n in range(EQUALS) for key in keys)

@@ -34,11 +34,11 @@ def upgrade() -> None:
         "lineage",
         sa.Column("digest", sa.String(64), nullable=False),
         sa.Column("session_id", sa.String(255), nullable=False),
-        sa.Column("position", sa.Integer, nullable=False),
+        sa.Column("number", sa.Integer, nullable=False),
         sa.Column("before", sa.BigInteger, nullable=False),
         sa.PrimaryKeyConstraint("digest", "session_id", name="pk_lineage"),
     )
-    op.create_index("ix_lineage_session_id", "lineage", ["session_id"])
+    op.create_index("ix_lineage_session_id_number", "lineage", ["session_id", "number"])
     op.create_table(
         "steps",
         sa.Column("session_id", sa.String(255), nullable=False),

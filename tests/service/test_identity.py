@@ -1,0 +1,262 @@
+"""Whose conversation a request goes on with: named, chained, known by its calls, forked; never another's."""
+
+import hashlib
+import json
+import random
+import threading
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, multiple, rule
+from tests.chats import call, result, say, system, user
+
+from memory_bank.config import Config, load_config
+from memory_bank.errors import ConfigError
+from memory_bank.service.access import stored_id
+from memory_bank.service.chain import looks_random
+from memory_bank.service.identity import Identity
+from memory_bank.service.sessions import Sessions
+from memory_bank.stores.database import Database
+from memory_bank.stores.facts import FactStore
+from memory_bank.stores.verification import verify
+
+MASKED = "[masked]"
+
+
+def configured():
+    shipped = load_config()
+    bank = {"type": "memory_bank", "embedding_model": "lexical", "observer_model": "extractive", "selection": "top_k"}
+    return Config(memory_strategies={"bank": bank}, default_strategy="bank", service={"strategy": "bank"})
+
+
+class World:
+    """A service's memory: requests find their session, contexts are rebuilt in it."""
+
+    def __init__(self, where, namespace=None):
+        self.database = where if isinstance(where, Database) else Database(where)
+        self.identity = Identity(self.database)
+        self.sessions = Sessions(self.database, configured())
+        self.namespace = namespace
+
+    def ask(self, messages, key="sk-1", headers=None, **body):
+        """As the proxy does it: find the session, rebuild in it, look whether it is still there."""
+        messages = json.loads(json.dumps(messages))
+        for _ in range(20):
+            found = self.find(messages, key, headers, **body)
+            if found is None:
+                return None
+            self.sessions.rebuild(self.namespace, found.name, messages)
+            if self.identity.holds(self.namespace, found):
+                return found
+        raise AssertionError("never at rest")
+
+    def find(self, messages, key="sk-1", headers=None, **body):
+        return self.identity.session_of(
+            self.namespace, upstream_key=key, headers=headers or {}, body=body, messages=messages
+        )
+
+    def records(self, name):
+        """(call id, output) of all records that the session shows, oldest first."""
+        store = FactStore(self.database, stored_id(self.namespace, name))
+        return [(r.call_id, r.output_text) for r in store.get_many(list(store.steps()))]
+
+
+def random_id(n):
+    """An id as providers make them, the same for the same number."""
+    for salt in range(9):
+        made = f"call_{hashlib.sha256(f'{n}/{salt}'.encode()).hexdigest()[:24]}"
+        if looks_random(made):
+            return made
+    raise AssertionError
+
+
+class Branch:
+    """An agent's conversation from its beginning, as (call id, output).
+
+    ``produced``: what its tools gave, or its ancestors'. ``held``: what stood in its requests, or in theirs.
+    """
+
+    def __init__(self, messages, random_ids):
+        self.messages = messages
+        self.random_ids = random_ids
+        self.produced = set()
+        self.held = set()
+        self.steps = 0
+        self.forgot = False
+        self.sent = []  # (messages, produced, held) of its requests so far
+        self.parted = False  # it shares its past with another branch, or had to begin anew
+        self.session = None
+
+    def fork(self):
+        other = Branch(list(self.messages), self.random_ids)
+        other.produced = set(self.produced)
+        other.held = set(self.held)
+        other.steps = self.steps
+        other.forgot = self.forgot
+        self.parted = other.parted = True
+        return other
+
+
+class Agents(RuleBasedStateMachine):
+    """Agents with the same prompts and tools, in any order; each keeps what its client sends."""
+
+    branches = Bundle("branches")
+
+    def __init__(self):
+        super().__init__()
+        self.world = World(Database())
+        self.count = 0
+
+    def teardown(self):
+        self.world.sessions.close()
+        problems = list(verify(self.world.database))
+        self.world.database.close()
+        assert problems == []
+
+    def ask(self, messages, held):
+        """A request, and what it must and must not see."""
+        found = self.world.ask(messages)
+        if found is None:
+            assert not any(m.get("tool_calls") for m in messages)
+            return None
+        here = {(m["tool_call_id"], m["content"]) for m in messages if m["role"] == "tool"}
+        seen = self.world.records(found.name)
+        assert len(seen) == len(set(seen))
+        assert set(seen) <= here | held, "it sees what another produced"
+        assert here <= set(seen), "it does not see what it holds"
+        return found
+
+    def proceed(self, branch):
+        found = self.ask(branch.messages, branch.held)
+        branch.held |= {(m["tool_call_id"], m["content"]) for m in branch.messages if m["role"] == "tool"}
+        branch.sent.append((list(branch.messages), set(branch.produced), set(branch.held)))
+        if found is None:
+            return
+        if branch.random_ids and not branch.parted:
+            assert branch.session in (None, found.name), "an agent by itself keeps its session"
+        if branch.random_ids and not branch.forgot:
+            seen = self.world.records(found.name)
+            assert branch.produced <= set(seen), "something was lost"
+        branch.session = found.name
+
+    @initialize(target=branches)
+    def begin_two(self):
+        return multiple(self.begin(False), self.begin(True))
+
+    @rule(target=branches, random_ids=st.booleans())
+    def begin(self, random_ids):
+        branch = Branch([system(), user("How many items are there?")], random_ids)
+        self.proceed(branch)
+        return branch
+
+    @rule(
+        branch=branches,
+        outputs=st.lists(st.integers(0, 2), min_size=1, max_size=2),
+        before=st.sampled_from([None, None, None, ("drop", 1), ("drop", 2), ("mask", 0), ("mask", 1), ("sum", 1), ("system", 0)]),
+        words=st.booleans(),
+    )
+    def step(self, branch, outputs, before, words):
+        """The model calls tools, they answer; before the next request the client may edit the past."""
+        if before is not None:
+            self.edit(branch, *before)
+        branch.steps += 1
+        ids = []
+        for k in range(len(outputs)):
+            self.count += 1
+            ids.append(random_id(self.count) if branch.random_ids else f"call_{branch.steps}_{k}")
+        name = "count_items"
+        text = "let me see" if words else None
+        branch.messages = [*branch.messages, call(*((i, name, {"step": branch.steps}) for i in ids), text=text)]
+        for i, value in zip(ids, outputs, strict=True):
+            output = f"step {branch.steps} counted {value} items" + " in the warehouse" * 3
+            branch.messages.append(result(i, output))
+            branch.produced.add((i, output))
+        self.proceed(branch)
+
+    def edit(self, branch, how, keep):
+        """What clients do to keep lists short: only the latest interactions stay as they were."""
+        begins = [i for i, m in enumerate(branch.messages) if m.get("tool_calls")]
+        if not begins:
+            return
+        messages = branch.messages
+        if how == "mask":
+            branch.forgot = branch.forgot or branch.parted  # whose the masked results are cannot always be told
+            edge = begins[-keep] if keep and keep <= len(begins) else (0 if keep else len(messages))
+            branch.messages = [
+                {**m, "content": MASKED} if m["role"] == "tool" and i < edge else m for i, m in enumerate(messages)
+            ]
+        elif how == "system":
+            branch.messages = [system(f"You are careful. It is {self.count} o'clock."), *messages[1:]]
+        else:
+            start = begins[-keep] if keep <= len(begins) else begins[0]
+            anchor = messages[:2]
+            if how == "sum":
+                anchor = [messages[0], user("So far, in short: some items were counted.")]
+            branch.messages = [*anchor, *messages[start:]]
+
+    @rule(branch=branches)
+    def forget_everything(self, branch):
+        """A summary of all, with no call left: nobody can tell whose it was."""
+        branch.messages = [branch.messages[0], user("So far, in short: items were counted.")]
+        branch.session = None
+        branch.parted = branch.forgot = True
+
+    @rule(branch=branches)
+    def speak(self, branch):
+        branch.messages = [*branch.messages, say("There are some."), user("Are you sure?")]
+        self.proceed(branch)
+
+    @rule(branch=branches)
+    def ask_aside(self, branch):
+        """A request beside the agent's own, such as for a title."""
+        aside = [*branch.messages, user("Sum up what you did.")]
+        found = self.ask(aside, branch.held)
+        if found is not None and branch.random_ids and not branch.parted:
+            assert branch.session in (None, found.name)
+            branch.session = found.name
+
+    @rule(branch=branches, back=st.integers(1, 4))
+    def retry(self, branch, back):
+        """The same request again: at once, or after others."""
+        if len(branch.sent) < back:
+            return
+        messages, _, held = branch.sent[-back]
+        found = self.ask(messages, held)
+        again = self.ask(messages, held)
+        assert (found and found.name) == (again and again.name), "a second retry finds the same session"
+        if back == 1 and found is not None and branch.random_ids and not branch.parted:
+            assert branch.session in (None, found.name)
+
+    @rule(target=branches, branch=branches)
+    def fork(self, branch):
+        return branch.fork()
+
+    @rule(target=branches, branch=branches, back=st.integers(1, 4))
+    def go_back(self, branch, back):
+        """Somebody goes on from an earlier request."""
+        if len(branch.sent) < back:
+            return multiple()
+        other = branch.fork()
+        messages, produced, held = branch.sent[-back]
+        other.messages, other.produced, other.held = list(messages), set(produced), set(held)
+        return other
+
+    @rule(target=branches, branch=branches, value=st.integers(3, 5))
+    def run_again(self, branch, value):
+        """The last tool is run again and gives something else."""
+        last = branch.messages[-1]
+        if last["role"] != "tool":
+            return multiple()
+        other = branch.fork()
+        output = f"step {branch.steps} counted {value} items"
+        other.messages = [*branch.messages[:-1], result(last["tool_call_id"], output)]
+        other.produced.discard((last["tool_call_id"], last["content"]))
+        other.held.discard((last["tool_call_id"], last["content"]))
+        other.produced.add((last["tool_call_id"], output))
+        self.proceed(other)
+        return other
+
+
+TestAgents = Agents.TestCase
+TestAgents.settings = settings(max_examples=int(__import__("os").environ.get("N","150")), stateful_step_count=int(__import__("os").environ.get("S","25")))
