@@ -7,6 +7,8 @@ from pathlib import Path
 
 import typer
 
+from memory_bank.errors import MissingExtraError
+
 
 def serve(
     host: str | None = typer.Option(None, help="Address to listen on; default 127.0.0.1."),
@@ -28,9 +30,15 @@ def serve(
     let open requests end; Ctrl-C again ends it at once.
     """
     from memory_bank.config import load_config
-    from memory_bank.service.process import STOPPED
-    from memory_bank.service.running import serve as run
-    from memory_bank.service.running import with_options
+
+    try:
+        from memory_bank.service.process import STOPPED
+        from memory_bank.service.running import serve as run
+        from memory_bank.service.running import with_options
+    except ModuleNotFoundError as e:
+        if e.name is None or e.name.startswith("memory_bank"):
+            raise
+        raise MissingExtraError(f"the service ({e.name.split('.')[0]})", "service") from None
 
     given = {
         "host": host, "port": port, "database": db, "upstream": upstream, "workers": workers,
