@@ -1,6 +1,7 @@
 """The README runs: its agent loop against the scripted server, its commands in a shell."""
 
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -90,7 +91,28 @@ def test_the_commands_of_the_readme_run_in_their_order(tmp_path):
         assert done.returncode == 0, f"{command}: {done.stderr}"
 
 
-@pytest.mark.parametrize("name", ["README.md", "ARCHITECTURE.md", "CHANGELOG.md", "docs/history.md"])
+def test_the_page_on_the_service_runs_as_it_stands(tmp_path):
+    blocks = re.findall(r"```console\n(.*?)```", (ROOT / "docs" / "operations.md").read_text(), re.S)
+    lines = [line[2:] for block in blocks for line in block.splitlines()]
+    assert len(lines) >= 9
+    program = tmp_path / "bin" / "memory-bank"  # as a program, so that it can be timed and sent a signal
+    program.parent.mkdir()
+    program.write_text(f'#!/bin/sh\nexec {sys.executable} -m memory_bank "$@"\n')
+    program.chmod(0o755)
+    path = f"{program.parent}:{os.environ['PATH']}"
+    done = subprocess.run(
+        ["bash", "-e", "-c", "\n".join(lines)],
+        cwd=tmp_path, env=os.environ | {"PATH": path}, capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert '"status":"ok"' in done.stdout
+    assert "memory_bank_database_up 1.0" in done.stdout
+    assert "did you mean port?" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "name", ["README.md", "ARCHITECTURE.md", "CHANGELOG.md", "docs/history.md", "docs/operations.md"]
+)
 def test_links_lead_somewhere(name):
     for target in re.findall(r"\]\((?!http)([^)#]+)\)", (ROOT / name).read_text()):
         assert ((ROOT / name).parent / target).exists(), target

@@ -203,6 +203,7 @@ def test_nothing_of_a_request_is_ever_on_a_line(shared, name, header, query):
 
     root, handler = logging.getLogger(), Formatted()
     root.addHandler(handler)
+    logging.getLogger("memory_bank").setLevel(logging.DEBUG)
     try:
         answer = shared.get(
             "/things/" + "".join(f"%{b:02x}" for b in f"{mark}{name}".encode("utf-8", "surrogatepass")),
@@ -214,9 +215,16 @@ def test_nothing_of_a_request_is_ever_on_a_line(shared, name, header, query):
         )
     finally:
         root.removeHandler(handler)
+        logging.getLogger("memory_bank").setLevel(logging.NOTSET)
     assert answer.status_code in (404, 500)  # a name with a line break is none for the route
     assert mark not in answer.headers["x-request-id"]
     assert lines
     for line in lines:
         assert mark not in line
         assert line.isprintable()
+
+
+def test_a_route_of_the_api_is_told_by_its_template(client, told):
+    client.get(f"/v1/sessions/{SECRET}%2Fx/search?q={SECRET}")
+    (line,) = of_requests(told)
+    assert (line.route, line.status) == ("/v1/sessions/{name}/search", 404)

@@ -19,6 +19,7 @@ from tests.cli.conftest import COMMAND, cli, environment  # noqa: F401
 from tests.service.processes import Process, serve, start, until
 
 from memory_bank.config import load_config
+from memory_bank.errors import DatabaseOpenError
 from memory_bank.stores.database import Database
 from memory_bank.stores.verification import verify
 
@@ -235,8 +236,8 @@ def test_what_hangs_in_a_thread_does_not_keep_it_alive(tmp_path: Path) -> None:
     script = (
         "import sys, threading\n"
         "from memory_bank.config import load_config\n"
-        "from memory_bank.service import running\n"
-        "running.GRACE = 0.5\n"
+        "from memory_bank.service import process, running\n"
+        "process.GRACE = 0.5\n"
         "threading.Thread(target=threading.Event().wait).start()\n"
         "config = load_config()\n"
         "service = config.service.model_copy(update={'port': 0, 'database': sys.argv[1], 'shutdown_timeout': 0.1})\n"
@@ -284,14 +285,14 @@ def test_nobody_listens_to_what_it_says(tmp_path: Path) -> None:
 
 def test_a_database_that_goes_away_while_it_begins(tmp_path: Path) -> None:
     """What the application itself cannot begin with is one sentence, too."""
-    from memory_bank.service import running
+    from memory_bank.service import process, running
 
     config = load_config()
     gone = config.service.model_copy(update={"database": str(tmp_path / "gone" / "b.db"), "port": 0})
     config = config.model_copy(update={"service": gone})
     told: list[str] = []
-    with running.listening(config) as sock, pytest.raises(running.MemoryBankError, match="folder"):
-        running.serve_here(config, sock, lambda: told.append("started"))
+    with running.listening(config) as sock, pytest.raises(DatabaseOpenError, match="folder"):
+        process.serve_here(config, sock, lambda: told.append("started"))
     assert told == []
 
 

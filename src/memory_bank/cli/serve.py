@@ -4,14 +4,10 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
-from typing import Any
 
 import typer
-from pydantic import ValidationError
 
-from memory_bank.errors import ConfigError
-
-_OPTIONS = {"database": "db"}  # settings whose option has another name
+from memory_bank.errors import MissingExtraError
 
 
 def serve(
@@ -34,31 +30,23 @@ def serve(
     let open requests end; Ctrl-C again ends it at once.
     """
     from memory_bank.config import load_config
-    from memory_bank.service.running import STOPPED
-    from memory_bank.service.running import serve as run
+
+    try:
+        from memory_bank.service.process import STOPPED
+        from memory_bank.service.running import serve as run
+        from memory_bank.service.running import with_options
+    except ModuleNotFoundError as e:
+        if e.name is None or e.name.startswith("memory_bank"):
+            raise
+        raise MissingExtraError(f"the service ({e.name.split('.')[0]})", "service") from None
 
     given = {
         "host": host, "port": port, "database": db, "upstream": upstream, "workers": workers,
         "inject_tools": inject_tools, "log_format": log_format,
     }  # fmt: skip
-    loaded = _with(load_config(config), {k: v for k, v in given.items() if v is not None})
+    loaded = with_options(load_config(config), {k: v for k, v in given.items() if v is not None})
     verbose = logging.getLogger("memory_bank").level == logging.DEBUG
     code = run(loaded, verbose=verbose)
     if code == STOPPED:
         raise SystemExit(code)
     raise typer.Exit(code)
-
-
-def _with(config: Any, given: dict[str, Any]) -> Any:
-    """A configuration with options of the command line laid over it. Raises ConfigError."""
-    from memory_bank.config import ServiceSettings
-    from memory_bank.settings.base import message_of
-
-    try:
-        service = ServiceSettings(**{**config.service.model_dump(exclude_unset=True), **given})
-    except ValidationError as e:
-        first = e.errors(include_url=False, include_input=False)[0]
-        name = str(first["loc"][0])
-        option = _OPTIONS.get(name, name).replace("_", "-")
-        raise ConfigError(f"--{option}: {message_of(first)}") from None
-    return config.model_copy(update={"service": service})

@@ -20,7 +20,7 @@ class NamesInPaths:
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] == "http" and scope["path"].startswith(SESSIONS):
-            scope = {**scope, "path": _kept_apart(scope["path"], scope.get("raw_path"))}
+            scope["path"] = _kept_apart(scope["path"], scope.get("raw_path"))
         await self.app(scope, receive, send)
 
 

@@ -1,39 +1,34 @@
-"""The service as a process: it begins whole or not at all, and ends in order."""
+"""The service from the command line: what it needs is looked at before anything is served."""
 
 from __future__ import annotations
 
 import errno
 import logging
 import os
-import signal
 import socket
 import sys
-import threading
-from collections.abc import Callable
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any
 from urllib.parse import urlsplit
 
+from pydantic import ValidationError
+
 from memory_bank import __version__
-from memory_bank.config import Config, MemoryBankSettings
-from memory_bank.errors import ConfigError, MemoryBankError, MissingExtraError, ServiceError
+from memory_bank.config import Config, MemoryBankSettings, ServiceSettings
+from memory_bank.errors import ConfigError, ServiceError
 from memory_bank.service import logs
-from memory_bank.service.app import create_app, open_database, upstream_of
+from memory_bank.service.app import open_database, upstream_of
 from memory_bank.service.gate import check_binding
 from memory_bank.service.observing import chat_of
-
-try:
-    import uvicorn
-except ImportError:
-    raise MissingExtraError("the service (uvicorn)", "service") from None
+from memory_bank.service.process import serve_here
+from memory_bank.service.workers import Workers
+from memory_bank.settings.base import message_of
 
 log = logging.getLogger("memory_bank.Service")
 
-GRACE = 5.0
-"""Seconds beyond ``shutdown_timeout`` after which a process that has not ended is ended."""
-STOPPED = 130
-"""The exit code after Ctrl-C."""
 BACKLOG = 2048
+_OPTIONS = {"database": "db"}  # settings whose option has another name
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +55,17 @@ class Serving:
         )
 
 
+def with_options(config: Config, given: Mapping[str, Any]) -> Config:
+    """A configuration with settings of the service as the command line gave them. Raises ConfigError."""
+    try:
+        service = ServiceSettings(**{**config.service.model_dump(exclude_unset=True), **given})
+    except ValidationError as e:
+        first = e.errors(include_url=False, include_input=False)[0]
+        name = str(first["loc"][0])
+        raise ConfigError(f"--{_OPTIONS.get(name, name).replace('_', '-')}: {message_of(first)}") from None
+    return config.model_copy(update={"service": service})
+
+
 def serve(config: Config, *, verbose: bool = False) -> int:
     """Serve until a signal ends it; 0, or 130 after Ctrl-C.
 
@@ -72,12 +78,10 @@ def serve(config: Config, *, verbose: bool = False) -> int:
     with listening(config) as sock:
         config = _at(config, sock)
         serving = checked(config)
-        sock_listen(sock, config)
+        _listen(sock, config)
         logs.set_up(config.service.log_format, verbose=verbose)
         if config.service.workers == 1:
             return serve_here(config, sock, lambda: announce(serving, config))
-        from memory_bank.service.workers import Workers
-
         return Workers(config, sock, verbose=verbose).run(lambda: announce(serving, config))
 
 
@@ -101,7 +105,7 @@ def listening(config: Config) -> socket.socket:
     return sock
 
 
-def sock_listen(sock: socket.socket, config: Config) -> None:
+def _listen(sock: socket.socket, config: Config) -> None:
     """From now on clients can connect. Raises ServiceError where another was faster."""
     try:
         sock.listen(BACKLOG)
@@ -192,115 +196,3 @@ def _write(stream: Any, text: str) -> None:
         print(text, file=stream, flush=True)
     except (OSError, ValueError, AttributeError):  # closed: there is nobody to tell
         return
-
-
-def serve_here(
-    config: Config,
-    sock: socket.socket,
-    started: Callable[[], None],
-    *,
-    ends_on: tuple[signal.Signals, ...] = (signal.SIGINT, signal.SIGTERM),
-) -> int:
-    """Serve in this process until a signal ends it; 0, or 130 after Ctrl-C. Raises what the start raises."""
-    watched = _Watched(create_app(config))
-    settings = uvicorn.Config(
-        watched,
-        lifespan="on",
-        log_config=None,
-        access_log=False,
-        server_header=False,
-        proxy_headers=False,
-        ws="none",
-        timeout_keep_alive=75,
-        timeout_graceful_shutdown=config.service.shutdown_timeout,  # type: ignore[arg-type]
-    )
-    server = _Server(settings, watched, started, ends_on)
-    quiet = logging.getLogger("uvicorn.error")
-    quiet.setLevel(logging.CRITICAL)  # why it does not start is told once, by us
-    try:
-        server.run([sock])
-    except SystemExit:
-        if watched.failure is None:
-            raise
-    if watched.failure is not None:
-        raise watched.failure
-    return server.code
-
-
-class _Watched:
-    """The application, whose failure to start is kept as it is."""
-
-    def __init__(self, app: Any) -> None:
-        self.app = app
-        self.failure: MemoryBankError | None = None
-
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        try:
-            await self.app(scope, receive, send)
-        except MemoryBankError as e:
-            if scope["type"] == "lifespan":
-                self.failure = e
-            raise
-
-
-class _Server(uvicorn.Server):
-    """uvicorn's, ended by signals as the service ends: in order once, at once when asked again."""
-
-    def __init__(
-        self,
-        config: uvicorn.Config,
-        watched: _Watched,
-        started: Callable[[], None],
-        ends_on: tuple[signal.Signals, ...],
-    ) -> None:
-        super().__init__(config)
-        self._watched = watched
-        self._told = started
-        self._ends_on = ends_on
-        self.code = 0
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
-        if self.started:
-            logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
-            self._told()
-
-    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        seconds = float(self.config.timeout_graceful_shutdown or 0.0)
-        log.info("ending: open requests have %g s", seconds)
-        end_by(seconds + GRACE, self.code)
-        self._watched.app.state.service.end(seconds)
-        await super().shutdown(sockets)
-        log.info("ended")
-
-    def handle_exit(self, sig: int, frame: Any) -> None:  # noqa: ARG002
-        """The first signal ends in order; Ctrl-C after it at once."""
-        if sig not in self._ends_on:
-            return
-        if self.should_exit and sig == signal.SIGINT:
-            at_once(STOPPED)
-        if not self.should_exit:
-            self.code = STOPPED if sig == signal.SIGINT else 0
-        self.should_exit = True
-
-
-def end_by(seconds: float, code: int) -> None:
-    """End this process after so many seconds, whatever still runs in it: what is stored is stored whole."""
-
-    def end() -> None:
-        log.warning("what still runs is ended")
-        at_once(code)
-
-    timer = threading.Timer(seconds, end)
-    timer.daemon = True
-    timer.start()
-
-
-def at_once(code: int) -> NoReturn:
-    """End this process here and now."""
-    for stream in (sys.stdout, sys.stderr):
-        try:
-            stream.flush()
-        except (OSError, ValueError, AttributeError):
-            continue
-    os._exit(code)

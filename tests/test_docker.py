@@ -1,0 +1,179 @@
+"""Dockerfile and compose.yaml without Docker: what they copy, set, run and ask is held against the code."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from memory_bank.config import Config, load_config
+from tests.cli.conftest import COMMAND, environment
+
+ROOT = Path(__file__).parents[1]
+
+
+def instructions(text: str) -> list[tuple[str, str]]:
+    """The instructions of a Dockerfile, their lines joined."""
+    lines = [x for x in text.replace("\\\n", " ").splitlines() if x.strip() and not x.startswith("#")]
+    return [(name.upper(), rest.strip()) for name, _, rest in (x.partition(" ") for x in lines)]
+
+
+STEPS = instructions((ROOT / "Dockerfile").read_text())
+FINAL = STEPS[max(i for i, (name, _) in enumerate(STEPS) if name == "FROM") :]
+
+
+def the(name: str) -> str:
+    (found,) = [rest for n, rest in FINAL if n == name]
+    return found
+
+
+def image_environment() -> dict[str, str]:
+    pairs = [p.split("=", 1) for n, rest in FINAL if n == "ENV" for p in shlex.split(rest)]
+    return dict(pairs)
+
+
+def copied() -> list[str]:
+    return [s for n, rest in STEPS if n == "COPY" and "--from" not in rest for s in rest.split()[:-1]]
+
+
+def test_what_is_copied_is_there_and_not_left_out() -> None:
+    rules = [x for x in (ROOT / ".dockerignore").read_text().splitlines() if x and not x.startswith("#")]
+    assert rules[0] == "*"
+    for source in copied():
+        assert (ROOT / source).exists(), source
+        assert f"!{source}" in rules, source
+    assert {r[1:] for r in rules if r.startswith("!")} == set(copied())
+
+
+def test_what_the_build_needs_is_copied() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    wheel = project["tool"]["hatch"]["build"]["targets"]["wheel"]
+    needed = [*wheel["force-include"], *wheel["packages"], project["project"]["readme"]]
+    needed += project["project"]["license-files"]
+    for path in needed:
+        assert any(path == c or path.startswith(f"{c}/") for c in copied()), path
+
+
+def test_extras_and_pins() -> None:
+    (install,) = [rest for n, rest in STEPS if n == "RUN" and "install" in rest]
+    extras = re.search(r'"\.\[(.*)\]"', install)
+    assert extras is not None
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert set(extras[1].split(",")) <= set(project["optional-dependencies"])
+    (pattern,) = re.findall(r'grep -iv "(.*?)"', install)
+    pins = [
+        x
+        for x in (ROOT / "constraints.txt").read_text().splitlines()
+        if not re.match(pattern, x, re.IGNORECASE)
+    ]
+    assert not any("+cpu" in x for x in pins)
+    named = {re.split(r"[=\s]", x)[0].lower().replace("_", "-") for x in pins if not x.startswith("#")}
+    for extra in extras[1].split(","):
+        for need in project["optional-dependencies"][extra]:
+            assert re.split(r"[\[<>=]", need)[0].lower() in named, need
+    (base,) = {rest.split()[0] for n, rest in STEPS if n == "FROM"}
+    version = base.split(":")[1].removesuffix("-slim")
+    assert f"Programming Language :: Python :: {version}" in project["classifiers"]
+
+
+def test_no_secrets_and_no_root() -> None:
+    text = (ROOT / "Dockerfile").read_text() + (ROOT / "compose.yaml").read_text()
+    assert not re.search(r"(?i)\b(sk-|mb_|password=\w)", text)
+    assert the("USER") == "10001"
+    names = [n for n, _ in FINAL]
+    assert names.index("USER") < names.index("CMD")
+    assert the("VOLUME") == image_environment()["XDG_DATA_HOME"] == "/data"
+
+
+def in_the_image(folder: Path, **more: str) -> dict[str, str]:
+    """The environment of the image, its data in a folder of the test."""
+    own = {k: v for k, v in image_environment().items() if k != "PATH"}
+    return environment(**{**own, "XDG_DATA_HOME": str(folder), "MEMORY_BANK_SERVICE__PORT": "0", **more})
+
+
+def command(text: str) -> list[str]:
+    """An instruction's command, run by this Python."""
+    name, *options = json.loads(text)
+    return [*COMMAND, *options] if name == "memory-bank" else [sys.executable, *options]
+
+
+def test_the_command_asks_for_a_key_first(tmp_path: Path) -> None:
+    done = subprocess.run(
+        command(the("CMD")), env=in_the_image(tmp_path), capture_output=True, text=True, timeout=60
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "keys create" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_the_health_check(tmp_path: Path) -> None:
+    check = command(the("HEALTHCHECK").split("CMD", 1)[1])
+    env = in_the_image(tmp_path, MEMORY_BANK_SERVICE__HOST="127.0.0.1")
+    running = subprocess.Popen(
+        command(the("CMD")), env=env, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    )
+    try:
+        assert running.stdout is not None
+        env["MEMORY_BANK_SERVICE__PORT"] = running.stdout.readline().strip().rpartition(":")[2]
+        assert subprocess.run(check, env=env, timeout=60).returncode == 0
+    finally:
+        running.terminate()
+        assert running.wait(60) == 0
+    done = subprocess.run(check, env=env, capture_output=True, timeout=60)
+    assert done.returncode != 0
+
+
+def test_the_port_is_the_one_that_is_served() -> None:
+    assert int(the("EXPOSE")) == Config().service.port
+
+
+@pytest.fixture
+def compose() -> Any:
+    yaml = pytest.importorskip("yaml")
+    return yaml.safe_load((ROOT / "compose.yaml").read_text())
+
+
+def filled(text: str, env: dict[str, str]) -> str:
+    """A value of compose.yaml with its variables, as compose puts them in."""
+
+    def value(m: re.Match[str]) -> str:
+        return env.get(m[1]) or (m[3] or "" if m[2] == ":-" else env[m[1]])
+
+    return re.sub(r"\$\{(\w+)(?:(:-|:\?)([^}]*))?\}", value, text)
+
+
+def test_the_environment_is_of_settings(compose: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    given = compose["services"]["service"]["environment"]
+    for name, value in given.items():
+        monkeypatch.setenv(name, filled(str(value), {"POSTGRES_PASSWORD": "abc"}))
+    service = load_config().service  # refuses a variable that is no setting
+    assert service.database == "postgresql://memory_bank:abc@database:5432/memory_bank"
+    assert (service.upstream, service.workers, service.log_format) == ("", 2, "json")
+    grace = compose["services"]["service"]["stop_grace_period"]
+    assert int(grace.removesuffix("s")) > service.shutdown_timeout + 10  # no worker is killed before its time
+
+
+def test_the_service_finds_its_database(compose: Any) -> None:
+    service, database = compose["services"]["service"], compose["services"]["database"]
+    assert service["depends_on"] == {"database": {"condition": "service_healthy"}}
+    assert "pg_isready" in database["healthcheck"]["test"][1]
+    assert database["environment"]["POSTGRES_USER"] == database["environment"]["POSTGRES_DB"] == "memory_bank"
+    assert "pgvector" in database["image"]
+    assert "ports" not in database
+    (port,) = service["ports"]
+    assert port == f"127.0.0.1:{Config().service.port}:{the('EXPOSE')}"
+    volumes = {v.split(":")[0] for v in database["volumes"]}
+    assert volumes <= set(compose["volumes"])
+    assert (ROOT / service["build"] / "Dockerfile").exists()
+
+
+def test_the_password_is_never_in_the_file(compose: Any) -> None:
+    with pytest.raises(KeyError):
+        filled(compose["services"]["database"]["environment"]["POSTGRES_PASSWORD"], {})
