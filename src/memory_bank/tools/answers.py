@@ -26,8 +26,14 @@ class Answer:
 
 def figures(record: InteractionRecord, session_id: str | None, **more: Any) -> dict[str, Any]:
     """What a program is told of a record; ``session_id`` None: of the session that was asked."""
-    told = {"trace_id": record.trace_id, "step_id": record.step_id, "tool_name": record.tool_name, **more}
+    name = sendable(record.tool_name)
+    told = {"trace_id": record.trace_id, "step_id": record.step_id, "tool_name": name, **more}
     return told if session_id is None else {**told, "session": session_name(session_id)}
+
+
+def sendable(text: str) -> str:
+    """A text without lone surrogates, which no client can send."""
+    return text if text.isascii() else text.encode("utf-8", "replace").decode()
 
 
 def of_session(session_id: str | None) -> str:

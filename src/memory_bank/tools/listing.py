@@ -9,7 +9,7 @@ from memory_bank.context.fetched import GET_RECORD, LIST_RECORDS
 from memory_bank.context.render import fence
 from memory_bank.history.jsontext import compact
 from memory_bank.history.shortening import cut_at_edge
-from memory_bank.tools.answers import Answer, check_names
+from memory_bank.tools.answers import Answer, check_names, sendable
 from memory_bank.tools.selection import Nothing, Refused
 
 PAGE = 50
@@ -54,7 +54,7 @@ def list_page(state: Any, given: Mapping[str, Any], room: int) -> Answer:
             "number": x.number,
             "trace_id": x.trace_id,
             "step_id": x.step_id,
-            "tool_name": x.tool_name,
+            "tool_name": sendable(x.tool_name),
             "output_bytes": x.output_bytes,
         }
         for x in shown

@@ -58,7 +58,7 @@ def search(state: Any, given: Mapping[str, Any], room: int) -> Answer:
     for i, f in enumerate(found, 1):
         r, where = f.record, f.session_id
         holds = exact.get(r.trace_id) if where is None else None
-        why = f"similarity {scores[where, r.trace_id]:.2f}" if holds is None else f'holds "{holds}"'
+        why = f"similarity {scores[where, r.trace_id]:.2f}" if holds is None else f"holds {holds}"
         insight = summaries.get(r.trace_id) if where is None else f.insight
         lines = [
             f"[{i}] trace_id {r.trace_id}, {r.tool_name}, step {r.step_id}{of_session(where)}, {why}",
@@ -118,7 +118,7 @@ def _exact(state: Any, query: str) -> dict[str, str]:
                 own = source.role == "record" and source.session_id is None  # others' are found by similarity
                 if own and source.trace_id is not None and source.trace_id not in found:
                     place = source.place_of(text)
-                    found[source.trace_id] = f'{text}" at {place}'.rstrip('"') if place else text
+                    found[source.trace_id] = f'"{text}" at {place}' if place else f'"{text}"'
     return found
 
 
