@@ -163,6 +163,6 @@ def _is_number(value: Any) -> bool:
 
 def sound(arguments: Any) -> str:
     """A call's arguments as a provider takes them back: broken JSON, which some refuse, becomes ``{}``."""
-    given = parse_arguments(arguments)
-    is_sound = isinstance(arguments, str) and isinstance(given, dict) and "_raw" not in given
-    return str(arguments) if is_sound else "{}"
+    if not isinstance(arguments, str) or not arguments.strip() or "_raw" in parse_arguments(arguments):
+        return "{}"
+    return arguments
