@@ -1,5 +1,6 @@
 """Server-sent events: not a byte is lost, and it is all one how they were cut on the way."""
 
+import itertools
 import json
 
 import pytest
@@ -23,7 +24,7 @@ def streams(draw):
 
 def cut(data, places):
     edges = [0, *sorted(p % (len(data) + 1) for p in places), len(data)]
-    return [data[a:b] for a, b in zip(edges, edges[1:], strict=False)]
+    return [data[a:b] for a, b in itertools.pairwise(edges)]
 
 
 def split(chunks):

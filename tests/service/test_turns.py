@@ -5,6 +5,7 @@ import json
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.service.test_events import cut
 
 from memory_bank.service.chatturns import ChatSpeech
 from memory_bank.service.events import Splitter, read_event
@@ -12,7 +13,6 @@ from memory_bank.service.itemturns import ItemSpeech
 from memory_bank.service.turns import OURS, sound, total
 from memory_bank.testing import ScriptedServer
 from memory_bank.testing.replies import Reply
-from tests.service.test_events import cut
 
 SPEECHES = {"chat": ChatSpeech(), "items": ItemSpeech()}
 PATHS = {"chat": "/v1/chat/completions", "items": "/v1/responses"}
