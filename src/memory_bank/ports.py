@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, Literal, Protocol, runtime_checkable
 
-from memory_bank.records import Insight, InteractionRecord, Ranking
+from memory_bank.records import Insight, InteractionRecord, Ranking, RecordLine
 
 Scope = Literal["session", "agent", "all"]
 """Whose records a search may find."""
@@ -36,6 +36,9 @@ class FactStorePort(Protocol):
 
     def steps(self) -> dict[str, int]:
         """The step_id of every record by trace_id, oldest first."""
+
+    def page(self, after: int = 0, limit: int = 50, tool: str | None = None) -> list[RecordLine]:
+        """The records of a number above ``after``, oldest first; of one tool, where it is named."""
 
     def clear(self) -> None:
         """Remove every record of the session."""

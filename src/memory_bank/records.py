@@ -55,6 +55,21 @@ class InteractionRecord:
 
 
 @dataclass(frozen=True, slots=True)
+class RecordLine:
+    """A record in a list: its number in its session (1 is the oldest), what was called, how much came back.
+
+    ``arguments`` is the beginning of the arguments' text, ``output_bytes`` the output's length in UTF-8.
+    """
+
+    number: int
+    trace_id: str
+    step_id: int
+    tool_name: str
+    arguments: str
+    output_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class Insight:
     """The summary of one record, by whom it was made, and whether it is to be made again.
 

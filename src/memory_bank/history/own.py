@@ -5,10 +5,14 @@ from __future__ import annotations
 import re
 
 MARK = "<retrieved-data seal="
+MARKS = (MARK, f'{{"result":"{MARK}', f'{{"result": "{MARK}')
+"""How an answer of ours begins: as text, or as what MCP calls structured content, written as JSON."""
 SEARCH_MEMORY = "search_memory"
 GET_RECORD = "get_record"
+LIST_RECORDS = "list_records"
 _OURS = re.compile(
-    r"(?:.*(?:memory[_-]?bank|\bmemory)(?:__|[-._/:]))?(?:search_memory|get_record)\Z", re.I | re.S
+    r"(?:.*(?:memory[_-]?bank|\bmemory)(?:__|[-._/:]))?(?:search_memory|get_record|list_records)\Z",
+    re.I | re.S,
 )
 
 
@@ -19,4 +23,4 @@ def is_memory_tool(name: str, output: str | None = None) -> bool:
     """
     if not isinstance(name, str) or not _OURS.match(name):
         return False
-    return output is None or output.startswith(MARK)
+    return output is None or output.startswith(MARKS)

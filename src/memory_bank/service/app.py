@@ -7,8 +7,7 @@ import os
 import threading
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from pathlib import Path
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -25,6 +24,7 @@ from memory_bank.service.metrics import Metrics
 from memory_bank.service.observing import Observing, chat_of
 from memory_bank.service.operations import Operations, add_operations
 from memory_bank.service.paths import NamesInPaths
+from memory_bank.service.places import default_database
 from memory_bank.service.requests import Noted
 from memory_bank.service.sessions import Rebuilt, Sessions
 from memory_bank.service.taken import sentence
@@ -32,10 +32,15 @@ from memory_bank.service.telemetry import Telemetry
 from memory_bank.stores.database import Database
 
 try:
+    from memory_bank.service import mcp
+except MissingExtraError:
+    mcp = None  # type: ignore[assignment]
+try:
     from fastapi import FastAPI, Request
     from fastapi.exceptions import RequestValidationError
     from fastapi.responses import JSONResponse
     from starlette.exceptions import HTTPException
+    from starlette.routing import Route
 except ImportError:
     raise MissingExtraError("the service (FastAPI, uvicorn)", "service") from None
 
@@ -87,12 +92,6 @@ class Service:
         self.metrics.tokens.labels("sent").inc(step.tokens)
         self.metrics.sessions.set(self.sessions.held)
         self.telemetry.stepped(step.session_id, step.strategy, step.record_count, step.milliseconds)
-
-
-def default_database() -> Path:
-    """``bank.db`` in the user's data directory (XDG base directory specification)."""
-    base = os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share"
-    return Path(base) / "memory-bank" / "bank.db"
 
 
 def open_database(settings: ServiceSettings) -> Database:
@@ -150,8 +149,13 @@ def create_app(config: Config) -> FastAPI:
             database.close()
             raise
         app.state.service = service
+        app.state.mcp = None
         try:
-            yield
+            async with AsyncExitStack() as parts:
+                if mcp is not None:
+                    limit = service.settings.max_body_bytes
+                    app.state.mcp = await parts.enter_async_context(mcp.over_http(service.sessions, limit))
+                yield
         finally:
             await to_thread.run_sync(service.close)
 
@@ -171,10 +175,21 @@ def create_app(config: Config) -> FastAPI:
     app.include_router(memory_routes.router)
     app.include_router(record_routes.router)
     app.router.routes.extend(no_such_routes())  # after all others below /v1/sessions, before those that go on
+    app.router.routes.append(Route("/mcp", _Mcp(), methods=["POST"]))
     describe(app)
     app.add_middleware(NamesInPaths)
     app.add_middleware(Gate)
     return app
+
+
+class _Mcp:
+    """The MCP server as an endpoint, where its extra is installed."""
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        manager = scope["app"].state.mcp
+        if manager is None:
+            raise MissingExtraError("the MCP server", "mcp")
+        await manager.handle_request(scope, receive, send)
 
 
 def service_of(request: Request) -> Service:

@@ -20,7 +20,7 @@ from memory_bank.context.plan import Plan
 from memory_bank.context.report import ContextReport
 from memory_bank.errors import ConfigError, NotFoundError
 from memory_bank.processor import MemoryProcessor
-from memory_bank.service.access import stored_id
+from memory_bank.service.access import public_name, stored_id
 from memory_bank.stores.database import Database
 from memory_bank.stores.retention import purge
 from memory_bank.stores.schema import sessions
@@ -34,6 +34,14 @@ _KNOWN = sa.select(_s.session_id).where(
     _s.session_id == sa.bindparam("session"),
     _s.namespace.is_not_distinct_from(sa.bindparam("namespace", type_=sa.String)),
     _s.deleted.is_(None),
+)
+_NAMES = (
+    sa.select(_s.session_id)
+    .where(
+        _s.namespace.is_not_distinct_from(sa.bindparam("namespace", type_=sa.String)), _s.deleted.is_(None)
+    )
+    .order_by(_s.created.desc(), _s.session_id)
+    .limit(sa.bindparam("limit"))
 )
 
 
@@ -221,6 +229,12 @@ class Sessions:
         with self.database.read() as c:
             asked = {"session": session_id, "namespace": namespace}
             return c.execute(_KNOWN, asked).first() is not None
+
+    def names(self, namespace: str | None, limit: int) -> list[str]:
+        """The names of a namespace's sessions, newest first."""
+        with self.database.read() as c:
+            found = c.execute(_NAMES, {"namespace": namespace, "limit": limit}).scalars().all()
+        return [public_name(namespace, session_id) for session_id in found]
 
     def known(self, namespace: str | None, name: str) -> str:
         """The id in the database of a session that is there. Raises NotFoundError."""

@@ -12,7 +12,7 @@ from sqlalchemy.engine import Connection
 
 from memory_bank.errors import EmbeddingError, StorageError
 from memory_bank.faults import fault_point
-from memory_bank.history.own import MARK, is_memory_tool
+from memory_bank.history.own import MARKS, is_memory_tool
 from memory_bank.ports import Embedder
 from memory_bank.records import Insight, InteractionRecord, Spent
 from memory_bank.stores.database import Database
@@ -112,11 +112,15 @@ def list_sessions(database: Database) -> list[SessionInfo]:
 def _own_answers(c: Connection) -> Counter[str]:
     """How many answers of our own tools have no insight, by session."""
     r, i = records.c, insights.c
-    head = sa.func.substr(sa.type_coerce(r.output, sa.LargeBinary), 1, len(MARK), type_=sa.LargeBinary)
+    output = sa.type_coerce(r.output, sa.LargeBinary)
+    marked = [
+        sa.func.substr(output, 1, len(m), type_=sa.LargeBinary) == sa.literal(m.encode(), sa.LargeBinary)
+        for m in MARKS
+    ]
     query = (
         sa.select(r.session_id, r.tool_name, sa.func.count())
         .outerjoin(insights, (i.session_id == r.session_id) & (i.trace_id == r.trace_id))
-        .where(i.seq.is_(None), ~r.output_verbatim | (head == sa.literal(MARK.encode(), sa.LargeBinary)))
+        .where(i.seq.is_(None), sa.or_(~r.output_verbatim, *marked))
         .group_by(r.session_id, r.tool_name)
     )
     found: Counter[str] = Counter()

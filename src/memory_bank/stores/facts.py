@@ -9,10 +9,18 @@ import sqlalchemy as sa
 
 from memory_bank.errors import RecordConflictError
 from memory_bank.faults import fault_point
-from memory_bank.records import InteractionRecord
+from memory_bank.records import InteractionRecord, RecordLine
 from memory_bank.stores.database import Database
 from memory_bank.stores.jobs import add_jobs, clear_jobs
-from memory_bank.stores.payload import Row, check_same, from_row, is_trace_id, to_rows
+from memory_bank.stores.payload import (
+    ARGUMENT_BYTES,
+    Row,
+    check_same,
+    from_row,
+    is_trace_id,
+    text_of,
+    to_rows,
+)
 from memory_bank.stores.schema import records, sessions
 
 _AT_ONCE = 500  # ids in one query
@@ -22,6 +30,24 @@ _t = records.c
 _mine = _t.session_id == sa.bindparam("session")
 _BY_IDS = sa.select(*_t).where(_mine, _t.trace_id.in_(sa.bindparam("ids", expanding=True)))
 _STEPS = sa.select(_t.trace_id, _t.step_id).where(_mine).order_by(_t.seq)
+_numbered = (
+    sa.select(_t.seq, sa.func.row_number().over(order_by=_t.seq).label("number")).where(_mine).subquery()
+)
+_PAGE = (
+    sa.select(
+        _numbered.c.number,
+        _t.trace_id,
+        _t.step_id,
+        _t.tool_name,
+        sa.func.substr(sa.type_coerce(_t.input, sa.LargeBinary), 1, ARGUMENT_BYTES, type_=sa.LargeBinary),
+        sa.func.length(sa.type_coerce(_t.output, sa.LargeBinary)),
+    )
+    .join(_numbered, _numbered.c.seq == _t.seq)
+    .where(_numbered.c.number > sa.bindparam("after"))
+    .order_by(_numbered.c.number)
+    .limit(sa.bindparam("limit"))
+)
+_PAGE_OF_TOOL = _PAGE.where(_t.tool_name == sa.bindparam("tool"))
 _SIZE = sa.select(sa.func.count()).select_from(records).where(_mine)
 _CLEAR = sa.delete(records).where(_mine)
 _NEXT_GENERATION = (
@@ -119,6 +145,16 @@ class FactStore:
         """The step_id of every record by trace_id, oldest first."""
         with self.database.read() as c:
             return dict(c.execute(_STEPS, {"session": self.session_id}).all())
+
+    def page(self, after: int = 0, limit: int = 50, tool: str | None = None) -> list[RecordLine]:
+        """The records of a number above ``after``, oldest first; of one tool, where it is named."""
+        asked = {"session": self.session_id, "after": after, "limit": limit}
+        with self.database.read() as c:
+            if tool is None:
+                rows = c.execute(_PAGE, asked).all()
+            else:
+                rows = c.execute(_PAGE_OF_TOOL, {**asked, "tool": tool}).all()
+        return [RecordLine(n, t, step, name, text_of(head), size) for n, t, step, name, head, size in rows]
 
     def clear(self) -> None:
         """Remove every record of the session."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from memory_bank.history.own import MARK, is_memory_tool
+from memory_bank.history.own import MARKS, is_memory_tool
 from memory_bank.stores.database import Database
 from memory_bank.stores.schema import insights, jobs, records
 
@@ -69,7 +69,9 @@ _OPEN = sa.select(sa.func.count()).select_from(jobs)
 _OPEN_HERE = _OPEN.where(_mine)
 _OLDEST = sa.select(sa.func.count(), sa.func.min(_t.created)).select_from(jobs)
 _r, _i = records.c, insights.c
-_head = sa.func.substr(sa.type_coerce(_r.output, sa.LargeBinary), 1, len(MARK), type_=sa.LargeBinary)
+_head = sa.func.substr(
+    sa.type_coerce(_r.output, sa.LargeBinary), 1, max(map(len, MARKS)), type_=sa.LargeBinary
+)
 _BARE = (
     sa.select(_r.trace_id, _r.tool_name, _r.output_verbatim, _head)
     .outerjoin(insights, (_i.trace_id == _r.trace_id) & (_i.session_id == _r.session_id))

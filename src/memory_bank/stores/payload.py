@@ -13,6 +13,8 @@ from memory_bank.records import Insight, InteractionRecord
 
 Row = dict[str, Any]
 
+ARGUMENT_BYTES = 1_000
+"""How much of a record's arguments stands in a list."""
 _MAX_ID = 64
 _MAX_SOURCE = 255
 _MAX_STEP = 2**31 - 1
@@ -152,6 +154,11 @@ def _dump(value: Any, what: str) -> str:
 def stored_text(value: Any) -> str:
     """The text under which a value is stored that did not come as text. Raises RecordError."""
     return _dump(value, "the value")
+
+
+def text_of(head: Any) -> str:
+    """The text of a stored value's first bytes; a character that is cut in two becomes U+FFFD."""
+    return bytes(head).decode("utf-8", "replace")
 
 
 def _load(text: str) -> Any:

@@ -10,9 +10,9 @@ import numpy as np
 
 from memory_bank.errors import EmbedderMismatchError
 from memory_bank.ports import Embedder
-from memory_bank.records import Insight, InteractionRecord, Ranking
+from memory_bank.records import Insight, InteractionRecord, Ranking, RecordLine
 from memory_bank.stores.index import best_first
-from memory_bank.stores.payload import check_same, from_row, latest_insights, to_rows
+from memory_bank.stores.payload import ARGUMENT_BYTES, check_same, from_row, latest_insights, text_of, to_rows
 from memory_bank.vectors import encode_documents, encode_queries
 
 
@@ -50,6 +50,23 @@ class InMemoryFactStore:
         """See FactStorePort."""
         with self._lock:
             return {trace_id: row["step_id"] for trace_id, row in self._rows.items()}
+
+    def page(self, after: int = 0, limit: int = 50, tool: str | None = None) -> list[RecordLine]:
+        """See FactStorePort."""
+        with self._lock:
+            rows = list(enumerate(self._rows.values(), 1))
+        found = [(n, r) for n, r in rows if n > after and tool in (None, r["tool_name"])][:limit]
+        return [
+            RecordLine(
+                n,
+                r["trace_id"],
+                r["step_id"],
+                r["tool_name"],
+                text_of(r["input"].encode("utf-8", "surrogatepass")[:ARGUMENT_BYTES]),
+                len(r["output"].encode("utf-8", "surrogatepass")),
+            )
+            for n, r in found
+        ]
 
     def clear(self) -> None:
         """See FactStorePort."""

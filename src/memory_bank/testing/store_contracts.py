@@ -220,6 +220,21 @@ class FactStoreContract:
             ("trace-00001", 1),
         ]
 
+    def test_a_page_numbers_records_from_the_oldest_on(self, store: Any) -> None:
+        long = '{"text": "' + "é" * 1_000 + '"}'
+        records = [a_record(n, output_text="é" * n, input_text=long if n == 5 else None) for n in range(6)]
+        store.store_many(records[3:] + records[:3])
+        lines = store.page()
+        assert [(x.number, x.trace_id) for x in lines] == list(enumerate(store.steps(), 1))
+        assert [(x.step_id, x.tool_name) for x in lines[:2]] == [(2, "tool_3"), (2, "tool_0")]
+        assert [x.output_bytes for x in lines] == [6, 8, 10, 0, 2, 4]
+        assert lines[0].arguments.replace(" ", "") == '{"n":3}'
+        assert 300 < len(lines[2].arguments) < len(long)
+        assert long.startswith(lines[2].arguments[:300])
+        assert [x.number for x in store.page(after=2, limit=3)] == [3, 4, 5]
+        assert [x.number for x in store.page(after=1, tool="tool_0")] == [2, 4]
+        assert store.page(after=6) == store.page(tool="none") == []
+
     def test_clear_empties(self, store: Any) -> None:
         store.clear()
         store.store_many([a_record(1), a_record(2)])

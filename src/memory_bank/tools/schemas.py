@@ -1,10 +1,10 @@
-"""The two tools as a model sees them."""
+"""The tools as a model sees them."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from memory_bank.context.fetched import GET_RECORD, SEARCH_MEMORY
+from memory_bank.context.fetched import GET_RECORD, LIST_RECORDS, SEARCH_MEMORY
 
 
 def _schema(name: str, description: str, properties: dict[str, Any]) -> dict[str, Any]:
@@ -48,6 +48,15 @@ TOOL_SCHEMAS: list[dict[str, Any]] = [
             "pattern": _optional(
                 "string", "A regular expression; matching lines come with one line around; null for none."
             ),
+        },
+    ),
+    _schema(
+        LIST_RECORDS,
+        "List your earlier tool calls, oldest first, a page at a time: number, trace_id, tool, step, size "
+        "and arguments of each.",
+        {
+            "after": _optional("integer", "The number after which the page begins; null for the first page."),
+            "tool": _optional("string", "Only calls of this tool; null for all."),
         },
     ),
 ]

@@ -24,6 +24,10 @@ class Refused(Exception):
     """A request that cannot be met; the text is the sentence that tells why."""
 
 
+class Nothing(Refused):
+    """There is nothing to tell, and nothing was wrong with the request."""
+
+
 class ExactFloat(float):
     """A float that remembers how it was written: 19.90 stays 19.90."""
 
