@@ -43,7 +43,7 @@ from schemathesis.checks import CHECKS, load_all_checks
 ROOT = Path(__file__).parents[1]
 # What a document cannot say: that `after` names a session, a name is printable, `raw` goes without `path`.
 UNFIT = ("positive_data_acceptance",)
-ROUND = 40  # requests of one kind that are made in a row
+ROUND = 15  # requests of one kind that are made in a row
 NAMES = ["refunds", "a/b c%", "orders 7"]
 NEW = [f"run {n}" for n in range(40)]  # what is tampered with is stored: each has a part of it
 LATEST = 14  # messages of the recorded run that most mutations have

@@ -6,7 +6,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-from fastapi.responses import JSONResponse
 from tests.service.api_server import configured, serving
 
 FUZZ = Path(__file__).parents[2] / "benchmarks" / "fuzz_service.py"
@@ -27,18 +26,35 @@ def test_odd_requests_find_no_500_no_hang_and_nothing_undocumented():
     assert f"| **all** | {REQUESTS:,} |" in done.stdout
 
 
+class Wrong:
+    """ASGI middleware: what was refused fails, and what is asked for has another shape."""
+
+    def __init__(self, app):
+        self.app = app
+
+    async def __call__(self, scope, receive, send):
+        if scope["type"] != "http" or scope["path"] == "/openapi.json":
+            await self.app(scope, receive, send)
+            return
+        body = [b'{"sums": -1}', b""]
+
+        async def changed(message):
+            if message["type"] == "http.response.start":
+                headers = [(b"content-type", b"application/json")]
+                status = {422: 500}.get(message["status"], message["status"])
+                self.right = scope["method"] != "GET" or status != 200
+                message = message if self.right else {**message, "headers": headers}
+                message = {**message, "status": status}
+            elif not self.right:
+                message = {**message, "body": body.pop(0), "more_body": False}
+            await send(message)
+
+        await self.app(scope, receive, changed)
+
+
 def test_it_tells_of_a_service_that_is_wrong():
-    def wrong(app):
-        async def answer(request):
-            return JSONResponse({"sums": -1}, 200 if "x" in request.url.path else 500)
-
-        app.router.add_route("/v1/stats", answer)
-        app.router.routes.insert(0, app.router.routes.pop())
-        app.router.add_route("/v1/sessions/{name}", answer, methods=["GET"])
-        app.router.routes.insert(0, app.router.routes.pop())
-
-    with serving(configured(":memory:"), wrong) as url:
+    with serving(configured(":memory:"), lambda app: app.add_middleware(Wrong)) as url:
         done = fuzzed("--requests", 300, "--url", url)
     assert done.returncode == 1, done.stdout + done.stderr
     assert "FOUND by the document: status 500" in done.stdout
-    assert "FOUND GET /v1/sessions/{name}: Response violates schema" in done.stdout
+    assert "Response violates schema" in done.stdout
