@@ -7,7 +7,13 @@ import subprocess
 import sys
 from pathlib import Path
 
-from memory_bank import MemoryBankSettings, MemoryBankState, apply_memory_bank_strategy
+from memory_bank import (
+    InteractionRecord,
+    MemoryBankSettings,
+    MemoryBankState,
+    apply_memory_bank_strategy,
+    handle_tool_call,
+)
 from tests.chats import rounds, system, user
 
 SETTINGS = {
@@ -53,3 +59,38 @@ def test_two_processes_feed_the_same_conversation_at_once(bank_url, tmp_path: Pa
     with MemoryBankState.open(bank_url, "s", "lexical") as state:
         assert list(state.fact_store.steps()) == list(alone.fact_store.steps())
         assert state.insight_store.size() == state.fact_store.size() == 20
+
+
+def test_a_warm_state_knows_what_another_has_stored_since(bank_url) -> None:
+    settings = MemoryBankSettings(**SETTINGS)
+    with MemoryBankState.open(bank_url, "s") as one, MemoryBankState.open(bank_url, "s") as two:
+        apply_memory_bank_strategy(MESSAGES[:12], None, settings, one)
+        for n in range(4):  # what is in nobody's messages
+            two.prepare(settings)
+            text = f'{{"carrier": "Zephyr-{n}", "note": "{"y" * 300}"}}'
+            record = InteractionRecord.create(
+                two.step_count + 1, "track", {"n": n}, {"_raw": text}, output_text=text
+            )
+            two.fact_store.store(record)
+        shown, _ = apply_memory_bank_strategy(MESSAGES, None, settings, one)
+        assert "carrier: Zephyr-3" in json.dumps(shown)
+        stored = list(one.fact_store.steps())
+        assert list(one.steps) == stored
+        assert list(one.evidence.numbers) == stored  # so that "#12" is what the database calls #12
+        assert one.step_count == max(one.fact_store.steps().values())
+
+
+def test_records_of_others_in_between_are_numbered_as_they_were_stored(bank_url) -> None:
+    settings = MemoryBankSettings(**{**SETTINGS, "refresh_after": 200})
+    with MemoryBankState.open(bank_url, "s") as one, MemoryBankState.open(bank_url, "s") as two:
+        for n in range(8, 44, 6):
+            apply_memory_bank_strategy(MESSAGES[:n], None, settings, one)
+            others = [system(), user(f"Another one's conversation {n}"), *rounds(2, size=300, start=100 + n)]
+            apply_memory_bank_strategy(others, None, settings, two)
+        for state in (one, two):
+            state.prepare(settings)
+            apply_memory_bank_strategy(MESSAGES, None, settings, state)
+            assert list(state.evidence.numbers) == list(state.fact_store.steps())
+            for number, trace_id in enumerate(state.fact_store.steps(), 1):
+                told = handle_tool_call(state, "get_record", {"trace_id": f"#{number}"})
+                assert f"trace_id: {trace_id}" in told

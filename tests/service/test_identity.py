@@ -2,17 +2,13 @@
 
 import hashlib
 import json
-import random
-import threading
 
-import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, multiple, rule
 from tests.chats import call, result, say, system, user
 
 from memory_bank.config import Config, load_config
-from memory_bank.errors import ConfigError
 from memory_bank.service.access import stored_id
 from memory_bank.service.chain import looks_random
 from memory_bank.service.identity import Identity
@@ -26,7 +22,12 @@ MASKED = "[masked]"
 
 def configured():
     shipped = load_config()
-    bank = {"type": "memory_bank", "embedding_model": "lexical", "observer_model": "extractive", "selection": "top_k"}
+    bank = {
+        "type": "memory_bank",
+        "embedding_model": "lexical",
+        "observer_model": "extractive",
+        "selection": "top_k",
+    }
     return Config(memory_strategies={"bank": bank}, default_strategy="bank", service={"strategy": "bank"})
 
 
@@ -153,7 +154,9 @@ class Agents(RuleBasedStateMachine):
     @rule(
         branch=branches,
         outputs=st.lists(st.integers(0, 2), min_size=1, max_size=2),
-        before=st.sampled_from([None, None, None, ("drop", 1), ("drop", 2), ("mask", 0), ("mask", 1), ("sum", 1), ("system", 0)]),
+        before=st.sampled_from(
+            [None, None, None, ("drop", 1), ("drop", 2), ("mask", 0), ("mask", 1), ("sum", 1), ("system", 0)]
+        ),
         words=st.booleans(),
     )
     def step(self, branch, outputs, before, words):
@@ -167,7 +170,10 @@ class Agents(RuleBasedStateMachine):
             ids.append(random_id(self.count) if branch.random_ids else f"call_{branch.steps}_{k}")
         name = "count_items"
         text = "let me see" if words else None
-        branch.messages = [*branch.messages, call(*((i, name, {"step": branch.steps}) for i in ids), text=text)]
+        branch.messages = [
+            *branch.messages,
+            call(*((i, name, {"step": branch.steps}) for i in ids), text=text),
+        ]
         for i, value in zip(ids, outputs, strict=True):
             output = f"step {branch.steps} counted {value} items" + " in the warehouse" * 3
             branch.messages.append(result(i, output))
@@ -181,10 +187,13 @@ class Agents(RuleBasedStateMachine):
             return
         messages = branch.messages
         if how == "mask":
-            branch.forgot = branch.forgot or branch.parted  # whose the masked results are cannot always be told
+            branch.forgot = (
+                branch.forgot or branch.parted
+            )  # whose the masked results are cannot always be told
             edge = begins[-keep] if keep and keep <= len(begins) else (0 if keep else len(messages))
             branch.messages = [
-                {**m, "content": MASKED} if m["role"] == "tool" and i < edge else m for i, m in enumerate(messages)
+                {**m, "content": MASKED} if m["role"] == "tool" and i < edge else m
+                for i, m in enumerate(messages)
             ]
         elif how == "system":
             branch.messages = [system(f"You are careful. It is {self.count} o'clock."), *messages[1:]]
@@ -259,4 +268,7 @@ class Agents(RuleBasedStateMachine):
 
 
 TestAgents = Agents.TestCase
-TestAgents.settings = settings(max_examples=int(__import__("os").environ.get("N","150")), stateful_step_count=int(__import__("os").environ.get("S","25")))
+TestAgents.settings = settings(
+    max_examples=int(__import__("os").environ.get("N", "150")),
+    stateful_step_count=int(__import__("os").environ.get("S", "25")),
+)

@@ -43,7 +43,8 @@ class Asking:
         return None if session_id is None else self.public(session_id)
 
 
-def _asking(request: Request) -> Asking:
+def asking(request: Request) -> Asking:
+    """What a request works with."""
     return Asking(caller_of(request).namespace, request.app.state.service.sessions)
 
 
@@ -77,6 +78,6 @@ def _record_id(
     return decoded(trace_id)
 
 
-Asks = Annotated[Asking, Depends(_asking)]
+Asks = Annotated[Asking, Depends(asking)]
 SessionName = Annotated[str, Depends(_session_name)]
 RecordId = Annotated[str, Depends(_record_id)]

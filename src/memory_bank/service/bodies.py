@@ -127,7 +127,7 @@ def render_body(body: Body, arrays: Mapping[str, Sequence[Any]]) -> bytes:
     for key, new in arrays.items():
         if key in body.elements and _are_same(body.elements[key], new):
             continue
-        written = _written(body.text, body.elements.get(key, ()), new)
+        written = render_array(body, key, new)
         if key in body.value:
             edits.append((*body.spans[key], written))
         else:
@@ -145,6 +145,11 @@ def render_body(body: Body, arrays: Mapping[str, Sequence[Any]]) -> bytes:
         at = end
     parts.append(body.text[at:])
     return "".join(parts).encode("utf-8")
+
+
+def render_array(body: Body, member: str, new: Sequence[Any]) -> str:
+    """An array that may stand in the place of a member, by the rules of ``render_body``. Raises BodyError."""
+    return _written(body.text, body.elements.get(member, ()), new)
 
 
 def _are_same(old: Elements, new: Sequence[Any]) -> bool:

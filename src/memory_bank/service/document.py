@@ -90,8 +90,12 @@ def describe(app: FastAPI) -> None:
         parts.setdefault("schemas", {}).update(taken["$defs"])
         parts["securitySchemes"] = _SCHEMES
         made["security"] = [{}, *({name: []} for name in _SCHEMES)]
-        for unused in ("HTTPValidationError", "ValidationError"):
+        for unused in ("HTTPValidationError", "ValidationError"):  # FastAPI's own, in another shape
             parts["schemas"].pop(unused, None)
+        for operations in made["paths"].values():
+            for operation in operations.values():
+                if "HTTPValidationError" in str(operation["responses"].get("422")):
+                    del operation["responses"]["422"]
         return made
 
     app.openapi = document  # type: ignore[method-assign]

@@ -10,7 +10,7 @@ from starlette.routing import Match, Route
 from memory_bank.errors import NotFoundError
 
 _METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE")
-_PATHS = ("/v1/sessions", "/v1/sessions/{rest:path}", "/v1/stats")
+_PATHS = ("/v1/sessions", "/v1/sessions/{rest:path}", "/v1/stats", "/v1/stats/{rest:path}")
 
 
 def no_such_routes() -> list[Route]:

@@ -8,16 +8,17 @@ from fastapi import APIRouter, Header, Query, Request
 from fastapi.responses import Response
 
 from memory_bank.context.plan import Plan
-from memory_bank.errors import InvalidRequestError, MessagesError
+from memory_bank.errors import BodyError, InvalidRequestError, MessagesError
 from memory_bank.history.parsing import check_messages
 from memory_bank.service.asking import Asking, Asks, SessionName
+from memory_bank.service.bodies import Body, render_array
 from memory_bank.service.document import failing, json_body
 from memory_bank.service.ingesting import Kept, Output, keep_messages, keep_outputs
 from memory_bank.service.record_routes import beginning
 from memory_bank.service.searching import Match, search_session
 from memory_bank.service.shapes import Context, Hits, Ingested
 from memory_bank.service.taken import ContextRequest, IngestRequest, SearchQuery
-from memory_bank.service.values import answer, body_of
+from memory_bank.service.values import Ready, answer, body_of
 
 router = APIRouter(prefix="/v1", tags=["memory"])
 
@@ -37,11 +38,12 @@ async def build_context(asking: Asks, name: SessionName, request: Request) -> Re
 
     The session is made if it is not there. The same conversation again stores nothing twice.
     """
-    asked: ContextRequest = ContextRequest.of(await body_of(request))
-    return await answer(_context, asking, name, asked)
+    body = await body_of(request, "messages")
+    return await answer(_context, asking, name, body)
 
 
-def _context(asking: Asking, name: str, asked: ContextRequest) -> dict[str, Any]:
+def _context(asking: Asking, name: str, body: Body) -> dict[str, Any]:
+    asked: ContextRequest = ContextRequest.of(body.value)
     step = asking.sessions.rebuild(
         asking.namespace,
         name,
@@ -54,7 +56,7 @@ def _context(asking: Asking, name: str, asked: ContextRequest) -> dict[str, Any]
         with step.state.lock:  # it is read from the session's evidence
             plan = _plan(asking, step.plan)
     return {
-        "messages": step.messages,
+        "messages": _rendered(body, step.messages),
         "tokens": step.tokens,
         "full_tokens": step.full_tokens,
         "strategy": step.strategy,
@@ -63,6 +65,14 @@ def _context(asking: Asking, name: str, asked: ContextRequest) -> dict[str, Any]
         "plan": plan,
         "report": step.report.as_dict() if step.report is not None and step.plan is None else None,
     }
+
+
+def _rendered(body: Body, messages: list[Any]) -> Any:
+    """The messages, those that are as they came in the bytes in which they came."""
+    try:
+        return Ready(render_array(body, "messages", messages))
+    except BodyError:  # a new one is nested deeper than the encoder goes
+        return messages
 
 
 def _plan(asking: Asking, plan: Plan) -> dict[str, Any]:
@@ -110,11 +120,12 @@ async def ingest(
     `call_id`, equal outputs in one request are several calls, and in another request the same calls again;
     give an `idempotency-key` for each request where they are not.
     """
-    asked: IngestRequest = IngestRequest.of(await body_of(request))
-    return await answer(_ingest, asking, name, asked, idempotency_key)
+    body = await body_of(request, "messages", "tool_outputs")
+    return await answer(_ingest, asking, name, body, idempotency_key)
 
 
-def _ingest(asking: Asking, name: str, asked: IngestRequest, key: str | None) -> dict[str, Any]:
+def _ingest(asking: Asking, name: str, body: Body, key: str | None) -> dict[str, Any]:
+    asked: IngestRequest = IngestRequest.of(body.value)
     given = asked.model_fields_set & {"messages", "tool_outputs"}
     if len(given) != 1:
         raise InvalidRequestError("give either messages or tool_outputs.")

@@ -36,6 +36,7 @@ router = APIRouter(prefix="/v1", tags=["records"])
 
 _ARGUMENT_CHARS = 300  # of arguments in a list
 _PARSED = 2 * 2**20  # bytes of a text up to which its value is given beside it
+_CHUNK = 2**16  # bytes that are sent at once, at least
 _PREFIX = 6
 _TOLD = 5
 _UNQUOTED = re.compile(r"[^\w.-]+")
@@ -139,13 +140,12 @@ def _found(asking: Asking, name: str, asked: str) -> Outline:
     if found:
         return found[0]
     number = _NUMBER.match(wanted)
-    if number:
+    fitting = []
+    if len(wanted) >= _PREFIX and not wanted.startswith("#"):
+        fitting = beginning_with(asking.database, session_id, wanted, _TOLD + 1)
+    if number and not fitting:
         trace_id = numbered(asking.database, session_id, int(number[1]))
         fitting = [] if trace_id is None else [trace_id]
-    elif len(wanted) >= _PREFIX:
-        fitting = beginning_with(asking.database, session_id, wanted, _TOLD + 1)
-    else:
-        fitting = []
     if len(fitting) > 1:
         told = ", ".join(fitting[:_TOLD]) + (" and others" if len(fitting) > _TOLD else "")
         raise NotFoundError(f"that begins several trace_ids ({told}): give more of it.")
@@ -163,6 +163,7 @@ def _found(asking: Asking, name: str, asked: str) -> Outline:
 
 async def _streamed(chunks: Iterator[bytes]) -> AsyncIterator[bytes]:
     """Chunks made in a thread; the first is there already: what fails at once is told with a status."""
+    chunks = _gathered(chunks)
     first = await in_thread(next, chunks, b"")
 
     async def all_of_them() -> AsyncIterator[bytes]:
@@ -171,6 +172,18 @@ async def _streamed(chunks: Iterator[bytes]) -> AsyncIterator[bytes]:
             yield chunk
 
     return all_of_them()
+
+
+def _gathered(chunks: Iterator[bytes]) -> Iterator[bytes]:
+    """The same bytes, in chunks that are worth a thread's while."""
+    parts, size = [], 0
+    for chunk in chunks:
+        parts.append(chunk)
+        size += len(chunk)
+        if size >= _CHUNK:
+            yield b"".join(parts)
+            parts, size = [], 0
+    yield b"".join(parts)
 
 
 async def _bytes(asking: Asking, outline: Outline) -> Response:

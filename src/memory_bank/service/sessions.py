@@ -183,7 +183,7 @@ class Sessions:
         with self._lock:
             state = self._readers.pop(session_id, None)
         if state is None:
-            state = MemoryBankState.open(self.database, session_id, namespace=namespace)
+            state = MemoryBankState.open(self.database, session_id, namespace=namespace, queued=self._queued)
         with self._lock:
             state = self._readers.setdefault(session_id, state)
             while len(self._readers) > self.config.service.sessions_kept:

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StrictBool, ValidationError, WithJsonSchema
 
 from memory_bank.errors import InvalidRequestError
+from memory_bank.service.access import LONGEST_NAME
 from memory_bank.service.shapes import MESSAGES, Json, Message
 
 
@@ -22,8 +23,19 @@ def _is_named(value: Any) -> Any:
     return value
 
 
+def _is_agent(value: Any) -> Any:
+    if not _is_text(value) or len(value) > LONGEST_NAME or not value.isprintable():
+        raise ValueError(f"must be 1 to {LONGEST_NAME} printable characters")
+    return value
+
+
 # Any text: pydantic's own str refuses lone surrogates, which agents write.
 Text = Annotated[Any, AfterValidator(_is_text), WithJsonSchema({"type": "string"})]
+AgentId = Annotated[
+    Any,
+    AfterValidator(_is_agent),
+    WithJsonSchema({"type": "string", "minLength": 1, "maxLength": LONGEST_NAME}),
+]
 Name = Annotated[Any, AfterValidator(_is_named), WithJsonSchema({"type": "string", "minLength": 1})]
 
 
@@ -33,10 +45,8 @@ class Given(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     @classmethod
-    def of(cls, value: Any) -> Any:
+    def of(cls, value: dict[str, Any]) -> Any:
         """The body in this shape. Raises InvalidRequestError, which says what is wrong, not what was sent."""
-        if not isinstance(value, dict):
-            raise InvalidRequestError("the body must be a JSON object.")
         try:
             return cls.model_validate(value)
         except ValidationError as e:
@@ -104,7 +114,7 @@ class ContextRequest(Given):
     )
     messages: list[Message] = Field(description="the whole conversation, as it would go to the model")
     strategy: str | None = Field(None, description="key of a strategy in the configuration")
-    agent_id: str | None = Field(None, description="whose session it is, where searches cross sessions")
+    agent_id: AgentId | None = Field(None, description="whose session it is, where searches cross sessions")
     plan: StrictBool = Field(
         True, description="false leaves the plan out; with thousands of calls it is long"
     )
@@ -146,4 +156,4 @@ class IngestRequest(Given):
     )
     tool_outputs: list[ToolOutput] = Field(default_factory=list, description="the outputs of one step")
     task: Text = Field("", description="what the user asked for, beside tool_outputs")
-    agent_id: str | None = Field(None, description="whose session it is, where searches cross sessions")
+    agent_id: AgentId | None = Field(None, description="whose session it is, where searches cross sessions")

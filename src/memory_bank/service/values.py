@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
@@ -14,8 +15,9 @@ from fastapi.responses import Response
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
-from memory_bank.errors import InvalidRequestError
+from memory_bank.errors import BodyError, InvalidRequestError
 from memory_bank.history.jsontext import compact
+from memory_bank.service.bodies import Body, parse_body
 
 T = TypeVar("T")
 
@@ -24,8 +26,11 @@ _IS_JSON = re.compile(r"application/(?:[\w.+-]+\+)?json\s*(?:;.*)?\Z", re.I)
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
-async def body_of(request: Request) -> Any:
-    """The value of a request's body, of any kind. Raises InvalidRequestError, HTTPException (415)."""
+async def body_of(request: Request, *arrays: str) -> Body:
+    """A request's body; of the members named, elements keep their bytes (see ``render_array``).
+
+    Raises InvalidRequestError, HTTPException (415).
+    """
     kind = request.headers.get("content-type", JSON)
     if not _IS_JSON.match(kind):
         raise HTTPException(415, "the body must be JSON: send it with  content-type: application/json .")
@@ -33,21 +38,36 @@ async def body_of(request: Request) -> Any:
         data = await request.body()
     except ClientDisconnect:
         raise HTTPException(400, "the client went away before its body was complete.") from None
-    return await in_thread(_parsed, data)
+    return await in_thread(_parsed, data, arrays)
 
 
-def _parsed(data: bytes) -> Any:
+def _parsed(data: bytes, arrays: tuple[str, ...]) -> Body:
     try:
-        return json.loads(data)  # the C parser of the standard library; orjson refuses what agents write
+        return parse_body(data, *arrays)
+    except BodyError as e:
+        raise InvalidRequestError(_wrong(data, e)) from None
+
+
+def _wrong(data: bytes, error: BodyError) -> str:
+    """What is wrong with a body, and what to do about it; nothing of what it holds."""
+    try:
+        json.loads(data)
     except RecursionError:
-        raise InvalidRequestError("the body nests too deep: send what is in there as text.") from None
+        return "the body nests too deep: send what is in there as text."
     except UnicodeDecodeError:
-        raise InvalidRequestError("the body is no UTF-8: encode it as such.") from None
+        return "the body is no UTF-8: encode it as such."
     except json.JSONDecodeError as e:
-        where = f"line {e.lineno} column {e.colno}"
-        raise InvalidRequestError(f"the body is no JSON ({e.msg} at {where}): send a JSON object.") from None
+        return f"the body is no JSON ({e.msg} at line {e.lineno} column {e.colno}): send a JSON object."
     except ValueError:  # an integer beyond Python's conversion limit
-        raise InvalidRequestError("the body holds a number of over 4,300 digits: send it as text.") from None
+        return "the body holds a number of over 4,300 digits: send it as text."
+    return f"the body is unclear ({error}): send one JSON object in UTF-8."
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """A member that is JSON text already."""
+
+    text: str
 
 
 async def in_thread(work: Callable[..., T], *args: Any, **named: Any) -> T:
@@ -70,7 +90,9 @@ def written(value: dict[str, Any]) -> Iterator[bytes]:
     for key, member in value.items():
         yield begin + text_of(key) + b":"
         begin = b","
-        if isinstance(member, list):
+        if isinstance(member, Ready):
+            yield encoded(member.text)
+        elif isinstance(member, list):
             between = b"["
             for element in member:
                 yield between + text_of(element)

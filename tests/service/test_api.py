@@ -1,0 +1,603 @@
+"""The HTTP API on sessions and memory: what goes in, what comes out, and what nobody else may see."""
+
+from __future__ import annotations
+
+import json
+import threading
+from contextlib import contextmanager
+from urllib.parse import quote
+
+import pytest
+from fastapi import Request
+from fastapi.testclient import TestClient
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.chats import JSON, call, good_chats, result, rounds, system, user
+from tests.service.api_server import client, configured, serving
+
+from memory_bank.config import Config, load_config
+from memory_bank.history.pairing import pairing_errors
+from memory_bank.service.app import create_app
+from memory_bank.service.asking import Asking, asking
+from memory_bank.service.shapes import (
+    Context,
+    Failure,
+    Hits,
+    Ingested,
+    SessionDetail,
+    SessionPage,
+    Stats,
+)
+from memory_bank.stores.facts import FactStore
+
+
+def noted(n):
+    """The n-th order, long enough that thirty of them do not fit into a context."""
+    lines = [{"line": k, "sku": f"SKU-{n * 97 + k * 13}"} for k in range(30)]
+    output = json.dumps({"order_id": f"ORD-{1000 + n}", "lines": lines})
+    return [call((f"c{n}", "get_order", {"number": n})), result(f"c{n}", output)]
+
+
+CHAT = [system(), user("Which orders are late?"), *(m for n in range(30) for m in noted(n))]
+OUTPUT = {
+    "tool_name": "get_order",
+    "raw_input": {"id": "ORD-7"},
+    "raw_output": '{"id": "ORD-7", "due": 1.10}',
+}
+
+
+@contextmanager
+def api(database=":memory:", **service):
+    with TestClient(create_app(configured(database, **service))) as http:
+        yield http
+
+
+@pytest.fixture
+def http():
+    with api() as made:
+        yield made
+
+
+def of(http, namespace):
+    """The same service, asked by a key of a namespace."""
+
+    def asked_by(request: Request) -> Asking:
+        return Asking(request.headers.get("x-namespace"), request.app.state.service.sessions)
+
+    http.app.dependency_overrides[asking] = asked_by
+    return TestClient(http.app, headers={"x-namespace": namespace})
+
+
+def told(response, status, code):
+    """The sentence of an error in the one shape."""
+    assert response.status_code == status, response.text
+    error = Failure.model_validate(response.json()).error
+    assert error.code == code
+    assert error.message
+    return error.message
+
+
+# --- contexts
+
+
+def test_a_context_is_built_with_its_plan(http):
+    answer = http.post("/v1/sessions/late/context", json={"messages": CHAT})
+    assert answer.status_code == 200
+    made = Context.model_validate(answer.json())
+    assert made.tokens < made.full_tokens
+    assert not made.unchanged
+    assert made.records == 30
+    assert made.strategy == "memory_bank"
+    assert pairing_errors(made.messages) == []
+    assert made.messages[:2] == CHAT[:2]
+    assert made.messages[-2:] == CHAT[-2:]
+    assert len(made.plan["decisions"]) == 29
+    assert {"pieces", "near_misses", "gone", "query"} <= set(made.plan)
+    assert made.report is None
+
+
+def test_a_plan_is_left_out_when_asked(http):
+    answer = http.post("/v1/sessions/late/context", json={"messages": CHAT, "plan": False})
+    assert answer.json()["plan"] is None
+
+
+def test_other_strategies_give_a_report_or_nothing(http):
+    def built(key):
+        answer = http.post("/v1/sessions/s/context", json={"messages": CHAT, "strategy": key})
+        return Context.model_validate(answer.json())
+
+    masked = built("observation_masking")
+    assert masked.plan is None
+    assert masked.report["tokens"] == masked.tokens
+    assert masked.full_tokens > masked.tokens
+    plain = built("no_strategy")
+    assert (plain.plan, plain.report, plain.unchanged) == (None, None, True)
+    assert plain.messages == CHAT
+    message = told(
+        http.post("/v1/sessions/s/context", json={"messages": CHAT, "strategy": "nope"}),
+        422,
+        "unknown_strategy",
+    )
+    assert "nope" in message
+
+
+EXACT = (
+    b'{"messages": [{"role":"user","content":"caf\\u00e9 \\ud800","n":1.10,"big":123456789012345678901234567890},'
+    b'{"role": "user",  "content": [{"type": "text", "text": "a"}], "odd": [NaN, 1e999, -0.0, {"k":1,"k":2}]}]}'
+)
+
+
+def test_messages_that_stay_come_back_to_the_byte(http):
+    answer = http.post("/v1/sessions/s/context", content=EXACT, headers={"content-type": "application/json"})
+    assert answer.status_code == 200
+    first, second = EXACT[len(b'{"messages": [') : -2].split(b"},", 1)
+    assert first + b"}," + second in answer.content
+    assert answer.json()["unchanged"] is True
+
+
+@given(good_chats() | st.lists(JSON.map(lambda v: {"role": "user", "content": v}), max_size=4))
+@settings(max_examples=25)
+def test_what_is_unchanged_is_what_was_sent(messages):
+    with api() as http:
+        body = json.dumps({"messages": messages, "strategy": "no_strategy"}, ensure_ascii=True)
+        answer = http.post("/v1/sessions/s/context", content=body)
+        assert answer.status_code == 200, answer.text
+        sent = json.loads(body)["messages"]
+        assert json.dumps(json.loads(answer.content)["messages"]) == json.dumps(sent)
+
+
+@pytest.mark.parametrize(
+    ("body", "code", "says"),
+    [
+        (b"", "invalid_request", "JSON"),
+        (b"[]", "invalid_request", "object"),
+        (b'{"messages": [}', "invalid_request", "line 1 column 15"),
+        (b'\xff{"messages": []}', "invalid_request", "UTF-8"),
+        (b'{"messages": ' + b"[" * 100_000, "invalid_request", "too deep"),
+        (b'{"messages": [' + b"1" * 5_000 + b"]}", "invalid_request", "digits"),
+        (b'{"messages": [], "messages": []}', "invalid_request", "twice"),
+        (b"{}", "invalid_request", "messages"),
+        (b'{"messages": "hello"}', "invalid_request", "list"),
+        (b'{"messages": [], "plan": "yes"}', "invalid_request", "plan"),
+        (b'{"messages": [], "mesages": []}', "invalid_request", "'mesages'"),
+        (b'{"messages": [{"role": "user"}, 3]}', "invalid_messages", "messages[1]"),
+        (b'{"messages": [{"content": "my secret"}]}', "invalid_messages", "messages[0]"),
+        (b'{"messages": [], "agent_id": "\\ud800"}', "invalid_request", "agent_id"),
+        (b'{"messages": [], "agent_id": ""}', "invalid_request", "agent_id"),
+    ],
+)
+def test_a_body_that_cannot_be_used_is_refused_with_a_sentence(http, body, code, says):
+    message = told(http.post("/v1/sessions/s/context", content=body), 422, code)
+    assert says in message
+    assert "secret" not in message
+    assert "hello" not in message
+    assert told(http.get("/v1/sessions/s"), 404, "not_found")  # nothing was begun
+
+
+def test_a_body_of_another_kind_is_refused(http):
+    answer = http.post("/v1/sessions/s/context", content=b"{}", headers={"content-type": "text/plain"})
+    assert "application/json" in told(answer, 415, "http_error")
+
+
+def test_a_session_is_one_agents(http):
+    given = {"messages": CHAT[:4], "agent_id": "clerk"}
+    assert http.post("/v1/sessions/s/context", json=given).status_code == 200
+    assert http.get("/v1/sessions/s").json()["agent"] == "clerk"
+    told(http.post("/v1/sessions/s/context", json={**given, "agent_id": "other"}), 422, "invalid_settings")
+
+
+def test_a_loop_is_told_where_the_configuration_raises(tmp_path):
+    shipped = load_config().model_dump(exclude={"service", "loop_detection"})
+    config = Config(**shipped, loop_detection="raise", service={"database": ":memory:"})
+    messages = [user()]
+    for n in range(12):
+        messages += [call((f"c{n}", "ping", {})), result(f"c{n}", "pong")]
+    with TestClient(create_app(config)) as http:
+        told(http.post("/v1/sessions/s/context", json={"messages": messages}), 409, "loop_detected")
+        assert http.get("/v1/sessions/s").json()["records"] == 12
+
+
+# --- ingestion
+
+
+def ingested(http, name="s", headers=None, **body):
+    answer = http.post(f"/v1/sessions/{name}/ingest", content=json.dumps(body), headers=headers)
+    assert answer.status_code == 200, answer.text
+    return Ingested.model_validate(answer.json())
+
+
+def test_messages_are_remembered_without_a_context(http):
+    first = ingested(http, messages=CHAT)
+    assert (len(first.trace_ids), first.new) == (30, 30)
+    assert ingested(http, messages=CHAT).new == 0
+    detail = http.get("/v1/sessions/s").json()
+    assert (detail["records"], detail["insights"], detail["task"]) == (30, 30, "Which orders are late?")
+    assert (detail["steps"], detail["tokens"]["steps"]) == (30, 0)
+
+
+def test_ids_are_those_that_a_context_gives(http):
+    brought = ingested(http, messages=CHAT[:8]).trace_ids
+    http.post("/v1/sessions/s/context", json={"messages": CHAT[:10]})
+    listed = http.get("/v1/sessions/s/records").json()["records"]
+    assert [r["trace_id"] for r in listed][:3] == brought
+    assert [r["step_id"] for r in listed] == [1, 2, 3, 4]
+
+
+def test_a_tool_output_is_the_record_that_its_message_is(http):
+    messages = [user(), call(("c1", "get_order", {"id": "ORD-7"})), result("c1", OUTPUT["raw_output"])]
+    by_message = ingested(http, messages=messages)
+    arguments = messages[1]["tool_calls"][0]["function"]["arguments"]
+    by_output = ingested(http, tool_outputs=[{**OUTPUT, "raw_input": arguments, "call_id": "c1"}])
+    assert by_output.trace_ids == by_message.trace_ids
+    assert by_output.new == 0
+
+
+def test_tool_outputs_are_stored_once(http):
+    outputs = [
+        OUTPUT,
+        OUTPUT,
+        {"tool_name": "now", "raw_output": {"t": [1, None, "\ud800"]}, "call_id": "c2"},
+    ]
+    first = ingested(http, tool_outputs=outputs, task="Find it")
+    assert first.new == len(set(first.trace_ids)) == 3
+    again = ingested(http, tool_outputs=outputs)
+    assert (again.trace_ids, again.new) == (first.trace_ids, 0)
+    detail = http.get("/v1/sessions/s").json()
+    assert (detail["records"], detail["steps"], detail["task"]) == (3, 1, "Find it")
+    assert ingested(http, tool_outputs=[{**OUTPUT, "raw_output": "other"}]).new == 1
+    assert http.get("/v1/sessions/s").json()["steps"] == 2
+
+
+def test_an_honest_repetition_is_told_by_its_call_id_or_a_key(http):
+    assert ingested(http, tool_outputs=[OUTPUT]).new == 1
+    assert ingested(http, tool_outputs=[OUTPUT]).new == 0
+    assert ingested(http, tool_outputs=[{**OUTPUT, "call_id": "c1"}]).new == 1
+    assert ingested(http, tool_outputs=[{**OUTPUT, "call_id": "c2"}]).new == 1
+    assert ingested(http, headers={"idempotency-key": "a"}, tool_outputs=[OUTPUT]).new == 1
+    assert ingested(http, headers={"idempotency-key": "b"}, tool_outputs=[OUTPUT]).new == 1
+    assert ingested(http, headers={"idempotency-key": "b"}, tool_outputs=[OUTPUT]).new == 0
+    with_id = [{**OUTPUT, "call_id": "c1"}]
+    assert ingested(http, headers={"idempotency-key": "b"}, tool_outputs=with_id).new == 0
+
+
+def test_what_was_ingested_is_in_the_next_context(http):
+    http.post("/v1/sessions/s/context", json={"messages": CHAT[:4]})
+    ingested(http, tool_outputs=[{**OUTPUT, "raw_output": '{"id": "ORD-7", "carrier": "Zephyr-991"}'}])
+    made = http.post("/v1/sessions/s/context", json={"messages": CHAT[:6]}).json()
+    assert "Zephyr-991" in json.dumps(made["messages"])
+    listed = http.get("/v1/sessions/s/records").json()["records"]
+    assert f"#{[r['tool_name'] for r in listed].index('get_order') + 1}" in json.dumps(made["messages"])
+    assert made["records"] == 3
+
+
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [
+        ({}, "either"),
+        ({"messages": [], "tool_outputs": []}, "either"),
+        ({"messages": [], "task": "x"}, "task"),
+        ({"tool_outputs": [{"tool_name": "t"}]}, "tool_outputs.0.raw_output"),
+        ({"tool_outputs": [{"tool_name": "", "raw_output": 1}]}, "tool_outputs.0.tool_name"),
+        ({"tool_outputs": [{"tool_name": 1, "raw_output": 1}]}, "must be text"),
+        ({"tool_outputs": [{"tool_name": "t", "raw_output": 1, "output": 2}]}, "output"),
+        ({"tool_outputs": {}}, "tool_outputs"),
+    ],
+)
+def test_what_cannot_be_ingested_is_refused(http, body, says):
+    assert says in told(http.post("/v1/sessions/s/ingest", json=body), 422, "invalid_request")
+
+
+def test_nothing_is_a_session_too(http):
+    assert ingested(http, messages=[]) == Ingested(trace_ids=[], new=0)
+    assert http.get("/v1/sessions/s").json()["records"] == 0
+
+
+@given(JSON, JSON)
+@settings(max_examples=40)
+def test_any_value_is_stored_as_it_is(given_, came):
+    with api() as http:
+        body = {"tool_outputs": [{"tool_name": "t", "raw_input": given_, "raw_output": came}]}
+        answer = http.post("/v1/sessions/s/ingest", content=json.dumps(body))
+        assert answer.status_code == 200, answer.text
+        assert http.post("/v1/sessions/s/ingest", content=json.dumps(body)).json()["new"] == 0
+        record = json.loads(http.get("/v1/sessions/s/records/1").content)
+        sent = json.loads(json.dumps(body))["tool_outputs"][0]["raw_output"]
+        shown = record["output_text"] if isinstance(sent, str) else record["raw_output"]
+        assert json.dumps(shown) == json.dumps(sent)
+
+
+def test_the_same_at_once_is_stored_once(tmp_path):
+    with serving(configured(tmp_path / "bank.db")) as url:
+        answers = []
+
+        def bring():
+            with client(url) as http:
+                answers.append(http.post("/v1/sessions/s/ingest", json={"messages": CHAT}).json())
+
+        threads = [threading.Thread(target=bring) for _ in range(8)]
+        for t in threads:
+            t.start()
+        for t in threads:
+            t.join()
+        assert len({tuple(a["trace_ids"]) for a in answers}) == 1
+        assert sum(a["new"] for a in answers) == 30
+        with client(url) as http:
+            assert http.get("/v1/sessions/s").json()["records"] == 30
+
+
+# --- search
+
+
+def hits(http, query, name="s", **more):
+    answer = http.get(f"/v1/sessions/{name}/search", params={"q": query, **more})
+    assert answer.status_code == 200, answer.text
+    return Hits.model_validate(answer.json())
+
+
+def test_exact_words_come_before_what_is_similar(http):
+    ingested(http, messages=CHAT)
+    found = hits(http, "ord-1007", top_k=4)
+    assert len(found.hits) == 4
+    assert [h.holds for h in found.hits] == ["ord-1007", None, None, None]
+    first = found.hits[0]
+    assert (first.number, first.place, first.tool_name, first.session) == (8, "order_id", "get_order", "s")
+    assert "ORD-1007" in first.excerpt
+    assert first.summary
+    scores = [h.score for h in found.hits[1:]]
+    assert scores == sorted(scores, reverse=True)
+    sentence = hits(http, "when is ORD-1003 due, and ORD-1004?")
+    assert {h.holds for h in sentence.hits if h.holds} == {"ORD-1003", "ORD-1004"}
+
+
+def test_numbers_are_not_found_within_others(http):
+    ingested(
+        http, tool_outputs=[{"tool_name": "t", "raw_output": t} for t in ("id 645 here", "1,645", "645.99")]
+    )
+    assert [h.number for h in hits(http, "645").hits if h.holds] == [1]
+
+
+def test_search_finds_words_as_tools_write_them(http):
+    texts = [json.dumps({"name": "Müller-9 GmbH"}), "MÜLLER-9\n  gmbh", "中文订单 9981 已发货"]
+    ingested(http, tool_outputs=[{"tool_name": "t", "raw_output": t} for t in texts])
+    assert {h.number for h in hits(http, "müller-9 GmbH").hits if h.holds} == {1, 2}
+    assert [h.number for h in hits(http, "订单").hits if h.holds] == [3]
+
+
+def test_nothing_to_find_is_no_error(http):
+    ingested(http, messages=[])
+    assert hits(http, "anything") == Hits(hits=[], note=None)
+    assert hits(http, "\0 ?!") == Hits(hits=[], note=None)
+
+
+def test_what_search_does_not_take(http):
+    ingested(http, messages=CHAT[:4])
+    for params in ({}, {"q": ""}, {"q": "x", "top_k": 0}, {"q": "x", "top_k": 51}, {"q": "x", "limit": 3}):
+        told(http.get("/v1/sessions/s/search", params=params), 422, "invalid_request")
+    assert "q is empty" in told(http.get("/v1/sessions/s/search?q=%20"), 422, "invalid_request")
+
+
+def test_a_wider_scope_names_the_session(tmp_path):
+    shipped = load_config().model_dump(exclude={"service"})
+    shipped["memory_strategies"]["memory_bank"]["scope"] = "all"
+    config = Config(**shipped, service={"database": ":memory:"})
+    with TestClient(create_app(config)) as http:
+        ingested(http, "one", tool_outputs=[OUTPUT])
+        ingested(http, "two", tool_outputs=[{**OUTPUT, "raw_output": "nothing like it"}])
+        found = hits(http, "due", "two")
+        assert {h.session for h in found.hits} == {"one", "two"}
+
+
+# --- sessions
+
+
+def test_sessions_are_listed_newest_first(http):
+    for n in range(5):
+        ingested(http, f"s{n}", messages=[user(f"task {n}"), *rounds(1)])
+    page = SessionPage.model_validate(http.get("/v1/sessions", params={"limit": 2}).json())
+    assert [s.name for s in page.sessions] == ["s4", "s3"]
+    assert page.next == "s3"
+    assert page.sessions[0].task == "task 4"
+    rest = SessionPage.model_validate(http.get("/v1/sessions", params={"after": page.next}).json())
+    assert [s.name for s in rest.sessions] == ["s2", "s1", "s0"]
+    assert rest.next is None
+    found = http.get("/v1/sessions", params={"q": "TASK 1"}).json()["sessions"]
+    assert [s["name"] for s in found] == ["s1"]
+    told(http.get("/v1/sessions", params={"after": "gone"}), 422, "invalid_request")
+    told(http.get("/v1/sessions", params={"limit": 501}), 422, "invalid_request")
+    told(http.get("/v1/sessions", params={"limt": 5}), 422, "invalid_request")
+
+
+def test_a_long_task_is_short_in_the_list_and_whole_in_the_session(http):
+    ingested(http, messages=[user("word " * 3_000), *rounds(1)])
+    assert len(http.get("/v1/sessions").json()["sessions"][0]["task"]) <= 300
+    detail = SessionDetail.model_validate(http.get("/v1/sessions/s").json())
+    assert detail.task == "word " * 3_000
+
+
+def test_reset_empties_and_delete_takes_off_the_list(http):
+    ingested(http, messages=CHAT)
+    assert http.post("/v1/sessions/s/reset").status_code == 204
+    detail = http.get("/v1/sessions/s").json()
+    assert (detail["records"], detail["insights"], detail["task"]) == (0, 0, "")
+    ingested(http, messages=CHAT)
+    answer = http.delete("/v1/sessions/s")
+    assert (answer.status_code, answer.content) == (204, b"")
+    for again in (
+        http.delete("/v1/sessions/s"),
+        http.get("/v1/sessions/s"),
+        http.post("/v1/sessions/s/reset"),
+    ):
+        told(again, 404, "not_found")
+    assert http.get("/v1/sessions").json()["sessions"] == []
+    assert ingested(http, messages=CHAT).new == 30
+
+
+def test_the_sums_of_all_sessions(http):
+    ingested(http, "a", messages=CHAT)
+    ingested(http, "b", tool_outputs=[OUTPUT])
+    made = Stats.model_validate(http.get("/v1/stats").json())
+    assert (made.sessions, made.records, made.insights) == (2, 31, 31)
+    assert (made.queue.open, made.spend.calls, made.tokens.steps) == (0, 0, 0)
+
+
+# --- names and routes
+
+
+@pytest.mark.parametrize(
+    "name", ["a/b", "a%2Fb", "%", "..", "a b", "中文", "a?b#c", "x" * 180, "context", "a/context"]
+)
+def test_any_printable_name_is_a_session(http, name):
+    path = f"/v1/sessions/{quote(name, safe='').replace('.', '%2E')}"
+    assert http.post(f"{path}/ingest", json={"tool_outputs": [OUTPUT]}).json()["new"] == 1
+    assert http.get(path).json()["name"] == name
+    assert http.get(f"{path}/records/1").json()["session"] == name
+    assert http.get("/v1/sessions").json()["sessions"][0]["name"] == name
+    assert http.delete(path).status_code == 204
+
+
+@pytest.mark.parametrize("name", ["%00", "%0A", "%E2%80%A8", "x" * 181, "%FF", "%ED%A0%80"])
+def test_other_names_are_refused_where_a_session_would_begin(http, name):
+    told(http.get(f"/v1/sessions/{name}"), 404, "not_found")
+    told(http.post(f"/v1/sessions/{name}/ingest", json={"messages": []}), 422, "invalid_settings")
+    told(http.post(f"/v1/sessions/{name}/context", json={"messages": []}), 422, "invalid_settings")
+
+
+def test_what_is_no_route_is_told_and_does_not_go_on(http):
+    for path in (
+        "/v1/sessions/",
+        "/v1/sessions/s/nope",
+        "/v1/sessions/s/records/1/2",
+        "/v1/sessions//context",
+    ):
+        told(http.get(path), 404, "not_found")
+    for method, path, allowed in (
+        ("PUT", "/v1/sessions", "GET"),
+        ("POST", "/v1/stats", "GET"),
+        ("PATCH", "/v1/sessions/s", "GET, DELETE"),
+        ("GET", "/v1/sessions/s/context", "POST"),
+        ("ODD", "/v1/sessions/s/reset", "POST"),
+    ):
+        answer = http.request(method, path)
+        assert "use" in told(answer, 405, "http_error")
+        assert answer.headers["allow"] == allowed
+
+
+# --- whose it is
+
+
+SECRET = "Zephyr-4471"
+
+
+def test_another_namespace_finds_what_nobody_finds():
+    with api() as http:
+        one, two = of(http, "one"), of(http, "two")
+        ids = ingested(one, "mine", tool_outputs=[{**OUTPUT, "raw_output": SECRET}]).trace_ids
+        ingested(two, "own", tool_outputs=[OUTPUT])
+        for name in ("mine", "one%2Fmine", "never"):
+            for path in ("", "/records", f"/records/{ids[0]}", "/records/1", "/search?q=x", "/nope"):
+                answer = two.get(f"/v1/sessions/{name}{path}")
+                nowhere = two.get(f"/v1/sessions/nowhere{path}")
+                assert (answer.status_code, answer.content) == (404, nowhere.content)
+            assert two.post(f"/v1/sessions/{name}/reset").status_code == 404
+            assert two.delete(f"/v1/sessions/{name}").status_code == 404
+        for asked in (ids[0], ids[0][:8], "2"):
+            told(two.get(f"/v1/sessions/own/records/{asked}"), 404, "not_found")
+        known = two.get("/v1/sessions", params={"after": "mine"})
+        assert known.content == two.get("/v1/sessions", params={"after": "nowhere"}).content
+        assert [s["name"] for s in two.get("/v1/sessions").json()["sessions"]] == ["own"]
+        assert two.get("/v1/sessions", params={"q": "one"}).json()["sessions"] == []
+        assert two.get("/v1/stats").json()["records"] == 1
+        everything = [
+            two.get(p).text for p in ("/v1/sessions", "/v1/stats", "/v1/sessions/own/search?q=Zephyr")
+        ]
+        assert SECRET not in "".join(everything)
+        assert one.get("/v1/sessions/mine").json()["records"] == 1
+
+
+def test_namespaces_may_have_sessions_of_one_name():
+    with api() as http:
+        one, two = of(http, "one"), of(http, "two")
+        ingested(one, "same", tool_outputs=[OUTPUT])
+        assert ingested(two, "same", tool_outputs=[OUTPUT]).new == 1
+        made = [n.get("/v1/sessions/same/records/1").json() for n in (one, two)]
+        assert made[0]["trace_id"] != made[1]["trace_id"]
+        assert [m["session"] for m in made] == ["same", "same"]
+        two.delete("/v1/sessions/same")
+        assert one.get("/v1/sessions/same").json()["records"] == 1
+
+
+def test_cursors_do_not_tell_of_others():
+    """A page's ``next`` is the same whether others have stored anything in between or not."""
+    pages = []
+    for busy in (False, True):
+        with api() as http:
+            one, two = of(http, "one"), of(http, "two")
+            for n in range(4):
+                ingested(one, "s", tool_outputs=[{**OUTPUT, "raw_output": str(n)}])
+                if busy:
+                    ingested(two, f"t{n}", messages=CHAT)
+            pages.append(one.get("/v1/sessions/s/records?limit=2").json()["next"])
+    assert pages == [2, 2]
+
+
+# --- a service that runs
+
+
+def test_it_serves_many_at_once(tmp_path):
+    """Sessions of several threads at a real server, on a real database: each finds its own, whole."""
+    failed = []
+
+    def work(url, n):
+        try:
+            with client(url) as http:
+                for upto in range(4, 24, 2):
+                    made = http.post(f"/v1/sessions/s{n}/context", json={"messages": CHAT[:upto]})
+                    assert made.status_code == 200, made.text
+                    assert pairing_errors(made.json()["messages"]) == []
+                    assert http.get("/v1/sessions").status_code == 200
+                    found = http.get(f"/v1/sessions/s{n}/search", params={"q": "ORD-1000"}).json()["hits"]
+                    assert found[0]["holds"] == "ORD-1000"
+                assert http.get(f"/v1/sessions/s{n}").json()["records"] == 10
+        except BaseException as e:
+            failed.append(e)
+
+    with serving(configured(tmp_path / "bank.db", sessions_kept=3)) as url:
+        threads = [threading.Thread(target=work, args=(url, n)) for n in range(6)]
+        for t in threads:
+            t.start()
+        for t in threads:
+            t.join()
+        assert failed == []
+        with client(url) as http:
+            assert http.get("/v1/stats").json()["records"] == 60
+
+
+def test_a_database_that_fails_is_told_in_the_one_shape(tmp_path):
+    file = tmp_path / "bank.db"
+    with api(file) as http:
+        ingested(http, tool_outputs=[OUTPUT])
+        database = http.app.state.service.database
+        with database.write() as c:
+            c.exec_driver_sql("DROP TABLE records")
+        answer = http.get("/v1/sessions/s/records")
+        told(answer, 503, "storage_unavailable")
+        assert answer.headers["retry-after"] == "1"
+
+
+def test_every_answer_has_its_shape(http):
+    """What the document says of answers holds for an agent's whole day."""
+    ingested(http, messages=CHAT)
+    FactStore(http.app.state.service.database, "s")
+    document = http.get("/openapi.json").json()
+    assert document["openapi"].startswith("3.1")
+    ids = [o["operationId"] for path in document["paths"].values() for o in path.values()]
+    assert len(ids) == len(set(ids))
+    assert {"list_sessions", "get_session", "build_context", "ingest", "get_record", "get_stats"} <= set(ids)
+    assert set(document["components"]["securitySchemes"]) == {"key", "memory_key"}
+    for path in document["paths"].values():
+        for operation in path.values():
+            assert operation["summary"]
+            for status, answer in operation["responses"].items():
+                if int(status) >= 400:
+                    schema = answer["content"]["application/json"]["schema"]
+                    assert schema == {"$ref": "#/components/schemas/Failure"}

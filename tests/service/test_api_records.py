@@ -1,0 +1,355 @@
+"""The HTTP API on records: to the letter, in pieces, in part, and never as a page of ours."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+
+import anyio
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.chats import JSON, TEXT
+from tests.service.api_server import client, configured, serving
+from tests.service.test_api import api, ingested, told
+
+from memory_bank.errors import StorageError
+from memory_bank.records import InteractionRecord
+from memory_bank.service import parts, record_routes
+from memory_bank.service.parts import part_of, part_of_long
+from memory_bank.service.shapes import Part, Record, RecordPage
+from memory_bank.stores import outlines
+from memory_bank.stores.facts import FactStore
+from memory_bank.stores.jobs import JobQueue
+from memory_bank.tools.selection import Refused
+
+ORDERS = '{"items": [{"sku": "A-1", "price": 19.90}, {"sku": "B-2", "price": 5.00}], "total": 24.90}'
+
+
+@pytest.fixture
+def http():
+    with api() as made:
+        yield made
+
+
+def brought(http, *outputs, name="s"):
+    """The trace_ids of records of these outputs."""
+    given_ = [{"tool_name": "get", "raw_input": {"n": n}, "raw_output": o} for n, o in enumerate(outputs)]
+    return ingested(http, name, tool_outputs=given_).trace_ids
+
+
+def got(http, asked, **params):
+    answer = http.get(f"/v1/sessions/s/records/{asked}", params=params)
+    assert answer.status_code == 200, answer.text
+    return answer
+
+
+# --- listed
+
+
+def test_records_are_listed_oldest_first(http):
+    ids = brought(http, *(f"output {n}" for n in range(5)))
+    page = RecordPage.model_validate(http.get("/v1/sessions/s/records?limit=2").json())
+    assert [(r.number, r.trace_id) for r in page.records] == [(1, ids[0]), (2, ids[1])]
+    assert page.next == 2
+    first = page.records[0]
+    assert (first.tool_name, first.step_id, first.input, first.output_bytes) == ("get", 1, '{"n": 0}', 8)
+    assert first.source == "extractive"
+    assert "output 0" in first.summary
+    rest = RecordPage.model_validate(http.get("/v1/sessions/s/records", params={"after": 4}).json())
+    assert ([r.number for r in rest.records], rest.next) == ([5], None)
+    assert http.get("/v1/sessions/s/records?after=5").json() == {"records": [], "next": None}
+
+
+def test_long_arguments_are_told_by_their_beginning(http):
+    ingested(http, tool_outputs=[{"tool_name": "t", "raw_input": {"q": "é" * 9_000}, "raw_output": "x"}])
+    shown = http.get("/v1/sessions/s/records").json()["records"][0]["input"]
+    assert shown.startswith('{"q": "ééé')
+    assert len(shown) <= 300
+    assert "…" in shown
+
+
+# --- whole
+
+
+def test_a_record_is_whole(http):
+    (trace_id,) = brought(http, ORDERS)
+    record = Record.model_validate(got(http, trace_id).json())
+    assert record.output_text == ORDERS
+    assert record.raw_output == json.loads(ORDERS)
+    assert (record.raw_input, record.input_text) == ({"n": 0}, None)
+    assert (record.number, record.session, record.call_id, record.job) == (1, "s", None, None)
+    assert record.insight.source == "extractive"
+    assert record.output_bytes == len(ORDERS)
+
+
+def test_a_record_that_waits_says_so(http):
+    (trace_id,) = brought(http, "x")
+    JobQueue(http.app.state.service.database, "s").add([trace_id])
+    assert got(http, trace_id).json()["job"] == {"attempts": 0, "error": None}
+
+
+def test_records_are_named_by_id_beginning_and_number(http):
+    ids = brought(http, "one", "two")
+    for asked in (ids[1], ids[1][:6], ids[1][:13].upper(), "2", "%232"):
+        assert got(http, asked).json()["trace_id"] == ids[1]
+    for asked in (
+        "0",
+        "3",
+        "%233",
+        "99999999999",
+        ids[1][:5],
+        "nothing-like-it",
+        "%00",
+        "x" * 65,
+        "%FF",
+        "a%2Fb",
+    ):
+        told(http.get(f"/v1/sessions/s/records/{asked}"), 404, "not_found")
+    assert "#1 to #2" in told(http.get("/v1/sessions/s/records/7"), 404, "not_found")
+
+
+def test_a_beginning_that_fits_several_says_which(http):
+    store = FactStore(http.app.state.service.database, "s")
+    for n in range(8):
+        store.store(InteractionRecord(f"shared-{n}", 1, "t", {}, n))
+    message = told(http.get("/v1/sessions/s/records/shared"), 404, "not_found")
+    assert "shared-7" in message
+    assert "and others" in message
+    assert got(http, "shared-3").json()["raw_output"] == 3
+
+
+def test_digits_may_begin_an_id_or_be_a_number(http):
+    store = FactStore(http.app.state.service.database, "s")
+    for trace_id in ("123456-x", "other-1"):
+        store.store(InteractionRecord(trace_id, 1, "t", {}, trace_id))
+    assert got(http, "123456").json()["trace_id"] == "123456-x"
+    assert got(http, "0000002").json()["trace_id"] == "other-1"
+    told(http.get("/v1/sessions/s/records/%23123456"), 404, "not_found")
+
+
+def test_an_id_with_a_slash_is_found(http):
+    FactStore(http.app.state.service.database, "s").store(InteractionRecord("odd/id %2F", 1, "t", {}, "x"))
+    assert got(http, "odd%2Fid%20%252F").json()["raw_output"] == "x"
+
+
+@given(TEXT | JSON, TEXT | JSON)
+@settings(max_examples=30)
+def test_what_is_stored_is_what_is_given(came, given_):
+    with api() as http:
+        sent = {"tool_outputs": [{"tool_name": "t", "raw_input": given_, "raw_output": came}]}
+        http.post("/v1/sessions/s/ingest", content=json.dumps(sent))
+        came = json.loads(json.dumps(came))  # two lone surrogates side by side are one letter in JSON
+        record = json.loads(got(http, "1").content)
+        stored = FactStore(http.app.state.service.database, "s").get(record["trace_id"])
+        assert stored is not None
+        for name in ("raw_input", "input_text", "raw_output", "output_text"):
+            assert json.dumps(record[name]) == json.dumps(getattr(stored, name)), name
+        if isinstance(came, str):
+            assert record["output_text"] == came
+            assert got(http, "1", raw=1).content == came.encode("utf-8", "surrogatepass")
+
+
+# --- as bytes
+
+
+def test_raw_is_the_output_byte_for_byte_and_no_page(http):
+    page = "<script>alert(1)</script>é\r\n"
+    (trace_id,) = brought(http, page)
+    answer = got(http, trace_id, raw=1)
+    assert answer.content == page.encode()
+    assert answer.headers["content-type"] == "application/octet-stream"
+    assert answer.headers["x-content-type-options"] == "nosniff"
+    assert answer.headers["content-disposition"] == f'attachment; filename="{trace_id}.txt"'
+    assert answer.headers["content-length"] == str(len(page.encode()))
+    brought(http, {"a": 1}, name="s")
+    assert got(http, "2", raw="true").content == b'{"a": 1}'
+    brought(http, "", name="s")
+    assert got(http, "3", raw=1).content == b""
+
+
+def test_a_name_from_outside_cannot_leave_its_header(http):
+    FactStore(http.app.state.service.database, "s").store(InteractionRecord('a"; x\r\nb: é', 1, "t", {}, "x"))
+    answer = got(http, "1", raw=1)
+    assert answer.headers["content-disposition"] == 'attachment; filename="a_x_b_?.txt"'
+    assert "b" not in answer.headers
+
+
+# --- in part
+
+
+def part(http, asked="1", **params):
+    return Part.model_validate(got(http, asked, **params).json())
+
+
+def test_a_path_gives_values(http):
+    brought(http, ORDERS)
+    one = part(http, path="items[1].sku")
+    assert (one.text, one.count, one.complete) == ("B-2", 1, True)
+    assert [(v.path, v.value) for v in one.values] == [("items[1].sku", "B-2")]
+    prices = part(http, path="items[*].price")
+    assert prices.text == "items[0].price = 19.90\nitems[1].price = 5.00"
+    assert [v.value for v in prices.values] == [19.9, 5.0]
+    assert part(http, path="$").text == ORDERS
+    told(http.get("/v1/sessions/s/records/1?path=items[9]"), 422, "invalid_request")
+    told(http.get("/v1/sessions/s/records/1?path=]["), 422, "invalid_request")
+
+
+def test_lines_and_patterns_give_numbered_lines(http):
+    text = "\n".join(f"line {n}" for n in range(1, 31))
+    brought(http, text)
+    some = part(http, lines="3-4,-1")
+    assert some.text == "line 3\nline 4\nline 30"
+    assert [x.number for x in some.lines] == [3, 4, 30]
+    assert (some.count, some.complete, some.next) == (30, True, None)
+    found = part(http, pattern="line 1[23]$")
+    assert [(x.number, x.matches) for x in found.lines] == [(11, False), (12, True), (13, True), (14, False)]
+    assert part(http, lines="1-5", pattern="9").lines == []
+    for query in ("lines=50-60", "lines=x", "pattern=[", "pattern=(a%2B)%2B%24%23"):
+        answer = http.get(f"/v1/sessions/s/records/1?{query}")
+        assert answer.status_code in (200, 422)
+    told(http.get("/v1/sessions/s/records/1?path=a"), 422, "invalid_request")
+
+
+def test_json_on_one_line_has_a_line_a_value(http):
+    brought(http, ORDERS)
+    assert [x.text for x in part(http, pattern="19").lines if x.matches] == ["items[0].price = 19.90"]
+    assert part(http, path="items[0]", lines="1").text == 'sku = "A-1"'
+
+
+def test_a_part_that_is_too_long_says_how_to_go_on(http):
+    brought(http, "\n".join("x" * 90 for _ in range(100)), ORDERS)
+    cut = part(http, lines="11-90", max_chars=1_000)
+    assert (len(cut.lines), cut.complete) == (10, False)
+    assert cut.next == "21-90"
+    assert part(http, lines=cut.next, max_chars=1_000).lines[0].number == 21
+    short = part(http, asked="2", path="items", max_chars=20)
+    assert (short.complete, short.values) == (False, None)
+    assert len(short.text) <= 20
+
+
+@pytest.mark.parametrize(
+    "query", ["raw=1&path=a", "raw=1&lines=1", "max_chars=10", "raw=x", "max_chars=0&path=a", "wat=1"]
+)
+def test_selections_that_contradict_are_refused(http, query):
+    brought(http, ORDERS)
+    told(http.get(f"/v1/sessions/s/records/1?{query}"), 422, "invalid_request")
+
+
+@given(
+    st.sampled_from([ORDERS, "a\nb\nc", "[1, 2]", "", "\ud800", json.dumps(["x" * 3_000] * 3)]),
+    st.none() | st.sampled_from(["items", "[*]", "[0]", "$", "", "]"]),
+    st.none() | st.sampled_from(["1", "-2", "1-9", "7-", "zz"]),
+    st.none() | st.sampled_from(["a", "x+", "(", "."]),
+    st.integers(1, 3_000),
+)
+@settings(max_examples=12)
+def test_the_process_beside_gives_what_is_given_here(text, path, lines, pattern, room):
+    asked = {"path": path, "lines": lines, "pattern": pattern, "max_chars": room}
+
+    def outcome(work):
+        try:
+            return json.loads(json.dumps(work()))
+        except Refused as e:
+            return str(e)
+
+    data = text.encode("utf-8", "surrogatepass")
+    chunks = [data[i : i + 5] for i in range(0, len(data), 5)]
+    assert outcome(lambda: part_of_long(chunks, asked)) == outcome(lambda: part_of(text, asked))
+
+
+# --- huge
+
+
+HUGE = json.dumps({"rows": [{"n": n, "text": f"row {n} é"} for n in range(120_000)]}, ensure_ascii=False)
+
+
+@pytest.fixture
+def huge(tmp_path):
+    """A service with a record of about 4 MB, and the URL of it."""
+    config = configured(tmp_path / "bank.db")
+    with serving(config) as url, client(url) as http:
+        answer = http.post(
+            "/v1/sessions/s/ingest",
+            content=json.dumps({"tool_outputs": [{"tool_name": "t", "raw_output": HUGE}]}),
+            headers={"content-type": "application/json"},
+        )
+        assert answer.status_code == 200
+        yield http, url
+
+
+def test_a_huge_output_comes_whole_in_part_and_holds_up_nobody(huge):
+    http, url = huge
+    slowest, done = 0.0, threading.Event()
+
+    def look():
+        nonlocal slowest
+        with client(url) as other:
+            while not done.is_set():
+                began = time.monotonic()
+                assert other.get("/v1/sessions").status_code == 200
+                slowest = max(slowest, time.monotonic() - began)
+
+    looking = threading.Thread(target=look)
+    looking.start()
+    try:
+        began = time.monotonic()
+        assert got(http, "1", raw=1).content == HUGE.encode()
+        record = got(http, "1").json()
+        assert record["output_text"] == HUGE
+        assert record["raw_output"] is None  # it is over 2 MiB: parsed on request, a part at a time
+        assert part(http, path="rows[119999].text").text == "row 119999 é"
+        found = part(http, pattern="row 12345 é")
+        assert [x.text for x in found.lines if x.matches] == ['rows[12345].text = "row 12345 é"']
+        listed = http.get("/v1/sessions/s/records").json()["records"][0]
+        assert listed["output_bytes"] == len(HUGE.encode())
+        hits = http.get("/v1/sessions/s/search", params={"q": "row 119999"}).json()["hits"]
+        assert [h["number"] for h in hits] == [1]
+        took = time.monotonic() - began
+    finally:
+        done.set()
+        looking.join()
+    assert slowest < took / 4  # others went on meanwhile
+
+
+def test_a_value_that_came_as_one_is_given_whole_whatever_its_size(http):
+    rows = [{"n": n, "t": "\ud800é"} for n in range(30_000)]
+    brought(http, rows)
+    answer = got(http, "1")
+    assert answer.json()["raw_output"] == rows
+    assert answer.json()["output_text"] is None
+
+
+@given(
+    st.lists(st.sampled_from(["a", "é", "中", "😀", "\ud800", "\\", '"', "\n"]), max_size=30),
+    st.integers(1, 9),
+)
+def test_texts_in_pieces_cut_no_character(http, letters, size):
+    text = "".join(letters)
+    store = FactStore(http.app.state.service.database, "s")
+    record = InteractionRecord.create(1, "t", {}, {"_raw": text}, output_text=text)
+    store.store(record)
+    before = outlines.PIECE, record_routes._PARSED
+    outlines.PIECE, record_routes._PARSED = size, 0
+    try:
+        shown = json.loads(got(http, record.trace_id).content)
+    finally:
+        outlines.PIECE, record_routes._PARSED = before
+    assert shown["output_text"] == text
+    assert shown["raw_output"] is None or not text
+
+
+def test_a_part_that_takes_too_long_is_given_up(monkeypatch):
+    monkeypatch.setattr(parts, "_SECONDS", 0.05)
+    with pytest.raises(ValueError, match="taken apart"):
+        part_of_long(iter([b"x" * 10]), {"path": None, "lines": "1", "pattern": None, "max_chars": 9})
+
+
+def test_what_fails_at_once_is_told_before_an_answer_begins():
+    def failing():
+        yield b"{"
+        raise StorageError("gone")
+
+    with pytest.raises(StorageError):
+        anyio.run(record_routes._streamed, failing())

@@ -1,0 +1,54 @@
+"""Names in paths: whatever is in a name stays in its segment."""
+
+from __future__ import annotations
+
+import asyncio
+from urllib.parse import quote, unquote
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from memory_bank.service.paths import NamesInPaths, decoded
+
+
+def seen(path: str, raw: bytes | None, kind: str = "http") -> dict[str, object]:
+    """The scope that comes out behind."""
+    found: list[dict[str, object]] = []
+
+    async def app(scope, receive, send):
+        found.append(scope)
+
+    scope = {"type": kind, "path": path, "raw_path": raw, "state": {}}
+    asyncio.run(NamesInPaths(app)(scope, None, None))
+    return found[0]
+
+
+SEGMENT = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=12)
+
+
+@given(SEGMENT, SEGMENT)
+def test_each_segment_is_what_was_quoted(name, record):
+    raw = f"/v1/sessions/{quote(name, safe='')}/records/{quote(record, safe='')}"
+    path = seen(unquote(raw), raw.encode())["path"]
+    assert isinstance(path, str)
+    assert [decoded(s) for s in path.split("/")] == ["", "v1", "sessions", name, "records", record]
+
+
+@given(st.text(st.characters(exclude_categories=["Cs"], exclude_characters="/"), min_size=1, max_size=12))
+def test_without_the_raw_path_a_name_without_a_slash_is_the_same(name):
+    path = seen(f"/v1/sessions/{name}", None)["path"]
+    assert isinstance(path, str)
+    assert decoded(path.removeprefix("/v1/sessions/")) == name
+
+
+def test_what_is_no_utf8_is_no_name():
+    path = seen("/v1/sessions/\ufffd", b"/v1/sessions/%FF")["path"]
+    assert isinstance(path, str)
+    assert not decoded(path).isprintable()
+
+
+def test_other_paths_stay_as_they_are():
+    for path, raw in (("/v1/files/a/b", b"/v1/files/a%2Fb"), ("/", b"/"), ("/v1/sessions", b"/v1/sessions")):
+        assert seen(path, raw)["path"] == path
+    assert seen("/v1/sessions/a/b", b"/v1/sessions/a%2Fb", "lifespan")["path"] == "/v1/sessions/a/b"
+    assert seen("/v1/sessions/a%2Fb", b"/v1%2Fsessions/a%252Fb")["path"] == "/v1/sessions/a%252Fb"
