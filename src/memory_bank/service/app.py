@@ -6,7 +6,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 from urllib.parse import urlsplit
@@ -19,16 +19,21 @@ from memory_bank.errors import ConfigError, MemoryBankError, MissingExtraError
 from memory_bank.service import api, failures, memory_routes, record_routes
 from memory_bank.service.document import describe
 from memory_bank.service.elsewhere import no_such_routes
+from memory_bank.service.exchange import Exchange
 from memory_bank.service.gate import Gate
+from memory_bank.service.identity import Identity
+from memory_bank.service.memory import Memory
 from memory_bank.service.metrics import Metrics
 from memory_bank.service.observing import Observing, chat_of
 from memory_bank.service.operations import Operations, add_operations
 from memory_bank.service.paths import NamesInPaths
 from memory_bank.service.places import default_database
+from memory_bank.service.proxy import Proxy
 from memory_bank.service.requests import Noted
 from memory_bank.service.sessions import Rebuilt, Sessions
 from memory_bank.service.taken import sentence
 from memory_bank.service.telemetry import Telemetry
+from memory_bank.service.upstream import Upstream
 from memory_bank.stores.database import Database
 
 try:
@@ -50,7 +55,10 @@ OPENAI = "https://api.openai.com/v1"
 
 
 class Service:
-    """What the handlers of one worker share: settings, database, sessions, and who looks after them."""
+    """What the handlers of one worker share: settings, database, sessions, the proxy, who looks after them.
+
+    Who wants to know what became of requests through the proxy adds a function to ``exchanges``.
+    """
 
     def __init__(self, config: Config, database: Database, metrics: Metrics, telemetry: Telemetry) -> None:
         self.config = config
@@ -65,10 +73,24 @@ class Service:
             database, config, chat, rebuilt=self._stepped, queued=self.observing.wake, traced=telemetry.memory
         )
         self.operations = Operations(database, self.sessions, self.observing, metrics, upstream)
+        self.exchanges: list[Callable[[Exchange], None]] = [telemetry.exchanged, self._exchanged]
+        self.upstream = Upstream(
+            upstream, timeout=self.settings.upstream_timeout, key=os.environ.get("OPENAI_API_KEY")
+        )
+        memory = Memory(self.sessions, Identity(database), self.settings.memory_timeout)
+        self.proxy = Proxy(self.upstream, memory, carry=telemetry.carry, tell=self.tell)
         database.failed = metrics.database_errors.inc
         self.ending = threading.Event()
         """Set when the process is about to end: what streams without an end of its own ends now."""
         self._until: float | None = None
+
+    def tell(self, exchange: Exchange) -> None:
+        """Hand what became of a request to ``exchanges``; one of them that fails hurts nobody."""
+        for told in self.exchanges:
+            try:
+                told(exchange)
+            except Exception as e:
+                log.error("what watches the proxy failed: %s", type(e).__name__)
 
     def end(self, seconds: float) -> None:
         """The process is about to end: nothing new is begun, and ``close`` takes no longer than so."""
@@ -84,6 +106,10 @@ class Service:
         self.operations.close()
         self.sessions.close()
         self.database.close()
+
+    def _exchanged(self, exchange: Exchange) -> None:
+        if exchange.outcome == "unreachable":
+            self.metrics.upstream_errors.inc()
 
     def _stepped(self, step: Rebuilt) -> None:
         """A context was rebuilt: by the proxy or by the API."""
@@ -157,6 +183,7 @@ def create_app(config: Config) -> FastAPI:
                     app.state.mcp = await parts.enter_async_context(mcp.over_http(service.sessions, limit))
                 yield
         finally:
+            await service.upstream.aclose()
             await to_thread.run_sync(service.close)
 
     metrics, telemetry = Metrics(), Telemetry(upstream_of(config.service))
@@ -176,6 +203,7 @@ def create_app(config: Config) -> FastAPI:
     app.include_router(record_routes.router)
     app.router.routes.extend(no_such_routes())  # after all others below /v1/sessions, before those that go on
     app.router.routes.append(Route("/mcp", _Mcp(), methods=["POST"]))
+    app.router.routes.append(Route("/v1/{path:path}", _GoesOn(), include_in_schema=False))
     describe(app)
     app.add_middleware(NamesInPaths)
     app.add_middleware(Gate)
@@ -190,6 +218,13 @@ class _Mcp:
         if manager is None:
             raise MissingExtraError("the MCP server", "mcp")
         await manager.handle_request(scope, receive, send)
+
+
+class _GoesOn:
+    """ASGI application: what no route before it has taken is for the model's API."""
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        await scope["app"].state.service.proxy(scope, receive, send)
 
 
 def service_of(request: Request) -> Service:

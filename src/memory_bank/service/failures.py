@@ -57,7 +57,7 @@ STATUSES: tuple[tuple[type[MemoryBankError], int, str], ...] = (
 
 def failure(error: MemoryBankError) -> tuple[int, dict[str, Any], dict[str, str]]:
     """Status, body and headers that tell of an error."""
-    status, code = next((s, c) for kind, s, c in STATUSES if isinstance(error, kind))
+    status, code = _entry(error)
     headers = {}
     if isinstance(error, TooManyRequestsError):
         headers["retry-after"] = str(max(1, math.ceil(error.retry_after)))
@@ -66,6 +66,15 @@ def failure(error: MemoryBankError) -> tuple[int, dict[str, Any], dict[str, str]
     if isinstance(error, StorageError):
         headers["retry-after"] = "1"
     return status, body(str(error), code, status), headers
+
+
+def code_of(error: MemoryBankError) -> str:
+    """The one word that an error is known by, in its body and in headers."""
+    return _entry(error)[1]
+
+
+def _entry(error: MemoryBankError) -> tuple[int, str]:
+    return next((s, c) for kind, s, c in STATUSES if isinstance(error, kind))
 
 
 def body(message: str, code: str, status: int) -> dict[str, Any]:

@@ -1,0 +1,30 @@
+"""The benchmarks of the proxy, in short: requests changed at random, and the tables."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+from tests.test_soak import bench, cells
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+
+
+def test_whatever_comes() -> None:
+    done = bench("proxy.py", "--part", "fuzz", "--requests", "200")
+    assert done.returncode == 0, done.stdout + done.stderr
+    row = cells(done)
+    assert row[0] == "200"
+    assert row[-1] == "0"
+    memory = [line for line in done.stdout.splitlines() if line.startswith("<!-- memory")]
+    assert any("rebuilt" in line for line in memory)
+    assert any("passed" in line for line in memory)
+
+
+def test_the_tables() -> None:
+    done = bench("proxy.py", "--part", "history,rss", "--requests", "50", "--rounds", "1", "--history", "10")
+    assert done.returncode == 0, done.stdout + done.stderr
+    rows = [line for line in done.stdout.splitlines() if line.startswith("| 10 |")]
+    assert len(rows) == 1
+    assert "rebuilt" in rows[0]
+    assert cells(done)[0] == "50"
