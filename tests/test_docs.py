@@ -1,9 +1,11 @@
 """The README runs: its agent loop against the scripted server, its commands in a shell."""
 
+import contextlib
 import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -100,14 +102,19 @@ def test_the_page_on_the_service_runs_as_it_stands(tmp_path):
     program.write_text(f'#!/bin/sh\nexec {sys.executable} -m memory_bank "$@"\n')
     program.chmod(0o755)
     path = f"{program.parent}:{os.environ['PATH']}"
-    done = subprocess.run(
-        ["bash", "-e", "-c", "\n".join(lines)],
-        cwd=tmp_path, env=os.environ | {"PATH": path}, capture_output=True, text=True, timeout=120,
+    running = subprocess.Popen(
+        ["bash", "-e", "-c", "\n".join(lines)], cwd=tmp_path, env=os.environ | {"PATH": path},
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
     )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    assert '"status":"ok"' in done.stdout
-    assert "memory_bank_database_up 1.0" in done.stdout
-    assert "did you mean port?" in done.stderr
+    try:
+        out, err = running.communicate(timeout=120)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(running.pid, signal.SIGKILL)
+    assert running.returncode == 0, err
+    assert '"status":"ok"' in out
+    assert "memory_bank_database_up 1.0" in out
+    assert "did you mean port?" in err
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,176 @@
+"""Several services at one database: no request need go where the one before it went, and what dies loses nothing."""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import pytest
+from tests.chats import rounds, system, user
+from tests.cli.conftest import environment
+from tests.postgres import Server
+from tests.service.processes import Process, serve
+
+from memory_bank.history.pairing import pairing_errors
+from memory_bank.stores.database import Database
+from memory_bank.stores.facts import FactStore
+from memory_bank.stores.verification import verify
+
+ROOT = Path(__file__).parents[2]
+
+
+def conversation(agent: str, n: int, size: int = 600) -> list[dict[str, Any]]:
+    return [system(), user(f"Which orders of {agent} are late?"), *rounds(n, size=size)]
+
+
+def context(service: Process, session: str, messages: Any) -> Any:
+    answer = service.ask(f"/v1/sessions/{quote(session, safe='')}/context", "POST", {"messages": messages})
+    assert answer.status == 200, answer.body
+    return answer.json()
+
+
+@pytest.fixture
+def two(bank_url: str) -> Iterator[list[Process]]:
+    with serve("--db", bank_url) as one, serve("--db", bank_url) as other:
+        yield [one, other]
+
+
+def test_two_hosts_and_two_agents_whose_requests_alternate(two: list[Process], bank_url: str) -> None:
+    """Each step is answered by the host that has not seen the one before; the contexts are those of one host."""
+    agents = {"ada": 0, "bob": 1}
+    last: dict[str, Any] = {}
+
+    def work(agent: str) -> None:
+        for n in range(1, 11):
+            last[agent] = context(two[(n + agents[agent]) % 2], agent, conversation(agent, n))
+
+    threads = [threading.Thread(target=work, args=(a,)) for a in agents]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(120)
+    for agent, told in last.items():
+        assert told["records"] == 10
+        assert pairing_errors(told["messages"]) == []
+        for service in two:  # both would say the same of it now
+            again = context(service, agent, conversation(agent, 10))
+            assert (again["messages"], again["tokens"]) == (told["messages"], told["tokens"])
+    database = Database(bank_url)
+    assert [FactStore(database, a).size() for a in agents] == [10, 10]
+    assert list(verify(database)) == []
+    database.close()
+
+
+def test_one_session_at_both_hosts_at_once(two: list[Process], bank_url: str) -> None:
+    """As when a client gives up waiting and asks again elsewhere: nothing is stored twice."""
+    told: list[Any] = []
+
+    def ask(service: Process) -> None:
+        told.extend(context(service, "s", conversation("s", n)) for n in (4, 8))
+
+    threads = [threading.Thread(target=ask, args=(s,)) for s in (*two, *two)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(120)
+    assert len(told) == 8
+    database = Database(bank_url)
+    assert FactStore(database, "s").size() == 8
+    assert list(verify(database)) == []
+    database.close()
+
+
+def test_killed_under_load() -> None:
+    """The benchmark in short: its long form is run beside the tests."""
+    pytest.importorskip("resource")
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "benchmarks/service_faults.py"), "--database", "sqlite", "--kills", "2",
+         "--strategy", "observed", "--agents", "2", "--services", "1"],
+        env=environment(), cwd=ROOT, capture_output=True, text=True, timeout=180,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "2 kills" in done.stdout
+
+
+def test_the_database_goes_and_comes_back(postgres: Server, postgres_url: str) -> None:
+    """While it is away the API says so and the service stays; then all goes on, and what was missed is stored."""
+    with serve("--db", postgres_url) as service:
+        assert context(service, "s", conversation("s", 4))["records"] == 4
+        postgres.stop()
+        try:
+            answer = service.ask("/v1/sessions/s/context", "POST", {"messages": conversation("s", 5)})
+            assert (answer.status, answer.json()["error"]["code"]) == (503, "storage_unavailable")
+            assert answer.headers["retry-after"] == "1"
+            assert service.ask("/health?live").status == 200
+            time.sleep(1.1)
+            assert service.ask("/health").status == 503
+        finally:
+            postgres.start()
+        assert context(service, "s", conversation("s", 7))["records"] == 7
+        assert service.end() == 0
+    database = Database(postgres_url)
+    assert list(verify(database)) == []
+    database.close()
+
+
+def test_a_worker_that_dies_while_the_database_is_away(postgres: Server, postgres_url: str) -> None:
+    """It is replaced once there is a database to begin with; the others serve meanwhile."""
+    with serve("--db", postgres_url, "--workers", "2") as service:
+        postgres.stop()
+        try:
+            os.kill(service.children()[0], signal.SIGKILL)
+            end = time.monotonic() + 60
+            while "is replaced: postgresql" not in service.log:  # the new one says why it cannot begin
+                assert time.monotonic() < end, service.log
+                time.sleep(0.1)
+            assert service.ask("/health?live").status == 200
+        finally:
+            postgres.start()
+        end = time.monotonic() + 60
+        while len(service.children()) < 2:
+            assert time.monotonic() < end, service.log
+            time.sleep(0.1)
+        assert context(service, "s", conversation("s", 4))["records"] == 4
+        assert service.end() == 0
+
+
+def test_a_full_disk(tmp_path: Path) -> None:
+    """What cannot be stored is said, and stored when there is room again."""
+    bank = tmp_path / "b.db"
+    with serve("--db", bank) as service:
+        assert context(service, "s", conversation("s", 2, 20_000))["records"] == 2
+        pid = service.process.pid
+        soft, hard = resource.prlimit(pid, resource.RLIMIT_FSIZE)
+        room = max(f.stat().st_size for f in tmp_path.glob("b.db*")) + 30_000
+        resource.prlimit(pid, resource.RLIMIT_FSIZE, (room, hard))
+        failed = service.ask("/v1/sessions/s/context", "POST", {"messages": conversation("s", 9, 20_000)})
+        assert (failed.status, failed.json()["error"]["code"]) == (503, "storage_unavailable")
+        assert "xxxx" not in failed.body.decode()
+        resource.prlimit(pid, resource.RLIMIT_FSIZE, (soft, hard))
+        assert context(service, "s", conversation("s", 9, 20_000))["records"] == 9
+        assert service.end() == 0
+    database = Database(bank)
+    assert FactStore(database, "s").size() == 9
+    assert list(verify(database)) == []
+    database.close()
+
+
+def test_what_was_said_is_in_no_log(tmp_path: Path) -> None:
+    with serve("--db", tmp_path / "b.db", "--log-format", "json") as service:
+        messages = conversation("a name that is secret", 4)
+        context(service, "a session that is secret", messages)
+        service.ask("/v1/sessions/secret/context", "POST", {"messages": "secret"})
+        service.ask("/v1/sessions/secret/search?q=secret")
+        service.end()
+    assert service.log.count('"message": "request"') == 3
+    assert "secret" not in service.log
+    assert "ORD-" not in service.log
