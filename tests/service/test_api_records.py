@@ -259,6 +259,29 @@ def test_the_process_beside_gives_what_is_given_here(text, path, lines, pattern,
     assert outcome(lambda: part_of_long(chunks, asked)) == outcome(lambda: part_of(text, asked))
 
 
+# --- on every database
+
+
+def test_it_is_the_same_on_every_database(bank_url):
+    odd = "NUL \0 and \ud800, ORD-4711\nsecond line"
+    with api(bank_url) as http:
+        ids = brought(http, odd, ORDERS, {"nested": [1, None, "\ud800"]})
+        assert brought(http, odd, ORDERS, {"nested": [1, None, "\ud800"]}) == ids
+        made = http.post("/v1/sessions/s/context", json={"messages": [{"role": "user", "content": "hi"}]})
+        assert made.json()["records"] == 3
+        assert [r["trace_id"] for r in http.get("/v1/sessions/s/records").json()["records"]] == ids
+        assert json.loads(got(http, ids[0]).content)["output_text"] == odd
+        assert got(http, "1", raw=1).content == odd.encode("utf-8", "surrogatepass")
+        assert got(http, "3").json()["raw_output"] == {"nested": [1, None, "\ud800"]}
+        assert part(http, ids[1][:9], path="total").text == "24.90"
+        found = http.get("/v1/sessions/s/search", params={"q": "ord-4711"}).json()["hits"]
+        assert (found[0]["trace_id"], found[0]["holds"], found[0]["place"]) == (ids[0], "ord-4711", "line 1")
+        assert [s["records"] for s in http.get("/v1/sessions?q=S").json()["sessions"]] == [3]
+        assert http.get("/v1/stats").json()["insights"] == 3
+        assert http.delete("/v1/sessions/s").status_code == 204
+        assert http.get("/v1/stats").json()["sessions"] == 0
+
+
 # --- huge
 
 
