@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 import time
@@ -50,6 +51,8 @@ try:
     from starlette.routing import Route
 except ImportError:
     raise MissingExtraError("the service (FastAPI, uvicorn)", "service") from None
+
+log = logging.getLogger("memory_bank.Service")
 
 OPENAI = "https://api.openai.com/v1"
 
