@@ -16,6 +16,7 @@ from tests.service.processes import until
 from memory_bank.clients.chat import OpenAIChat
 from memory_bank.clients.lexical import LexicalEmbedder
 from memory_bank.errors import ConfigError
+from memory_bank.service.access import stored_id
 from memory_bank.service.app import create_app
 from memory_bank.service.observing import Observing, chat_of, observed_by
 from memory_bank.service.sessions import Sessions
@@ -80,7 +81,7 @@ def test_jobs_of_sessions_that_nobody_touches_any_more(
     observing.close(5)
     assert not observing.works
     assert len(model.requests) == 18
-    store = InsightStore(LexicalEmbedder(), database, "ns/a")
+    store = InsightStore(LexicalEmbedder(), database, stored_id("ns", "a"))
     assert {i.source for i in store.get_insights(store.trace_ids()).values()} == {"llm:m"}
 
 

@@ -157,13 +157,14 @@ def test_a_client_that_goes_away_before_the_answer(configured, told):
             sent.append(message)
 
         scope = {
-            "type": "http", "method": "GET", "path": "/slow", "raw_path": b"/slow", "query_string": b"", "headers": [],
+            "type": "http", "method": "GET", "path": "/slow", "raw_path": b"/slow", "query_string": b"", "headers": [(b"host", b"localhost")],
             "scheme": "http", "http_version": "1.1", "server": ("127.0.0.1", 1), "client": None, "root_path": "",
         }  # fmt: skip
-        task = asyncio.create_task(app(scope, receive, send))
-        await asyncio.sleep(0.05)
-        task.cancel()
-        await asyncio.wait({task})
+        async with app.router.lifespan_context(app):
+            task = asyncio.create_task(app(scope, receive, send))
+            await asyncio.sleep(0.05)
+            task.cancel()
+            await asyncio.wait({task})
         assert sent == []
 
     asyncio.run(run())

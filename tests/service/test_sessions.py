@@ -69,19 +69,18 @@ def test_namespaces_are_apart_under_one_name(database):
         assert state.fact_store.size() == 12
 
 
-def test_a_name_that_would_be_another_namespaces_session_is_refused(database):
+def test_no_name_is_another_namespaces_session(database):
     sessions = Sessions(database, configured())
     sessions.rebuild("one", "same", CHAT)
-    assert stored_id("one", "same") == "one/same"
-    with pytest.raises(ConfigError, match="choose another"):
-        sessions.rebuild(None, "one/same", CHAT)
-    with pytest.raises(NotFoundError), sessions.reading(None, "one/same"):
-        pass
-    assert public_name("one", "one/same") == "same"
-    fresh = Sessions(database, configured())  # that has not seen it yet
-    with pytest.raises(ConfigError, match="choose another"):
-        fresh.rebuild(None, "one/same", CHAT)
-    assert fresh.rebuild("one", "same", CHAT).record_count == 12
+    there = stored_id("one", "same")
+    assert public_name("one", there) == "same"
+    for name in (there, stored_id("two", "never")):  # told the same, whether it is there or not
+        with pytest.raises(ConfigError, match="printable"):
+            sessions.rebuild(None, name, CHAT)
+        with pytest.raises(NotFoundError), sessions.reading(None, name):
+            pass
+    assert sessions.rebuild(None, "one/same", CHAT[:4]).record_count == 1
+    assert sessions.rebuild("one", "same", CHAT).record_count == 12
 
 
 @pytest.mark.parametrize("scope", ["agent", "all"])

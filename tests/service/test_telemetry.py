@@ -16,6 +16,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import SpanKind, StatusCode
 
 from memory_bank.errors import StorageError
+from memory_bank.service.access import stored_id
 from memory_bank.service.telemetry import Telemetry
 
 TRACE = "0af7651916cd43dd8448eb211c80319c"
@@ -113,7 +114,7 @@ def test_what_a_call_is_told_by(seen: Seen) -> None:
         "gen_ai.operation.name": "chat",
         "gen_ai.provider.name": "openai",
         "gen_ai.request.model": "gpt-4.1",
-        "gen_ai.conversation.id": "ns/Ada",
+        "gen_ai.conversation.id": stored_id("ns", "Ada"),
         "gen_ai.usage.input_tokens": 120,
         "gen_ai.usage.output_tokens": 7,
         "memory_bank.status": "rebuilt",

@@ -10,7 +10,20 @@ from typing import Any
 import typer
 
 from memory_bank import __version__
-from memory_bank.cli import audit, bank, bench, care, demo, explain, mcp, observe, replay, serve, transfer
+from memory_bank.cli import (
+    audit,
+    bank,
+    bench,
+    care,
+    demo,
+    explain,
+    keys,
+    mcp,
+    observe,
+    replay,
+    serve,
+    transfer,
+)
 from memory_bank.cli.output import Stopped, one_line, tell
 from memory_bank.errors import ConfigError, MemoryBankError
 
@@ -43,6 +56,7 @@ app.command("purge")(care.purge)
 app.command("verify")(care.verify)
 app.command("serve")(serve.serve)
 app.command("mcp")(mcp.mcp)
+app.add_typer(keys.app, name="keys")
 
 
 def _version(wanted: bool) -> None:

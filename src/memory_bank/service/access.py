@@ -8,6 +8,7 @@ from typing import Any
 from memory_bank.errors import ConfigError
 
 LONGEST_NAME = 180
+_BETWEEN = "␟"  # between namespace and name; no name has it, so that none is another namespace's session
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +29,9 @@ class Caller:
 LOCAL = Caller(operator=True)
 """Who asks a service without keys: the user of this machine."""
 
+NOBODY = Caller(namespace="")
+"""Who asks, without a key, for what needs none: no session is in this namespace."""
+
 
 def caller_of(request: Any) -> Caller:
     """The caller of a request, as the gate has found it out."""
@@ -40,11 +44,11 @@ def stored_id(namespace: str | None, name: str) -> str:
 
     Raises ConfigError for a name that cannot be one.
     """
-    if not name or len(name) > LONGEST_NAME or not name.isprintable():
+    if not name or len(name) > LONGEST_NAME or not name.isprintable() or _BETWEEN in name:
         raise ConfigError(f"a session's name is 1 to {LONGEST_NAME} printable characters.")
-    return name if namespace is None else f"{namespace}/{name}"
+    return name if namespace is None else f"{namespace}{_BETWEEN}{name}"
 
 
 def public_name(namespace: str | None, session_id: str) -> str:
     """What a caller calls the session of this id."""
-    return session_id if namespace is None else session_id.removeprefix(f"{namespace}/")
+    return session_id if namespace is None else session_id.removeprefix(f"{namespace}{_BETWEEN}")

@@ -21,14 +21,17 @@ from memory_bank.service.document import describe
 from memory_bank.service.elsewhere import no_such_routes
 from memory_bank.service.exchange import Exchange
 from memory_bank.service.gate import Gate
+from memory_bank.service.hosts import Doors
 from memory_bank.service.identity import Identity
+from memory_bank.service.keyring import Keyring
 from memory_bank.service.memory import Memory
 from memory_bank.service.metrics import Metrics
 from memory_bank.service.observing import Observing, chat_of
 from memory_bank.service.operations import Operations, add_operations
 from memory_bank.service.paths import NamesInPaths
-from memory_bank.service.places import default_database
+from memory_bank.service.places import open_database
 from memory_bank.service.proxy import Proxy
+from memory_bank.service.redaction import Redaction
 from memory_bank.service.requests import Noted
 from memory_bank.service.sessions import Rebuilt, Sessions
 from memory_bank.service.taken import sentence
@@ -69,9 +72,17 @@ class Service:
         upstream = upstream_of(self.settings)
         chat = chat_of(config, upstream)
         self.observing = Observing(database, config, chat)
+        redaction = Redaction.of(self.settings)
         self.sessions = Sessions(
-            database, config, chat, rebuilt=self._stepped, queued=self.observing.wake, traced=telemetry.memory
+            database,
+            config,
+            chat,
+            redact=redaction.message if redaction else None,
+            rebuilt=self._stepped,
+            queued=self.observing.wake,
+            traced=telemetry.memory,
         )
+        self.keyring = Keyring(database)
         self.operations = Operations(database, self.sessions, self.observing, metrics, upstream)
         self.exchanges: list[Callable[[Exchange], None]] = [telemetry.exchanged, self._exchanged]
         self.upstream = Upstream(
@@ -104,6 +115,7 @@ class Service:
         until = self._until if self._until is not None else time.monotonic() + seconds
         self.observing.close(max(0.0, until - time.monotonic()))
         self.operations.close()
+        self.keyring.close()
         self.sessions.close()
         self.database.close()
 
@@ -118,15 +130,6 @@ class Service:
         self.metrics.tokens.labels("sent").inc(step.tokens)
         self.metrics.sessions.set(self.sessions.held)
         self.telemetry.stepped(step.session_id, step.strategy, step.record_count, step.milliseconds)
-
-
-def open_database(settings: ServiceSettings) -> Database:
-    """The database that the settings name. Raises DatabaseOpenError, DatabaseVersionError."""
-    if settings.database:
-        return Database(settings.database)
-    file = default_database()
-    file.parent.mkdir(parents=True, exist_ok=True)
-    return Database(file)
 
 
 def upstream_of(settings: ServiceSettings) -> str:
@@ -162,7 +165,7 @@ class _Application(FastAPI):
 def create_app(config: Config) -> FastAPI:
     """The application of a configuration; the database is opened when it starts.
 
-    Raises ConfigError for an upstream that is no URL.
+    Raises ConfigError for an upstream that is no URL, and for hosts and origins that are none.
     """
 
     @asynccontextmanager
@@ -206,7 +209,7 @@ def create_app(config: Config) -> FastAPI:
     app.router.routes.append(Route("/v1/{path:path}", _GoesOn(), include_in_schema=False))
     describe(app)
     app.add_middleware(NamesInPaths)
-    app.add_middleware(Gate)
+    app.add_middleware(Gate, settings=config.service, doors=Doors(config.service))  # added last: before all
     return app
 
 
@@ -234,7 +237,7 @@ def service_of(request: Request) -> Service:
 
 
 def _say_failures(app: FastAPI) -> None:
-    """Every failure in the one shape; one that nobody foresaw is told without its contents."""
+    """Every failure in the one shape; the gate tells of those that nobody foresaw."""
 
     async def ours(request: Request, error: Exception) -> JSONResponse:  # noqa: ARG001
         assert isinstance(error, MemoryBankError)
@@ -250,12 +253,6 @@ def _say_failures(app: FastAPI) -> None:
         assert isinstance(error, RequestValidationError)
         return JSONResponse(failures.body(sentence(error.errors()), "invalid_request", 422), 422)
 
-    async def unforeseen(request: Request, error: Exception) -> JSONResponse:  # noqa: ARG001
-        log.exception("an unforeseen error")
-        told = failures.body(f"an unforeseen {type(error).__name__}: see the log.", "unforeseen", 500)
-        return JSONResponse(told, 500)
-
     app.add_exception_handler(MemoryBankError, ours)
     app.add_exception_handler(HTTPException, theirs)
     app.add_exception_handler(RequestValidationError, invalid)
-    app.add_exception_handler(Exception, unforeseen)

@@ -1,12 +1,30 @@
-"""Where a bank lies when nobody says where."""
+"""Which database a service works on, for itself and for the verbs that prepare it."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
 
+from memory_bank.config import ServiceSettings
+from memory_bank.stores.database import Database
+
 
 def default_database() -> Path:
     """``bank.db`` in the user's data directory (XDG base directory specification)."""
     base = os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share"
     return Path(base) / "memory-bank" / "bank.db"
+
+
+def database_of(settings: ServiceSettings) -> str:
+    """The file name or URL of the database that the settings name."""
+    return settings.database or str(default_database())
+
+
+def open_database(settings: ServiceSettings) -> Database:
+    """The database that the settings name, made where there is none.
+
+    Raises DatabaseOpenError, DatabaseVersionError.
+    """
+    if not settings.database:
+        default_database().parent.mkdir(mode=0o700, parents=True, exist_ok=True)  # tool outputs are private
+    return Database(database_of(settings))

@@ -19,6 +19,7 @@ from memory_bank.config import Config, MemoryBankSettings
 from memory_bank.context.plan import Plan
 from memory_bank.context.report import ContextReport
 from memory_bank.errors import ConfigError, NotFoundError
+from memory_bank.history.parsing import check_messages
 from memory_bank.processor import MemoryProcessor
 from memory_bank.service.access import public_name, stored_id
 from memory_bank.stores.database import Database
@@ -137,7 +138,7 @@ class Sessions:
         agent = None if agent_id is None else stored_id(namespace, agent_id)
         key = strategy or self.strategy
         self.config.strategy(key)
-        seen = messages if self._redact is None else [self._redact(m) for m in messages]
+        seen = messages if self._redact is None else [self._redact(m) for m in check_messages(messages)]
         client = llm_client if llm_client is not None else self.llm_client
         with (
             self._using(session_id, namespace, agent) as place,

@@ -1,0 +1,236 @@
+"""Secrets of known forms in a text: keys of providers, tokens, private keys, passwords.
+
+Every search starts at a fixed word (a prefix such as ``sk-``, a name such as ``password``), which costs next
+to nothing where there is none, and goes on with an expression that looks at a bounded stretch from there: the
+time is in proportion to the text, whatever the text.
+"""
+
+from __future__ import annotations
+
+import base64
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+Span = tuple[int, int, str]  # from, to, kind
+
+_LONGEST = 4_000  # characters of a value that is told by its name
+
+
+@dataclass(frozen=True, slots=True)
+class _Form:
+    """What begins with one of a few words and goes on as the expression says; never within a word.
+
+    Its group ``secret`` is what is hidden; without one the whole is.
+    """
+
+    kind: str
+    words: tuple[str, ...]
+    pattern: re.Pattern[str]
+
+
+def _form(kind: str, words: str, pattern: str, flags: int = re.ASCII) -> _Form:
+    return _Form(kind, tuple(words.split()), re.compile(pattern, flags))
+
+
+_FORMS = (
+    _form("memory_bank key", "mb_", r"mb_[0-9a-f]{8,32}_[\w-]{20,200}"),
+    _form("anthropic key", "sk-ant-", r"sk-ant-[\w-]{16,500}"),
+    _form("openai key", "sk-proj- sk-svcacct- sk-admin-", r"sk-[a-z]{4,8}-[\w-]{20,500}"),
+    _form(
+        "openai key", "sk-", r"sk-(?:or-v\d-)?(?=[A-Za-z]{0,60}\d)[A-Za-z0-9]{20,500}"
+    ),  # others have it, too
+    _form("aws key", "AKIA ASIA", r"A[KS]IA[A-Z0-9]{16}(?![A-Za-z0-9])"),
+    _form("github token", "ghp_ gho_ ghu_ ghs_ ghr_", r"gh[pousr]_[A-Za-z0-9]{30,500}"),
+    _form("github token", "github_pat_", r"github_pat_\w{22,500}"),
+    _form("gitlab token", "glpat-", r"glpat-[\w.-]{20,300}"),
+    _form("slack token", "xox", r"xox[abceoprs](?:\.xox[a-z])?-[\w-]{10,500}"),
+    _form("slack token", "xapp-", r"xapp-\d-[\w-]{10,500}"),
+    _form("slack webhook", "hooks.slack.com/", r"hooks\.slack\.com/(?P<secret>[a-z]{2,20}/[\w/]{20,200})"),
+    _form("stripe key", "sk_live_ sk_test_ rk_live_ rk_test_", r"[sr]k_(?:live|test)_[A-Za-z0-9]{10,300}"),
+    _form("stripe key", "whsec_", r"whsec_[A-Za-z0-9+/=]{20,300}"),
+    _form("google key", "AIza", r"AIza[\w-]{35}(?![\w-])"),
+    _form("google key", "ya29.", r"ya29\.[\w.-]{20,2000}"),
+    _form("google key", "GOCSPX-", r"GOCSPX-[\w-]{20,100}"),
+    _form("npm token", "npm_", r"npm_[A-Za-z0-9]{36}(?![A-Za-z0-9])"),
+    _form("pypi token", "pypi-AgE", r"pypi-AgE[\w-]{50,1000}"),
+    _form("hugging face token", "hf_", r"hf_[A-Za-z0-9]{30,100}(?![A-Za-z0-9])"),
+    _form(
+        "jwt",
+        "eyJ",
+        r"(?<![\w-])eyJ[\w-]{8,20000}\.(?:eyJ[\w-]{4,20000}(?:\.[\w-]{6,20000})?|(?:[\w-]{0,20000}\.){3}[\w-]{6,200})",
+    ),
+    _form(
+        "private key",
+        "-----BEGIN",
+        r"-----BEGIN(?: [A-Z0-9]{1,20}){0,4} PRIVATE KEY(?: BLOCK)?-----"
+        r"(?:(?!-----END)(?:\\{1,8}[nrt]|[A-Za-z0-9+/=\s:,.-])){0,20000}(?:-----END[A-Z0-9 ]{1,80}-----)?",
+    ),
+)
+_IN_ANY_CASE = (
+    _form("bearer token", "bearer", r"(?i:bearer)[ \t]{1,4}(?=\S{0,60}\d)(?P<secret>[\w.~+/=-]{16,4000})"),
+    _form("credentials", "basic", r"(?i:basic)[ \t]{1,4}(?P<secret>[\w+/-]{4,1000}={0,2})(?![\w+/=-])"),
+    _form("password", "://", r"://[^\s/:@\"'<>\\]{0,200}:(?P<secret>[^\s/\"'<>?#\\]{1,200})@"),  # in a URL
+)
+
+_ANYWHERE = ("://",)  # words that stand after others
+
+# Names of fields, in lower case and without what is between their words.
+_PASSWORDS = ("password", "passwd", "passphrase", "passcode", "pwd")
+_SECRETS = (
+    "clientsecret", "secretkey", "apikey", "apisecret", "accesskey", "privatekey", "signingkey",
+    "encryptionkey", "accesstoken", "authtoken", "refreshtoken", "idtoken", "sessiontoken", "apitoken",
+    "bearertoken", "securitytoken", "secrettoken",
+)  # fmt: skip
+_KEYS = ("api", "access", "private", "signing", "encryption")
+_WORDS = (
+    *_PASSWORDS,
+    "secret",
+    "token",
+    *(f"{word}{between}key" for word in _KEYS for between in ("", "_", "-", " ")),
+)
+_BEFORE = tuple(
+    f"{word} " for word in ("access", "auth", "refresh", "id", "session", "bearer", "client", "secret")
+)
+_ASSIGNED = re.compile(  # after such a word: the end of its name, a sign, and a quote or a value
+    r"(?P<rest>(?:[ _-]?access)?[ _-]?key)?(?:\\{0,8}[\"'])?[ \t]{0,8}(?P<sign>:=|=>|={1,3}|:)[ \t]{0,8}"
+    r"(?:(?P<quote>\\{0,8}[\"'])|(?P<value>[^\s\"'`,;&<>(){}\[\]\\|]{1,400})(?P<after>[(\[]?))",
+    re.ASCII | re.I,
+)
+_QUOTED = {q: re.compile(rf"(?P<value>(?:[^{q}\\\n]|\\.){{0,{_LONGEST}}}){q}") for q in "\"'"}
+_LINE_ENDS = re.compile(r"[ \t]{0,8}(?:[\r\n]|\Z)")
+_CODE = re.compile(r"[A-Za-z_]+(?:\.[A-Za-z_]+)+\Z")
+_NO_VALUES = frozenset(
+    {
+        "none", "null", "nil", "true", "false", "string", "str", "text", "token", "password", "secret",
+        "passwd", "undefined", "required", "optional", "int", "integer", "number", "bool", "boolean",
+        "bytes", "any", "object", "self", "varchar", "hidden", "redacted", "masked", "yes", "no",
+    }
+)  # fmt: skip
+_TEMPLATE = re.compile(
+    r"\$\{?[A-Za-z_]\w*\}?|\{\{?.*\}\}?|<.*>|%(?:\(\w*\))?s|%\w+%|\(\w+\)|\+ ?\w+[(.].*|[,)].*|[*•.xX_ -]+"
+    r"|\[redacted: [a-z0-9_ ]{1,40}\]",
+    re.S,
+)
+
+
+def secrets_in(text: str) -> list[Span]:
+    """Where secrets of known forms stand in a text; they may overlap."""
+    lowered = (text.replace("İ", "i") if "İ" in text else text).lower()
+    if len(lowered) != len(text):  # no other letter does that
+        lowered = text
+    return [*_formed(text, text, _FORMS), *_formed(text, lowered, _IN_ANY_CASE), *_named(text, lowered)]
+
+
+def named_secret(name: str, value: object, *, sure: bool = True) -> str | None:
+    """What kind of secret the value of a field of this name is; None where it is none.
+
+    ``sure``: it is a value, not perhaps a word of a program or of a sentence.
+    """
+    plain = re.sub(r"[^a-z0-9]", "", name[-60:].lower())
+    if plain.endswith(_PASSWORDS):
+        if isinstance(value, str):
+            return "password" if _is_value(value) else None
+        return "password" if isinstance(value, (int, float)) and not isinstance(value, bool) else None
+    if not isinstance(value, str) or not _is_value(value) or any(c.isspace() for c in value):
+        return None
+    if plain.endswith(_SECRETS):
+        return "secret" if len(value) >= 8 and (sure or _is_random(value)) else None
+    if plain.endswith("secret") or plain == "token" or name.endswith("TOKEN"):
+        return "secret" if len(value) >= 20 and _is_random(value) else None
+    return None
+
+
+def _formed(text: str, where: str, forms: tuple[_Form, ...]) -> Iterator[Span]:
+    for form in forms:
+        part = "secret" if "secret" in form.pattern.groupindex else 0
+        for word in form.words:
+            at = where.find(word)
+            while at >= 0:
+                found = form.pattern.match(text, at) if word in _ANYWHERE or _begins(text, at) else None
+                if found is not None and _is_meant(form.kind, found[part]):
+                    yield *found.span(part), form.kind
+                at = where.find(word, max(at + len(word), found.end() if found else 0))
+
+
+def _is_meant(kind: str, secret: str) -> bool:
+    if kind == "credentials":  # name:password in base64, no word of a sentence
+        try:
+            return b":" in base64.b64decode(secret + "=" * (-len(secret) % 4), validate=True)
+        except ValueError:
+            return False
+    return _is_value(secret)
+
+
+def _begins(text: str, at: int) -> bool:
+    """Whether a place may be the beginning of a secret, not the middle of a word."""
+    before = text[at - 1 : at]
+    if before in ("n", "r", "t") and text[at - 2 : at - 1] == "\\":
+        return True  # an escaped end of line
+    return not (before.isascii() and before.isalnum())
+
+
+def _named(text: str, lowered: str) -> Iterator[Span]:
+    for word in _WORDS:
+        at = lowered.find(word)
+        while at >= 0:
+            end = at + len(word)
+            found = _ASSIGNED.match(text, end)
+            if found is not None:
+                yield from _assigned(text, at, end, found)
+                end = max(end, found.end("quote" if found["quote"] else "value"))
+            at = lowered.find(word, end)
+
+
+def _assigned(text: str, at: int, end: int, found: re.Match[str]) -> Iterator[Span]:
+    name = _name_before(text, at) + text[at:end] + (found["rest"] or "")
+    quote = found["quote"]
+    if quote is None:
+        span = found.span("value")
+        sure = False
+        if not _is_loose(text, found):
+            return
+    elif len(quote) > 1:  # escaped: the value ends at the next quote that is escaped alike
+        span = found.end(), text.find(quote, found.end(), found.end() + _LONGEST)
+        sure = True
+    else:
+        quoted = _QUOTED[quote].match(text, found.end())
+        span = quoted.span("value") if quoted else (0, -1)
+        sure = True
+    kind = named_secret(name, text[span[0] : span[1]], sure=sure) if span[1] >= 0 else None
+    if kind is not None:
+        yield *span, kind
+
+
+def _name_before(text: str, at: int) -> str:
+    """What belongs to the name of a field before the word at a place."""
+    start = at
+    while at - start < 30 and start and (text[start - 1].isalnum() or text[start - 1] in "_-"):
+        start -= 1
+    words = text[max(0, at - 8) : at] if start == at else ""
+    return words if words.lower().endswith(_BEFORE) else text[start:at]
+
+
+def _is_loose(text: str, found: re.Match[str]) -> bool:
+    """Whether what stands after a name without quotes is a value, not a word of a program or a sentence."""
+    value = found["value"]
+    if len(value) < 3 or found["after"] or "://" in value or _CODE.match(value):
+        return False
+    if re.sub(r"[^a-z0-9]", "", value.lower()).endswith(_PASSWORDS):  # password=new_password
+        return False
+    if found["sign"] == ":" and value.isalpha():
+        return _LINE_ENDS.match(text, found.end("value")) is not None
+    return True
+
+
+def _is_value(value: str) -> bool:
+    """Whether a text is more than a placeholder."""
+    bare = value.strip()
+    return bool(bare) and bare.lower() not in _NO_VALUES and not _TEMPLATE.fullmatch(bare)
+
+
+def _is_random(value: str) -> bool:
+    """Whether letters and digits, or large and small letters, are mixed as in keys."""
+    if any(c.isdigit() for c in value):
+        return any(c.isalpha() for c in value)
+    return len(value) >= 16 and not value.islower() and not value.isupper() and value.isalnum()

@@ -1,0 +1,101 @@
+"""A real server of the application over loopback, and requests to it that say exactly what they are told to."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import threading
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import uvicorn
+
+from memory_bank.config import Config, load_config
+from memory_bank.service.app import create_app
+
+
+def configured(**service: Any) -> Config:
+    return Config(**load_config().model_dump(exclude={"service"}), service=service)
+
+
+@dataclass
+class Reply:
+    status: int
+    headers: list[tuple[str, str]]
+    body: bytes
+
+    def header(self, name: str) -> str | None:
+        """The one header of this name; None where there is none."""
+        found = [v for k, v in self.headers if k.lower() == name]
+        assert len(found) <= 1, found
+        return found[0] if found else None
+
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+    @property
+    def said(self) -> str:
+        return str(self.json()["error"]["message"])
+
+
+@dataclass
+class Served:
+    port: int
+    app: Any
+
+    def ask(
+        self,
+        method: str,
+        path: str,
+        *headers: tuple[str, str],
+        body: bytes | Iterable[bytes] | None = None,
+        host: str | None = "localhost",
+    ) -> Reply:
+        """One request over a connection of its own. Header lines go out as they are, also twice."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
+        try:
+            connection.putrequest(method, path, skip_host=True, skip_accept_encoding=True)
+            for name, value in (*([("Host", host)] if host is not None else []), *headers):
+                connection.putheader(name, value.encode("utf-8"))
+            if isinstance(body, bytes) or body is None:
+                connection.putheader("Content-Length", str(len(body or b"")))
+                connection.endheaders(body)
+            else:
+                connection.putheader("Transfer-Encoding", "chunked")
+                connection.endheaders()
+                try:
+                    for part in body:
+                        connection.send(b"%x\r\n%b\r\n" % (len(part), part))
+                    connection.send(b"0\r\n\r\n")
+                except (BrokenPipeError, ConnectionResetError):
+                    pass  # the answer came first
+            answer = connection.getresponse()
+            return Reply(answer.status, answer.getheaders(), answer.read())
+        finally:
+            connection.close()
+
+
+@contextmanager
+def serving(config: Config, host: str = "127.0.0.1", prepare: Any = None) -> Iterator[Served]:
+    """The application, served in a thread. ``prepare`` may add routes of a test to it."""
+    app = create_app(config)
+    if prepare is not None:
+        prepare(app)
+    server = uvicorn.Server(uvicorn.Config(app, host=host, port=0, log_level="critical"))
+    thread = threading.Thread(target=server.run, daemon=True)
+    thread.start()
+    try:
+        while not server.started:
+            assert thread.is_alive(), "the server did not start"
+            time.sleep(0.01)
+        yield Served(server.servers[0].sockets[0].getsockname()[1], app)
+    finally:
+        server.should_exit = True
+        thread.join(30)
+
+
+def bearer(key: str) -> tuple[str, str]:
+    return ("Authorization", f"Bearer {key}")

@@ -1,0 +1,360 @@
+"""What is hidden and what is not; that nothing changes where nothing is hidden, and nothing changes twice."""
+
+import base64
+import copy
+import json
+import logging
+import threading
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.chats import JSON, TEXT, any_chats, call, result
+
+from memory_bank.errors import ConfigError
+from memory_bank.history.pairing import pairing_errors
+from memory_bank.service.redaction import Redaction
+from memory_bank.settings.service import ServiceSettings
+
+# None of these is a key of anybody.
+PEM = "-----BEGIN RSA PRIVATE KEY-----\nMIIEpAIBAAKCAQEAx0x\nq8b1=\n-----END RSA PRIVATE KEY-----"
+SECRETS = {
+    "memory_bank key": "mb_0123456789ab_" + "Ab3-_" * 9,
+    "openai key": "sk-proj-" + "aB3_d-" * 12,
+    "anthropic key": "sk-ant-api03-" + "aB3_d-" * 12,
+    "aws key": "AKIA" + "Z7QX" * 4,
+    "github token": "ghp_" + "a1B2" * 9,
+    "gitlab token": "glpat-" + "a1B2" * 5,
+    "slack token": "xoxb-123456789012-" + "a1B2" * 6,
+    "stripe key": "sk_" + "live_" + "a1B2" * 6,
+    "google key": "AIza" + "aB3_d" * 7,
+    "npm token": "npm_" + "a1B2" * 9,
+    "hugging face token": "hf_" + "aBcD" * 9,
+    "pypi token": "pypi-AgE" + "a1B2" * 20,
+    "jwt": "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxMjM0In0.dBjftJeZ4CVP-mB92K27uhbUJU1p1r_wW1gFWFOEjXk",
+    "private key": PEM,
+}
+ASSIGNED = [  # before, what must go, after
+    ("https://root:", "hunter2!", "@db.example/x"),
+    ("postgresql://user:", "p%40ss", "@/bank"),
+    ("redis://:", "p@ss", "@cache:6379/0"),
+    ("password=", "hunter2", ""),
+    ("password=", "foo", "&user=a"),
+    ("DB_PASSWORD=", "correcthorse", "\nX=1"),
+    ("Server=x;Password=", "abc1", ";Db=1"),
+    ("login with password: ", "s3cr3t!", " now"),
+    ("db:\n  password: ", "swordfish", "\n"),
+    ('{"password": "', "two words", '"}'),
+    ('{"newPassword": "', 'with \\" quote', '", "a": 1}'),
+    ("{'user': 'a', 'passwd': '", "hunter2", "'}"),
+    ('"{\\"password\\": \\"', "hunter2", '\\"}"'),
+    ("Authorization: Bearer ", "abcdef0123456789.abc", ""),
+    ("authorization: basic ", base64.b64encode(b"user:hunter2").decode(), ""),
+    ("aws_secret_access_key = ", "wJalrXUtnFEMI/K7MDENG/bPxRfiCY", "\n"),
+    ('"SecretAccessKey": "', "wJalrXUtnFEMI/K7MDENG/bPxRfiCY", '"'),
+    ('"access_token": "', "opaque-one-two-three", '"'),
+    ("x-api-key: ", "0123456789abcdef", "\n"),
+    ("GITHUB_TOKEN=", "0123456789abcdef0123", "\n"),
+    ("token: ", "97b5852b52a7f69155826eee6cdf165e", ","),
+    ("https://hooks.slack.com/", "services/T00000000/B00000000/XXXXXXXXXXXX", ""),
+]
+PLAIN = [
+    "", "ORD-1001", "#W2378156", "tr_2f8a6c1e", "9b1deb4d-3b7d-4bad-9bdd-2b0d7b3dcb6d", "da39a3ee5e6b4b0d3255bfef95601890afd80709",
+    "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855", "sha256:e3b0c44298fc1c149afb", "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01",
+    "ada@example.org", "https://example.org/a/b?page=2&next_page_token=abcdef0123456789abcdef", "https://example.org:8080/@user", "call_abc123DEF456ghi789JKL0",
+    "ns-4f1c2a9b8d7e6f50", "+44 20 7946 0958", "4111-1111", "2026-11-21T10:00:00Z", "192.168.1.5:8767", "task-1234567890abcdef1234567890", "risk-assessment-2026-01-01-final",
+    "sk-circle-fade-dot-something-long-12", "git@github.com:org/repo.git", "data:image/png;base64,iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJ",
+    "max_tokens=500 tokens: 4096 token_count=12", "the password must be changed; password is required", "def login(user: str, password: str = None): pass",
+    "login(password=password, token=token)", "password=os.environ['DB_PASSWORD']", "password=settings.db_password", "password: ${DB_PASSWORD}",
+    '{"password": null, "token": ""}', '{"password": {"type": "string"}}', '{"password": "********"}', "Password: <your password>", "token = next(tokens)",
+    "a basic understanding of bearer tokens", "secretary: Ada Lovelace", "-----BEGIN CERTIFICATE-----\nMIID\n-----END CERTIFICATE-----", "AKIAB", "eyJhbGciOiJIUzI1NiJ9",
+    "[redacted: password]", "password=[redacted: password]", "İstanbul ORD-7 ﬀ",
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def redaction():
+    return Redaction()
+
+
+@pytest.mark.parametrize("kind", SECRETS)
+def test_secrets_of_known_forms(redaction, kind):
+    secret = SECRETS[kind]
+    mark = f"[redacted: {kind}]"
+    for before, after in (
+        ("", ""),
+        ("the key is ", ", keep it"),
+        ("x='", "'"),
+        ("(", ")"),
+        ("é", " é"),
+        ("line\n", "\nline"),
+        ("a,", ";b"),
+    ):
+        assert redaction.text(f"{before}{secret}{after}") == f"{before}{mark}{after}"
+    assert json.loads(redaction.text(json.dumps({"a": [f"x {secret}"]}))) == {"a": [f"x {mark}"]}
+    twice = json.dumps({"out": json.dumps({"a": secret})})
+    assert json.loads(json.loads(redaction.text(twice))["out"]) == {"a": mark}
+    assert secret not in redaction.text(f"İİ {secret} {secret}")
+
+
+@pytest.mark.parametrize(("before", "secret", "after"), ASSIGNED)
+def test_secrets_that_are_told_by_what_stands_before_them(redaction, before, secret, after):
+    shown = redaction.text(f"{before}{secret}{after}")
+    assert secret not in shown
+    assert shown.startswith(before) and shown.endswith(after) and "[redacted: " in shown
+
+
+@pytest.mark.parametrize("text", PLAIN)
+def test_what_is_no_secret_stays(redaction, text):
+    for each in (
+        text,
+        f"say {text} twice",
+        json.dumps({"id": text, "at": [text]}),
+        f"id={text}",
+        f'"{text}"',
+    ):
+        assert redaction.text(each) is each
+
+
+def test_escapes_hide_nothing(redaction):
+    secret = SECRETS["openai key"]
+    escaped = "".join(f"\\u{ord(c):04x}" for c in secret)
+    shown = redaction.text(
+        f'{{"a": "{escaped}", "u": "https:\\/\\/u:pw12\\/@h", "v": "https:\\/\\/u:pw12@h"}}'
+    )
+    assert "openai key" in shown and "pw12@" not in shown and "\\u0073" not in shown
+    inner = json.dumps({"note": f'{{"k": "{escaped}"}}'})
+    assert "openai key" in redaction.text(json.dumps({"deep": inner}))
+
+
+def test_json_stays_json(redaction):
+    text = '{"password": 1234, "n": 1.50, "big": 12345678901234567890, "a": [true, null], "é": "é"}'
+    assert json.loads(redaction.text(text)) == {
+        "password": "[redacted: password]", "n": 1.5, "big": 12345678901234567890, "a": [True, None], "é": "é",
+    }  # fmt: skip
+    spaced = '{\n  "token" : "0123456789abcdef0123" ,\n  "n": 1.50}'  # where it can, it keeps the very text
+    assert redaction.text(spaced) == '{\n  "token" : "[redacted: secret]" ,\n  "n": 1.50}'
+
+
+def test_every_place_of_a_message(redaction):
+    secret = SECRETS["github token"]
+    messages = [
+        {"role": "system", "content": secret},
+        {"role": "user", "content": [{"type": "text", "text": secret}, {"type": "image_url", "image_url": {"url": f"https://u:pw12@h/{secret}"}}], "name": secret},
+        {
+            "role": "assistant", "content": None, "reasoning_content": secret, "refusal": secret,
+            "tool_calls": [{"id": "c1", "type": "function", "function": {"name": secret, "arguments": json.dumps({"a": {"b": [secret]}})}}],
+        },
+        {"role": "assistant", "tool_calls": [{"id": "c2", "type": "custom", "custom": {"name": "f", "input": secret}}]},
+        {"role": "assistant", "function_call": {"name": "f", "arguments": {"password": "hunter2", secret: 1}}},
+        {"role": "tool", "tool_call_id": "c1", "content": [{"type": "text", "text": secret}]},
+        {"role": "tool", "tool_call_id": "c2", "content": {"deep": [[{"password": 7}]], "t": (secret,)}},
+    ]  # fmt: skip
+    before = copy.deepcopy(messages)
+    shown = [redaction.message(m) for m in messages]
+    assert messages == before
+    text = json.dumps(shown)
+    assert secret not in text and "hunter2" not in text and "pw12" not in text and "7}" not in text
+    assert [m["role"] for m in shown] == [m["role"] for m in messages]
+    assert shown[2]["tool_calls"][0]["id"] == "c1"
+
+
+def test_ids_of_calls_stay_whatever_they_look_like(redaction):
+    secret = SECRETS["github token"]
+    messages = [call((secret, "f", {"a": 1})), result(secret, "x")]
+    assert [redaction.message(m) for m in messages] == messages
+    assert redaction.message(messages[0]) is messages[0]
+
+
+def test_names_that_are_hidden_stay_apart(redaction):
+    one, two = "ghp_" + "a1B2" * 9, "ghp_" + "b1B2" * 9
+    assert redaction.value({one: 1, two: 2}) == {
+        "[redacted: github token]": 1,
+        "[redacted: github token]+": 2,
+    }
+
+
+def test_depth_is_no_hiding_place(redaction):
+    secret = SECRETS["github token"]
+    nested: object = secret
+    for _ in range(3_000):
+        nested = [nested]
+    assert secret not in json.dumps(
+        redaction.message({"role": "tool", "content": [{"type": "x", "deep": nested}]})
+    )
+    text = secret
+    for _ in range(12):  # JSON in JSON in JSON
+        text = json.dumps({"a": [[text]]})
+    assert secret not in redaction.text(text)
+    assert secret not in redaction.text("[" * 5_000 + f'"{secret}"' + "]" * 5_000)
+
+
+def test_what_the_client_put_there_may_be_an_object_of_an_sdk(redaction):
+    from openai.types.chat import ChatCompletionMessage
+
+    plain = ChatCompletionMessage(role="assistant", content="nothing")
+    assert redaction.message(plain) is plain
+    told = ChatCompletionMessage(role="assistant", content=SECRETS["jwt"])
+    assert redaction.message(told)["content"] == "[redacted: jwt]"
+
+
+# --- rules of the user
+
+
+def test_expressions_of_the_user():
+    redaction = Redaction([r"\b\d{3}-\d{2}-\d{4}\b", r"(?i)project \w+"], secrets=False)
+    assert redaction.text("ssn 078-05-1120 of Project Zeus") == "ssn [redacted: rule 1] of [redacted: rule 2]"
+    assert json.loads(redaction.text('{"n": "Project Z\\u00ebus"}')) == {"n": "[redacted: rule 2]"}
+    text = "password=hunter2"
+    assert redaction.text(text) is text
+
+
+def test_a_rule_may_match_anything():
+    for expression in (
+        r"(?s).*",
+        r".",
+        r"e",
+        r"redacted",
+        r"\]",
+        r"x*",
+        r"(?<!a)b",
+        r"^b",
+        r"\[redacted: rule 1\]",
+        r"\] ?\[",
+    ):
+        redaction = Redaction([expression])
+        for text in ("", "a", "hello b", "abXb]x[", "[redacted: jwt][redacted: jwt]b", '{"a": "b]"}', "\n"):
+            shown = redaction.text(text)
+            assert redaction.text(shown) == shown == Redaction([expression]).text(shown), (expression, text)
+
+
+def test_an_expression_that_takes_too_long_hides_what_it_could_not_check(caplog):
+    redaction = Redaction([r"(a|aa)+$"], seconds=0.2)
+    hostile = "a" * 60 + "b"
+    ticks, done = [], threading.Event()
+
+    def tick():
+        while not done.is_set():
+            ticks.append(time.monotonic())
+            time.sleep(0.005)
+
+    beside = threading.Thread(target=tick)
+    beside.start()
+    with caplog.at_level(logging.WARNING):
+        shown = redaction.message({"role": "tool", "tool_call_id": "c", "content": hostile})
+    done.set()
+    beside.join()
+    assert shown == {"role": "tool", "tool_call_id": "c", "content": "[redacted: not checked in time]"}
+    assert len(ticks) > 5  # other threads went on meanwhile
+    assert [r.getMessage() for r in caplog.records] == [
+        "redact: rule 1 takes too long; texts that it cannot check are hidden."
+    ]
+    began = time.monotonic()
+    redaction.text(hostile)
+    assert time.monotonic() - began < 0.1  # the result is known
+    assert redaction.text("xaaa") == "x[redacted: rule 1]"
+
+
+def test_what_is_no_expression():
+    with pytest.raises(ConfigError, match="rule 2"):
+        Redaction(["a", "("])
+
+
+def test_by_the_settings():
+    assert Redaction.of(ServiceSettings(redact_secrets=False)) is None
+    assert Redaction.of(ServiceSettings()).text("password=hunter2") == "password=[redacted: password]"
+    of = Redaction.of(ServiceSettings(redact_secrets=False, redact=("b",)))
+    assert of.text("password=hunter2 b") == "password=hunter2 [redacted: rule 1]"
+
+
+# --- always
+
+
+PIECES = st.sampled_from(
+    [
+        *SECRETS.values(),
+        *(f"{a}{b}{c}" for a, b, c in ASSIGNED),
+        *PLAIN,
+        "[redacted: jwt]",
+        "[redacted: ",
+        "password",
+        "=",
+        ":",
+        '"',
+        "\\",
+        "token",
+        "sk-",
+    ]
+)
+SALTED = st.lists(PIECES | TEXT, max_size=6).map("".join)
+VALUES = st.recursive(
+    JSON | SALTED, lambda c: st.lists(c, max_size=3) | st.dictionaries(SALTED, c, max_size=3), max_leaves=8
+)
+
+
+@given(SALTED)
+def test_a_text_is_hidden_once(text):
+    redaction = Redaction()
+    shown = redaction.text(text)
+    assert Redaction().text(shown) is shown
+    assert redaction.text(text) == shown == Redaction().text(text)
+    if shown == text:
+        assert shown is text
+
+
+@given(VALUES)
+def test_a_value_is_hidden_once_and_the_same_object_where_nothing_is(value):
+    redaction = Redaction(["c+"])
+    before = copy.deepcopy(value)
+    shown = redaction.value(value)
+    assert repr(value) == repr(before)
+    assert redaction.value(shown) is shown
+    assert (shown is value) == (repr(shown) == repr(value))
+    json.loads(Redaction().text(json.dumps(value)))  # is still JSON
+
+
+@given(st.lists(SALTED.map(lambda t: call(("c", "f", t))) | SALTED.map(lambda t: result("c", t)), max_size=4))
+def test_messages_keep_their_pairs(messages):
+    redaction = Redaction(["c", "a"])  # which the ids are
+    shown = [redaction.message(m) for m in messages]
+    assert pairing_errors(shown) == pairing_errors(messages)
+    assert all(redaction.message(m) is m for m in shown)
+
+
+@given(any_chats())
+def test_whatever_a_client_sends(messages):
+    redaction = Redaction()
+    shown = [redaction.message(m) for m in messages]
+    assert all(redaction.message(m) is m for m in shown)
+    assert len(shown) == len(messages)
+
+
+def test_a_long_conversation_is_looked_at_once(redaction):
+    counted = []
+
+    class Counting(Redaction):
+        def _matches(self, text):
+            counted.append(len(text))
+            return super()._matches(text)
+
+    once = Counting()
+    messages = [
+        m
+        for i in range(500)
+        for m in (call((f"c{i}", "get_order", {"n": i})), result(f"c{i}", f"order {i} " + "x" * 900))
+    ]
+    raw = json.dumps(messages)
+    [once.message(m) for m in messages]
+    first = len(counted)
+    for step in range(3):
+        [once.message(m) for m in [*json.loads(raw), result("d", f"new {step}")]]
+    assert len(counted) == first + 3
+
+
+def test_what_is_remembered_is_bounded():
+    redaction = Redaction()
+    for i in range(300):
+        redaction.text(f"password=hunter{i} " + "x" * 100_000)
+    assert redaction._chars <= 16_000_000
+    assert len(redaction._known) < 300

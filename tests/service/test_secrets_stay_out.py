@@ -1,0 +1,141 @@
+"""Secrets in every place of a run: none of them is in the database, its log or ours; the agent's request keeps them."""
+
+import json
+import logging
+import sqlite3
+import zlib
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from tests.chats import call, result, system, user
+from tests.service.serving import configured
+from tests.service.test_redaction import ASSIGNED, SECRETS
+
+from memory_bank.config import load_config
+from memory_bank.history.pairing import pairing_errors
+from memory_bank.service.app import Service
+from memory_bank.service.metrics import Metrics
+from memory_bank.service.telemetry import Telemetry
+from memory_bank.stores.database import Database
+
+PLACES = [*SECRETS.values(), *(a + b + c for a, b, c in ASSIGNED)]
+HIDDEN = [*SECRETS.values(), *(b for _, b, _ in ASSIGNED if len(b) > 4)]
+STRATEGIES = sorted(
+    {*load_config().memory_strategies} - {"memory_bank_classic"}
+)  # that one needs model weights
+
+
+def opened(file, config):
+    return Service(config, Database(file), Metrics(), Telemetry("http://127.0.0.1:9/v1"))
+
+
+def a_run():
+    messages = [
+        system(f"Use {SECRETS['openai key']} for all."),
+        user(f"Log in: password={ASSIGNED[3][1]}, then find ORD-7."),
+    ]
+    for i, said in enumerate(PLACES):
+        output = [{"order": f"ORD-{i}", "line": k, "note": "x" * 60} for k in range(20)]
+        messages += [
+            call((f"c{i}", "get_order", {"n": i, "with": said}), text=f"I try {said}"),
+            result(
+                f"c{i}",
+                json.dumps({"said": said, "rows": output})
+                if i % 2
+                else [{"type": "text", "text": f"{said}\n{output}"}],
+            ),
+        ]
+    secret = SECRETS["github token"]
+    messages += [
+        call(("n", f"tool_{secret}", {secret: 1, "password": "hunter2!"})),
+        result("n", f"nested {json.dumps(json.dumps({'a': secret}))}"),
+        user(f"And with {SECRETS['jwt']}?"),
+        call(("z", "get_order", {"n": 99})),
+        result("z", "done"),
+    ]
+    return messages
+
+
+def everything_in(database: Path) -> bytes:
+    """All bytes of the files, and of every column what is compressed in it."""
+    found = [f.read_bytes() for f in database.parent.iterdir() if f.is_file()]
+    with sqlite3.connect(database) as c:
+        for (table,) in c.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall():
+            for row in c.execute(f"SELECT * FROM {table}"):
+                for value in row:
+                    raw = value if isinstance(value, bytes) else str(value).encode()
+                    found.append(raw)
+                    if raw[:1] == b"\x78":
+                        with suppress(zlib.error):  # a vector may begin like that, too
+                            found.append(zlib.decompress(raw))
+    return b"\n".join(found)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_no_secret_is_stored_or_logged(tmp_path, caplog, strategy):
+    file = tmp_path / "bank" / "bank.db"
+    file.parent.mkdir()
+    service = opened(file, configured(database=str(file), strategy=strategy))
+    messages = a_run()
+    with caplog.at_level(logging.DEBUG):
+        for n in (4, 20, len(messages) - 3, len(messages)):
+            made = service.sessions.rebuild("one", "run", messages[:n], agent_id="agent")
+        with service.sessions.reading("one", "run") as state:
+            state.flush(5)
+            size = state.fact_store.size()
+    kept = everything_in(file)  # with the log beside the file
+    service.close()
+    kept += everything_in(file)
+    if strategy not in ("no_strategy", "truncation", "keep_last_n"):
+        assert size == len(PLACES) + 2
+        assert b"[redacted: github token]" in kept and b"ORD-7" in kept
+    for secret in HIDDEN:
+        for form in (secret, json.dumps(secret)[1:-1], secret.replace("\n", "\\n")):
+            assert form.encode() not in kept, form
+            assert form not in caplog.text, form
+    assert pairing_errors(made.messages) == []
+    own = {id(m) for m in messages}
+    assert made.messages[:2] == messages[:2]  # what goes on upstream has them as they came
+    for message in made.messages:
+        if id(message) not in own:  # and what memory adds has not
+            assert not any(secret in json.dumps(message) for secret in HIDDEN)
+    assert not any(secret in json.dumps(m) for m in made.shown for secret in HIDDEN)
+
+
+def test_a_step_without_secrets_is_the_clients_own_messages(tmp_path):
+    service = opened(tmp_path / "bank.db", configured())
+    messages = [user("find"), call(("a", "f", {})), result("a", "x")]
+    made = service.sessions.rebuild(None, "run", messages)
+    assert made.unchanged
+    assert all(a is b for a, b in zip(made.messages, messages, strict=True))
+    service.close()
+
+
+def test_it_can_be_switched_off(tmp_path):
+    settings = {"redact_secrets": False, "redact": ("ORD-\\d+",)}
+    service = opened(tmp_path / "bank.db", configured(**settings))
+    messages = [user("find"), call(("a", "f", {})), result("a", "ORD-7 password=hunter2"), user("on")]
+    service.sessions.rebuild(None, "run", messages)
+    with service.sessions.reading(None, "run") as state:
+        (record,) = state.fact_store.get_many(list(state.steps))
+    assert record.output_text == "[redacted: rule 1] password=hunter2"
+    service.close()
+
+
+def test_what_was_said_before_the_rules_changed_stays_apart(tmp_path):
+    """Other rules make other records: nothing stored is overwritten, nothing fails."""
+    messages = [
+        user("find"),
+        call(("a", "f", {})),
+        result("a", "password=hunter2"),
+        *[m for i in range(3) for m in (call((f"b{i}", "f", {})), result(f"b{i}", "x" * 500))],
+    ]
+    sizes = []
+    for secrets in (False, True):
+        service = opened(tmp_path / "bank.db", configured(redact_secrets=secrets))
+        service.sessions.rebuild(None, "run", messages)
+        with service.sessions.reading(None, "run") as state:
+            sizes.append(state.fact_store.size())
+        service.close()
+    assert sizes == [4, 5]
