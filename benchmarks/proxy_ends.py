@@ -289,7 +289,7 @@ class Service:
 
 
 @contextlib.contextmanager
-def service(upstream: str, folder: str | Path, stderr: Any = None) -> Iterator[Service]:
+def service(upstream: str, folder: str | Path, stderr: Any = subprocess.DEVNULL) -> Iterator[Service]:
     """The service as users start it, on a database in ``folder``."""
     command = [sys.executable, "-m", "memory_bank", "serve", "--port", "0", "--upstream", upstream]
     command += ["--db", str(Path(folder) / "bank.db")]

@@ -60,6 +60,7 @@ class MemoryBankState:
         namespace: str | None = None,
         counter: TokenCounter | None = None,
         queued: Callable[[], None] | None = None,
+        puts_off: bool = False,
     ) -> None:
         self._shares_database = isinstance(database, Database)
         self.database = database if isinstance(database, Database) else Database(database or "")
@@ -92,6 +93,8 @@ class MemoryBankState:
         self._may_have_jobs = False
         self._mode = "inline"
         self._forgiving = False  # of a database that fails
+        self._puts_off = puts_off
+        self._waiting: Callable[[], None] | None = None
         if embedding_model is not None:
             self._bind_embedder(embedding_model)
 
@@ -106,6 +109,7 @@ class MemoryBankState:
         namespace: str | None = None,
         counter: TokenCounter | None = None,
         queued: Callable[[], None] | None = None,
+        puts_off: bool = False,
     ) -> MemoryBankState:
         """A durable state: a file name, ``sqlite:///bank.db`` or ``postgresql://user@host/database``.
 
@@ -125,11 +129,13 @@ class MemoryBankState:
             namespace=namespace,
             counter=counter,
             queued=queued,
+            puts_off=puts_off,
         )
 
     def prepare(self, settings: MemoryBankSettings) -> None:
         """Bind the settings' embedder and counter unless the state has its own; load what is stored."""
         self._forgiving = settings.on_storage_error == "pass_through"
+        self._waiting = None  # the step that begins does it, or puts it off again
         if self._given_counter is None and self._encoding != settings.token_encoding:
             self._encoding = settings.token_encoding
             self.counter = open_counter(settings.token_encoding)
@@ -242,6 +248,23 @@ class MemoryBankState:
 
         self._background.work(worker, (observer.chat, settings))
 
+    def put_off(self, work: Callable[[], None]) -> None:
+        """Do what no context needs yet: at once, or in ``finish`` where the state ``puts_off``.
+
+        Who puts off work does it in a later step at the latest, so only the newest is kept.
+        """
+        if self._puts_off:
+            self._waiting = work
+        else:
+            work()
+
+    def finish(self) -> None:
+        """Do what the last step put off. Raises StorageError; it is done by a later step then."""
+        with self.lock:
+            work, self._waiting = self._waiting, None
+            if work is not None:
+                work()
+
     def remember_task(self, task: str) -> None:
         """Write down what the user asked for, so that insights can be made again later."""
         if task and task != self._task:
@@ -349,4 +372,5 @@ class MemoryBankState:
         self.brought.clear()
         self.memos.clear()
         self.evidence = None
+        self._waiting = None
         self._task = ""

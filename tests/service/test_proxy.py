@@ -180,6 +180,17 @@ def test_everything_else_passes(echo, method):
     assert p.told()[0].route == "other"
 
 
+def test_figures_know_requests_by_their_routes(echo):
+    _, p = echo
+    for method, path in (("POST", CHAT), ("POST", "/v1/responses"), ("GET", "/v1/models/secret")):
+        request(p.port, head_of(method, path, b"{}"), b"{}")
+    p.told(3)
+    figures = request(p.port, head_of("GET", "/metrics", b"")).body.decode()
+    for route in (CHAT, "/v1/responses", "/v1/{path}"):
+        assert f'route="{route}",status="200"}} 1.0' in figures
+    assert "secret" not in figures
+
+
 def test_other_methods_on_the_routes_of_chats_pass(echo):
     upstream, p = echo
     assert request(p.port, head_of("GET", CHAT + "?limit=1", b"")).status == 200

@@ -30,7 +30,7 @@ from memory_bank.service.observing import Observing, chat_of
 from memory_bank.service.operations import Operations, add_operations
 from memory_bank.service.paths import NamesInPaths
 from memory_bank.service.places import open_database
-from memory_bank.service.proxy import Proxy
+from memory_bank.service.proxy import Proxy, upstream_routes
 from memory_bank.service.redaction import Redaction
 from memory_bank.service.requests import Noted
 from memory_bank.service.sessions import Rebuilt, Sessions
@@ -206,7 +206,7 @@ def create_app(config: Config) -> FastAPI:
     app.include_router(record_routes.router)
     app.router.routes.extend(no_such_routes())  # after all others below /v1/sessions, before those that go on
     app.router.routes.append(Route("/mcp", _Mcp(), methods=["POST"]))
-    app.router.routes.append(Route("/v1/{path:path}", _GoesOn(), include_in_schema=False))
+    app.router.routes.extend(upstream_routes())
     describe(app)
     app.add_middleware(NamesInPaths)
     app.add_middleware(Gate, settings=config.service, doors=Doors(config.service))  # added last: before all
@@ -221,13 +221,6 @@ class _Mcp:
         if manager is None:
             raise MissingExtraError("the MCP server", "mcp")
         await manager.handle_request(scope, receive, send)
-
-
-class _GoesOn:
-    """ASGI application: what no route before it has taken is for the model's API."""
-
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        await scope["app"].state.service.proxy(scope, receive, send)
 
 
 def service_of(request: Request) -> Service:

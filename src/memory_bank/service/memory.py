@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import logging
 import threading
@@ -21,11 +22,14 @@ from memory_bank.service.breaker import PAUSE, Breaker
 from memory_bank.service.dialects import Dialect, PassedError
 from memory_bank.service.failures import code_of
 from memory_bank.service.identity import Identity
-from memory_bank.service.sessions import Sessions
+from memory_bank.service.sessions import Rebuilt, Sessions
 
 log = logging.getLogger("memory_bank.Service")
 
 THREADS = 8
+FINISHERS = 2
+LATER = 0.01
+"""Seconds after a context is made in which its request goes upstream before anything else is done."""
 MOST_STUCK = 64
 SLOW = 0.5
 """Of the time that memory has: a failure that took as long is one of those that hang."""
@@ -61,6 +65,7 @@ class _Step:
 
     at_work: bool = False
     session: str | None = None
+    rebuilt: Rebuilt | None = None
 
 
 class _BusyError(Exception):
@@ -83,6 +88,8 @@ class Memory:
         self._timeout = timeout
         self._breaker = Breaker(pause=pause)
         self._limiter = anyio.CapacityLimiter(THREADS)
+        self._finishers = anyio.CapacityLimiter(FINISHERS)
+        self._tasks: set[asyncio.Task[None]] = set()
         self._lock = threading.Lock()
         self._stuck: dict[_Step, None] = {}  # at work, though nobody waits for them
 
@@ -124,7 +131,23 @@ class Memory:
         if done is None:
             log.warning("memory took longer than %g s: the request goes on without", self._timeout)
             return Remembered("failed", "timeout", seconds=seconds)
+        if step.rebuilt is not None:
+            self._finish_later(step.rebuilt)
         return dataclasses.replace(done, seconds=seconds)
+
+    def _finish_later(self, rebuilt: Rebuilt) -> None:
+        """Do what a step put off, once its request is on its way."""
+
+        async def finish() -> None:
+            await asyncio.sleep(LATER)
+            try:
+                await to_thread.run_sync(self._sessions.finish, rebuilt, limiter=self._finishers)
+            except MemoryBankError as e:
+                log.debug("what a step put off is left to the next: %s", e)
+
+        task = asyncio.create_task(finish())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     def _remember(self, step: _Step, asked: tuple[Any, ...]) -> Remembered:
         """In a thread: the memory of a request, or why there is none."""
@@ -176,6 +199,7 @@ class Memory:
                 strategy=headers.get("x-memory-strategy") or None,
             )
             if self._identity.holds(caller.namespace, found):
+                step.rebuilt = rebuilt
                 break
         else:
             raise _BusyError

@@ -13,6 +13,7 @@ from urllib.parse import quote
 from anyio import CancelScope, to_thread
 from starlette.datastructures import Headers as HeaderView
 from starlette.requests import Request
+from starlette.routing import Match, Route
 
 from memory_bank.errors import BodyError, MemoryBankError, UpstreamError
 from memory_bank.service.access import Caller, caller_of
@@ -94,6 +95,30 @@ class Proxy:
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         await _Passage(self, scope, receive, send).run()
+
+
+def upstream_routes() -> list[Route]:
+    """Routes for what no route before them has taken, with any method: to the proxy of the service."""
+    return [_Onward(PREFIX + path) for path in (*DIALECTS, "/{path:path}")]
+
+
+class _Onward(Route):
+    """A route that logs and figures know a request by."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(path, _ToProxy(), include_in_schema=False)
+
+    def matches(self, scope: Any) -> tuple[Match, Any]:
+        """As the base class."""
+        found, told = super().matches(scope)
+        return found, {**told, "route": self}
+
+
+class _ToProxy:
+    """ASGI application."""
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        await scope["app"].state.service.proxy(scope, receive, send)
 
 
 class _Passage:

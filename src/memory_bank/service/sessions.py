@@ -177,6 +177,11 @@ class Sessions:
             self._told(step)
         return step
 
+    def finish(self, step: Rebuilt) -> None:
+        """Do what a step put off so that its context came sooner; the next step would do it otherwise."""
+        if isinstance(step.state, MemoryBankState):
+            step.state.finish()
+
     @contextmanager
     def reading(self, namespace: str | None, name: str) -> Iterator[MemoryBankState]:
         """A session's memory, for searches and for ``handle_tool_call``. Raises NotFoundError."""
@@ -274,7 +279,12 @@ class Sessions:
         with self._lock:
             place = self._places.get(session_id, _Place(None, None))
         return MemoryBankState.open(
-            self.database, session_id, agent_id=place.agent_id, namespace=place.namespace, queued=self._queued
+            self.database,
+            session_id,
+            agent_id=place.agent_id,
+            namespace=place.namespace,
+            queued=self._queued,
+            puts_off=True,
         )
 
     @contextmanager

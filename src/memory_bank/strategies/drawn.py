@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -75,6 +75,9 @@ class BankState(Protocol):
 
     def work_off(self, observer: Observer, settings: MemoryBankSettings, news: bool) -> None:
         """See that somebody works at what is to be observed."""
+
+    def put_off(self, work: Callable[[], None]) -> None:
+        """Do what no context needs yet: now, or when whoever makes the steps has time for it."""
 
     def remember_task(self, task: str) -> None:
         """Write down what the user asked for."""

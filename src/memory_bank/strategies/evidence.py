@@ -59,20 +59,23 @@ def draw_evidence(
 
     A history that fits is left untouched. ``new`` are this step's records.
     """
-    memory = _fed(view, state, settings, new)
+    memory = _memory(state, settings)
     older = view.tokens_between(0, view.tail_start) - sum(view.tokens_between(p, p + 1) for p in view.kept)
     budget = _budget(settings.history_budget, older)
     in_view = sum(len(ids_of(e)) for e in view.entries) if older <= budget else 0
     if older <= budget and len(state.steps) <= in_view:
+        state.put_off(partial(_feed, view, state, settings, new))
         choice = EvidenceChoice(memory, NOTHING, ())
         why = "the older history fits the budget" if view.history else "there was no history yet"
         return Drawn("", choice, unchanged=why)
     held: _Held | None = state.memos.get(_HELD)
     news = held.since(view, settings) if held is not None and held.memory is memory else None
     if held is not None and news is not None:
+        state.put_off(partial(_feed, view, state, settings, new))
         starts = [e.interaction.start for e in news]
         choice = EvidenceChoice(memory, held.selection, starts, held.anchor, held.first_step)
         return Drawn(held.selection.text, choice, whole=news, beyond=held.beyond)
+    _feed(view, state, settings, new)
     whole = _recent(view, settings.keep_recent, budget)
     room = budget - sum(e.tokens for e in whole) - _frame(state, settings)
     room -= (reserve := min(settings.refresh_after, budget // 2))
@@ -92,16 +95,22 @@ def draw_evidence(
     return Drawn(selection.text, choice, whole=whole, beyond=older <= budget)
 
 
-def _fed(
-    view: View, state: BankState, settings: MemoryBankSettings, new: Sequence[InteractionRecord]
-) -> EvidenceMemory:
-    """The session's evidence, with every stored record in it."""
+def _memory(state: BankState, settings: MemoryBankSettings) -> EvidenceMemory:
+    """The session's evidence; ``_feed`` sees that every stored record is in it."""
     memory = state.evidence
     made_for = (settings.evidence_model, settings.similarity_weight)
     if memory is None or memory.made_for != made_for:
         similarity = _similarity(state.insight_store.embedding_model, settings.similarity_weight)
         memory = state.evidence = EvidenceMemory(state.counter, settings.evidence_model, similarity)
         memory.made_for = made_for
+    return memory
+
+
+def _feed(
+    view: View, state: BankState, settings: MemoryBankSettings, new: Sequence[InteractionRecord]
+) -> None:
+    """Put the records that are stored but not yet in the session's evidence there."""
+    memory = _memory(state, settings)
     wanted = list(islice(state.steps, len(memory.numbers), None))
     if wanted:
         at_hand = {r.trace_id: r for r in new}
@@ -111,7 +120,6 @@ def _fed(
         for trace_id in wanted:
             if trace_id in at_hand:  # or it was purged just now: the next step reads the session anew
                 memory.add(at_hand[trace_id], notes.get(trace_id, ""))
-    return memory
 
 
 def _similarity(embedder: Any, weight: float) -> Similarity | None:

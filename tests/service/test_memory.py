@@ -1,0 +1,103 @@
+"""A request's memory: what it puts off changes no context, and who leaves early leaves nothing behind."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+
+import pytest
+from tests.chats import call, result, system, user
+
+from memory_bank import MemoryBankState, apply_memory_bank_strategy
+from memory_bank.service.access import LOCAL
+from memory_bank.service.dialects import DIALECTS, read_body
+from memory_bank.service.identity import Identity
+from memory_bank.service.memory import LATER, Memory
+from memory_bank.service.sessions import Sessions
+from memory_bank.stores.database import Database
+
+CHAT = DIALECTS["/chat/completions"]
+
+
+def noted(n):
+    rows = [{"order": f"ORD-{1000 + n}", "line": k, "sku": f"SKU-{n * 97 + k * 13}"} for k in range(40)]
+    wanted = {"number": n, "sku": f"SKU-{(n - 3) * 97}"}
+    return [call((f"c{n}", "get_order", wanted), text=f"Now {n}."), result(f"c{n}", json.dumps(rows))]
+
+
+def conversation(count):
+    return [system(), user("Which orders are late?"), *(m for n in range(count) for m in noted(n))]
+
+
+@pytest.mark.parametrize("key", ["memory_bank", "memory_bank_cached"])
+@pytest.mark.parametrize("finished", [0.0, 0.5, 1.0])
+def test_what_is_put_off_changes_no_context(configured, key, finished):
+    rng = random.Random(finished)
+    config = configured(strategy=key)
+    sessions = Sessions(Database(""), config)
+    with MemoryBankState(session_id="s") as alone:
+        for count in range(1, 40):
+            messages = conversation(count)
+            made = sessions.rebuild(None, "s", messages)
+            expected, tokens = apply_memory_bank_strategy(messages, None, config.strategy(key), alone)
+            assert (made.messages, made.tokens) == (expected, tokens)
+            assert made.plan.as_dict()["decisions"] == alone.last_plan.as_dict()["decisions"]
+            if rng.random() < finished:
+                sessions.finish(made)
+                assert len(made.state.evidence.numbers) == count
+        made.plan.manifest()
+    sessions.close()
+
+
+def test_a_session_that_was_reset_finishes_nothing(configured):
+    sessions = Sessions(Database(""), configured())
+    made = sessions.rebuild(None, "s", conversation(3))
+    sessions.reset(None, "s")
+    sessions.finish(made)
+    again = sessions.rebuild(None, "s", conversation(2))
+    sessions.finish(again)
+    assert len(again.state.evidence.numbers) == 2
+    sessions.close()
+
+
+def asked(memory, count, **headers):
+    body = read_body(json.dumps({"messages": conversation(count)}).encode(), CHAT)
+    return memory.remember(LOCAL, CHAT, body, {"x-memory-session": "s", **headers}, "key")
+
+
+def test_what_was_put_off_is_done_soon(configured):
+    database = Database("")
+    sessions = Sessions(database, configured())
+    memory = Memory(sessions, Identity(database), 5)
+
+    async def run():
+        told = await asked(memory, 3)
+        await asyncio.sleep(20 * LATER)
+        return told
+
+    assert asyncio.run(run()).status == "unchanged"
+    state = sessions.rebuild(None, "s", conversation(3)).state
+    assert len(state.evidence.numbers) == 3
+    sessions.close()
+
+
+def test_one_who_leaves_while_others_wait_for_a_thread(configured):
+    """A step that never began is not waited for, and the next is made as ever."""
+    database = Database("")
+    sessions = Sessions(database, configured())
+    memory = Memory(sessions, Identity(database), 30)
+
+    async def run():
+        waiting = [asyncio.create_task(asked(memory, 12, **{"x-memory-session": f"s{n}"})) for n in range(40)]
+        await asyncio.sleep(0)
+        for task in waiting[::2]:
+            task.cancel()
+        done = await asyncio.gather(*waiting, return_exceptions=True)
+        return done, await asked(memory, 13)
+
+    done, last = asyncio.run(run())
+    assert {d.status for d in done[1::2]} == {"rebuilt"}
+    assert all(isinstance(d, asyncio.CancelledError) for d in done[::2])
+    assert last.status == "rebuilt"
+    sessions.close()
