@@ -1,0 +1,415 @@
+"""Every route and every MCP tool, asked with another key's ids: nothing is read, nothing is told to exist.
+
+Each case is asked twice, by two strangers alike: once with ids of the victim, once with ids that never existed.
+The two answers are the same to the byte, but for their own ids; and the victim finds all as it was.
+"""
+
+import itertools
+import json
+import re
+import uuid
+from dataclasses import dataclass
+
+import pytest
+from tests.chats import call, result, system, user
+from tests.service.serving import bearer, configured, serving
+
+from memory_bank.config import Config, load_config
+from memory_bank.service.access import stored_id
+from memory_bank.stores.database import Database
+from memory_bank.stores.keys import Keys
+from memory_bank.testing import ScriptedServer, say
+
+WORD = "FALCON-77"  # what nobody else may ever see
+STRANGERS = 200
+
+
+def conversation(word=WORD, calls=6):
+    messages = [system("You help."), user(f"Find out about {word}.")]
+    for i in range(calls):
+        rows = json.dumps([{"order": f"{word}-{i}-{k}", "note": "x" * 80} for k in range(20)])
+        messages += [call((f"call_{word}_{i}aB3dE6gH9jK2m", "get_order", {"word": word, "n": i})), result(f"call_{word}_{i}aB3dE6gH9jK2m", rows)]
+    return messages
+
+
+@dataclass(frozen=True)
+class Ids:
+    """What a stranger may try: a session's name, ids of its records, its namespace, words in it."""
+
+    session: str
+    trace_id: str
+    namespace: str
+    agent: str
+    word: str
+
+
+@dataclass(frozen=True)
+class Ask:
+    """A request; ``{session}`` and so on stand for the ids."""
+
+    path: str
+    method: str = "GET"
+    body: object = None
+    headers: tuple[tuple[str, str], ...] = ()
+    status: int | None = None
+
+
+def chat(**more):
+    return {"model": "m", "messages": conversation("{word}", 2), **more}
+
+
+RECORDS = "/v1/sessions/{session}/records"
+NAMED = {"session_id": "{session}"}
+CASES = {
+    "GET /openapi.json": [Ask("/openapi.json", status=200)],
+    "HEAD /openapi.json": [Ask("/openapi.json", "HEAD", status=200)],
+    "GET /health": [Ask("/health", status=200), Ask("/health?live", status=200)],
+    "GET /metrics": [Ask("/metrics", status=401)],
+    "GET /": [Ask("/")],
+    "HEAD /": [Ask("/", "HEAD")],
+    "GET /static/{name}": [Ask("/static/{session}", status=404), Ask("/static/..%2f{session}", status=404)],
+    "HEAD /static/{name}": [Ask("/static/{session}", "HEAD", status=404)],
+    "GET /v1/stats": [Ask("/v1/stats", status=200), Ask("/v1/stats?namespace={namespace}&session={session}", status=200)],
+    "GET /v1/sessions": [
+        Ask("/v1/sessions", status=200), Ask("/v1/sessions?limit=100&q={word}", status=200), Ask("/v1/sessions?q={session}", status=200),
+        Ask("/v1/sessions?q={namespace}", status=200), Ask("/v1/sessions?after={session}"), Ask("/v1/sessions?after={namespace}%E2%90%9F{session}"),
+        Ask("/v1/sessions?namespace={namespace}"),
+    ],
+    "GET /v1/sessions/{name}": [
+        Ask("/v1/sessions/{session}", status=404), Ask("/v1/sessions/{namespace}%E2%90%9F{session}", status=404),
+        Ask("/v1/sessions/{namespace}%2F{session}", status=404), Ask("/v1/sessions/..%2F{namespace}%2F{session}", status=404),
+        Ask("/v1/sessions/{session}", headers=(("x-memory-session", "{session}"), ("x-memory-agent", "{agent}")), status=404),
+    ],
+    "DELETE /v1/sessions/{name}": [Ask("/v1/sessions/{session}", "DELETE", status=404), Ask("/v1/sessions/{namespace}%E2%90%9F{session}", "DELETE", status=404)],
+    "POST /v1/sessions/{name}/reset": [Ask("/v1/sessions/{session}/reset", "POST", status=404)],
+    "POST /v1/sessions/{name}/context": [
+        Ask("/v1/sessions/{session}/context", "POST", {"messages": conversation("{word}", 2)}, status=200),
+        Ask("/v1/sessions/{session}/context", "POST", {"messages": conversation("{word}", 2), "agent_id": "{agent}", "strategy": "wide"}, status=200),
+        Ask("/v1/sessions/{namespace}%E2%90%9F{session}/context", "POST", {"messages": conversation("{word}", 1)}, status=422),
+        Ask("/v1/sessions/mine/context", "POST", {"messages": conversation("{word}", 2), "agent_id": "{namespace}␟{agent}"}, status=422),
+    ],
+    "POST /v1/sessions/{name}/ingest": [
+        Ask("/v1/sessions/{session}/ingest", "POST", {"messages": conversation("{word}", 2)}, status=200),
+        Ask("/v1/sessions/{session}/ingest", "POST", {"tool_outputs": [{"tool_name": "f", "raw_input": {}, "raw_output": "x"}], "agent_id": "{agent}"}, status=200),
+        Ask("/v1/sessions/{namespace}%E2%90%9F{session}/ingest", "POST", {"messages": []}, status=422),
+    ],
+    "GET /v1/sessions/{name}/search": [
+        Ask("/v1/sessions/{session}/search?q={word}", status=404), Ask("/v1/sessions/own/search?q={word}", status=200),
+        Ask("/v1/sessions/own/search?q={trace_id}", status=200), Ask("/v1/sessions/wide/search?q={word}&top_k=20", status=200),
+    ],
+    "GET /v1/sessions/{name}/records": [
+        Ask(RECORDS, status=404), Ask(RECORDS + "?after=3&limit=2", status=404), Ask("/v1/sessions/own/records?after=1", status=200),
+    ],
+    "GET /v1/sessions/{name}/records/{trace_id}": [
+        *(
+            Ask(f"{RECORDS}/{which}{how}", status=404)
+            for which in ("{trace_id}", "%231", "1", "{trace_id:.8}")
+            for how in ("", "?raw=1", "?path=[0].order", "?lines=1-2", "?pattern={word}")
+        ),
+        *(
+            Ask(f"/v1/sessions/own/records/{which}{how}", status=404)
+            for which in ("{trace_id}", "{trace_id:.8}", "%2399")
+            for how in ("", "?raw=1", "?lines=1")
+        ),
+    ],
+    "GET /v1/sessions/{name}/steps": [Ask("/v1/sessions/{session}/steps", status=404), Ask("/v1/sessions/{session}/steps?after=1&limit=1", status=404)],
+    "GET /v1/sessions/{name}/steps/{number}": [Ask("/v1/sessions/{session}/steps/1", status=404), Ask("/v1/sessions/own/steps/99", status=404)],
+    "GET /v1/sessions/{name}/curve": [Ask("/v1/sessions/{session}/curve", status=404)],
+    "ANY /v1/sessions": [Ask("/v1/sessions", "PUT", {"name": "{session}"}, status=405)],
+    "ANY /v1/sessions/{rest:path}": [
+        Ask("/v1/sessions/{session}", "PATCH", status=405), Ask("/v1/sessions/{session}/nothing", status=404),
+        Ask("/v1/sessions/{session}/records/{trace_id}/nothing", status=404), Ask("/v1/sessions/{session}/reset", status=405),
+        Ask("/v1/sessions/{session}/", status=404), Ask("/v1/sessions/{session}", "OPTIONS"),
+    ],
+    "ANY /v1/stats": [Ask("/v1/stats", "DELETE", status=405)],
+    "ANY /v1/stats/{rest:path}": [Ask("/v1/stats/{session}", status=404)],
+    "POST /mcp": [],  # below
+    "ANY /v1/{path:path}": [
+        Ask("/v1/chat/completions", "POST", chat(), status=200),
+        Ask("/v1/chat/completions", "POST", chat(metadata=NAMED), status=200),
+        Ask("/v1/chat/completions", "POST", chat(prompt_cache_key="{session}"), status=200),
+        Ask("/v1/chat/completions", "POST", chat(), (("x-memory-session", "{session}"),), status=200),
+        Ask("/v1/chat/completions", "POST", chat(), (("x-memory-session", "{namespace}%E2%90%9F{session}"),), status=200),
+        Ask("/v1/chat/completions", "POST", chat(), (("x-memory-session", "{session}"), ("x-memory-agent", "{agent}"), ("x-memory-strategy", "wide")), status=200),
+        Ask("/v1/responses", "POST", {"model": "m", "input": "{word}", "metadata": NAMED}, status=200),
+        Ask("/v1/models", status=200),
+        Ask("/v1/nothing/{session}"),
+    ],
+}  # fmt: skip
+
+TOOLS = {
+    "search_memory": [{"query": "{word}"}, {"query": "{word}", "session": "{session}"}, {"query": "{word}", "session": "own"}, {"query": "{word}", "session": "wide"}],
+    "get_record": [
+        {"trace_id": t, "session": s}
+        for t in ("{trace_id}", "{trace_id:.8}", "#1") for s in ("{session}", "{namespace}␟{session}", "{namespace}/{session}")
+    ] + [{"trace_id": t, "session": s} for t in ("{trace_id}", "{trace_id:.8}", "#99") for s in ("own", "wide")],
+    "list_records": [{"session": "{session}"}, {"session": "{namespace}␟{session}"}, {}],
+}  # fmt: skip
+RESOURCES = {
+    "memory://sessions": ["memory://sessions"],
+    "memory://sessions/{session}/records/{trace_id}": [
+        "memory://sessions/{session}/records/{trace_id}", "memory://sessions/{namespace}%E2%90%9F{session}/records/{trace_id}",
+        "memory://sessions/own/records/{trace_id}", "memory://sessions/{session}/records/%231", "memory://sessions/{session}/records",
+    ],
+}  # fmt: skip
+
+
+def filled(value, ids):
+    """A value with the ids in the place of their names."""
+    if isinstance(value, str):
+        return re.sub(r"\{(session|trace_id|namespace|agent|word)(:[.\d]*)?\}", lambda m: format(getattr(ids, m[1]), (m[2] or ":")[1:]), value)
+    if isinstance(value, dict):
+        return {k: filled(v, ids) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [filled(v, ids) for v in value]
+    return value
+
+
+UNIQUE = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}|auto-[0-9a-f]{20}|~[0-9a-f]{12}|chatcmpl-\w+|resp_\w+|msg_\w+|(?<=seal=)[0-9a-f]{8}")
+TIMES = re.compile(r'"(created|created_at|timestamp|last_written)": ?[0-9.]+')
+
+
+def told(answer, ids):
+    """An answer without what is its own: the ids that were asked for, new ids, times."""
+    headers = [(k, v) for k, v in answer.headers if k.lower() not in ("x-request-id", "x-memory-request-id", "date", "etag")]
+    text = json.dumps([answer.status, headers, answer.body.decode("utf-8", "surrogateescape")], ensure_ascii=False)
+    for name in ("trace_id", "session", "namespace", "agent", "word"):
+        value = getattr(ids, name)
+        for form in (value, value[:8] if name == "trace_id" else value):
+            text = text.replace(form, f"<{name}>")
+    return TIMES.sub("<time>", UNIQUE.sub("<new>", text))
+
+
+class World:
+    """A service with a victim and many strangers, all of them with keys."""
+
+    def __init__(self, folder, keys, upstream):
+        self.upstream = upstream
+        self.never = Ids("badger-plan", str(uuid.uuid4()), "ns-0123456789abcdef", "badger-bot", "BADGER-77")
+        self.victim, self.victim_key = keys.create("victim")
+        self.twin, self.twin_key = keys.create("twin")
+        self.operator, self.operator_key = keys.create("operator", operator=True)
+        self._strangers = itertools.chain(keys.create(f"stranger {i}")[1] for i in range(STRANGERS))
+        self._strangers = iter(list(self._strangers))
+
+    def prepare(self, served):
+        self.served = served
+        self.ask(self.victim_key, Ask("/v1/sessions/falcon-plan/context", "POST", {"messages": conversation(), "agent_id": "falcon-bot"}, status=200))
+        self.ask(self.victim_key, Ask("/v1/sessions/wide/context", "POST", {"messages": conversation(), "agent_id": "falcon-bot", "strategy": "wide"}, status=200))
+        self.ask(self.victim_key, Ask("/v1/sessions/own/ingest", "POST", {"messages": conversation()}, status=200))
+        self.ask(self.victim_key, Ask("/v1/chat/completions", "POST", {"model": "m", "messages": conversation()}, status=200))
+        listed = self.ask(self.victim_key, Ask("/v1/sessions/falcon-plan/records")).json()["records"]
+        assert len(listed) == 6
+        self.real = Ids("falcon-plan", listed[0]["trace_id"], self.victim.namespace, "falcon-bot", WORD)
+
+    def stranger(self):
+        """Somebody who has two sessions already, which the victim has of the same name."""
+        key = next(self._strangers)
+        for name in ("own", "wide"):
+            body = {"messages": conversation("mole", 2), "agent_id": "falcon-bot"}
+            self.ask(key, Ask(f"/v1/sessions/{name}/context", "POST", body, status=200))
+        return key
+
+    def ask(self, key, ask, ids=None):
+        ids = ids or self.never
+        headers = [tuple(filled(h, ids)) for h in ask.headers]
+        body = None
+        if ask.body is not None:
+            body = json.dumps(filled(ask.body, ids)).encode()
+            headers.append(("Content-Type", "application/json"))
+        answer = self.served.ask(ask.method, filled(ask.path, ids), bearer(key), *headers, body=body)
+        assert ask.status in (None, answer.status), (ask, answer)
+        return answer
+
+    def everything(self, key):
+        """All that a key can see, as bytes."""
+        seen = []
+        names = [s["name"] for s in self.ask(key, Ask("/v1/sessions?limit=100")).json()["sessions"]]
+        for name in names:
+            for path in ("", "/records", "/records/1", "/search?q=order", "/records/1?raw=1"):
+                seen.append(self.ask(key, Ask(f"/v1/sessions/{name}{path}")).body)
+        return [*names, self.ask(key, Ask("/v1/stats")).body, *seen]
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("isolation")
+    database = Database(folder / "bank.db")
+    shipped = load_config().model_dump(exclude={"service"})
+    shipped["memory_strategies"]["wide"] = {"type": "memory_bank", "observer_model": "extractive", "embedding_model": "lexical", "scope": "all", "history_budget": 400}
+    with ScriptedServer(lambda body: say("ok")) as upstream, pytest.MonkeyPatch.context() as patched:
+        patched.setenv("OPENAI_API_KEY", "sk-of-the-service")
+        service = {"database": str(folder / "bank.db"), "upstream": upstream.base_url, "strategy": "wide"}
+        made = World(folder, Keys(database), upstream)
+        with serving(Config(**shipped, service=service)) as served:
+            made.prepare(served)
+            yield made
+    database.close()
+
+
+def routes_of(router):
+    for route in router.routes:
+        inner = getattr(route, "original_router", None)
+        if inner is not None:
+            yield from routes_of(inner)
+            continue
+        assert type(route).__name__ in ("Route", "APIRoute"), f"cases for a {type(route).__name__} are not known here"
+        for method in route.methods or ["ANY"]:
+            yield f"{method} {route.path}"
+
+
+def test_every_route_has_a_case(world):
+    missing = [r for r in routes_of(world.served.app.router) if r not in CASES and r.replace("HEAD", "GET", 1) not in CASES]
+    assert missing == []
+
+
+@pytest.mark.parametrize("route", CASES)
+def test_ids_of_others_are_told_from_nothing(world, route):
+    if route not in set(routes_of(world.served.app.router)):
+        pytest.skip("there is no such route yet")
+    before = world.everything(world.victim_key)
+    for ask in CASES[route]:
+        answers = []
+        for ids in (world.real, world.never):
+            stranger = world.stranger()
+            sent = len(world.upstream.requests)
+            answer = world.ask(stranger, ask, ids)
+            answers.append(told(answer, ids))
+            for request in world.upstream.requests[sent:]:
+                answers[-1] += re.sub(re.escape(ids.word), "<word>", json.dumps(request.body))
+            if WORD in answer.body.decode("utf-8", "replace"):  # an echo, and no more than was said
+                assert WORD in json.dumps(filled([ask.path, ask.body], ids))
+            assert world.victim.namespace not in answer.body.decode("utf-8", "replace") or "{namespace}" in ask.path
+        assert answers[0] == answers[1], ask
+        again = world.ask(world.operator_key, ask, world.real)
+        assert WORD not in again.body.decode("utf-8", "replace") or "{word}" in json.dumps([ask.path, ask.body])
+    assert world.everything(world.victim_key) == before
+
+
+def rpc(world, key, method, params, ids=None, headers=()):
+    body = {"jsonrpc": "2.0", "id": 1, "method": method, "params": params}
+    meta = (("Accept", "application/json, text/event-stream"), ("MCP-Protocol-Version", "2025-06-18"))
+    return world.ask(key, Ask("/mcp", "POST", body, (*meta, *headers)), ids)
+
+
+def test_every_mcp_tool_and_resource_has_a_case(world):
+    stranger = world.stranger()
+    tools = rpc(world, stranger, "tools/list", {}).json()["result"]["tools"]
+    assert {t["name"] for t in tools} == set(TOOLS)
+    templates = rpc(world, stranger, "resources/templates/list", {}).json()["result"]["resourceTemplates"]
+    listed = rpc(world, stranger, "resources/list", {}).json()["result"]["resources"]
+    assert {t["uriTemplate"] for t in templates} | {r["uri"] for r in listed if "records" not in r["uri"]} == set(RESOURCES)
+    assert rpc(world, stranger, "prompts/list", {}).json()["error"]  # there are none
+
+
+CURSORS = [json.dumps(["{session}", 0]), json.dumps(["{session}", 3]), json.dumps(["{namespace}␟{session}", 0], ensure_ascii=False)]
+MCP = [
+    *(("tools/call", {"name": n, "arguments": a}, ()) for n, cases in TOOLS.items() for a in cases),
+    *(("tools/call", {"name": n, "arguments": {k: v for k, v in cases[0].items() if k != "session"}}, (("x-memory-session", "{session}"),)) for n, cases in TOOLS.items()),
+    *(("resources/read", {"uri": u}, ()) for uris in RESOURCES.values() for u in uris),
+    *(("resources/list", {"cursor": c}, ()) for c in CURSORS),
+    ("resources/list", {}, (("x-memory-session", "{session}"),)),
+    ("resources/list", {}, ()),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("method", "params", "headers"), MCP)
+def test_mcp_with_ids_of_others(world, method, params, headers):
+    answers = []
+    for ids in (world.real, world.never):
+        answer = rpc(world, world.stranger(), method, params, ids, headers)
+        assert answer.status == 200
+        answers.append(told(answer, ids))
+        if WORD in answer.body.decode():
+            assert "{word}" in json.dumps(params)
+        assert f"{WORD}-" not in answer.body.decode()
+    assert answers[0] == answers[1]
+
+
+def test_without_a_key_all_that_is_not_open_is_closed(world):
+    answers = []
+    for route, asks in CASES.items():
+        for ask in asks:
+            for ids in (world.real, world.never):
+                method, path = ask.method, filled(ask.path, ids)
+                answer = world.served.ask(method, path, ("x-request-id", "same"))
+                if path.partition("?")[0] in ("/", "/health", "/openapi.json") or path.startswith("/static/"):
+                    assert answer.status in (200, 404), route
+                    assert WORD.encode() not in answer.body
+                else:
+                    assert answer.status == 401, (route, path)
+                    answers.append(answer.body)
+    assert len(set(answers) - {b""}) == 1  # HEAD has no body
+
+
+# --- equal names, equal contents
+
+
+def test_equal_names_and_contents_stay_apart(world):
+    for key in (world.twin_key,):
+        world.ask(key, Ask("/v1/sessions/falcon-plan/context", "POST", {"messages": conversation(calls=3), "agent_id": "falcon-bot", "strategy": "wide"}, status=200))
+        world.ask(key, Ask("/v1/sessions/wide/context", "POST", {"messages": conversation(calls=2), "agent_id": "falcon-bot", "strategy": "wide"}, status=200))
+    theirs = world.ask(world.victim_key, Ask("/v1/sessions/falcon-plan/records")).json()["records"]
+    mine = world.ask(world.twin_key, Ask("/v1/sessions/falcon-plan/records")).json()["records"]
+    assert (len(theirs), len(mine)) == (6, 3)
+    assert not {r["trace_id"] for r in mine} & {r["trace_id"] for r in theirs}  # a trace_id is of its session
+    stats = world.ask(world.twin_key, Ask("/v1/stats")).json()
+    assert (stats["sessions"], stats["records"]) == (2, 5)
+    hits = world.ask(world.twin_key, Ask(f"/v1/sessions/wide/search?q={WORD}&top_k=20")).json()["hits"]
+    assert {h["session"] for h in hits} <= {"wide", "falcon-plan"}
+    assert {h["trace_id"] for h in hits} <= {r["trace_id"] for name in ("wide", "falcon-plan") for r in world.ask(world.twin_key, Ask(f"/v1/sessions/{name}/records")).json()["records"]}
+    before = world.everything(world.victim_key)
+    world.ask(world.twin_key, Ask("/v1/sessions/falcon-plan/reset", "POST", status=204))
+    world.ask(world.twin_key, Ask("/v1/sessions/falcon-plan", "DELETE", status=204))
+    world.ask(world.twin_key, Ask("/v1/sessions/falcon-plan", status=404))
+    assert world.everything(world.victim_key) == before
+
+
+def test_the_same_conversation_of_two_keys_is_two_sessions(world):
+    body = {"model": "m", "messages": conversation("TWINS-1", 4)}
+    names = [world.ask(key, Ask("/v1/chat/completions", "POST", body)).header("x-memory-session") for key in (world.victim_key, world.twin_key)]
+    assert names[0] != names[1]
+    for key, own, other in ((world.victim_key, *names), (world.twin_key, *reversed(names))):
+        listed = [s["name"] for s in world.ask(key, Ask("/v1/sessions?limit=100")).json()["sessions"]]
+        assert own in listed and other not in listed
+        assert len(world.ask(key, Ask(f"/v1/sessions/{own}/records")).json()["records"]) == 4
+
+
+def test_a_wider_scope_ends_at_the_namespace(world):
+    """Searches over all sessions, and contexts made of them, hold nothing of another key's."""
+    key = world.stranger()
+    messages = [*conversation("mole", 8), user(f"What about {WORD}?")]
+    sent = len(world.upstream.requests)
+    for how in (("x-memory-strategy", "wide"),):
+        world.ask(key, Ask("/v1/chat/completions", "POST", {"model": "m", "messages": messages}, (how, ("x-memory-agent", "falcon-bot")), status=200))
+    upstream = json.dumps(world.upstream.requests[sent].body)
+    assert upstream.count(WORD) == 1  # the stranger's own words
+    answer = rpc(world, key, "tools/call", {"name": "search_memory", "arguments": {"query": WORD, "session": "wide"}})
+    assert f"{WORD}-" not in answer.body.decode()
+
+
+def test_two_keys_of_one_namespace_share(tmp_path):
+    database = Database(tmp_path / "bank.db")
+    one, old = Keys(database).create("old")
+    _, new = Keys(database).create("new", namespace=one.namespace)
+    with serving(configured(database=str(tmp_path / "bank.db"))) as served:
+        body = json.dumps({"messages": conversation()}).encode()
+        headers = (bearer(old), ("Content-Type", "application/json"))
+        assert served.ask("POST", "/v1/sessions/s/context", *headers, body=body).status == 200
+        assert len(served.ask("GET", "/v1/sessions/s/records", bearer(new)).json()["records"]) == 6
+    database.close()
+
+
+def test_operators_see_how_the_service_does_and_no_names(world):
+    figures = world.ask(world.operator_key, Ask("/metrics", status=200)).body.decode()
+    details = world.ask(world.operator_key, Ask("/health", status=200)).body.decode()
+    for text in (figures, details):
+        for hidden in (WORD, "falcon", world.victim.namespace, stored_id(world.victim.namespace, "x")[:-1], "sk-of-the-service"):
+            assert hidden not in text
+    assert world.ask(world.operator_key, Ask("/v1/sessions")).json()["sessions"] == []
+
+
+def test_keys_go_nowhere(world):
+    sent = len(world.upstream.requests)
+    world.ask(world.victim_key, Ask("/v1/chat/completions", "POST", {"model": "m", "messages": [user("hi")]}, status=200))
+    assert "mb_" not in json.dumps(world.upstream.requests[sent].headers, default=str)
