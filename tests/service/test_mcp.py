@@ -11,7 +11,17 @@ import anyio
 import mcp_types
 import pytest
 from mcp.shared.exceptions import MCPError
-from tests.service.mcp_clients import EVIL, connected, fill, http_server, in_memory, serving, text_of
+from tests.service.mcp_clients import (
+    EVIL,
+    ROOT,
+    command,
+    connected,
+    fill,
+    http_server,
+    in_memory,
+    serving,
+    text_of,
+)
 
 from memory_bank import handle_tool_call
 from memory_bank.config import Config, load_config
@@ -542,3 +552,27 @@ def _quietly(function, *arguments):
         function(*arguments)
     except OSError:
         time.sleep(0)
+
+
+# --- docs/mcp.md
+
+
+def test_the_page_on_it_runs(bank, capsys):
+    text = (ROOT / "docs" / "mcp.md").read_text()
+    stdio, http = (
+        json.loads(b)["mcpServers"]["memory"] for b in re.findall(r"```json\n(.*?)```", text, re.S)
+    )
+    [code] = re.findall(r"```python\n(.*?)```", text, re.S)
+    arguments = [str(bank["file"]) if a == "bank.db" else a for a in stdio["args"]]
+    assert (stdio["command"], arguments.pop(0)) == ("memory-bank", "mcp")
+
+    async def main(where, **headers):
+        async with connected(where, **headers) as client:
+            return text_of(await client.call_tool("get_record", {"trace_id": "#3"}))
+
+    assert ORDERS[2] in anyio.run(main, command(*arguments))
+    default = "http://127.0.0.1:8767"
+    with serving(create_app(configured(bank["file"]))) as url:
+        assert ORDERS[2] in anyio.run(partial(main, http["url"].replace(default, url), **http["headers"]))
+        exec(compile(code.replace(default, url).replace("ORD-1003", "ORD-103"), "docs/mcp.md", "exec"), {})
+    assert ORDERS[103] in capsys.readouterr().out
