@@ -125,6 +125,7 @@ def test_hidden_items_make_one_stream(replies):
         "response.completed",
     ]
     response = values[-1]["response"]
+    assert response["id"] == values[0]["response"]["id"]
     done = {v["output_index"]: v["item"] for v in values if v["type"] == "response.output_item.done"}
     added = [v["output_index"] for v in values if v["type"] == "response.output_item.added"]
     assert added == list(done) == list(range(len(response["output"])))

@@ -42,7 +42,7 @@ def mcp(
     loaded = load_config(config)
     database = open_bank(db or loaded.service.database or str(default_database()))
     try:
-        sessions = Sessions(database, loaded if config is not None else _with_embedder_of(loaded, database))
+        sessions = Sessions(database, loaded if config is not None else with_embedder_of(loaded, database))
         if session is not None and not sessions.exists(None, session):
             named = one_line(session, 80)
             tell(f"{database.name} has no session {named!r} yet: `memory-bank sessions` lists them.")
@@ -54,7 +54,7 @@ def mcp(
         raise typer.Exit(130)
 
 
-def _with_embedder_of(config: Any, database: Any) -> Any:
+def with_embedder_of(config: Any, database: Any) -> Any:
     """The configuration, with the embedder that the bank was built with in the strategy that reads it."""
     from memory_bank.service.sessions import Sessions
     from memory_bank.stores.catalog import bank_embedder

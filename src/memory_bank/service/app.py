@@ -23,6 +23,7 @@ from memory_bank.service.exchange import Exchange
 from memory_bank.service.gate import Gate
 from memory_bank.service.hosts import Doors
 from memory_bank.service.identity import Identity
+from memory_bank.service.injection import Injection
 from memory_bank.service.keyring import Keyring
 from memory_bank.service.memory import Memory
 from memory_bank.service.metrics import Metrics
@@ -30,7 +31,7 @@ from memory_bank.service.observing import Observing, chat_of
 from memory_bank.service.operations import Operations, add_operations
 from memory_bank.service.paths import NamesInPaths
 from memory_bank.service.places import open_database
-from memory_bank.service.proxy import Proxy, upstream_routes
+from memory_bank.service.proxy import Proxy, direct, upstream_routes
 from memory_bank.service.redaction import Redaction
 from memory_bank.service.requests import Noted
 from memory_bank.service.sessions import Rebuilt, Sessions
@@ -88,8 +89,10 @@ class Service:
         self.upstream = Upstream(
             upstream, timeout=self.settings.upstream_timeout, key=os.environ.get("OPENAI_API_KEY")
         )
-        memory = Memory(self.sessions, Identity(database), self.settings.memory_timeout)
-        self.proxy = Proxy(self.upstream, memory, carry=telemetry.carry, tell=self.tell)
+        timeout = self.settings.memory_timeout
+        memory = Memory(self.sessions, Identity(database), timeout)
+        turn = Injection(self.sessions, timeout) if self.settings.inject_tools else direct
+        self.proxy = Proxy(self.upstream, memory, turn=turn, carry=telemetry.carry, tell=self.tell)
         database.failed = metrics.database_errors.inc
         self.ending = threading.Event()
         """Set when the process is about to end: what streams without an end of its own ends now."""

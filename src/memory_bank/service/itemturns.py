@@ -75,13 +75,15 @@ class ItemStream(Stream):
     """See Stream: events of responses.
 
     Reasoning waits for what it led to: with a hidden call it is hidden too, for no request may bring one
-    without the other. The last event has the id of the last response, which is the one that
-    ``previous_response_id`` may name: its input holds the hidden turns.
+    without the other. A stream has one response, and its id, as clients check, is that of the turn whose
+    events were the first to be shown. So ``previous_response_id`` can name it where nothing was said before
+    the last turn; else the provider knows it as one whose calls nobody answered.
     """
 
     def __init__(self, body: Mapping[str, Any]) -> None:
         super().__init__()
         self._body = body
+        self._id: dict[str, Any] = {}
         self._earlier: list[Any] = []  # items shown of hidden turns
         self._sequence = 0
         self._first = 0  # where the first item of this turn stands among those shown
@@ -134,8 +136,10 @@ class ItemStream(Stream):
             changed["sequence_number"] = number if self.is_raw else self._sequence
             self._sequence = changed["sequence_number"] + 1
         response = value.get("response")
-        if kind in _OVER and isinstance(response, dict):
-            changed["response"] = self._whole(response)
+        if isinstance(response, dict):
+            self._id = self._id or {k: response[k] for k in ("id", "created_at") if k in response}
+            if kind in _OVER:
+                changed["response"] = self._whole(response)
         return event.raw if changed == value else rewritten(event, changed)
 
     def spoken(self) -> Spoken:
@@ -148,7 +152,7 @@ class ItemStream(Stream):
 
     def _whole(self, response: Mapping[str, Any]) -> dict[str, Any]:
         """The response at its end, with what was shown of the turns before and the usage of all."""
-        whole, output = dict(response), response.get("output")
+        whole, output = {**response, **self._id}, response.get("output")
         if self._earlier and isinstance(output, list):
             whole["output"] = [*self._earlier, *output]
         if self.usage is not None:

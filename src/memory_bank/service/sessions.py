@@ -24,7 +24,7 @@ from memory_bank.processor import MemoryProcessor
 from memory_bank.service.access import public_name, stored_id
 from memory_bank.stores.database import Database
 from memory_bank.stores.retention import purge
-from memory_bank.stores.schema import sessions
+from memory_bank.stores.schema import records, sessions
 
 log = logging.getLogger("memory_bank.Service")
 
@@ -36,6 +36,7 @@ _KNOWN = sa.select(_s.session_id).where(
     _s.namespace.is_not_distinct_from(sa.bindparam("namespace", type_=sa.String)),
     _s.deleted.is_(None),
 )
+_ANY = sa.select(records.c.seq).where(records.c.session_id == sa.bindparam("session")).limit(1)
 _NAMES = (
     sa.select(_s.session_id)
     .where(
@@ -241,6 +242,13 @@ class Sessions:
         with self.database.read() as c:
             found = c.execute(_NAMES, {"namespace": namespace, "limit": limit}).scalars().all()
         return [public_name(namespace, session_id) for session_id in found]
+
+    def has_records(self, namespace: str | None, name: str) -> bool:
+        """Whether a namespace has such a session, and something is stored in it."""
+        if not self.exists(namespace, name):
+            return False
+        with self.database.read() as c:
+            return c.execute(_ANY, {"session": stored_id(namespace, name)}).first() is not None
 
     def known(self, namespace: str | None, name: str) -> str:
         """The id in the database of a session that is there. Raises NotFoundError."""
