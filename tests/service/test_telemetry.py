@@ -288,6 +288,25 @@ def test_a_chat_through_the_service(seen: Seen, configured: Any) -> None:
     assert not any("secret" in s.to_json() or "ORD-" in s.to_json() for s in spans.values())
 
 
+def test_what_the_api_does_with_memory(seen: Seen, configured: Any) -> None:
+    from starlette.testclient import TestClient
+
+    from memory_bank.service.app import create_app
+
+    app = create_app(configured())
+    app.tracing = seen.telemetry
+    outputs = [{"tool_name": "find", "raw_input": {"a": "secret"}, "raw_output": "a secret"}]
+    with TestClient(app) as client:
+        assert client.post("/v1/sessions/s/ingest", json={"tool_outputs": outputs}).status_code == 200
+        assert client.get("/v1/sessions/s/search?q=secret").json()["hits"]
+        assert client.delete("/v1/sessions/s").status_code < 300
+    spans = seen.spans()
+    for operation in ("create_memory", "search_memory", "delete_memory"):
+        assert spans[operation].attributes["gen_ai.memory.store.id"] == "s"
+    assert spans["search_memory"].parent.span_id == spans["GET /v1/sessions/{name}/search"].context.span_id
+    assert not any("a secret" in s.to_json() for s in spans.values())
+
+
 def test_without_an_sdk_what_came_goes_on() -> None:
     telemetry = Telemetry("https://api.openai.com/v1", tracer_provider=trace.NoOpTracerProvider())
     with telemetry.request("POST", INCOMING) as span:
