@@ -22,6 +22,7 @@ from memory_bank.config import load_config
 from memory_bank.errors import DatabaseOpenError
 from memory_bank.stores.database import Database
 from memory_bank.stores.verification import verify
+from memory_bank.testing import Reply, ScriptedServer
 
 
 def test_without_any_configuration(tmp_path: Path) -> None:
@@ -214,6 +215,44 @@ def test_after_the_time_set_open_requests_are_cut(tmp_path: Path, silent: str) -
         assert open_.getresponse().status == 500  # it had not begun to answer
         assert time.monotonic() - began < 1.8
         assert service.wait() == 0
+
+
+def streamed(service: Process) -> http.client.HTTPResponse:
+    """A chat whose answer has begun."""
+    connection = http.client.HTTPConnection(urlsplit(service.address).netloc, timeout=30)
+    body = {"model": "m", "stream": True, "messages": [{"role": "user", "content": "hello"}]}
+    connection.request("POST", "/v1/chat/completions", json.dumps(body), {"content-type": "application/json"})
+    answer = connection.getresponse()
+    assert (answer.status, answer.read1(1)) == (200, b"d")
+    return answer
+
+
+def test_a_stream_goes_on_to_its_end(tmp_path: Path) -> None:
+    with (
+        ScriptedServer(lambda body: Reply("words " * 20, pause=0.15)) as upstream,  # two seconds and more
+        serve("--db", tmp_path / "b.db", "--upstream", upstream.base_url) as service,
+    ):
+        answer = streamed(service)
+        service.process.send_signal(signal.SIGTERM)
+        until(lambda: "ending" in service.log)
+        assert answer.read().endswith(b"data: [DONE]\n\n")
+        assert service.wait() == 0
+
+
+def test_a_stream_that_takes_longer_is_cut(tmp_path: Path) -> None:
+    env = {"MEMORY_BANK_SERVICE__SHUTDOWN_TIMEOUT": "0.5"}
+    with (
+        ScriptedServer(lambda body: Reply("words " * 200, pause=1.0)) as upstream,
+        serve("--db", tmp_path / "b.db", "--upstream", upstream.base_url, **env) as service,
+    ):
+        answer = streamed(service)
+        began = time.monotonic()
+        service.process.send_signal(signal.SIGTERM)
+        with pytest.raises((http.client.HTTPException, OSError)):
+            answer.read()
+        assert service.wait() == 0
+        assert time.monotonic() - began < 5
+    assert "Traceback" not in service.log
 
 
 def test_ctrl_c_again_ends_it_at_once(tmp_path: Path, silent: str) -> None:

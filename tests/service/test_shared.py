@@ -24,8 +24,10 @@ from memory_bank.history.pairing import pairing_errors
 from memory_bank.stores.database import Database
 from memory_bank.stores.facts import FactStore
 from memory_bank.stores.verification import verify
+from memory_bank.testing import ScriptedServer, say
 
 ROOT = Path(__file__).parents[2]
+WELL = ("rebuilt", "unchanged")  # what memory says where it did its part
 
 
 def conversation(agent: str, n: int, size: int = 600) -> list[dict[str, Any]]:
@@ -118,6 +120,61 @@ def test_the_database_goes_and_comes_back(postgres: Server, postgres_url: str) -
         assert context(service, "s", conversation("s", 7))["records"] == 7
         assert service.end() == 0
     database = Database(postgres_url)
+    assert list(verify(database)) == []
+    database.close()
+
+
+def chatted(service: Process, session: str, messages: Any) -> Any:
+    """A chat through the proxy; what memory did for it."""
+    body = {"model": "m", "messages": messages}
+    answer = service.ask("/v1/chat/completions", "POST", body, x_memory_session=session)
+    assert answer.status == 200, answer.body
+    return answer.headers["x-memory-status"]
+
+
+def test_the_proxy_goes_on_while_the_database_is_away(postgres: Server, postgres_url: str) -> None:
+    with (
+        ScriptedServer(lambda body: say("yes")) as upstream,
+        serve("--db", postgres_url, "--upstream", upstream.base_url) as service,
+    ):
+        assert chatted(service, "s", conversation("s", 8, 3_000)) in WELL
+        postgres.stop()
+        try:
+            for n in (9, 10):
+                assert chatted(service, "s", conversation("s", n, 3_000)) == "failed"
+                assert upstream.requests[-1].body["messages"] == conversation("s", n, 3_000)
+        finally:
+            postgres.start()
+        end = time.monotonic() + 60  # it may rest for a while before it tries again
+        while chatted(service, "s", conversation("s", 11, 3_000)) not in WELL:
+            assert time.monotonic() < end
+            time.sleep(0.5)
+        assert upstream.refused == []
+    database = Database(postgres_url)
+    assert FactStore(database, "s").size() == 11
+    assert list(verify(database)) == []
+    database.close()
+
+
+def test_the_proxy_goes_on_where_the_disk_is_full(tmp_path: Path) -> None:
+    with (
+        ScriptedServer(lambda body: say("yes")) as upstream,
+        serve("--db", tmp_path / "b.db", "--upstream", upstream.base_url) as service,
+    ):
+        assert chatted(service, "s", conversation("s", 8, 3_000)) in WELL
+        pid = service.process.pid
+        soft, hard = resource.prlimit(pid, resource.RLIMIT_FSIZE)
+        room = max(f.stat().st_size for f in tmp_path.glob("b.db*")) + 5_000
+        resource.prlimit(pid, resource.RLIMIT_FSIZE, (room, hard))
+        assert chatted(service, "s", conversation("s", 20, 3_000)) == "failed"
+        assert upstream.requests[-1].body["messages"] == conversation("s", 20, 3_000)
+        resource.prlimit(pid, resource.RLIMIT_FSIZE, (soft, hard))
+        end = time.monotonic() + 60
+        while chatted(service, "s", conversation("s", 21, 3_000)) not in WELL:
+            assert time.monotonic() < end
+            time.sleep(0.5)
+    database = Database(tmp_path / "b.db")
+    assert FactStore(database, "s").size() == 21
     assert list(verify(database)) == []
     database.close()
 

@@ -251,6 +251,63 @@ def test_hostile_headers_and_names(seen: Seen) -> None:
     assert len(long) == len("chat ") + 100
 
 
+def test_a_chat_through_the_service(seen: Seen, configured: Any) -> None:
+    """From the client's trace to the model's API: one trace, and nothing in it of what was said."""
+    from starlette.testclient import TestClient
+    from tests.chats import rounds, system, user
+
+    from memory_bank.service.app import create_app
+    from memory_bank.testing import Reply, ScriptedServer
+
+    messages = [system("be secret"), user("a secret task"), *rounds(12, size=3_000)]
+    with ScriptedServer([Reply("a secret answer", usage=(120, 7))]) as upstream:
+        app = create_app(configured(upstream=upstream.base_url))
+        app.tracing = seen.telemetry
+        with TestClient(app) as client:
+            answer = client.post(
+                "/v1/chat/completions",
+                json={"model": "scripted", "messages": messages},
+                headers={"traceparent": f"00-{TRACE}-{PARENT}-01", "authorization": "Bearer sk-secret-key"},
+            )
+            assert answer.status_code == 200, answer.text
+    spans = seen.spans()
+    assert set(spans) == {"POST /v1/{path}", "search_memory", "chat scripted"}
+    server, chat = spans["POST /v1/{path}"], spans["chat scripted"]
+    assert f"{server.parent.span_id:016x}" == PARENT
+    assert {s.context.trace_id for s in spans.values()} == {int(TRACE, 16)}
+    assert chat.parent.span_id == spans["search_memory"].parent.span_id == server.context.span_id
+    assert upstream.requests[0].headers["traceparent"] == f"00-{TRACE}-{chat.context.span_id:016x}-01"
+    assert (chat.attributes["gen_ai.usage.input_tokens"], chat.attributes["gen_ai.usage.output_tokens"]) == (
+        120,
+        7,
+    )
+    assert chat.attributes["memory_bank.status"] == answer.headers["x-memory-status"]
+    told = f"{chat.attributes['memory_bank.tokens.sent']}/{chat.attributes['memory_bank.tokens.full']}"
+    assert told == answer.headers["x-memory-tokens"]
+    assert chat.attributes["gen_ai.conversation.id"] == answer.headers["x-memory-session"]
+    assert sorted(v for _, v in seen.figures()["gen_ai.client.token.usage"]) == [7, 120]
+    assert not any("secret" in s.to_json() or "ORD-" in s.to_json() for s in spans.values())
+
+
+def test_what_the_api_does_with_memory(seen: Seen, configured: Any) -> None:
+    from starlette.testclient import TestClient
+
+    from memory_bank.service.app import create_app
+
+    app = create_app(configured())
+    app.tracing = seen.telemetry
+    outputs = [{"tool_name": "find", "raw_input": {"a": "secret"}, "raw_output": "a secret"}]
+    with TestClient(app) as client:
+        assert client.post("/v1/sessions/s/ingest", json={"tool_outputs": outputs}).status_code == 200
+        assert client.get("/v1/sessions/s/search?q=secret").json()["hits"]
+        assert client.delete("/v1/sessions/s").status_code < 300
+    spans = seen.spans()
+    for operation in ("create_memory", "search_memory", "delete_memory"):
+        assert spans[operation].attributes["gen_ai.memory.store.id"] == "s"
+    assert spans["search_memory"].parent.span_id == spans["GET /v1/sessions/{name}/search"].context.span_id
+    assert not any("a secret" in s.to_json() for s in spans.values())
+
+
 def test_without_an_sdk_what_came_goes_on() -> None:
     telemetry = Telemetry("https://api.openai.com/v1", tracer_provider=trace.NoOpTracerProvider())
     with telemetry.request("POST", INCOMING) as span:

@@ -123,7 +123,7 @@ class Service:
         self.database.close()
 
     def _exchanged(self, exchange: Exchange) -> None:
-        if exchange.outcome == "unreachable":
+        if exchange.outcome in ("unreachable", "broken_off"):
             self.metrics.upstream_errors.inc()
 
     def _stepped(self, step: Rebuilt) -> None:
@@ -172,10 +172,10 @@ def create_app(config: Config) -> FastAPI:
     """
 
     @asynccontextmanager
-    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+    async def lifespan(app: _Application) -> AsyncIterator[None]:
         database = await to_thread.run_sync(open_database, config.service)
         try:
-            service = Service(config, database, metrics, telemetry)
+            service = Service(config, database, app.metrics, app.tracing)
             service.observing.start()
         except BaseException:
             database.close()
@@ -192,7 +192,7 @@ def create_app(config: Config) -> FastAPI:
             await service.upstream.aclose()
             await to_thread.run_sync(service.close)
 
-    metrics, telemetry = Metrics(), Telemetry(upstream_of(config.service))
+    tracing = Telemetry(upstream_of(config.service))
     app = _Application(
         title="memory_bank",
         version=__version__,
@@ -201,7 +201,7 @@ def create_app(config: Config) -> FastAPI:
         redoc_url=None,
         telemetry=_NO_TELEMETRY,
     )
-    app.metrics, app.tracing = metrics, telemetry
+    app.metrics, app.tracing = Metrics(), tracing
     _say_failures(app)
     add_operations(app)
     app.include_router(api.router)

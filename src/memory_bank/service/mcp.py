@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from typing import Any
 from urllib.parse import quote, unquote
 
@@ -125,7 +125,11 @@ class _Memory:
             try:
                 name = self._session(caller, wanted, header)
                 with self.sessions.reading(caller.namespace, name) as state:
-                    return answer_tool_call(state, params.name, given)
+                    searches = params.name == SEARCH_MEMORY
+                    session_id = state.session_id
+                    span = self.sessions.traced("search_memory", session_id) if searches else nullcontext()
+                    with span:
+                        return answer_tool_call(state, params.name, given)
             except _Unclear as e:
                 return Answer(str(e), refused=True)
             except NotFoundError:

@@ -167,7 +167,10 @@ def _search(asking: Asking, name: str, asked: SearchQuery) -> dict[str, Any]:
     query = asked.q.strip()
     if not query:
         raise InvalidRequestError("q is empty: give words, or an id that you look for.")
-    with asking.sessions.reading(asking.namespace, name) as state:
+    with (
+        asking.sessions.reading(asking.namespace, name) as state,
+        asking.sessions.traced("search_memory", state.session_id),
+    ):
         found = search_session(state, query, asked.top_k)
     return {"hits": [_hit(asking, m) for m in found.matches], "note": found.note or None}
 

@@ -153,5 +153,12 @@ def _given_id(headers: Any) -> str:
 def _route(scope: Any) -> str:
     """The template of the route, not the path: that holds names. Of a mounted application its place."""
     route = scope.get("route")
-    path = getattr(route, "path_format", None) or getattr(route, "path", None)
+    if route is None and (endpoint := scope.get("endpoint")) is not None:  # FastAPI tells its own routes only
+        routes = scope["app"].router.routes
+        route = next((r for r in routes if endpoint in (_of(r, "endpoint"), _of(r, "app"))), None)
+    path = _of(route, "path_format") or _of(route, "path")
     return str(path) if path else "(none)"
+
+
+def _of(route: Any, name: str) -> Any:
+    return getattr(route, name, None)

@@ -114,7 +114,7 @@ class Sessions:
         self._redact = redact
         self._told = rebuilt
         self._queued = queued
-        self._traced = traced or _untraced
+        self.traced = traced or _untraced
         self._processor = MemoryProcessor(config, self._open)
         self._places: OrderedDict[str, _Place] = OrderedDict()
         self._readers: OrderedDict[str, MemoryBankState] = OrderedDict()
@@ -208,8 +208,9 @@ class Sessions:
         Raises ConfigError for a name that cannot be one, and for a session of another agent.
         """
         agent = None if agent_id is None else stored_id(namespace, agent_id)
-        self.database.open_session(stored_id(namespace, name), agent, namespace)
-        with self.reading(namespace, name) as state:
+        session_id = stored_id(namespace, name)
+        self.database.open_session(session_id, agent, namespace)
+        with self.traced("create_memory", session_id), self.reading(namespace, name) as state:
             yield state
 
     def redacted(self, message: Any) -> Any:
@@ -259,7 +260,7 @@ class Sessions:
     def reset(self, namespace: str | None, name: str) -> None:
         """The end of a task: what is remembered goes, steps and lineage with it. Raises NotFoundError."""
         session_id = self.known(namespace, name)
-        with self._traced("delete_memory", session_id):
+        with self.traced("delete_memory", session_id):
             for _ in purge(self.database, session_id=session_id):
                 pass
         self._forget(session_id)
