@@ -21,7 +21,6 @@ MASKED = "[masked]"
 
 
 def configured():
-    shipped = load_config()
     bank = {
         "type": "memory_bank",
         "embedding_model": "lexical",
