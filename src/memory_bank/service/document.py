@@ -40,7 +40,6 @@ _SCHEMES = {
     },
 }
 _SAID = {
-    400: "the request is no HTTP request that can be read, or is called by an unknown host name",
     401: "no valid key",
     403: "not allowed to this key, or called from a web page that is not allowed",
     404: "no such session or record, as far as this caller may know",
