@@ -245,9 +245,7 @@ class ByHand:
             body = whole[: rng.randrange(len(whole))]
         elif what == 2:  # paths
             path = "/v1/" + "/".join(
-                rng.choice(
-                    ["sessions", "stats", "%2F", "%00", "%ff", "a" * 300, "records", "é", "%25", ""]
-                )
+                rng.choice(["sessions", "stats", "%2F", "%00", "%ff", "a" * 300, "records", "é", "%25", ""])
                 for _ in range(rng.randint(1, 6))
             )
             method = rng.choice(["GET", "POST", "DELETE"])
@@ -347,7 +345,8 @@ def fuzz(url: str, count: int, number: int, timeout: float, run: Run) -> None:
     ids = brought(url, messages, timeout)
     document = ByDocument(url, run, ids, timeout, rng)
     hand = ByHand(url, run, messages, timeout, rng)
-    while (left := count - run.sent.total()) > 0 and run.hangs < 20:
+    silent = 0  # rounds in which nothing was answered
+    while (left := count - run.sent.total()) > 0 and run.hangs < 20 and silent < 100:
         before = run.sent.total()
         round_ = min(ROUND, left)
         kind = rng.random()
@@ -356,8 +355,7 @@ def fuzz(url: str, count: int, number: int, timeout: float, run: Run) -> None:
         else:
             for _ in range(round_):
                 hand.mutated() if kind < 0.8 else hand.odd()
-        if run.sent.total() == before and run.found:
-            break  # nobody answers any more
+        silent = silent + 1 if run.sent.total() == before else 0
 
 
 def ended(process: subprocess.Popen[str], database: Path, run: Run) -> None:

@@ -230,7 +230,16 @@ def test_a_part_that_is_too_long_says_how_to_go_on(http):
 
 
 @pytest.mark.parametrize(
-    "query", ["raw=1&path=a", "raw=1&lines=1", "max_chars=10", "raw=x", "max_chars=0&path=a", "wat=1"]
+    "query",
+    [
+        "raw=1&path=a",
+        "path=a&path=b",
+        "raw=1&lines=1",
+        "max_chars=10",
+        "raw=x",
+        "max_chars=0&path=a",
+        "wat=1",
+    ],
 )
 def test_selections_that_contradict_are_refused(http, query):
     brought(http, ORDERS)

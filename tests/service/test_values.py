@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import threading
 
+import anyio
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.chats import JSON, TEXT
 
-from memory_bank.service.values import Ready, written
+from memory_bank.service.values import Ready, in_thread, written
 
 
 @given(st.dictionaries(TEXT, JSON, max_size=4))
@@ -29,3 +31,20 @@ def test_values_nest_as_deep_as_they_like():
     for _ in range(5_000):
         deep = [deep]
     assert b"".join(written({"deep": deep, "in a list": [deep]})).count(b"[") == 10_003
+
+
+def test_the_proxy_never_waits_for_the_api():
+    """However many requests to the API wait for something, other work finds a thread at once."""
+    blocked = threading.Event()
+
+    async def run() -> int:
+        async with anyio.create_task_group() as tasks:
+            for _ in range(60):
+                tasks.start_soon(in_thread, blocked.wait)
+            await anyio.sleep(0.2)
+            with anyio.fail_after(20):
+                found = await anyio.to_thread.run_sync(lambda: 7)
+            blocked.set()
+        return found
+
+    assert anyio.run(run) == 7

@@ -200,6 +200,7 @@ def create_app(config: Config) -> FastAPI:
         docs_url=None,  # their pages load scripts from elsewhere
         redoc_url=None,
         telemetry=_NO_TELEMETRY,
+        generate_unique_id_function=lambda route: route.name,
     )
     app.metrics, app.tracing = Metrics(), tracing
     _say_failures(app)

@@ -7,6 +7,7 @@ from typing import Annotated
 
 from fastapi import Depends, Path, Request
 
+from memory_bank.errors import InvalidRequestError
 from memory_bank.service.access import LONGEST_NAME, caller_of, public_name, stored_id
 from memory_bank.service.paths import decoded
 from memory_bank.service.sessions import Sessions
@@ -44,7 +45,11 @@ class Asking:
 
 
 def asking(request: Request) -> Asking:
-    """What a request works with."""
+    """What a request works with. Raises InvalidRequestError for a parameter that is given twice."""
+    given = [key for key, _ in request.query_params.multi_items()]
+    for key in given:
+        if given.count(key) > 1:
+            raise InvalidRequestError(f"{key[:80]} stands there twice: give it once.")
     return Asking(caller_of(request).namespace, request.app.state.service.sessions)
 
 

@@ -40,7 +40,6 @@ _SCHEMES = {
     },
 }
 _SAID = {
-    400: "the request is no HTTP request that can be read, or is called by an unknown host name",
     401: "no valid key",
     403: "not allowed to this key, or called from a web page that is not allowed",
     404: "no such session or record, as far as this caller may know",
@@ -54,12 +53,13 @@ _SAID = {
     502: "the Observer's model failed",
     503: "the database or the embedder is not there; `retry-after` says how long to wait",
 }
-_ALWAYS = (401, 403, 429, 500, 503)
+_ALWAYS = (401, 403, 429, 500)  # where the route itself says nothing else
+_FAILED = {"content": {"application/json": {"schema": {"$ref": "#/components/schemas/Failure"}}}}
 
 
 def failing(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    """The failures of a route, those that every route has included."""
-    return {s: {"model": Failure, "description": _SAID[s]} for s in sorted({*statuses, *_ALWAYS})}
+    """The failures of a route that asks the database; those of every route are added in the document."""
+    return {s: {"model": Failure, "description": _SAID[s]} for s in sorted({*statuses, 503})}
 
 
 def json_body(model: type[BaseModel]) -> dict[str, Any]:
@@ -94,8 +94,11 @@ def describe(app: FastAPI) -> None:
             parts["schemas"].pop(unused, None)
         for operations in made["paths"].values():
             for operation in operations.values():
-                if "HTTPValidationError" in str(operation["responses"].get("422")):
-                    del operation["responses"]["422"]
+                answers = operation["responses"]
+                if "HTTPValidationError" in str(answers.get("422")):
+                    del answers["422"]
+                for status in _ALWAYS:
+                    answers.setdefault(str(status), _FAILED | {"description": _SAID[status]})
         return made
 
     app.openapi = document  # type: ignore[method-assign]

@@ -22,7 +22,6 @@ LONG = 2**20
 """Bytes of an output from which on a process of its own takes it apart."""
 _SECONDS = 120.0
 _VALUES = 10_000  # values listed by their paths
-_AT_WORK = threading.BoundedSemaphore(2)  # such processes at a time: each holds an output several times
 _START = """
 import json, sys
 sys.path[:] = json.loads(sys.argv[1])
@@ -102,30 +101,30 @@ def part_of_long(pieces: Iterable[bytes], asked: Asked) -> dict[str, Any]:
 
     Raises Refused, InvalidRequestError, and what reading the pieces raises.
     """
-    with _AT_WORK:
-        command = [sys.executable or "python3", "-c", _START, json.dumps(sys.path)]
-        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
-            clock = threading.Timer(_SECONDS, process.kill)
-            clock.start()
+    command = [sys.executable or "python3", "-c", _START, json.dumps(sys.path)]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL) as process:
+        clock = threading.Timer(_SECONDS, process.kill)
+        clock.start()
+        try:
+            assert process.stdin is not None
+            assert process.stdout is not None
             try:
-                assert process.stdin is not None
-                assert process.stdout is not None
-                try:
-                    process.stdin.write(json.dumps(asked).encode() + b"\n")
-                    for piece in pieces:
-                        process.stdin.write(piece)
-                    process.stdin.close()
-                except BrokenPipeError:
-                    pass  # it has ended: what it says tells why
-                answer = process.stdout.read()
-            except BaseException:
-                process.kill()
-                raise
-            finally:
-                clock.cancel()
+                process.stdin.write(json.dumps(asked).encode() + b"\n")
+                for piece in pieces:
+                    process.stdin.write(piece)
+                process.stdin.close()
+            except BrokenPipeError:
+                pass  # it has ended: what it says tells why
+            answer = process.stdout.read()
+        except BaseException:
+            process.kill()
+            raise
+        finally:
+            clock.cancel()
     if process.returncode != 0:
         raise InvalidRequestError(
-            f"the output could not be taken apart within {_SECONDS:.0f} seconds: get it with raw=1."
+            f"the output is too long to be taken apart here within {_SECONDS:.0f} seconds: get it with raw=1."
         )
     told = json.loads(answer)
     if "refused" in told:

@@ -8,7 +8,6 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Query
 from fastapi.responses import Response, StreamingResponse
-from starlette.concurrency import iterate_in_threadpool
 
 from memory_bank.errors import InvalidRequestError, NotFoundError
 from memory_bank.history.jsontext import parse_arguments, parse_output
@@ -128,7 +127,7 @@ async def get_record(
     if asked.raw:
         return await _bytes(asking, outline)
     if partly:
-        return await answer(_part, asking, outline, asked)
+        return await answer(_part, asking, outline, asked, long=outline.output_bytes > LONG)
     return StreamingResponse(await _streamed(_whole(asking, outline)), media_type=JSON)
 
 
@@ -167,9 +166,10 @@ async def _streamed(chunks: Iterator[bytes]) -> AsyncIterator[bytes]:
     first = await in_thread(next, chunks, b"")
 
     async def all_of_them() -> AsyncIterator[bytes]:
-        yield first
-        async for chunk in iterate_in_threadpool(chunks):
+        chunk = first
+        while chunk:
             yield chunk
+            chunk = await in_thread(next, chunks, b"")
 
     return all_of_them()
 
@@ -183,7 +183,8 @@ def _gathered(chunks: Iterator[bytes]) -> Iterator[bytes]:
         if size >= _CHUNK:
             yield b"".join(parts)
             parts, size = [], 0
-    yield b"".join(parts)
+    if parts:
+        yield b"".join(parts)
 
 
 async def _bytes(asking: Asking, outline: Outline) -> Response:

@@ -6,10 +6,10 @@ import json
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, TypeVar
 
-from anyio import to_thread
+from anyio import CapacityLimiter, to_thread
+from anyio.lowlevel import RunVar
 from fastapi import Request
 from fastapi.responses import Response
 from starlette.exceptions import HTTPException
@@ -70,18 +70,33 @@ class Ready:
     text: str
 
 
-async def in_thread(work: Callable[..., T], *args: Any, **named: Any) -> T:
+async def in_thread(work: Callable[..., T], *args: Any) -> T:
     """Run what waits for a database, or computes, without holding up other requests."""
-    return await to_thread.run_sync(partial(work, *args, **named))
+    return await to_thread.run_sync(work, *args, limiter=_limiter(_THREADS, 20))
 
 
-async def answer(work: Callable[..., Any], *args: Any, **named: Any) -> Response:
-    """What ``work`` gives, as JSON; made and written in a thread."""
+async def answer(work: Callable[..., Any], *args: Any, long: bool = False) -> Response:
+    """What ``work`` gives, as JSON; made and written in a thread. ``long``: it takes many seconds."""
 
     def made() -> bytes:
-        return b"".join(written(work(*args, **named)))
+        return b"".join(written(work(*args)))
 
-    return Response(await in_thread(made), media_type=JSON)
+    limiter = _limiter(_LONG, 2) if long else _limiter(_THREADS, 20)
+    return Response(await to_thread.run_sync(made, limiter=limiter), media_type=JSON)
+
+
+# The API has threads of its own, so that the proxy never waits for it; each event loop has its own.
+_THREADS: RunVar[CapacityLimiter] = RunVar("memory_bank.api.threads")
+_LONG: RunVar[CapacityLimiter] = RunVar("memory_bank.api.long")
+
+
+def _limiter(place: RunVar[CapacityLimiter], most: int) -> CapacityLimiter:
+    try:
+        return place.get()
+    except LookupError:
+        limiter = CapacityLimiter(most)
+        place.set(limiter)
+        return limiter
 
 
 def written(value: dict[str, Any]) -> Iterator[bytes]:
