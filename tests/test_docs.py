@@ -118,7 +118,8 @@ def test_the_page_on_the_service_runs_as_it_stands(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "name", ["README.md", "ARCHITECTURE.md", "CHANGELOG.md", "docs/history.md", "docs/operations.md"]
+    "name",
+    ["README.md", "ARCHITECTURE.md", "CHANGELOG.md", "docs/history.md", "docs/operations.md", "docs/page.md"],
 )
 def test_links_lead_somewhere(name):
     for target in re.findall(r"\]\((?!http)([^)#]+)\)", (ROOT / name).read_text()):
