@@ -117,9 +117,12 @@ def test_the_page_on_the_service_runs_as_it_stands(tmp_path):
     assert "did you mean port?" in err
 
 
+DOCS = ("history", "mcp", "operations", "page", "service")
+
+
 @pytest.mark.parametrize(
     "name",
-    ["README.md", "ARCHITECTURE.md", "CHANGELOG.md", "docs/history.md", "docs/mcp.md", "docs/operations.md"],
+    ["README.md", "ARCHITECTURE.md", "CHANGELOG.md", *(f"docs/{n}.md" for n in DOCS)],
 )
 def test_links_lead_somewhere(name):
     for target in re.findall(r"\]\((?!http)([^)#]+)\)", (ROOT / name).read_text()):

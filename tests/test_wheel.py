@@ -41,6 +41,11 @@ def test_what_is_in_it(wheel):
     assert {f"memory_bank/stores/migrations/versions/{name}" for name in migrations} <= names
     modules = {p.relative_to(ROOT / "src").as_posix() for p in (ROOT / "src").rglob("*.py")}
     assert modules <= names
+    page = {
+        p.relative_to(ROOT / "src").as_posix() for p in (ROOT / "src/memory_bank/service/static").iterdir()
+    }
+    assert len(page) > 10
+    assert page <= names
     assert not [n for n in names if n.startswith(("tests/", "benchmarks/", "examples/"))]
 
 

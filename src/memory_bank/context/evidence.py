@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from functools import cached_property, lru_cache
 from pathlib import Path
+from typing import Any
 
 from memory_bank.context.fetched import is_memory_tool
 from memory_bank.context.plan import Decision, Fate, Piece
@@ -34,6 +35,7 @@ class EvidenceMemory:
     ) -> None:
         self.index = EvidenceIndex(_model(model_path), counter.count_text, similarity=similarity)
         self.numbers: dict[str, int] = {}
+        self.places: dict[str, int] = {}  # of each record in the index
         self.made_for: tuple[object, ...] = ()  # the settings that it follows; with others it is made anew
         self._latest = 0  # the index takes interactions in order; a late result joins the latest
 
@@ -45,6 +47,7 @@ class EvidenceMemory:
         self._latest = max(self._latest, record.step_id)
         if note:
             self.index.add_note(interaction=self._latest, text=note)
+        self.places[record.trace_id] = len(self.index.session.prepared)
         self.index.add_call(
             trace_id=record.trace_id,
             interaction=self._latest,
@@ -80,34 +83,35 @@ class EvidenceChoice:
         self._kept = frozenset(kept)  # positions of interactions kept whole
 
     @cached_property
-    def _record_of(self) -> dict[str, int]:
-        prepared = self._memory.index.session.prepared
-        return {p.trace_id: i for i, p in enumerate(prepared) if not p.note}
+    def _listed(self) -> frozenset[int]:
+        return frozenset(self._selection.listed)
 
-    def pieces(self) -> list[Piece]:
+    def pieces(self, *, explained: bool = True) -> list[Piece]:
         """See Choice."""
-        session = self._memory.index.session
-        return [
-            self._piece(session.first_segment[record] + place, self._selection.gains)
-            for record, places in sorted(self._selection.shown.items())
-            for place in places
-        ]
+        first = self._memory.index.session.first_segment
+        shown = [first[r] + place for r, places in sorted(self._selection.shown.items()) for place in places]
+        return self._pieces(shown, self._selection.gains, explained)
 
     def near_misses(self) -> list[Piece]:
         """See Choice."""
         edge = dict(self._selection.edge)
-        return [self._piece(segment, edge) for segment in sorted(edge, key=lambda s: -edge[s])]
+        return self._pieces(sorted(edge, key=lambda s: -edge[s]), edge, True)
 
-    def _piece(self, segment: int, worth: Mapping[int, float]) -> Piece:
-        session = self._memory.index.session
-        record = int(session.segments["record"][segment])
-        source = session.prepared[record]
-        text = source.pieces.segments[segment - session.first_segment[record]].text
-        reasons = self._memory.index.explain(segment, anchor=self._anchor, tail_interaction=self._first_step)
-        told = tuple((value, chance, tuple(features)) for value, chance, features in reasons)
-        return Piece(
-            source.trace_id, source.tool or "(the agent's words)", text, worth.get(segment, 0.0), told
-        )
+    def _pieces(self, segments: Sequence[int], worth: Mapping[int, float], explained: bool) -> list[Piece]:
+        index = self._memory.index
+        session = index.session
+        reasons: Sequence[Any] = [()] * len(segments)
+        if explained and segments:
+            reasons = index.explain(segments, anchor=self._anchor, tail_interaction=self._first_step)
+        made = []
+        for segment, why in zip(segments, reasons, strict=True):
+            record = int(session.segments["record"][segment])
+            source = session.prepared[record]
+            text = source.pieces.segments[segment - session.first_segment[record]].text
+            told = tuple((value, chance, tuple(features)) for value, chance, features in why)
+            tool = source.tool or "(the agent's words)"
+            made.append(Piece(source.trace_id, tool, text, worth.get(segment, 0.0), told))
+        return made
 
     def decide(self, entry: Entry) -> tuple[Fate, float | None, str]:
         """See Choice."""
@@ -125,7 +129,7 @@ class EvidenceChoice:
         return fate, sum(worth) if worth else None, "; ".join(r for _, _, r in found)
 
     def _of(self, trace_id: str) -> tuple[Fate, float | None, str]:
-        record = self._record_of.get(trace_id)
+        record = self._memory.places.get(trace_id)
         if record is None:
             return Fate.LEFT_OUT, None, "it came after this plan"
         session = self._memory.index.session
@@ -134,7 +138,7 @@ class EvidenceChoice:
         places = self._selection.shown.get(record, ())
         if not places:
             near = self._near(record)
-            if record in set(self._selection.listed):
+            if record in self._listed:
                 return Fate.LISTED, None, f"{number} listed, nothing of it shown{near}"
             return Fate.LEFT_OUT, None, f"{number} left out{near}"
         first = session.first_segment[record]
@@ -154,10 +158,10 @@ class EvidenceChoice:
     def beyond(self, here: Collection[str]) -> list[Decision]:
         """See Choice."""
         made = []
-        for trace_id, record in self._record_of.items():
-            if trace_id not in here and record in self._selection.shown:
-                fate, score, reason = self._of(trace_id)
-                tool = self._memory.index.session.prepared[record].tool
+        for record in sorted(self._selection.shown):
+            source = self._memory.index.session.prepared[record]
+            if not source.note and source.trace_id not in here:
+                fate, score, reason = self._of(source.trace_id)
                 told = f"{reason}; its messages are no longer in the list"
-                made.append(Decision(None, (trace_id,), (tool,), fate, score, told, 0))
+                made.append(Decision(None, (source.trace_id,), (source.tool,), fate, score, told, 0))
         return made

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cached_property
@@ -87,8 +87,8 @@ class Piece:
 class Choice(Protocol):
     """What a selection decided; asked when a plan is read, not at each step."""
 
-    def pieces(self) -> list[Piece]:
-        """What is shown of past records, in the order of the context."""
+    def pieces(self, *, explained: bool = True) -> list[Piece]:
+        """What is shown of past records, in the order of the context; ``explained``: with its reasons."""
 
     def near_misses(self) -> list[Piece]:
         """What would have been shown next, best first."""
@@ -120,7 +120,7 @@ class TopK:
     def _places(self) -> dict[str, int]:
         return {h.trace_id: i for i, h in enumerate(self._ranking, 1) if h.session_id is None}
 
-    def pieces(self) -> list[Piece]:
+    def pieces(self, *, explained: bool = True) -> list[Piece]:  # noqa: ARG002  the score is all there is
         """See Choice."""
         return [
             Piece(r.trace_id, _of(r.session_id), f"{r.summary}\n{r.raw_data}", r.score)
@@ -199,10 +199,14 @@ class Plan:
     @cached_property
     def decisions(self) -> tuple[Decision, ...]:
         """Every past interaction in order, then records that are shown but whose messages are gone."""
-        made = [self._decide(step, entry) for step, entry in enumerate(self.view.history, 1)]
+        return tuple(self.decided())
+
+    def decided(self) -> Iterator[Decision]:
+        """``decisions`` one by one, none of them kept."""
+        for step, entry in enumerate(self.view.history, 1):
+            yield self._decide(step, entry)
         if not self.unchanged:
-            made += self.choice.beyond({t for entry in self.view.entries for t in entry.trace_ids if t})
-        return tuple(made)
+            yield from self.choice.beyond({t for entry in self.view.entries for t in entry.trace_ids if t})
 
     def _decide(self, step: int, entry: Entry) -> Decision:
         interaction = entry.interaction
@@ -234,21 +238,28 @@ class Plan:
 
     def manifest(self) -> dict[str, Any]:
         """``as_dict`` and what was shown, what nearly was, and what changed since the step before."""
+        return {**self.as_dict(), **self.shown()}
+
+    def shown(self) -> dict[str, Any]:
+        """The pieces shown, those that nearly were, and those that went since the step before.
+
+        A choice is asked now: once its session has gone on, the reasons are no longer this step's.
+        """
         pieces = [] if self.unchanged else self.choice.pieces()
         near = [] if self.unchanged else self.choice.near_misses()
+        earlier = self._before()
         now = {(p.trace_id, p.text) for p in pieces}
-        before = {(p.trace_id, p.text) for p in self._before()}
+        before = {(p.trace_id, p.text) for p in earlier}
         return {
-            **self.as_dict(),
             "pieces": [p.as_dict() | {"new": (p.trace_id, p.text) not in before} for p in pieces],
             "near_misses": [p.as_dict() for p in near],
-            "gone": [p.as_dict() for p in self._before() if (p.trace_id, p.text) not in now],
+            "gone": [p.as_dict() for p in earlier if (p.trace_id, p.text) not in now],
         }
 
     def _before(self) -> list[Piece]:
         if self.previous is None or self.previous.unchanged:
             return []
-        return self.previous.choice.pieces()
+        return self.previous.choice.pieces(explained=False)
 
     def as_html(self) -> str:
         """The manifest as one self-contained page."""

@@ -129,9 +129,9 @@ class EvidenceIndex:
         return "\n".join(latest)
 
     def explain(
-        self, segment: int, *, anchor: Sequence[str], tail_interaction: int, top: int = 4
-    ) -> list[tuple[str, float, list[tuple[str, float]]]]:
-        """Why a segment (number as in `Selection.gains`) was worth showing.
+        self, segments: Sequence[int], *, anchor: Sequence[str], tail_interaction: int, top: int = 4
+    ) -> list[list[tuple[str, float, list[tuple[str, float]]]]]:
+        """Why each of some segments (numbers as in `Selection.gains`) was worth showing.
 
         For its likeliest values: (form, probability, strongest linear contributions in log-odds,
         each against the mean over the values on offer).
@@ -139,26 +139,35 @@ class EvidenceIndex:
         self._sync_anchor(anchor)
         ids, chance = self.probabilities(tail_interaction)
         if not len(ids):
-            return []
+            return [[] for _ in segments]
         s = self.session
-        start, size = int(s.segments["start"][segment]), int(s.segments["count"][segment])
-        inside = np.flatnonzero(np.isin(ids, s.pairs["value"][start : start + size]))
-        inside = inside[np.argsort(-chance[inside], kind="stable")][:top]
+        place = np.full(s.values.size, -1)
+        place[ids] = np.arange(len(ids))
+        likeliest: list[Array] = []
+        for segment in segments:
+            start, size = int(s.segments["start"][segment]), int(s.segments["count"][segment])
+            inside = np.unique(place[s.pairs["value"][start : start + size]])
+            inside = inside[inside >= 0]
+            likeliest.append(inside[np.argsort(-chance[inside], kind="stable")][:top])
         sample = ids[:: max(1, len(ids) // 500)]
         now = self.situation(tail_interaction)
         mean = describe(s, now, sample).mean(axis=1)
-        near = 0.0
+        near = np.zeros(s.segments.size)
         if self.similarity is not None:
-            query, older = self._query(tail_interaction), self._older(tail_interaction)
-            near = float(self.similarity.by_segment(s, query, older)[segment])
-        parts = self.model.weights[:, None] * (describe(s, now, ids[inside]) - mean[:, None])
+            near = self.similarity.by_segment(s, self._query(tail_interaction), self._older(tail_interaction))
+        every = np.concatenate(likeliest) if likeliest else ids[:0]
+        parts = self.model.weights[:, None] * (describe(s, now, ids[every]) - mean[:, None])
+        columns = iter(range(len(every)))
         out = []
-        for column, number in enumerate(inside.tolist()):
-            best = np.argsort(-np.abs(parts[:, column]), kind="stable")[:top]
-            told = [(FEATURES[f], round(float(parts[f, column]), 3)) for f in best.tolist()]
-            if near:
-                told = [("similarity", round(near, 3)), *told[: top - 1]]
-            out.append((s.forms[int(ids[number])], float(chance[number]), told))
+        for segment, inside in zip(segments, likeliest, strict=True):
+            told = []
+            for number, column in zip(inside.tolist(), columns, strict=False):
+                best = np.argsort(-np.abs(parts[:, column]), kind="stable")[:top]
+                why = [(FEATURES[f], round(float(parts[f, column]), 3)) for f in best.tolist()]
+                if near[segment]:
+                    why = [("similarity", round(float(near[segment]), 3)), *why[: top - 1]]
+                told.append((s.forms[int(ids[number])], float(chance[number]), why))
+            out.append(told)
         return out
 
     def select(self, *, anchor: Sequence[str], tail_interaction: int, budget: int) -> Selection:

@@ -29,6 +29,7 @@ class Similarity:
         self._size = 0  # rows in use
         self._segments: list[int] = []  # the segment of each row
         self._records = 0  # records that were embedded
+        self._asked: tuple[str, Array] | None = None  # the latest query: a step is explained by the same one
 
     def by_segment(self, session: Session, query: str, older: int) -> Array:
         """The log-odds to add, float32, shape (segments,); 0 for what is not embedded.
@@ -39,12 +40,16 @@ class Similarity:
         out = np.zeros(session.segments.size, np.float32)
         if not self._size or not query.strip():
             return out
-        vector = self._queries([query[-QUERY_CHARS:]])[0]
-        found = self._vectors[: self._size] @ vector
+        found = self._vectors[: self._size] @ self._vector_of(query[-QUERY_CHARS:])
         spread = float(found.std())
         if spread > 1e-6:
             out[self._segments] = self.weight * (found - found.mean()) / spread
         return out
+
+    def _vector_of(self, query: str) -> Array:
+        if self._asked is None or self._asked[0] != query:
+            self._asked = query, self._queries([query])[0]
+        return self._asked[1]
 
     def _embed(self, session: Session, older: int) -> None:
         texts: list[str] = []

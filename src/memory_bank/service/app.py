@@ -16,7 +16,7 @@ from anyio import to_thread
 from memory_bank import __version__
 from memory_bank.config import Config, ServiceSettings
 from memory_bank.errors import ConfigError, MemoryBankError, MissingExtraError
-from memory_bank.service import api, failures, memory_routes, record_routes
+from memory_bank.service import api, failures, memory_routes, page, record_routes, timeline
 from memory_bank.service.document import describe
 from memory_bank.service.elsewhere import no_such_routes
 from memory_bank.service.exchange import Exchange
@@ -32,6 +32,7 @@ from memory_bank.service.operations import Operations, add_operations
 from memory_bank.service.paths import NamesInPaths
 from memory_bank.service.places import open_database
 from memory_bank.service.proxy import Proxy, direct, upstream_routes
+from memory_bank.service.recorder import Recorder
 from memory_bank.service.redaction import Redaction
 from memory_bank.service.requests import Noted
 from memory_bank.service.sessions import Rebuilt, Sessions
@@ -74,6 +75,7 @@ class Service:
         chat = chat_of(config, upstream)
         self.observing = Observing(database, config, chat)
         redaction = Redaction.of(self.settings)
+        self.recorder = Recorder(database, self.settings.steps_kept)
         self.sessions = Sessions(
             database,
             config,
@@ -113,10 +115,14 @@ class Service:
         self.observing.end()
 
     def close(self) -> None:
-        """Close the sessions, then the database. What waits for the Observer stays there, free for others."""
+        """Note the last steps, close the sessions, then the database.
+
+        What waits for the Observer stays there, free for others.
+        """
         seconds = self.settings.shutdown_timeout
         until = self._until if self._until is not None else time.monotonic() + seconds
         self.observing.close(max(0.0, until - time.monotonic()))
+        self.recorder.close(max(0.0, until - time.monotonic()))
         self.operations.close()
         self.keyring.close()
         self.sessions.close()
@@ -133,6 +139,7 @@ class Service:
         self.metrics.tokens.labels("sent").inc(step.tokens)
         self.metrics.sessions.set(self.sessions.held)
         self.telemetry.stepped(step.session_id, step.strategy, step.record_count, step.milliseconds)
+        self.recorder.take(step)
 
 
 def upstream_of(settings: ServiceSettings) -> str:
@@ -208,6 +215,8 @@ def create_app(config: Config) -> FastAPI:
     app.include_router(api.router)
     app.include_router(memory_routes.router)
     app.include_router(record_routes.router)
+    app.include_router(timeline.router)
+    app.include_router(page.router)
     app.router.routes.extend(no_such_routes())  # after all others below /v1/sessions, before those that go on
     app.router.routes.append(Route("/mcp", _Mcp(), methods=["POST"]))
     app.router.routes.extend(upstream_routes())

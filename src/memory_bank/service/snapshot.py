@@ -1,0 +1,238 @@
+"""A step as it is kept to be looked at: what its plan decided, and its context as sent, within bounds."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from memory_bank.context.plan import Decision, Fate, Plan
+from memory_bank.history.content import content_text, read
+from memory_bank.history.interactions import calls_of, result_of
+from memory_bank.history.own import MARK
+from memory_bank.service.sessions import Rebuilt
+
+FIRST_MESSAGES, LAST_MESSAGES = 20, 180
+"""Of a longer context the first and the last so many messages are kept."""
+TEXT_CHARS = 20_000
+CONTEXT_CHARS = 300_000
+"""Characters kept of one text and of a whole context; the latest messages come first."""
+LEAST_CHARS = 200
+DECISIONS = 300
+"""Past interactions of each fate that are kept in full, the newest; of all there are counts."""
+REASON_CHARS = 400
+
+_RETRIEVED = re.compile(r"^\[RETRIEVED RECORD (\d+)\]$", re.M)
+_LONE = re.compile("[\ud800-\udfff]")
+_CALL_LINE = re.compile(r"^#(\d+)(?= |$).*$", re.M)
+
+
+def snapshot(step: Rebuilt) -> dict[str, Any]:
+    """The manifest of a step, its plan None where the strategy makes none. Texts may hold lone surrogates.
+
+    The step must be its session's latest, and nothing else of that session run meanwhile: the plan's choice
+    is asked now.
+    """
+    plan = None
+    known: _Known = _Known()
+    if step.plan is not None:
+        plan, known = _plan(step.plan, step.state)
+    return {
+        "context": _context(step, known),
+        "context_messages": len(step.shown),
+        "plan": plan,
+    }
+
+
+class _Known:
+    """What parts of a memory text are told by: its pieces, records by number, the fate of each record."""
+
+    def __init__(
+        self,
+        pieces: Sequence[Mapping[str, Any]] = (),
+        numbered: Sequence[str] = (),
+        fates: Mapping[str, str] | None = None,
+    ) -> None:
+        self.pieces = pieces
+        self.numbered = numbered
+        self.fates = fates or {}
+        self.shown = {p["trace_id"] for p in pieces}
+
+
+def _plan(plan: Plan, state: Any) -> tuple[dict[str, Any], _Known]:
+    decisions, fates, omitted = _decisions(plan)
+    shown = plan.shown()
+    numbered = list(getattr(state, "steps", ()))
+    numbers = {t: n for n, t in enumerate(numbered, 1)}
+    known = _Known(shown["pieces"], numbered, {t: str(d.fate) for d in decisions for t in d.trace_ids})
+    told = [
+        d.as_dict() | {"reason": d.reason[:REASON_CHARS], "numbers": [numbers.get(t) for t in d.trace_ids]}
+        for d in decisions
+    ]
+    for piece in (*shown["pieces"], *shown["near_misses"], *shown["gone"]):
+        piece["number"] = numbers.get(piece["trace_id"])
+    return {
+        "query": plan.query[:TEXT_CHARS],
+        "counter": plan.counter,
+        "embedder": plan.embedder,
+        "observer": plan.observer,
+        "memory_tokens": plan.memory_tokens,
+        "unchanged": plan.unchanged,
+        "why_unchanged": plan.why_unchanged if plan.unchanged else "",
+        "first": plan.previous is None,
+        "fates": fates,
+        "decisions": told,
+        "decisions_omitted": omitted,
+        **shown,
+    }, known
+
+
+def _decisions(plan: Plan) -> tuple[list[Decision], dict[str, dict[str, int]], int]:
+    """The newest decisions of each fate in their order; interactions and tokens by fate; how many more."""
+    fates = {str(f): {"interactions": 0, "tokens": 0} for f in Fate}
+    newest: dict[Fate, list[tuple[int, Decision]]] = {f: [] for f in Fate}
+    count = 0
+    for decision in plan.decided():
+        of = fates[str(decision.fate)]
+        of["interactions"] += 1
+        of["tokens"] += decision.tokens
+        latest = newest[decision.fate]
+        latest.append((count, decision))
+        if len(latest) >= 2 * DECISIONS:
+            del latest[:-DECISIONS]
+        count += 1
+    kept = sorted((d for latest in newest.values() for d in latest[-DECISIONS:]), key=lambda d: d[0])
+    return [d for _, d in kept], fates, count - len(kept)
+
+
+def _context(step: Rebuilt, known: _Known) -> list[dict[str, Any]]:
+    messages = list(enumerate(step.shown))
+    gap = len(messages) - FIRST_MESSAGES - LAST_MESSAGES
+    if gap > 0:
+        del messages[FIRST_MESSAGES : FIRST_MESSAGES + gap]
+    places = _places(step.plan, {id(m) for _, m in messages})
+    names = {
+        call.call_id: call.name for _, m in messages for call in calls_of(m) if read(m, "role") == "assistant"
+    }
+    room = _Room()
+    told = [_message(m, places.get(id(m)), known, names, room) for _, m in reversed(messages)][::-1]
+    if gap > 0:
+        told.insert(FIRST_MESSAGES, {"left_out": gap})
+    return told
+
+
+def _places(plan: Plan | None, wanted: set[int]) -> dict[int, dict[str, Any]]:
+    """What each of the client's own messages is in the plan, by the identity of the message."""
+    if plan is None:
+        return {}
+    view, earlier = plan.view, plan.previous.view if plan.previous else None
+    known = len(earlier.messages) if earlier is not None else None
+    found: dict[int, dict[str, Any]] = {}
+
+    def note(position: int, part: str, step: int | None) -> None:
+        message = id(view.messages[position])
+        if message in wanted:
+            new = known is not None and position >= known
+            found[message] = {"part": part, "step": step, "new": new}
+
+    for number, entry in enumerate(view.entries, 1):
+        part = "tail" if entry is view.tail else "past"
+        for position in range(entry.interaction.start, entry.interaction.stop):
+            note(position, part, number)
+    after = view.tail.interaction.stop if view.tail else len(view.messages)
+    for position in range(after, len(view.messages)):
+        note(position, "tail", None)
+    for position in view.kept:
+        if id(view.messages[position]) not in found:
+            note(position, "anchor", None)
+    return found
+
+
+def _message(
+    message: Any, place: Mapping[str, Any] | None, known: _Known, names: Mapping[Any, str], room: _Room
+) -> dict[str, Any]:
+    role = read(message, "role")
+    text = content_text(read(message, "content"))
+    memory = place is None and text.startswith(MARK) and role not in ("tool", "assistant")
+    other = {"part": "memory" if memory else "other", "step": None, "new": False}
+    told: dict[str, Any] = dict(place or other)
+    told["role"] = role if isinstance(role, str) else ""
+    told["parts"] = list(_parts(text, known, room)) if memory else room.cut(text)
+    told["calls"] = [
+        {"call_id": call.call_id, "name": call.name, "arguments": room.cut(call.text)}
+        for call in (calls_of(message) if role == "assistant" else ())
+    ]
+    told["tool"] = None
+    if role in ("tool", "function"):
+        result = result_of(message)
+        told["tool"] = result.name or names.get(result.call_id)
+        told["call_id"] = result.call_id
+    return told
+
+
+class _Room:
+    """The characters that are left for a context."""
+
+    def __init__(self) -> None:
+        self.left = CONTEXT_CHARS
+
+    def cut(self, text: str) -> list[dict[str, Any]]:
+        """The text as parts; of one too long its beginning and its end, and how much is missing between."""
+        limit = min(TEXT_CHARS, max(LEAST_CHARS, self.left))
+        self.left -= min(len(text), limit)
+        if len(text) <= limit:
+            return [{"text": text}] if text else []
+        end = limit // 4
+        return [
+            {"text": text[: limit - end]},
+            {"left_out": len(text) - limit},
+            {"text": text[len(text) - end :]},
+        ]
+
+
+def _parts(text: str, known: _Known, room: _Room) -> Iterator[dict[str, Any]]:
+    """A memory text in parts: pieces of records, lines that name a call, what stands between."""
+    end = 0
+    for start, stop, piece in _found(text, known):
+        yield from _lines(text[end:start], known, room)
+        trace_id = known.pieces[piece]["trace_id"]
+        fate = known.fates.get(trace_id, str(Fate.PART))
+        for part in room.cut(text[start:stop]):
+            yield part | {"piece": piece, "trace_id": trace_id, "fate": fate}
+        end = stop
+    yield from _lines(text[end:], known, room)
+
+
+def _found(text: str, known: _Known) -> Iterator[tuple[int, int, int]]:
+    """``(start, stop, number of the piece)`` of the pieces in a text, in order."""
+    marks = list(_RETRIEVED.finditer(text))
+    if marks and len(marks) == len(known.pieces):
+        ends = [m.start() for m in marks[1:]] + [text.rfind("\n") if "\n" in text else len(text)]
+        for i, (mark, end) in enumerate(zip(marks, ends, strict=True)):
+            yield mark.start(), end, i
+        return
+    at = 0
+    for i, piece in enumerate(known.pieces):
+        body = _LONE.sub("\ufffd", piece["text"])  # as the fence writes it
+        places = [(text.find(f"\n{gap}{body}\n", at), len(gap) + 1) for gap in ("", "… ")]
+        hits = [(start, lead) for start, lead in places if start >= 0]
+        if body and hits:
+            start, lead = min(hits)
+            yield start + lead, start + lead + len(body), i
+            at = start + lead + len(body)
+
+
+def _lines(text: str, known: _Known, room: _Room) -> Iterator[dict[str, Any]]:
+    """Text between pieces: the lines that name a call (``#12 get_order …``) and the rest."""
+    end = 0
+    for line in _CALL_LINE.finditer(text):
+        number = int(line[1])
+        if not 0 < number <= len(known.numbered):
+            continue
+        trace_id = known.numbered[number - 1]
+        fate = Fate.PART if trace_id in known.shown else Fate.LISTED
+        yield from room.cut(text[end : line.start()])
+        for part in room.cut(line[0]):
+            yield part | {"number": number, "trace_id": trace_id, "fate": str(fate)}
+        end = line.end()
+    yield from room.cut(text[end:])

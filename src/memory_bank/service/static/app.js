@@ -1,0 +1,181 @@
+// The page put together: what the address says is shown, what is new is asked for, the key is kept.
+
+import { Failure, Poll, get, key } from "./api.js";
+import { el, plainText, put } from "./dom.js";
+import { FATES, count, fateClass, less, money, plural, short } from "./format.js";
+import { RecordView } from "./record.js";
+import { go, link, read } from "./route.js";
+import { SessionView } from "./session.js";
+import { Sessions } from "./sessions.js";
+import { StepView, forgetSteps, sign } from "./step.js";
+
+const box = (id) => document.getElementById(id);
+const sessions = new Sessions(box("sessions"));
+let session = null; // the SessionView
+let detail = null; // a StepView or a RecordView
+let route = read();
+
+// -- what the address says
+
+function show() {
+  const before = route;
+  route = read();
+  const other = route.session !== (session?.name ?? null);
+  if (other) openSession();
+  sessions.choose(route.session);
+  const panel = route.detail ? "detail" : route.session ? "session" : "sessions";
+  const moved = document.body.dataset.panel !== panel;
+  document.body.dataset.panel = panel;
+  if (session) {
+    const tab = route.tab ?? session.tabs.shown ?? (route.detail?.kind === "record" ? "records" : "steps");
+    session.show(tab, route.asked);
+    showDetail();
+  }
+  document.title = title();
+  if (moved && narrow() && before !== route) box(`${panel}-title`)?.focus();
+}
+
+function openSession() {
+  session?.close();
+  closeDetail();
+  session = null;
+  if (!route.session) {
+    put(box("session"), welcome());
+    return;
+  }
+  session = new SessionView(box("session"), route.session, {
+    stepped: (last) => {
+      if (!last || (detail instanceof StepView && detail.last > last)) forgetSteps();
+      if (detail instanceof StepView) detail.grown(last);
+      showDetail();
+    },
+    gone: (message) => {
+      session?.close();
+      closeDetail();
+      put(box("session"), el("h1", { id: "session-title", tabindex: "-1" }, "Not there"), el("p", { class: "note", role: "status" }, message), el("p", {}, el("a", { href: "#/" }, "All sessions")));
+    },
+  });
+  session.start();
+}
+
+function welcome() {
+  const base = new URL("v1", document.baseURI).href;
+  return el(
+    "div", { class: "welcome" },
+    el("h1", { id: "session-title", tabindex: "-1" }, "What your agents were shown, and why"),
+    el("p", {}, "Choose a session: its steps, the context of each as it was sent, what became of every past call."),
+    el("ul", { class: "legend" }, FATES.map((fate) => el("li", { class: fateClass(fate) }, sign(fate), fate))),
+    el("h2", {}, "Point an agent here"),
+    el("p", {}, "Any OpenAI-compatible client; nothing else changes. Its session shows up here with its first step."),
+    el("pre", {}, `OPENAI_BASE_URL=${base}`),
+    el("h2", {}, "Ask for a context yourself"),
+    el("pre", {}, `curl ${base}/sessions/my-task/context -H 'content-type: application/json' -d '{"messages": [\u2026]}'`),
+    el("p", {}, "Arrow keys move along every list and along the curve, Enter opens, Escape goes back."),
+  );
+}
+
+/** The step or the record of the address; without one the latest step, which goes on with the session. */
+function showDetail() {
+  const wanted = route.detail ?? (session.last && detailShown() && !(detail && route.tab !== "steps") ? { kind: "step", number: session.last, view: "context" } : null);
+  if (!wanted) {
+    if (!detail) session.choose(session.last);
+    return;
+  }
+  const kind = wanted.kind === "step" ? StepView : RecordView;
+  if (!(detail instanceof kind)) {
+    closeDetail();
+    detail = wanted.kind === "step" ? new StepView(box("detail"), session.name, session.last) : new RecordView(box("detail"), session.name, () => link(session.name), (number) => session.chooseRecord(number));
+  }
+  if (wanted.kind === "step") {
+    session.chooseRecord(null);
+    session.choose(wanted.number);
+    detail.show(wanted.number, wanted.view, route.asked, !route.detail);
+  } else detail.show(wanted.id, route.asked.get("find"));
+}
+
+function closeDetail() {
+  detail?.close();
+  detail = null;
+  put(box("detail"));
+}
+
+const narrow = () => getComputedStyle(box("columns")).getPropertyValue("--narrow").trim() === "1";
+const detailShown = () => box("detail").offsetParent !== null;
+
+function title() {
+  const parts = ["memory bank"];
+  if (route.session) parts.unshift(plainText(route.session));
+  if (route.detail?.kind === "step") parts.unshift(`step ${route.detail.number}`);
+  if (route.detail?.kind === "record") parts.unshift("record");
+  return parts.join(" \u00b7 ");
+}
+
+// -- the whole service, the connection
+
+const stats = new Poll(5000, async () => {
+  const s = await get("v1/stats");
+  const facts = [
+    ["sessions", count(s.sessions)],
+    ["records", count(s.records)],
+    ["tokens sent", s.tokens.full ? `${short(s.tokens.sent)} of ${short(s.tokens.full)}, ${less(s.tokens.sent, s.tokens.full)}` : "0"],
+    ["Observer queue", count(s.queue.open) + (s.queue.failing ? `, ${count(s.queue.failing)} failing` : "")],
+    ["Observer spend", `${money(s.spend.cost)} in ${plural(s.spend.calls, "call")}`],
+  ];
+  put(box("stats"), facts.map(([k, v]) => el("div", {}, el("dt", {}, k), el("dd", {}, v))));
+});
+
+function connection() {
+  const state = document.hidden ? "paused" : Poll.failing.size ? "lost" : "live";
+  box("live").className = state;
+  put(box("live"), { live: "live", paused: "paused", lost: "no answer, trying again" }[state]);
+}
+
+// -- the key
+
+function askForKey() {
+  if (!box("key").hidden) return;
+  put(box("key-told"), key.get() ? "The key that was given is not accepted (any more): give another one." : box("key-told").textContent);
+  box("key").hidden = false;
+  box("key-field").value = "";
+  box("key-field").focus();
+}
+
+box("key-form").addEventListener("submit", async (event) => {
+  event.preventDefault();
+  key.set(box("key-field").value.trim());
+  box("key").hidden = true;
+  box("forget-key").hidden = false;
+  try {
+    await get("v1/stats");
+    for (const poll of Poll.all) poll.now();
+    session ? showDetail() : box("find-session").focus();
+  } catch (error) {
+    if (!(error instanceof Failure)) throw error;
+  }
+});
+
+box("forget-key").addEventListener("click", () => {
+  key.forget();
+  location.reload();
+});
+
+// -- beginning
+
+for (const skip of document.querySelectorAll(".skip")) {
+  skip.addEventListener("click", () => (box(skip.dataset.to) ?? box("session-title"))?.focus());
+}
+document.addEventListener("key-wanted", askForKey);
+document.addEventListener("connection", connection);
+document.addEventListener("keydown", (event) => {
+  if (event.key !== "Escape" || event.defaultPrevented || !box("key").hidden || event.target.value) return;
+  const here = read(); // the route may be one key behind
+  if (here.detail) go(link(here.session));
+  else if (here.session) go("#/");
+});
+window.addEventListener("hashchange", show);
+box("forget-key").hidden = !key.get();
+put(box("session"), welcome());
+connection();
+sessions.start();
+stats.start();
+show();

@@ -1,0 +1,86 @@
+// A record: what was asked of a tool, what it answered to the letter, and how that was summarised.
+
+import { Failure, at, beginningOf, get, rawText, saveRaw } from "./api.js";
+import { copier, el, put, told, visible } from "./dom.js";
+import { bytes, count, moment } from "./format.js";
+import { HereLines, LinesView, StoredLines, laidOut } from "./lines.js";
+
+const WHOLE = 2 * 2 ** 20; // bytes of an answer up to which it is fetched whole
+
+export class RecordView {
+  /** `back()` is where the page was before; `opened(number)` is told which record it is. */
+  constructor(box, name, back, opened) {
+    Object.assign(this, { box, name, back, opened });
+  }
+
+  close() {
+    this.asking?.abort();
+  }
+
+  async show(id, find) {
+    if (id === this.id && this.lines) {
+      if (find) this.lines.find(find);
+      return;
+    }
+    this.id = id;
+    this.lines = null;
+    this.asking?.abort();
+    this.asking = new AbortController();
+    const title = el("h2", { id: "detail-title", tabindex: "-1" }, "Record");
+    const head = el("div", { class: "head" }, el("a", { class: "up", href: this.back() }, told(this.name, "name")), el("div", { class: "title" }, title));
+    const body = el("div", { class: "panel record", tabindex: "0", role: "group", "aria-label": "The record" });
+    put(this.box, head, body);
+    this.box.setAttribute("aria-busy", "true");
+    try {
+      const record = await this.fetched(id, this.asking.signal);
+      put(title, `#${count(record.number)} `, told(record.tool_name, "name"));
+      this.opened(record.number);
+      await this.draw(head, body, record, find ?? "");
+    } catch (error) {
+      if (error.name === "AbortError") return;
+      if (!(error instanceof Failure)) throw error;
+      put(body, el("p", { class: "note", role: "status" }, error.message));
+    } finally {
+      this.box.removeAttribute("aria-busy");
+    }
+  }
+
+  /** The record; of a long one only its head, its answer stays where it is. */
+  async fetched(id, signal) {
+    const path = at(this.name, "records", id);
+    const head = await beginningOf(path, signal);
+    if (head.input_bytes + head.output_bytes > WHOLE) return { ...head, input: null, answer: null };
+    const whole = await get(path, {}, signal);
+    const answer = whole.output_text ?? (await rawText(path, signal)); // JSON numbers as they were written
+    return { ...whole, input: whole.input_text ?? JSON.stringify(whole.raw_input), answer };
+  }
+
+  async draw(head, body, r, find) {
+    head.append(
+      el("p", { class: "figures" }, el("code", {}, told(r.trace_id)), " ", copier("Copy id", async () => r.trace_id), el("span", { class: "dim" }, ` \u00b7 step ${count(r.step_id)} \u00b7 ${moment(r.timestamp)}`)),
+    );
+    const path = at(this.name, "records", r.trace_id);
+    const save = el("button", { type: "button", class: "small", onclick: () => saveRaw(path, `${r.trace_id}.txt`) }, "Save");
+    const laid = r.answer === null ? null : laidOut(r.answer);
+    const form = laid === null ? [] : [el("button", { type: "button", "aria-pressed": "true", onclick: () => this.reform(form[0], r.answer, laid) }, "Laid out")];
+    this.lines = new LinesView(r.answer === null ? new StoredLines(this.name, r.trace_id) : new HereLines(laid ?? r.answer), form);
+    const asked = r.input === null ? [el("p", { class: "empty" }, `${bytes(r.input_bytes)}: too long to be shown beside its answer.`)] : [el("pre", { class: "asked" }, visible(laidOut(r.input) ?? r.input))];
+    put(
+      body,
+      el("h3", { class: "group" }, "Summary", el("span", { class: "dim" }, r.insight ? `by ${r.insight.source}` : "")),
+      r.insight ? el("p", { class: "summary" }, told(r.insight.summary)) : el("p", { class: "empty" }, "There is none (yet)."),
+      r.insight?.redo ? el("p", { class: "hint" }, "To be made again: ", told(r.insight.redo)) : "",
+      r.job ? el("p", { class: "hint" }, `It waits for a language model${r.job.attempts ? `, tried ${count(r.job.attempts)} times` : ""}. `, told(r.job.error ?? "")) : "",
+      el("h3", { class: "group" }, "Asked", r.input === null ? "" : copier("Copy", async () => r.input)), asked,
+      el("h3", { class: "group" }, "Answered", el("span", { class: "dim" }, bytes(r.output_bytes)), r.answer === null ? "" : copier("Copy", async () => r.answer), save),
+      this.lines.element,
+    );
+    await this.lines.find(find);
+  }
+
+  reform(button, answer, laid) {
+    const on = button.getAttribute("aria-pressed") !== "true";
+    button.setAttribute("aria-pressed", String(on));
+    this.lines.take(new HereLines(on ? laid : answer));
+  }
+}

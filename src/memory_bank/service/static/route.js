@@ -1,0 +1,44 @@
+// What the page shows is in its address, after the #: links lead anywhere, the back button leads back.
+
+import { encoded } from "./api.js";
+
+/** `#/s/NAME/steps/12/past?find=…` as parts. */
+export function read(hash = location.hash) {
+  const [path, query = ""] = hash.replace(/^#/, "").split("?", 2);
+  const parts = path.split("/").filter(Boolean).map(decoded);
+  const asked = new URLSearchParams(query);
+  if (parts[0] !== "s" || !parts[1]) return { session: null, tab: null, detail: null, asked };
+  const [, session, kind, id, view] = parts;
+  if (kind === "steps" && /^\d+$/.test(id ?? "")) {
+    return { session, tab: null, detail: { kind: "step", number: Number(id), view: view ?? "context" }, asked };
+  }
+  if (kind === "records" && id) return { session, tab: null, detail: { kind: "record", id }, asked };
+  return { session, tab: ["records", "search"].includes(kind) ? kind : "steps", detail: null, asked };
+}
+
+function decoded(part) {
+  try {
+    return decodeURIComponent(part);
+  } catch {
+    return part;
+  }
+}
+
+/** The address of something in a session. */
+export function link(session, ...parts) {
+  const last = parts.at(-1);
+  const asked = last && typeof last === "object" ? parts.pop() : {};
+  const query = new URLSearchParams(Object.entries(asked).filter(([, v]) => v));
+  return `#/${["s", session, ...parts].map(encoded).join("/")}${query.size ? `?${query}` : ""}`;
+}
+
+/** Go somewhere; `quietly`: in place of where one is, so that the back button skips it. */
+export function go(to, quietly = false) {
+  if (to === location.hash) return;
+  if (!quietly) {
+    location.hash = to;
+    return;
+  }
+  history.replaceState(null, "", to);
+  window.dispatchEvent(new HashChangeEvent("hashchange"));
+}

@@ -1,0 +1,317 @@
+// A step: its context as sent, what became of every past call and why, what changed since the step before.
+
+import { Failure, at, get } from "./api.js";
+import { el, put, told, visible } from "./dom.js";
+import { FATES, clock, count, fateClass, fateSign, less, milliseconds, moment, plural } from "./format.js";
+import { explanation, memoryText } from "./memory.js";
+import { go, link } from "./route.js";
+import { Rows } from "./rows.js";
+import { Tabs } from "./tabs.js";
+
+const SHOWN = 1600; // characters of a message before "show all"
+const CACHED = 30;
+const PARTS = {
+  anchor: { system: "always kept", developer: "always kept", user: "always kept", assistant: "said to the user" },
+  memory: "what is remembered",
+  tail: "latest call",
+  past: "kept whole",
+  other: "put in place",
+};
+
+const cache = new Map();
+
+async function fetched(name, number, signal) {
+  const key = `${number} ${name}`;
+  const known = cache.get(key);
+  if (known) return known;
+  const step = await get(at(name, "steps", number), {}, signal);
+  if (step.manifest) cache.set(key, step);
+  if (cache.size > CACHED) cache.delete(cache.keys().next().value);
+  return step;
+}
+
+/** What was kept of a session's steps here is another one's once it was emptied. */
+export const forgetSteps = () => cache.clear();
+
+export class StepView {
+  constructor(box, name, last) {
+    Object.assign(this, { box, name, last });
+    this.number = null;
+    this.tabs = new Tabs("step-tab", [
+      ["context", "Context", () => link(name, "steps", this.number)],
+      ["past", "Past calls", () => link(name, "steps", this.number, "past")],
+      ["changes", "Changes", () => link(name, "steps", this.number, "changes")],
+      ["near", "Near misses", () => link(name, "steps", this.number, "near")],
+    ], ["past"]);
+    this.title = el("h2", { id: "detail-title", tabindex: "-1" });
+    const turn = (by) => () => go(this.address(this.number + by), true);
+    this.before = el("button", { type: "button", "aria-label": "The step before", onclick: turn(-1) }, "\u2190");
+    this.after = el("button", { type: "button", "aria-label": "The next step", onclick: turn(1) }, "\u2192");
+    this.latest = el("a", { class: "button", href: link(name) }, "Latest");
+    this.follows = el("span", { class: "chip", hidden: true }, "follows the latest");
+    this.figures = el("p", { class: "figures" });
+    this.fates = el("div", { class: "fates" });
+    this.note = el("p", { class: "note", role: "status" });
+    this.filter = "";
+    this.decisions = [];
+    this.pastRows = new Rows({ label: "Past calls, newest first", height: 56, row: (i) => this.decision(this.decisions[i]), sign: (i) => String(i) });
+    this.reason = el("p", { class: "told", role: "status" });
+    for (const kind of ["focusin", "click"]) {
+      this.pastRows.element.addEventListener(kind, (e) => this.tell(this.decisions[e.target.closest("li")?.dataset.index]));
+    }
+    put(
+      box,
+      el(
+        "div", { class: "head" },
+        el("a", { class: "up", href: link(name) }, told(name, "name")),
+        el("div", { class: "title" }, this.title, el("span", { class: "turn" }, this.follows, this.before, this.after, this.latest)),
+        this.figures, this.fates,
+      ),
+      this.note, this.tabs.list, ...Object.values(this.tabs.panels),
+    );
+  }
+
+  close() {
+    this.asking?.abort();
+    this.pastRows.detach();
+  }
+
+  address(number) {
+    return link(this.name, "steps", number, ...(this.tabs.shown === "context" ? [] : [this.tabs.shown]));
+  }
+
+  /** How far the session has come. */
+  grown(last) {
+    this.last = last;
+    this.turnable();
+  }
+
+  turnable() {
+    this.before.disabled = this.number === null || this.number <= 1;
+    this.after.disabled = this.number === null || this.last === null || this.number >= this.last;
+    this.latest.hidden = this.last === null || this.number === this.last;
+  }
+
+  async show(number, view, asked = new URLSearchParams(), follows = false) {
+    this.follows.hidden = !follows;
+    const panels = Object.keys(this.tabs.panels);
+    this.tabs.show(panels.includes(view) ? view : "context");
+    const filter = FATES.includes(asked.get("fate")) ? asked.get("fate") : "";
+    const filtered = filter !== this.filter;
+    this.filter = filter;
+    if (number === this.number && (this.step || this.busy)) {
+      if (filtered) this.past();
+      return;
+    }
+    this.number = number;
+    this.step = null;
+    this.busy = true;
+    put(this.title, `Step ${count(number)}`);
+    this.turnable();
+    this.asking?.abort();
+    this.asking = new AbortController();
+    this.box.setAttribute("aria-busy", "true");
+    try {
+      const step = await fetched(this.name, number, this.asking.signal);
+      if (number !== this.number) return;
+      this.step = step;
+      this.draw();
+    } catch (error) {
+      if (error.name === "AbortError") return;
+      if (!(error instanceof Failure)) throw error;
+      put(this.figures);
+      put(this.fates);
+      put(this.note, error.message);
+      for (const panel of Object.values(this.tabs.panels)) put(panel);
+    } finally {
+      if (number === this.number) {
+        this.busy = false;
+        this.box.removeAttribute("aria-busy");
+      }
+    }
+  }
+
+  draw() {
+    const { step: s, manifest } = this.step;
+    const plan = manifest?.plan ?? null;
+    const facts = [
+      milliseconds(s.milliseconds), plural(s.messages, "message"), plural(s.records, "record"), s.strategy,
+    ];
+    if (plan?.memory_tokens) facts.unshift(`${count(plan.memory_tokens)} of them memory`);
+    put(
+      this.figures,
+      el("b", {}, count(s.tokens)), ` of ${count(s.full_tokens)} tokens, `, el("b", {}, s.status === "unchanged" ? "sent as they came" : less(s.tokens, s.full_tokens)),
+      el("span", { class: "dim" }, ` \u00b7 ${facts.join(" \u00b7 ")} \u00b7 `, el("time", { datetime: new Date(1000 * s.created).toISOString(), title: moment(s.created) }, clock(s.created))),
+    );
+    this.strip(plan);
+    put(this.note, this.why(manifest, plan));
+    this.note.hidden = !this.note.textContent;
+    this.tabs.count("context", manifest?.context_messages);
+    this.tabs.count("past", plan ? Object.values(plan.fates).reduce((n, f) => n + f.interactions, 0) : 0);
+    this.tabs.count("changes", plan ? this.fresh(plan).length + plan.gone.length + (this.step.changes?.length ?? 0) : 0);
+    this.tabs.count("near", plan?.near_misses.length);
+    put(this.tabs.panels.context, (manifest?.context ?? []).map((m) => this.message(m, plan)));
+    this.past();
+    this.changed(plan);
+    put(
+      this.tabs.panels.near,
+      plan?.near_misses.length
+        ? [el("p", { class: "hint" }, "What would have come next with a larger budget."), plan.near_misses.map((p) => this.piece(p, ""))]
+        : el("p", { class: "empty" }, "Nothing."),
+    );
+  }
+
+  why(manifest, plan) {
+    if (!manifest) return "Only the figures of this step are kept: contexts are kept of the latest steps, and of those that stood for a tenth of a second.";
+    if (plan?.unchanged) return `The messages went through as they came: ${plan.why_unchanged}.`;
+    if (plan) return "";
+    return "This strategy makes no plan of past calls: the context is here, there are no scores and reasons.";
+  }
+
+  fresh = (plan) => (plan.first || plan.unchanged ? [] : plan.pieces.filter((p) => p.new));
+
+  /** What became of the past, as shares of its tokens. */
+  strip(plan) {
+    const known = FATES.filter((f) => plan?.fates[f]?.interactions);
+    if (!known.length) {
+      put(this.fates);
+      return;
+    }
+    const bar = el("div", { class: "strip", "aria-hidden": "true" });
+    const legend = el("ul", { class: "legend", "aria-label": "What became of past calls" });
+    for (const fate of known) {
+      const of = plan.fates[fate];
+      const share = el("span", { class: fateClass(fate) });
+      share.style.flexGrow = Math.max(1, of.tokens);
+      bar.append(share);
+      const where = link(this.name, "steps", this.number, "past", { fate });
+      const told = `${count(of.interactions)} ${fate}`;
+      legend.append(el("li", {}, el("a", { href: where, class: fateClass(fate), title: `${count(of.tokens)} tokens in the full history` }, sign(fate), told)));
+    }
+    put(this.fates, bar, legend);
+  }
+
+  // -- the context
+
+  message(m, plan) {
+    if (m.left_out !== undefined && !m.role) return el("p", { class: "gap" }, `${plural(m.left_out, "message")} not kept here`);
+    const kind = PARTS[m.part] ?? "";
+    const label = typeof kind === "string" ? kind : (kind[m.role] ?? "always kept");
+    const head = el(
+      "h3", {},
+      m.part === "memory" ? "" : sign("kept"), el("b", {}, told(m.role)), m.tool ? [" ", told(m.tool, "name")] : "",
+      el("span", { class: "dim" }, ` ${label}${m.part === "past" && m.step ? `, call ${m.step}` : ""}`),
+      m.new ? el("span", { class: "chip new" }, "new") : "",
+    );
+    const body = m.part === "memory" ? memoryText(m.parts, plan, this.name) : long(m.parts);
+    const calls = m.calls.map((c) => el("div", { class: "call" }, el("b", {}, told(c.name, "name")), long(c.arguments)));
+    return el("article", { class: `message ${m.part} ${m.part === "memory" ? "" : fateClass("kept")}` }, head, body, calls);
+  }
+
+  // -- past calls
+
+  past() {
+    const plan = this.step?.manifest?.plan ?? null;
+    const panel = this.tabs.panels.past;
+    if (!plan?.decisions.length) {
+      put(panel, el("p", { class: "empty" }, plan ? "There was no past call." : "Not known."));
+      return;
+    }
+    this.decisions = plan.decisions.filter((d) => !this.filter || d.fate === this.filter).reverse();
+    const choices = ["", ...FATES.filter((f) => plan.fates[f].interactions)].map((fate) => {
+      const n = fate ? plan.fates[fate].interactions : Object.values(plan.fates).reduce((sum, f) => sum + f.interactions, 0);
+      const where = link(this.name, "steps", this.number, "past", { fate });
+      return el("a", { class: `chip ${fate ? fateClass(fate) : ""}`, href: where, "aria-current": fate === this.filter ? "true" : null }, fate ? sign(fate) : "", `${fate || "all"} ${count(n)}`);
+    });
+    const omitted = plan.decisions_omitted ? el("p", { class: "hint" }, `${plural(plan.decisions_omitted, "older call")} counted above, but not listed here; `, el("a", { href: link(this.name, "records") }, "all records"), " are.") : "";
+    put(panel, el("div", { class: "bar chips" }, choices), omitted, el("div", { class: "scroll" }, this.pastRows.element), this.reason);
+    this.tell(null);
+    this.pastRows.renew();
+    this.pastRows.set(this.decisions.length);
+  }
+
+  /** The whole of a decision, which its row has no room for. */
+  tell(d) {
+    if (!d) put(this.reason, el("span", { class: "dim" }, "The whole reason of a call stands here once it is chosen."));
+    else put(this.reason, el("span", { class: fateClass(d.fate) }, sign(d.fate)), el("b", {}, d.fate), d.score === null ? "" : `, worth ${d.score.toFixed(3)}`, ": ", told(d.reason));
+  }
+
+  decision(d) {
+    const links = d.trace_ids.map((id, i) =>
+      el("a", { href: link(this.name, "records", id) }, d.numbers[i] ? el("b", {}, `#${count(d.numbers[i])} `) : "", told(d.tools[i] ?? "", "name")),
+    );
+    const where = d.session_id ? [" of ", told(d.session_id, "name")] : "";
+    return el(
+      "div", { class: `decision ${fateClass(d.fate)}` },
+      el(
+        "span", { class: "first" },
+        el("span", { class: "fate" }, sign(d.fate), d.fate),
+        el("span", { class: "calls" }, links.length ? links : told(d.tools.join(", ")), where),
+        el("span", { class: "number" }, d.score === null ? "" : d.score.toFixed(2)),
+        el("span", { class: "number dim" }, `${count(d.tokens)} tok`),
+      ),
+      el("span", { class: "second dim" }, told(d.reason)),
+    );
+  }
+
+  // -- changes
+
+  changed(plan) {
+    const panel = this.tabs.panels.changes;
+    if (!plan) {
+      put(panel, el("p", { class: "empty" }, "Not known."));
+      return;
+    }
+    const groups = [
+      ["New since the step before", this.fresh(plan).map((p) => this.piece(p, "new"))],
+      ["Gone since the step before", plan.gone.map((p) => this.piece(p, "gone"))],
+      ["Another fate than a step before", (this.step.changes ?? []).slice(0, 200).map((c) => this.turned(c))],
+    ].filter(([, made]) => made.length);
+    const nothing = plan.first ? "This is the first step that was seen here: there is nothing to compare with." : "Nothing changed since the step before.";
+    put(panel, groups.length ? groups.map(([title, made]) => [el("h3", { class: "group" }, title, el("span", { class: "count" }, count(made.length))), made]).flat(2) : el("p", { class: "empty" }, nothing));
+  }
+
+  piece(p, mark) {
+    const number = p.number ? el("b", {}, `#${count(p.number)} `) : "";
+    const record = p.trace_id ? el("a", { href: recordLink(this.name, p) }, number, told(p.tool, "name")) : told(p.tool);
+    return el(
+      "article", { class: `piece-card ${mark}` },
+      el("h4", {}, mark ? el("span", { class: `chip ${mark}` }, mark) : "", record, el("span", { class: "number dim" }, `worth ${p.score.toFixed(2)}`)),
+      el("pre", {}, visible(p.text)),
+      mark === "gone" ? "" : explanation(p),
+    );
+  }
+
+  turned(c) {
+    const links = c.trace_ids.map((id, i) => el("a", { href: link(this.name, "records", id) }, told(c.tools[i] ?? "record", "name")));
+    return el(
+      "p", { class: "turned" },
+      links, " ", el("span", { class: fateClass(c.before) }, sign(c.before), c.before), " \u2192 ", el("span", { class: fateClass(c.now) }, sign(c.now), c.now),
+    );
+  }
+}
+
+export const sign = (fate) => el("span", { class: "sign", "aria-hidden": "true" }, fateSign(fate));
+
+/** Where a piece came from, its likeliest value looked for. */
+export const recordLink = (name, p) => link(name, "records", p.trace_id, { find: p.values?.[0]?.value?.toWellFormed() });
+
+/** A text in parts, its beginning first where it is long. */
+function long(parts) {
+  const size = parts.reduce((n, p) => n + (p.text?.length ?? 0), 0);
+  const cut = parts.some((p) => p.left_out);
+  if (!size) return "";
+  const box = el("pre", {});
+  const whole = () => put(box, parts.map((p) => (p.left_out ? el("span", { class: "gap" }, `\u2026 ${plural(p.left_out, "character")} not kept here \u2026`) : visible(p.text))));
+  if (size <= 1.5 * SHOWN) {
+    whole();
+    return box;
+  }
+  put(box, visible(parts[0].text.slice(0, SHOWN)), "\u2026");
+  const more = el("button", { type: "button", class: "small" }, `Show all ${plural(size, "character")}${cut ? " that are kept" : ""}`);
+  more.addEventListener("click", () => {
+    whole();
+    more.remove();
+  });
+  return [box, more];
+}

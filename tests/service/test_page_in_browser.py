@@ -1,0 +1,853 @@
+"""The page as its users have it: in a headless Chromium, by keyboard and mouse, in any light, on a phone."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import time
+from pathlib import Path
+from urllib.parse import quote
+
+import pytest
+from tests.browser import Browser, eventually, why_not
+from tests.chats import call, result, system, user
+from tests.cli.conftest import COMMAND, environment
+from tests.pictures import take_picture
+from tests.service.processes import serve
+from tests.service.runs import orders, recorded
+
+from memory_bank.records import InteractionRecord
+from memory_bank.stores.database import Database
+from memory_bank.stores.facts import FactStore
+from memory_bank.stores.steps import NewStep, add_steps, get_step, packed
+
+pytestmark = pytest.mark.skipif(why_not() is not None, reason=why_not() or "")
+
+DOCS = Path(__file__).parents[2] / "docs"
+SHOP = recorded("shop-refunds")
+HOSTILE = (
+    '<img src=x onerror="window.hit=1"><script>window.hit=2</script><a href="javascript:window.hit=3">x</a>'
+    "</pre></textarea>\u202egnp.exe\u202c\u200b\x1b[31m\0\ud800 ${1} `' &lt;b&gt;"
+)
+MANY = 10_000
+
+
+def sent(service, name, messages, **more):
+    path = f"/v1/sessions/{quote(name, safe='')}/context"
+    answer = service.ask(path, "POST", {"messages": messages, "plan": False, **more})
+    assert answer.status == 200, answer.body
+
+
+def detailed(service, name, number):
+    """Wait until what a step was made of is noted."""
+    path = f"/v1/sessions/{quote(name, safe='')}/steps/{number}"
+    eventually(lambda: (a := service.ask(path)).status == 200 and a.json()["manifest"])
+
+
+def fed(service, name, steps, **more):
+    for number, messages in enumerate(steps, 1):
+        sent(service, name, messages, **more)
+        detailed(service, name, number)
+
+
+def hostile_chat():
+    chat = [system(HOSTILE), user(HOSTILE)]
+    for i in range(6):
+        answer = json.dumps({"x": HOSTILE, "id": f"ORD-{i}", HOSTILE: [HOSTILE] * 60})
+        chat += [call((f"h{i}", HOSTILE, {"q": HOSTILE})), result(f"h{i}", f"{HOSTILE}\nORD-{i}\n{answer}")]
+    return chat
+
+
+HOSTILE_NAME = "<b onclick=alert(1)>x\"'&</b>/..%2F?#"
+
+
+@pytest.fixture(scope="module")
+def browser():
+    browser = Browser()
+    yield browser
+    browser.close()
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("browser")
+    with serve("--db", folder / "bank.db") as process:
+        fed(process, "shop-refunds", SHOP, strategy="memory_bank")
+        sent(process, "log-hunt", recorded("log-hunt")[-1])
+        sent(process, "code-fix", recorded("code-fix")[-1])
+        yield process
+
+
+@pytest.fixture
+def opened(browser, service):
+    """``opened(hash, **size and light)``: the page, once it has its sessions; nothing may go wrong on it."""
+    pages = []
+
+    def go(where="#/", ready="document.querySelector('#sessions li')", **how):
+        page = browser.page(f"{service.address}/{where}", **how)
+        pages.append(page)
+        page.wait(ready)
+        return page
+
+    yield go
+    for page in pages:
+        assert page.trouble() == []
+        page.close()
+
+
+STEP = "#detail .message.memory"
+
+
+def at_step(page, number):
+    page.wait(
+        f"document.querySelector('#detail-title')?.innerText === 'Step {number}' && !document.querySelector('#detail').ariaBusy"
+    )
+
+
+def choose(page, name):
+    """Click on a session."""
+    page.click("#sessions li a", page.texts("#sessions li .name").index(name))
+
+
+# -- what is there
+
+
+def test_a_session_shows_its_steps_its_curve_and_what_was_sent_last(opened):
+    page = opened("#/s/shop-refunds", ready=f"document.querySelector({STEP!r})")
+    assert page.text("#session-title") == "shop-refunds"
+    at_step(page, len(SHOP))
+    assert page.js("document.querySelectorAll('.curve path.line').length") == 2
+    assert len(page.texts("#session .steps li")) >= 10
+    assert "In the week of 9-15 March" in page.text("#session")
+    assert "OPENAI" not in page.text("#detail")
+    stats = page.text("#stats").split()
+    assert stats[:2] == ["sessions", "3"]
+    assert "queue" in stats and "spend" in stats
+    kinds = page.js("[...document.querySelectorAll('.message h3 b')].map(e => e.innerText)")
+    assert kinds == ["system", "user", "user", "assistant", "tool"]
+
+
+def test_the_context_is_shown_to_the_letter_with_the_worth_and_fate_of_each_line(opened, service):
+    page = opened(f"#/s/shop-refunds/steps/{len(SHOP)}", ready=f"document.querySelector({STEP!r})")
+    manifest = service.ask(f"/v1/sessions/shop-refunds/steps/{len(SHOP)}").json()["manifest"]
+    memory = next(m for m in manifest["context"] if m["part"] == "memory")
+    said = "".join(p.get("text", "") for p in memory["parts"])
+    shown = page.js(
+        "[...document.querySelectorAll('.memory-text .text')].map(e => e.textContent).join('\\n')"
+    )
+    assert shown == "\n".join(line for line in said.split("\n") if line)
+    pieces = manifest["plan"]["pieces"]
+    assert page.js("document.querySelectorAll('.line.piece').length") == len(pieces)
+    assert page.js("document.querySelectorAll('.line.piece.new').length") == sum(p["new"] for p in pieces)
+    assert page.texts(".line.piece .value") == [f"{p['score']:.2f}" for p in pieces]
+    page.click(".line.piece .gutter")
+    why = page.text(".why")
+    assert pieces[0]["values"][0]["value"] in why and "%" in why
+    page.click(".line.piece .gutter")
+    assert page.js("document.querySelector('.why')") is None
+
+
+def test_every_past_call_has_its_fate_and_its_reason(opened, service):
+    page = opened(f"#/s/shop-refunds/steps/{len(SHOP)}/past", ready="document.querySelector('.decision')")
+    plan = service.ask(f"/v1/sessions/shop-refunds/steps/{len(SHOP)}").json()["manifest"]["plan"]
+    fates = [f"{n['interactions']} {fate}" for fate, n in plan["fates"].items() if n["interactions"]]
+    assert page.text("#detail .fates").replace("\n", " ").count("left out") == 1
+    assert all(told in page.text("#detail .fates") for told in fates)
+    page.click(".chips a:last-child")  # the last fate alone
+    page.wait(
+        "[...document.querySelectorAll('.decision .fate')].every(e => e.innerText.includes('left out'))"
+    )
+    left = [d for d in plan["decisions"] if d["fate"] == "left out"]
+    assert page.js("document.querySelectorAll('.decision').length") == len(left)
+    page.click(".decision .second")
+    assert left[-1]["reason"] in page.text("#detail .told")
+
+
+def test_what_changed_since_the_step_before_is_told(opened, service):
+    page = opened(
+        f"#/s/shop-refunds/steps/{len(SHOP)}/changes", ready="document.querySelector('.piece-card')"
+    )
+    detail = service.ask(f"/v1/sessions/shop-refunds/steps/{len(SHOP)}").json()
+    plan = detail["manifest"]["plan"]
+    assert page.js("document.querySelectorAll('.piece-card.new').length") == sum(
+        p["new"] for p in plan["pieces"]
+    )
+    assert page.js("document.querySelectorAll('.piece-card.gone').length") == len(plan["gone"]) > 0
+    assert page.js("document.querySelectorAll('.turned').length") == len(detail["changes"])
+
+
+def test_a_record_is_there_to_the_letter_summarised_searched_and_copied(opened, service):
+    records = service.ask("/v1/sessions/shop-refunds/records?limit=50").json()["records"]
+    long = max(records, key=lambda r: r["output_bytes"])
+    whole = service.ask(f"/v1/sessions/shop-refunds/records/{long['trace_id']}").json()
+    text = whole["output_text"]
+    page = opened(
+        f"#/s/shop-refunds/records/{long['trace_id']}", ready="document.querySelector('.lines .line')"
+    )
+    assert long["trace_id"] in page.text("#detail")
+    assert page.text("#detail .summary") == " ".join(whole["insight"]["summary"].split())
+    laid = page.js("document.querySelector('.answer [aria-pressed=true]')?.innerText") == "Laid out"
+    if laid:
+        page.click(".answer [aria-pressed=true]")
+    page.wait("document.querySelector('.lines .line')")
+    lines = page.js("[...document.querySelectorAll('.lines .text')].map(e => e.textContent)")
+    assert "\n".join(lines) == "\n".join(line[:4000] for line in text.split("\n"))[: len("\n".join(lines))]
+    wanted = "ORD-"
+    page.click(".answer input")
+    page.write(wanted)
+    page.wait("document.querySelector('.lines mark')")
+    hits = sum(wanted in line for line in text.split("\n"))
+    assert f"of {hits}" in page.text(".answer .bar")
+    page.press("Enter")
+    page.click(".answer .bar button:nth-of-type(3)")  # only lines around
+    page.wait("document.querySelectorAll('.lines .line').length > 0")
+    assert page.js("[...document.querySelectorAll('.lines mark')].every(e => e.textContent === 'ORD-')")
+    page.js("navigator.clipboard.writeText = t => { window.copied = t; return Promise.resolve(); }")
+    page.click(".group:nth-of-type(3) button")
+    assert page.js("window.copied") == text
+
+
+def test_a_search_finds_what_is_exact_and_leads_to_it(opened):
+    page = opened("#/s/shop-refunds/search")
+    page.click("#find-text")
+    page.write("ORD-59182")
+    page.wait("document.querySelectorAll('.hits li').length > 1")
+    assert "holds ORD-59182" in page.texts(".hits li")[0]
+    assert page.js("location.hash") == "#/s/shop-refunds/search?q=ORD-59182"
+    page.click(".hits li a")
+    page.wait("document.querySelector('.lines mark')")
+    assert page.text(".lines mark") == "ORD-59182"
+    assert page.text("#session-tab-search-panel .empty").endswith("records")  # the search is still there
+
+
+# -- pictures for the docs
+
+
+PICTURES = {
+    "page-step.png": (f"#/s/shop-refunds/steps/{len(SHOP)}", {}, STEP, ".line.piece .gutter"),
+    "page-dark.png": ("#/s/shop-refunds/steps/12/past", {"dark": True}, ".decision", ".decision .second"),
+    "page-record.png": ("#/s/shop-refunds/records/9?find=ORD-59182", {}, ".lines mark", ""),
+    "page-phone.png": ("#/s/shop-refunds", {"width": 360, "height": 740}, ".curve path", ""),
+}
+
+
+STILL = """
+Date.prototype.toLocaleTimeString = () => "10:30:00";
+Date.prototype.toLocaleString = () => "18/03/2026, 10:30:00";
+Date.now = () => 0;
+"""
+
+
+@pytest.mark.parametrize("name", PICTURES)
+def test_the_pictures_of_the_docs_are_made_here(opened, name, tmp_path):
+    """With PAGE_PICTURES set they are written into docs/."""
+    where, how, ready, chosen = PICTURES[name]
+    page = opened(**{"width": 1440, "height": 900, **how})
+    page.send("Page.addScriptToEvaluateOnNewDocument", source=STILL)
+    page.send("Page.reload")
+    page.js(f"location.hash = {where!r}")
+    page.wait(f"document.querySelector({ready!r}) && document.querySelector('#stats dd')")
+    page.js(
+        "document.querySelectorAll('#detail .figures .dim').forEach(e => e.firstChild.data = e.firstChild.data.replace(/[\\d.]+ ms/, '18 ms'))"
+    )
+    if chosen:
+        page.js(f"document.querySelectorAll({chosen!r})[2].click()")
+    folder = DOCS if os.environ.get("PAGE_PICTURES") else tmp_path
+    take_picture(page, folder / name)
+    assert 5_000 < (folder / name).stat().st_size < 200_000
+
+
+def test_the_docs_show_every_picture():
+    text = (DOCS / "page.md").read_text()
+    for name in PICTURES:
+        assert f"]({name})" in text
+        assert 5_000 < (DOCS / name).stat().st_size < 200_000
+
+
+# -- by keyboard
+
+
+def tab_to(page, wanted, most=40):
+    for _ in range(most):
+        if wanted in page.focused():
+            return
+        page.press("Tab")
+    raise AssertionError(f"Tab never reached {wanted}; it is at {page.focused()}")
+
+
+def test_everything_is_done_by_keyboard(opened):
+    page = opened()
+    tab_to(page, "find-session")
+    page.write("shop")
+    page.wait("document.querySelectorAll('#sessions li').length === 1")
+    page.press("Tab")
+    page.press("Enter")
+    page.wait("location.hash === '#/s/shop-refunds'")
+    at_step(page, len(SHOP))
+    tab_to(page, "div#.curve")
+    page.press("ArrowLeft", 3)
+    at_step(page, len(SHOP) - 3)
+    assert page.js("document.activeElement.getAttribute('aria-valuetext')").startswith(
+        f"step {len(SHOP) - 3}: sent"
+    )
+    page.press("Home")
+    at_step(page, 1)
+    page.press("End")
+    at_step(page, len(SHOP))
+    tab_to(page, "session-tab-steps")
+    page.press("Tab")
+    assert f"Step {len(SHOP)}:" in page.focused()
+    page.press("ArrowDown", 4)
+    at_step(page, len(SHOP) - 4)
+    assert f"Step {len(SHOP) - 4}:" in page.focused()
+    tab_to(page, "step-tab-context")
+    page.press("Tab", 2)
+    assert "gutter" in page.focused()  # the first line of memory with something behind it
+    page.press("End")
+    assert "why?" in page.focused()
+    page.press("Enter")
+    page.wait("document.querySelector('.why')")
+    page.press("Tab")
+    assert page.focused().startswith("a#")  # the record that it is a piece of
+    page.press("Enter")
+    page.wait("location.hash.includes('/records/')")
+    page.wait("document.querySelector('.lines .line')")
+    page.press("Escape")
+    page.wait("!location.hash.includes('/records/')")
+    tab_to(page, "session-tab-")
+    page.press("ArrowRight")
+    page.wait("location.hash === '#/s/shop-refunds/records'")
+    page.press("Tab")
+    page.wait("document.activeElement.href?.includes('/records/')")
+    page.press("End")
+    page.wait("document.activeElement.innerText.startsWith('#1 ')")
+    page.press("Enter")
+    page.wait("document.querySelector('#detail-title').innerText.startsWith('#1 ')")
+    assert page.js("document.querySelector('#session .records [aria-current]').innerText").startswith("#1 ")
+    page.press("Escape")
+    page.press("Escape")
+    page.wait("location.hash === '#/'")
+
+
+def test_past_calls_are_walked_by_arrow_keys(opened):
+    page = opened(f"#/s/shop-refunds/steps/{len(SHOP)}/past", ready="document.querySelector('.decision')")
+    tab_to(page, "step-tab-past")
+    page.press("Tab", 1)
+    while "chip" in page.focused():
+        page.press("Tab")
+    page.press("ArrowDown", 2)
+    first = page.focused()
+    page.press("ArrowRight")
+    assert page.focused() != first  # another call of the same turn
+    assert page.text("#detail .told")
+    page.press("End")
+    assert "#1 " in page.focused()
+
+
+def test_the_focus_is_always_to_be_seen_and_comes_in_the_order_of_the_page(opened):
+    page = opened("#/s/shop-refunds", ready=f"document.querySelector({STEP!r})")
+    seen = []
+    for _ in range(30):
+        page.press("Tab")
+        where = page.focused()
+        if where.startswith("body"):
+            break
+        outlined = page.js(
+            "(s => s.outlineStyle !== 'none' && parseFloat(s.outlineWidth) >= 2)(getComputedStyle(document.activeElement))"
+        )
+        assert outlined, where
+        seen.append(
+            page.js(
+                "(e => e.closest('header, nav, #session, #detail')?.id || 'header')(document.activeElement)"
+            )
+        )
+    order = ["header", "sessions", "session", "detail"]
+    assert sorted(seen, key=order.index) == seen
+    assert set(seen) == set(order)
+
+
+def test_skip_links_lead_to_the_columns(opened):
+    page = opened("#/s/shop-refunds", ready=f"document.querySelector({STEP!r})")
+    page.press("Tab", 2)
+    page.press("Enter")
+    assert "h2#detail-title" in page.focused()
+
+
+# -- for assistive technology
+
+
+def test_everything_that_acts_has_a_name_and_the_page_has_its_landmarks(opened):
+    for where, ready in (
+        ("#/", "document.querySelector('#sessions li')"),
+        (f"#/s/shop-refunds/steps/{len(SHOP)}", f"document.querySelector({STEP!r})"),
+        (f"#/s/shop-refunds/steps/{len(SHOP)}/past", "document.querySelector('.decision')"),
+        ("#/s/shop-refunds/records/3", "document.querySelector('.lines .line')"),
+    ):
+        page = opened(where, ready=ready)
+        nodes = [n for n in page.send("Accessibility.getFullAXTree")["nodes"] if not n["ignored"]]
+        roles = {n["role"]["value"] for n in nodes}
+        assert {"banner", "navigation", "main", "region", "heading"} <= roles, where
+        acting = {
+            "button",
+            "link",
+            "textbox",
+            "searchbox",
+            "slider",
+            "tab",
+            "tabpanel",
+            "region",
+            "navigation",
+        }
+        nameless = [
+            n["role"]["value"]
+            for n in nodes
+            if n["role"]["value"] in acting and not n["name"]["value"].strip()
+        ]
+        assert nameless == [], where
+        assert page.js("document.documentElement.lang") == "en"
+        assert page.js("document.querySelectorAll('h1').length") == 1
+
+
+def test_the_curve_has_its_words_and_its_table(opened):
+    page = opened("#/s/shop-refunds", ready="document.querySelector('.curve path')")
+    told = page.js(
+        "(e => [e.role, e.ariaValueMin, e.ariaValueMax, e.ariaValueText])(document.querySelector('.curve'))"
+    )
+    assert told[0] == "slider" and told[1:3] == ["1", str(len(SHOP))] and "tokens" in told[3]
+    page.click("#session summary")
+    page.wait("document.querySelector('#session table')")
+    assert page.js("document.querySelectorAll('#session tbody tr').length") == len(SHOP)
+    assert page.js("[...document.querySelectorAll('#session th')].every(e => e.scope === 'col')")
+
+
+# -- in any light, on any screen
+
+
+def test_light_and_dark_follow_the_user(opened):
+    page = opened("#/s/shop-refunds", ready=f"document.querySelector({STEP!r})")
+    colours = "(s => [s.backgroundColor, s.color])(getComputedStyle(document.body))"
+    light = page.js(colours)
+    page.look(dark=True)
+    dark = page.js(colours)
+    assert light == ["rgb(255, 255, 255)", "rgb(21, 25, 30)"]
+    assert dark == ["rgb(16, 20, 24)", "rgb(230, 233, 237)"]
+    assert (
+        page.js("getComputedStyle(document.querySelector('.curve .line.sent')).stroke")
+        == "rgb(125, 180, 238)"
+    )
+
+
+def test_nothing_moves_for_those_who_ask_for_that(opened):
+    page = opened()
+    moves = "getComputedStyle(document.querySelector('#live'), '::before').animationName"
+    page.look(dark=False, still=True)
+    still = page.js("document.getAnimations().length")
+    page.look(dark=False, still=False)
+    assert (still, page.js(moves)) == (0, "beat")
+
+
+VIEWS = [
+    ("#/", "document.querySelector('#sessions li')"),
+    ("#/s/shop-refunds", "document.querySelector('.curve path')"),
+    ("#/s/shop-refunds/records", "document.querySelector('#session .records li a')"),
+    ("#/s/shop-refunds/search?q=ORD-59182", "document.querySelector('.hits li')"),
+    (f"#/s/shop-refunds/steps/{len(SHOP)}", f"document.querySelector({STEP!r})"),
+    (f"#/s/shop-refunds/steps/{len(SHOP)}/past", "document.querySelector('.decision')"),
+    (f"#/s/shop-refunds/steps/{len(SHOP)}/changes", "document.querySelector('.piece-card')"),
+    (f"#/s/shop-refunds/steps/{len(SHOP)}/near", "document.querySelector('.piece-card')"),
+    ("#/s/shop-refunds/records/3", "document.querySelector('.lines .line')"),
+]
+
+
+@pytest.mark.parametrize("width", [360, 700, 1000, 1920])
+def test_no_view_scrolls_sideways(opened, width):
+    page = opened(width=width, height=740)
+    page.size(width, 740, phone=width < 600)
+    for where, ready in VIEWS:
+        page.js(f"location.hash = {where!r}")
+        page.wait(ready)
+        page.js("document.querySelectorAll('.line.piece .gutter').forEach((e, i) => i < 3 && e.click())")
+        assert page.js("[document.documentElement.scrollWidth, innerWidth]") == [width, width], where
+        beyond = page.js(
+            "(cut => [...document.querySelectorAll('#columns *')].filter(e => e.offsetParent && e.getBoundingClientRect().right"
+            " > innerWidth + 1 && !cut(e)).map(e => `${e.tagName} ${e.className}`).slice(0, 5))(e => { for (; e; e = e.parentElement)"
+            " { if (getComputedStyle(e).textOverflow === 'ellipsis') return true; } return false; })"
+        )
+        assert beyond == [], where
+
+
+def test_a_phone_shows_one_thing_at_a_time_and_leads_back(opened):
+    page = opened(width=360, height=740)
+    page.size(360, 740, phone=True)
+    visible = "['sessions', 'session', 'detail'].filter(id => document.getElementById(id).offsetParent)"
+    assert page.js(visible) == ["sessions"]
+    choose(page, "shop-refunds")
+    page.wait("document.querySelector('#session .steps li a')")
+    assert page.js(visible) == ["session"]
+    page.click("#session .steps li a", 2)
+    at_step(page, len(SHOP) - 2)
+    assert page.js(visible) == ["detail"]
+    assert page.js("document.activeElement.id") == "detail-title"
+    assert (
+        page.js(
+            "Math.min(...[...document.querySelectorAll('.turn button, #detail .tabs button')].map(e => e.getBoundingClientRect().height))"
+        )
+        >= 24
+    )
+    page.click("#detail .up")
+    page.wait("location.hash === '#/s/shop-refunds'")
+    page.click("#session .up")
+    page.wait("location.hash === '#/'")
+    assert page.js(visible) == ["sessions"]
+
+
+# -- where one is
+
+
+def test_links_lead_deep_and_the_back_button_back(opened):
+    page = opened("#/s/shop-refunds/steps/7/past", ready="document.querySelector('.decision')")
+    at_step(page, 7)
+    assert "step 7" in page.js("document.title")
+    page.click(".decision .calls a")
+    page.wait("location.hash.includes('/records/')")
+    page.wait("document.querySelector('.lines .line')")
+    choose(page, "code-fix")
+    page.wait("location.hash === '#/s/code-fix'")
+    page.js("history.back()")
+    page.wait("document.querySelector('.lines .line') && location.hash.includes('/records/')")
+    page.js("history.back()")
+    at_step(page, 7)
+    assert page.js("document.querySelector('#step-tab-past').ariaSelected") == "true"
+    assert page.text("#session-title") == "shop-refunds"
+
+
+def test_what_is_not_there_is_said(opened):
+    page = opened("#/s/no-such-session", ready="document.querySelector('#session .note')")
+    page.expected = ("404",)
+    assert "no such session" in page.text("#session")
+    page = opened("#/s/shop-refunds/steps/999", ready="document.querySelector('#detail .note')?.innerText")
+    page.expected = ("404",)
+    assert "no such step" in page.text("#detail .note")
+    page = opened("#/s/shop-refunds/records/no-such-record", ready="document.querySelector('#detail .note')")
+    page.expected = ("404",)
+    assert "no such record" in page.text("#detail .note")
+
+
+# -- what others wrote
+
+
+def test_nothing_that_others_wrote_becomes_markup(opened, service):
+    fed(service, HOSTILE_NAME, [hostile_chat()[:-2], hostile_chat()], strategy="memory_bank")
+    name = quote(HOSTILE_NAME, safe="")
+    page = opened(f"#/s/{name}", ready="document.querySelector('.line.piece')")
+    assert page.text("#session-title") == HOSTILE_NAME
+    page.click(".line.piece .gutter")
+    known = []
+    for where, ready in (
+        ("/steps/2", "document.querySelector('.line.piece')"),
+        ("/steps/2/past", "document.querySelector('.decision')"),
+        ("/steps/2/changes", "document.querySelector('#step-tab-changes').ariaSelected === 'true'"),
+        ("/steps/2/near", "document.querySelector('#step-tab-near').ariaSelected === 'true'"),
+        ("/records", "document.querySelector('#session .records li a')"),
+        ("/records/2", "document.querySelector('.lines .line')"),
+        ("/search?q=" + quote("<script>window.hit=2</script>"), "document.querySelector('.hits li')"),
+        ("/records/2?find=%3Cscript%3E", "document.querySelector('.lines mark')"),
+    ):
+        page.js(f"location.hash = {json.dumps('#/s/' + name + where)}")
+        page.wait(ready)
+        known.append(page.text())
+    everything = "\n".join(known)
+    assert "<script>window.hit=2</script>" in everything
+    for mark in ("U+202E", "U+202C", "U+200B", "NUL", "ESC", "U+D800"):
+        assert mark in everything, mark
+    assert not any(c in everything for c in "\u202e\u202c\u200b\x1b\0")
+    assert page.js("window.hit") is None
+    assert (
+        page.js("document.querySelectorAll('img, iframe, script:not([src]), [onerror], [onclick]').length")
+        == 0
+    )
+    assert page.js("[...document.querySelectorAll('a')].every(a => a.protocol.startsWith('http'))")
+    assert page.js("document.title").endswith("memory bank")
+    found = page.text("#sessions")
+    assert HOSTILE_NAME[:10] in found
+    service.ask(f"/v1/sessions/{name}", "DELETE")
+
+
+def test_a_policy_that_is_broken_would_fail_these_tests(browser, service):
+    page = browser.page(service.address)
+    page.js(
+        "(e => { e.textContent = 'window.hit = 1'; document.head.append(e); })(document.createElement('script'))"
+    )
+    page.js("document.body.setAttribute('style', 'color: red')")
+    page.js("fetch('http://192.0.2.1/').catch(() => 0)")
+    told = " ".join(eventually(lambda: len(t := page.trouble()) >= 3 and t))
+    assert "script-src" in told and "style-src" in told and "connect-src" in told
+    assert page.js("window.hit") is None
+    page.close()
+
+
+# -- live
+
+
+def test_a_step_shows_up_while_the_agent_runs_and_only_what_is_new_is_asked_for(opened, service):
+    for messages in SHOP[:8]:
+        sent(service, "live", messages)
+    eventually(lambda: service.ask("/v1/sessions/live/steps").json()["last"] == 8)
+    page = opened("#/s/live", ready="document.querySelectorAll('#session .steps li').length === 8")
+    at_step(page, 8)
+    before = len(page.requests("/curve?"))
+    sent(service, "live", SHOP[8])
+    at_step(page, 9)
+    assert page.texts("#session .steps li")[0].startswith("9")
+    assert "follows the latest" in page.text("#detail")
+    assert len(page.requests("/curve?")) == before == 1
+    assert page.requests("/steps?after=8")
+    page.click("#session .steps li a", 4)
+    at_step(page, 5)
+    sent(service, "live", SHOP[9])
+    page.wait("document.querySelector('#session .steps li').innerText.startsWith('10')")
+    assert page.text("#detail-title") == "Step 5"  # what one looks at stays
+    page.click("#detail .button")
+    at_step(page, 10)
+    page.click("#sessions li a", 0)
+
+
+def test_what_one_reads_stays_where_it_is_while_the_agent_goes_on(opened, service):
+    for messages in SHOP[:12]:
+        sent(service, "reading", messages, strategy="memory_bank")
+    detailed(service, "reading", 12)
+    page = opened("#/s/reading/steps/12/past", ready="document.querySelector('.decision')", height=640)
+    page.js("document.querySelector('#detail .past .scroll').scrollTop = 90")
+    page.js("document.querySelectorAll('#detail .decision a')[4].focus({preventScroll: true})")
+    page.js("document.querySelector('#session .steps .scroll').scrollTop = 60")
+    page.js("window.row = document.querySelector('#session .steps li:nth-child(8)')")
+    at = page.js("window.row.getBoundingClientRect().top")
+    before = page.focused()
+    for messages in SHOP[12:14]:
+        sent(service, "reading", messages, strategy="memory_bank")
+    page.wait("document.querySelector('#session-tab-steps').innerText.includes('14')")
+    assert page.focused() == before
+    assert page.js("document.querySelector('#detail .past .scroll').scrollTop") == 90
+    assert page.js("[window.row.isConnected, window.row.getBoundingClientRect().top]") == [True, at]
+    page.click("#session-tab-steps")
+    page.wait("document.querySelectorAll('#session .steps li').length > 8")
+
+
+def test_a_new_session_and_a_reset_one_show_up(opened, service):
+    page = opened("#/s/live2", ready="document.querySelector('#session .note')")
+    page.expected = ("404",)
+    sent(service, "live2", SHOP[3])
+    page.wait("[...document.querySelectorAll('#sessions li')].some(e => e.innerText.startsWith('live2'))")
+    page = opened("#/s/live2", ready="document.querySelectorAll('#session .steps li').length === 1")
+    sent(service, "live2", SHOP[4])
+    page.wait("document.querySelectorAll('#session .steps li').length === 2")
+    service.ask("/v1/sessions/live2/reset", "POST")
+    page.wait("document.querySelectorAll('#session .steps li').length === 0")
+    sent(service, "live2", SHOP[2])
+    page.wait("document.querySelectorAll('#session .steps li').length === 1")
+    at_step(page, 1)
+
+
+def test_a_page_that_nobody_looks_at_asks_for_nothing(opened):
+    page = opened("#/s/shop-refunds", ready=f"document.querySelector({STEP!r})")
+    hide = "Object.defineProperty(document, 'hidden', {{value: {}, configurable: true}}); document.dispatchEvent(new Event('visibilitychange'))"
+    page.js(hide.format("true"))
+    page.wait("document.querySelector('#live').innerText === 'paused'")
+    time.sleep(0.3)  # what was under way
+    before = len(page.requests())
+    time.sleep(3.5)  # more than any pause between two questions but one
+    page.js("0")
+    assert len(page.requests()) == before
+    page.js(hide.format("false"))
+    eventually(lambda: page.js("0") is not None and len(page.requests()) > before)
+
+
+def test_a_service_that_is_away_is_said_and_waited_for(opened):
+    page = opened("#/s/shop-refunds", ready=f"document.querySelector({STEP!r})")
+    page.expected = ("ERR_INTERNET_DISCONNECTED",)
+    offline = {"latency": 0, "downloadThroughput": -1, "uploadThroughput": -1}
+    page.send("Network.emulateNetworkConditions", offline=True, **offline)
+    page.wait("document.querySelector('#live').innerText.includes('no answer')")
+    assert page.js("document.querySelectorAll('.line.piece').length") > 0  # what was there stays
+    page.send("Network.emulateNetworkConditions", offline=False, **offline)
+    page.wait("document.querySelector('#live').innerText === 'live'", timeout=40)
+
+
+# -- ten and ten thousand
+
+
+@pytest.fixture(scope="module")
+def crowd(tmp_path_factory):
+    """A session of ten records and one of ten thousand, each with as many steps; and 10,000 sessions beside."""
+    file = tmp_path_factory.mktemp("crowd") / "bank.db"
+    database = Database(file)
+    with serve("--db", file) as process:
+        fed(process, "seed", [orders(40)], strategy="memory_bank")
+        manifest = get_step(database, "seed", 1)[1]
+        for name, n in (("ten", 10), ("many", MANY)):
+            database.open_session(name)
+            records = [
+                InteractionRecord(f"{name}-{i:08}", i, "get_order", {"id": i}, {"order": f"ORD-{i:05}"})
+                for i in range(1, n + 1)
+            ]
+            FactStore(database, name).store_many(records)
+            plan = manifest["plan"]
+            decisions = [d for d in plan["decisions"] if d["fate"] == "left out"] or plan["decisions"]
+            plan["decisions"] = [
+                {**decisions[i % len(decisions)], "step": i} for i in range(1, min(n, 1200) + 1)
+            ]
+            plan["decisions_omitted"] = n - len(plan["decisions"])
+            plan["fates"]["left out"] = {"interactions": n, "tokens": 100 * n}
+            made = packed(manifest)
+            steps = [
+                NewStep(
+                    name, 1.79e9 + i, 500 * i, 4_000 + i % 500, 2 * i, i, "rebuilt", "memory_bank", 9.5, made
+                )
+                for i in range(1, n + 1)
+            ]
+            for start in range(0, n, 2_500):
+                add_steps(database, steps[start : start + 2_500], 100)
+        for i in range(400):
+            database.open_session(f"other-{i:05}")
+        yield process
+    database.close()
+
+
+@pytest.mark.parametrize(("name", "n"), [("ten", 10), ("many", MANY)])
+def test_the_page_is_quick_and_small_at_ten_and_at_ten_thousand(browser, crowd, name, n):
+    page = browser.page(f"{crowd.address}/#/s/{name}")
+    page.wait("document.querySelector('.line.piece') && document.querySelector('#session .steps .number')")
+    shown = page.js("performance.now()")
+    assert shown < 8_000  # it is well under one second where nothing else runs
+    nodes = "document.querySelectorAll('*').length"
+    small = page.js(nodes)
+    assert small < 4_000
+    first = page.texts("#session .steps li b")[0]
+    assert first.replace(",", "") == str(n)
+    page.js("document.querySelector('#session .steps li a').focus()")
+    page.press("End")
+    page.wait("document.activeElement.ariaLabel?.startsWith('Step 1:')")
+    at_step(page, 1)
+    assert "Only the figures" in page.text("#detail .note") or n == 10
+    page.press("PageUp")
+    page.js("document.querySelector('#session-tab-records').click()")
+    page.wait("document.querySelector('#session .records li a .name')")
+    page.js("document.querySelector('#session .records li a').focus()")
+    page.press("End")
+    page.wait(
+        "document.activeElement.innerText.startsWith('#1 ') && document.activeElement.querySelector('.name')"
+    )
+    page.press("Enter")
+    page.wait("document.querySelector('.lines .line')")
+    assert "ORD-00001" in page.text(".lines")
+    page.js(f"location.hash = '#/s/{name}/steps/{n}/past'")
+    page.wait("document.querySelectorAll('.decision').length > 5")
+    assert page.js(nodes) < 4_000
+    assert page.js("document.querySelectorAll('.decision').length") < 60
+    tell = page.text("#detail .hint") if n > 1200 else ""
+    assert f"{MANY - 1200:,}" in tell or n == 10
+    assert page.js(
+        "[...document.querySelectorAll('.curve path')].every(p => p.getAttribute('d').length < 12000)"
+    )
+    assert page.trouble() == []
+    page.close()
+
+
+def test_a_long_list_of_sessions_is_fetched_as_it_is_looked_at(browser, crowd):
+    page = browser.page(f"{crowd.address}/")
+    page.wait("document.querySelectorAll('#sessions li').length > 5")
+    assert page.js("document.querySelectorAll('#sessions li').length") < 60
+    first = len(page.requests("/v1/sessions?"))
+    page.js("document.querySelector('#sessions li a').focus()")
+    for _ in range(6):
+        page.press("End")
+        time.sleep(0.2)
+    page.wait(
+        "document.querySelector('#sessions .rows').children.length && Number(document.querySelector('#sessions li').ariaSetSize) > 300"
+    )
+    assert len(page.requests("/v1/sessions?")) > first
+    page.click("#find-session")
+    page.write("other-00399")
+    page.wait("document.querySelectorAll('#sessions li').length === 1")
+    assert page.trouble() == []
+    page.close()
+
+
+def test_an_answer_of_many_megabytes_is_left_where_it_is(opened, service):
+    line = "x" * 90
+    text = "\n".join(f"{i} {line}" for i in range(60_000)) + "\nthe needle <b>\n" + line
+    chat = [
+        system(),
+        user("?"),
+        call(("big", "dump", {})),
+        result("big", text),
+        call(("c", "t", {})),
+        result("c", "1"),
+    ]
+    sent(service, "big", chat)
+    page = opened("#/s/big/records/1", ready="document.querySelectorAll('.lines .line').length > 100")
+    assert len(text) > 5_000_000
+    assert page.js("document.querySelectorAll('*').length") < 3_000
+    page.click(".answer input")
+    page.write("needle <b>")
+    page.wait("document.querySelector('.lines mark')")
+    assert "line 1 of 1" in page.text(".answer .bar")
+    assert page.text(".lines .here").endswith("the needle <b>")
+    received = sum(
+        e["params"]["encodedDataLength"]
+        for e in page.browser.events(page.session)
+        if e["method"] == "Network.loadingFinished"
+    )
+    assert received < 3_000_000
+
+
+# -- keys
+
+
+def test_a_service_with_keys_asks_for_one_and_keeps_it_in_the_tab(browser, tmp_path):
+    pytest.importorskip("memory_bank.stores.keys")
+    bank = tmp_path / "bank.db"
+    keys = [
+        subprocess.run(
+            [*COMMAND, "keys", "create", name, "--db", bank],
+            env=environment(), capture_output=True, text=True, check=True, timeout=60,
+        ).stdout.strip()
+        for name in ("mine", "theirs")
+    ]  # fmt: skip
+    with serve("--db", bank) as process:
+        for name, key in zip(("mine", "theirs"), keys, strict=True):
+            path = f"/v1/sessions/{name}/context"
+            assert process.ask(path, "POST", {"messages": SHOP[5]}, x_memory_key=key).status == 200
+        page = browser.page(process.address)
+        page.expected = ("401",)
+        page.wait("!document.querySelector('#key').hidden")
+        page.wait("document.activeElement.id === 'key-field'")
+        page.write("mb_nobody_" + "x" * 40)
+        page.press("Enter")
+        page.wait(
+            "!document.querySelector('#key').hidden && document.querySelector('#key').innerText.includes('not accepted')"
+        )
+        page.wait("document.activeElement.id === 'key-field'")
+        page.write(keys[0])
+        page.press("Enter")
+        page.wait("document.querySelectorAll('#sessions li').length === 1")
+        assert page.texts("#sessions li .name") == ["mine"]
+        assert page.js("document.querySelector('#key').hidden")
+        assert keys[0] not in page.js("document.documentElement.outerHTML")
+        assert page.js("[localStorage.length, document.cookie]") == [0, ""]
+        page.js("location.hash = '#/s/mine'")
+        page.wait("document.querySelector('.curve circle, .curve path')")
+        page.js("location.reload()")
+        page.wait("document.querySelector('#session .steps li')")  # the tab still has it
+        assert not any(keys[0] in url for url in page.requests())
+        page.js("location.hash = '#/s/theirs'")
+        page.expected = ("401", "404")
+        page.wait("document.querySelector('#session .note')")
+        assert "no such session" in page.text("#session")
+        page.click("#forget-key")
+        page.wait("!document.querySelector('#key').hidden")
+        assert page.js("sessionStorage.length") == 0
+        assert page.js("document.querySelectorAll('#sessions li').length") == 0
+        assert page.trouble() == []
+        page.close()

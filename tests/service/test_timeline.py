@@ -1,0 +1,159 @@
+"""The routes of a session's steps: listed, as a curve, in full; of one's own sessions only."""
+
+import json
+
+import pytest
+from tests.service.processes import serve, until
+from tests.service.runs import orders, recorded
+
+from memory_bank.service.timeline import Curve, StepDetail, StepPage
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory):
+    with serve("--db", tmp_path_factory.mktemp("timeline") / "bank.db") as process:
+        yield process
+
+
+def step(service, name, messages, **more):
+    answer = service.ask(
+        f"/v1/sessions/{name}/context", "POST", {"messages": messages, "plan": False, **more}
+    )
+    assert answer.status == 200, answer.body
+    return answer.json()
+
+
+def got(service, path):
+    answer = service.ask(f"/v1/sessions/{path}")
+    assert answer.status == 200, answer.body
+    return answer.json()
+
+
+def noted(service, name, number):
+    """A step, once what it was made of is noted."""
+    path = f"/v1/sessions/{name}/steps/{number}"
+    return until(lambda: (a := service.ask(path)).status == 200 and a.json()["manifest"] and a.json())
+
+
+@pytest.fixture(scope="module")
+def shop(service):
+    """A session of 19 steps; the last two are there in full."""
+    steps = recorded("shop-refunds")
+    for messages in steps[:-2]:
+        step(service, "shop", messages)
+    for messages in steps[-2:]:
+        step(service, "shop", messages)
+        noted(service, "shop", len([m for m in messages if m["role"] == "assistant"]) + 1)
+    return len(steps)
+
+
+def test_steps_are_listed_page_by_page(service, shop):
+    page = got(service, "shop/steps")
+    assert StepPage.model_validate(page)
+    assert [s["number"] for s in page["steps"]] == list(range(1, shop + 1))
+    assert (page["first"], page["last"], page["next"]) == (1, shop, None)
+    part = got(service, "shop/steps?limit=5&after=3")
+    assert [s["number"] for s in part["steps"]] == [4, 5, 6, 7, 8]
+    assert part["next"] == 8
+    assert got(service, f"shop/steps?limit=2&after={shop - 2}")["next"] is None
+    assert got(service, f"shop/steps?after={shop}")["steps"] == []
+    assert page["steps"][-1]["tokens"] < page["steps"][-1]["full_tokens"]
+
+
+def test_the_curve_has_all_steps_in_few_points(service, shop):
+    curve = got(service, "shop/curve")
+    assert Curve.model_validate(curve)
+    assert [p["number"] for p in curve["points"]] == list(range(1, shop + 1))
+    steps = got(service, "shop/steps")["steps"]
+    assert curve["tokens"] == sum(s["tokens"] for s in steps)
+    few = got(service, "shop/curve?points=4")
+    assert len(few["points"]) == 4 and sum(p["steps"] for p in few["points"]) == shop
+
+
+def test_a_step_in_full_tells_what_was_sent_and_why(service, shop):
+    detail = got(service, f"shop/steps/{shop}")
+    assert StepDetail.model_validate(detail)
+    plan = detail["manifest"]["plan"]
+    assert detail["step"]["number"] == shop and detail["step"]["detailed"]
+    assert plan["pieces"] and plan["pieces"][0]["values"][0]["features"]
+    assert detail["changes"] is not None
+    assert all(c["before"] != c["now"] for c in detail["changes"])
+    sent = step(service, "again", recorded("shop-refunds")[-1])["messages"]
+    texts = [
+        "".join(p.get("text", "") for p in m["parts"])
+        for m in noted(service, "again", 1)["manifest"]["context"]
+    ]
+    assert texts == [m["content"] or "" for m in sent]
+
+
+def test_what_became_different_is_told_between_two_steps(service):
+    for n in (3, 40):
+        step(service, "turn", orders(n), strategy="memory_bank")
+        detail = noted(service, "turn", 1 if n == 3 else 2)
+    turned = {tuple(c["trace_ids"]): (c["before"], c["now"]) for c in detail["changes"]}
+    assert len(turned) == 2  # those that the first step had in its past: all went through, now they do not
+    assert {before for before, _ in turned.values()} == {"kept"}
+    assert "kept" not in {now for _, now in turned.values()}
+
+
+def test_what_is_not_there_is_not_found(service, shop):
+    for path in ("nowhere/steps", "nowhere/curve", "nowhere/steps/1", f"shop/steps/{shop + 1}"):
+        answer = service.ask(f"/v1/sessions/{path}")
+        assert answer.status == 404, path
+        assert answer.json()["error"]["code"] == "not_found"
+
+
+@pytest.mark.parametrize(
+    "path", ["steps/0", "steps/x", "steps?limit=0", "steps?limit=501", "steps?after=-1", "curve?points=0"]
+)
+def test_what_is_asked_wrongly_is_told(service, shop, path):
+    answer = service.ask(f"/v1/sessions/shop/{path}")
+    assert answer.status == 422
+    assert answer.json()["error"]["message"]
+
+
+def test_names_and_texts_of_any_kind(service):
+    name, hostile = "a%2Fb%20%3Cb%3E", "\ud800 <script> \u202e \0"
+    step(service, name, [{"role": "user", "content": hostile}, *orders(1)[2:]])
+    answer = service.ask(f"/v1/sessions/{name}/steps/1")
+    detail = until(lambda: service.ask(f"/v1/sessions/{name}/steps/1").json().get("manifest"))
+    assert detail["context"][0]["parts"] == [{"text": hostile}]
+    assert answer.headers["content-type"] == "application/json"
+
+
+def test_a_reset_takes_the_steps_and_they_begin_anew(service):
+    for n in (1, 2):
+        step(service, "reset", orders(n))
+    until(lambda: got(service, "reset/steps")["last"] == 2)
+    assert service.ask("/v1/sessions/reset/reset", "POST").status == 204
+    page = got(service, "reset/steps")
+    assert (page["steps"], page["first"], page["last"], page["next"]) == ([], None, None, None)
+    assert got(service, "reset/curve") == {
+        "points": [], "first": None, "last": None, "steps": 0, "tokens": 0, "full_tokens": 0,
+    }  # fmt: skip
+    step(service, "reset", orders(3))
+    assert until(lambda: got(service, "reset/steps")["last"]) == 1
+    assert service.ask("/v1/sessions/reset", "DELETE").status == 204
+    assert service.ask("/v1/sessions/reset/steps").status == 404
+
+
+def test_they_are_in_the_document_with_examples(service):
+    document = service.ask("/openapi.json").json()
+    for path, model in (("steps", "StepPage"), ("curve", "Curve"), ("steps/{number}", "StepDetail")):
+        told = document["paths"]["/v1/sessions/{name}/" + path]["get"]
+        shape = told["responses"]["200"]["content"]["application/json"]["schema"]
+        assert shape == {"$ref": f"#/components/schemas/{model}"}
+        assert document["components"]["schemas"][model]["examples"]
+        assert "404" in told["responses"]
+    for model, name in ((StepPage, "StepPage"), (Curve, "Curve"), (StepDetail, "StepDetail")):
+        for example in document["components"]["schemas"][name]["examples"]:
+            assert model.model_validate(json.loads(json.dumps(example)))
+
+
+def test_what_waits_is_noted_before_the_service_ends(tmp_path):
+    with serve("--db", tmp_path / "bank.db") as process:
+        for n in range(1, 9):
+            step(process, "a", orders(n))
+        assert process.end() == 0
+    with serve("--db", tmp_path / "bank.db") as process:
+        assert got(process, "a/steps")["last"] == 8
