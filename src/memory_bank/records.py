@@ -9,6 +9,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, overload
 
+NAMESPACE_END = "␟"
+"""In a session_id of a service, between namespace and name; no name has it."""
+
 
 @dataclass(frozen=True, slots=True)
 class InteractionRecord:

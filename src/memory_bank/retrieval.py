@@ -11,7 +11,7 @@ from typing import Any
 from memory_bank.history.interactions import Interaction
 from memory_bank.history.shortening import Shortened, shorten
 from memory_bank.ports import FactStorePort, InsightStorePort, WiderScopePort
-from memory_bank.records import Hit, InteractionRecord, Ranking
+from memory_bank.records import NAMESPACE_END, Hit, InteractionRecord, Ranking
 
 log = logging.getLogger("memory_bank.Retrieval")
 
@@ -130,8 +130,8 @@ def _origin(record: Mapping[str, Any]) -> str:
 
 
 def session_name(session_id: str) -> str:
-    """A session's name as it stands in texts: on one line."""
-    return " ".join(session_id.split())
+    """A session's name as it stands in texts: on one line, without the namespace of a service."""
+    return " ".join(session_id.rpartition(NAMESPACE_END)[2].split())
 
 
 def _inert(text: str) -> str:

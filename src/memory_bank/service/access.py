@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from memory_bank.errors import ConfigError
+from memory_bank.records import NAMESPACE_END
 
 LONGEST_NAME = 180
-_BETWEEN = "␟"  # between namespace and name; no name has it, so that none is another namespace's session
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,11 +44,11 @@ def stored_id(namespace: str | None, name: str) -> str:
 
     Raises ConfigError for a name that cannot be one.
     """
-    if not name or len(name) > LONGEST_NAME or not name.isprintable() or _BETWEEN in name:
+    if not name or len(name) > LONGEST_NAME or not name.isprintable() or NAMESPACE_END in name:
         raise ConfigError(f"a session's name is 1 to {LONGEST_NAME} printable characters.")
-    return name if namespace is None else f"{namespace}{_BETWEEN}{name}"
+    return name if namespace is None else f"{namespace}{NAMESPACE_END}{name}"
 
 
 def public_name(namespace: str | None, session_id: str) -> str:
     """What a caller calls the session of this id."""
-    return session_id if namespace is None else session_id.removeprefix(f"{namespace}{_BETWEEN}")
+    return session_id if namespace is None else session_id.removeprefix(f"{namespace}{NAMESPACE_END}")

@@ -15,6 +15,7 @@ from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from memory_bank.errors import ConfigError, DatabaseOpenError, DatabaseVersionError, StorageError
 from memory_bank.faults import fault_point
+from memory_bank.records import NAMESPACE_END
 from memory_bank.stores.backend import Backend
 from memory_bank.stores.payload import is_session_id
 from memory_bank.stores.schema import HEAD, bank, sessions
@@ -351,8 +352,11 @@ class Database:
         if namespace not in (ANY, known[1]):
             raise ConfigError(f"there can be no session {session_id!r} here: choose another session_id.")
         if agent_id is not None and known[0] != agent_id:
+            session, owner, other = (
+                str(x).rpartition(NAMESPACE_END)[2] for x in (session_id, known[0], agent_id)
+            )
             raise ConfigError(
-                f"the session {session_id!r} belongs to the agent {known[0]!r}, not to {agent_id!r}: "
+                f"the session {session!r} belongs to the agent {owner!r}, not to {other!r}: "
                 "open it with its own agent_id, or give this agent another session_id."
             )
 
