@@ -117,7 +117,7 @@ def test_the_page_on_the_service_runs_as_it_stands(tmp_path):
     assert "did you mean port?" in err
 
 
-DOCS = ("history", "mcp", "operations", "page", "service")
+DOCS = ("history", "mcp", "operations", "page", "security", "service")
 
 
 @pytest.mark.parametrize(

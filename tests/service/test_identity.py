@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, multiple, rule
 from tests.chats import call, result, say, system, user
 
-from memory_bank.config import Config, load_config
+from memory_bank.config import Config
 from memory_bank.service.access import stored_id
 from memory_bank.service.chain import looks_random
 from memory_bank.service.identity import Identity
@@ -74,26 +74,29 @@ def random_id(n):
 class Branch:
     """An agent's conversation from its beginning, as (call id, output).
 
+    ``ids`` are random, counted, or hashed: as if random, but those of all such agents are the same.
     ``produced``: what its tools gave, or its ancestors'. ``held``: what stood in its requests, or in theirs.
     """
 
-    def __init__(self, messages, random_ids):
+    def __init__(self, messages, ids):
         self.messages = messages
-        self.random_ids = random_ids
+        self.ids = ids
         self.produced = set()
         self.held = set()
         self.steps = 0
         self.forgot = False
+        self.family = []  # shared with its forks: a mark for every tool that was run again
         self.sent = []  # (messages, produced, held) of its requests so far
         self.parted = False  # it shares its past with another branch, or had to begin anew
         self.session = None
 
     def fork(self):
-        other = Branch(list(self.messages), self.random_ids)
+        other = Branch(list(self.messages), self.ids)
         other.produced = set(self.produced)
         other.held = set(self.held)
         other.steps = self.steps
         other.forgot = self.forgot
+        other.family = self.family
         self.parted = other.parted = True
         return other
 
@@ -106,7 +109,7 @@ class Agents(RuleBasedStateMachine):
     def __init__(self):
         super().__init__()
         self.world = World(Database())
-        self.count = 0
+        self.count = self.forks = 0
 
     def teardown(self):
         self.world.sessions.close()
@@ -133,20 +136,20 @@ class Agents(RuleBasedStateMachine):
         branch.sent.append((list(branch.messages), set(branch.produced), set(branch.held)))
         if found is None:
             return
-        if branch.random_ids and not branch.parted:
+        if branch.ids == "random" and not branch.parted:
             assert branch.session in (None, found.name), "an agent by itself keeps its session"
-        if branch.random_ids and not branch.forgot:
+        if branch.ids == "random" and not branch.forgot and not branch.family:
             seen = self.world.records(found.name)
             assert branch.produced <= set(seen), "something was lost"
         branch.session = found.name
 
     @initialize(target=branches)
     def begin_two(self):
-        return multiple(self.begin(False), self.begin(True))
+        return multiple(self.begin("counted"), self.begin("random"))
 
-    @rule(target=branches, random_ids=st.booleans())
-    def begin(self, random_ids):
-        branch = Branch([system(), user("How many items are there?")], random_ids)
+    @rule(target=branches, ids=st.sampled_from(["random", "random", "counted", "hashed"]))
+    def begin(self, ids):
+        branch = Branch([system(), user("How many items are there?")], ids)
         self.proceed(branch)
         return branch
 
@@ -160,13 +163,15 @@ class Agents(RuleBasedStateMachine):
     )
     def step(self, branch, outputs, before, words):
         """The model calls tools, they answer; before the next request the client may edit the past."""
-        if before is not None:
+        if before is not None and branch.ids != "hashed":
             self.edit(branch, *before)
         branch.steps += 1
         ids = []
         for k in range(len(outputs)):
             self.count += 1
-            ids.append(random_id(self.count) if branch.random_ids else f"call_{branch.steps}_{k}")
+            counted = f"call_{branch.steps}_{k}"
+            made = {"random": self.count, "hashed": counted}
+            ids.append(random_id(made[branch.ids]) if branch.ids in made else counted)
         name = "count_items"
         text = "let me see" if words else None
         branch.messages = [
@@ -186,9 +191,7 @@ class Agents(RuleBasedStateMachine):
             return
         messages = branch.messages
         if how == "mask":
-            branch.forgot = (
-                branch.forgot or branch.parted
-            )  # whose the masked results are cannot always be told
+            branch.forgot |= branch.parted  # whose the masked results are cannot always be told
             edge = begins[-keep] if keep and keep <= len(begins) else (0 if keep else len(messages))
             branch.messages = [
                 {**m, "content": MASKED} if m["role"] == "tool" and i < edge else m
@@ -206,6 +209,8 @@ class Agents(RuleBasedStateMachine):
     @rule(branch=branches)
     def forget_everything(self, branch):
         """A summary of all, with no call left: nobody can tell whose it was."""
+        if branch.ids == "hashed":
+            return
         branch.messages = [branch.messages[0], user("So far, in short: items were counted.")]
         branch.session = None
         branch.parted = branch.forgot = True
@@ -220,7 +225,7 @@ class Agents(RuleBasedStateMachine):
         """A request beside the agent's own, such as for a title."""
         aside = [*branch.messages, user("Sum up what you did.")]
         found = self.ask(aside, branch.held)
-        if found is not None and branch.random_ids and not branch.parted:
+        if found is not None and branch.ids == "random" and not branch.parted:
             assert branch.session in (None, found.name)
             branch.session = found.name
 
@@ -233,30 +238,41 @@ class Agents(RuleBasedStateMachine):
         found = self.ask(messages, held)
         again = self.ask(messages, held)
         assert (found and found.name) == (again and again.name), "a second retry finds the same session"
-        if back == 1 and found is not None and branch.random_ids and not branch.parted:
+        if back == 1 and found is not None and branch.ids == "random" and not branch.parted:
             assert branch.session in (None, found.name)
 
     @rule(target=branches, branch=branches)
     def fork(self, branch):
-        return branch.fork()
+        return self.forked(branch) or multiple()
+
+    def forked(self, branch):
+        """A fork, as long as there are few: many would be met seldom."""
+        self.forks += 1
+        return branch.fork() if self.forks <= 4 else None
 
     @rule(target=branches, branch=branches, back=st.integers(1, 4))
     def go_back(self, branch, back):
         """Somebody goes on from an earlier request."""
-        if len(branch.sent) < back:
+        other = self.forked(branch) if len(branch.sent) >= back else None
+        if other is None:
             return multiple()
-        other = branch.fork()
         messages, produced, held = branch.sent[-back]
         other.messages, other.produced, other.held = list(messages), set(produced), set(held)
         return other
 
-    @rule(target=branches, branch=branches, value=st.integers(3, 5))
-    def run_again(self, branch, value):
+    @rule(
+        target=branches,
+        branch=branches,
+        value=st.integers(3, 5),
+        seldom=st.sampled_from([False, False, False, True]),
+    )
+    def run_again(self, branch, value, seldom):
         """The last tool is run again and gives something else."""
         last = branch.messages[-1]
-        if last["role"] != "tool":
+        other = self.forked(branch) if seldom and last["role"] == "tool" else None
+        if other is None:
             return multiple()
-        other = branch.fork()
+        branch.family.append(1)  # two have these calls: after an edit nobody can tell whose they are
         output = f"step {branch.steps} counted {value} items"
         other.messages = [*branch.messages[:-1], result(last["tool_call_id"], output)]
         other.produced.discard((last["tool_call_id"], last["content"]))

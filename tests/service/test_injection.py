@@ -441,7 +441,7 @@ def test_reasoning_goes_with_its_calls_and_a_stored_response_can_be_gone_on_with
         options = {"model": "m", "input": ITEMS, "tools": ITEM_TOOLS, "store": store}
         if stream:
             with client.responses.stream(**options) as events:
-                seen = [e for e in events]
+                seen = list(events)
                 done = events.get_final_response()
             assert [e.sequence_number for e in seen if e.type != "response.output_text.delta"] == sorted(
                 e.sequence_number for e in seen if e.type != "response.output_text.delta"
@@ -484,7 +484,7 @@ def test_after_words_were_given_an_error_breaks_the_stream(tmp_path, way):
     both = calls(("get_record", {"trace_id": "#4"}), content="Let me see what there was.")
     with injected(tmp_path, [both, fail(500, "no")]) as (_, p):
         got = []
-        with pytest.raises((openai.APIConnectionError, openai.APIError)):
+        with pytest.raises((openai.APIConnectionError, openai.APIError)):  # noqa: PT012  in mid-stream
             if way == "chat":
                 for chunk in client_of(p).chat.completions.create(
                     model="m", messages=MESSAGES, tools=TOOLS, stream=True
@@ -506,9 +506,9 @@ def test_upstream_that_hangs_up_in_a_hidden_turn(tmp_path, stream):
         with pytest.raises(openai.APIStatusError) as error:
             ask(p, "chat", stream)
         assert error.value.status_code == 502
-    with injected(tmp_path, [FETCH, cut(30)]) as (_, p):
-        with pytest.raises((openai.APIError, openai.APIConnectionError)):
-            ask(p, "chat", stream)
+    broken = pytest.raises((openai.APIError, openai.APIConnectionError))
+    with injected(tmp_path, [FETCH, cut(30)]) as (_, p), broken:
+        ask(p, "chat", stream)
 
 
 @ways
@@ -517,7 +517,7 @@ def test_a_client_that_goes_away_ends_the_hidden_turns(tmp_path, way, stream):
     slow = Reply("too late", delay=20)
     with injected(tmp_path, [FETCH, slow]) as (server, p):
         client = client_of(p).with_options(timeout=1.0)
-        with pytest.raises(openai.APITimeoutError):
+        with pytest.raises(openai.APITimeoutError):  # noqa: PT012  of two APIs
             if way == "chat":
                 list(client.chat.completions.create(model="m", messages=MESSAGES, tools=TOOLS, stream=stream))
             else:

@@ -30,7 +30,7 @@ from memory_bank.errors import ConfigError, StorageError
 from memory_bank.service.access import LONGEST_NAME, public_name, stored_id
 from memory_bank.service.chain import Chain, Outcome, Turn, read_chain, seed_of
 from memory_bank.stores.database import Database
-from memory_bank.stores.lineage import Begun, Entry, Known, Lineage
+from memory_bank.stores.lineage import Begun, Entry, Known, Lineage, Parting
 from memory_bank.stores.payload import is_session_id
 
 HEADER = "x-memory-session"
@@ -117,7 +117,7 @@ class Identity:
         seen = going.session
         new = [t for t in asked.chain.turns if t.stop > going.since]
         entry = sight.entry(new, keep=not new)
-        is_news = entry.head != seen.head or any(d not in seen.before for d in entry.digests)
+        is_news = entry.head != seen.head or any(d not in seen.rows for d in (*entry.calls, entry.whole))
         if is_news and not self._lineage.go_on(seen.session_id, str(seen.head), entry):
             return None
         how: How = "chain" if asked.cache_key is None else "prompt_cache_key"
@@ -125,20 +125,14 @@ class Identity:
         return Found(name, "calls" if going.by_calls else how, head=entry.head)
 
     def _begin(self, asked: _Asked, sight: _Sight) -> Found | None:
-        parting = sight.parting()
-        since = 0 if parting is None else parting.since
+        since, parting = sight.parting()
         entry = sight.entry([t for t in asked.chain.turns if t.stop > since])
         name = next(asked.names)
         session_id = stored_id(asked.namespace, name)
-        if parting is None:
-            begun = self._lineage.begin(session_id, asked.namespace, entry)
-        else:
-            parent = parting.session.session_id
-            begun = self._lineage.begin(session_id, asked.namespace, entry, parent, parting.before)
-        if begun is not Begun.MADE:
+        if self._lineage.begin(session_id, asked.namespace, entry, parting) is not Begun.MADE:
             return None
         if parting is not None:
-            parent = public_name(asked.namespace, parting.session.session_id)
+            parent = public_name(asked.namespace, parting.session_id)
             return Found(name, "fork", parent, head=entry.head)
         return Found(name, "prompt_cache_key" if name == asked.cache_key else "new", head=entry.head)
 
@@ -196,13 +190,13 @@ def _names(namespace: str | None, cache_key: str | None) -> Iterator[str]:
 
 @dataclass(slots=True)
 class _Seen:
-    """A session as the database knows it. ``before``: of the list's digests those it knows, see Known."""
+    """A session as the database knows it; ``rows``: of the list's digests those that it knows."""
 
     session_id: str
     head: str | None
     forked_from: str | None
     calls: list[tuple[str, list[Outcome]]]
-    before: dict[str, int] = field(default_factory=dict)
+    rows: dict[str, Known] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,18 +206,6 @@ class _Going:
     session: _Seen
     since: int
     by_calls: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class _Parting:
-    """Where a fork parts from a session: that had records up to the ``seq`` ``before`` then.
-
-    Interactions of the list that end after ``since`` may be the fork's own.
-    """
-
-    session: _Seen
-    before: int
-    since: int
 
 
 class _Sight:
@@ -247,17 +229,17 @@ class _Sight:
                 seen = self._sessions[row.session_id] = _Seen(
                     row.session_id, row.head, row.forked_from, calls
                 )
-            seen.before[row.digest] = row.before
+            seen.rows[row.digest] = row
             self._knowing.setdefault(row.digest, []).append(seen)
 
     def continued(self) -> _Going | None:
-        """The session that has least to catch up with among those that the list goes on with."""
+        """Of the sessions that the list goes on with the one with least to catch up; the oldest of equals."""
         whole = self.chain.whole
-        best: tuple[tuple[int, bool, bool, str], _Going] | None = None
+        best: tuple[tuple[int, bool, bool], _Going] | None = None
         for seen in self._sessions.values():
             for going in (self._by_chain(seen), self._by_calls(seen)):
                 if going is not None:
-                    rank = (going.since, not going.by_calls, whole in seen.before, seen.session_id)
+                    rank = (going.since, not going.by_calls, whole in seen.rows)
                     if best is None or rank > best[0]:
                         best = rank, going
         return None if best is None else best[1]
@@ -267,6 +249,9 @@ class _Sight:
         return None if position is None else _Going(seen, position)
 
     def _by_calls(self, seen: _Seen) -> _Going | None:
+        known = next((d for d in self.chain.ends if d in self._knowing), None)
+        if known is not None and known not in seen.rows:  # it began as another session did
+            return None
         turns = {t.anchor: t for t in self.chain.turns if t.anchor is not None}
         since = 0
         for anchor, outcomes in seen.calls:
@@ -296,34 +281,37 @@ class _Sight:
             and all(h is not None and (h.whole == o.whole or h.size < o.size) for o, h in found)
         )
 
-    def parting(self) -> _Parting | None:
-        """Where the list parts from a session that has gone another way; None: it is nobody's."""
+    def parting(self) -> tuple[int, Parting | None]:
+        """Where the list parts from a session that has gone another way; None: it is nobody's.
+
+        Interactions that end after that position of the list may be its own.
+        """
         by_chain = self._parting_by_chain()
         by_calls = self._parting_by_calls()
         if by_chain is None or by_calls is None:
-            return by_chain or by_calls
-        return by_calls if by_calls.since > by_chain.since else by_chain
+            return by_chain or by_calls or (0, None)
+        return by_calls if by_calls[0] > by_chain[0] else by_chain
 
-    def _parting_by_chain(self) -> _Parting | None:
+    def _parting_by_chain(self) -> tuple[int, Parting] | None:
         for digest in self.chain.ends:
             if digest in self._knowing:
-                seen = min(self._roots(digest), key=lambda s: s.session_id)
-                return _Parting(seen, seen.before[digest], self.chain.positions[digest])
+                row = self._roots(digest)[0].rows[digest]
+                return self.chain.positions[digest], Parting(row.session_id, row.before, row.number)
         return None
 
-    def _parting_by_calls(self) -> _Parting | None:
+    def _parting_by_calls(self) -> tuple[int, Parting] | None:
         """By the latest interaction whose calls are known: whoever has them has all that came before them.
 
         Sessions that know them and are no forks of each other show that these ids are not random.
         """
         start = 0
-        found: _Parting | None = None
+        found: tuple[int, Parting] | None = None
         for turn in self.chain.turns:
             roots = self._roots(str(turn.anchor))
-            if len(roots) == 1 and roots[0].before[str(turn.anchor)]:
-                found = _Parting(roots[0], roots[0].before[str(turn.anchor)], start)
-            elif roots:
-                found = None
+            if roots:
+                row = roots[0].rows[str(turn.anchor)]
+                alone = len(roots) == 1 and row.before
+                found = (start, Parting(row.session_id, row.before, row.number - 1)) if alone else None
             start = turn.stop
         return found
 
@@ -336,17 +324,16 @@ class _Sight:
     def entry(self, new: Sequence[Turn], keep: bool = False) -> Entry:
         """What the request leaves behind; ``new`` are the interactions that are new in its session.
 
-        The calls of the newest become the session's mark where no session ever had them before.
+        The latest of them become the session's mark, as far as no session ever had their calls before.
         """
         latest = new[-_ANCHORS:]
         anchors = [t.anchor for t in latest if t.anchor is not None]
+        fresh = [t for t in latest if t.anchor not in self._knowing]
         calls = None
-        if latest and len(anchors) == len(latest) and not any(a in self._knowing for a in anchors):
-            calls = json.dumps(
-                [[t.anchor, [[o.call, o.whole, o.size] for o in t.outcomes()]] for t in latest]
-            )
-        digests = list(dict.fromkeys([self.chain.whole, *anchors]))
-        return Entry(digests, self.chain.head, calls, same_calls=keep)
+        if len(anchors) == len(latest) and latest[-1:] == fresh[-1:]:
+            told = [(t.anchor, [(o.call, o.whole, o.size) for o in t.outcomes()]) for t in fresh]
+            calls = json.dumps(told)
+        return Entry(self.chain.whole, anchors, self.chain.head, calls, same_calls=keep)
 
 
 def _calls_from(text: str | None) -> list[tuple[str, list[Outcome]]]:

@@ -29,6 +29,7 @@ _KNOWN = (
     )
     .select_from(lineage.join(sessions, _s.session_id == _l.session_id))
     .where(_l.digest.in_(sa.bindparam("digests", expanding=True)))
+    .order_by(_s.created, _s.session_id)
 )
 _MOVE = (
     sa.update(sessions)
@@ -40,6 +41,12 @@ _mine = _l.session_id == _session
 _NEXT = sa.select(sa.func.coalesce(sa.func.max(_l.number), 0) + 1).where(_mine)
 _NEWEST = sa.select(sa.func.coalesce(sa.func.max(records.c.seq), 0)).where(records.c.session_id == _session)
 _TRIM = sa.delete(lineage).where(_mine, _l.number < sa.bindparam("first"))
+_INHERIT = sa.insert(lineage).from_select(  # what is forked at one of these is a fork of the older session
+    ["digest", "session_id", "number", "before"],
+    sa.select(_l.digest, sa.bindparam("other", type_=sa.String), _l.number, sa.literal(0)).where(
+        _mine, _l.number <= sa.bindparam("number")
+    ),
+)
 _TWIN = (
     sa.select(_s.session_id)
     .select_from(lineage.join(sessions, _s.session_id == _l.session_id))
@@ -51,11 +58,21 @@ _TASK = sa.select(_s.task).where(_s.session_id == _session)
 
 
 @dataclass(frozen=True, slots=True)
+class Parting:
+    """Where a fork parts from a session: with its records up to the ``seq`` of ``upto``, and with what it
+    knew up to that ``number``."""
+
+    session_id: str
+    upto: int
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
 class Known:
     """That a session knows a digest: it was the ``number``-th that it came to know.
 
     ``before`` is the ``seq`` of the newest record that the session had when the digest came, 0 for none;
-    ``head``, ``head_calls``, ``forked_from`` and ``namespace`` are the session's.
+    the other values are the session's.
     """
 
     digest: str
@@ -72,11 +89,12 @@ class Known:
 class Entry:
     """What a request leaves behind in its session.
 
-    ``digests`` are its own, that of all its messages first. ``head`` becomes the session's, and so do
-    ``head_calls``, unless ``same_calls``: then those it has stay.
+    ``whole`` is the digest of all its messages, ``calls`` are those of its newest call ids. ``head`` becomes
+    the session's, and so do ``head_calls``, unless ``same_calls``: then those it has stay.
     """
 
-    digests: Sequence[str]
+    whole: str
+    calls: Sequence[str]
     head: str
     head_calls: str | None = None
     same_calls: bool = False
@@ -97,7 +115,7 @@ class Lineage:
         self.database = database
 
     def known(self, digests: Collection[str]) -> list[Known]:
-        """Where these digests are known."""
+        """Where these digests are known; of those asked for together, the oldest session first."""
         wanted = list(digests)
         found: list[Known] = []
         for start in range(0, len(wanted), _AT_ONCE):
@@ -129,20 +147,16 @@ class Lineage:
         return self.database.submit(write, session_id)
 
     def begin(
-        self,
-        session_id: str,
-        namespace: str | None,
-        entry: Entry,
-        fork_of: str | None = None,
-        upto: int = 0,
+        self, session_id: str, namespace: str | None, entry: Entry, parting: Parting | None = None
     ) -> Begun:
-        """Make a session of a request; ``fork_of``: with what that one had stored up to the ``seq`` ``upto``.
+        """Make a session of a request; a fork has what the other session had where they part.
 
         Nothing is changed where there is a session of that name, or one whose head is this very request.
         """
+        fork_of = None if parting is None else parting.session_id
         with self.database.write() as c:
-            self.database.lock_name(c, entry.digests[0])
-            twin = {"digest": entry.digests[0], "head": entry.head}
+            self.database.lock_name(c, entry.whole)
+            twin = {"digest": entry.whole, "head": entry.head}
             if c.execute(_TWIN, twin).first() is not None:
                 return Begun.KNOWN
             row = {
@@ -156,12 +170,15 @@ class Lineage:
                 "head_calls": entry.head_calls,
                 "forked_from": fork_of,
             }
-            if fork_of is not None and upto:
+            if parting is not None and parting.upto:
                 self.database.lock_bank(c)
             if c.execute(self.database.insert_or_ignore(sessions), [row]).rowcount != 1:
                 return Begun.TAKEN
-            if fork_of is not None and upto:
-                copy_beginning(c, self.database, fork_of, upto, session_id)
+            if parting is not None:
+                if parting.upto:
+                    copy_beginning(c, self.database, parting.session_id, parting.upto, session_id)
+                asked = {"session": parting.session_id, "other": session_id, "number": parting.number}
+                c.execute(_INHERIT, asked)
             self._note(c, session_id, entry)
             fault_point("lineage.executed")
         return Begun.MADE
@@ -173,7 +190,7 @@ class Lineage:
         before = c.execute(_NEWEST, asked).scalar_one()
         rows = [
             {"digest": d, "session_id": session_id, "number": number + i, "before": before}
-            for i, d in enumerate(entry.digests)
+            for i, d in enumerate(dict.fromkeys([*entry.calls, entry.whole]))
         ]
         self.database.insert_new(c, lineage, rows)
         if number > KEPT:
