@@ -127,8 +127,12 @@ class Page:
 
     def go(self, url: str) -> None:
         """Load a URL."""
+        before = self._loads()
         self.send("Page.navigate", url=url)
-        self.wait("document.readyState === 'complete'")
+        eventually(lambda: self.js("1") and self._loads() > before, 60)
+
+    def _loads(self) -> int:
+        return sum(e["method"] == "Page.loadEventFired" for e in self.browser.events(self.session))
 
     def js(self, expression: str) -> Any:
         """The value of an expression in the page."""

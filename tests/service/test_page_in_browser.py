@@ -806,7 +806,6 @@ def test_an_answer_of_many_megabytes_is_left_where_it_is(opened, service):
 
 
 def test_a_service_with_keys_asks_for_one_and_keeps_it_in_the_tab(browser, tmp_path):
-    pytest.importorskip("memory_bank.stores.keys")
     bank = tmp_path / "bank.db"
     keys = [
         subprocess.run(

@@ -167,6 +167,14 @@ def test_ids_of_calls_stay_whatever_they_look_like(redaction):
     assert redaction.message(messages[0]) is messages[0]
 
 
+def test_what_parts_of_messages_are_stays_whatever_the_rules():
+    redaction = Redaction(["text", "e"])
+    parts = [{"type": "text", "text": "a text"}, {"type": "a text", "secret": SECRETS["jwt"]}]
+    shown = redaction.message({"role": "tool", "tool_call_id": "e", "content": parts})["content"]
+    assert shown[0]["type"] == "text" and "redacted" in shown[0][next(k for k in shown[0] if k != "type")]
+    assert "text" not in json.dumps(shown[1])
+
+
 def test_names_that_are_hidden_stay_apart(redaction):
     one, two = "ghp_" + "a1B2" * 9, "ghp_" + "b1B2" * 9
     assert redaction.value({one: 1, two: 2}) == {

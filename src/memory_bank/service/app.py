@@ -122,7 +122,7 @@ class Service:
         seconds = self.settings.shutdown_timeout
         until = self._until if self._until is not None else time.monotonic() + seconds
         self.observing.close(max(0.0, until - time.monotonic()))
-        self.recorder.close(max(0.0, until - time.monotonic()))
+        self.recorder.close(max(1.0, until - time.monotonic()))
         self.operations.close()
         self.keyring.close()
         self.sessions.close()

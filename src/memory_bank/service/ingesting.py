@@ -118,8 +118,8 @@ def _redacted(sessions: Sessions, output: Output) -> Output:
     said_, came_ = sessions.redacted(said), sessions.redacted(came)
     if said_ is said and came_ is came:
         return output
-    raw_input = said_["tool_calls"][0]["function"]["arguments"]
-    return Output(output.tool_name, raw_input, came_["content"], output.call_id)
+    call = said_["tool_calls"][0]["function"]
+    return Output(call["name"], call["arguments"], came_["content"], output.call_id)
 
 
 def _identity(output: Output, key: str | None) -> bytes:

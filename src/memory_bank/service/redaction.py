@@ -32,6 +32,12 @@ _UNSETTLED = "[redacted: not settled]"
 _KEPT = frozenset(
     {"role", "id", "tool_call_id", "call_id", "type", "index"}
 )  # what holds a conversation together
+_PARTS = frozenset(  # kinds of parts of a message: by them it can be read
+    {
+        "text", "input_text", "output_text", "refusal", "image_url", "input_image", "file", "input_file",
+        "input_audio", "function", "custom", "summary_text", "reasoning_text",
+    }
+)  # fmt: skip
 _JSON = ("{", "[", '"')  # what a JSON text that holds texts begins with
 _DEPTH = 60  # of nesting; what is deeper is looked at as text
 _ROUNDS = 20  # until nothing more is found in what was left
@@ -145,7 +151,7 @@ class Redaction:
         for key, field in value.items():
             shown_key = self._value(key, "", depth, inner=inner) if isinstance(key, str) else key
             safe = self._value(field, str(shown_key), depth + 1, inner=inner)
-            if key == "type" and isinstance(field, str) and not inner:  # of a part of a message
+            if key == "type" and isinstance(field, str) and field in _PARTS:
                 safe = field
             same = same and shown_key is key and safe is field
             while shown_key is not key and (shown_key in out or shown_key in value):
