@@ -299,7 +299,7 @@ class World:
         seen = []
         names = [s["name"] for s in self.ask(key, Ask("/v1/sessions?limit=100")).json()["sessions"]]
         for name in names:
-            for path in ("", "/records", "/records/1", "/search?q=order", "/records/1?raw=1"):
+            for path in ("", "/steps", "/steps/1", "/records", "/records/1", "/search?q=order", "/records/1?raw=1"):
                 seen.append(self.ask(key, Ask(f"/v1/sessions/{name}{path}")).body)
         return [*names, self.ask(key, Ask("/v1/stats")).body, *seen]
 
@@ -322,6 +322,7 @@ def world(tmp_path_factory):
         made = World(folder, Keys(database), upstream)
         with serving(Config(**shipped, service=service)) as served:
             made.prepare(served)
+            assert served.app.state.service.recorder.drain(30)  # steps are noted beside the requests
             yield made
     database.close()
 
