@@ -5,8 +5,8 @@ PYTHON ?= python3
 VENV   := .venv
 BASE   := .venv-base
 PIP     = bin/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt
-# The tests of a file stay together: they share servers and models.
-ON_ALL_CORES = -n auto --dist loadfile
+# The tests of a file stay together: they share servers and models. Many wait for processes: more workers than cores.
+ON_ALL_CORES = -n 4 --dist loadfile
 
 .PHONY: demo test test-base lint format wheel clean
 
