@@ -271,8 +271,8 @@ def test_a_chat_through_the_service(seen: Seen, configured: Any) -> None:
             )
             assert answer.status_code == 200, answer.text
     spans = seen.spans()
-    assert set(spans) == {"POST /v1/{path}", "search_memory", "chat scripted"}
-    server, chat = spans["POST /v1/{path}"], spans["chat scripted"]
+    assert set(spans) == {"POST /v1/chat/completions", "search_memory", "chat scripted"}
+    server, chat = spans["POST /v1/chat/completions"], spans["chat scripted"]
     assert f"{server.parent.span_id:016x}" == PARENT
     assert {s.context.trace_id for s in spans.values()} == {int(TRACE, 16)}
     assert chat.parent.span_id == spans["search_memory"].parent.span_id == server.context.span_id
