@@ -299,7 +299,15 @@ class World:
         seen = []
         names = [s["name"] for s in self.ask(key, Ask("/v1/sessions?limit=100")).json()["sessions"]]
         for name in names:
-            for path in ("", "/steps", "/steps/1", "/records", "/records/1", "/search?q=order", "/records/1?raw=1"):
+            for path in (
+                "",
+                "/steps",
+                "/steps/1",
+                "/records",
+                "/records/1",
+                "/search?q=order",
+                "/records/1?raw=1",
+            ):
                 seen.append(self.ask(key, Ask(f"/v1/sessions/{name}{path}")).body)
         return [*names, self.ask(key, Ask("/v1/stats")).body, *seen]
 
