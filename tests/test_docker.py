@@ -105,6 +105,7 @@ def command(text: str) -> list[str]:
 
 
 def test_the_command_asks_for_a_key_first(tmp_path: Path) -> None:
+    pytest.importorskip("fastapi")
     done = subprocess.run(
         command(the("CMD")), env=in_the_image(tmp_path), capture_output=True, text=True, timeout=60
     )
@@ -114,6 +115,7 @@ def test_the_command_asks_for_a_key_first(tmp_path: Path) -> None:
 
 
 def test_the_health_check(tmp_path: Path) -> None:
+    pytest.importorskip("fastapi")
     check = command(the("HEALTHCHECK").split("CMD", 1)[1])
     env = in_the_image(tmp_path, MEMORY_BANK_SERVICE__HOST="127.0.0.1")
     running = subprocess.Popen(

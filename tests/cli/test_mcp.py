@@ -9,6 +9,8 @@ import time
 
 import anyio
 import pytest
+
+pytest.importorskip("mcp")
 from mcp.shared.exceptions import MCPError
 from tests.service.mcp_clients import EVIL, ROOT, command, connected, fill, text_of
 
