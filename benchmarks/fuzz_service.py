@@ -346,7 +346,7 @@ def fuzz(url: str, count: int, number: int, timeout: float, run: Run) -> None:
     document = ByDocument(url, run, ids, timeout, rng)
     hand = ByHand(url, run, messages, timeout, rng)
     silent = 0  # rounds in which nothing was answered
-    while (left := count - run.sent.total()) > 0 and run.hangs < 20 and silent < 100:
+    while (left := count - run.sent.total()) > 0 and run.hangs < 20 and silent < 20:
         before = run.sent.total()
         round_ = min(ROUND, left)
         kind = rng.random()
@@ -360,6 +360,9 @@ def fuzz(url: str, count: int, number: int, timeout: float, run: Run) -> None:
 
 def ended(process: subprocess.Popen[str], database: Path, run: Run) -> None:
     """The service must answer to the end, end when told to, and leave a clean database."""
+    if process.poll() is not None:
+        run.note("the service ended by itself", f"exit code {process.returncode}")
+        return
     process.send_signal(signal.SIGTERM)
     try:
         code = process.wait(30)
@@ -410,6 +413,8 @@ def main() -> int:
         with tempfile.TemporaryDirectory() as folder, serving(Path(folder)) as (url, database, process):
             fuzz(url, args.requests, args.seed, args.timeout, run)
             ended(process, database, run)
+            if run.found:
+                print((Path(folder) / "service.log").read_text()[-6000:], file=sys.stderr)
     print(report(run))
     return 1 if run.found else 0
 

@@ -133,4 +133,5 @@ def serve(*options: Any, port: int | None = 0, **env: str) -> Process:
         started.process.wait(30)
         started._reader.join(10)
     assert started.address, started.log
+    until(lambda: started.log.endswith("\n"))  # it told before what it serves; the reader may come later
     return started

@@ -270,6 +270,26 @@ def test_what_was_ingested_is_in_the_next_context(http):
     assert made["records"] == 3
 
 
+def test_what_is_to_be_hidden_is_not_stored_whichever_way_it_comes():
+    with api(redact=[r"Zephyr-\d+"]) as http:
+        outputs = [
+            {"tool_name": "t", "raw_output": "by Zephyr-1"},
+            {"tool_name": "t", "raw_input": {"q": "Zephyr-2"}, "raw_output": {"carrier": ["Zephyr-3"]}},
+            {"tool_name": "t", "raw_input": '{"q": "Zephyr-4"}', "raw_output": '{"carrier": "Zephyr-5"}'},
+        ]
+        assert ingested(http, tool_outputs=outputs, task="Find Zephyr-6").new == 3
+        assert ingested(http, tool_outputs=outputs).new == 0
+        messages = [user("Find Zephyr-7"), call(("c", "t", {"q": "Zephyr-8"})), result("c", "Zephyr-9")]
+        assert ingested(http, messages=messages).new == 1
+        made = http.post("/v1/sessions/s/context", json={"messages": messages}).json()
+        assert [m for m in made["messages"] if m in messages] == messages  # the agent's own words stay
+        answers = [http.get(f"/v1/sessions/s{path}").text for path in ("", "/records", "/search?q=Zephyr")]
+        answers += [http.get(f"/v1/sessions/s/records/{n}").text for n in (1, 2, 3, 4)]
+        answers += [http.get(f"/v1/sessions/s/records/{n}?raw=1").text for n in (1, 2, 3, 4)]
+        assert "[redacted: rule 1]" in answers[-1]
+        assert not [a for a in answers if "Zephyr-" in a]
+
+
 @pytest.mark.parametrize(
     ("body", "says"),
     [

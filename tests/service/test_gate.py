@@ -17,6 +17,7 @@ from memory_bank.service.app import create_app
 from memory_bank.service.gate import check_binding
 from memory_bank.stores.database import Database
 from memory_bank.stores.keys import Keys
+from memory_bank.testing import ScriptedServer
 
 WHO = "/v1/test-who"
 
@@ -413,6 +414,18 @@ def test_a_body_that_is_too_long(service):
         c.sendall(f"POST {WHO} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 99999999999\r\n\r\n".encode())
         c.settimeout(10)
         assert c.makefile("rb").readline().split()[1] == b"413"
+
+
+def test_a_body_that_is_too_long_on_its_way_through(service):
+    """What only passes is not held: the limit ends it in the middle, here and upstream."""
+    with ScriptedServer() as upstream:
+        served = service(max_body_bytes=1_000_000, upstream=upstream.base_url)
+        for path in ("/v1/files", "/v1/chat/completions"):
+            answer = served.ask("POST", path, bearer("sk-x"), body=iter([b"x" * 300_000] * 4))
+            assert (answer.status, answer.json()["error"]["code"]) == (413, "too_large"), path
+            assert answer.header("x-request-id")
+        assert served.ask("GET", "/v1/models", bearer("sk-x")).status == 200
+        assert [r.path for r in upstream.requests] == ["/v1/models"]
 
 
 def test_limits_of_a_key_go_before_those_of_the_settings(service, database):

@@ -15,10 +15,18 @@ import pytest
 from tests.service.proxied import RawUpstream, chunked, post, proxied, whole
 from tests.service.tasks import HANDLERS, TOOLS, get_order
 
-from memory_bank.config import Config
+from memory_bank.config import Config, load_config
+from memory_bank.errors import UpstreamError
 from memory_bank.history.itempairs import item_errors
-from memory_bank.service.injection import ROUNDS
+from memory_bank.service.access import LOCAL
+from memory_bank.service.dialects import DIALECTS, read_body
+from memory_bank.service.injection import ROUNDS, Injection
+from memory_bank.service.memory import Remembered
+from memory_bank.service.proxy import Asked
+from memory_bank.service.sessions import Sessions
 from memory_bank.service.turns import NOT_YET, OURS
+from memory_bank.service.upstream import Answer
+from memory_bank.stores.database import Database
 from memory_bank.testing import Reply, ScriptedServer, call, calls, fail, run_agent, say
 from memory_bank.testing.replies import cut, raw
 
@@ -315,6 +323,9 @@ ANSWERS = {
         as_stream({"content": "a"}, end=b'data: {"error": {"code": 1}}\n\n'), headers=(SSE,)
     ),
     "empty stream": chunked(headers=(SSE,)),
+    "stream that breaks off": chunked(
+        as_stream({"content": "a"}, LOOK, end=b""), None, headers=(SSE,), end=False
+    ),
 }
 PLAIN = {"model": "m", "messages": MESSAGES, "tools": TOOLS, "odd": [1.0, {"é": None}]}
 
@@ -365,54 +376,73 @@ def test_where_they_are_not_offered_the_request_is_the_same(tmp_path, more):
     assert up.got[0].body == up.got[1].body
 
 
-def test_only_the_usage_of_an_answer_changes_when_something_was_fetched(tmp_path):
-    usage = {"prompt_tokens": 10, "completion_tokens": 2, "details": {"cached_tokens": 3}}
-    hidden = {
-        "tool_calls": [{"id": "c", "type": "function", "function": {"name": "get_record", "arguments": "{}"}}]
-    }
-    answers = [
-        whole(
-            chat_answer(choices=[{"message": {"role": "assistant", **hidden}}], usage=usage),
-            b"content-type: application/json",
-        ),
-        whole(chat_answer(usage=usage, vendor={"usage": usage}), b"content-type: application/json"),
-    ]
+def fetching(name="list_records", **more):
+    """The message of a turn that calls one of our tools."""
+    made = {"id": "c", "type": "function", "function": {"name": name, "arguments": "{}"}}
+    return {"role": "assistant", "tool_calls": [made], **more}
+
+
+USAGE = {"prompt_tokens": 10, "completion_tokens": 2, "details": {"cached_tokens": 3}}
+JSON = b"content-type: application/json"
+
+
+@contextmanager
+def answering(tmp_path, answers):
+    """A proxy with our tools before an upstream that gives these bytes; what a request brings back."""
+    left = list(answers)
     with (
-        RawUpstream(lambda _: answers.pop(0)) as up,
+        RawUpstream(lambda _: left.pop(0)) as up,
         proxied(up.base_url, tmp_path / "b.db", inject_tools=True) as p,
     ):
-        came = post(p.port, "/v1/chat/completions", PLAIN, *HEADERS)
-    doubled = b'{"prompt_tokens":20,"completion_tokens":4,"details":{"cached_tokens":6}}'
-    bare = chat_answer(usage="THERE", vendor={"usage": usage})
-    assert came.body == bare.replace(b'"THERE"', doubled)
+        yield up, lambda body: post(p.port, "/v1/chat/completions", body, *HEADERS)
+    assert left == []
+
+
+def test_only_the_usage_of_an_answer_changes_when_something_was_fetched(tmp_path):
+    hidden = whole(chat_answer(choices=[{"message": fetching()}], usage=USAGE), JSON)
+    last = chat_answer(usage=USAGE, vendor={"usage": USAGE})
+    with answering(tmp_path, [hidden, hidden, whole(last, JSON)]) as (_, ask):
+        came = ask(PLAIN)
+    all_three = b'{"prompt_tokens":30,"completion_tokens":6,"details":{"cached_tokens":9}}'
+    assert came.body == chat_answer(usage="THERE", vendor={"usage": USAGE}).replace(b'"THERE"', all_three)
     assert came.header(b"content-length") == str(len(came.body)).encode()
-    assert came.header(b"x-memory-fetched") == b"1"
+    assert came.header(b"x-memory-fetched") == b"2"
+
+
+def test_a_stream_after_turns_of_every_form(tmp_path):
+    """Whole where a stream was asked for, then a stream of a length that was told, then one in chunks."""
+    delta = {"tool_calls": [{"index": 0, **fetching()["tool_calls"][0]}]}
+    counted = {"id": "x", "choices": [], "usage": USAGE}
+    end = b"data: " + json.dumps(counted).encode() + b"\n\ndata: [DONE]\n\n"
+    answers = [
+        whole(chat_answer(choices=[{"message": fetching()}], usage=USAGE), JSON),
+        whole(as_stream({"content": "Wait."}, delta, end=end), SSE),
+        chunked(as_stream({"role": "assistant", "content": "Done."}, end=end), headers=(SSE,)),
+    ]
+    with answering(tmp_path, answers) as (_, ask):
+        came = ask({**PLAIN, "stream": True})
+    lines = [line[5:].strip() for line in came.body.splitlines() if line.startswith(b"data:")]
+    assert came.whole
+    values = [json.loads(line) for line in lines[:-1]]
+    assert [v["choices"][0]["delta"] for v in values[:-1]] == [{"content": "Wait."}, {"content": "\n\nDone."}]
+    assert values[-1]["usage"] == {
+        "prompt_tokens": 30,
+        "completion_tokens": 6,
+        "details": {"cached_tokens": 9},
+    }
+    assert came.header(b"x-memory-fetched") == b"1"  # as many as before the first byte
 
 
 def test_what_goes_upstream_again_is_what_went_before(tmp_path):
     body = json.dumps({**PLAIN, "big": 12345678901234567890123, "text": "\u00e9"}, indent=2).encode()
-    fetch = {
-        "tool_calls": [
-            {"id": "c", "type": "function", "function": {"name": "list_records", "arguments": "{}"}}
-        ],
-        "reasoning_content": "hm",
-        "refusal": None,
-    }
-    answers = [chat_answer(choices=[{"message": {"role": "assistant", **fetch}}]), chat_answer()]
-    with (
-        RawUpstream(lambda _: whole(answers.pop(0), b"content-type: application/json")) as up,
-        proxied(up.base_url, tmp_path / "b.db", inject_tools=True) as p,
-    ):
-        post(p.port, "/v1/chat/completions", body, *HEADERS)
+    hidden = fetching(reasoning_content="hm", refusal=None)
+    answers = [chat_answer(choices=[{"message": hidden}]), chat_answer()]
+    with answering(tmp_path, [whole(a, JSON) for a in answers]) as (up, ask):
+        ask(body)
     first, second = (json.loads(got.body) for got in up.got)
     assert b"12345678901234567890123" in up.got[1].body
     made = second["messages"][len(first["messages"]) :]
-    assert made[0] == {
-        "role": "assistant",
-        "content": None,
-        "tool_calls": fetch["tool_calls"],
-        "reasoning_content": "hm",
-    }
+    assert made[0] == {"content": None, **fetching(reasoning_content="hm")}
     assert made[1]["tool_call_id"] == "c"
     assert "get_order, step 1" in made[1]["content"]
     del second["messages"][-2:]
@@ -484,17 +514,19 @@ def test_after_words_were_given_an_error_breaks_the_stream(tmp_path, way):
     both = calls(("get_record", {"trace_id": "#4"}), content="Let me see what there was.")
     with injected(tmp_path, [both, fail(500, "no")]) as (_, p):
         got = []
-        with pytest.raises((openai.APIConnectionError, openai.APIError)):  # noqa: PT012  in mid-stream
+
+        def read():
             if way == "chat":
-                for chunk in client_of(p).chat.completions.create(
-                    model="m", messages=MESSAGES, tools=TOOLS, stream=True
-                ):
+                options = {"messages": MESSAGES, "tools": TOOLS}
+                for chunk in client_of(p).chat.completions.create(model="m", stream=True, **options):
                     got.append(chunk.choices[0].delta.content or "")
             else:
-                for event in client_of(p).responses.create(
-                    model="m", input=ITEMS, tools=ITEM_TOOLS, stream=True
-                ):
+                options = {"input": ITEMS, "tools": ITEM_TOOLS}
+                for event in client_of(p).responses.create(model="m", stream=True, **options):
                     got.append(getattr(event, "delta", ""))
+
+        with pytest.raises((openai.APIConnectionError, openai.APIError)):
+            read()
         assert "".join(got) == "Let me see what there was."
         assert p.told()[0].outcome == "broken_off"
         assert [line for line in p.lines if "500" in line] != []
@@ -506,8 +538,8 @@ def test_upstream_that_hangs_up_in_a_hidden_turn(tmp_path, stream):
         with pytest.raises(openai.APIStatusError) as error:
             ask(p, "chat", stream)
         assert error.value.status_code == 502
-    broken = pytest.raises((openai.APIError, openai.APIConnectionError))
-    with injected(tmp_path, [FETCH, cut(30)]) as (_, p), broken:
+    broken = (openai.APIError, openai.APIConnectionError)
+    with injected(tmp_path, [FETCH, cut(30)]) as (_, p), pytest.raises(broken):
         ask(p, "chat", stream)
 
 
@@ -517,11 +549,12 @@ def test_a_client_that_goes_away_ends_the_hidden_turns(tmp_path, way, stream):
     slow = Reply("too late", delay=20)
     with injected(tmp_path, [FETCH, slow]) as (server, p):
         client = client_of(p).with_options(timeout=1.0)
-        with pytest.raises(openai.APITimeoutError):  # noqa: PT012  of two APIs
-            if way == "chat":
-                list(client.chat.completions.create(model="m", messages=MESSAGES, tools=TOOLS, stream=stream))
-            else:
-                list(client.responses.create(model="m", input=ITEMS, tools=ITEM_TOOLS, stream=stream))
+        if way == "chat":
+            asked = client.chat.completions.create, {"messages": MESSAGES, "tools": TOOLS}
+        else:
+            asked = client.responses.create, {"input": ITEMS, "tools": ITEM_TOOLS}
+        with pytest.raises(openai.APITimeoutError):
+            asked[0](model="m", stream=stream, **asked[1])
         until = time.monotonic() + 5
         while not server.hangups:
             assert time.monotonic() < until
@@ -571,3 +604,71 @@ def test_it_is_off_unless_it_is_asked_for(tmp_path):
     with ScriptedServer([say("one")]) as server, proxied(server.base_url, tmp_path / "bank.db") as p:
         assert ask(p, "chat")[0] == "one"
         assert tools_in(server.requests[0].body) == ["get_order", "get_parcel"]
+
+
+class Kept(Answer):
+    """An answer that knows whether it was let go of."""
+
+    def __init__(self, data, headers, status=200, breaks=False):
+        super().__init__(status, headers, self._all(data, breaks))
+        self.closed = False
+
+    async def _all(self, data, breaks):
+        for i in range(0, len(data), 40):
+            yield data[i : i + 40]
+        if breaks:
+            raise UpstreamError("it broke off.")
+
+    async def aclose(self):
+        self.closed = True
+
+
+@pytest.mark.parametrize("ending", ["all", "at once", "midway", "error", "breaks", "cannot send"])
+def test_every_answer_is_let_go_of(tmp_path, ending):
+    """However far the client reads, and whatever upstream does."""
+    sse, plain = [(b"content-type", b"text/event-stream")], [(b"content-type", b"application/json")]
+    delta = {"tool_calls": [{"index": 0, **fetching()["tool_calls"][0]}]}
+    last = {
+        "error": Kept(b"{}", plain, 429),
+        "breaks": Kept(as_stream({"content": "b"}), sse, breaks=True),
+        "cannot send": UpstreamError("unreachable."),
+    }.get(ending) or Kept(as_stream({"content": "b" * 200}, {"content": "c"}), sse)
+    script = [Kept(as_stream({"content": "a"} if ending != "at once" else {}, delta), sse), last]
+    answers = [a for a in script if isinstance(a, Kept)]
+    database = Database(tmp_path / "bank.db")
+    sessions = Sessions(database, load_config())
+    sessions.rebuild(None, "task", MESSAGES)
+    data = json.dumps({**PLAIN, "stream": True}).encode()
+    memory = Remembered("unchanged", session="task")
+    asked = Asked(
+        DIALECTS["/chat/completions"], LOCAL, data, read_body(data, DIALECTS["/chat/completions"]), memory
+    )
+
+    async def send(_):
+        answer = script.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    async def main():
+        answer = await Injection(sessions, 5.0)(asked, send)
+        read = b""
+        try:
+            async for piece in answer.body:
+                read += piece
+                if ending == "midway":
+                    break
+        except UpstreamError as e:
+            return read, e
+        finally:
+            await answer.aclose()
+        return read, None
+
+    read, error = asyncio.run(main())
+    assert (error is not None) == (ending in ("error", "breaks", "cannot send"))
+    assert b"get_record" not in read
+    assert [a.closed for a in answers[: 1 if ending == "midway" else None]] == [True] * (
+        1 if ending == "midway" else len(answers)
+    )
+    sessions.close()
+    database.close()

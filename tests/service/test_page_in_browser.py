@@ -345,6 +345,22 @@ def test_past_calls_are_walked_by_arrow_keys(opened):
     assert "#1 " in page.focused()
 
 
+def test_what_is_new_does_not_move_the_focus(opened):
+    page = opened("#/s/shop-refunds", ready=f"document.querySelector({STEP!r})")
+    page.js("document.querySelector('#sessions li a').focus()")
+    page.press("ArrowDown")
+    second = page.focused()
+    asked = len(page.requests("/v1/sessions?"))
+    page.js("document.dispatchEvent(new Event('visibilitychange'))")  # as one comes back to the page
+    eventually(lambda: len(page.requests("/v1/sessions?")) > asked)
+    page.wait("document.querySelector('#sessions [aria-current]')")
+    assert page.focused() == second
+    page.press("ArrowDown")
+    assert page.focused() == page.js(
+        "(e => `a#. ${e.innerText}`)(document.querySelectorAll('#sessions li a')[2])"
+    )
+
+
 def test_the_focus_is_always_to_be_seen_and_comes_in_the_order_of_the_page(opened):
     page = opened("#/s/shop-refunds", ready=f"document.querySelector({STEP!r})")
     seen = []

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from tests.chats import call, result, system, user
-from tests.service.serving import configured
+from tests.service.serving import configured, serving
 from tests.service.test_redaction import ASSIGNED, SECRETS
 
 from memory_bank.config import load_config
@@ -18,6 +18,7 @@ from memory_bank.service.app import Service
 from memory_bank.service.metrics import Metrics
 from memory_bank.service.telemetry import Telemetry
 from memory_bank.stores.database import Database
+from memory_bank.testing import ScriptedServer, say
 
 PLACES = [*SECRETS.values(), *(a + b + c for a, b, c in ASSIGNED)]
 HIDDEN = [*SECRETS.values(), *(b for _, b, _ in ASSIGNED if len(b) > 4)]
@@ -101,6 +102,60 @@ def test_no_secret_is_stored_or_logged(tmp_path, caplog, strategy):
         if id(message) not in own:  # and what memory adds has not
             assert not any(secret in json.dumps(message) for secret in HIDDEN)
     assert not any(secret in json.dumps(m) for m in made.shown for secret in HIDDEN)
+
+
+def test_no_secret_is_stored_by_any_way_into_the_service(tmp_path, caplog):
+    file = tmp_path / "bank" / "bank.db"
+    file.parent.mkdir()
+    secret = SECRETS["github token"]
+    items = [
+        {"role": "user", "content": f"Log in with {secret}."},
+        {"type": "function_call", "call_id": "call_aB3dE6gH9jK2m", "name": f"f_{secret}", "arguments": json.dumps({"password": "hunter2!"})},
+        {"type": "function_call_output", "call_id": "call_aB3dE6gH9jK2m", "output": json.dumps({"said": PLACES})},
+    ]  # fmt: skip
+    outputs = [
+        {"tool_name": f"f_{secret}", "raw_input": {"password": "hunter2!"}, "raw_output": p} for p in PLACES
+    ]
+    outputs += [
+        {
+            "tool_name": "f",
+            "raw_input": secret,
+            "raw_output": {secret: [{"type": secret, "password": "hunter2!"}]},
+        }
+    ]
+    asks = [
+        ("/v1/sessions/a/context", {"messages": a_run()}),
+        ("/v1/sessions/b/ingest", {"messages": a_run()}),
+        ("/v1/sessions/c/ingest", {"tool_outputs": outputs, "task": f"with {secret}"}),
+        ("/v1/chat/completions", {"model": "m", "messages": a_run()}),
+        (
+            "/v1/chat/completions",
+            {"model": "m", "messages": [*a_run(), user("go on"), *a_run()[2:8]], "stream": True},
+        ),
+        ("/v1/responses", {"model": "m", "input": items}),
+        ("/v1/responses", {"model": "m", "input": [*items, *items[1:]]}),
+    ]
+    with (
+        ScriptedServer(lambda body: say(f"I have {secret}."), strict=False) as upstream,
+        caplog.at_level(logging.DEBUG),
+    ):
+        with serving(configured(database=str(file), upstream=upstream.base_url)) as served:
+            for path, body in asks:
+                answer = served.ask(
+                    "POST", path, ("Content-Type", "application/json"), body=json.dumps(body).encode()
+                )
+                assert answer.status == 200, answer
+            assert served.ask("GET", f"/v1/sessions/a/search?q={secret}").status == 200
+            assert served.app.state.service.recorder.drain(30)
+            steps = served.ask("GET", "/v1/sessions/a/steps/1").body
+            kept = everything_in(file)
+        assert SECRETS["openai key"] in json.dumps(upstream.requests[0].body)  # which went on as it came
+    kept += everything_in(file) + steps
+    assert b'"context"' in kept and kept.count(b"[redacted: github token]") > 20
+    for hidden in HIDDEN:
+        for form in (hidden, json.dumps(hidden)[1:-1]):
+            assert form.encode() not in kept, form
+            assert form not in caplog.text, form
 
 
 def test_a_step_without_secrets_is_the_clients_own_messages(tmp_path):

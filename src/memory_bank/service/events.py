@@ -59,7 +59,7 @@ def read_event(raw: bytes) -> Event:
         return Event(raw, None, None)
     text = b"\n".join(data).decode("utf-8", "replace")
     try:
-        value = json.loads(text) if text[:1] == "{" else None
+        value = json.loads(text) if text.lstrip()[:1] == "{" else None
     except (ValueError, RecursionError):
         value = None
     return Event(raw, text, value if isinstance(value, dict) else None)

@@ -39,7 +39,7 @@ _KEYLESS = (
 _TOLD = b", ".join(  # what a page elsewhere may read of the headers
     (
         b"x-request-id", b"x-memory-request-id", b"x-memory-status", b"x-memory-reason", b"x-memory-session",
-        b"x-memory-tokens", b"retry-after",
+        b"x-memory-tokens", b"x-memory-fetched", b"retry-after",
     )
 )  # fmt: skip
 

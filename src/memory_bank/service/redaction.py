@@ -149,10 +149,11 @@ class Redaction:
         out: dict[Any, Any] = {}
         same = True
         for key, field in value.items():
+            if key == "type" and isinstance(field, str) and field in _PARTS:
+                out[key] = field
+                continue
             shown_key = self._value(key, "", depth, inner=inner) if isinstance(key, str) else key
             safe = self._value(field, str(shown_key), depth + 1, inner=inner)
-            if key == "type" and isinstance(field, str) and field in _PARTS:
-                safe = field
             same = same and shown_key is key and safe is field
             while shown_key is not key and (shown_key in out or shown_key in value):
                 shown_key += "+"  # two names that are hidden stay two

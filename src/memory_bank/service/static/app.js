@@ -112,7 +112,7 @@ function title() {
 
 // -- the whole service, the connection
 
-const stats = new Poll(5000, async () => {
+const stats = new Poll(10_000, async () => {
   const s = await get("v1/stats");
   const facts = [
     ["sessions", count(s.sessions)],

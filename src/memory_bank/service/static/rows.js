@@ -88,7 +88,7 @@ export class Rows {
     const before = this.current;
     this.current = index;
     for (const i of [before, index]) this.tell(i);
-    this.mark(Math.max(0, index));
+    if (!this.element.contains(document.activeElement)) this.mark(Math.max(0, index));
     if (index >= 0 && !quietly) this.reveal(index);
   }
 

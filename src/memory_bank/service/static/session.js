@@ -50,7 +50,7 @@ export class SessionView {
       el("div", { class: "head" }, el("a", { class: "up", href: "#/" }, "All sessions"), el("div", { class: "title" }, title, copier("Copy name", async () => name)), this.about, this.figures),
       this.curve.element, this.tabs.list, ...Object.values(this.tabs.panels),
     );
-    this.polls = [new Poll(1500, () => this.news()), new Poll(5000, () => this.inform())];
+    this.polls = [new Poll(2000, () => this.news()), new Poll(15_000, () => this.inform())];
   }
 
   start() {
@@ -151,6 +151,7 @@ export class SessionView {
   }
 
   grown(added) {
+    if (added) this.polls[1].now();
     this.curve.set(this.points);
     const most = Math.max(...this.points.map((p) => Math.max(p.full_tokens, p.tokens)), 1);
     this.stepRows.element.style.setProperty("--most", most);

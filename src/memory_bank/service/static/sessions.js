@@ -1,6 +1,6 @@
 // The sessions, newest first: found by name, opened by link, kept up to date.
 
-import { Poll, get } from "./api.js";
+import { Failure, Poll, get } from "./api.js";
 import { el, plainText, put, told } from "./dom.js";
 import { ago, plural } from "./format.js";
 import { link } from "./route.js";
@@ -22,7 +22,7 @@ export class Sessions {
     this.told = el("p", { class: "empty", role: "status" });
     this.rows = new Rows({ label: "Sessions, newest first", height: 56, row: (i) => this.row(i), sign: (i) => this.sign(i), need: (_, to) => this.more(to) });
     put(box, el("div", { class: "bar" }, this.field), el("div", { class: "scroll" }, this.told, this.rows.element));
-    this.poll = new Poll(3000, () => this.refresh());
+    this.poll = new Poll(5000, () => this.refresh());
   }
 
   start() {
@@ -64,6 +64,8 @@ export class Sessions {
       this.list.push(...page.sessions.filter((s) => !known.has(s.name)));
       this.next = page.next;
       this.rows.set(this.list.length);
+    } catch (error) {
+      if (!(error instanceof Failure)) throw error; // asked for again with the next look
     } finally {
       this.loading = false;
     }
