@@ -18,6 +18,23 @@ settings.register_profile("default", deadline=None, suppress_health_check=list(H
 settings.register_profile("ci", parent=settings.get_profile("default"), derandomize=True)
 settings.load_profile("ci" if os.environ.get("CI") else "default")
 
+LONG = (  # what starts many processes or loads a model: begun first, so that no core waits for it at the end
+    "service/test_proxy_fuzz", "service/test_shared", "service/test_running", "service/test_page_in_browser",
+    "service/test_workers", "service/test_proxy_clients", "service/test_proxy_agents", "clients/test_flag",
+    "cli/test_observe", "cli/test_faults", "test_docs", "test_soak", "service/", "cli/", "experiments/", "evidence/",
+)  # fmt: skip
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Long files first; the tests of a file stay together, in their order."""
+
+    def rank(item: pytest.Item) -> int:
+        name = item.path.relative_to(Path(__file__).parent).as_posix()
+        return next((i for i, beginning in enumerate(LONG) if name.startswith(beginning)), len(LONG))
+
+    items.sort(key=rank)
+
+
 _connect = socket.socket.connect
 
 

@@ -103,8 +103,7 @@ def test_ctrl_c_keeps_what_was_written(tmp_path):
         time.sleep(0.05)
     running.send_signal(signal.SIGINT)
     _, err = running.communicate(timeout=30)
-    assert running.returncode == 130
-    assert err == "memory-bank: stopped.\n"
+    assert (running.returncode, err) == (130, "memory-bank: stopped.\n")
     steps = [json.loads(each) for each in out.read_text().splitlines()]
     assert steps[0]["id"] == "t0"
 

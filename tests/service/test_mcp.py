@@ -3,6 +3,7 @@
 import json
 import re
 import socket
+import sys
 import threading
 import time
 from functools import partial
@@ -481,10 +482,11 @@ def test_the_service_has_it_at_mcp_also_by_another_name(bank):
         assert ORDERS[2] in text_of(anyio.run(main))
 
 
-def test_without_the_extra_it_says_what_to_install(bank):
+def test_without_the_extra_it_says_what_to_install(bank, monkeypatch):
     app = create_app(configured(bank["file"]))
+    monkeypatch.delitem(sys.modules, "memory_bank.service.mcp")
+    monkeypatch.setitem(sys.modules, "mcp_types", None)
     with serving(app) as url:
-        app.state.mcp = None
         answer = answer_to(url, request_of("tools/list", {}))
     assert answer.startswith("HTTP/1.1 501")
     assert "pip install 'memory-bank[mcp]'" in answer

@@ -496,14 +496,18 @@ def test_no_view_scrolls_sideways(opened, width):
 def test_a_phone_shows_one_thing_at_a_time_and_leads_back(opened):
     page = opened(width=360, height=740)
     page.size(360, 740, phone=True)
-    visible = "['sessions', 'session', 'detail'].filter(id => document.getElementById(id).offsetParent)"
-    assert page.js(visible) == ["sessions"]
+
+    def shows(name):
+        visible = "['sessions', 'session', 'detail'].filter(id => document.getElementById(id).offsetParent)"
+        page.wait(f"{visible}.join() === {name!r}")
+
+    shows("sessions")
     choose(page, "shop-refunds")
     page.wait("document.querySelector('#session .steps li a')")
-    assert page.js(visible) == ["session"]
+    shows("session")
     page.click("#session .steps li a", 2)
     at_step(page, len(SHOP) - 2)
-    assert page.js(visible) == ["detail"]
+    shows("detail")
     assert page.js("document.activeElement.id") == "detail-title"
     assert (
         page.js(
@@ -515,7 +519,7 @@ def test_a_phone_shows_one_thing_at_a_time_and_leads_back(opened):
     page.wait("location.hash === '#/s/shop-refunds'")
     page.click("#session .up")
     page.wait("location.hash === '#/'")
-    assert page.js(visible) == ["sessions"]
+    shows("sessions")
 
 
 # -- where one is

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
 import logging
 import os
 import threading
 import time
 from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -41,10 +42,6 @@ from memory_bank.service.telemetry import Telemetry
 from memory_bank.service.upstream import Upstream
 from memory_bank.stores.database import Database
 
-try:
-    from memory_bank.service import mcp
-except MissingExtraError:
-    mcp = None  # type: ignore[assignment]
 try:
     from fastapi import FastAPI, Request
     from fastapi.exceptions import RequestValidationError
@@ -188,13 +185,8 @@ def create_app(config: Config) -> FastAPI:
             database.close()
             raise
         app.state.service = service
-        app.state.mcp = None
         try:
-            async with AsyncExitStack() as parts:
-                if mcp is not None:
-                    limit = service.settings.max_body_bytes
-                    app.state.mcp = await parts.enter_async_context(mcp.over_http(service.sessions, limit))
-                yield
+            yield
         finally:
             await service.upstream.aclose()
             await to_thread.run_sync(service.close)
@@ -227,13 +219,13 @@ def create_app(config: Config) -> FastAPI:
 
 
 class _Mcp:
-    """The MCP server as an endpoint, where its extra is installed."""
+    """The MCP server as an endpoint, where its extra is installed. It is loaded when it is asked first."""
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        manager = scope["app"].state.mcp
-        if manager is None:
-            raise MissingExtraError("the MCP server", "mcp")
-        await manager.handle_request(scope, receive, send)
+        mcp = await to_thread.run_sync(importlib.import_module, "memory_bank.service.mcp")
+        service: Service = scope["app"].state.service
+        async with mcp.over_http(service.sessions, service.settings.max_body_bytes) as manager:
+            await manager.handle_request(scope, receive, send)
 
 
 def service_of(request: Request) -> Service:

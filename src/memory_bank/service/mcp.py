@@ -90,7 +90,7 @@ def create_server(sessions: Sessions, session: str | None = None) -> Server[Any]
 
 @asynccontextmanager
 async def over_http(sessions: Sessions, max_body_bytes: int) -> AsyncIterator[StreamableHTTPSessionManager]:
-    """The server as an ASGI endpoint (``handle_request``) of one process.
+    """The server as an ASGI endpoint (``handle_request``) for one request or more.
 
     No request depends on one before it, so workers need no sticky sessions. Host and origin are the gate's to
     check: the library's own check is off, or it would refuse hosts that the settings allow.

@@ -17,8 +17,6 @@ from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-import regex
-
 from memory_bank.config import ServiceSettings
 from memory_bank.errors import ConfigError
 from memory_bank.history.jsontext import flat_text, is_deep, plain
@@ -58,12 +56,7 @@ class Redaction:
     ) -> None:
         self.secrets = secrets
         self._seconds = seconds
-        self._rules: list[tuple[str, Any]] = []
-        for number, expression in enumerate(expressions, 1):
-            try:
-                self._rules.append((f"rule {number}", regex.compile(expression)))
-            except regex.error as e:
-                raise ConfigError(f"redact: rule {number} is no regular expression ({e}).") from None
+        self._rules = [(f"rule {number}", _rule(number, e)) for number, e in enumerate(expressions, 1)]
         self._known: OrderedDict[int, str | None] = OrderedDict()  # None: nothing to hide
         self._chars = 0
         self._told: set[str] = set()
@@ -214,6 +207,15 @@ class Redaction:
                     log.warning("redact: %s takes too long; texts that it cannot check are hidden.", kind)
                 raise
         return spans
+
+
+def _rule(number: int, expression: str) -> Any:
+    import regex  # takes a while to load, and most services have no rules
+
+    try:
+        return regex.compile(expression)
+    except regex.error as e:
+        raise ConfigError(f"redact: rule {number} is no regular expression ({e}).") from None
 
 
 def _mark(kind: str) -> str:
