@@ -1,6 +1,8 @@
 """``memory-bank keys``, as its user meets it."""
 
 import re
+import shlex
+from pathlib import Path
 
 import pytest
 from tests.cli.conftest import shell
@@ -9,6 +11,8 @@ from memory_bank.stores.database import Database
 from memory_bank.stores.keys import Keys
 
 KEY = r"mb_[0-9a-f]{12}_[A-Za-z0-9_-]{43}"
+
+PAGE = (Path(__file__).parents[2] / "docs" / "security.md").read_text()
 
 
 def test_a_key_is_printed_once_and_alone(cli, tmp_path):
@@ -99,3 +103,17 @@ def test_the_database_is_the_one_that_serve_uses(cli, tmp_path, monkeypatch):
 def test_a_shell_takes_the_key(tmp_path):
     done = shell(f'KEY=$($MB keys create agent --db {tmp_path}/bank.db 2>/dev/null) && echo "<$KEY>"')
     assert re.fullmatch(f"<{KEY}>\n", done.stdout)
+
+
+def test_the_commands_of_the_page_on_keys_run(cli, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    blocks = re.findall(r"```console\n(.*?)```", PAGE, re.S)
+    lines = [shlex.split(line[2:], comments=True) for block in blocks for line in block.splitlines()]
+    answers = [cli(*line[1:]) for line in lines if line[0] == "memory-bank"]
+    assert [(a.code, a.err.count("error")) for a in answers] == [(0, 0)] * len(lines)
+    assert (
+        answers[0].out.startswith("mb_")
+        and "support-agent" in answers[2].out
+        and "dashboard" in answers[2].out
+    )
+    assert not [a for a in answers[1:] if answers[0].out.strip() in a.out]

@@ -6,6 +6,7 @@ import math
 from typing import Any
 
 from memory_bank.errors import (
+    BodyError,
     ConfigError,
     EmbeddingError,
     HistoryError,
@@ -37,6 +38,7 @@ STATUSES: tuple[tuple[type[MemoryBankError], int, str], ...] = (
     (TooLargeError, 413, "too_large"),
     (TooManyRequestsError, 429, "too_many_requests"),
     (UpstreamError, 502, "upstream_unreachable"),
+    (BodyError, 422, "invalid_body"),
     (InvalidRequestError, 422, "invalid_request"),
     (UnknownStrategyError, 422, "unknown_strategy"),
     (ConfigError, 422, "invalid_settings"),
