@@ -142,11 +142,11 @@ class MemoryBankState:
             self.conversation = Conversation(self.session_id, self.counter)
         if self.insight_store is None:
             self._bind_embedder(settings.embedding_model)
-        generation = self.database.generation(self.session_id)
+        generation, count = self.database.extent(self.session_id)
         if generation != self._generation:  # first use, or the session was reset elsewhere
             self._load()
             self._generation = generation
-        elif self.fact_store.size() != len(self.steps):
+        elif count != len(self.steps):
             self._catch_up()
         self._mode = settings.observer_mode
         self.scope = settings.scope

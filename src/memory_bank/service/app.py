@@ -18,6 +18,7 @@ from memory_bank import __version__
 from memory_bank.config import Config, ServiceSettings
 from memory_bank.errors import ConfigError, MemoryBankError, MissingExtraError
 from memory_bank.service import api, failures, memory_routes, page, record_routes, timeline
+from memory_bank.service.chain import canonical
 from memory_bank.service.document import describe
 from memory_bank.service.elsewhere import no_such_routes
 from memory_bank.service.exchange import Exchange
@@ -36,6 +37,7 @@ from memory_bank.service.proxy import Proxy, direct, upstream_routes
 from memory_bank.service.recorder import Recorder
 from memory_bank.service.redaction import Redaction
 from memory_bank.service.requests import Noted
+from memory_bank.service.seen import Seen
 from memory_bank.service.sessions import Rebuilt, Sessions
 from memory_bank.service.taken import sentence
 from memory_bank.service.telemetry import Telemetry
@@ -71,13 +73,14 @@ class Service:
         upstream = upstream_of(self.settings)
         chat = chat_of(config, upstream)
         self.observing = Observing(database, config, chat)
+        seen = Seen()
         redaction = Redaction.of(self.settings)
         self.recorder = Recorder(database, self.settings.steps_kept)
         self.sessions = Sessions(
             database,
             config,
             chat,
-            redact=redaction.message if redaction else None,
+            redact=(lambda m: seen.known("redacted", m, redaction.message)) if redaction else None,
             rebuilt=self._stepped,
             queued=self.observing.wake,
             traced=telemetry.memory,
@@ -89,9 +92,10 @@ class Service:
             upstream, timeout=self.settings.upstream_timeout, key=os.environ.get("OPENAI_API_KEY")
         )
         timeout = self.settings.memory_timeout
-        memory = Memory(self.sessions, Identity(database), timeout)
+        identity = Identity(database, lambda m: seen.known("canonical", m, canonical))
+        memory = Memory(self.sessions, identity, timeout)
         turn = Injection(self.sessions, timeout) if self.settings.inject_tools else direct
-        self.proxy = Proxy(self.upstream, memory, turn=turn, carry=telemetry.carry, tell=self.tell)
+        self.proxy = Proxy(self.upstream, memory, turn=turn, seen=seen, carry=telemetry.carry, tell=self.tell)
         database.failed = metrics.database_errors.inc
         self.ending = threading.Event()
         """Set when the process is about to end: what streams without an end of its own ends now."""

@@ -5,8 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from itertools import pairwise
 from typing import Any
 
@@ -79,8 +80,15 @@ def seed_of(namespace: str | None, upstream_key: str | None, cache_key: str | No
     return content_key(b"memory_bank lineage 1", secret, *parts)
 
 
-def read_chain(seed: bytes, messages: Sequence[Any]) -> Chain | None:
-    """The chain of a list; None before the first assistant tool call."""
+Canonical = Callable[[Any], tuple[bytes, bytes]]
+
+
+def read_chain(seed: bytes, messages: Sequence[Any], canonical_of: Canonical | None = None) -> Chain | None:
+    """The chain of a list; None before the first assistant tool call.
+
+    ``canonical_of`` gives what ``canonical`` gives, and may know it already.
+    """
+    canonical_of = canonical_of or canonical
     kinds = [kind_of(m) for m in messages]
     if Kind.CALL not in kinds:
         return None
@@ -89,7 +97,7 @@ def read_chain(seed: bytes, messages: Sequence[Any]) -> Chain | None:
     positions: dict[str, int] = {}
     digests: list[str] = []  # digests[i] of the messages up to first + i
     for i, message in enumerate(messages):
-        told, text = canonical(message)
+        told, text = canonical_of(message)
         rolling.update(b"%d,%d;" % (len(told), len(text)))
         rolling.update(told)
         rolling.update(text)
@@ -204,6 +212,7 @@ def _digest(seed: bytes, *parts: str) -> str:
 _WORDS = re.compile(r"[A-Z]?[a-z]+|[A-Z]+|[0-9]+")
 
 
+@lru_cache(maxsize=65_536)
 def looks_random(call_id: str | None, name: str = "") -> bool:
     """Whether nobody else is likely to have an id: ``call_DdmO9pD3xa9XTPNJ32zg2hcA``, but not ``call_0001``.
 

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 from memory_bank.history.responses import from_items, stands_alone, to_items
 from memory_bank.service.bodies import Body, parse_body
+from memory_bank.service.seen import Seen
 
 
 class PassedError(Exception):
@@ -72,6 +73,10 @@ DIALECTS: Mapping[str, Dialect] = {"/chat/completions": Chat(), "/responses": Re
 """By what follows ``/v1`` in the path of a POST."""
 
 
-def read_body(data: bytes, dialect: Dialect) -> Body:
-    """A request's body; what was said in it and its tools can be edited. Raises BodyError."""
-    return parse_body(data, dialect.key, "tools")
+def read_body(data: bytes, dialect: Dialect, seen: Seen | None = None) -> Body:
+    """A request's body; what was said in it and its tools can be edited. Raises BodyError.
+
+    What was said as in an earlier request are the objects that ``seen`` remembers.
+    """
+    body = parse_body(data, dialect.key, "tools")
+    return body if seen is None else seen.again(body, dialect.key)

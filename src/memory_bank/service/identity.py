@@ -28,7 +28,7 @@ from urllib.parse import unquote
 
 from memory_bank.errors import ConfigError, StorageError
 from memory_bank.service.access import LONGEST_NAME, public_name, stored_id
-from memory_bank.service.chain import Chain, Outcome, Turn, read_chain, seed_of
+from memory_bank.service.chain import Canonical, Chain, Outcome, Turn, read_chain, seed_of
 from memory_bank.stores.database import Database
 from memory_bank.stores.lineage import Begun, Entry, Known, Lineage, Parting
 from memory_bank.stores.payload import is_session_id
@@ -56,10 +56,14 @@ class Found:
 
 
 class Identity:
-    """Finds the session of every request. Safe under threads, and beside other processes at the database."""
+    """Finds the session of every request. Safe under threads, and beside other processes at the database.
 
-    def __init__(self, database: Database) -> None:
+    ``canonical_of``: see ``read_chain``.
+    """
+
+    def __init__(self, database: Database, canonical_of: Canonical | None = None) -> None:
         self._lineage = Lineage(database)
+        self._canonical_of = canonical_of
 
     def session_of(
         self,
@@ -84,7 +88,7 @@ class Identity:
         cache_key = body.get("prompt_cache_key")
         if not isinstance(cache_key, str) or not cache_key:
             cache_key = None
-        chain = read_chain(seed_of(namespace, upstream_key, cache_key), messages)
+        chain = read_chain(seed_of(namespace, upstream_key, cache_key), messages, self._canonical_of)
         if chain is None:
             return None
         asked = _Asked(namespace, cache_key, chain, _names(namespace, cache_key))

@@ -24,6 +24,7 @@ from memory_bank.service.failures import failure
 from memory_bank.service.forwarding import Headers, bearer_of, replaced, request_headers
 from memory_bank.service.incoming import ClientGone, Incoming
 from memory_bank.service.memory import Memory, Remembered
+from memory_bank.service.seen import Seen
 from memory_bank.service.upstream import Answer, Upstream
 
 log = logging.getLogger("memory_bank.Service")
@@ -74,8 +75,8 @@ class Proxy:
     """An ASGI application for everything under ``/v1`` that is not our own.
 
     The body of a chat or response gets the context that memory has for it; all else, and the answer, passes
-    byte by byte. ``turn`` says how chats and responses are answered, ``carry`` gives the headers of a request
-    that goes upstream its trace, ``tell`` is told what became of it.
+    byte by byte. ``turn`` says how chats and responses are answered, ``seen`` remembers their messages,
+    ``carry`` gives the headers of a request that goes upstream its trace, ``tell`` is told what became of it.
     """
 
     def __init__(
@@ -84,12 +85,14 @@ class Proxy:
         memory: Memory,
         *,
         turn: Turn = direct,
+        seen: Seen | None = None,
         carry: Callable[[Headers], Headers] = lambda headers: headers,
         tell: Callable[[Exchange], None] = lambda _: None,
     ) -> None:
         self.upstream = upstream
         self.memory = memory
         self.turn = turn
+        self.seen = seen
         self.carry = carry
         self.tell = tell
 
@@ -183,9 +186,11 @@ class _Passage:
         """The request with its memory."""
         try:
             if len(data) < LARGE:
-                body = read_body(data, dialect)
+                body = read_body(data, dialect, self.proxy.seen)
             else:
-                body = await to_thread.run_sync(read_body, data, dialect, abandon_on_cancel=True)
+                body = await to_thread.run_sync(
+                    read_body, data, dialect, self.proxy.seen, abandon_on_cancel=True
+                )
         except BodyError as e:
             return Asked(dialect, self.caller, data, None, Remembered("passed", str(e)))
         given = HeaderView(raw=self.scope["headers"])

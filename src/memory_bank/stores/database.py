@@ -18,7 +18,7 @@ from memory_bank.faults import fault_point
 from memory_bank.records import NAMESPACE_END
 from memory_bank.stores.backend import Backend
 from memory_bank.stores.payload import is_session_id
-from memory_bank.stores.schema import HEAD, bank, sessions
+from memory_bank.stores.schema import HEAD, bank, records, sessions
 from memory_bank.stores.sqlite import Sqlite
 from memory_bank.stores.writer import GroupWriter
 
@@ -30,6 +30,13 @@ ANY: Any = object()
 _s = sessions.c
 _mine = _s.session_id == sa.bindparam("session")
 _GENERATION = sa.select(_s.generation).where(_mine)
+_EXTENT = sa.select(
+    _GENERATION.scalar_subquery(),
+    sa.select(sa.func.count())
+    .select_from(records)
+    .where(records.c.session_id == sa.bindparam("session"))
+    .scalar_subquery(),
+)
 _AGENT = sa.select(_s.agent_id).where(_mine)
 _OWNERS = sa.select(_s.agent_id, _s.namespace, _s.deleted).where(_mine)
 _REVIVE = sa.update(sessions).where(_mine, _s.deleted.is_not(None)).values(deleted=None)
@@ -378,6 +385,12 @@ class Database:
         """How often a session was reset."""
         with self.read() as c:
             return c.execute(_GENERATION, {"session": session_id}).scalar() or 0
+
+    def extent(self, session_id: str) -> tuple[int, int]:
+        """How often a session was reset, and how many records it has."""
+        with self.read() as c:
+            generation, count = c.execute(_EXTENT, {"session": session_id}).one()
+            return generation or 0, count
 
     def set_task(self, session_id: str, task: str) -> None:
         """Write down what the session's user asked for."""

@@ -25,6 +25,8 @@ from memory_bank.strategies.top_k import draw_top_k
 
 log = logging.getLogger("memory_bank.MemoryBankStrategy")
 
+_COUNTED = "memory counted"  # the memo's key
+
 
 def apply_memory_bank_strategy(
     messages: Any, llm_client: Any, settings: Any, state: Any
@@ -85,7 +87,7 @@ def _plan_and_render(
     memory = None
     if drawn.text and not drawn.unchanged:
         memory = {"role": settings.memory_role, "content": fence(drawn.text, state.session_id)}
-    memory_tokens = count(memory) if memory else 0
+    memory_tokens = _counted(memory, state) if memory else 0
     tail, tail_tokens = _tail(view, state, settings)
     tokens = memory_tokens + tail_tokens + sum(view.tokens_between(p, p + 1) for p in view.kept)
     tokens += sum(entry.tokens for entry in drawn.whole)
@@ -115,6 +117,15 @@ def _plan_and_render(
         previous=None if state.last_plan is None else replace(state.last_plan, previous=None),
     )
     return plan, context
+
+
+def _counted(memory: dict[str, Any], state: BankState) -> int:
+    """Tokens of the memory; where it is that of the step before, they are known."""
+    known = state.memos.get(_COUNTED)
+    if known is None or known[0] != (memory, state.counter):
+        known = state.memos[_COUNTED] = ((memory, state.counter), state.counter.count_message(memory))
+    tokens: int = known[1]
+    return tokens
 
 
 def _tail(view: View, state: BankState, settings: MemoryBankSettings) -> tuple[list[Any], int]:
