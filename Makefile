@@ -6,7 +6,7 @@ VENV   := .venv
 BASE   := .venv-base
 PIP     = bin/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt
 # The tests of a file stay together: they share servers and models. Many wait for processes: more workers than cores.
-ON_ALL_CORES = -n 4 --dist loadfile --no-loadscope-reorder
+ON_ALL_CORES = -n 5 --dist loadfile --no-loadscope-reorder
 # Many processes are started: none is to compile again what it imports, whatever the environment says.
 export PYTHONDONTWRITEBYTECODE :=
 
