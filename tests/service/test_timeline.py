@@ -104,7 +104,17 @@ def test_what_is_not_there_is_not_found(service, shop):
 
 
 @pytest.mark.parametrize(
-    "path", ["steps/0", "steps/x", "steps?limit=0", "steps?limit=501", "steps?after=-1", "curve?points=0"]
+    "path",
+    [
+        "steps/0",
+        "steps/x",
+        "steps?limit=0",
+        "steps?limit=501",
+        "steps?after=-1",
+        "curve?points=0",
+        "steps?limits=9",
+        "curve?point=9",
+    ],
 )
 def test_what_is_asked_wrongly_is_told(service, shop, path):
     answer = service.ask(f"/v1/sessions/shop/{path}")

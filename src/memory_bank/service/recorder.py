@@ -23,8 +23,9 @@ WAITING = 100_000
 PATIENCE = 600.0
 """Seconds in which a batch is tried again."""
 _TOGETHER = 256  # steps in one transaction; so many may wait for it in full
-_GATHER = 0.05  # seconds in which they gather
+_GATHER = 0.2  # seconds in which they gather
 _SETTLED = 0.1  # seconds after which a step is looked at: an agent that has gone on by then is not held up
+_REST = 4.0  # times as long as a look took the next one waits: requests go first
 _BUSY = 0.05  # seconds that a session at work again is waited for
 _PAUSES = 0.2, 5.0  # seconds between attempts, the first and the longest
 
@@ -120,11 +121,15 @@ class Recorder:
                 self._detailed -= step is not None
             if step is not None:
                 self._closing.wait(max(0.0, due - time.monotonic()))
-            if step is not None and time.monotonic() < self._until:
+            began = time.monotonic()
+            if step is not None and began < self._until:
                 figures = replace(figures, manifest=_manifest(step))
             with self._change:
                 self._ready.append(figures)
                 self._change.notify_all()
+                has_more = self._detailed > 0
+            if has_more:
+                self._closing.wait(_REST * (time.monotonic() - began))
 
     def _write(self) -> None:
         """Write what is ready, until the recorder is closed and everything written, or its time is over."""

@@ -13,6 +13,7 @@ from memory_bank.errors import NotFoundError
 from memory_bank.service.asking import Asking, Asks, SessionName
 from memory_bank.service.document import failing
 from memory_bank.service.shapes import Count, Shape, Time
+from memory_bank.service.taken import Given
 from memory_bank.service.values import answer
 from memory_bank.stores import steps
 
@@ -162,9 +163,19 @@ class StepDetail(Shape):
     changes: list[dict[str, Any]] | None
 
 
-After = Annotated[int, Query(ge=0, le=_LARGEST, description="`next` of the page before: a number")]
-Limit = Annotated[int, Query(ge=1, le=MOST_STEPS, description="how many at most")]
-Points = Annotated[int, Query(ge=1, le=MOST_POINTS, description="how many points at most")]
+class StepsQuery(Given):
+    """Parameters of a page of steps."""
+
+    after: int = Field(default=0, ge=0, le=_LARGEST, description="`next` of the page before: a number")
+    limit: int = Field(default=100, ge=1, le=MOST_STEPS, description="how many at most")
+
+
+class CurveQuery(Given):
+    """Parameters of a curve."""
+
+    points: int = Field(default=400, ge=1, le=MOST_POINTS, description="how many points at most")
+
+
 Number = Annotated[int, Path(ge=1, le=_LARGEST, description="the step's number")]
 
 
@@ -175,9 +186,9 @@ Number = Annotated[int, Path(ge=1, le=_LARGEST, description="the step's number")
     response_model=StepPage,
     responses=failing(404, 422),
 )
-async def list_steps(asking: Asks, name: SessionName, after: After = 0, limit: Limit = 100) -> Response:
+async def list_steps(asking: Asks, name: SessionName, asked: Annotated[StepsQuery, Query()]) -> Response:
     """What every context cost, in figures; a page at a time."""
-    return await answer(_steps, asking, name, after, limit)
+    return await answer(_steps, asking, name, asked.after, asked.limit)
 
 
 def _steps(asking: Asking, name: str, after: int, limit: int) -> dict[str, Any]:
@@ -200,9 +211,9 @@ def _steps(asking: Asking, name: str, after: int, limit: int) -> dict[str, Any]:
     response_model=Curve,
     responses=failing(404, 422),
 )
-async def get_curve(asking: Asks, name: SessionName, points: Points = 400) -> Response:
+async def get_curve(asking: Asks, name: SessionName, asked: Annotated[CurveQuery, Query()]) -> Response:
     """What was sent, and what the full histories had; however many steps there are."""
-    return await answer(_curve, asking, name, points)
+    return await answer(_curve, asking, name, asked.points)
 
 
 def _curve(asking: Asking, name: str, points: int) -> dict[str, Any]:
