@@ -88,7 +88,8 @@ def requests_of(traces: list[Trace], seed: int, count: int) -> Iterator[Asked]:
         if key == "input" and rng.random() < 0.5:
             body["instructions"] = "You are careful."
         for _ in range(rng.choice((0, 1, 1, 2, 3, 8))):
-            rng.choice(CHANGES)(body, key, rng)
+            if body:  # all of it may have been removed
+                rng.choice(CHANGES)(body, key, rng)
         yield Asked(route, headers_of(rng), bytes_of(body, rng))
 
 

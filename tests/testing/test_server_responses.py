@@ -224,6 +224,10 @@ def test_what_the_server_does_not_hold() -> None:
         assert "not found" in refused(server, input=[{"type": "item_reference", "id": unkept.output[0].id}])
         assert "Mutually exclusive" in refused(server, input="q", conversation="c", previous_response_id="r")
         assert "'input'" in refused(server)
+        for odd in ([], {"id": []}, 7, True):
+            assert "Invalid type for 'conversation'" in refused(server, input="q", conversation=odd)
+            assert "Invalid type" in refused(server, input="q", previous_response_id=odd)
+        assert "not found" in refused(server, input=[{"type": "item_reference", "id": []}])
 
 
 def test_faults_are_those_of_chats() -> None:

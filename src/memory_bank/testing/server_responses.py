@@ -56,6 +56,10 @@ class Responses:
     def refusal(self, body: dict[str, Any]) -> Reply | None:
         """The error for a request that names nothing to answer, or what this server does not hold."""
         previous, conversation = body.get("previous_response_id"), _conversation(body)
+        for name, named in (("previous_response_id", previous), ("conversation", conversation)):
+            if not isinstance(named, (str, type(None))):
+                message = f"Invalid type for '{name}': expected a string, but got {_kind(named)}."
+                return fail(400, message, param=name, code="invalid_type")
         if previous is not None and conversation is not None:
             both = "'previous_response_id' or 'conversation'"
             return fail(400, f"Mutually exclusive parameters. Ensure you are only providing one of: {both}.")
@@ -72,7 +76,7 @@ class Responses:
             message = f"Invalid type for 'input': expected a string or an array, but got {_kind(given)}."
             return fail(400, message, param="input", code="invalid_type")
         for item in _items(given):
-            if item_type(item) == "item_reference" and item.get("id") not in self._items:
+            if item_type(item) == "item_reference" and self._items.get(str(item.get("id"))) is None:
                 return fail(404, f"Item with id '{item.get('id')}' not found.", param="input")
         return None
 
@@ -249,7 +253,7 @@ def _items(given: Any) -> list[Any]:
     return given if isinstance(given, list) else []
 
 
-def _conversation(body: dict[str, Any]) -> str | None:
+def _conversation(body: dict[str, Any]) -> Any:
     given = body.get("conversation")
     return given.get("id") if isinstance(given, dict) else given
 
