@@ -81,6 +81,22 @@ def test_what_memory_leaves_as_it_is_arrives_to_the_byte(echo, path, body):
     assert p.lines == []
 
 
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [(" ", b"%20"), (" a b ", b"%20a%20b%20"), ("50%", b"50%25"), ("a/b:c", b"a/b:c"), ("\u00e9", b"%C3%A9")],
+)
+@pytest.mark.parametrize("by", ["metadata", "prompt_cache_key"])
+def test_any_name_is_told_in_a_header(echo, name, told, by):
+    """Also one that no header could hold as it is: the answer comes whole, and the name can be sent back."""
+    _, p = echo
+    more = {"metadata": {"session_id": name}} if by == "metadata" else {by: name}
+    came = post(p.port, CHAT, {"messages": LONG[:4], **more})
+    assert (came.status, came.body, came.whole) == (200, OK, True)
+    assert came.header(b"x-memory-session") == told
+    again = post(p.port, CHAT, {"messages": LONG[:6]}, b"x-memory-session: " + told)
+    assert again.header(b"x-memory-session") == told
+
+
 def test_a_rebuilt_request_differs_in_its_messages_only(echo):
     upstream, p = echo
     before, after = (

@@ -33,7 +33,7 @@ PREFIX = "/v1"
 LARGE = 65_536
 """Bytes from which a body is parsed beside the event loop."""
 
-_PLAIN = "".join(chr(c) for c in range(0x20, 0x7F) if chr(c) != "%")
+_PLAIN = "".join(chr(c) for c in range(0x21, 0x7F) if chr(c) != "%")
 
 
 @dataclass(frozen=True, slots=True)
