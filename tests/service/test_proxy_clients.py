@@ -196,13 +196,13 @@ def test_a_hundred_streams_at_once(tmp_path):
         proxied(server.base_url, tmp_path / "bank.db", memory_timeout=60) as p,
     ):
         answers = {}
+        client = openai.OpenAI(base_url=p.base_url, api_key="k")
 
         def ask(n):
-            client = openai.OpenAI(
-                base_url=p.base_url, api_key="k", default_headers={"x-memory-session": f"s{n}"}
-            )
-            messages = rounds_of(f"own{n}", 9)
-            with client.chat.completions.stream(model="scripted", messages=messages) as stream:
+            messages, named = rounds_of(f"own{n}", 9), {"x-memory-session": f"s{n}"}
+            with client.chat.completions.stream(
+                model="scripted", messages=messages, extra_headers=named
+            ) as stream:
                 answers[n] = stream.get_final_completion().choices[0].message.content
 
         threads = [threading.Thread(target=ask, args=(n,)) for n in range(100)]
