@@ -9,6 +9,7 @@ from typing import Any
 
 import typer
 
+from memory_bank.cli.interrupts import between_steps
 from memory_bank.cli.output import is_terminal, json_line, one_line, output_file, print_json, tell
 from memory_bank.errors import ConfigError
 
@@ -36,6 +37,7 @@ def replay(
     check_files(traces)
     summary = Summary(key)
     with (
+        between_steps() as look,
         _memory(db) as memory,
         output_file(out, *traces, *([Path(db)] if db else [])) as target,
         _Progress(traces) as bar,
@@ -50,6 +52,7 @@ def replay(
                         continue
                     summary.traces += 1
                     for step in replay_trace(trace, settings, key, memory=memory):
+                        look()
                         summary.add(step)
                         if target is not None:
                             line: dict[str, Any] = {"id": step.trace_id, "step": step.step}
