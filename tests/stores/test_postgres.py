@@ -280,9 +280,9 @@ def test_a_bank_is_embedded_anew_while_others_write(postgres_url: str) -> None:
     def write(k: int) -> None:
         for n in range(25):
             try:
-                store = InsightStore(
-                    NumbersEmbedder(bank_embedder(databases[k])[0]), databases[k], f"s{k % 2}"
-                )  # type: ignore[index]
+                known = bank_embedder(databases[k])  # None: both sessions have just been cleared
+                embedder = NumbersEmbedder(known[0]) if known else NumbersEmbedder()
+                store = InsightStore(embedder, databases[k], f"s{k % 2}")
                 store.add_many([Insight(f"{k}-{n}-{i}", f"1 {i}") for i in range(3)])
                 if n % 8 == 7:
                     store.clear()
