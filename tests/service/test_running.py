@@ -337,7 +337,7 @@ def test_a_database_that_goes_away_while_it_begins(tmp_path: Path) -> None:
 
 def test_services_that_begin_together_on_a_new_database(bank_url: str) -> None:
     """Each migrates or waits for the one that does."""
-    started = [start("--db", bank_url) for _ in range(3)]
+    started = [start("--db", bank_url) for _ in range(4)]
     try:
         for service in started:
             service.address = service.process.stdout.readline().strip()
@@ -345,7 +345,7 @@ def test_services_that_begin_together_on_a_new_database(bank_url: str) -> None:
             assert service.ask("/health?live").status == 200
         for service in started:
             service.process.send_signal(signal.SIGTERM)
-        assert [s.wait() for s in started] == [0] * 3
+        assert [s.wait() for s in started] == [0] * 4
     finally:
         for service in started:
             service.process.kill()

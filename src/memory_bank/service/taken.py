@@ -80,6 +80,19 @@ class RecordsQuery(Given):
     after: Annotated[int, Field(ge=0, le=10**9, description="`next` of the page before: a number")] = 0
 
 
+class StepsQuery(Given):
+    """Which steps."""
+
+    limit: Annotated[int, Field(ge=1, le=500, description="how many at most")] = 100
+    after: Annotated[int, Field(ge=0, le=2**31 - 1, description="`next` of the page before: a number")] = 0
+
+
+class CurveQuery(Given):
+    """How fine a curve is."""
+
+    points: Annotated[int, Field(ge=1, le=1_000, description="how many points at most")] = 400
+
+
 class SearchQuery(Given):
     """What is looked for."""
 

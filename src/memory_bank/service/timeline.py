@@ -13,14 +13,12 @@ from memory_bank.errors import NotFoundError
 from memory_bank.service.asking import Asking, Asks, SessionName
 from memory_bank.service.document import failing
 from memory_bank.service.shapes import Count, Shape, Time
-from memory_bank.service.taken import Given
+from memory_bank.service.taken import CurveQuery, StepsQuery
 from memory_bank.service.values import answer
 from memory_bank.stores import steps
 
 router = APIRouter(prefix="/v1/sessions/{name}", tags=["steps"])
 
-MOST_STEPS = 500
-MOST_POINTS = 1_000
 _LARGEST = 2**31 - 1
 
 _STEP: dict[str, Any] = {
@@ -161,19 +159,6 @@ class StepDetail(Shape):
     step: StepFigures
     manifest: dict[str, Any] | None
     changes: list[dict[str, Any]] | None
-
-
-class StepsQuery(Given):
-    """Parameters of a page of steps."""
-
-    after: int = Field(default=0, ge=0, le=_LARGEST, description="`next` of the page before: a number")
-    limit: int = Field(default=100, ge=1, le=MOST_STEPS, description="how many at most")
-
-
-class CurveQuery(Given):
-    """Parameters of a curve."""
-
-    points: int = Field(default=400, ge=1, le=MOST_POINTS, description="how many points at most")
 
 
 Number = Annotated[int, Path(ge=1, le=_LARGEST, description="the step's number")]

@@ -16,7 +16,7 @@ from memory_bank.history.tokens import open_counter
 Messages = list[dict[str, Any]]
 Apply = Callable[[Messages], tuple[list[Any], int]]
 
-SEEDS = range(4)
+SEEDS = range(6)
 
 
 def recorded_run(seed: int, interactions: int = 24) -> Messages:
