@@ -32,6 +32,15 @@ def configured(tmp_path: Path) -> Callable[..., Config]:
     return make
 
 
+@pytest.fixture
+def held() -> Iterator[Any]:
+    """An upstream that keeps each request until it is let go."""
+    from tests.service.proxied import Held
+
+    with Held() as upstream:
+        yield upstream
+
+
 class Lines(logging.Handler):
     """Log records as they came."""
 

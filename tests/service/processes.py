@@ -63,6 +63,16 @@ class Process:
         finally:
             connection.close()
 
+    def refuses(self) -> bool:
+        """Whether nobody listens there any longer."""
+        try:
+            self.ask("/health?live")
+        except ConnectionRefusedError:
+            return True
+        except (http.client.HTTPException, OSError):  # its connection was not taken any more
+            return False
+        return False
+
     def end(self, number: int = signal.SIGTERM) -> int:
         """Send a signal; the exit code."""
         self.process.send_signal(number)

@@ -43,7 +43,7 @@ class Proxied:
 
     def told(self, count: int = 1) -> list[Exchange]:
         """What became of the first so many requests, once that is known."""
-        until = time.monotonic() + 10
+        until = time.monotonic() + 30
         while len(self.exchanges) < count:
             assert time.monotonic() < until, self.exchanges
             time.sleep(0.005)
@@ -176,6 +176,22 @@ class RawUpstream:
         if not there:
             self.gone.append(time.monotonic())
         return there
+
+
+class Held(RawUpstream):
+    """Takes requests, and answers them when ``go`` is set."""
+
+    def __init__(self) -> None:
+        self.go = threading.Event()
+        super().__init__(self._held)
+
+    def __exit__(self, *error: object) -> None:
+        self.go.set()
+        super().__exit__(*error)
+
+    def _held(self, got: Got) -> Pieces:
+        self.go.wait(120)
+        return whole(b"{}")
 
 
 def _read(file: Any) -> Got | None:

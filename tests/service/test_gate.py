@@ -84,7 +84,7 @@ def service(tmp_path, database):
         one.__exit__(None, None, None)
 
 
-def settled(ask, status, within=5.0):
+def settled(ask, status, within=30.0):
     """The answer once it has this status: keys are read again every second."""
     end = time.monotonic() + within
     while (answer := ask()).status != status:

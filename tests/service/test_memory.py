@@ -13,7 +13,7 @@ from memory_bank import MemoryBankState, apply_memory_bank_strategy
 from memory_bank.service.access import LOCAL
 from memory_bank.service.dialects import DIALECTS, read_body
 from memory_bank.service.identity import Identity
-from memory_bank.service.memory import LATER, Memory
+from memory_bank.service.memory import Memory
 from memory_bank.service.sessions import Sessions
 from memory_bank.stores.database import Database
 
@@ -73,7 +73,7 @@ def test_what_was_put_off_is_done_soon(configured):
 
     async def run():
         told = await asked(memory, 3)
-        await asyncio.sleep(20 * LATER)
+        await asyncio.gather(*asyncio.all_tasks() - {asyncio.current_task()})
         return told
 
     assert asyncio.run(run()).status == "unchanged"

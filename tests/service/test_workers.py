@@ -5,7 +5,6 @@ from __future__ import annotations
 import http.client
 import os
 import signal
-import socket
 import time
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from urllib.parse import urlsplit
 
 import pytest
 from tests.service.processes import Process, serve, start, until
+from tests.service.proxied import Held
 
 
 @pytest.fixture
@@ -80,24 +80,21 @@ def test_a_worker_ends_when_its_supervisor_is_gone(two: Process, tmp_path: Path)
     until(lambda: list(tmp_path.glob("memory-bank-figures-*")) == [], 10)
 
 
-def test_open_requests_of_all_end_and_ctrl_c_again_ends_them_at_once(tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as silent:
-        upstream = f"http://127.0.0.1:{silent.getsockname()[1]}/v1"
-        with serve("--db", tmp_path / "b.db", "--workers", "2", "--upstream", upstream) as service:
-            workers = service.children()
-
-            connection = http.client.HTTPConnection(urlsplit(service.address).netloc, timeout=30)
-            connection.request("GET", "/health")
-            time.sleep(0.5)
-            service.process.send_signal(signal.SIGINT)
-            until(lambda: "ending" in service.log)
-            with pytest.raises(ConnectionRefusedError):
-                until(lambda: service.ask("/health?live") is None, 5)
-            service.process.send_signal(signal.SIGINT)
-            assert service.wait(1) == 130
-            with pytest.raises((http.client.HTTPException, OSError)):
-                connection.getresponse()
-            until(lambda: not any(map(alive, workers)), 10)
+def test_open_requests_of_all_end_and_ctrl_c_again_ends_them_at_once(tmp_path: Path, held: Held) -> None:
+    options = "--db", tmp_path / "b.db", "--workers", "2", "--upstream", held.base_url
+    with serve(*options, MEMORY_BANK_SERVICE__SHUTDOWN_TIMEOUT="600") as service:
+        workers = service.children()
+        connection = http.client.HTTPConnection(urlsplit(service.address).netloc, timeout=30)
+        connection.request("GET", "/v1/models")
+        until(lambda: held.got)
+        service.process.send_signal(signal.SIGINT)
+        until(lambda: "ending" in service.log)
+        until(service.refuses)
+        service.process.send_signal(signal.SIGINT)
+        assert service.wait() == 130
+        with pytest.raises((http.client.HTTPException, OSError)):
+            connection.getresponse()
+        until(lambda: not any(map(alive, workers)))
 
 
 def test_workers_that_cannot_begin_are_one_sentence(tmp_path: Path) -> None:

@@ -305,7 +305,7 @@ def test_who_holds_a_session_for_long_is_not_waited_for_without_end(database: Da
         start = time.monotonic()
         with pytest.raises(StorageError, match="lock timeout; nothing was changed"):
             store.store(a_record(2))
-        assert 4 < time.monotonic() - start < 15
+        assert 4 < time.monotonic() - start < 60
         assert store.get("trace-00001") == a_record(1)  # reading goes on
         FactStore(database, "other").store(a_record(2))  # so do other sessions
     store.store(a_record(2))

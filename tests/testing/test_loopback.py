@@ -22,7 +22,7 @@ def connected(server: ScriptedServer, body: bytes = b'{"model": "m", "input": "q
     return connection
 
 
-def soon(condition: Callable[[], bool], seconds: float = 2) -> bool:
+def soon(condition: Callable[[], bool], seconds: float = 20) -> bool:
     until = time.monotonic() + seconds
     while not condition() and time.monotonic() < until:
         time.sleep(0.005)
@@ -63,7 +63,7 @@ def test_a_client_that_hangs_up_is_noticed_while_it_waits(reply: Reply) -> None:
         time.sleep(0.05)
         assert server.hangups == 0
         connection.close()
-        assert soon(lambda: server.hangups == 1, 0.5)
+        assert soon(lambda: server.hangups == 1)
         with OpenAI(base_url=server.base_url, api_key="k") as client:
             assert client.responses.create(model="m", input="q").output_text == "well again"
     assert server.hangups == 1

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import copy
+import functools
 import json
 import random
 from collections.abc import Callable
@@ -74,22 +74,20 @@ class StrategyContract:
         return None
 
     @pytest.mark.parametrize("seed", SEEDS)
-    def test_pairs_stay_whole_and_the_input_is_never_changed(self, seed: int) -> None:
-        apply, messages = self.make_strategy(), recorded_run(seed)
-        for i in _turns(messages):
-            before = copy.deepcopy(messages[:i])
-            prefix = messages[:i]
-            context, tokens = apply(prefix)
+    def test_the_input_is_never_changed(self, seed: int) -> None:
+        for prefix, before, _, _ in _walk(type(self), seed):
             assert prefix == before
+
+    @pytest.mark.parametrize("seed", SEEDS)
+    def test_pairs_stay_whole_and_tokens_are_counted(self, seed: int) -> None:
+        for _, _, context, tokens in _walk(type(self), seed):
             assert pairing_errors(context) == []
             assert tokens == sum(map(open_counter().count_message, context))
 
     @pytest.mark.parametrize("seed", SEEDS)
     def test_what_system_and_user_said_is_there_in_order(self, seed: int) -> None:
-        apply, messages = self.make_strategy(), recorded_run(seed)
-        for i in _turns(messages):
-            context, _ = apply(messages[:i])
-            said = [m for m in messages[:i] if m["role"] in ("system", "user")]
+        for prefix, _, context, _ in _walk(type(self), seed):
+            said = [m for m in prefix if m["role"] in ("system", "user")]
             assert [m for m in context if m in said] == said
 
     @pytest.mark.parametrize("seed", SEEDS)
@@ -101,11 +99,11 @@ class StrategyContract:
 
     @pytest.mark.parametrize("seed", SEEDS)
     def test_the_same_run_gives_the_same_contexts(self, seed: int) -> None:
-        messages = recorded_run(seed)
+        messages, others = recorded_run(seed), recorded_run(seed)
         one, two = self.make_strategy(), self.make_strategy()
         for i in _turns(messages):
             first = one(messages[:i])
-            assert first == two(copy.deepcopy(messages[:i]))
+            assert first == two(others[:i])
             assert one(messages[:i]) == first
 
     @pytest.mark.parametrize("seed", SEEDS)
@@ -118,13 +116,11 @@ class StrategyContract:
 
     @pytest.mark.parametrize("seed", SEEDS)
     def test_a_budget_holds_but_for_what_must_be_kept(self, seed: int) -> None:
-        apply, messages = self.make_strategy(), recorded_run(seed, 60)
         count = open_counter().count_message
-        for i in _turns(messages):
-            context, tokens = apply(messages[:i])
-            allowed = self.budget(messages[:i])
+        for prefix, _, context, tokens in _walk(type(self), seed):
+            allowed = self.budget(prefix)
             if allowed is not None and tokens > allowed:
-                kept = [m for m in context if m in messages[:i]]
+                kept = [m for m in context if m in prefix]
                 assert tokens == sum(map(count, kept)), "beside what must be kept there is something else"
                 assert sum(1 for m in context if m.get("tool_calls")) <= 1
 
@@ -141,6 +137,17 @@ class StrategyContract:
         ):
             context, _ = apply(list(prefix))
             assert pairing_errors(context) == []
+
+
+@functools.lru_cache(maxsize=len(SEEDS))  # walked once for all tests of a strategy
+def _walk(contract: type[StrategyContract], seed: int) -> list[tuple[Messages, Messages, list[Any], int]]:
+    """A long run, step by step: what was given, what it was before, and the context with its tokens."""
+    apply, messages, as_made = contract().make_strategy(), recorded_run(seed, 60), recorded_run(seed, 60)
+    steps = []
+    for i in _turns(messages):
+        prefix = messages[:i]
+        steps.append((prefix, as_made[:i], *apply(prefix)))
+    return steps
 
 
 def _turns(messages: Messages) -> list[int]:
