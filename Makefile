@@ -9,6 +9,8 @@ PIP     = bin/python -m pip install --quiet --disable-pip-version-check --no-com
 ON_ALL_CORES = -n 5 --dist loadfile --no-loadscope-reorder
 # Many processes are started: none is to compile again what it imports, whatever the environment says.
 export PYTHONDONTWRITEBYTECODE :=
+# A process has one core at best: threads that spin for work take it from the others.
+export OMP_NUM_THREADS := 1
 
 .PHONY: demo test test-base lint format wheel clean
 
