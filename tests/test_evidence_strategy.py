@@ -289,6 +289,22 @@ def test_a_new_user_turn_an_edit_and_a_reset_choose_anew():
     assert apply(chat[:4], state, history_budget=2_000, refresh_after=1_000)[0] == chat[:4]
 
 
+@pytest.mark.parametrize("selection", ["evidence", "top_k"])
+def test_a_result_whose_image_comes_later_is_no_past_call(selection):
+    """A user message with the image makes another record of the same call, not a call of earlier."""
+    image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
+    chat = [system(), user(), *rounds(1), call(("c9", "look", {"at": 1})), result("c9", "a picture")]
+    state = MemoryBankState("lexical")
+    apply(chat, state, selection=selection, history_budget=200)
+    longer = [*chat, user([image])]
+    context, tokens = apply(longer, state, selection=selection, history_budget=200)
+    assert [r.step_id for r in state.fact_store.get_many(list(state.steps))] == [1, 2, 2]
+    if selection == "evidence":
+        assert (context, tokens) == (longer, state.last_plan.full_tokens)
+    else:
+        assert "a picture" not in context[2]["content"]
+
+
 @settings(max_examples=40)
 @given(
     good_chats(),

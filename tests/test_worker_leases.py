@@ -20,7 +20,7 @@ class Slow:
 
     def generate_plain(self, *, input_messages, model):
         self.calls += 1
-        time.sleep(1.0)
+        time.sleep(1.5)
         return "a summary"
 
 
@@ -28,7 +28,9 @@ def test_jobs_of_other_sessions_are_not_taken_meanwhile(bank_url):
     for session in ("a", "b", "c"):
         FactStore(Database(bank_url), session).store_many([a_record(1)], ["trace-00001"])
     model = Slow()
-    worker = Worker(Database(bank_url), Observer(model, "m"), LexicalEmbedder(), lease=0.9)
+    worker = Worker(
+        Database(bank_url), Observer(model, "m"), LexicalEmbedder(), lease=3.0
+    )  # less than all three take
     thread = threading.Thread(target=worker.step)
     other, taken = JobQueue(Database(bank_url)), []
     thread.start()

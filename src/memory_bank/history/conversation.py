@@ -23,11 +23,15 @@ _IN_TURN = 256  # older messages that are compared in one step
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """An interaction with the trace_ids of its pairs (None where there is no result) and its tokens."""
+    """An interaction with the trace_ids of its pairs (None where there is no result) and its tokens.
+
+    ``earlier`` are those that its records may have had before a user message brought their images.
+    """
 
     interaction: Interaction
     trace_ids: tuple[str | None, ...]
     tokens: int
+    earlier: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,17 +140,21 @@ class Conversation:
     def _entry(self, interaction: Interaction) -> tuple[Entry, tuple[bytes, ...]]:
         keys: list[bytes] = []
         ids: list[str | None] = []
+        earlier: list[str] = []
         here: Counter[bytes] = Counter()
         for pair in interaction.pairs:
             if pair.result is None:
                 ids.append(None)
                 continue
+            for before in pair.before_images():
+                key = before.content_key()
+                earlier.append(derive_trace_id(self.session_id, key, self._occurrences[key] + here[key]))
             key = pair.content_key()
             ids.append(derive_trace_id(self.session_id, key, self._occurrences[key] + here[key]))
             here[key] += 1
             keys.append(key)
         tokens = self._tokens_before[interaction.stop] - self._tokens_before[interaction.start]
-        return Entry(interaction, tuple(ids), tokens), tuple(keys)
+        return Entry(interaction, tuple(ids), tokens, tuple(earlier)), tuple(keys)
 
     def _view(self, messages: Sequence[Any]) -> View:
         pending = self._parser.pending()

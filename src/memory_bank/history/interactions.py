@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
@@ -120,6 +120,13 @@ class Pair:
         if self.call is not None:
             return self.call.name
         return (self.result.name if self.result else None) or "unknown"
+
+    def before_images(self) -> list[Pair]:
+        """The pair as it was before each message that brought images for its result."""
+        if self.result is None:
+            return []
+        extra = self.result.extra
+        return [replace(self, result=replace(self.result, extra=extra[:n])) for n in range(len(extra))]
 
     def content_key(self) -> bytes:
         """What identifies the pair in its session: call id, name, arguments and output."""

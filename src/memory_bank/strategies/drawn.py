@@ -84,5 +84,5 @@ class BankState(Protocol):
 
 
 def ids_of(entry: Entry | None) -> set[str]:
-    """The trace_ids of an interaction's records."""
-    return set() if entry is None else {t for t in entry.trace_ids if t}
+    """The trace_ids of an interaction's records, and of what they were before their images came."""
+    return set() if entry is None else {t for t in (*entry.trace_ids, *entry.earlier) if t}

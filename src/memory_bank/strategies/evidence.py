@@ -62,8 +62,8 @@ def draw_evidence(
     memory = _memory(state, settings)
     older = view.tokens_between(0, view.tail_start) - sum(view.tokens_between(p, p + 1) for p in view.kept)
     budget = _budget(settings.history_budget, older)
-    in_view = sum(len(ids_of(e)) for e in view.entries) if older <= budget else 0
-    if older <= budget and len(state.steps) <= in_view:
+    beyond = older <= budget and not state.steps.keys() <= set().union(*map(ids_of, view.entries))
+    if older <= budget and not beyond:
         state.put_off(partial(_feed, view, state, settings, new))
         choice = EvidenceChoice(memory, NOTHING, ())
         why = "the older history fits the budget" if view.history else "there was no history yet"
@@ -90,9 +90,9 @@ def draw_evidence(
         past = tuple(view.history[: seen - len(whole)])
         state.memos[_HELD] = _Held(
             memory, selection, anchor, first_step, past, seen, list(view.kept), settings, reserve,
-            older <= budget,
+            beyond,
         )  # fmt: skip
-    return Drawn(selection.text, choice, whole=whole, beyond=older <= budget)
+    return Drawn(selection.text, choice, whole=whole, beyond=beyond)
 
 
 def _memory(state: BankState, settings: MemoryBankSettings) -> EvidenceMemory:

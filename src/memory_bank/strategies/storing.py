@@ -34,7 +34,7 @@ def unseen_records(entries: Iterable[Entry], state: BankState) -> tuple[list[Int
     records = []
     step = state.step_count
     for entry in entries:
-        known = next((state.steps[t] for t in entry.trace_ids if t in state.steps), None)
+        known = next((state.steps[t] for t in (*entry.trace_ids, *entry.earlier) if t in state.steps), None)
         new = _records(entry, step + 1 if known is None else known, state.steps)
         if new and known is None:
             step += 1

@@ -15,6 +15,7 @@ from memory_bank.history.tokens import open_counter
 
 Messages = list[dict[str, Any]]
 Apply = Callable[[Messages], tuple[list[Any], int]]
+Walked = tuple[Messages, Messages, list[Any], int]
 
 SEEDS = range(6)
 
@@ -73,20 +74,24 @@ class StrategyContract:
         """How many tokens a context of these messages may have; None: no limit."""
         return None
 
+    def _walked(self, seed: int) -> list[Walked]:
+        contract: Any = type(self)
+        return _walk(contract, seed)
+
     @pytest.mark.parametrize("seed", SEEDS)
     def test_the_input_is_never_changed(self, seed: int) -> None:
-        for prefix, before, _, _ in _walk(type(self), seed):
+        for prefix, before, _, _ in self._walked(seed):
             assert prefix == before
 
     @pytest.mark.parametrize("seed", SEEDS)
     def test_pairs_stay_whole_and_tokens_are_counted(self, seed: int) -> None:
-        for _, _, context, tokens in _walk(type(self), seed):
+        for _, _, context, tokens in self._walked(seed):
             assert pairing_errors(context) == []
             assert tokens == sum(map(open_counter().count_message, context))
 
     @pytest.mark.parametrize("seed", SEEDS)
     def test_what_system_and_user_said_is_there_in_order(self, seed: int) -> None:
-        for prefix, _, context, _ in _walk(type(self), seed):
+        for prefix, _, context, _ in self._walked(seed):
             said = [m for m in prefix if m["role"] in ("system", "user")]
             assert [m for m in context if m in said] == said
 
@@ -117,7 +122,7 @@ class StrategyContract:
     @pytest.mark.parametrize("seed", SEEDS)
     def test_a_budget_holds_but_for_what_must_be_kept(self, seed: int) -> None:
         count = open_counter().count_message
-        for prefix, _, context, tokens in _walk(type(self), seed):
+        for prefix, _, context, tokens in self._walked(seed):
             allowed = self.budget(prefix)
             if allowed is not None and tokens > allowed:
                 kept = [m for m in context if m in prefix]
@@ -140,7 +145,7 @@ class StrategyContract:
 
 
 @functools.lru_cache(maxsize=len(SEEDS))  # walked once for all tests of a strategy
-def _walk(contract: type[StrategyContract], seed: int) -> list[tuple[Messages, Messages, list[Any], int]]:
+def _walk(contract: Any, seed: int) -> list[Walked]:
     """A long run, step by step: what was given, what it was before, and the context with its tokens."""
     apply, messages, as_made = contract().make_strategy(), recorded_run(seed, 60), recorded_run(seed, 60)
     steps = []
