@@ -93,8 +93,8 @@ class MemoryBankState:
         self._may_have_jobs = False
         self._mode = "inline"
         self._forgiving = False  # of a database that fails
-        self._puts_off = puts_off
-        self._waiting: Callable[[], None] | None = None
+        self.puts_off = puts_off
+        self._waiting: dict[str, Callable[[], None]] = {}
         if embedding_model is not None:
             self._bind_embedder(embedding_model)
 
@@ -135,7 +135,7 @@ class MemoryBankState:
     def prepare(self, settings: MemoryBankSettings) -> None:
         """Bind the settings' embedder and counter unless the state has its own; load what is stored."""
         self._forgiving = settings.on_storage_error == "pass_through"
-        self._waiting = None  # the step that begins does it, or puts it off again
+        self._waiting = {}  # the step that begins does it, or puts it off again
         if self._given_counter is None and self._encoding != settings.token_encoding:
             self._encoding = settings.token_encoding
             self.counter = open_counter(settings.token_encoding)
@@ -248,21 +248,21 @@ class MemoryBankState:
 
         self._background.work(worker, (observer.chat, settings))
 
-    def put_off(self, work: Callable[[], None]) -> None:
+    def put_off(self, what: str, work: Callable[[], None]) -> None:
         """Do what no context needs yet: at once, or in ``finish`` where the state ``puts_off``.
 
-        Who puts off work does it in a later step at the latest, so only the newest is kept.
+        A step that finds it undone does it, or puts it off with its own.
         """
-        if self._puts_off:
-            self._waiting = work
+        if self.puts_off:
+            self._waiting[what] = work
         else:
             work()
 
     def finish(self) -> None:
-        """Do what the last step put off. Raises StorageError; it is done by a later step then."""
+        """Do what the last step put off. Raises StorageError, EmbeddingError; a later step does it then."""
         with self.lock:
-            work, self._waiting = self._waiting, None
-            if work is not None:
+            waiting, self._waiting = self._waiting, {}
+            for work in waiting.values():
                 work()
 
     def remember_task(self, task: str) -> None:
@@ -294,6 +294,8 @@ class MemoryBankState:
         for but another thread's step, and drafts that an embedder refused: these are tried again.
         """
         until = None if timeout is None else time.monotonic() + max(0.0, timeout)
+        if self._waiting:
+            self.finish()
         left = self._flush_drafts(timeout)
         self._background.wake()
         pause = 0.01
@@ -324,6 +326,13 @@ class MemoryBankState:
     def close(self) -> None:
         """Close the state's own database. What was stored stays stored, and what is queued stays queued."""
         self._background.stop()
+        if self._waiting and self.lock.acquire(blocking=False):  # nobody waits for a step that hangs
+            try:
+                self.finish()
+            except (StorageError, EmbeddingError) as e:
+                log.debug("what a step put off is left to the next: %s", type(e).__name__)
+            finally:
+                self.lock.release()
         if not self._shares_database:
             self.database.close()
 
@@ -372,5 +381,5 @@ class MemoryBankState:
         self.brought.clear()
         self.memos.clear()
         self.evidence = None
-        self._waiting = None
+        self._waiting = {}
         self._task = ""

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import random
 
 import pytest
 from tests.chats import call, result, system, user
 
-from memory_bank import MemoryBankState, apply_memory_bank_strategy
+from memory_bank import LexicalEmbedder, MemoryBankState, apply_memory_bank_strategy
 from memory_bank.service.access import LOCAL
 from memory_bank.service.dialects import DIALECTS, read_body
 from memory_bank.service.identity import Identity
 from memory_bank.service.memory import Memory
 from memory_bank.service.sessions import Sessions
 from memory_bank.stores.database import Database
+from memory_bank.stores.insights import InsightStore
+from memory_bank.stores.retention import purge
+from memory_bank.stores.verification import verify
 
 CHAT = DIALECTS["/chat/completions"]
 
@@ -58,6 +62,63 @@ def test_a_session_that_was_reset_finishes_nothing(configured):
     again = sessions.rebuild(None, "s", conversation(2))
     sessions.finish(again)
     assert len(again.state.evidence.numbers) == 2
+    sessions.close()
+
+
+def summaries(database):
+    return list(InsightStore(LexicalEmbedder(), database, "s").trace_ids())
+
+
+def test_facts_come_with_the_context_and_summaries_after_it(configured, bank_url):
+    database = Database(bank_url)
+    sessions = Sessions(database, configured())
+    made = sessions.rebuild(None, "s", conversation(3))
+    assert (made.state.fact_store.size(), summaries(database)) == (3, [])
+    sessions.finish(made)
+    assert summaries(database) == list(made.state.steps)
+    last = sessions.rebuild(None, "s", conversation(5))
+    sessions.close()  # nobody came to finish it
+    assert summaries(database) == list(last.state.steps)
+    assert list(verify(database)) == []
+    database.close()
+
+
+def test_summaries_of_a_service_that_was_killed_are_made_by_the_next(configured, tmp_path):
+    killed, database = Database(tmp_path / "bank.db"), Database(tmp_path / "bank.db")
+    Sessions(killed, configured()).rebuild(None, "s", conversation(3))
+    assert summaries(database) == []
+    sessions = Sessions(database, configured())
+    made = sessions.rebuild(None, "s", conversation(4))
+    sessions.finish(made)
+    assert summaries(database) == list(made.state.steps)
+    assert len(made.state.steps) == 4
+
+
+@pytest.mark.parametrize("end", ["finish", "close"])
+def test_summaries_of_before_a_reset_do_not_come_after_it(configured, bank_url, end):
+    database = Database(bank_url)
+    sessions = Sessions(database, configured())
+    made = sessions.rebuild(None, "s", conversation(3))
+    for _ in purge(database, session_id="s"):  # by another process
+        pass
+    if end == "finish":
+        sessions.finish(made)
+    sessions.close()
+    assert summaries(database) == []
+    assert list(verify(database)) == []
+    database.close()
+
+
+def test_an_embedder_that_fails_is_told_and_asked_again(configured, monkeypatch, caplog):
+    database = Database("")
+    sessions = Sessions(database, configured())
+    made = sessions.rebuild(None, "s", conversation(3))
+    with monkeypatch.context() as m, caplog.at_level(logging.WARNING, "memory_bank"):
+        m.setattr(LexicalEmbedder, "encode", lambda self, texts: [])
+        sessions.finish(made)
+    assert "summaries wait for the next step" in caplog.text
+    sessions.finish(sessions.rebuild(None, "s", conversation(3)))
+    assert len(summaries(database)) == 3
     sessions.close()
 
 

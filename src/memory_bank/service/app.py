@@ -33,7 +33,7 @@ from memory_bank.service.observing import Observing, chat_of
 from memory_bank.service.operations import Operations, add_operations
 from memory_bank.service.paths import NamesInPaths
 from memory_bank.service.places import open_database
-from memory_bank.service.proxy import Proxy, direct, upstream_routes
+from memory_bank.service.proxy import Proxy, direct, model_routes, upstream_routes
 from memory_bank.service.recorder import Recorder
 from memory_bank.service.redaction import Redaction
 from memory_bank.service.requests import Noted
@@ -216,6 +216,7 @@ def create_app(config: Config) -> FastAPI:
     app.router.routes.extend(no_such_routes())  # after all others below /v1/sessions, before those that go on
     app.router.routes.append(Route("/mcp", _Mcp(), methods=["POST"]))
     app.router.routes.extend(upstream_routes())
+    app.router.routes[:0] = model_routes()  # what is asked at every step need not be compared with all others
     describe(app)
     app.add_middleware(NamesInPaths)
     app.add_middleware(Gate, settings=config.service, doors=Doors(config.service))  # added last: before all

@@ -144,8 +144,6 @@ class Memory:
             await asyncio.sleep(LATER)
             try:
                 await to_thread.run_sync(self._sessions.finish, rebuilt, limiter=self._finishers)
-            except MemoryBankError as e:
-                log.debug("what a step put off is left to the next: %s", type(e).__name__)
             except Exception as e:  # the next step makes up for it; what it says may hold contents
                 log.error("what a step put off failed by an unforeseen %s", type(e).__name__)
 

@@ -55,6 +55,7 @@ def _context(asking: Asking, name: str, body: Body) -> dict[str, Any]:
     if step.plan is not None and asked.plan:
         with step.state.lock:  # it is read from the session's evidence
             plan = _plan(asking, step.plan)
+    asking.sessions.finish(step)  # so that a search finds what was given just now
     return {
         "messages": _rendered(body, step.messages),
         "tokens": step.tokens,

@@ -100,9 +100,14 @@ class Proxy:
         await _Passage(self, scope, receive, send).run()
 
 
+def model_routes() -> list[Route]:
+    """Routes for what agents ask most, with any method: to the proxy of the service."""
+    return [_Onward(PREFIX + path) for path in DIALECTS]
+
+
 def upstream_routes() -> list[Route]:
-    """Routes for what no route before them has taken, with any method: to the proxy of the service."""
-    return [_Onward(PREFIX + path) for path in (*DIALECTS, "/{path:path}")]
+    """A route for what no route before it has taken, with any method: to the proxy of the service."""
+    return [_Onward(PREFIX + "/{path:path}")]
 
 
 class _Onward(Route):

@@ -18,7 +18,7 @@ from memory_bank.assembly import MemoryBankState
 from memory_bank.config import Config, MemoryBankSettings
 from memory_bank.context.plan import Plan
 from memory_bank.context.report import ContextReport
-from memory_bank.errors import ConfigError, NotFoundError
+from memory_bank.errors import ConfigError, EmbeddingError, NotFoundError, StorageError
 from memory_bank.history.parsing import check_messages
 from memory_bank.processor import MemoryProcessor
 from memory_bank.service.access import public_name, stored_id
@@ -179,9 +179,15 @@ class Sessions:
         return step
 
     def finish(self, step: Rebuilt) -> None:
-        """Do what a step put off so that its context came sooner; the next step would do it otherwise."""
-        if isinstance(step.state, MemoryBankState):
+        """Do what a step put off so that its context came sooner; what fails is left to the next step."""
+        if not isinstance(step.state, MemoryBankState):
+            return
+        try:
             step.state.finish()
+        except StorageError as e:  # the next step meets it, too, and tells
+            log.debug("what a step put off is left to the next: %s", e)
+        except EmbeddingError as e:
+            log.warning("summaries wait for the next step: %s", e)
 
     @contextmanager
     def reading(self, namespace: str | None, name: str) -> Iterator[MemoryBankState]:

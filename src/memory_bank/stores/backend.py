@@ -36,6 +36,9 @@ class Backend(Protocol):
     def reading(self, engine: Engine) -> Engine:
         """The engine for connections that only read."""
 
+    def first(self, reader: Engine, statement: sa.Select[Any], values: Mapping[str, Any]) -> Any:
+        """The first row of a statement that every step asks."""
+
     def turn(self) -> AbstractContextManager[Any]:
         """What a writer holds among the threads of its process."""
 

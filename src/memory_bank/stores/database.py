@@ -388,9 +388,13 @@ class Database:
 
     def extent(self, session_id: str) -> tuple[int, int]:
         """How often a session was reset, and how many records it has."""
-        with self.read() as c:
-            generation, count = c.execute(_EXTENT, {"session": session_id}).one()
+        with self._mapped(), self._guard():
+            generation, count = self._backend.first(self._reader, _EXTENT, {"session": session_id})
             return generation or 0, count
+
+    def generation_within(self, c: Connection, session_id: str) -> int:
+        """Within a write: how often a session was reset."""
+        return c.execute(_GENERATION, {"session": session_id}).scalar() or 0
 
     def set_task(self, session_id: str, task: str) -> None:
         """Write down what the session's user asked for."""

@@ -85,12 +85,15 @@ class InsightStore:
         """
         self.add_many([Insight(trace_id, summary)])
 
-    def add_many(self, batch: Sequence[Insight]) -> None:
-        """Embed and store several insights, in one batch and one transaction. Raises as ``add``."""
+    def add_many(self, batch: Sequence[Insight], *, generation: int | None = None) -> None:
+        """Embed and store several insights, in one batch and one transaction. Raises as ``add``.
+
+        ``generation``: that of the session they are for; where it was reset since, nothing is stored.
+        """
         prepared = self.prepare(batch)
         if prepared.rows:
             with self._lock:
-                self.database.submit(lambda c: self.insert(c, prepared), self.session_id)
+                self.database.submit(lambda c: self.insert(c, prepared, generation), self.session_id)
             fault_point("insights.stored")
 
     def prepare(self, batch: Sequence[Insight]) -> PreparedInsights:
@@ -112,16 +115,18 @@ class InsightStore:
         ]
         return PreparedInsights(rows, vectors.shape[1])
 
-    def insert(self, c: sa.Connection, prepared: PreparedInsights) -> None:
+    def insert(self, c: sa.Connection, prepared: PreparedInsights, generation: int | None = None) -> None:
         """Within a write that holds no session yet: the insights, in place of those that are there.
 
-        Raises EmbedderMismatchError.
+        ``generation``: see ``add_many``. Raises EmbedderMismatchError.
         """
         rows = prepared.rows
         if not rows:
             return
         bind(c, self.database, self.embedder_name, prepared.dimension)
         self.database.lock_session(c, self.session_id)
+        if generation is not None and self.database.generation_within(c, self.session_id) != generation:
+            return
         if self.database.insert_new(c, insights, rows) != len(rows):  # some are there already
             ids = [r["trace_id"] for r in rows]
             for start in range(0, len(ids), _IDS_AT_ONCE):

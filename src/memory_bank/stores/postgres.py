@@ -118,6 +118,11 @@ class Postgres:
         """See Backend. A read is one statement: it needs no transaction around it."""
         return engine.execution_options(isolation_level="AUTOCOMMIT")
 
+    def first(self, reader: Engine, statement: sa.Select[Any], values: Mapping[str, Any]) -> Any:
+        """See Backend."""
+        with reader.connect() as c:
+            return c.execute(statement, values).first()
+
     def turn(self) -> AbstractContextManager[Any]:
         """See Backend."""
         return nullcontext()

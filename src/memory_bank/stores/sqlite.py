@@ -43,6 +43,7 @@ class Sqlite:
         self.in_memory = url.database in (None, "", ":memory:")
         self.leaders = 0 if self.in_memory else 1
         self._write_lock = write_lock
+        self._compiled: dict[Any, tuple[str, list[str]]] = {}
 
     def check(self, must_exist: bool) -> None:
         """See Backend."""
@@ -95,6 +96,24 @@ class Sqlite:
     def reading(self, engine: Engine) -> Engine:
         """See Backend."""
         return engine
+
+    def first(self, reader: Engine, statement: sa.Select[Any], values: Mapping[str, Any]) -> Any:
+        """See Backend. By the driver itself: a quarter of the time of the way through SQLAlchemy."""
+        sql, order = self._compiled.get(statement) or self._compile(statement)
+        try:
+            connection = reader.raw_connection()
+            try:
+                driver: Any = connection.driver_connection
+                return driver.execute(sql, [values[name] for name in order]).fetchone()
+            finally:
+                connection.close()
+        except sqlite3.Error as e:
+            raise sa.exc.OperationalError(sql, None, e) from e
+
+    def _compile(self, statement: sa.Select[Any]) -> tuple[str, list[str]]:
+        compiled: Any = statement.compile(dialect=sqlite.dialect())
+        found = self._compiled[statement] = str(compiled), list(compiled.positiontup)
+        return found
 
     def turn(self) -> AbstractContextManager[Any]:
         """See Backend."""

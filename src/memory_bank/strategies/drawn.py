@@ -55,6 +55,10 @@ class BankState(Protocol):
     def prepare(self, settings: MemoryBankSettings) -> None:
         """Bind embedder and counter, notice what other processes did."""
 
+    @property
+    def generation(self) -> int | None:
+        """How often the session was reset, as the state knows it."""
+
     storage_errors: int  # steps whose messages went through unchanged, as `on_storage_error` asks
 
     @property
@@ -76,7 +80,11 @@ class BankState(Protocol):
     def work_off(self, observer: Observer, settings: MemoryBankSettings, news: bool) -> None:
         """See that somebody works at what is to be observed."""
 
-    def put_off(self, work: Callable[[], None]) -> None:
+    @property
+    def puts_off(self) -> bool:
+        """Whether what no context needs yet is done later."""
+
+    def put_off(self, what: str, work: Callable[[], None]) -> None:
         """Do what no context needs yet: now, or when whoever makes the steps has time for it."""
 
     def remember_task(self, task: str) -> None:

@@ -64,14 +64,14 @@ def draw_evidence(
     budget = _budget(settings.history_budget, older)
     beyond = older <= budget and not state.steps.keys() <= set().union(*map(ids_of, view.entries))
     if older <= budget and not beyond:
-        state.put_off(partial(_feed, view, state, settings, new))
+        state.put_off("evidence", partial(_feed, view, state, settings, new))
         choice = EvidenceChoice(memory, NOTHING, ())
         why = "the older history fits the budget" if view.history else "there was no history yet"
         return Drawn("", choice, unchanged=why)
     held: _Held | None = state.memos.get(_HELD)
     news = held.since(view, settings) if held is not None and held.memory is memory else None
     if held is not None and news is not None:
-        state.put_off(partial(_feed, view, state, settings, new))
+        state.put_off("evidence", partial(_feed, view, state, settings, new))
         starts = [e.interaction.start for e in news]
         choice = EvidenceChoice(memory, held.selection, starts, held.anchor, held.first_step)
         return Drawn(held.selection.text, choice, whole=news, beyond=held.beyond)

@@ -64,8 +64,9 @@ def _apply(
     state.prepare(settings)
     view = state.conversation.update(messages)
     observer = Observer.create(llm_client, settings, state.account)
-    new = ingest(view, state, observer, settings)
-    if settings.selection == "evidence":
+    by_evidence = settings.selection == "evidence"
+    new = ingest(view, state, observer, settings, insights_needed=not by_evidence)
+    if by_evidence:
         drawn = draw_evidence(view, state, settings, new)
     else:
         drawn = draw_top_k(view, state, settings)

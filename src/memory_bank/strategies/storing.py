@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable
+from functools import partial
 from typing import Any
 
 from memory_bank.config import MemoryBankSettings, StoredSettings
@@ -19,13 +20,22 @@ log = logging.getLogger("memory_bank.MemoryBankStrategy")
 
 
 def ingest(
-    view: View, state: BankState, observer: Observer, settings: MemoryBankSettings
+    view: View,
+    state: BankState,
+    observer: Observer,
+    settings: MemoryBankSettings,
+    *,
+    insights_needed: bool = True,
 ) -> list[InteractionRecord]:
-    """Facts of all unseen interactions first, in one transaction; then insights. Returns what is new."""
+    """Facts of all unseen interactions first, in one transaction; then insights. Returns what is new.
+
+    Where the context needs no insights and no model makes them, they are put off.
+    """
     records, step = unseen_records(state.conversation.fresh(view), state)
-    keep_records(records, step, view.task, state, observer, settings)
+    later = not insights_needed and state.puts_off and observer.name == EXTRACTIVE
+    keep_records(records, step, view.task, state, observer, settings, later=later)
     state.conversation.acknowledge()
-    observe_records(records, view.task, state, observer, settings)
+    observe_records(records, view.task, state, observer, settings, later=later)
     return records
 
 
@@ -49,14 +59,19 @@ def keep_records(
     state: BankState,
     observer: Observer,
     settings: MemoryBankSettings,
+    *,
+    later: bool = False,
 ) -> None:
-    """Facts first: commit what is new, up to that step, and note what a model is to summarise."""
+    """Facts first: commit what is new, up to that step, and note what a model is to summarise.
+
+    ``later``: all summaries are made later, by extraction.
+    """
     if not records:
         return
     state.remember_task(task)
     news = [r for r in records if not is_memory_tool(r.tool_name, r.output_text)]
     beside = settings.observer_mode == "background"
-    if beside or observer.name == EXTRACTIVE:
+    if (beside or observer.name == EXTRACTIVE) and not later:
         drafts = [observer.extract(r) for r in news]
     else:
         drafts = []
@@ -74,10 +89,16 @@ def observe_records(
     state: BankState,
     observer: Observer,
     settings: MemoryBankSettings,
+    *,
+    later: bool = False,
 ) -> None:
     """Then insights: for what is new, and for what an earlier, interrupted step left without one."""
     if state.unobserved and settings.observer_mode != "off":
-        _observe(records, task, state, observer, settings)
+        work = partial(_observe, records, task, state, observer, settings)
+        if later:
+            state.put_off("insights", work)
+        else:
+            work()
     if settings.observer_mode == "background":
         state.work_off(observer, settings, bool(records))
 
@@ -126,7 +147,8 @@ def _observe(
     for insight in drafts:
         state.unobserved[insight.trace_id] = insight
     ready = [draft for draft in state.unobserved.values() if draft is not None]
-    state.insight_store.add_many(ready)  # should the embedder fail, the drafts wait for the next step
+    # Should the embedder fail, the drafts wait for the next step.
+    state.insight_store.add_many(ready, generation=state.generation)
     state.unobserved.clear()
 
 
