@@ -6,6 +6,7 @@ import inspect
 import logging
 import threading
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -83,7 +84,11 @@ class MemoryProcessor:
         key = memory_key or self.config.default_strategy
         settings = self.config.strategy(key)
         applied = self._apply(messages, llm_client, settings, key, input_token_count, session_id)
-        if self.config.loop_detection != "off":
+        if self.config.loop_detection == "warn" and isinstance(
+            state := self.state(key, session_id), MemoryBankState
+        ):
+            state.put_off("loops", partial(self._watch, messages))
+        elif self.config.loop_detection != "off":
             self._watch(messages)
         return applied
 

@@ -122,6 +122,17 @@ def test_an_embedder_that_fails_is_told_and_asked_again(configured, monkeypatch,
     sessions.close()
 
 
+def test_a_loop_is_told_once_the_context_is_there(configured, caplog):
+    sessions = Sessions(Database(""), configured())
+    same = [m for n in range(3) for m in (call((f"c{n}", "get_order", {"n": 1})), result(f"c{n}", "late"))]
+    with caplog.at_level(logging.WARNING, "memory_bank"):
+        made = sessions.rebuild(None, "s", [system(), user(), *same])
+        assert "repeats itself" not in caplog.text
+        sessions.finish(made)
+    assert caplog.text.count("repeats itself") == 1
+    sessions.close()
+
+
 def asked(memory, count, **headers):
     body = read_body(json.dumps({"messages": conversation(count)}).encode(), CHAT)
     return memory.remember(LOCAL, CHAT, body, {"x-memory-session": "s", **headers}, "key")
