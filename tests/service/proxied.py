@@ -25,7 +25,9 @@ TOOLS = [{"type": "function", "function": {"name": "look", "parameters": {"type"
 
 
 def configured(**service: Any) -> Config:
-    return Config(**load_config().model_dump(exclude={"service"}), service=service)
+    return Config(
+        **load_config().model_dump(exclude={"service"}), service={"memory_timeout": 60.0, **service}
+    )
 
 
 @dataclass

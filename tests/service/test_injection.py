@@ -76,7 +76,7 @@ def injected(tmp_path, script, **service):
         config = Config(
             memory_strategies={"small": BANK},
             default_strategy="small",
-            service={**settings, "inject_tools": True, **service},
+            service={**settings, "inject_tools": True, "memory_timeout": 60.0, **service},
         )
         with proxied("", "", config) as p:
             yield server, p

@@ -26,7 +26,7 @@ _TOGETHER = 256  # steps in one transaction; so many may wait for it in full
 _GATHER = 0.2  # seconds in which they gather
 _SETTLED = 0.1  # seconds after which a step is looked at: an agent that has gone on by then is not held up
 _REST = 4.0  # times as long as a look took the next one waits: requests go first
-_BUSY = 0.05  # seconds that a session at work again is waited for
+_BUSY = 1.0  # seconds that a session at work is waited for: it may be finishing this very step
 _PAUSES = 0.2, 5.0  # seconds between attempts, the first and the longest
 
 
