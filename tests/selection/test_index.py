@@ -12,7 +12,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.chats import call, result, rounds, user
 
+from memory_bank import MemoryBankState, apply_memory_bank_strategy, load_config
 from memory_bank.selection.candidates import find_candidates, fold
 from memory_bank.selection.features import describe
 from memory_bank.selection.index import EvidenceIndex
@@ -185,3 +187,20 @@ def test_same_in_every_process():
         for seed in ("1", "2")
     ]
     assert runs[0] == runs[1] and len(runs[0]) > 100
+
+
+@pytest.mark.parametrize(
+    "token", ["httpx/client.py", "httpd/conf", "http/1.1?x=1", "https:/x", "http://", "https://?a&b", "http"]
+)
+def test_a_token_that_only_begins_like_an_address_is_a_path(token):
+    messages = [
+        user(),
+        call(("c0", "grep", {"pattern": token}), text=token),
+        result("c0", f"{token}:12: x\n" * 9),
+    ]
+    messages += [*rounds(3, size=20_000), call(("c9", "read", {"path": token})), result("c9", token)]
+    settings = load_config().strategy("memory_bank")
+    with MemoryBankState() as state:
+        context, tokens = apply_memory_bank_strategy(messages, None, settings, state)
+    assert tokens < sum(map(state.counter.count_message, messages))
+    assert context[0] == messages[0]

@@ -250,7 +250,7 @@ def _cell(text: str, key: str, found: Found, cell: bool) -> None:
 
 def _shortened(text: str) -> list[str]:
     """What calls take of a path or an address: its last parts, owner, host, it without options."""
-    if text[:4] == "http":
+    if text.startswith(("http://", "https://")):
         whole, _, more = text.partition("&")
         parts = whole.split("?")[0].split("/")[2:]
         out = [whole] if more else []
