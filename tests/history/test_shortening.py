@@ -92,3 +92,35 @@ def test_a_line_of_ten_million_characters(size):
 def test_nesting_beyond_recursion():
     deep = "[" * 900 + "1" + "]" * 900
     assert len(shorten(parse_output(deep), 200, text=deep).text) <= 200
+
+
+@pytest.mark.parametrize("items", [1, 2, 3, 40])
+def test_a_list_whose_first_item_is_too_long_shows_a_part_of_it(items):
+    value = {"content": [{"type": "text", "text": f"order ORD-1 {'is late and so on ' * 300}"}] * items}
+    shown = json.loads(shorten(value, 400).text.rsplit("\n", 1)[0])
+    assert shown["content"][0]["type"] == "text"
+    assert shown["content"][0]["text"].startswith("order ORD-1 is late")
+    if items <= 3:
+        assert len(shown["content"]) == items  # each in part, none replaced by a count
+        assert all(item["text"].startswith("order ORD-1") for item in shown["content"])
+
+
+@given(st.integers(60, 2_000), st.integers(1, 3))
+def test_nothing_that_can_be_shown_in_part_is_replaced_by_a_count(room, depth):
+    value: object = "word " * 2_000
+    for _ in range(depth):
+        value = [value]
+    assert "word word" in shorten(value, room).text
+
+
+@pytest.mark.parametrize("place", ["first", "middle", "last"])
+@pytest.mark.parametrize("room", [300, 2_000])
+def test_a_line_that_is_too_long_is_shown_in_part(place, room):
+    lines = [f"line {i}" for i in range(8)]
+    at = {"first": 0, "middle": 4, "last": 8}[place]
+    lines.insert(at, "giant " * 5_000)
+    shown = shorten(None, room, text="\n".join(lines))
+    assert "giant giant" in shown.text
+    assert len(shown.text) <= room
+    assert all(f"line {i}" in shown.text for i in range(8))
+    assert "more lines" not in shown.text

@@ -9,8 +9,10 @@ from typing import Any
 from memory_bank.history.jsontext import RAW, compact, parse_output
 
 _SHOWN_ITEMS = 12  # a long list shares its room among this many items at first
+_MARK = 24  # what a count of items or keys left out takes at most
 _MIN_ROOM = 16  # no value is cut to fewer characters than this
 _LONG_WORD = 100
+_LONG_LINE_ROOM = 80  # characters left over that are worth filling with a part of a line that is too long
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,8 +82,19 @@ def shorten_text(text: str, room: int) -> str:
         head = _whole_lines(text, (room - gap_room) * 2 // 3)
         tail = _whole_lines_back(text, room - gap_room - len(head))
         if head or tail:
-            missing = text[len(head) : len(text) - len(tail)].strip("\n").count("\n") + 1
-            return f"{head}\n[… {missing:,} more lines …]\n{tail}".strip("\n")[:room]
+            gap = text[len(head) : len(text) - len(tail)].strip("\n")
+            missing = gap.count("\n") + 1
+            left = room - gap_room - len(head) - len(tail) - 1
+            if left >= _LONG_LINE_ROOM:  # a line that is longer than all of this is shown in part
+                first, last = gap.split("\n", 1)[0], gap.rsplit("\n", 1)[-1]
+                if len(first) > room // 2:
+                    head = f"{head}\n{cut_at_edge(first, left, marked=True)}".lstrip("\n")
+                    missing -= 1
+                elif len(last) > room // 2:
+                    tail = f"{cut_at_edge(last, left, marked=True)}\n{tail}"
+                    missing -= 1
+            mark = f"\n[… {missing:,} more lines …]\n" if missing else "\n"
+            return f"{head}{mark}{tail}".strip("\n")[:room]
     return cut_at_edge(text, room, marked=True)
 
 
@@ -183,7 +196,7 @@ class _Packer:
 
     def _pack_dict(self, node: dict[str, Any], room: int) -> str:
         keys = list(node)
-        overhead = 2 + 24
+        overhead = 2 + (_MARK if len(keys) > 1 else 0)
         shown: list[str] = []
         for key in keys:  # as many keys as have room for something
             cost = _len(key) + 2 + min(self._size(node[key]), _MIN_ROOM)
@@ -201,10 +214,10 @@ class _Packer:
         return "{" + ",".join(parts) + "}"
 
     def _pack_list(self, node: list[Any], room: int) -> str:
-        overhead = 2 + 24
-        free = room - overhead
+        free = room - 2 - (_MARK if len(node) > 1 else 0)
         mean = self._size(node) // max(1, len(node))
-        fair = max(_MIN_ROOM, free // min(len(node), _SHOWN_ITEMS), min(mean * 3 // 2, free // 3))
+        # Each item takes one more for its comma.
+        fair = max(_MIN_ROOM, free // min(len(node), _SHOWN_ITEMS) - 1, min(mean * 3 // 2, free // 3 - 1))
         sizes: list[int] = []
         used = 0
         for item in node:
