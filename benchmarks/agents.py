@@ -24,17 +24,17 @@ from typing import Any
 import sqlalchemy as sa
 
 from memory_bank.assembly import MemoryBankState
-from memory_bank.clients.lexical import LexicalEmbedder
+from memory_bank.bank.database import Database
+from memory_bank.bank.jobs import orphaned_jobs
+from memory_bank.bank.schema import insights, jobs, records
+from memory_bank.bank.verification import verify
+from memory_bank.bank.worker import Worker
 from memory_bank.config import MemoryBankSettings
-from memory_bank.history.tokens import approximate_counter
-from memory_bank.observer import Observer
-from memory_bank.stores.database import Database
-from memory_bank.stores.jobs import orphaned_jobs
-from memory_bank.stores.schema import insights, jobs, records
-from memory_bank.stores.verification import verify
+from memory_bank.models.lexical import LexicalEmbedder
+from memory_bank.models.observer import Observer
 from memory_bank.testing import ScriptedModel
 from memory_bank.testing.model import completion
-from memory_bank.worker import Worker
+from memory_bank.transcript.tokens import approximate_counter
 
 Message = dict[str, Any]
 SUMMARY = "The model's summary."
@@ -235,8 +235,8 @@ def warm_up() -> None:
     """Import what a child needs, and open nothing."""
     LexicalEmbedder().encode(["warm"])
     approximate_counter()
-    import memory_bank.stores.index
-    import memory_bank.stores.migrations  # noqa: F401
+    import memory_bank.bank.index
+    import memory_bank.bank.migrations  # noqa: F401
 
 
 class Postgres:

@@ -37,13 +37,13 @@ from typing import Any
 
 from memory_bank.config import load_config
 from memory_bank.errors import MemoryBankError
-from memory_bank.evidence.audit import read_all
-from memory_bank.evidence.columns import COLUMNS
-from memory_bank.evidence.costs import REFERENCE, named_counter
-from memory_bank.evidence.figures import Figures
-from memory_bank.evidence.page import Section, render_page, render_plot
-from memory_bank.evidence.runs import measure
-from memory_bank.evidence.strategies import Strategy, parse_strategy
+from memory_bank.lab.meter.audit import read_all
+from memory_bank.lab.meter.columns import COLUMNS
+from memory_bank.lab.meter.costs import REFERENCE, named_counter
+from memory_bank.lab.meter.figures import Figures
+from memory_bank.lab.meter.page import Section, render_page, render_plot
+from memory_bank.lab.meter.runs import measure
+from memory_bank.lab.meter.strategies import Strategy, parse_strategy
 
 ROOT = Path(__file__).resolve().parents[1]
 DATA = ROOT.parent / "shared" / "data"

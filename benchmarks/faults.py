@@ -44,11 +44,11 @@ import sqlalchemy as sa
 import agents
 from agents import Found
 from memory_bank import faults
-from memory_bank.clients.lexical import LexicalEmbedder
+from memory_bank.bank.database import Database
+from memory_bank.bank.schema import insights
+from memory_bank.context.memory_bank import apply_memory_bank_strategy
 from memory_bank.errors import StorageError
-from memory_bank.stores.database import Database
-from memory_bank.stores.schema import insights
-from memory_bank.strategies.memory_bank import apply_memory_bank_strategy
+from memory_bank.models.lexical import LexicalEmbedder
 
 STEPS = 14
 THREADS = 4

@@ -18,19 +18,19 @@ from pathlib import Path
 
 import numpy as np
 
-from memory_bank.evidence.audit import read_all
-from memory_bank.evidence.costs import Costs, named_counter
-from memory_bank.evidence.matching import Reader
-from memory_bank.evidence.needs import Need, Turn, environment_constants, needs_of
-from memory_bank.evidence.recall import context_pages, recall
-from memory_bank.history.content import content_text, read
-from memory_bank.history.tokens import FRAME_TOKENS
+from memory_bank.lab.meter.audit import read_all
+from memory_bank.lab.meter.costs import Costs, named_counter
+from memory_bank.lab.meter.matching import Reader
+from memory_bank.lab.meter.needs import Need, Turn, environment_constants, needs_of
+from memory_bank.lab.meter.recall import context_pages, recall
+from memory_bank.lab.traces import Trace
+from memory_bank.lab.training.turns import turns_of
 from memory_bank.selection.candidates import fold
 from memory_bank.selection.features import FEATURES
 from memory_bank.selection.index import EvidenceIndex
 from memory_bank.selection.model import Model, load_model
-from memory_bank.selection.turns import turns_of
-from memory_bank.traces import Trace
+from memory_bank.transcript.content import content_text, read
+from memory_bank.transcript.tokens import FRAME_TOKENS
 
 ROOT = Path(__file__).resolve().parents[1]
 REASONS = (

@@ -33,12 +33,12 @@ from pathlib import Path
 from typing import Any
 
 from memory_bank import MemoryBankState
-from memory_bank.history.interactions import Call, calls_of
+from memory_bank.lab.traces import Trace, read_traces
 from memory_bank.provenance import Origin, check_call
 from memory_bank.provenance.check import index_of
 from memory_bank.provenance.kinds import IDENTIFIERS, Kind
 from memory_bank.provenance.texts import normal
-from memory_bank.traces import Trace, read_traces
+from memory_bank.transcript.interactions import Call, calls_of
 
 WAYS = ("swap", "replace", "other")
 COLUMNS = (*WAYS, "swap of names", "replace of names")

@@ -23,8 +23,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from memory_bank.lab.traces import Trace, read_traces
 from memory_bank.testing import ScriptedServer, item_errors, pairing_errors, say
-from memory_bank.traces import Trace, read_traces
 from proxy_ends import Service, service
 
 SHIPPED = Path(__file__).parents[1] / "examples" / "shop-refunds.jsonl"

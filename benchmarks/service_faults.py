@@ -42,10 +42,10 @@ from urllib.parse import quote
 import agents
 from agents import Found
 from memory_bank import faults
-from memory_bank.clients.lexical import LexicalEmbedder
-from memory_bank.history.pairing import pairing_errors
-from memory_bank.stores.database import Database
+from memory_bank.bank.database import Database
+from memory_bank.models.lexical import LexicalEmbedder
 from memory_bank.testing import ScriptedServer, say
+from memory_bank.transcript.pairing import pairing_errors
 
 STEPS = 10
 PATIENCE = 60.0

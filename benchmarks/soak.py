@@ -31,12 +31,12 @@ from pathlib import Path
 
 import agents
 from agents import Found
-from memory_bank.clients.lexical import LexicalEmbedder
+from memory_bank.bank.database import Database
+from memory_bank.bank.worker import Worker
+from memory_bank.context.memory_bank import apply_memory_bank_strategy
 from memory_bank.errors import StorageError
-from memory_bank.observer import Observer
-from memory_bank.stores.database import Database
-from memory_bank.strategies.memory_bank import apply_memory_bank_strategy
-from memory_bank.worker import Worker
+from memory_bank.models.lexical import LexicalEmbedder
+from memory_bank.models.observer import Observer
 
 TURNS = 40
 WORKERS = 2

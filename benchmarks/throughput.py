@@ -30,11 +30,11 @@ from typing import Any
 from sqlalchemy.engine import make_url
 
 import agents
+from memory_bank.bank.database import Database
+from memory_bank.bank.facts import FactStore
+from memory_bank.bank.payload import to_row
+from memory_bank.context.memory_bank import apply_memory_bank_strategy
 from memory_bank.records import InteractionRecord
-from memory_bank.stores.database import Database
-from memory_bank.stores.facts import FactStore
-from memory_bank.stores.payload import to_row
-from memory_bank.strategies.memory_bank import apply_memory_bank_strategy
 
 Write = Callable[[], None]
 SIZE = 1_000

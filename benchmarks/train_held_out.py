@@ -17,10 +17,10 @@ from pathlib import Path
 
 import numpy as np
 
+from memory_bank.lab.training.train import RECIPE, Part, collect, fit
 from memory_bank.selection.features import FEATURES
 from memory_bank.selection.model import save_model
 from memory_bank.selection.tables import Array
-from memory_bank.selection.train import RECIPE, Part, collect, fit
 
 ROOT = Path(__file__).resolve().parents[1]
 SHIPPED = ROOT / "src" / "memory_bank" / "selection" / "model.json"

@@ -10,8 +10,8 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-from memory_bank.stores.database import Database
-from memory_bank.stores.schema import metadata
+from memory_bank.bank.database import Database
+from memory_bank.bank.schema import metadata
 
 MIGRATED = "migrated"  # a bank without content, from which others are copied
 

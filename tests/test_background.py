@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from memory_bank import MemoryBankSettings, MemoryBankState, apply_memory_bank_strategy
-from memory_bank.clients.lexical import LexicalEmbedder
+from memory_bank.bank.worker import Worker
 from memory_bank.config import ObserverBudget, Price
-from memory_bank.observer import Observer
+from memory_bank.models.lexical import LexicalEmbedder
+from memory_bank.models.observer import Observer
 from memory_bank.testing import ScriptedModel
 from memory_bank.testing.store_contracts import together
-from memory_bank.worker import Worker
 
 Message = dict[str, Any]
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from memory_bank import MemoryBankSettings, MemoryBankState, apply_memory_bank_strategy
-from memory_bank.history.pairing import pairing_errors
+from memory_bank.transcript.pairing import pairing_errors
 from tests.chats import any_chats, call, good_chats, result, rounds, say, system, user
 
 LOCAL = {

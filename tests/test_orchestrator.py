@@ -9,9 +9,9 @@ from openai import AsyncOpenAI, OpenAI
 
 from memory_bank import LLMOrchestrator, MemoryBankState
 from memory_bank.errors import ConfigError, LoopDetectedError, ModelError, UnknownStrategyError
-from memory_bank.history.pairing import pairing_errors
 from memory_bank.testing import Reply, ScriptedModel, ScriptedServer, fail, run_agent, say
 from memory_bank.testing import call as called
+from memory_bank.transcript.pairing import pairing_errors
 from tests.chats import call, result, rounds, system, user
 
 CHAT = [system(), user(), *rounds(20, size=600)]

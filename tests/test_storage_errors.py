@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from memory_bank import MemoryBankSettings, MemoryBankState, StorageError, apply_memory_bank_strategy
-from memory_bank.stores.database import Database
-from memory_bank.stores.verification import verify
+from memory_bank.bank.database import Database
+from memory_bank.bank.verification import verify
 from memory_bank.tools import handle_tool_call
 from tests.chats import rounds, system, user
 from tests.postgres import Server
@@ -143,8 +143,8 @@ def test_a_full_disk_is_an_error_otherwise(tmp_path: Path) -> None:
     script = """
 import resource, sys
 from memory_bank import StorageError
-from memory_bank.stores.database import Database
-from memory_bank.stores.facts import FactStore
+from memory_bank.bank.database import Database
+from memory_bank.bank.facts import FactStore
 from memory_bank.testing.store_contracts import a_record
 store = FactStore(Database(sys.argv[1]))
 store.store(a_record(1))

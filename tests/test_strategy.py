@@ -17,8 +17,8 @@ from memory_bank import (
     MemoryBankState,
     apply_memory_bank_strategy,
 )
-from memory_bank.history.pairing import pairing_errors
 from memory_bank.testing import ScriptedModel
+from memory_bank.transcript.pairing import pairing_errors
 from tests.chats import any_chats, call, good_chats, result, rounds, say, system, user
 
 LOCAL = MemoryBankSettings(

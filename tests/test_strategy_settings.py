@@ -9,9 +9,9 @@ import pytest
 
 from memory_bank.config import Config, load_config
 from memory_bank.errors import ConfigError, UnknownStrategyError
-from memory_bank.evidence.audit import candidates
-from memory_bank.replay import replay_trace
-from memory_bank.traces import read_traces
+from memory_bank.lab.meter.audit import candidates
+from memory_bank.lab.replay import replay_trace
+from memory_bank.lab.traces import read_traces
 
 ROOT = Path(__file__).parents[1]
 LOCAL = sorted(k for k in load_config().memory_strategies if k != "memory_bank_classic")

@@ -24,7 +24,7 @@ _HOMES = {
     "EmbedderLoadError": "errors",
     "EmbedderMismatchError": "errors",
     "EmbeddingError": "errors",
-    "FactStore": "stores.facts",
+    "FactStore": "bank.facts",
     "Fate": "context.plan",
     "FinalAnswerStep": "history.steps",
     "HierarchicalMemory": "history.hierarchy",
@@ -32,10 +32,10 @@ _HOMES = {
     "Hit": "records",
     "ImageError": "errors",
     "Insight": "records",
-    "InsightStore": "stores.insights",
+    "InsightStore": "bank.insights",
     "InteractionRecord": "records",
     "LLMOrchestrator": "orchestrator",
-    "LexicalEmbedder": "clients.lexical",
+    "LexicalEmbedder": "models.lexical",
     "LoopDetectedError": "errors",
     "MemoryBankError": "errors",
     "MemoryBankSettings": "config",
@@ -66,26 +66,26 @@ _HOMES = {
     "ToolCall": "history.parts",
     "TraceFileError": "errors",
     "UnknownStrategyError": "errors",
-    "apply_memory_bank_strategy": "strategies.memory_bank",
+    "apply_memory_bank_strategy": "context.memory_bank",
     "chain": "history.pruning",
     "check_call": "provenance",
-    "extract_tool_outputs": "history.parsing",
+    "extract_tool_outputs": "transcript.parsing",
     "fit_token_budget": "history.pruning",
-    "format_retrieved_memory": "retrieval",
+    "format_retrieved_memory": "bank.retrieval",
     "handle_tool_call": "tools",
-    "ingest_tool_outputs": "ingestion",
+    "ingest_tool_outputs": "bank.ingestion",
     "is_memory_tool": "tools",
     "keep_last_n_steps": "history.pruning",
     "keep_system_and_recent": "history.pruning",
     "load_config": "config",
-    "load_embedder": "clients.embedding",
+    "load_embedder": "models.embedding",
     "memory_tools": "tools",
     "no_pruning": "history.pruning",
-    "observe_tool_output": "observer",
-    "parse_messages": "history.parsing",
+    "observe_tool_output": "models.observer",
+    "parse_messages": "transcript.parsing",
     "prune_old_observations": "history.pruning",
-    "render_messages": "history.parsing",
-    "retrieve_and_format": "retrieval",
+    "render_messages": "transcript.parsing",
+    "retrieve_and_format": "bank.retrieval",
     "semantic_pruning": "history.relevance",
     "steps_from_messages": "history.reading",
     "summarize_old_steps": "history.summaries",
@@ -190,9 +190,12 @@ def __dir__() -> list[str]:
 
 if TYPE_CHECKING:
     from memory_bank.assembly import MemoryBankState
-    from memory_bank.clients.embedding import load_embedder
-    from memory_bank.clients.lexical import LexicalEmbedder
+    from memory_bank.bank.facts import FactStore
+    from memory_bank.bank.ingestion import ingest_tool_outputs
+    from memory_bank.bank.insights import InsightStore
+    from memory_bank.bank.retrieval import format_retrieved_memory, retrieve_and_format
     from memory_bank.config import Config, MemoryBankSettings, load_config
+    from memory_bank.context.memory_bank import apply_memory_bank_strategy
     from memory_bank.context.plan import Decision, Fate, Plan
     from memory_bank.context.report import ContextReport
     from memory_bank.errors import (
@@ -224,7 +227,6 @@ if TYPE_CHECKING:
     from memory_bank.history.banking import to_memory_bank
     from memory_bank.history.hierarchy import HierarchicalMemory
     from memory_bank.history.manager import MemoryManager
-    from memory_bank.history.parsing import extract_tool_outputs, parse_messages, render_messages
     from memory_bank.history.parts import Observation, Timing, TokenUsage, ToolCall
     from memory_bank.history.pruning import (
         chain,
@@ -246,14 +248,12 @@ if TYPE_CHECKING:
         TaskStep,
     )
     from memory_bank.history.summaries import summarize_old_steps
-    from memory_bank.ingestion import ingest_tool_outputs
-    from memory_bank.observer import observe_tool_output
+    from memory_bank.models.embedding import load_embedder
+    from memory_bank.models.lexical import LexicalEmbedder
+    from memory_bank.models.observer import observe_tool_output
     from memory_bank.orchestrator import LLMOrchestrator
     from memory_bank.processor import MemoryProcessor
     from memory_bank.provenance import CallReport, ProvenanceGuard, check_call
     from memory_bank.records import Hit, Insight, InteractionRecord
-    from memory_bank.retrieval import format_retrieved_memory, retrieve_and_format
-    from memory_bank.stores.facts import FactStore
-    from memory_bank.stores.insights import InsightStore
-    from memory_bank.strategies.memory_bank import apply_memory_bank_strategy
     from memory_bank.tools import TOOL_SCHEMAS, handle_tool_call, is_memory_tool, memory_tools
+    from memory_bank.transcript.parsing import extract_tool_outputs, parse_messages, render_messages

@@ -11,7 +11,14 @@ from typing import Any
 
 from sqlalchemy.engine import Connection
 
-from memory_bank.clients.embedding import load_embedder
+from memory_bank.bank.database import ANY, Database
+from memory_bank.bank.facts import FactStore
+from memory_bank.bank.insights import InsightStore, clear_session
+from memory_bank.bank.jobs import JobQueue, without_insight
+from memory_bank.bank.payload import to_rows
+from memory_bank.bank.scope import WiderScope
+from memory_bank.bank.spending import Spending
+from memory_bank.bank.worker import BackgroundObserver, Worker
 from memory_bank.config import MemoryBankSettings
 from memory_bank.context.evidence import EvidenceMemory
 from memory_bank.context.fetched import is_memory_tool
@@ -19,20 +26,13 @@ from memory_bank.context.plan import Plan
 from memory_bank.context.report import ContextReport
 from memory_bank.errors import EmbeddingError, StorageError
 from memory_bank.faults import fault_point
-from memory_bank.history.conversation import Conversation
-from memory_bank.history.shortening import Shortened
-from memory_bank.history.tokens import approximate_counter, open_counter
-from memory_bank.observer import EXTRACTIVE, Observer
+from memory_bank.models.embedding import load_embedder
+from memory_bank.models.observer import EXTRACTIVE, Observer
 from memory_bank.ports import Scope, TokenCounter
 from memory_bank.records import Insight, InteractionRecord, Spent
-from memory_bank.stores.database import ANY, Database
-from memory_bank.stores.facts import FactStore
-from memory_bank.stores.insights import InsightStore, clear_session
-from memory_bank.stores.jobs import JobQueue, without_insight
-from memory_bank.stores.payload import to_rows
-from memory_bank.stores.scope import WiderScope
-from memory_bank.stores.spending import Spending
-from memory_bank.worker import BackgroundObserver, Worker
+from memory_bank.transcript.conversation import Conversation
+from memory_bank.transcript.shortening import Shortened
+from memory_bank.transcript.tokens import approximate_counter, open_counter
 
 log = logging.getLogger("memory_bank.MemoryBankStrategy")
 

@@ -12,12 +12,12 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from memory_bank.clients.chat import as_chat_model, is_async, model_error, usage_of
 from memory_bank.config import Config, Price
 from memory_bank.errors import ConfigError, ModelError
-from memory_bank.history.parsing import check_messages
-from memory_bank.history.tokens import open_counter
+from memory_bank.models.chat import as_chat_model, is_async, model_error, usage_of
 from memory_bank.processor import MemoryProcessor, OpenState
+from memory_bank.transcript.parsing import check_messages
+from memory_bank.transcript.tokens import open_counter
 
 KEPT = 1_000
 

@@ -12,19 +12,19 @@ from typing import Any
 
 from memory_bank.assembly import MemoryBankState
 from memory_bank.config import AdaptiveSettings, AnyStrategy, Config, load_config
+from memory_bank.context.adaptive import apply_adaptive
+from memory_bank.context.hierarchical import apply_hierarchical
+from memory_bank.context.masking import apply_masking
+from memory_bank.context.memory_bank import apply_memory_bank_strategy
+from memory_bank.context.plain import apply_keep_last, apply_no_strategy, apply_truncation
+from memory_bank.context.progressive import apply_progressive
+from memory_bank.context.scratchpad import apply_scratchpad
+from memory_bank.context.semantic import apply_semantic
 from memory_bank.errors import ConfigError, LoopDetectedError
-from memory_bank.history.conversation import Conversation
-from memory_bank.history.loops import repeated_calls
-from memory_bank.history.parsing import check_messages
-from memory_bank.history.tokens import open_counter
-from memory_bank.strategies.adaptive import apply_adaptive
-from memory_bank.strategies.hierarchical import apply_hierarchical
-from memory_bank.strategies.masking import apply_masking
-from memory_bank.strategies.memory_bank import apply_memory_bank_strategy
-from memory_bank.strategies.plain import apply_keep_last, apply_no_strategy, apply_truncation
-from memory_bank.strategies.progressive import apply_progressive
-from memory_bank.strategies.scratchpad import apply_scratchpad
-from memory_bank.strategies.semantic import apply_semantic
+from memory_bank.transcript.conversation import Conversation
+from memory_bank.transcript.loops import repeated_calls
+from memory_bank.transcript.parsing import check_messages
+from memory_bank.transcript.tokens import open_counter
 
 log = logging.getLogger("memory_bank.MemoryBankStrategy")
 

@@ -178,7 +178,7 @@ def test_export_never_writes_over_the_bank(cli, bank):
 
 def test_observe_makes_marked_insights_again(cli, tmp_path, monkeypatch):
     from memory_bank import MemoryBankSettings, MemoryBankState, apply_memory_bank_strategy
-    from memory_bank.clients.chat import OpenAIChat
+    from memory_bank.models.chat import OpenAIChat
 
     db = tmp_path / "bank.db"
     settings = MemoryBankSettings(embedding_model="lexical", observer_model="gpt-4-1-mini")

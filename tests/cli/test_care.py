@@ -11,17 +11,17 @@ import pytest
 from tests.chats import call, result, rounds, user
 
 from memory_bank import LexicalEmbedder, MemoryBankSettings, MemoryBankState, apply_memory_bank_strategy
+from memory_bank.bank.catalog import list_sessions
+from memory_bank.bank.database import Database
+from memory_bank.bank.facts import FactStore
+from memory_bank.bank.insights import InsightStore
+from memory_bank.bank.jobs import JobQueue
+from memory_bank.bank.retention import Purged, purge
+from memory_bank.bank.spending import Spending
+from memory_bank.bank.verification import Counts, verify
 from memory_bank.cli.care import seconds_of
 from memory_bank.errors import ConfigError
 from memory_bank.records import Insight, Spent
-from memory_bank.stores.catalog import list_sessions
-from memory_bank.stores.database import Database
-from memory_bank.stores.facts import FactStore
-from memory_bank.stores.insights import InsightStore
-from memory_bank.stores.jobs import JobQueue
-from memory_bank.stores.retention import Purged, purge
-from memory_bank.stores.spending import Spending
-from memory_bank.stores.verification import Counts, verify
 from memory_bank.testing.insight_contract import NumbersEmbedder
 from memory_bank.testing.store_contracts import a_record
 

@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 from tests.cli.conftest import COMMAND, environment, line, run_of, write
 
-from memory_bank.stores.catalog import bank_embedder, list_sessions
-from memory_bank.stores.database import Database
-from memory_bank.stores.facts import FactStore
-from memory_bank.stores.transfer import export_lines
+from memory_bank.bank.catalog import bank_embedder, list_sessions
+from memory_bank.bank.database import Database
+from memory_bank.bank.facts import FactStore
+from memory_bank.bank.transfer import export_lines
 from memory_bank.testing.store_contracts import a_record
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from tests.cli.conftest import shell
 
-from memory_bank.stores.database import Database
-from memory_bank.stores.keys import Keys
+from memory_bank.bank.database import Database
+from memory_bank.bank.keys import Keys
 
 KEY = r"mb_[0-9a-f]{12}_[A-Za-z0-9_-]{43}"
 

@@ -54,12 +54,12 @@ def test_no_verb_shows_the_help(cli):
 
 
 def test_a_bug_is_a_sentence_too(cli, two, monkeypatch):
-    import memory_bank.replay
+    import memory_bank.lab.replay
 
     def broken(*args, **more):
         raise ZeroDivisionError("of all\nthings")
 
-    monkeypatch.setattr(memory_bank.replay, "replay_trace", broken)
+    monkeypatch.setattr(memory_bank.lab.replay, "replay_trace", broken)
     done = cli("replay", two)
     assert done.code == 1
     assert "ZeroDivisionError" in done.sentence()

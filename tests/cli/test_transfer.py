@@ -14,16 +14,16 @@ from tests.chats import JSON, TEXT
 from tests.cli.conftest import COMMAND, environment
 
 from memory_bank import InteractionRecord, LexicalEmbedder, MemoryBankState
+from memory_bank.bank.catalog import list_sessions
+from memory_bank.bank.database import Database
+from memory_bank.bank.facts import FactStore
+from memory_bank.bank.importing import Imported, Refused, import_lines
+from memory_bank.bank.insights import InsightStore
+from memory_bank.bank.jobs import JobQueue
+from memory_bank.bank.spending import Spending
+from memory_bank.bank.transfer import decode_text, encode_text, export_lines
 from memory_bank.config import ObserverBudget
 from memory_bank.records import Insight, Spent
-from memory_bank.stores.catalog import list_sessions
-from memory_bank.stores.database import Database
-from memory_bank.stores.facts import FactStore
-from memory_bank.stores.importing import Imported, Refused, import_lines
-from memory_bank.stores.insights import InsightStore
-from memory_bank.stores.jobs import JobQueue
-from memory_bank.stores.spending import Spending
-from memory_bank.stores.transfer import decode_text, encode_text, export_lines
 from memory_bank.testing import ScriptedServer
 from memory_bank.testing.store_contracts import a_record, together
 

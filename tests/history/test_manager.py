@@ -25,7 +25,7 @@ from memory_bank.history import (
     keep_last_n_steps,
     no_pruning,
 )
-from memory_bank.history.tokens import MessageCounter
+from memory_bank.transcript.tokens import MessageCounter
 
 
 def action(i: int = 1, size: int = 10) -> ActionStep:

@@ -35,9 +35,9 @@ from memory_bank.history import (
     summarize_old_steps,
     to_memory_bank,
 )
-from memory_bank.history.pairing import pairing_errors
-from memory_bank.history.tokens import approximate_counter
 from memory_bank.testing import ScriptedModel
+from memory_bank.transcript.pairing import pairing_errors
+from memory_bank.transcript.tokens import approximate_counter
 
 COUNTER = approximate_counter()
 

@@ -25,7 +25,7 @@ from memory_bank.history import (
     ToolCall,
     steps_from_messages,
 )
-from memory_bank.history.pairing import pairing_errors
+from memory_bank.transcript.pairing import pairing_errors
 
 PNG = b"\x89PNG\r\n\x1a\n" + b"0" * 40
 CALLS = (ToolCall("get_order", {"id": 7}, "a"), ToolCall("find", '{"q": "x"}'))

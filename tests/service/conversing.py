@@ -9,14 +9,14 @@ from typing import Any
 import sqlalchemy as sa
 from tests.chats import call, result
 
+from memory_bank.bank.database import Database
+from memory_bank.bank.facts import FactStore
+from memory_bank.bank.schema import sessions
 from memory_bank.config import Config
 from memory_bank.service.access import stored_id
 from memory_bank.service.chain import looks_random
 from memory_bank.service.identity import Found, Identity
 from memory_bank.service.sessions import Sessions
-from memory_bank.stores.database import Database
-from memory_bank.stores.facts import FactStore
-from memory_bank.stores.schema import sessions
 
 MASKED = "[masked]"
 Messages = list[dict[str, Any]]

@@ -6,11 +6,11 @@ import json
 import random
 from typing import Any
 
-from memory_bank.history.interactions import Interaction
-from memory_bank.history.parsing import parse_messages
-from memory_bank.history.tokens import open_counter
 from memory_bank.service.app import Service
 from memory_bank.testing import Reply, calls, say
+from memory_bank.transcript.interactions import Interaction
+from memory_bank.transcript.parsing import parse_messages
+from memory_bank.transcript.tokens import open_counter
 
 SYSTEM = "You check the orders of a shop."
 TASK = "Check every order and its parcel, then report."

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from tests.chats import JSON, call, good_chats, result, rounds, system, user
 from tests.service.api_server import client, configured, serving
 
+from memory_bank.bank.facts import FactStore
 from memory_bank.config import Config, load_config
-from memory_bank.history.pairing import pairing_errors
 from memory_bank.service.app import create_app
 from memory_bank.service.asking import Asking, asking
 from memory_bank.service.shapes import (
@@ -28,7 +28,7 @@ from memory_bank.service.shapes import (
     SessionPage,
     Stats,
 )
-from memory_bank.stores.facts import FactStore
+from memory_bank.transcript.pairing import pairing_errors
 
 
 def noted(n):

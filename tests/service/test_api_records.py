@@ -14,14 +14,14 @@ from tests.chats import JSON, TEXT
 from tests.service.api_server import client, configured, serving
 from tests.service.test_api import api, ingested, told
 
+from memory_bank.bank import outlines
+from memory_bank.bank.facts import FactStore
+from memory_bank.bank.jobs import JobQueue
 from memory_bank.errors import StorageError
 from memory_bank.records import InteractionRecord
 from memory_bank.service import parts, record_routes
 from memory_bank.service.parts import part_of, part_of_long
 from memory_bank.service.shapes import Part, Record, RecordPage
-from memory_bank.stores import outlines
-from memory_bank.stores.facts import FactStore
-from memory_bank.stores.jobs import JobQueue
 from memory_bank.tools.selection import Refused
 
 ORDERS = '{"items": [{"sku": "A-1", "price": 19.90}, {"sku": "B-2", "price": 5.00}], "total": 24.90}'

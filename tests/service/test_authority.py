@@ -9,13 +9,13 @@ from hypothesis import strategies as st
 from tests.chats import call, result, system, user
 from tests.service.serving import configured
 
+from memory_bank.bank.database import Database
 from memory_bank.config import Config, load_config
 from memory_bank.context.render import fence
-from memory_bank.history.own import MARK
-from memory_bank.history.pairing import pairing_errors
 from memory_bank.service.access import stored_id
 from memory_bank.service.sessions import Sessions
-from memory_bank.stores.database import Database
+from memory_bank.transcript.own import MARK
+from memory_bank.transcript.pairing import pairing_errors
 
 STRATEGIES = sorted(
     {*load_config().memory_strategies} - {"memory_bank_classic"}

@@ -14,8 +14,8 @@ from tests.items import rounds, user
 
 from memory_bank import MemoryBankSettings, MemoryBankState, apply_memory_bank_strategy
 from memory_bank.errors import BodyError
-from memory_bank.history.responses import from_items, to_items
 from memory_bank.service.bodies import parse_body, render_body
+from memory_bank.transcript.responses import from_items, to_items
 
 NEW = {"role": "user", "content": "memory ünd \ud83d"}
 

@@ -11,12 +11,12 @@ from fastapi import FastAPI, Request
 from starlette.responses import StreamingResponse
 from tests.service.serving import bearer, configured, serving
 
+from memory_bank.bank.database import Database
+from memory_bank.bank.keys import Keys
 from memory_bank.errors import ConfigError
 from memory_bank.service.access import caller_of
 from memory_bank.service.app import create_app
 from memory_bank.service.gate import check_binding
-from memory_bank.stores.database import Database
-from memory_bank.stores.keys import Keys
 from memory_bank.testing import ScriptedServer
 
 WHO = "/v1/test-who"

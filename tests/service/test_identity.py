@@ -16,16 +16,16 @@ import sqlalchemy as sa
 from tests.chats import rounds, say, system, user
 from tests.service.conversing import Messages, World, masked, random_id, turn
 
-from memory_bank.clients.embedding import load_embedder
+from memory_bank.bank.database import Database
+from memory_bank.bank.facts import FactStore
+from memory_bank.bank.insights import InsightStore
+from memory_bank.bank.jobs import JobQueue
+from memory_bank.bank.lineage import KEPT
+from memory_bank.bank.schema import lineage, metadata, sessions
+from memory_bank.bank.verification import verify
 from memory_bank.errors import ConfigError
+from memory_bank.models.embedding import load_embedder
 from memory_bank.service.identity import Found, Identity
-from memory_bank.stores.database import Database
-from memory_bank.stores.facts import FactStore
-from memory_bank.stores.insights import InsightStore
-from memory_bank.stores.jobs import JobQueue
-from memory_bank.stores.lineage import KEPT
-from memory_bank.stores.schema import lineage, metadata, sessions
-from memory_bank.stores.verification import verify
 
 START = [system(), user("How many items are there?")]
 LONG = "there are so many items in the warehouse that they fill it to the roof: "

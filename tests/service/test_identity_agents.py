@@ -6,8 +6,8 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, multi
 from tests.chats import call, result, say, system, user
 from tests.service.conversing import MASKED, World, random_id
 
-from memory_bank.stores.database import Database
-from memory_bank.stores.verification import verify
+from memory_bank.bank.database import Database
+from memory_bank.bank.verification import verify
 
 
 class Branch:

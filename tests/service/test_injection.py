@@ -17,9 +17,9 @@ from tests.service.processes import until
 from tests.service.proxied import RawUpstream, chunked, head_of, post, proxied, whole
 from tests.service.tasks import HANDLERS, TOOLS, get_order
 
+from memory_bank.bank.database import Database
 from memory_bank.config import Config, load_config
 from memory_bank.errors import UpstreamError
-from memory_bank.history.itempairs import item_errors
 from memory_bank.service.access import LOCAL
 from memory_bank.service.dialects import DIALECTS, read_body
 from memory_bank.service.injection import ROUNDS, Injection
@@ -28,9 +28,9 @@ from memory_bank.service.proxy import Asked
 from memory_bank.service.sessions import Sessions
 from memory_bank.service.turns import NOT_YET, OURS
 from memory_bank.service.upstream import Answer
-from memory_bank.stores.database import Database
 from memory_bank.testing import Reply, ScriptedServer, call, calls, fail, run_agent, say
 from memory_bank.testing.replies import cut, raw
+from memory_bank.transcript.itempairs import item_errors
 
 ITEM_TOOLS = [{"type": "function", **tool["function"]} for tool in TOOLS]
 SESSION = {"x-memory-session": "task"}

@@ -14,9 +14,9 @@ from starlette.routing import Route
 from tests.chats import call, result, system, user
 from tests.service.serving import bearer, configured, serving
 
+from memory_bank.bank.database import Database
+from memory_bank.bank.keys import Keys
 from memory_bank.config import Config, load_config
-from memory_bank.stores.database import Database
-from memory_bank.stores.keys import Keys
 from memory_bank.testing import ScriptedServer, say
 
 WORD = "FALCON-77"  # what the victim's memory is about

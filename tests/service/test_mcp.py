@@ -25,11 +25,11 @@ from tests.service.mcp_clients import (
 )
 
 from memory_bank import handle_tool_call
+from memory_bank.bank.database import Database
 from memory_bank.config import Config, load_config
 from memory_bank.service.app import create_app
 from memory_bank.service.mcp import RECORD, SESSIONS
 from memory_bank.service.sessions import Sessions
-from memory_bank.stores.database import Database
 from memory_bank.tools import TOOL_SCHEMAS, is_memory_tool
 
 ORDERS = [json.dumps({"id": f"ORD-{n}", "note": "as usual"}) for n in range(120)]

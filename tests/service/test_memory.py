@@ -11,15 +11,15 @@ import pytest
 from tests.chats import call, result, system, user
 
 from memory_bank import LexicalEmbedder, MemoryBankState, apply_memory_bank_strategy
+from memory_bank.bank.database import Database
+from memory_bank.bank.insights import InsightStore
+from memory_bank.bank.retention import purge
+from memory_bank.bank.verification import verify
 from memory_bank.service.access import LOCAL
 from memory_bank.service.dialects import DIALECTS, read_body
 from memory_bank.service.identity import Identity
 from memory_bank.service.memory import Memory
 from memory_bank.service.sessions import Sessions
-from memory_bank.stores.database import Database
-from memory_bank.stores.insights import InsightStore
-from memory_bank.stores.retention import purge
-from memory_bank.stores.verification import verify
 
 CHAT = DIALECTS["/chat/completions"]
 

@@ -13,17 +13,17 @@ from starlette.testclient import TestClient
 from tests.chats import rounds, system, user
 from tests.service.processes import until
 
-from memory_bank.clients.chat import OpenAIChat
-from memory_bank.clients.lexical import LexicalEmbedder
+from memory_bank.bank.database import Database
+from memory_bank.bank.insights import InsightStore
+from memory_bank.bank.jobs import JobQueue, oldest_job
+from memory_bank.bank.spending import spent_by_session
 from memory_bank.errors import ConfigError
+from memory_bank.models.chat import OpenAIChat
+from memory_bank.models.lexical import LexicalEmbedder
 from memory_bank.service.access import stored_id
 from memory_bank.service.app import create_app
 from memory_bank.service.observing import Observing, chat_of, observed_by
 from memory_bank.service.sessions import Sessions
-from memory_bank.stores.database import Database
-from memory_bank.stores.insights import InsightStore
-from memory_bank.stores.jobs import JobQueue, oldest_job
-from memory_bank.stores.spending import spent_by_session
 from memory_bank.testing import Reply, ScriptedServer, say
 
 BACKGROUND = {
@@ -88,7 +88,7 @@ def test_jobs_of_sessions_that_nobody_touches_any_more(
 def test_one_thread_for_all_sessions_of_a_service(
     configured: Any, bank_url: str, model: ScriptedServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("memory_bank.worker.LONGEST_SLEEP", 600.0)  # it is woken, or comes too late
+    monkeypatch.setattr("memory_bank.bank.worker.LONGEST_SLEEP", 600.0)  # it is woken, or comes too late
     config = configured({"mine": BACKGROUND}, strategy="mine", upstream=model.base_url, database=bank_url)
     with TestClient(create_app(config)) as client:
         service = client.app.state.service

@@ -127,8 +127,8 @@ def test_the_database_goes_and_comes_back(
 
 
 def test_another_embedder_than_the_banks(configured: Any, upstream: Any, tmp_path: Any) -> None:
-    from memory_bank.stores.database import Database
-    from memory_bank.stores.insights import InsightStore
+    from memory_bank.bank.database import Database
+    from memory_bank.bank.insights import InsightStore
     from memory_bank.testing.insight_contract import NumbersEmbedder
 
     database = Database(tmp_path / "bank.db")

@@ -17,10 +17,10 @@ from tests.pictures import take_picture
 from tests.service.processes import serve
 from tests.service.runs import orders, recorded
 
+from memory_bank.bank.database import Database
+from memory_bank.bank.facts import FactStore
+from memory_bank.bank.steps import NewStep, add_steps, get_step, packed
 from memory_bank.records import InteractionRecord
-from memory_bank.stores.database import Database
-from memory_bank.stores.facts import FactStore
-from memory_bank.stores.steps import NewStep, add_steps, get_step, packed
 
 pytestmark = pytest.mark.skipif(why_not() is not None, reason=why_not() or "")
 

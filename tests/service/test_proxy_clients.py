@@ -13,8 +13,8 @@ import pytest
 from tests.service.proxied import proxied
 from tests.service.tasks import HANDLERS, STEPS, SYSTEM, TASK, TOOLS, check_budget, script
 
-from memory_bank.history.responses import from_items
 from memory_bank.testing import ScriptedServer, run_agent, say
+from memory_bank.transcript.responses import from_items
 
 ITEM_TOOLS = [{"type": "function", **tool["function"]} for tool in TOOLS]
 CALLS = STEPS + STEPS // 4

@@ -8,13 +8,13 @@ import pytest
 from tests.service.processes import until
 from tests.service.runs import orders
 
+from memory_bank.bank.database import Database
+from memory_bank.bank.steps import get_step, list_steps
 from memory_bank.config import load_config
 from memory_bank.errors import StorageError
 from memory_bank.service import recorder as recording
 from memory_bank.service.recorder import DETAILED, Recorder
 from memory_bank.service.sessions import Sessions
-from memory_bank.stores.database import Database
-from memory_bank.stores.steps import get_step, list_steps
 
 
 class Away(Database):

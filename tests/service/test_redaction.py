@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from tests.chats import JSON, TEXT, any_chats, call, result
 
 from memory_bank.errors import ConfigError
-from memory_bank.history.pairing import pairing_errors
 from memory_bank.service.redaction import Redaction
 from memory_bank.settings.service import ServiceSettings
+from memory_bank.transcript.pairing import pairing_errors
 
 # None of these is a key of anybody.
 PEM = "-----BEGIN RSA PRIVATE KEY-----\nMIIEpAIBAAKCAQEAx0x\nq8b1=\n-----END RSA PRIVATE KEY-----"

@@ -19,10 +19,10 @@ from tests.cli.conftest import COMMAND, cli, environment  # noqa: F401
 from tests.service.processes import Process, serve, start, until
 from tests.service.proxied import Held
 
+from memory_bank.bank.database import Database
+from memory_bank.bank.verification import verify
 from memory_bank.config import load_config
 from memory_bank.errors import DatabaseOpenError
-from memory_bank.stores.database import Database
-from memory_bank.stores.verification import verify
 from memory_bank.testing import Reply, ScriptedServer
 
 

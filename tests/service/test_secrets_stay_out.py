@@ -12,13 +12,13 @@ from tests.chats import call, result, system, user
 from tests.service.serving import configured, serving
 from tests.service.test_redaction import ASSIGNED, SECRETS
 
+from memory_bank.bank.database import Database
 from memory_bank.config import load_config
-from memory_bank.history.pairing import pairing_errors
 from memory_bank.service.app import Service
 from memory_bank.service.metrics import Metrics
 from memory_bank.service.telemetry import Telemetry
-from memory_bank.stores.database import Database
 from memory_bank.testing import ScriptedServer, say
+from memory_bank.transcript.pairing import pairing_errors
 
 PLACES = [*SECRETS.values(), *(a + b + c for a, b, c in ASSIGNED)]
 HIDDEN = [*SECRETS.values(), *(b for _, b, _ in ASSIGNED if len(b) > 4)]

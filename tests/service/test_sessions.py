@@ -7,12 +7,12 @@ import pytest
 from tests.chats import call, result, system, user
 
 from memory_bank import ConfigError, handle_tool_call
+from memory_bank.bank.database import Database
 from memory_bank.config import Config, load_config
 from memory_bank.errors import NotFoundError, UnknownStrategyError
-from memory_bank.history.pairing import pairing_errors
 from memory_bank.service.access import public_name, stored_id
 from memory_bank.service.sessions import Sessions
-from memory_bank.stores.database import Database
+from memory_bank.transcript.pairing import pairing_errors
 
 
 def noted(n):

@@ -20,11 +20,11 @@ from tests.cli.conftest import environment
 from tests.postgres import Server
 from tests.service.processes import Process, serve
 
-from memory_bank.history.pairing import pairing_errors
-from memory_bank.stores.database import Database
-from memory_bank.stores.facts import FactStore
-from memory_bank.stores.verification import verify
+from memory_bank.bank.database import Database
+from memory_bank.bank.facts import FactStore
+from memory_bank.bank.verification import verify
 from memory_bank.testing import ScriptedServer, say
+from memory_bank.transcript.pairing import pairing_errors
 
 ROOT = Path(__file__).parents[2]
 WELL = ("rebuilt", "unchanged")  # what memory says where it did its part

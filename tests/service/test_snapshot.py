@@ -6,13 +6,13 @@ import pytest
 from tests.chats import call, result, system, user
 from tests.service.runs import orders, recorded
 
+from memory_bank.bank.database import Database
+from memory_bank.bank.steps import packed, unpacked
 from memory_bank.config import load_config
 from memory_bank.context.plan import Decision, Fate, Piece, Plan
 from memory_bank.service import snapshot as made_of
 from memory_bank.service.sessions import Rebuilt, Sessions
 from memory_bank.service.snapshot import snapshot
-from memory_bank.stores.database import Database
-from memory_bank.stores.steps import packed, unpacked
 
 
 @pytest.fixture

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from memory_bank.clients.chat import reply_text, usage_of
 from memory_bank.errors import ModelError
+from memory_bank.models.chat import reply_text, usage_of
 from memory_bank.ports import ChatModel
 from memory_bank.testing import Request, ScriptedModel
 from memory_bank.testing.chat_contract import ChatModelContract

@@ -27,15 +27,15 @@ def audit(
     No model is called: summaries are made by extraction, and nothing leaves this machine.
     """
     from memory_bank.config import load_config
-    from memory_bank.evidence.audit import audit as run
-    from memory_bank.evidence.audit import candidates
+    from memory_bank.lab.meter.audit import audit as run
+    from memory_bank.lab.meter.audit import candidates
 
     tried = candidates(load_config(config), strategy, budget)
     check_files(traces)
     with output_file(html, *traces) as target, Progress("measured", "traces") as bar:
         report = run(traces, tried, jobs=jobs, tell=tell, progress=bar.advance)
         if target is not None:
-            from memory_bank.evidence.page import audit_page
+            from memory_bank.lab.meter.page import audit_page
 
             target.write(audit_page(report))
     if as_json:
@@ -47,7 +47,7 @@ def audit(
 
 
 def _print(report: Any) -> None:
-    from memory_bank.evidence.columns import SHORT
+    from memory_bank.lab.meter.columns import SHORT
 
     rows = [[one_line(o.strategy.name, 60), *(c.cell([o.figures]) for c in SHORT)] for o in report.outcomes]
     table(["strategy", *(c.title.strip() for c in SHORT)], rows, frozenset(range(1, len(SHORT) + 1)))

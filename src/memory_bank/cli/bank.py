@@ -31,7 +31,7 @@ _NUMBERS = frozenset({0, 1})  # columns of the table of hits
 
 def open_bank(db: str) -> Any:
     """The bank that --db names. Raises ConfigError where there is none."""
-    from memory_bank.stores.database import Database, database_url
+    from memory_bank.bank.database import Database, database_url
 
     url = database_url(db)
     file = url.database if url.get_backend_name() == "sqlite" else None
@@ -44,7 +44,7 @@ def open_bank(db: str) -> Any:
 
 def the_session(database: Any, wanted: str | None) -> str:
     """The session asked for, else the only one."""
-    from memory_bank.stores.catalog import has_session, list_sessions
+    from memory_bank.bank.catalog import has_session, list_sessions
 
     if wanted is not None:
         if not has_session(database, wanted):
@@ -60,7 +60,7 @@ def the_session(database: Any, wanted: str | None) -> str:
 
 def sessions(db: str = DB, as_json: bool = JSON) -> None:
     """List the sessions of a bank."""
-    from memory_bank.stores.catalog import bank_embedder, list_sessions
+    from memory_bank.bank.catalog import bank_embedder, list_sessions
 
     database = open_bank(db)
     found = list_sessions(database)
@@ -85,7 +85,7 @@ def _failing(info: Any) -> str:
 
 
 def _output_text(record: Any) -> str:
-    from memory_bank.history.jsontext import dump_value
+    from memory_bank.transcript.jsontext import dump_value
 
     return dump_value(record.raw_output) if record.output_text is None else record.output_text
 
@@ -97,9 +97,9 @@ def show(
     as_json: bool = JSON,
 ) -> None:
     """Show one record: the call, its raw output, its summary."""
-    from memory_bank.history.jsontext import compact
-    from memory_bank.stores.catalog import find_record
-    from memory_bank.stores.transfer import record_line
+    from memory_bank.bank.catalog import find_record
+    from memory_bank.bank.transfer import record_line
+    from memory_bank.transcript.jsontext import compact
 
     found = find_record(open_bank(db), trace_id)
     if found is None:
@@ -134,9 +134,9 @@ def search(
     as_json: bool = JSON,
 ) -> None:
     """Search a session's insights by similarity."""
-    from memory_bank.stores.catalog import list_sessions
-    from memory_bank.stores.facts import FactStore
-    from memory_bank.stores.insights import InsightStore
+    from memory_bank.bank.catalog import list_sessions
+    from memory_bank.bank.facts import FactStore
+    from memory_bank.bank.insights import InsightStore
 
     database = open_bank(db)
     if session is None and not list_sessions(database):
@@ -179,8 +179,8 @@ def search(
 
 def bank_embedder_of(database: Any, wanted: str | None) -> Any:
     """The embedder named, else the one that the bank was built with."""
-    from memory_bank.clients.embedding import load_embedder
-    from memory_bank.stores.catalog import bank_embedder
+    from memory_bank.bank.catalog import bank_embedder
+    from memory_bank.models.embedding import load_embedder
 
     if wanted is not None:
         return load_embedder(wanted)
@@ -199,7 +199,7 @@ def reset(
     session: str = typer.Argument(..., help="The session to empty."), db: str = DB, as_json: bool = JSON
 ) -> None:
     """Empty one session: its records and insights are removed for good."""
-    from memory_bank.stores.retention import purge
+    from memory_bank.bank.retention import purge
 
     database = open_bank(db)
     the_session(database, session)
@@ -216,8 +216,8 @@ def re_embed(
     as_json: bool = JSON,
 ) -> None:
     """Embed every summary anew with another model, all or nothing."""
-    from memory_bank.clients.embedding import load_embedder
-    from memory_bank.stores.catalog import re_embed as run
+    from memory_bank.bank.catalog import re_embed as run
+    from memory_bank.models.embedding import load_embedder
 
     database = open_bank(db)
     model = load_embedder(embedding_model)

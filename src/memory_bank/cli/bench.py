@@ -21,12 +21,12 @@ def bench(
     The same command goes on where it was stopped: no case is done twice.
     """
     from memory_bank import __version__
-    from memory_bank.experiments.config import load_experiment
-    from memory_bank.experiments.page import render_report
-    from memory_bank.experiments.results import Results
-    from memory_bank.experiments.runner import about, run_experiment
-    from memory_bank.experiments.tables import gather, markdown
-    from memory_bank.experiments.units import plan_experiment
+    from memory_bank.lab.experiments.config import load_experiment
+    from memory_bank.lab.experiments.page import render_report
+    from memory_bank.lab.experiments.results import Results
+    from memory_bank.lab.experiments.runner import about, run_experiment
+    from memory_bank.lab.experiments.tables import gather, markdown
+    from memory_bank.lab.experiments.units import plan_experiment
 
     experiment = load_experiment(config)
     plan = plan_experiment(experiment, tell)
@@ -59,7 +59,7 @@ def bench(
 
 
 def _row(line: Any) -> dict[str, Any]:
-    from memory_bank.experiments.tables import columns_of
+    from memory_bank.lab.experiments.tables import columns_of
 
     numbers = {c.title: c.value(line) for c in columns_of(line.kind)}
     place = {k: getattr(line, k) for k in ("suite", "kind", "model", "strategy", "threshold")}
@@ -67,7 +67,7 @@ def _row(line: Any) -> dict[str, Any]:
 
 
 def _print(lines: Any) -> None:
-    from memory_bank.experiments.tables import columns_of
+    from memory_bank.lab.experiments.tables import columns_of
 
     for suite in dict.fromkeys(line.suite for line in lines):
         own = [line for line in lines if line.suite == suite]

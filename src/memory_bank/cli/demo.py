@@ -9,8 +9,8 @@ import typer
 from memory_bank.cli.output import one_line
 
 if TYPE_CHECKING:
-    from memory_bank.replay import Step
-    from memory_bank.traces import Trace
+    from memory_bank.lab.replay import Step
+    from memory_bank.lab.traces import Trace
 
 DEMO_TRACE = "shop-refunds.jsonl"
 _BAR = 24
@@ -23,7 +23,7 @@ def demo(
 ) -> None:
     """Replay a recorded run: tokens with and without memory, what was brought back, and one exact fetch."""
     from memory_bank.config import Config, MemoryBankSettings
-    from memory_bank.replay import replay_trace
+    from memory_bank.lab.replay import replay_trace
 
     screen = _Screen()
     trace = _recorded_run()
@@ -100,8 +100,8 @@ class _Screen:
 
 def _recorded_run() -> Trace:
     from memory_bank.errors import TraceFileError
+    from memory_bank.lab.traces import Trace, read_traces
     from memory_bank.shipped import shipped_trace
-    from memory_bank.traces import Trace, read_traces
 
     file = shipped_trace(DEMO_TRACE)
     for trace in read_traces(file):
@@ -112,8 +112,8 @@ def _recorded_run() -> Trace:
 
 def _load(name: str) -> tuple[str, str]:
     """The embedder's name and, where it had to be replaced, why."""
-    from memory_bank.clients.embedding import load_embedder
     from memory_bank.errors import EmbeddingError
+    from memory_bank.models.embedding import load_embedder
 
     try:
         load_embedder(name)

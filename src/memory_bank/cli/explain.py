@@ -60,9 +60,9 @@ def _print(plan: Any) -> None:
 @contextmanager
 def _plan(file: Path, trace_id: str | None, step: int | None, config: Any, strategy: str) -> Iterator[Any]:
     """The plan of one model call; the bank behind it stays open while it is read."""
-    from memory_bank.history.content import read
-    from memory_bank.replay import replay_trace
-    from memory_bank.traces import Trace, read_traces
+    from memory_bank.lab.replay import replay_trace
+    from memory_bank.lab.traces import Trace, read_traces
+    from memory_bank.transcript.content import read
 
     found = (t for t in read_traces(file) if isinstance(t, Trace) and trace_id in (None, t.id))
     trace = next(found, None)
@@ -86,7 +86,7 @@ def train(
     as_json: bool = typer.Option(False, "--json", help="Print the figures as JSON."),
 ) -> None:
     """Train a model for selection 'evidence' on your own traces; written only if it wins on unseen ones."""
-    from memory_bank.selection.train import retrain
+    from memory_bank.lab.training.train import retrain
 
     check_files(traces)
     new, present, won = retrain(traces, out, against)

@@ -37,8 +37,8 @@ def create(
     as_json: bool = JSON,
 ) -> None:
     """Make a key and print it, this once. From the first one on the service answers to keys only."""
+    from memory_bank.bank.keys import Keys
     from memory_bank.service.places import open_database
-    from memory_bank.stores.keys import Keys
 
     database = open_database(_settings(db, config))
     if database.in_memory:
@@ -61,8 +61,8 @@ def create(
 @app.command("list")
 def list_(db: str | None = _DB, config: Path | None = _CONFIG, as_json: bool = JSON) -> None:
     """List the keys there are and were. The keys themselves are nowhere stored."""
+    from memory_bank.bank.keys import DEFAULT, Keys
     from memory_bank.service.places import database_of
-    from memory_bank.stores.keys import DEFAULT, Keys
 
     found = Keys(open_bank(database_of(_settings(db, config)))).all()
     if as_json:
@@ -86,8 +86,8 @@ def revoke(
     as_json: bool = JSON,
 ) -> None:
     """Make a key invalid for good, in running services within two seconds. What it stored stays."""
+    from memory_bank.bank.keys import Keys
     from memory_bank.service.places import database_of
-    from memory_bank.stores.keys import Keys
 
     database = open_bank(database_of(_settings(db, config)))
     gone = Keys(database).revoke(key)
@@ -107,7 +107,7 @@ def _settings(db: str | None, config: Path | None) -> Any:
 
 def _told(key: Any) -> dict[str, Any]:
     """A key's row without what tells whether a key is it."""
-    from memory_bank.stores.keys import DEFAULT
+    from memory_bank.bank.keys import DEFAULT
 
     told = asdict(key)
     del told["digest"]

@@ -56,8 +56,8 @@ def mcp(
 
 def with_embedder_of(config: Any, database: Any) -> Any:
     """The configuration, with the embedder that the bank was built with in the strategy that reads it."""
+    from memory_bank.bank.catalog import bank_embedder
     from memory_bank.service.sessions import Sessions
-    from memory_bank.stores.catalog import bank_embedder
 
     known = bank_embedder(database)
     if known is None:

@@ -38,12 +38,12 @@ def observe(
     Ctrl-C and SIGTERM let it end the jobs at hand. Without a model named, missing insights are made by
     extraction, the others wait, and it ends.
     """
-    from memory_bank.clients.chat import OpenAIChat
-    from memory_bank.observer import EXTRACTIVE, Observer
-    from memory_bank.stores.catalog import bank_embedder
-    from memory_bank.stores.embedder import check_embedder
-    from memory_bank.stores.jobs import queue_unmade
-    from memory_bank.worker import Worker
+    from memory_bank.bank.catalog import bank_embedder
+    from memory_bank.bank.embedder import check_embedder
+    from memory_bank.bank.jobs import queue_unmade
+    from memory_bank.bank.worker import Worker
+    from memory_bank.models.chat import OpenAIChat
+    from memory_bank.models.observer import EXTRACTIVE, Observer
 
     settings = _settings(strategy, config, observer_model)
     database = open_bank(db)
@@ -88,7 +88,7 @@ def observe(
 def _settings(strategy: str | None, config: Path | None, model: str | None) -> Any:
     """The settings of the strategy named, or the defaults without a model; ``model`` replaces theirs."""
     from memory_bank.config import MemoryBankSettings, load_config
-    from memory_bank.observer import EXTRACTIVE
+    from memory_bank.models.observer import EXTRACTIVE
 
     if model is not None and not model.strip():
         raise ConfigError("--observer-model is empty: name a model, or extractive.")
@@ -138,11 +138,11 @@ def _progress(worker: Any) -> Any:
 
 
 def _extract_missing(database: Any, model: Any, session: str | None) -> int:
-    from memory_bank.history.own import is_memory_tool
-    from memory_bank.observer import Observer
-    from memory_bank.stores.catalog import list_sessions
-    from memory_bank.stores.facts import FactStore
-    from memory_bank.stores.insights import InsightStore
+    from memory_bank.bank.catalog import list_sessions
+    from memory_bank.bank.facts import FactStore
+    from memory_bank.bank.insights import InsightStore
+    from memory_bank.models.observer import Observer
+    from memory_bank.transcript.own import is_memory_tool
 
     made = 0
     observer = Observer()
@@ -159,13 +159,13 @@ def _extract_missing(database: Any, model: Any, session: str | None) -> int:
 
 
 def _marked(database: Any, session: str | None) -> int:
-    from memory_bank.stores.catalog import list_sessions
+    from memory_bank.bank.catalog import list_sessions
 
     return sum(s.to_redo for s in list_sessions(database) if session in (None, s.session_id))
 
 
 def _report(database: Any, session: str | None, as_json: bool, done: dict[str, Any]) -> None:
-    from memory_bank.stores.jobs import JobQueue
+    from memory_bank.bank.jobs import JobQueue
 
     marked, pending = _marked(database, session), JobQueue(database, session).open_count()
     if as_json:

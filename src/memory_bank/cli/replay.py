@@ -28,8 +28,8 @@ def replay(
     """
     from memory_bank.config import load_config
     from memory_bank.errors import TraceFileError
-    from memory_bank.replay import Summary, replay_trace
-    from memory_bank.traces import BrokenLine, read_traces
+    from memory_bank.lab.replay import Summary, replay_trace
+    from memory_bank.lab.traces import BrokenLine, read_traces
 
     settings = load_config(config)
     key = strategy or settings.default_strategy
@@ -81,8 +81,8 @@ def check_files(traces: list[Path]) -> None:
 
 @contextlib.contextmanager
 def _memory(db: str | None) -> Iterator[Any]:
-    from memory_bank.replay import Memory
-    from memory_bank.stores.database import Database, database_url
+    from memory_bank.bank.database import Database, database_url
+    from memory_bank.lab.replay import Memory
 
     if db:
         url = database_url(db)

@@ -25,7 +25,7 @@ def export(
     as_json: bool = typer.Option(False, "--json", help="One JSON array instead of JSON lines."),
 ) -> None:
     """Write sessions as JSON lines, complete and exact: what `memory-bank import` reads."""
-    from memory_bank.stores.transfer import export_lines
+    from memory_bank.bank.transfer import export_lines
 
     database = open_bank(db)
     if session is not None:
@@ -59,9 +59,9 @@ def import_(
 
     A bank that is not there is made.
     """
-    from memory_bank.clients.embedding import load_embedder
-    from memory_bank.stores.database import Database, database_url
-    from memory_bank.stores.importing import Refused, import_lines
+    from memory_bank.bank.database import Database, database_url
+    from memory_bank.bank.importing import Refused, import_lines
+    from memory_bank.models.embedding import load_embedder
 
     url = database_url(db)
     if url.get_backend_name() == "sqlite" and url.database in (None, "", ":memory:"):

@@ -9,14 +9,14 @@ from typing import Any
 
 from memory_bank.context.fetched import is_memory_tool
 from memory_bank.context.plan import Decision, Fate, Piece
-from memory_bank.history.conversation import Entry
-from memory_bank.history.jsontext import compact
 from memory_bank.ports import TokenCounter
 from memory_bank.records import InteractionRecord
 from memory_bank.selection.features import FEATURES
 from memory_bank.selection.index import MODEL_FILE, EvidenceIndex, Selection
 from memory_bank.selection.model import Model, load_model
 from memory_bank.selection.similarity import Similarity
+from memory_bank.transcript.conversation import Entry
+from memory_bank.transcript.jsontext import compact
 
 
 @lru_cache(maxsize=4)

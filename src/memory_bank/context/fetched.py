@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from memory_bank.history.own import GET_RECORD, LIST_RECORDS, SEARCH_MEMORY, is_memory_tool
+from memory_bank.transcript.own import GET_RECORD, LIST_RECORDS, SEARCH_MEMORY, is_memory_tool
 
 __all__ = ["GET_RECORD", "LIST_RECORDS", "SEARCH_MEMORY", "is_memory_tool"]

@@ -9,9 +9,9 @@ from functools import cached_property
 from itertools import islice
 from typing import Any, Protocol
 
-from memory_bank.history.conversation import Entry, View
+from memory_bank.bank.retrieval import Retrieved, session_name
 from memory_bank.records import Ranking
-from memory_bank.retrieval import Retrieved, session_name
+from memory_bank.transcript.conversation import Entry, View
 
 _NEAR = 5  # near misses told
 

@@ -7,9 +7,9 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from memory_bank.history.conversation import Entry, View
-from memory_bank.history.interactions import Interaction
-from memory_bank.history.own import MARK
+from memory_bank.transcript.conversation import Entry, View
+from memory_bank.transcript.interactions import Interaction
+from memory_bank.transcript.own import MARK
 
 _LONE = re.compile("[\ud800-\udfff]")
 

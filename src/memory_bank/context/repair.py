@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from memory_bank.history.content import content_text, read
-from memory_bank.history.interactions import Interaction, Kind, Pair, calls_of, kind_of, result_of
+from memory_bank.transcript.content import content_text, read
+from memory_bank.transcript.interactions import Interaction, Kind, Pair, calls_of, kind_of, result_of
 
 MISSING_RESULT = "[no result was recorded for this call]"
 

@@ -7,8 +7,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
-from memory_bank.history.interactions import Interaction, Pair
-from memory_bank.history.parsing import parse_messages
 from memory_bank.history.parts import Observation, one_line
 from memory_bank.history.pruning import Pruning, check_steps, prune_old_observations
 from memory_bank.history.relevance import step_text
@@ -16,6 +14,8 @@ from memory_bank.history.steps import ActionStep, ScratchpadStep, Step
 from memory_bank.history.summaries import trace_ids_of
 from memory_bank.history.wire import NO_RESULT, match
 from memory_bank.records import InteractionRecord, content_key, derive_trace_id
+from memory_bank.transcript.interactions import Interaction, Pair
+from memory_bank.transcript.parsing import parse_messages
 
 _LINES = 40  # calls that one placeholder lists; the others are counted
 

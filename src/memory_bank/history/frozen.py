@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NoReturn
 
-from memory_bank.history.jsontext import plain
+from memory_bank.transcript.jsontext import plain
 
 Json = dict[str, Any]
 """A JSON object."""

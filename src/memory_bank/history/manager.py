@@ -16,8 +16,8 @@ from memory_bank.history.pruning import Pruning, check_steps
 from memory_bank.history.reading import steps_from_messages
 from memory_bank.history.stepfiles import load_steps, save_steps
 from memory_bank.history.steps import WIRES, ActionStep, Step, SystemPromptStep, Wire
-from memory_bank.history.tokens import open_counter
 from memory_bank.ports import TokenCounter
+from memory_bank.transcript.tokens import open_counter
 
 S = TypeVar("S", bound=Step)
 Callback = Callable[[Any], object]

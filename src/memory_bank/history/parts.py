@@ -8,10 +8,10 @@ from dataclasses import dataclass, fields
 from typing import Any, TypeVar
 
 from memory_bank.errors import HistoryError
-from memory_bank.history.content import content_text
 from memory_bank.history.frozen import Json, freeze, thaw
-from memory_bank.history.jsontext import compact, parse_arguments, parse_output
-from memory_bank.history.shortening import cut_at_edge, shorten, shorten_text
+from memory_bank.transcript.content import content_text
+from memory_bank.transcript.jsontext import compact, parse_arguments, parse_output
+from memory_bank.transcript.shortening import cut_at_edge, shorten, shorten_text
 
 P = TypeVar("P")
 

@@ -10,8 +10,8 @@ from typing import Any
 from memory_bank.errors import HistoryError, TokenBudgetError
 from memory_bank.history.parts import cut, positive
 from memory_bank.history.steps import ActionStep, Step, SystemPromptStep, TaskStep, Wire
-from memory_bank.history.tokens import open_counter
 from memory_bank.ports import TokenCounter
+from memory_bank.transcript.tokens import open_counter
 
 Pruning = Callable[[Sequence[Step]], list[Step]]
 """Steps to steps; the input is not changed, and what survives keeps its order."""

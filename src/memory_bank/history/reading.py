@@ -11,9 +11,6 @@ from itertools import count
 from typing import Any, TypeGuard
 
 from memory_bank.errors import HistoryError
-from memory_bank.history.content import content_text, is_text_part, part_text, read
-from memory_bank.history.interactions import Interaction, Kind, Segment, Utterance, kind_of
-from memory_bank.history.parsing import parse_messages
 from memory_bank.history.parts import Observation, Source, ToolCall
 from memory_bank.history.steps import (
     NOTE_HEADS,
@@ -29,6 +26,9 @@ from memory_bank.history.steps import (
     Wire,
 )
 from memory_bank.history.wire import CALLING, ERROR, OBSERVATION
+from memory_bank.transcript.content import content_text, is_text_part, part_text, read
+from memory_bank.transcript.interactions import Interaction, Kind, Segment, Utterance, kind_of
+from memory_bank.transcript.parsing import parse_messages
 
 
 def steps_from_messages(messages: Any, *, wire: Wire = "tools", timestamp: float | None = None) -> list[Step]:

@@ -7,8 +7,6 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from memory_bank.history.jsontext import compact
-from memory_bank.history.shortening import shorten_text
 from memory_bank.history.steps import (
     ActionStep,
     FinalAnswerStep,
@@ -18,6 +16,8 @@ from memory_bank.history.steps import (
     SystemPromptStep,
     TaskStep,
 )
+from memory_bank.transcript.jsontext import compact
+from memory_bank.transcript.shortening import shorten_text
 
 _CHARS = 600  # of a text, unless it is to be detailed
 

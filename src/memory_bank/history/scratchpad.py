@@ -9,9 +9,9 @@ from typing import Any
 
 from memory_bank.errors import HistoryError, RecordError
 from memory_bank.history.frozen import freeze, thaw
-from memory_bank.history.jsontext import compact, dump_value
 from memory_bank.history.parts import cut, positive
 from memory_bank.history.steps import ScratchpadStep
+from memory_bank.transcript.jsontext import compact, dump_value
 
 OBSERVATIONS_SHOWN = 5
 FAILURES_SHOWN = 3

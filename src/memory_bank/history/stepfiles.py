@@ -11,8 +11,8 @@ from typing import Any
 
 from memory_bank.errors import HistoryError, RecordError, StepFileError
 from memory_bank.history.frozen import Json
-from memory_bank.history.jsontext import dump_value
 from memory_bank.history.steps import Step
+from memory_bank.transcript.jsontext import dump_value
 
 _HEAD = "memory_bank_history"
 _VERSION = 1

@@ -10,7 +10,6 @@ from typing import Any, ClassVar, Literal, cast
 from memory_bank.errors import HistoryError
 from memory_bank.history.frozen import Json, freeze, thaw
 from memory_bank.history.images import image_url
-from memory_bank.history.jsontext import compact
 from memory_bank.history.parts import (
     Observation,
     Source,
@@ -23,6 +22,7 @@ from memory_bank.history.parts import (
     positive,
 )
 from memory_bank.history.wire import as_text_messages, as_tool_messages
+from memory_bank.transcript.jsontext import compact
 
 Wire = Literal["tools", "text"]
 WIRES = ("tools", "text")

@@ -7,13 +7,13 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from memory_bank.errors import HistoryError
-from memory_bank.history.content import content_text, read
 from memory_bank.history.parts import one_line, positive
 from memory_bank.history.pruning import Pruning, is_protected
 from memory_bank.history.relevance import step_text
-from memory_bank.history.shortening import shorten_text
 from memory_bank.history.steps import ActionStep, ScratchpadStep, Step
 from memory_bank.history.wire import match
+from memory_bank.transcript.content import content_text, read
+from memory_bank.transcript.shortening import shorten_text
 
 log = logging.getLogger("memory_bank.History")
 

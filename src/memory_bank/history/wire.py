@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from memory_bank.history.content import content_text, is_text_part, media_kinds
 from memory_bank.history.frozen import Json, thaw
-from memory_bank.history.jsontext import compact
+from memory_bank.transcript.content import content_text, is_text_part, media_kinds
+from memory_bank.transcript.jsontext import compact
 
 NO_RESULT = "[no result]"
 CALLING = "Calling tools:\n"

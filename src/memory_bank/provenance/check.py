@@ -11,8 +11,6 @@ from dataclasses import replace
 from typing import Any
 
 from memory_bank.errors import MessagesError
-from memory_bank.history.interactions import Call, calls_of
-from memory_bank.history.jsontext import RAW
 from memory_bank.provenance.index import PARTS, Source, SourceIndex
 from memory_bank.provenance.kinds import (
     IDENTIFIERS,
@@ -26,6 +24,8 @@ from memory_bank.provenance.nearest import Candidate
 from memory_bank.provenance.places import leaves
 from memory_bank.provenance.report import CallReport, Nearest, Origin, Place, ValueReport
 from memory_bank.provenance.texts import normal, number_forms, runs
+from memory_bank.transcript.interactions import Call, calls_of
+from memory_bank.transcript.jsontext import RAW
 
 _SOUGHT_WHOLE = 2_000  # longer texts are looked at token by token only
 _TOKENS = 400  # of one text

@@ -11,17 +11,17 @@ from itertools import islice
 from operator import is_
 from typing import Any, Literal
 
-from memory_bank.history.content import content_text, read
-from memory_bank.history.conversation import Conversation, Entry, View
-from memory_bank.history.interactions import Kind as MessageKind
-from memory_bank.history.interactions import kind_of
-from memory_bank.history.jsontext import compact, plain
-from memory_bank.history.tokens import approximate_counter
 from memory_bank.provenance.kinds import IDENTIFIERS, Kind, identifiers_in, kind_of_number, kind_of_text
 from memory_bank.provenance.nearest import Candidate, Neighbourhood
 from memory_bank.provenance.places import inner_json, leaves
 from memory_bank.provenance.texts import find, normal, runs
 from memory_bank.records import InteractionRecord
+from memory_bank.transcript.content import content_text, read
+from memory_bank.transcript.conversation import Conversation, Entry, View
+from memory_bank.transcript.interactions import Kind as MessageKind
+from memory_bank.transcript.interactions import kind_of
+from memory_bank.transcript.jsontext import compact, plain
+from memory_bank.transcript.tokens import approximate_counter
 
 Role = Literal["record", "user", "system", "schema", "agent"]
 

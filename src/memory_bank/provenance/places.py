@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from memory_bank.history.jsontext import RAW, compact, is_deep, parse_output
+from memory_bank.transcript.jsontext import RAW, compact, is_deep, parse_output
 
 _PLAIN_KEY = re.compile(r"[^\W\d][\w-]*\Z")
 _INNER_JSON = 2  # shortest text that can be an object or a list

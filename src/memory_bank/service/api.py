@@ -7,8 +7,14 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query
 from fastapi.responses import Response
 
+from memory_bank.bank.listing import (
+    SessionLine,
+    Tokens,
+    list_page,
+    namespace_totals,
+    session_figures,
+)
 from memory_bank.errors import InvalidRequestError, NotFoundError
-from memory_bank.history.shortening import cut_at_edge
 from memory_bank.records import Spent
 from memory_bank.service.access import stored_id
 from memory_bank.service.asking import Asking, Asks, SessionName
@@ -16,13 +22,7 @@ from memory_bank.service.document import failing
 from memory_bank.service.shapes import SessionDetail, SessionPage, Stats
 from memory_bank.service.taken import SessionsQuery
 from memory_bank.service.values import answer, in_thread
-from memory_bank.stores.listing import (
-    SessionLine,
-    Tokens,
-    list_page,
-    namespace_totals,
-    session_figures,
-)
+from memory_bank.transcript.shortening import cut_at_edge
 
 router = APIRouter(prefix="/v1", tags=["sessions"])
 

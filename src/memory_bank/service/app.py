@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 from anyio import to_thread
 
 from memory_bank import __version__
+from memory_bank.bank.database import Database
 from memory_bank.config import Config, ServiceSettings
 from memory_bank.errors import ConfigError, MemoryBankError, MissingExtraError
 from memory_bank.service import api, failures, memory_routes, page, record_routes, timeline
@@ -42,7 +43,6 @@ from memory_bank.service.sessions import Rebuilt, Sessions
 from memory_bank.service.taken import sentence
 from memory_bank.service.telemetry import Telemetry
 from memory_bank.service.upstream import Upstream
-from memory_bank.stores.database import Database
 
 try:
     from fastapi import FastAPI, Request

@@ -7,11 +7,11 @@ from typing import Annotated
 
 from fastapi import Depends, Path, Request
 
+from memory_bank.bank.database import Database
 from memory_bank.errors import InvalidRequestError
 from memory_bank.service.access import LONGEST_NAME, caller_of, public_name, stored_id
 from memory_bank.service.paths import decoded
 from memory_bank.service.sessions import Sessions
-from memory_bank.stores.database import Database
 
 
 @dataclass(frozen=True, slots=True)

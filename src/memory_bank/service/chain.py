@@ -11,11 +11,11 @@ from functools import lru_cache
 from itertools import pairwise
 from typing import Any
 
-from memory_bank.history.content import is_text_part
-from memory_bank.history.interactions import Interaction, Kind, Pair, kind_of
-from memory_bank.history.jsontext import dump_value, flat_text
-from memory_bank.history.parsing import Parser
 from memory_bank.records import content_key
+from memory_bank.transcript.content import is_text_part
+from memory_bank.transcript.interactions import Interaction, Kind, Pair, kind_of
+from memory_bank.transcript.jsontext import dump_value, flat_text
+from memory_bank.transcript.parsing import Parser
 
 LATEST = 16
 """Interactions at the end of a list whose calls are looked at."""

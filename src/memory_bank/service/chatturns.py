@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from memory_bank.history.own import is_memory_tool
 from memory_bank.service.events import Event, rewritten
 from memory_bank.service.turns import OURS, Call, Kind, Spoken, Stream, sound, total
 from memory_bank.tools import TOOL_SCHEMAS
+from memory_bank.transcript.own import is_memory_tool
 
 _HEAD = ("id", "created", "model")
 _CALLS = ("tool_calls", "function_call")

@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from memory_bank.history.responses import from_items, stands_alone, to_items
 from memory_bank.service.bodies import Body, parse_body
 from memory_bank.service.seen import Seen
+from memory_bank.transcript.responses import from_items, stands_alone, to_items
 
 
 class PassedError(Exception):

@@ -11,6 +11,8 @@ from typing import Any
 
 import orjson
 
+from memory_bank.bank.database import Database
+from memory_bank.bank.keys import Keys
 from memory_bank.config import ServiceSettings
 from memory_bank.errors import (
     ConfigError,
@@ -25,8 +27,6 @@ from memory_bank.service.access import LOCAL, NOBODY, Caller
 from memory_bank.service.hosts import Doors, address_of, check_loopback
 from memory_bank.service.keyring import NO_KEY, Keyring
 from memory_bank.service.limits import Limits
-from memory_bank.stores.database import Database
-from memory_bank.stores.keys import Keys
 
 log = logging.getLogger("memory_bank.Service")
 

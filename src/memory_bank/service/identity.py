@@ -26,12 +26,12 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 from urllib.parse import unquote
 
+from memory_bank.bank.database import Database
+from memory_bank.bank.lineage import Begun, Entry, Known, Lineage, Parting
+from memory_bank.bank.payload import is_session_id
 from memory_bank.errors import ConfigError, StorageError
 from memory_bank.service.access import LONGEST_NAME, public_name, stored_id
 from memory_bank.service.chain import Canonical, Chain, Outcome, Turn, read_chain, seed_of
-from memory_bank.stores.database import Database
-from memory_bank.stores.lineage import Begun, Entry, Known, Lineage, Parting
-from memory_bank.stores.payload import is_session_id
 
 HEADER = "x-memory-session"
 

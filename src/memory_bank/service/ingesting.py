@@ -7,15 +7,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from memory_bank.history.conversation import Conversation
-from memory_bank.history.interactions import Call
-from memory_bank.history.jsontext import dump_value, parse_output
-from memory_bank.history.tokens import approximate_counter
-from memory_bank.observer import Observer
+from memory_bank.bank.outlines import stored_ids
+from memory_bank.context.storing import keep_records, observe_records, unseen_records
+from memory_bank.models.observer import Observer
 from memory_bank.records import InteractionRecord, content_key, derive_trace_id
 from memory_bank.service.sessions import Sessions
-from memory_bank.stores.outlines import stored_ids
-from memory_bank.strategies.storing import keep_records, observe_records, unseen_records
+from memory_bank.transcript.conversation import Conversation
+from memory_bank.transcript.interactions import Call
+from memory_bank.transcript.jsontext import dump_value, parse_output
+from memory_bank.transcript.tokens import approximate_counter
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from memory_bank.history.items import OUTPUT_OF, item_type
 from memory_bank.service.chatturns import offered
 from memory_bank.service.events import Event, rewritten
 from memory_bank.service.turns import OURS, Call, Kind, Spoken, Stream, sound, total
 from memory_bank.tools import TOOL_SCHEMAS
+from memory_bank.transcript.items import OUTPUT_OF, item_type
 
 _BEGUN = frozenset({"response.created", "response.queued", "response.in_progress"})
 _OVER = frozenset({"response.completed", "response.incomplete", "response.failed"})

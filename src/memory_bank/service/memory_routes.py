@@ -9,7 +9,6 @@ from fastapi.responses import Response
 
 from memory_bank.context.plan import Plan
 from memory_bank.errors import BodyError, InvalidRequestError, MessagesError
-from memory_bank.history.parsing import check_messages
 from memory_bank.service.asking import Asking, Asks, SessionName
 from memory_bank.service.bodies import Body, render_array
 from memory_bank.service.document import failing, json_body
@@ -19,6 +18,7 @@ from memory_bank.service.searching import Match, search_session
 from memory_bank.service.shapes import Context, Hits, Ingested
 from memory_bank.service.taken import ContextRequest, IngestRequest, SearchQuery
 from memory_bank.service.values import Ready, answer, body_of
+from memory_bank.transcript.parsing import check_messages
 
 router = APIRouter(prefix="/v1", tags=["memory"])
 

@@ -7,13 +7,13 @@ import os
 import threading
 from typing import Any
 
-from memory_bank.clients.chat import OpenAIChat
-from memory_bank.clients.embedding import load_embedder
+from memory_bank.bank.database import Database
+from memory_bank.bank.worker import Worker
 from memory_bank.config import AdaptiveSettings, AnyStrategy, Config, MemoryBankSettings
 from memory_bank.errors import ConfigError, EmbeddingError
-from memory_bank.observer import EXTRACTIVE, Observer
-from memory_bank.stores.database import Database
-from memory_bank.worker import Worker
+from memory_bank.models.chat import OpenAIChat
+from memory_bank.models.embedding import load_embedder
+from memory_bank.models.observer import EXTRACTIVE, Observer
 
 log = logging.getLogger("memory_bank.Observer")
 

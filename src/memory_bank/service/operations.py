@@ -11,15 +11,15 @@ import sqlalchemy as sa
 from anyio import to_thread
 
 from memory_bank import __version__
-from memory_bank.clients.embedding import load_embedder
+from memory_bank.bank.database import Database
+from memory_bank.bank.embedder import check_embedder
+from memory_bank.bank.jobs import oldest_job
 from memory_bank.errors import MemoryBankError, MissingExtraError, NotAuthorizedError, StorageError
+from memory_bank.models.embedding import load_embedder
 from memory_bank.service.access import Caller, caller_of
 from memory_bank.service.metrics import CONTENT_TYPE, Metrics, Waiting
 from memory_bank.service.observing import Observing
 from memory_bank.service.sessions import Sessions
-from memory_bank.stores.database import Database
-from memory_bank.stores.embedder import check_embedder
-from memory_bank.stores.jobs import oldest_job
 
 try:
     import httpx2

@@ -14,9 +14,9 @@ from collections.abc import Iterable
 from typing import Any
 
 from memory_bank.errors import InvalidRequestError
-from memory_bank.history.shortening import cut_at_edge
 from memory_bank.tools.lines import chosen_lines, lay_out, matching_lines
 from memory_bank.tools.selection import Refused, parse_exact, select, written
+from memory_bank.transcript.shortening import cut_at_edge
 
 LONG = 2**20
 """Bytes of an output from which on a process of its own takes it apart."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from memory_bank.bank.database import Database
 from memory_bank.config import ServiceSettings
-from memory_bank.stores.database import Database
 
 
 def default_database() -> Path:

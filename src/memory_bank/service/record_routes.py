@@ -9,16 +9,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query
 from fastapi.responses import Response, StreamingResponse
 
-from memory_bank.errors import InvalidRequestError, NotFoundError
-from memory_bank.history.jsontext import parse_arguments, parse_output
-from memory_bank.history.shortening import cut_at_edge
-from memory_bank.service.asking import Asking, Asks, RecordId, SessionName
-from memory_bank.service.document import failing
-from memory_bank.service.parts import LONG, part_of, part_of_long
-from memory_bank.service.shapes import Part, Record, RecordPage
-from memory_bank.service.taken import RecordQuery, RecordsQuery
-from memory_bank.service.values import JSON, answer, encoded, in_thread, text_of
-from memory_bank.stores.outlines import (
+from memory_bank.bank.outlines import (
     Outline,
     Text,
     beginning_with,
@@ -29,7 +20,16 @@ from memory_bank.stores.outlines import (
     pieces,
     whole,
 )
+from memory_bank.errors import InvalidRequestError, NotFoundError
+from memory_bank.service.asking import Asking, Asks, RecordId, SessionName
+from memory_bank.service.document import failing
+from memory_bank.service.parts import LONG, part_of, part_of_long
+from memory_bank.service.shapes import Part, Record, RecordPage
+from memory_bank.service.taken import RecordQuery, RecordsQuery
+from memory_bank.service.values import JSON, answer, encoded, in_thread, text_of
 from memory_bank.tools.selection import Refused
+from memory_bank.transcript.jsontext import parse_arguments, parse_output
+from memory_bank.transcript.shortening import cut_at_edge
 
 router = APIRouter(prefix="/v1", tags=["records"])
 

@@ -6,14 +6,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from memory_bank.assembly import MemoryBankState
+from memory_bank.bank.database import Database
+from memory_bank.bank.outlines import Outline, holding, outlines, whole
 from memory_bank.errors import EmbeddingError
-from memory_bank.history.own import is_memory_tool
 from memory_bank.provenance.index import Source
 from memory_bank.provenance.kinds import identifiers_in
 from memory_bank.provenance.texts import find, normal, runs
 from memory_bank.records import Ranking
-from memory_bank.stores.database import Database
-from memory_bank.stores.outlines import Outline, holding, outlines, whole
+from memory_bank.transcript.own import is_memory_tool
 
 _LONGEST = 200  # characters of a text that is looked for to the letter
 _RUNS = 4  # runs of letters and digits that the database looks for

@@ -15,16 +15,16 @@ from typing import Any
 import sqlalchemy as sa
 
 from memory_bank.assembly import MemoryBankState
+from memory_bank.bank.database import Database
+from memory_bank.bank.retention import purge
+from memory_bank.bank.schema import records, sessions
 from memory_bank.config import Config, MemoryBankSettings
 from memory_bank.context.plan import Plan
 from memory_bank.context.report import ContextReport
 from memory_bank.errors import ConfigError, EmbeddingError, NotFoundError, StorageError
-from memory_bank.history.parsing import check_messages
 from memory_bank.processor import MemoryProcessor
 from memory_bank.service.access import public_name, stored_id
-from memory_bank.stores.database import Database
-from memory_bank.stores.retention import purge
-from memory_bank.stores.schema import records, sessions
+from memory_bank.transcript.parsing import check_messages
 
 log = logging.getLogger("memory_bank.Service")
 

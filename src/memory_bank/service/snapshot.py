@@ -7,10 +7,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from memory_bank.context.plan import Decision, Fate, Plan
-from memory_bank.history.content import content_text, read
-from memory_bank.history.interactions import calls_of, result_of
-from memory_bank.history.own import MARK
 from memory_bank.service.sessions import Rebuilt
+from memory_bank.transcript.content import content_text, read
+from memory_bank.transcript.interactions import calls_of, result_of
+from memory_bank.transcript.own import MARK
 
 FIRST_MESSAGES, LAST_MESSAGES = 20, 180
 """Of a longer context the first and the last so many messages are kept."""

@@ -9,13 +9,13 @@ from fastapi import APIRouter, Path, Query
 from fastapi.responses import Response
 from pydantic import ConfigDict, Field
 
+from memory_bank.bank import steps
 from memory_bank.errors import NotFoundError
 from memory_bank.service.asking import Asking, Asks, SessionName
 from memory_bank.service.document import failing
 from memory_bank.service.shapes import Count, Shape, Time
 from memory_bank.service.taken import CurveQuery, StepsQuery
 from memory_bank.service.values import answer
-from memory_bank.stores import steps
 
 router = APIRouter(prefix="/v1/sessions/{name}", tags=["steps"])
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Protocol
 
-from memory_bank.history.jsontext import parse_arguments
 from memory_bank.service.events import Event
 from memory_bank.tools import GET_RECORD, LIST_RECORDS, SEARCH_MEMORY
+from memory_bank.transcript.jsontext import parse_arguments
 
 OURS = frozenset({SEARCH_MEMORY, GET_RECORD, LIST_RECORDS})
 

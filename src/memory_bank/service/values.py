@@ -16,8 +16,8 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
 from memory_bank.errors import BodyError, InvalidRequestError
-from memory_bank.history.jsontext import compact
 from memory_bank.service.bodies import Body, parse_body
+from memory_bank.transcript.jsontext import compact
 
 T = TypeVar("T")
 

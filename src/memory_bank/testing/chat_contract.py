@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from memory_bank.clients.chat import reply_text
+from memory_bank.models.chat import reply_text
 
 MESSAGES: list[dict[str, Any]] = [
     {"role": "system", "content": "You are terse."},

@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from memory_bank.history.pairing import pairing_errors
 from memory_bank.testing.loopback import Answer, Incoming, Listener
 from memory_bank.testing.replies import (
     Reply,
@@ -33,6 +32,7 @@ from memory_bank.testing.replies import (
 )
 from memory_bank.testing.server_responses import PATH as RESPONSES
 from memory_bank.testing.server_responses import Responses
+from memory_bank.transcript.pairing import pairing_errors
 
 __all__ = [
     "LoggedRequest",

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from memory_bank.history.pairing import pairing_errors
-from memory_bank.history.tokens import open_counter
+from memory_bank.transcript.pairing import pairing_errors
+from memory_bank.transcript.tokens import open_counter
 
 Messages = list[dict[str, Any]]
 Apply = Callable[[Messages], tuple[list[Any], int]]

@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from memory_bank.history.jsontext import compact
+from memory_bank.bank.retrieval import session_name
 from memory_bank.records import InteractionRecord
-from memory_bank.retrieval import session_name
 from memory_bank.tools.selection import Refused
+from memory_bank.transcript.jsontext import compact
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,19 +7,19 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
+from memory_bank.bank.retrieval import session_name
 from memory_bank.context.fetched import GET_RECORD, LIST_RECORDS, SEARCH_MEMORY, is_memory_tool
 from memory_bank.context.render import fence
 from memory_bank.errors import MemoryBankError
-from memory_bank.history.jsontext import compact, parse_arguments
-from memory_bank.history.shortening import cut_at_edge, shorten
 from memory_bank.ports import WiderScopePort
 from memory_bank.records import InteractionRecord
-from memory_bank.retrieval import session_name
 from memory_bank.tools.answers import Answer, check_names, figures, of_session
 from memory_bank.tools.lines import Layout, chosen_lines, lay_out, matching_lines
 from memory_bank.tools.listing import list_page
 from memory_bank.tools.searching import TOP_K, search
 from memory_bank.tools.selection import Nothing, Refused, as_json, parse_exact, select, written
+from memory_bank.transcript.jsontext import compact, parse_arguments
+from memory_bank.transcript.shortening import cut_at_edge, shorten
 
 MAX_CHARS = 20_000
 _PREFIX = 6

@@ -7,10 +7,10 @@ from typing import Any
 
 from memory_bank.context.fetched import GET_RECORD, LIST_RECORDS
 from memory_bank.context.render import fence
-from memory_bank.history.jsontext import compact
-from memory_bank.history.shortening import cut_at_edge
 from memory_bank.tools.answers import Answer, check_names, sendable
 from memory_bank.tools.selection import Nothing, Refused
+from memory_bank.transcript.jsontext import compact
+from memory_bank.transcript.shortening import cut_at_edge
 
 PAGE = 50
 _ARGUMENT_CHARS = 160

@@ -6,19 +6,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from memory_bank.bank.retrieval import raw_data
 from memory_bank.context.fetched import GET_RECORD, SEARCH_MEMORY, is_memory_tool
 from memory_bank.context.render import fence
 from memory_bank.errors import EmbeddingError
-from memory_bank.history.jsontext import compact
-from memory_bank.history.shortening import cut_at_edge, shorten
 from memory_bank.ports import WiderScopePort
 from memory_bank.provenance.check import index_of
 from memory_bank.provenance.kinds import identifiers_in
 from memory_bank.provenance.texts import normal
 from memory_bank.records import Insight, InteractionRecord, Ranking
-from memory_bank.retrieval import raw_data
 from memory_bank.tools.answers import Answer, check_names, figures, of_session
 from memory_bank.tools.selection import Nothing, Refused
+from memory_bank.transcript.jsontext import compact
+from memory_bank.transcript.shortening import cut_at_edge, shorten
 
 TOP_K = 5
 _MOST = 20

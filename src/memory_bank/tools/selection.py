@@ -7,8 +7,8 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from memory_bank.history.jsontext import compact, is_deep
 from memory_bank.provenance.places import join_key
+from memory_bank.transcript.jsontext import compact, is_deep
 
 _STEP = re.compile(
     r"""\.?\[\s*(?P<quoted>"(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*')\s*\]|"""

@@ -1,0 +1,407 @@
+"""One database: opened, migrated, and every foreign error turned into ours."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext, suppress
+from pathlib import Path
+from typing import Any, TypeVar
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection, make_url
+from sqlalchemy.exc import DBAPIError, SQLAlchemyError
+
+from memory_bank.bank.backend import Backend
+from memory_bank.bank.payload import is_session_id
+from memory_bank.bank.schema import HEAD, bank, records, sessions
+from memory_bank.bank.sqlite import Sqlite
+from memory_bank.bank.writer import GroupWriter
+from memory_bank.errors import ConfigError, DatabaseOpenError, DatabaseVersionError, StorageError
+from memory_bank.faults import fault_point
+from memory_bank.records import NAMESPACE_END
+
+T = TypeVar("T")
+ANY: Any = object()
+"""Whatever namespace a session is in."""
+
+# Statements are built once: building one costs more than running it.
+_s = sessions.c
+_mine = _s.session_id == sa.bindparam("session")
+_GENERATION = sa.select(_s.generation).where(_mine)
+_EXTENT = sa.select(
+    _GENERATION.scalar_subquery(),
+    sa.select(sa.func.count())
+    .select_from(records)
+    .where(records.c.session_id == sa.bindparam("session"))
+    .scalar_subquery(),
+)
+_AGENT = sa.select(_s.agent_id).where(_mine)
+_OWNERS = sa.select(_s.agent_id, _s.namespace, _s.deleted).where(_mine)
+_REVIVE = sa.update(sessions).where(_mine, _s.deleted.is_not(None)).values(deleted=None)
+_DELETE = sa.update(sessions).where(_mine).values(deleted=sa.bindparam("at"))
+_SET_AGENT = (  # with a new generation: whoever searches the agent's sessions notices the one that joins
+    sa.update(sessions)
+    .where(_mine, _s.agent_id.is_(None))
+    .values(agent_id=sa.bindparam("new_agent"), generation=_s.generation + 1)
+)
+_TASK = sa.select(_s.task).where(_mine)
+_SET_TASK = sa.update(sessions).where(_mine).values(task=sa.bindparam("new_task"))
+_VALUE = sa.select(bank.c.value).where(bank.c.key == sa.bindparam("wanted"))
+
+
+def database_url(where: str | Path) -> sa.URL:
+    """A database URL of a URL or a file name; ``""`` or ``:memory:`` mean memory.
+
+    Raises DatabaseOpenError.
+    """
+    text = str(where)
+    if any(c == "\0" or "\ud800" <= c <= "\udfff" for c in text):
+        raise DatabaseOpenError("the name of the database holds NUL or is no valid text: give another one.")
+    if text in ("", ":memory:"):
+        return sa.URL.create("sqlite")
+    if "://" not in text:
+        return sa.URL.create("sqlite", database=text)
+    try:
+        return make_url(text)
+    except (SQLAlchemyError, ValueError):
+        raise DatabaseOpenError(
+            "the database URL cannot be read: use  sqlite:///FILE , a file name, or  "
+            "postgresql://USER@HOST/DATABASE ."
+        ) from None
+
+
+class Database:
+    """A bank's database: SQLite in a file (WAL, ``synchronous=FULL``) or in memory, or PostgreSQL.
+
+    Safe under threads: writes wait up to 5 s for one another, those of one process to SQLite take turns.
+    Raises DatabaseOpenError when it cannot be opened or is no bank, DatabaseVersionError when a newer
+    memory_bank wrote it; StorageError when it later refuses an operation.
+    """
+
+    def __init__(self, where: str | Path = "", *, must_exist: bool = False) -> None:
+        self.url = database_url(where)
+        self.write_lock = threading.RLock()
+        self._backend = self._backend_of(self.url)
+        self.name = self._backend.name
+        self.in_memory = self._backend.in_memory
+        self.ranks = self._backend.ranks
+        self._backend.check(must_exist)
+        self.failed: Callable[[], None] | None = None  # told of every operation that is refused
+        self._closed = False
+        self._inserts: dict[str, sa.Insert] = {}
+        self._compiled: dict[
+            tuple[str, bool, tuple[str, ...]], tuple[str, list[str] | None, dict[str, Any]]
+        ] = {}
+        self._open_session = self._backend.insert_or_ignore(sessions)
+        self._engine = self._backend.create_engine()
+        self._reader = self._backend.reading(self._engine)
+        leaders = self._backend.leaders
+        self._writer = GroupWriter(self._transaction, self._backend.hold, leaders) if leaders else None
+        try:
+            with self._opening():
+                self._migrate(must_exist)
+        except BaseException:
+            self._engine.dispose()
+            raise
+
+    def _backend_of(self, url: sa.URL) -> Backend:
+        if url.drivername in ("sqlite", "sqlite+pysqlite"):
+            return Sqlite(url, self.write_lock)
+        if url.drivername in ("postgres", "postgresql", "postgresql+psycopg"):
+            from memory_bank.bank.postgres import Postgres
+
+            return Postgres(url)
+        raise DatabaseOpenError(
+            f"a {url.drivername} database cannot be opened: use  sqlite:///FILE , a file name, or  "
+            "postgresql://USER@HOST/DATABASE ."
+        )
+
+    def _migrate(self, must_exist: bool) -> None:
+        """Bring the schema up to date, in one transaction, by one process at a time."""
+        if self.in_memory:
+            return
+        with self._reader.connect() as connection:
+            revision = self._revision(connection)
+        if revision == HEAD:
+            return
+        if must_exist and revision is None and self.url.get_backend_name() != "sqlite":
+            raise DatabaseOpenError(f"{self.name} holds no bank yet: check the URL given by --db.")
+        from memory_bank.bank.migrations import known_revisions, upgrade
+
+        with self._transaction(migrating=True) as connection:
+            revision = self._revision(connection)  # another process may have been faster
+            if revision is not None and revision not in known_revisions():
+                raise DatabaseVersionError(
+                    f"{self.name} was written by a newer memory_bank (schema {revision}, this one "
+                    f"knows {HEAD}): upgrade memory-bank."
+                )
+            if revision is None:
+                self._backend.prepare(connection)
+            upgrade(connection)
+
+    def _revision(self, connection: Connection) -> str | None:
+        """The schema's revision, None for an empty database."""
+        tables = self._backend.tables(connection)
+        if not tables:
+            return None
+        if not {"alembic_version", bank.name} <= tables:
+            raise DatabaseOpenError(
+                f"{self.name} is a database of something else: {self._backend.elsewhere}."
+            )
+        version = connection.exec_driver_sql("SELECT version_num FROM alembic_version").scalar()
+        return None if version is None else str(version)
+
+    @contextmanager
+    def _opening(self) -> Iterator[None]:
+        try:
+            yield
+        except (SQLAlchemyError, ValueError, OSError) as e:
+            raise DatabaseOpenError(f"{self.name} cannot be opened: {self._backend.say_unopened(e)}.") from e
+
+    @contextmanager
+    def read(self) -> Iterator[Connection]:
+        """A connection for reading."""
+        with self._mapped(), self._guard(), self._reader.connect() as connection:
+            yield connection
+
+    def read_bytes(self, column: sa.Column[Any], seq: int, start: int, size: int) -> bytes:
+        """So many bytes of a value of the row ``seq``, from ``start`` on, without reading the whole of it.
+
+        Raises StorageError, also where the row is gone.
+        """
+        with self.read() as c:
+            return self._backend.read_bytes(c, column, seq, start, size)
+
+    def holds(self, column: sa.Column[Any], text: str) -> sa.ColumnElement[bool]:
+        """Whether a stored text has a text in it, to the letter, but for the case of ASCII letters."""
+        return self._backend.holds(column, text)
+
+    @contextmanager
+    def snapshot(self) -> Iterator[Connection]:
+        """A connection for many reads that all see the bank as it was at one moment."""
+        with self._mapped(), self._guard(), self._engine.connect() as connection:
+            self._backend.begin_snapshot(connection)
+            try:
+                yield connection
+            finally:
+                connection.rollback()
+
+    @contextmanager
+    def write(self) -> Iterator[Connection]:
+        """A connection in a transaction: committed at the end, rolled back on any error."""
+        with self._mapped(), self._transaction() as connection:
+            yield connection
+
+    def submit(self, operation: Callable[[Connection], T], session_id: str) -> T:
+        """Run a write to a session and return what it returns, once that is on disk.
+
+        Writes of this process's threads that wait share a transaction; one that fails undoes its own changes
+        only. It must not roll back itself, and may be run again after what it did was rolled back.
+        """
+        with self._mapped():
+            if self._writer is not None:
+                return self._writer.run(operation, session_id)
+            with self._transaction() as connection:
+                return operation(connection)
+
+    def now(self, c: Connection) -> float:
+        """Unix seconds: the server's, where several hosts share it."""
+        return self._backend.now(c)
+
+    @contextmanager
+    def _transaction(self, migrating: bool = False) -> Iterator[Connection]:
+        with self._backend.turn(), self._engine.connect() as connection:
+            if migrating:
+                self._backend.begin_migration(connection)
+            else:
+                self._backend.begin_write(connection)
+            fault_point("write.begun")
+            try:
+                yield connection
+                fault_point("write.executed")
+            except BaseException:
+                with suppress(Exception):  # what led here says more than a rollback that fails, too
+                    connection.rollback()
+                raise
+            try:
+                connection.commit()
+            except DBAPIError as e:
+                if not e.connection_invalidated:
+                    raise
+                raise StorageError(
+                    f"{self.name}: {self._backend.say(e)} while a write was being committed: make the same "
+                    "call again, what was kept is not stored twice."
+                ) from e
+            fault_point("write.committed")
+
+    def insert_or_ignore(self, table: sa.Table) -> sa.Insert:
+        """An INSERT that leaves alone what is there already; its ``rowcount`` says how many were not."""
+        found = self._inserts.get(table.name)
+        if found is None:
+            found = self._backend.insert_or_ignore(table).execution_options(preserve_rowcount=True)
+            self._inserts[table.name] = found
+        return found
+
+    def insert_new(
+        self,
+        c: Connection,
+        table: sa.Table,
+        rows: Sequence[Mapping[str, Any]],
+        session_id: str | None = None,
+    ) -> int:
+        """Insert rows of the same columns, but for those that are there already; how many were not.
+
+        ``session_id``: of that session, which is locked before (``lock_session``), in one way there and back.
+
+        For the statements of every step: compiled once, since SQLAlchemy's way to each costs as much again as
+        the database.
+        """
+        locking = None
+        if session_id is not None:
+            locking = self._backend.locking_insert(c, table, rows, session_id)
+            if locking is None:
+                self.lock_session(c, session_id)
+        key = (table.name, locking is not None, tuple(rows[0]))
+        found = self._compiled.get(key)
+        if found is None:
+            statement = self._backend.insert_or_ignore(table) if locking is None else locking()
+            compiled: Any = statement.compile(dialect=self._engine.dialect, column_keys=list(rows[0]))
+            processors = {k: compiled._bind_processors.get(k) for k in rows[0]}
+            found = self._compiled[key] = str(compiled), compiled.positiontup, processors
+        sql, order, processors = found
+        values: list[Any] = [
+            {k: v if (p := processors[k]) is None else p(v) for k, v in row.items()} for row in rows
+        ]
+        if order is not None:
+            values = [tuple([value[k] for k in order]) for value in values]
+        given = values if len(values) > 1 else values[0]
+        done = c.exec_driver_sql(sql, given, execution_options={"preserve_rowcount": True})
+        return done.rowcount
+
+    def lock_bank(self, c: Connection, *, exclusive: bool = False) -> bool:
+        """Within a write, keep the bank's embedder as it is; ``exclusive``: let no other write know it.
+
+        False where every write is alone anyway. Comes before ``lock_session``, or two writes stop each other.
+        """
+        return self._backend.lock_bank(c, exclusive=exclusive)
+
+    def lock_session(self, c: Connection, session_id: str | None) -> None:
+        """Within a write, be the only writer of a session (None: of all), so that ``seq`` is the order of
+        commits in it."""
+        self._backend.lock_session(c, session_id)
+
+    def lock_name(self, c: Connection, name: str) -> None:
+        """Within a write, and before its other locks: be the only writer of what goes under a name."""
+        self._backend.lock_name(c, name)
+
+    @contextmanager
+    def _guard(self) -> Iterator[None]:
+        """In memory there is one connection for all threads: reads take turns with writes."""
+        with self.write_lock if self.in_memory else nullcontext():
+            yield
+
+    @contextmanager
+    def _mapped(self) -> Iterator[None]:
+        if self._closed:
+            raise StorageError(
+                "the bank was in memory and has been closed, what it held is gone: open a new one."
+            )
+        try:
+            yield
+        except (SQLAlchemyError, OverflowError) as e:
+            if self.failed is not None:
+                self.failed()
+            raise StorageError(
+                f"{self.name}: {self._backend.say(e)}; nothing was changed, the same call can be made again."
+            ) from e
+
+    def close(self) -> None:
+        """Close all connections; a later use opens them again, but what was in memory is gone."""
+        with self.write_lock:
+            self._closed = self.in_memory
+            self._engine.dispose()
+
+    # what concerns the bank as a whole
+
+    def get_value(self, key: str) -> str | None:
+        """A fact about the bank, or None."""
+        with self.read() as c:
+            return c.execute(_VALUE, {"wanted": key}).scalar()
+
+    def open_session(self, session_id: str, agent_id: str | None = None, namespace: str | None = ANY) -> None:
+        """Make sure that a session exists, and that it is the agent's and the namespace's, if they are named.
+
+        Raises ConfigError for an id that no database takes, and for a session of another agent or namespace.
+        """
+        if not is_session_id(session_id):
+            raise ConfigError(
+                "a session_id must be a text of 1 to 255 characters without NUL and lone surrogates."
+            )
+        if agent_id is not None and not is_session_id(agent_id):
+            raise ConfigError(
+                "an agent_id must be a text of 1 to 255 characters without NUL and lone surrogates, or None."
+            )
+        with self.read() as c:
+            known = c.execute(_OWNERS, {"session": session_id}).first()
+        if known is None or (agent_id is not None and known[0] is None) or known[2] is not None:
+            with self.write() as c:
+                new = {"session_id": session_id, "created": time.time(), "generation": 0, "task": None}
+                made_in = None if namespace is ANY else namespace
+                c.execute(self._open_session, {**new, "agent_id": agent_id, "namespace": made_in})
+                known = c.execute(_OWNERS, {"session": session_id}).one()
+                if namespace in (ANY, known[1]):
+                    self.revive(c, session_id)
+                    if agent_id is not None:  # it may have been there without one
+                        c.execute(_SET_AGENT, {"session": session_id, "new_agent": agent_id})
+                        known = c.execute(_OWNERS, {"session": session_id}).one()
+        if namespace not in (ANY, known[1]):
+            raise ConfigError(f"there can be no session {session_id!r} here: choose another session_id.")
+        if agent_id is not None and known[0] != agent_id:
+            session, owner, other = (
+                str(x).rpartition(NAMESPACE_END)[2] for x in (session_id, known[0], agent_id)
+            )
+            raise ConfigError(
+                f"the session {session!r} belongs to the agent {owner!r}, not to {other!r}: "
+                "open it with its own agent_id, or give this agent another session_id."
+            )
+
+    def revive(self, c: Connection, session_id: str) -> None:
+        """Within a write: a session that was deleted is there again."""
+        c.execute(_REVIVE, {"session": session_id})
+
+    def mark_deleted(self, session_id: str) -> None:
+        """Take a session off the list of those that are there; its row, and what its Observer spent, stay."""
+        with self.write() as c:
+            c.execute(_DELETE, {"session": session_id, "at": time.time()})
+
+    def agent_of(self, session_id: str) -> str | None:
+        """Whose session it is; None where no agent was named."""
+        with self.read() as c:
+            return c.execute(_AGENT, {"session": session_id}).scalar()
+
+    def generation(self, session_id: str) -> int:
+        """How often a session was reset."""
+        with self.read() as c:
+            return c.execute(_GENERATION, {"session": session_id}).scalar() or 0
+
+    def extent(self, session_id: str) -> tuple[int, int]:
+        """How often a session was reset, and how many records it has."""
+        with self._mapped(), self._guard():
+            generation, count = self._backend.first(self._reader, _EXTENT, {"session": session_id})
+            return generation or 0, count
+
+    def generation_within(self, c: Connection, session_id: str) -> int:
+        """Within a write: how often a session was reset."""
+        return c.execute(_GENERATION, {"session": session_id}).scalar() or 0
+
+    def set_task(self, session_id: str, task: str) -> None:
+        """Write down what the session's user asked for."""
+        with self.write() as c:
+            c.execute(_SET_TASK, {"session": session_id, "new_task": task})
+
+    def get_task(self, session_id: str) -> str:
+        """What the session's user asked for."""
+        with self.read() as c:
+            return c.execute(_TASK, {"session": session_id}).scalar() or ""

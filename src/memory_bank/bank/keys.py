@@ -1,0 +1,137 @@
+"""The keys of a service: made, listed, revoked; what is stored tells whether a key is valid, and no more."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import re
+import secrets
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection
+
+from memory_bank.bank.database import Database
+from memory_bank.bank.schema import api_keys
+from memory_bank.errors import ConfigError, NotFoundError
+
+DEFAULT = "default"
+"""What the namespace of a service without keys is called."""
+
+_SECRET_BYTES = 32
+_LONGEST = 200  # characters of what may be a key at all
+_NAMESPACE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_k = api_keys.c
+_ALL = sa.select(*_k).order_by(_k.created, _k.key_id)
+_REVOKE = sa.update(api_keys).where(_k.key_id == sa.bindparam("which")).values(revoked=sa.bindparam("at"))
+
+
+@dataclass(frozen=True, slots=True)
+class ApiKey:
+    """A key as it is stored. ``namespace`` None: that of a service without keys. Times are Unix seconds.
+
+    ``requests_per_minute`` and ``max_body_bytes`` None: as the service's settings say.
+    """
+
+    key_id: str
+    name: str
+    namespace: str | None
+    operator: bool
+    created: float
+    revoked: float | None = None
+    requests_per_minute: int | None = None
+    max_body_bytes: int | None = None
+    digest: str = field(default="", repr=False)
+
+    def fits(self, key: str) -> bool:
+        """Whether ``key`` is this one; takes as long for any other of its length."""
+        return hmac.compare_digest(digest_of(key), self.digest)
+
+
+def digest_of(key: str) -> str:
+    """What is stored of a key: its SHA-256, in hex.
+
+    Slow hashes are for passwords, which can be guessed. Here are 256 random bits: there is nothing to guess,
+    and a service checks a key with every request.
+    """
+    return hashlib.sha256(key.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def key_id_of(key: str) -> str | None:
+    """The key_id that a key names; None for what cannot be a key."""
+    parts = key.split("_", 2) if len(key) <= _LONGEST else []
+    return parts[1] if len(parts) == 3 and parts[0] == "mb" and parts[1] and parts[2] else None
+
+
+class Keys:
+    """The keys in a database. Every call may raise StorageError."""
+
+    def __init__(self, database: Database, *, clock: Callable[[], float] = time.time) -> None:
+        self.database = database
+        self.clock = clock
+
+    def create(
+        self,
+        name: str,
+        *,
+        namespace: str | None = None,
+        operator: bool = False,
+        requests_per_minute: int | None = None,
+        max_body_bytes: int | None = None,
+    ) -> tuple[ApiKey, str]:
+        """A new key and its row; the key can never be had again.
+
+        ``namespace`` None makes one of its own; one that is named is shared with the other keys that name it.
+        Raises ConfigError for a name that a valid key has, and for a namespace that cannot be one.
+        """
+        if not 0 < len(name) <= 100 or not name.isprintable() or name != name.strip():
+            raise ConfigError("the name of a key is 1 to 100 printable characters.")
+        if namespace is not None and not _NAMESPACE.fullmatch(namespace):
+            raise ConfigError("a namespace is 1 to 64 letters, digits, dots, dashes and underscores.")
+        key_id = secrets.token_hex(6)
+        key = f"mb_{key_id}_{secrets.token_urlsafe(_SECRET_BYTES)}"
+        own = f"ns-{secrets.token_hex(8)}" if namespace is None else namespace
+        made = ApiKey(
+            key_id=key_id,
+            name=name,
+            namespace=None if own == DEFAULT else own,
+            operator=operator,
+            created=self.clock(),
+            requests_per_minute=requests_per_minute,
+            max_body_bytes=max_body_bytes,
+            digest=digest_of(key),
+        )
+        with self.database.write() as c:
+            if any(k.name == name and k.revoked is None for k in _read(c)):
+                raise ConfigError(f"there is a key {name!r}: give this one another name, or revoke that one.")
+            c.execute(sa.insert(api_keys), {f: getattr(made, f) for f in ApiKey.__dataclass_fields__})
+        return made, key
+
+    def all(self) -> list[ApiKey]:
+        """Every key there ever was, revoked ones too, oldest first."""
+        with self.database.read() as c:
+            return _read(c)
+
+    def revoke(self, which: str) -> ApiKey:
+        """Make a key, named by key_id or name, invalid for good; one that is so already stays as it is.
+
+        Raises NotFoundError.
+        """
+        with self.database.write() as c:
+            known = _read(c)
+            found = [k for k in known if k.key_id == which] or [k for k in known if k.name == which]
+            if not found:
+                raise NotFoundError("there is no such key: `memory-bank keys list` shows those there are.")
+            key = next((k for k in found if k.revoked is None), found[-1])
+            if key.revoked is None:
+                c.execute(_REVOKE, {"which": key.key_id, "at": self.clock()})
+                key = next(k for k in _read(c) if k.key_id == key.key_id)
+        return key
+
+
+def _read(c: Connection) -> list[ApiKey]:
+    rows: Any = c.execute(_ALL).mappings()
+    return [ApiKey(**row) for row in rows]

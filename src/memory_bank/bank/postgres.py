@@ -1,0 +1,303 @@
+"""PostgreSQL with pgvector: how it is reached, locked and set up, and what its errors ask for."""
+
+from __future__ import annotations
+
+import re
+import select
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy import event
+from sqlalchemy.dialects import postgresql
+from sqlalchemy.engine import Connection, Engine
+from sqlalchemy.exc import DBAPIError, InvalidatePoolError
+
+from memory_bank.bank.backend import ascii_lower, first_line
+from memory_bank.bank.schema import bank, sessions
+from memory_bank.errors import DatabaseOpenError
+
+LOCK_TIMEOUT_MS = 5_000
+MIGRATION_TIMEOUT_MS = 60_000
+_CONNECTIONS = 15
+_ASKED_AFTER = 10.0  # seconds without use
+_HELD, _USED = "memory_bank.held", "memory_bank.used"  # keys of a connection's info
+_MIGRATING = 0x6D656D62616E6B  # "membank": the advisory lock of who migrates
+_SECRETS = ("password", "sslpassword")
+
+# What libpq takes, where the URL does not say otherwise: no call waits long for a server that is not there.
+_CONNECT: dict[str, Any] = {
+    "application_name": "memory_bank",
+    "client_encoding": "utf8",  # or psycopg gives bytes for text where the database has no encoding
+    "connect_timeout": 5,
+    "keepalives_idle": 30,
+    "tcp_user_timeout": 30_000,  # ms
+}
+
+_PLACES = """
+SELECT getdatabaseencoding(), current_schema(), to_regtype('vector') IS NOT NULL,
+  (SELECT extnamespace::regnamespace FROM pg_extension WHERE extname = 'vector')
+"""
+_TABLES = """
+SELECT t.relname FROM pg_class t JOIN pg_namespace n ON n.oid = t.relnamespace
+WHERE n.nspname = current_schema() AND t.relkind IN ('r', 'p') AND NOT EXISTS (
+  SELECT FROM pg_depend d WHERE d.classid = 'pg_class'::regclass AND d.objid = t.oid AND d.deptype = 'e')
+"""
+_LOCK_SESSION = (
+    sa.select(sa.literal(1)).where(sessions.c.session_id == sa.bindparam("session")).with_for_update()
+)
+_HOLD = (
+    sa.select(sessions.c.session_id)
+    .where(sessions.c.session_id == sa.any_(sa.bindparam("wanted", type_=postgresql.ARRAY(sa.String))))
+    .with_for_update(skip_locked=True)
+)
+_LOCK_NAME = sa.text("SELECT pg_advisory_xact_lock(hashtextextended(:name, 0))")
+_LOCK_SESSIONS = sa.select(sessions.c.session_id).order_by(sessions.c.session_id).with_for_update()
+
+# What a server or libpq says where a connection fails (no SQLSTATE is told there) → what to do about it.
+_ADVICE = (
+    (r"password|role .* does not exist|authentication", "check the URL's user and password"),
+    (r"database .* does not exist", "create that database, or name another one"),
+    (r"permission denied", "grant the URL's user all rights on that schema, its tables and sequences"),
+    (r"host name|resolve|refused|timeout|timed out|No such file|unreachable|starting up|shutting down",
+     "check the URL's host and port, and that the server runs"),
+    (r"connection slots|too many", "raise the server's max_connections, or close some clients"),
+)  # fmt: skip
+
+
+class Postgres:
+    """See Backend. Statements wait up to 5 s for a lock; connections are tested before they are used."""
+
+    in_memory = False
+    ranks = True
+    leaders = 4  # who waits for a session that another process holds keeps up its own transaction only
+    elsewhere = (
+        "name an empty one, or give the bank a schema of its own by  ?options=-csearch_path=NAME,public"
+    )
+
+    def __init__(self, url: sa.URL) -> None:
+        self.url = url.set(drivername="postgresql+psycopg")
+        self.name = url.difference_update_query(_SECRETS).render_as_string(hide_password=True)
+
+    def check(self, must_exist: bool) -> None:  # noqa: ARG002  only the server knows
+        """See Backend."""
+        if "@" in (self.url.host or ""):
+            raise DatabaseOpenError("the database URL has an @ in user or password: write it as %40.")
+
+    def create_engine(self) -> Engine:
+        """See Backend."""
+        try:
+            engine = sa.create_engine(
+                self.url,
+                connect_args={k: v for k, v in _CONNECT.items() if k not in self.url.query},
+                hide_parameters=True,
+                isolation_level="READ COMMITTED",
+                pool_size=_CONNECTIONS,
+                max_overflow=0,
+                pool_use_lifo=True,
+                pool_timeout=10,
+            )
+        except ImportError as e:  # psycopg, or the libpq it speaks through
+            raise DatabaseOpenError(
+                f"{self.name} needs psycopg, which is not there: run  pip install 'memory-bank[postgres]'."
+            ) from e
+
+        @event.listens_for(engine, "connect")
+        def _configure(connection: Any, _record: Any) -> None:
+            connection.execute(f"SET lock_timeout = {LOCK_TIMEOUT_MS}")
+            connection.execute("SET idle_in_transaction_session_timeout = 60000")  # of a process that hangs
+            connection.commit()
+
+        event.listen(engine, "checkout", _test)
+        event.listen(engine, "checkin", _note)
+        return engine
+
+    def reading(self, engine: Engine) -> Engine:
+        """See Backend. A read is one statement: it needs no transaction around it."""
+        return engine.execution_options(isolation_level="AUTOCOMMIT")
+
+    def first(self, reader: Engine, statement: sa.Select[Any], values: Mapping[str, Any]) -> Any:
+        """See Backend."""
+        with reader.connect() as c:
+            return c.execute(statement, values).first()
+
+    def turn(self) -> AbstractContextManager[Any]:
+        """See Backend."""
+        return nullcontext()
+
+    def begin_snapshot(self, c: Connection) -> None:
+        """See Backend. Whoever reads along may take their time."""
+        c.exec_driver_sql("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
+        c.exec_driver_sql("SET LOCAL idle_in_transaction_session_timeout = 0")
+
+    def begin_write(self, c: Connection) -> None:
+        """See Backend. It begins with its first statement."""
+        c.info.pop(_HELD, None)
+
+    def begin_migration(self, c: Connection) -> None:
+        """See Backend."""
+        c.exec_driver_sql(f"SET LOCAL lock_timeout = {MIGRATION_TIMEOUT_MS}")
+        c.exec_driver_sql(f"SELECT pg_advisory_xact_lock({_MIGRATING})")
+
+    def prepare(self, c: Connection) -> None:
+        """See Backend."""
+        try:
+            c.exec_driver_sql("CREATE EXTENSION IF NOT EXISTS vector")
+        except DBAPIError as e:
+            what = first_line(e)
+            if _lost(e):
+                raise
+            if "permission denied" in what:
+                raise DatabaseOpenError(
+                    f"{self.name} lacks the extension vector, and the URL's user may not create it: let an "
+                    "administrator run  CREATE EXTENSION vector  in that database."
+                ) from e
+            raise DatabaseOpenError(
+                f"{self.name} cannot have the extension vector ({what}): install pgvector on the server."
+            ) from e
+
+    def tables(self, c: Connection) -> set[str]:
+        """See Backend."""
+        encoding, schema, found, place = c.exec_driver_sql(_PLACES).one()
+        if encoding != "UTF8":
+            raise DatabaseOpenError(
+                f"{self.name} has the encoding {encoding}: name a database made with  ENCODING 'UTF8' ."
+            )
+        if schema is None:
+            raise DatabaseOpenError(
+                f"{self.name} has no schema that the URL's user may use: create the one that its search_path "
+                "names, and grant USAGE and CREATE on it."
+            )
+        if place is not None and not found:
+            raise DatabaseOpenError(
+                f"{self.name} has the extension vector in the schema {place}: add that to its search_path."
+            )
+        return {row[0] for row in c.exec_driver_sql(_TABLES)}
+
+    def now(self, c: Connection) -> float:
+        """See Backend."""
+        return float(c.exec_driver_sql("SELECT extract(epoch FROM clock_timestamp())").scalar_one())
+
+    def insert_or_ignore(self, table: sa.Table) -> sa.Insert:
+        """See Backend."""
+        return postgresql.insert(table).on_conflict_do_nothing()
+
+    def lock_bank(self, c: Connection, *, exclusive: bool) -> bool:
+        """See Backend. Reading goes on in either mode."""
+        if not exclusive and _HELD in c.info:
+            return True
+        c.exec_driver_sql(f"LOCK TABLE {bank.name} IN {'EXCLUSIVE' if exclusive else 'ROW SHARE'} MODE")
+        return True
+
+    def lock_session(self, c: Connection, session_id: str | None) -> None:
+        """See Backend."""
+        if session_id in c.info.get(_HELD, ()):
+            return
+        if session_id is None:
+            c.execute(_LOCK_SESSIONS).all()
+        else:
+            c.execute(_LOCK_SESSION, {"session": session_id})
+
+    def lock_name(self, c: Connection, name: str) -> None:
+        """See Backend."""
+        c.execute(_LOCK_NAME, {"name": name})
+
+    def hold(self, c: Connection, session_ids: Collection[str], bank: bool) -> Collection[str]:
+        """See Backend."""
+        if bank:
+            self.lock_bank(c, exclusive=False)
+        held = set(c.execute(_HOLD, {"wanted": list(session_ids)}).scalars())
+        c.info[_HELD] = held
+        return held
+
+    def locking_insert(
+        self, c: Connection, table: sa.Table, rows: Sequence[Mapping[str, Any]], session_id: str
+    ) -> Callable[[], sa.Insert] | None:
+        """See Backend. The count is there when the lock is held, and only then the row's ``seq`` is drawn."""
+        if len(rows) > 1 or session_id in c.info.get(_HELD, ()):
+            return None
+
+        def statement() -> sa.Insert:
+            mine = sessions.c.session_id == sa.bindparam("session_id", type_=sessions.c.session_id.type)
+            held = sa.select(sa.literal_column("1").label("one")).where(mine).with_for_update().cte("held")
+            counted = sa.select(sa.func.count().label("n")).select_from(held).subquery("counted")
+            types = {name: table.c[name].type for name in rows[0]}  # told: NULL alone would be text
+            values = [sa.cast(sa.bindparam(name, type_=kind), kind) for name, kind in types.items()]
+            query = sa.select(*values).select_from(counted)
+            return postgresql.insert(table).from_select(list(rows[0]), query).on_conflict_do_nothing()
+
+        return statement
+
+    def read_bytes(self, c: Connection, column: sa.Column[Any], seq: int, start: int, size: int) -> bytes:
+        """See Backend."""
+        part = sa.func.substr(sa.type_coerce(column, sa.LargeBinary), start + 1, size, type_=sa.LargeBinary)
+        found = c.execute(sa.select(part).where(column.table.c.seq == seq)).scalar()
+        if found is None:
+            raise sa.exc.InvalidRequestError("the row is no longer there")
+        return bytes(found)
+
+    def holds(self, column: sa.Column[Any], text: str) -> sa.ColumnElement[bool]:
+        """See Backend. Bytes are compared in a form that any text has, also one that is no valid UTF-8."""
+        stored = sa.func.lower(sa.func.encode(sa.type_coerce(column, sa.LargeBinary), "escape"))
+        given = "".join(
+            chr(b) if 0 < b < 128 and b != 92 else "\\\\" if b == 92 else f"\\{b:03o}"
+            for b in ascii_lower(text).encode("utf-8", "surrogatepass")
+        )
+        return sa.func.strpos(stored, given) > 0
+
+    def say(self, error: BaseException) -> str:
+        """See Backend."""
+        if isinstance(error, sa.exc.TimeoutError):
+            return f"all {_CONNECTIONS} connections of this process are in use"
+        what = _plain(error)
+        return f"the server went away or cannot be reached ({what})" if _lost(error) else what
+
+    def say_unopened(self, error: BaseException) -> str:
+        """See Backend."""
+        what = _plain(error)
+        advice = (todo for pattern, todo in _ADVICE if re.search(pattern, what, re.IGNORECASE))
+        return f"{what}: {next(advice, 'check the URL, and that the server runs')}"
+
+
+def _test(connection: Any, record: Any, _proxy: Any) -> None:
+    """Before a connection is used: whether it still is one.
+
+    A server that went away has closed its end, which shows at once; only a connection long unused, whose
+    server may have vanished without a word, is asked.
+    """
+    quiet = time.monotonic() - record.info.get(_USED, 0.0) < _ASKED_AFTER
+    if quiet and not connection.closed and not _has_word(connection.fileno()):
+        return
+    try:
+        connection.execute("SELECT 1")
+        connection.rollback()
+    except Exception as e:
+        raise InvalidatePoolError("the server has closed the connection") from e
+
+
+def _note(connection: Any, record: Any) -> None:  # noqa: ARG001
+    record.info[_USED] = time.monotonic()
+
+
+def _has_word(descriptor: int) -> bool:
+    """Whether a socket on which nothing is expected has something to read: most likely its end."""
+    if not hasattr(select, "poll"):
+        return True
+    poll = select.poll()
+    poll.register(descriptor, select.POLLIN)
+    return bool(poll.poll(0))
+
+
+def _plain(error: BaseException) -> str:
+    """The first line without libpq's preamble."""
+    return re.sub(r"^connection failed: (?=connection )|(?<=failed: )FATAL:\s+", "", first_line(error))
+
+
+def _lost(error: BaseException) -> bool:
+    """Whether there is no connection (any more): broken, or never made."""
+    return isinstance(error, DBAPIError) and (
+        error.connection_invalidated
+        or (isinstance(error, sa.exc.OperationalError) and error.statement is None)
+    )

@@ -1,0 +1,170 @@
+"""Both stores in plain memory: the reference that every other backend must agree with."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Collection, Sequence
+from typing import Any
+
+import numpy as np
+
+from memory_bank.bank.index import best_first
+from memory_bank.bank.payload import ARGUMENT_BYTES, check_same, from_row, latest_insights, text_of, to_rows
+from memory_bank.errors import EmbedderMismatchError
+from memory_bank.ports import Embedder
+from memory_bank.records import Insight, InteractionRecord, Ranking, RecordLine
+from memory_bank.vectors import encode_documents, encode_queries
+
+
+class InMemoryFactStore:
+    """A FactStore in a dict of encoded rows, so that callers never share a mutable value with it."""
+
+    def __init__(self) -> None:
+        self._rows: dict[str, dict[str, Any]] = {}
+        self.to_observe: dict[str, None] = {}
+        self._lock = threading.RLock()
+
+    def store(self, record: InteractionRecord) -> None:
+        """See FactStorePort."""
+        self.store_many([record])
+
+    def store_many(self, batch: Sequence[InteractionRecord], to_observe: Collection[str] = ()) -> None:
+        """See FactStorePort. Nobody works on a reference: what is to be observed is only kept."""
+        rows = to_rows(batch, "")
+        with self._lock:
+            for trace_id in rows.keys() & self._rows.keys():
+                check_same(rows.pop(trace_id), self._rows[trace_id])
+            self._rows.update(rows)
+            self.to_observe.update(dict.fromkeys(to_observe))
+
+    def get(self, trace_id: str) -> InteractionRecord | None:
+        """See FactStorePort."""
+        row = self._rows.get(trace_id)
+        return None if row is None else from_row(row)
+
+    def get_many(self, trace_ids: Sequence[str]) -> list[InteractionRecord]:
+        """See FactStorePort."""
+        return [record for t in trace_ids if (record := self.get(t)) is not None]
+
+    def steps(self) -> dict[str, int]:
+        """See FactStorePort."""
+        with self._lock:
+            return {trace_id: row["step_id"] for trace_id, row in self._rows.items()}
+
+    def page(self, after: int = 0, limit: int = 50, tool: str | None = None) -> list[RecordLine]:
+        """See FactStorePort."""
+        with self._lock:
+            rows = list(enumerate(self._rows.values(), 1))
+        found = [(n, r) for n, r in rows if n > after and tool in (None, r["tool_name"])][:limit]
+        return [
+            RecordLine(
+                n,
+                r["trace_id"],
+                r["step_id"],
+                r["tool_name"],
+                text_of(r["input"].encode("utf-8", "surrogatepass")[:ARGUMENT_BYTES]),
+                len(r["output"].encode("utf-8", "surrogatepass")),
+            )
+            for n, r in found
+        ]
+
+    def clear(self) -> None:
+        """See FactStorePort."""
+        with self._lock:
+            self._rows.clear()
+            self.to_observe.clear()
+
+    def size(self) -> int:
+        """See FactStorePort."""
+        return len(self._rows)
+
+
+class InMemoryInsightStore:
+    """An InsightStore that compares the query with every vector, one by one."""
+
+    def __init__(self, embedding_model: Embedder) -> None:
+        self.embedding_model = embedding_model
+        self._insights: dict[str, tuple[Insight, Any]] = {}
+        self._lock = threading.RLock()
+
+    def add(self, trace_id: str, summary: str) -> None:
+        """See InsightStorePort."""
+        self.add_many([Insight(trace_id, summary)])
+
+    def add_many(self, batch: Sequence[Insight]) -> None:
+        """See InsightStorePort."""
+        latest = latest_insights(batch)
+        if not latest:
+            return
+        vectors = encode_documents(self.embedding_model, [i.summary for i in latest])
+        with self._lock:
+            self._check_dimension(vectors.shape[1])
+            for insight, vector in zip(latest, vectors, strict=True):
+                self._insights.pop(insight.trace_id, None)
+                self._insights[insight.trace_id] = (insight, vector)
+
+    def search(self, query: str, top_k: int = 3) -> list[str]:
+        """See InsightStorePort."""
+        return [hit.trace_id for hit in self.rank(query, limit=max(0, top_k))]
+
+    def rank(self, query: str, exclude: Collection[str] = (), limit: int | None = None) -> Ranking:
+        """See InsightStorePort."""
+        with self._lock:
+            ids = list(self._insights)
+            if not ids:
+                return Ranking([], [])
+            vector = encode_queries(self.embedding_model, [query])[0]
+            self._check_dimension(len(vector))
+            scores = np.array(
+                [float(np.dot(v, vector)) for _, v in self._insights.values()], dtype=np.float32
+            )
+        order, scores = best_first(scores, np.arange(len(ids)))
+        hidden = set(exclude)
+        keep = [k for k, i in enumerate(order) if ids[i] not in hidden][:limit]
+        return Ranking([ids[order[k]] for k in keep], [float(scores[k]) for k in keep])
+
+    def get_summary(self, trace_id: str) -> str | None:
+        """See InsightStorePort."""
+        insight = self.get_insight(trace_id)
+        return None if insight is None else insight.summary
+
+    def get_insight(self, trace_id: str) -> Insight | None:
+        """See InsightStorePort."""
+        found = self._insights.get(trace_id)
+        return None if found is None else found[0]
+
+    def get_insights(self, trace_ids: Sequence[str]) -> dict[str, Insight]:
+        """See InsightStorePort."""
+        return {t: insight for t in trace_ids if (insight := self.get_insight(t)) is not None}
+
+    def trace_ids(self) -> list[str]:
+        """See InsightStorePort."""
+        with self._lock:
+            return list(self._insights)
+
+    def to_redo(self) -> list[Insight]:
+        """See InsightStorePort."""
+        with self._lock:
+            return [insight for insight, _ in self._insights.values() if insight.redo is not None]
+
+    def clear(self) -> None:
+        """See InsightStorePort."""
+        with self._lock:
+            self._insights.clear()
+
+    def is_empty(self) -> bool:
+        """See InsightStorePort."""
+        return not self._insights
+
+    def size(self) -> int:
+        """See InsightStorePort."""
+        return len(self._insights)
+
+    def _check_dimension(self, dimension: int) -> None:
+        """What is compared must be of one length, whatever the embedder returns today."""
+        known = next((len(vector) for _, vector in self._insights.values()), dimension)
+        if known != dimension:
+            raise EmbedderMismatchError(
+                f"the embedder gave {dimension} dimensions, but the insights have {known}: clear the store, "
+                "or use the embedder that made them."
+            )

@@ -1,0 +1,232 @@
+"""SQLite, in a file (WAL, ``synchronous=FULL``) or in memory: how it is opened, locked and set up."""
+
+from __future__ import annotations
+
+import functools
+import sqlite3
+import threading
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy import event
+from sqlalchemy.dialects import sqlite
+from sqlalchemy.engine import Connection, Engine
+from sqlalchemy.pool import StaticPool
+from sqlalchemy.schema import CreateIndex, CreateTable
+
+from memory_bank.bank.backend import ascii_lower, first_line
+from memory_bank.bank.schema import metadata
+from memory_bank.errors import DatabaseOpenError
+
+BUSY_TIMEOUT_MS = 5_000
+MIGRATION_TIMEOUT_MS = 60_000
+
+
+class Sqlite:
+    """See Backend. Writers of one process take turns, and wait up to 5 s for those of other processes.
+
+    ``?synchronous=normal`` in the URL leaves out the sync at each commit: after a loss of power (not of the
+    process) the latest commits may be gone, the file stays whole.
+    """
+
+    ranks = False
+    elsewhere = "give another file name"
+
+    def __init__(self, url: sa.URL, write_lock: threading.RLock) -> None:
+        self._query = dict(url.query)
+        self.url = url.set(query={})
+        self.name = url.render_as_string(hide_password=True)
+        self.in_memory = url.database in (None, "", ":memory:")
+        self.leaders = 0 if self.in_memory else 1
+        self._write_lock = write_lock
+        self._compiled: dict[Any, tuple[str, list[str]]] = {}
+
+    def check(self, must_exist: bool) -> None:
+        """See Backend."""
+        if self.url.host or self.url.username or self.url.password:
+            raise DatabaseOpenError(
+                "a SQLite URL has no host and no user: use  sqlite:///FILE  or a file name."
+            )
+        wanted = self._query.pop("synchronous", "full")
+        if self._query or str(wanted).lower() not in ("full", "normal"):
+            raise DatabaseOpenError(
+                "a SQLite URL takes one option: use  sqlite:///FILE  or  sqlite:///FILE?synchronous=normal ."
+            )
+        self._synchronous = str(wanted).upper()
+        if self.in_memory:
+            return
+        file = Path(str(self.url.database))
+        try:
+            if file.is_dir():
+                raise DatabaseOpenError(f"{self.name} is a folder: name a file in it.")
+            if must_exist and not file.exists():
+                raise DatabaseOpenError(
+                    f"{self.name}: there is no such database; check the path given by --db."
+                )
+            if not file.parent.is_dir():
+                raise DatabaseOpenError(
+                    f"{self.name} cannot be opened: its folder does not exist, create it first."
+                )
+        except (OSError, ValueError) as e:  # a name too long, a folder that may not be entered, NUL
+            raise DatabaseOpenError(f"{self.name!r} cannot be opened: {first_line(e)}.") from e
+
+    def create_engine(self) -> Engine:
+        """See Backend."""
+        options: dict[str, Any] = {"connect_args": {"check_same_thread": False}, "hide_parameters": True}
+        if self.in_memory:
+            options["poolclass"] = StaticPool
+        engine = sa.create_engine(self.url, **options)
+        in_memory, synchronous = self.in_memory, self._synchronous
+
+        @event.listens_for(engine, "connect")
+        def _configure(connection: Any, _record: Any) -> None:
+            connection.execute(f"PRAGMA busy_timeout={BUSY_TIMEOUT_MS}")
+            if in_memory:
+                connection.executescript(schema_script())
+            else:
+                _write_ahead(connection)
+                connection.execute(f"PRAGMA synchronous={synchronous}")
+
+        return engine
+
+    def reading(self, engine: Engine) -> Engine:
+        """See Backend."""
+        return engine
+
+    def first(self, reader: Engine, statement: sa.Select[Any], values: Mapping[str, Any]) -> Any:
+        """See Backend. By the driver itself: a quarter of the time of the way through SQLAlchemy."""
+        sql, order = self._compiled.get(statement) or self._compile(statement)
+        try:
+            connection = reader.raw_connection()
+            try:
+                driver: Any = connection.driver_connection
+                return driver.execute(sql, [values[name] for name in order]).fetchone()
+            finally:
+                connection.close()
+        except sqlite3.Error as e:
+            raise sa.exc.OperationalError(sql, None, e) from e
+
+    def _compile(self, statement: sa.Select[Any]) -> tuple[str, list[str]]:
+        compiled: Any = statement.compile(dialect=sqlite.dialect())
+        found = self._compiled[statement] = str(compiled), list(compiled.positiontup)
+        return found
+
+    def turn(self) -> AbstractContextManager[Any]:
+        """See Backend."""
+        return self._write_lock
+
+    def begin_snapshot(self, c: Connection) -> None:
+        """See Backend."""
+        if not self.in_memory:
+            c.exec_driver_sql("BEGIN")
+
+    def begin_write(self, c: Connection) -> None:
+        """See Backend."""
+        if not self.in_memory:  # take the write lock at once: no deadlock between two readers-to-writers
+            try:  # by the driver itself: half the time of the way through SQLAlchemy
+                c.connection.driver_connection.execute("BEGIN IMMEDIATE")  # type: ignore[union-attr]
+            except sqlite3.Error as e:
+                raise sa.exc.OperationalError("BEGIN IMMEDIATE", None, e) from e
+
+    def begin_migration(self, c: Connection) -> None:
+        """See Backend. Others may be migrating, which takes longer than a write."""
+        if self.in_memory:
+            return
+        c.exec_driver_sql(f"PRAGMA busy_timeout={MIGRATION_TIMEOUT_MS}")
+        try:
+            self.begin_write(c)
+        finally:
+            c.exec_driver_sql(f"PRAGMA busy_timeout={BUSY_TIMEOUT_MS}")
+
+    def prepare(self, c: Connection) -> None:
+        """See Backend."""
+
+    def tables(self, c: Connection) -> set[str]:
+        """See Backend."""
+        return {row[0] for row in c.exec_driver_sql("SELECT name FROM sqlite_master WHERE type = 'table'")}
+
+    def now(self, c: Connection) -> float:  # noqa: ARG002  all users are on one host
+        """See Backend."""
+        return time.time()
+
+    def insert_or_ignore(self, table: sa.Table) -> sa.Insert:
+        """See Backend."""
+        return sqlite.insert(table).on_conflict_do_nothing()
+
+    def lock_bank(self, c: Connection, *, exclusive: bool) -> bool:  # noqa: ARG002  a write is alone
+        """See Backend."""
+        return False
+
+    def lock_session(self, c: Connection, session_id: str | None) -> None:
+        """See Backend."""
+
+    def lock_name(self, c: Connection, name: str) -> None:
+        """See Backend. A write is alone."""
+
+    def hold(self, c: Connection, session_ids: Collection[str], bank: bool) -> Collection[str]:  # noqa: ARG002
+        """See Backend."""
+        return session_ids
+
+    def locking_insert(
+        self,
+        c: Connection,  # noqa: ARG002
+        table: sa.Table,  # noqa: ARG002
+        rows: Sequence[Mapping[str, Any]],  # noqa: ARG002
+        session_id: str,  # noqa: ARG002
+    ) -> Callable[[], sa.Insert] | None:
+        """See Backend. There is nothing to lock."""
+        return None
+
+    def read_bytes(self, c: Connection, column: sa.Column[Any], seq: int, start: int, size: int) -> bytes:
+        """See Backend. A SELECT would read the whole value for each part; ``seq`` is the row's number."""
+        try:
+            driver: Any = c.connection.driver_connection
+            with driver.blobopen(column.table.name, column.name, seq, readonly=True) as blob:
+                blob.seek(start)
+                found: bytes = blob.read(size)
+                return found
+        except sqlite3.Error as e:
+            raise sa.exc.OperationalError("blobopen", None, e) from e
+
+    def holds(self, column: sa.Column[Any], text: str) -> sa.ColumnElement[bool]:
+        """See Backend."""
+        stored = sa.func.lower(sa.cast(sa.type_coerce(column, sa.LargeBinary), sa.Text))
+        return sa.func.instr(stored, ascii_lower(text)) > 0
+
+    def say(self, error: BaseException) -> str:
+        """See Backend."""
+        return first_line(error)
+
+    def say_unopened(self, error: BaseException) -> str:
+        """See Backend."""
+        return first_line(error)
+
+
+@functools.cache
+def schema_script() -> str:
+    """The newest schema as one SQL script, for databases in memory: what all migrations together make."""
+    dialect = sqlite.dialect()
+    parts: list[CreateTable | CreateIndex] = []
+    for table in metadata.sorted_tables:
+        parts.append(CreateTable(table))
+        parts += [CreateIndex(index) for index in sorted(table.indexes, key=lambda i: str(i.name))]
+    return ";\n".join(str(part.compile(dialect=dialect)).strip() for part in parts) + ";"
+
+
+def _write_ahead(connection: Any) -> None:
+    """Switch to WAL. SQLite does not wait where two processes do that to a fresh file, so it is done here."""
+    import sqlite3
+
+    deadline = time.monotonic() + BUSY_TIMEOUT_MS / 1000
+    while True:
+        try:
+            connection.execute("PRAGMA journal_mode=WAL")
+            return
+        except sqlite3.OperationalError as e:
+            if "locked" not in str(e) or time.monotonic() > deadline:
+                raise
+            time.sleep(0.01)

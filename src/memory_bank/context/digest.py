@@ -1,0 +1,159 @@
+"""Past calls as text under a budget: the newest a line each, the oldest as themes; none is passed over."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from memory_bank.context.drawn import BankState
+from memory_bank.models.extraction import extract_summary
+from memory_bank.transcript.conversation import Entry
+from memory_bank.transcript.shortening import cut_at_edge, shorten_text
+
+HEADING = (
+    'Earlier tool calls, shortened; get_record("#N") or get_record with the trace_id gives one back whole.'
+)
+_LINES_SHARE = 0.7  # of a budget that does not hold a line for every call
+_NOTE_CHARS = 160
+_THEMES = ((True, 160), (True, 80), (False, 160), (False, 80), (False, 40), (False, 0))
+
+Count = Callable[[str], int]
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """One past call: its number in the session, its id, its summary, what the agent said with it."""
+
+    number: int
+    trace_id: str
+    tool: str
+    summary: str
+    note: str = ""
+
+    def line(self, chars: int) -> str:
+        """The call in one line."""
+        said = f" (the agent: {cut_at_edge(self.note, _NOTE_CHARS)})" if self.note else ""
+        return (
+            f"#{self.number} [trace_id {self.trace_id}] {cut_at_edge(self.summary, chars, marked=True)}{said}"
+        )
+
+    def gist(self, chars: int) -> str:
+        """The call without its tool's name, in at most so many characters."""
+        text = self.summary.removeprefix(f"Called {self.tool}")
+        return cut_at_edge(text.strip("(). "), chars)
+
+
+def items_of(entries: Iterable[Entry], state: BankState) -> list[Item]:
+    """The calls of some interactions with their summaries, as the bank has them or by extraction."""
+    entries = list(entries)
+    known: dict[str, str] = state.memos.setdefault("summaries", {})
+    wanted = [t for e in entries for t in e.trace_ids if t]
+    if missing := [t for t in wanted if t not in known]:
+        found = state.insight_store.get_insights(missing)
+        bare = [t for t in missing if t not in found]
+        summaries = {t: insight.summary for t, insight in found.items()}
+        summaries.update((r.trace_id, extract_summary(r)) for r in state.fact_store.get_many(bare))
+        known.update((t, " ".join(text.split())) for t, text in summaries.items())
+    numbers = numbers_of(state)
+    items = []
+    for entry in entries:
+        note = " ".join(entry.interaction.note.split())
+        for pair, trace_id in zip(entry.interaction.pairs, entry.trace_ids, strict=True):
+            if trace_id is not None:
+                summary = known.get(trace_id, "")
+                items.append(Item(numbers.get(trace_id, 0), trace_id, pair.tool_name, summary, note))
+                note = ""
+    return items
+
+
+def numbers_of(state: BankState) -> dict[str, int]:
+    """The number of every record of the session, as ``get_record("#12")`` resolves it."""
+    cached: dict[str, int] = state.memos.setdefault("numbers", {})
+    if len(cached) != len(state.steps):
+        cached.clear()
+        cached.update((t, i) for i, t in enumerate(state.steps, 1))
+    return cached
+
+
+def digest(
+    items: Sequence[Item], room: int, count: Count, *, chars: int = 500, most_lines: int | None = None
+) -> str:
+    """At most ``room`` tokens about the calls, oldest first; "" where there is room for nothing.
+
+    As many of the newest as fit have a line of their own (``most_lines`` at most), the rest are themes.
+    """
+    if not items or room <= 0:
+        return ""
+    left = room - count(HEADING) - 8
+    most = len(items) if most_lines is None else most_lines
+    lines = [item.line(chars) for item in items[max(0, len(items) - most) :]]
+    costs = [count(line) + 1 for line in lines]
+    share = left if len(lines) == len(items) and sum(costs) <= left else int(left * _LINES_SHARE)
+    n = 0
+    while n < len(lines) and costs[-n - 1] <= share:
+        n += 1
+        share -= costs[-n]
+    shown = lines[len(lines) - n :]
+    old = items[: len(items) - n]
+    parts = [HEADING]
+    if old:
+        parts.append(themes(old, left - sum(costs[len(costs) - n :]), count))
+    return fitted("\n".join(p for p in [*parts, *shown] if p), room, count)
+
+
+def themes(items: Sequence[Item], room: int, count: Count) -> str:
+    """The calls by tool: how many, which, and what they were about, as far as the room goes."""
+    groups: dict[str, list[Item]] = {}
+    for item in items:
+        groups.setdefault(item.tool, []).append(item)
+    text = ""
+    for with_ids, chars in _THEMES:
+        text = "\n".join(_theme(tool, group, with_ids, chars) for tool, group in groups.items())
+        if count(text) <= room:
+            return text
+    return fitted(text, room, count)
+
+
+def _theme(tool: str, items: Sequence[Item], with_ids: bool, chars: int) -> str:
+    head = f"{tool}, {len(items)} calls ({ranges([i.number for i in items])})"
+    if with_ids:
+        head += f", trace_ids {' '.join(i.trace_id for i in items)}"
+    gists = "; ".join(g for i in items if (g := i.gist(chars))) if chars else ""
+    return f"{head}: {gists}" if gists else head
+
+
+def ranges(numbers: Sequence[int]) -> str:
+    """``#1 to #4, #7``."""
+    parts: list[list[int]] = []
+    for n in sorted(numbers):
+        if parts and n == parts[-1][1] + 1:
+            parts[-1][1] = n
+        else:
+            parts.append([n, n])
+    return ", ".join(f"#{a}" if a == b else f"#{a} to #{b}" for a, b in parts)
+
+
+def fitted(text: str, room: int, count: Count) -> str:
+    """The text in at most so many tokens, cut by lines and words; each cut says how much is missing."""
+    if room <= 0:
+        return ""
+    if count(text) <= room:
+        return text
+    low, high = 0, min(len(text), room * 8)
+    best = ""
+    while low < high:  # the longest that fits, to within a few characters
+        middle = (low + high + 1) // 2
+        shown = shorten_text(text, middle)
+        if count(shown) <= room:
+            low, best = middle, shown
+        else:
+            high = middle - 1
+        if high - low < 8:
+            break
+    return best
+
+
+def key_of(entry: Entry) -> tuple[Any, ...]:
+    """What identifies an interaction in its session."""
+    return entry.trace_ids

@@ -1,0 +1,125 @@
+"""scratchpad: anchor, a pad of key values, last calls and last failures, and the last interaction."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from memory_bank.config import ScratchpadSettings
+from memory_bank.context.digest import Item, fitted, items_of
+from memory_bank.context.drawn import BankState
+from memory_bank.context.report import ContextReport
+from memory_bank.context.storing import assembled, kept_tokens, passed, past, room_for_text, store
+from memory_bank.records import InteractionRecord
+from memory_bank.transcript.conversation import Entry
+from memory_bank.transcript.jsontext import RAW
+from memory_bank.transcript.shortening import cut_at_edge, unfold
+
+HEADING = 'Scratchpad of the earlier tool calls; get_record("#N") gives one back whole.'
+_FAILED = re.compile(r"\b(?:error|exception|traceback|failed|failure|denied|fatal|not found)\b", re.I)
+_FAILED_KEY = re.compile(r"(?:^|_)(?:error|errors|exception|failure)(?:_|$)", re.I)
+_KEY = re.compile(
+    r"(?:id|ids|uuid|key|code|number|sku|name|title|email|path|file|url|status|date|token)$", re.I
+)
+_HEAD_CHARS = 300  # of a text, where it tells of a failure
+_LEAVES = 400  # of one output
+_VALUE_CHARS = 120
+_VALUES = 12  # of one key
+
+
+def apply_scratchpad(
+    messages: Any, llm_client: Any, settings: ScratchpadSettings, state: BankState
+) -> tuple[list[Any], int]:
+    """Anchor, the scratchpad of at most ``scratchpad_tokens`` tokens, and the last interaction."""
+    with state.lock:
+        view = store(messages, llm_client, settings, state)
+        report = ContextReport("scratchpad", kept_tokens(view) + settings.scratchpad_tokens)
+        entries = past(view)
+        if not entries:
+            return passed(view, state, report, "there was no history yet")
+        room = room_for_text(settings.scratchpad_tokens, state)
+        return assembled(view, state, _pad(entries, settings, state, room), [], report)
+
+
+def _pad(entries: Sequence[Entry], settings: ScratchpadSettings, state: BankState, room: int) -> str:
+    """Observations and failures first, then as many key values as there is room for, the latest first."""
+    items = items_of(entries, state)
+    noted = _notes(items, state)
+    failed = [i for i in items if noted[i.trace_id][0]]
+    parts = [HEADING]
+    for title, chosen in (
+        ("Last failures", failed[-settings.failures :] if settings.failures else []),
+        ("Last calls", items[-settings.observations :] if settings.observations else []),
+    ):
+        if chosen:
+            parts.append(f"{title}:")
+            parts += [i.line(settings.observation_chars) for i in chosen]
+    count = state.counter.count_text
+    text = fitted("\n".join(parts), room, count)
+    left = room - count(text) - 8
+    lines: list[str] = []
+    for line in _facts(items, noted, settings.facts):
+        left -= count(line) + 1
+        if left < 0:
+            break
+        lines.append(line)
+    return fitted("\n".join([text, "Key values:", *lines]), room, count) if lines else text
+
+
+def _facts(items: Sequence[Item], noted: dict[str, Any], most: int) -> Iterator[str]:
+    """``key: value (#1), value (#2)``; the key met last comes first, and of a key its last values."""
+    facts: dict[str, dict[str, int]] = {}
+    for item in items:
+        for key, value in noted[item.trace_id][1]:
+            values = facts.setdefault(key, {})
+            values.pop(value, None)
+            values[value] = item.number
+            facts[key] = facts.pop(key)
+    for key, values in list(reversed(facts.items()))[:most]:
+        latest = list(values.items())[-_VALUES:]
+        earlier = f"; {len(values) - len(latest)} earlier ones" if len(values) > len(latest) else ""
+        yield f"{key}: {', '.join(f'{v} (#{n})' for v, n in latest)}{earlier}"
+
+
+def _notes(items: Sequence[Item], state: BankState) -> dict[str, tuple[bool, list[tuple[str, str]]]]:
+    """Whether each call failed, and its key values; looked at once."""
+    known: dict[str, tuple[bool, list[tuple[str, str]]]] = state.memos.setdefault("noted", {})
+    missing = [i.trace_id for i in items if i.trace_id not in known]
+    for record in state.fact_store.get_many(missing) if missing else ():
+        known[record.trace_id] = _note(record)
+    for trace_id in missing:
+        known.setdefault(trace_id, (False, []))
+    return known
+
+
+def _note(record: InteractionRecord) -> tuple[bool, list[tuple[str, str]]]:
+    value = record.raw_output
+    if isinstance(value, dict) and list(value) == [RAW]:
+        text = str(value[RAW])
+        return bool(_FAILED.search(text[:_HEAD_CHARS])), _values(record.raw_input)
+    try:
+        value = unfold(value)
+    except RecursionError:
+        return False, []
+    failed = isinstance(value, dict) and any(_FAILED_KEY.search(str(k)) and v for k, v in value.items())
+    return failed, [*_values(record.raw_input), *_values(value)]
+
+
+def _values(value: Any) -> list[tuple[str, str]]:
+    """Keys that name things with their values, the shallow ones first."""
+    found: dict[tuple[str, str], None] = {}
+    level: list[tuple[str, Any]] = [("", value)]
+    seen = 0
+    while level and seen < _LEAVES:
+        deeper: list[tuple[str, Any]] = []
+        for key, node in level[:_LEAVES]:
+            seen += 1
+            if isinstance(node, dict):
+                deeper += [(str(k), v) for k, v in node.items()]
+            elif isinstance(node, list):
+                deeper += [(key, v) for v in node]
+            elif node not in (None, "") and not isinstance(node, bool) and _KEY.search(key):
+                found[key[:60], " ".join(cut_at_edge(str(node)[:400], _VALUE_CHARS).split())] = None
+        level = deeper
+    return list(found)

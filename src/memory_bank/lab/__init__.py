@@ -1,0 +1,1 @@
+"""What measures the library: replayed runs, the evidence meter, experiments, training."""

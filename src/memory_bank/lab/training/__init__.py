@@ -1,0 +1,1 @@
+"""Recorded runs to the model of the evidence selection."""

@@ -1,0 +1,166 @@
+"""One record to one summary without a model: what the call was, and the telling values of its output."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from memory_bank.records import InteractionRecord
+from memory_bank.transcript.jsontext import RAW, compact
+from memory_bank.transcript.shortening import cut_at_edge, unfold
+
+MAX_CHARS = 1_400  # about 200 words
+_SCAN_CHARS = 60_000  # of a text, so much is looked at from each end
+_SCAN_LEAVES = 4_000
+_ARGUMENT_CHARS = 300
+
+_ERROR = re.compile(
+    r"\b(?:\w*(?:error|exception|traceback|failed|failure|denied|not found|fatal)\w*)\b", re.I
+)
+_IDENTIFIER = re.compile(  # each alternative is tried once a run of letters, or a long one would take minutes
+    r"https?://[^\s\"'<>)\]]+"
+    r"|(?<![\w.+-])[\w.+-]+@[\w-]+\.[\w.]+"
+    r"|(?<![\w.~/-])(?:[\w.~-]*/){2,}[\w.~-]+"
+    r"|\b(?=[\w-]{0,120}\d)(?=[\w-]{0,120}[A-Za-z_-])[A-Za-z0-9_]+(?:-[A-Za-z0-9_]+)*\b"
+    r"|\b[a-zA-Z]\w*_\w+\b"
+)
+_NAME_KEYS = ("name", "title", "label", "subject", "email", "city", "path", "file", "url", "status", "state")
+
+
+def extract_summary(record: InteractionRecord) -> str:
+    """A summary of at most 1,400 characters: the call, then errors, counts, headers, identifiers, names."""
+    call = f"Called {record.tool_name}({_arguments(record.raw_input)})."
+    value = record.raw_output
+    text = value[RAW] if isinstance(value, dict) and list(value) == [RAW] else None
+    if isinstance(text, str):
+        body = _of_text(text)
+    else:
+        try:
+            body = _of_value(unfold(value))
+        except RecursionError:
+            body = _of_text(compact(value))
+    return cut_at_edge(f"{call} {body}", MAX_CHARS)
+
+
+def _arguments(value: Any) -> str:
+    if isinstance(value, dict):
+        if list(value) == [RAW]:
+            shown = str(value[RAW])
+        else:
+            shown = ", ".join(f"{k}={v if isinstance(v, str) else compact(v)}" for k, v in value.items())
+    else:
+        shown = compact(value)
+    return cut_at_edge(" ".join(shown[: 2 * _ARGUMENT_CHARS].split()), _ARGUMENT_CHARS)
+
+
+def _of_value(value: Any) -> str:
+    parts = [_shape(value)]
+    errors: dict[str, None] = {}
+    named: dict[str, None] = {}
+    rest: dict[str, None] = {}
+    for i, (key, leaf, depth) in enumerate(_leaves(value)):
+        if i >= _SCAN_LEAVES:
+            break
+        shown = cut_at_edge(" ".join(str(leaf)[:400].split()), 160)
+        item = f"{key}: {shown}" if key else shown
+        low = key.lower()
+        if "error" in low or (isinstance(leaf, str) and len(leaf) < 2_000 and _ERROR.search(leaf)):
+            errors[item] = None
+        elif (depth <= 1 and len(shown) <= 100) or low.endswith(
+            ("id", "uuid", "key", "code", "number", "sku", *_NAME_KEYS)
+        ):
+            named[item] = None
+        elif isinstance(leaf, str) and len(leaf) > 200:
+            rest.update(dict.fromkeys(_identifiers(leaf, 12)))
+        else:
+            rest[item] = None
+    if errors:
+        parts.append("Errors: " + "; ".join(list(errors)[:4]) + ".")
+    parts.append(_packed([*named, *rest], MAX_CHARS - sum(map(len, parts)) - _ARGUMENT_CHARS))
+    return " ".join(p for p in parts if p)
+
+
+def _shape(value: Any) -> str:
+    if isinstance(value, dict):
+        fields = ", ".join(
+            f"{k} ({_count(v)})" if isinstance(v, (list, dict)) else str(k) for k, v in value.items()
+        )
+        return f"Returned an object with {len(value)} fields: {cut_at_edge(fields, 300)}."
+    if isinstance(value, list):
+        if value and isinstance(value[0], dict):
+            fields = cut_at_edge(", ".join(map(str, value[0])), 300)
+            return f"Returned {len(value)} items with the fields {fields}."
+        return f"Returned {len(value)} items."
+    return "Returned:"
+
+
+def _count(value: Any) -> str:
+    return f"{len(value)} items" if isinstance(value, list) else f"{len(value)} fields"
+
+
+def _leaves(value: Any) -> Iterator[tuple[str, Any, int]]:
+    """Scalars with key and depth, the shallow ones first: what is said once counts more than row 400."""
+    level: list[tuple[str, Any]] = [("", value)]
+    depth = 0
+    while level:
+        deeper: list[tuple[str, Any]] = []
+        for key, node in level:
+            if isinstance(node, dict):
+                deeper.extend((str(k), v) for k, v in node.items())
+            elif isinstance(node, list):
+                deeper.extend((key, v) for v in node)
+            elif node is not None and node != "":
+                yield key, node, depth
+        level = deeper
+        depth += 1
+
+
+def _of_text(text: str) -> str:
+    if not text.strip():
+        return "Returned nothing."
+    seen = text if len(text) <= 2 * _SCAN_CHARS else f"{text[:_SCAN_CHARS]}\n{text[-_SCAN_CHARS:]}"
+    lines = [line.strip() for line in seen.splitlines() if line.strip()]
+    parts = [f"Returned {text.count(chr(10)) + 1:,} lines, {len(text):,} characters."]
+    errors = list(
+        dict.fromkeys(cut_at_edge(line[:800], 200) for line in lines if _ERROR.search(line[:2_000]))
+    )
+    if errors:
+        chosen = errors if len(errors) <= 3 else [errors[0], errors[-2], errors[-1]]
+        parts.append("Errors: " + " | ".join(chosen) + ".")
+    headings = [line for line in lines if line.startswith(("#", "==", "--")) and len(line) < 120][:8]
+    first = [cut_at_edge(line[:800], 200) for line in lines[:3]]
+    parts.append("Begins: " + " | ".join(first) + ".")
+    if headings:
+        parts.append("Headings: " + " | ".join(headings) + ".")
+    if lines and len(lines) > 3:
+        parts.append("Ends: " + cut_at_edge(lines[-1][:800], 160) + ".")
+    found = _packed(_identifiers(seen, 400), MAX_CHARS - sum(map(len, parts)) - _ARGUMENT_CHARS)
+    if found:
+        parts.append("Mentions " + found)
+    return " ".join(parts)
+
+
+def _identifiers(text: str, most: int) -> list[str]:
+    found: dict[str, None] = {}
+    for m in _IDENTIFIER.finditer(text[: 2 * _SCAN_CHARS + 1]):
+        value = m.group().rstrip(".,;:")
+        if 3 <= len(value) <= 120:
+            found[value] = None
+            if len(found) >= most:
+                break
+    return list(found)
+
+
+def _packed(items: list[str], room: int) -> str:
+    """As many whole items as fit."""
+    shown: list[str] = []
+    for item in items:
+        room -= len(item) + 2
+        if room < 12:
+            break
+        shown.append(item)
+    if not shown:
+        return ""
+    left = len(items) - len(shown)
+    return "; ".join(shown) + (f"; and {left:,} more." if left else ".")

@@ -1,0 +1,258 @@
+"""One record to one summary: by a language model, or by extraction when there is none or it fails."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol, TypeVar
+
+from memory_bank.config import MemoryBankSettings, ObserverBudget, Price
+from memory_bank.errors import ConfigError, MemoryBankError
+from memory_bank.models.chat import as_chat_model, reply_text, usage_of
+from memory_bank.models.extraction import extract_summary
+from memory_bank.ports import ChatModel
+from memory_bank.prompts import fill_prompt, load_prompt
+from memory_bank.records import Insight, InteractionRecord, Spent
+from memory_bank.transcript.shortening import shorten
+from memory_bank.transcript.tokens import approximate_counter
+
+log = logging.getLogger("memory_bank.Observer")
+
+EXTRACTIVE = "extractive"
+MAX_OUTPUT_CHARS = 10_000
+_ARGUMENT_CHARS = 2_000
+_TASK_CHARS = 4_000
+_SUMMARY_CHARS = 4_000  # an answer far beyond 200 words is cut here
+_SUMMARY_TOKENS = 500  # what an answer is expected to take at most, before it is there
+
+T = TypeVar("T")
+
+
+class Account(Protocol):
+    """Where calls are booked before they are made, so that limits hold."""
+
+    def reserve(self, model: str, expected: Spent, limits: ObserverBudget) -> str | None:
+        """Book a call; the reason when a limit forbids it, and nothing is booked then."""
+
+    def settle(self, model: str, expected: Spent, actual: Spent) -> None:
+        """Put in place of what a booked call was expected to cost what it did cost."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trouble:
+    """Why there is no summary by the model. ``again``: another attempt may succeed."""
+
+    reason: str
+    again: bool
+
+
+@dataclass(frozen=True)
+class Observer:
+    """How summaries are made. Without a chat model, or with model ``"extractive"``, by extraction.
+
+    ``timeout`` are seconds after which a call is given up; outputs of fewer than ``min_chars`` characters are
+    never sent; ``account`` is asked before every call whether ``budget`` allows it.
+    """
+
+    chat: ChatModel | None = None
+    model: str = EXTRACTIVE
+    max_chars: int = MAX_OUTPUT_CHARS
+    concurrency: int = 8
+    prompt_path: str | None = None
+    timeout: float | None = None
+    min_chars: int = 0
+    budget: ObserverBudget = field(default_factory=ObserverBudget)
+    price: Price | None = None
+    account: Account | None = None
+
+    @classmethod
+    def create(
+        cls, llm_client: Any, settings: MemoryBankSettings, account: Account | None = None
+    ) -> Observer:
+        """The Observer that some settings ask for.
+
+        Raises ConfigError for a client that cannot be used, and where a limit of cost has no price.
+        """
+        extractive = settings.observer_model == EXTRACTIVE
+        price = settings.observer_prices.get(settings.observer_model)
+        limited = (settings.observer_budget.cost_per_session, settings.observer_budget.cost_per_day)
+        if price is None and not extractive and limited != (None, None):
+            raise ConfigError(
+                f"observer_budget limits the cost, but observer_prices has no price for "
+                f"{settings.observer_model!r}: add one, or limit calls or tokens."
+            )
+        return cls(
+            chat=None if extractive else as_chat_model(llm_client),
+            model=settings.observer_model,
+            max_chars=settings.observer_max_chars,
+            concurrency=settings.observer_concurrency,
+            prompt_path=settings.observer_prompt,
+            timeout=settings.observer_timeout,
+            min_chars=settings.observer_min_chars,
+            budget=settings.observer_budget,
+            price=price,
+            account=account,
+        )
+
+    @property
+    def name(self) -> str:
+        """What insights are labelled with: ``"extractive"`` or ``"llm:MODEL"``."""
+        return EXTRACTIVE if self.chat is None or self.model == EXTRACTIVE else f"llm:{self.model}"
+
+    def booking(self, account: Account | None) -> Observer:
+        """The same, with another account."""
+        return replace(self, account=account)
+
+    def sends(self, record: InteractionRecord) -> bool:
+        """Whether a record is for the model: there is one, and the output is worth a call."""
+        if self.name == EXTRACTIVE:
+            return False
+        return not self.min_chars or _size(record) >= self.min_chars
+
+    def extract(self, record: InteractionRecord, trouble: str | None = None) -> Insight:
+        """A summary without a model; ``trouble`` marks it to be made again."""
+        return Insight(record.trace_id, extract_summary(record), EXTRACTIVE, trouble)
+
+    def ask(self, record: InteractionRecord, user_query: str) -> Insight | Trouble:
+        """A summary by the model, or why there is none; books the call."""
+        messages = self._messages(record, user_query)
+        expected = self._expected(messages)
+        if self.account is not None:
+            refused = self.account.reserve(self.model, expected, self.budget)
+            if refused:
+                return Trouble(refused, again=False)
+        try:
+            answer = self._answer(messages)
+            summary = reply_text(answer).strip()
+        except TimeoutError:  # what it cost is not known: it stays booked as expected
+            return Trouble(f"the model did not answer within {self.timeout:g} s", again=True)
+        except Exception as e:  # whatever a foreign model raises costs an insight, never a fact
+            self._settle(expected, Spent(calls=1))
+            return Trouble(f"the model failed with {type(e).__name__}", again=True)
+        self._settle(expected, self._actual(answer, expected, summary))
+        if not summary:
+            return Trouble("the model's reply was empty", again=True)
+        log.debug("observed %s (%s): %d characters", record.tool_name, record.trace_id, len(summary))
+        return Insight(record.trace_id, summary[:_SUMMARY_CHARS], self.name)
+
+    def observe(self, record: InteractionRecord, user_query: str) -> Insight:
+        """Summarise a record. A model that fails or says nothing leaves an extractive summary, marked."""
+        if not self.sends(record):
+            return self.extract(record)
+        answer = self.ask(record, user_query)
+        if isinstance(answer, Insight):
+            return answer
+        log.warning(
+            "%s for %s (%s): an extractive summary stands in, to be made again",
+            answer.reason, record.tool_name, record.trace_id,
+        )  # fmt: skip
+        return self.extract(record, answer.reason)
+
+    def observe_all(self, records: Sequence[InteractionRecord], user_query: str) -> list[Insight]:
+        """Summarise several records, concurrently where a model is called, in their order."""
+        return self.each(records, lambda r: self.observe(r, user_query))
+
+    def each(self, records: Sequence[InteractionRecord], do: Callable[[InteractionRecord], T]) -> list[T]:
+        """``do`` for several records, concurrently where a model is called, in their order."""
+        if self.name == EXTRACTIVE or len(records) < 2 or self.concurrency < 2:
+            return [do(r) for r in records]
+        workers = min(self.concurrency, len(records))
+        with ThreadPoolExecutor(workers, thread_name_prefix="memory-bank-observer") as pool:
+            return list(pool.map(do, records))
+
+    def _answer(self, messages: list[dict[str, str]]) -> Any:
+        chat = self.chat
+        assert chat is not None
+        return within(self.timeout, lambda: chat.generate_plain(input_messages=messages, model=self.model))
+
+    def _expected(self, messages: list[dict[str, str]]) -> Spent:
+        """What a call may cost at most."""
+        count = approximate_counter().count_message
+        prompt = sum(count(m) for m in messages)
+        return self._priced(prompt, _SUMMARY_TOKENS)
+
+    def _actual(self, answer: Any, expected: Spent, summary: str) -> Spent:
+        prompt, completion = usage_of(answer)
+        if not prompt and not completion:  # the model did not tell
+            prompt, completion = expected.prompt_tokens, approximate_counter().count_text(summary)
+        return self._priced(prompt, completion)
+
+    def _priced(self, prompt: int, completion: int) -> Spent:
+        price = self.price
+        cost = (prompt * price.prompt + completion * price.completion) / 1e6 if price else 0.0
+        return Spent(1, prompt, completion, cost)
+
+    def _settle(self, expected: Spent, actual: Spent) -> None:
+        if self.account is None:
+            return
+        try:
+            self.account.settle(self.model, expected, actual)
+        except MemoryBankError as e:  # the summary is paid for: better its price as expected than none
+            log.warning("what a call cost stays booked as expected: %s", e)
+
+    def _messages(self, record: InteractionRecord, user_query: str) -> list[dict[str, str]]:
+        output = shorten(record.raw_output, self.max_chars, text=record.output_text).text
+        arguments = shorten(record.raw_input, _ARGUMENT_CHARS, text=record.input_text).text
+        template = load_prompt("observer", self.prompt_path)
+        return fill_prompt(
+            template,
+            {
+                "user_query": shorten(None, _TASK_CHARS, text=user_query).text or "(not known)",
+                "tool_name": record.tool_name,
+                "arguments": arguments or "(none)",
+                "output": output or "(nothing)",
+            },
+        )
+
+
+def within(seconds: float | None, do: Callable[[], T]) -> T:
+    """What ``do`` returns or raises; TimeoutError when that takes longer. ``do`` then runs on, unheard."""
+    if seconds is None:
+        return do()
+    results: list[T] = []
+    errors: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            results.append(do())
+        except BaseException as e:
+            errors.append(e)
+
+    thread = threading.Thread(target=run, name="memory-bank-observer-call", daemon=True)
+    thread.start()
+    thread.join(seconds)
+    if errors:
+        raise errors[0]
+    if not results:
+        raise TimeoutError
+    return results[0]
+
+
+def _size(record: InteractionRecord) -> int:
+    """Characters of an output, without writing out more of a value than needed."""
+    if record.output_text is not None:
+        return len(record.output_text)
+    return len(shorten(record.raw_output, 1_000_000).text)
+
+
+def observe_tool_output(
+    user_query: str,
+    tool_name: str,
+    raw_output: Any,
+    llm_client: Any,
+    model: str,
+    *,
+    raw_input: Any = None,
+) -> str:
+    """The summary of one tool output.
+
+    ``llm_client`` has ``generate_plain(input_messages=, model=)`` or is an ``openai.OpenAI`` client; None, or
+    the model ``"extractive"``, summarises by extraction. An empty reply or a failing model gives an
+    extractive summary and a WARNING.
+    """
+    observer = Observer(None if model == EXTRACTIVE else as_chat_model(llm_client), model)
+    record = InteractionRecord.create(0, tool_name, {} if raw_input is None else raw_input, raw_output)
+    return observer.observe(record, user_query).summary

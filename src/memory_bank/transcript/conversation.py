@@ -1,0 +1,296 @@
+"""A conversation as it grows: each message is parsed, counted and identified once in its life."""
+
+from __future__ import annotations
+
+import copy
+from bisect import bisect_left, bisect_right
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+from operator import is_
+from typing import Any
+
+from memory_bank.ports import TokenCounter
+from memory_bank.records import derive_trace_id
+from memory_bank.transcript.content import read
+from memory_bank.transcript.interactions import Interaction, Kind, Segment, Utterance, kind_of
+from memory_bank.transcript.parsing import Parser, check_messages, task_text
+
+_LATEST = 64  # messages at the end that are compared at every step
+_IN_TURN = 256  # older messages that are compared in one step
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """An interaction with the trace_ids of its pairs (None where there is no result) and its tokens.
+
+    ``earlier`` are those that its records may have had before a user message brought their images.
+    """
+
+    interaction: Interaction
+    trace_ids: tuple[str | None, ...]
+    tokens: int
+    earlier: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """One look at a conversation: what is anchor, what is history, what is tail.
+
+    ``messages`` are the caller's own. ``entries`` are the interactions, the tail's last; ``history`` the
+    ones before it. ``kept`` are the positions of the messages before the tail that are never dropped:
+    system and user messages, assistant text, and interactions whose pairs are broken.
+    """
+
+    messages: Sequence[Any]
+    entries: Sequence[Entry]
+    kept: Sequence[int]
+    tail_start: int
+    task: str
+    tokens_before: Sequence[int]  # tokens of the first i messages, i = 0 … n
+
+    @property
+    def history(self) -> Sequence[Entry]:
+        """The interactions before the tail."""
+        return self.entries[:-1]
+
+    @property
+    def tail(self) -> Entry | None:
+        """The last interaction."""
+        return self.entries[-1] if self.entries else None
+
+    @property
+    def full_tokens(self) -> int:
+        """Tokens of all messages."""
+        return self.tokens_before[len(self.messages)]
+
+    def tokens_between(self, start: int, stop: int) -> int:
+        """Tokens of the messages from ``start`` up to ``stop``."""
+        return self.tokens_before[stop] - self.tokens_before[start]
+
+
+class Conversation:
+    """Follows one session's message list from step to step.
+
+    What is the same as at the last step is compared, not parsed again: the cost of a step is what is new.
+    A system prompt or user message that was edited is taken over in its place; a list that differs otherwise
+    (a fork, a retry, a client that dropped or edited messages) is parsed anew from the first difference.
+    Where the list holds the very objects of the last step, what is kept in every context and the latest
+    messages are compared in full, the older interactions in turns, 256 messages a step.
+    """
+
+    def __init__(self, session_id: str, counter: TokenCounter) -> None:
+        self.session_id = session_id
+        self.counter = counter
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget everything."""
+        self._objects: list[Any] = []  # the caller's messages
+        self._snapshot: list[Any] = []  # what they held
+        self._turn = 0
+        self._task: str | None = None  # known once it stands in a closed segment
+        self._task_sought = 0
+        self._tokens_before = [0]
+        self._parser = Parser()
+        self._read = 0  # closed segments taken over
+        self._entries: list[Entry] = []
+        self._starts: list[int] = []  # of the entries
+        self._keys: list[tuple[bytes, ...]] = []  # content keys of the entries' answered pairs
+        self._occurrences: Counter[bytes] = Counter()
+        self._kept: list[int] = []
+        self._acknowledged = 0
+
+    def update(self, messages: Any) -> View:
+        """Take in the present list of messages. Raises MessagesError when it is no list."""
+        messages = check_messages(messages)
+        same = self._reconcile(messages)
+        for message in messages[same:]:
+            self._objects.append(message)
+            self._snapshot.append(_freeze(message))
+            self._tokens_before.append(self._tokens_before[-1] + self.counter.count_message(message))
+            self._parser.feed(message)
+        self._take_closed()
+        return self._view(messages)
+
+    def fresh(self, view: View) -> Sequence[Entry]:
+        """The entries not yet acknowledged, and the tail, which may still grow."""
+        return view.entries[min(self._acknowledged, max(0, len(view.entries) - 1)) :]
+
+    def acknowledge(self) -> None:
+        """What ``fresh`` gave is stored; it need not be given again."""
+        self._acknowledged = len(self._entries)
+
+    # ------------------------------------------------------------------
+
+    def _take_closed(self) -> None:
+        closed = self._parser.closed
+        for segment in closed[self._read :]:
+            if isinstance(segment, Interaction):
+                entry, keys = self._entry(segment)
+                self._occurrences.update(keys)
+                self._entries.append(entry)
+                self._starts.append(segment.start)
+                self._keys.append(keys)
+            if not isinstance(segment, Interaction) or segment.fault:
+                self._kept.extend(range(segment.start, segment.stop))
+        self._read = len(closed)
+
+    def _entry(self, interaction: Interaction) -> tuple[Entry, tuple[bytes, ...]]:
+        keys: list[bytes] = []
+        ids: list[str | None] = []
+        earlier: list[str] = []
+        here: Counter[bytes] = Counter()
+        for pair in interaction.pairs:
+            if pair.result is None:
+                ids.append(None)
+                continue
+            for before in pair.before_images():
+                key = before.content_key()
+                earlier.append(derive_trace_id(self.session_id, key, self._occurrences[key] + here[key]))
+            key = pair.content_key()
+            ids.append(derive_trace_id(self.session_id, key, self._occurrences[key] + here[key]))
+            here[key] += 1
+            keys.append(key)
+        tokens = self._tokens_before[interaction.stop] - self._tokens_before[interaction.start]
+        return Entry(interaction, tuple(ids), tokens, tuple(earlier)), tuple(keys)
+
+    def _view(self, messages: Sequence[Any]) -> View:
+        pending = self._parser.pending()
+        entries = list(self._entries)
+        if pending and isinstance(pending[0], Interaction):
+            entries.append(self._entry(pending[0])[0])
+        tail_start = entries[-1].interaction.start if entries else len(messages)
+        kept = self._kept[: bisect_left(self._kept, tail_start)]
+        if not entries:
+            kept = list(range(len(messages)))
+        if self._task is None:
+            self._task = task_text(self._parser.closed[self._task_sought :])
+            self._task_sought = len(self._parser.closed)
+        task = self._task if self._task is not None else task_text(pending)
+        # A prefix view of a list that only grows is safe to share: it is cut, never changed, on a rewind.
+        return View(messages, entries, kept, tail_start, task or "", self._tokens_before)
+
+    def _reconcile(self, messages: Sequence[Any]) -> int:
+        """Make what is known agree with the list's beginning; returns how many messages are known."""
+        n = min(len(self._snapshot), len(messages))
+        changed = self._changed(messages, n)
+        stop = next((i for i in changed if not self._is_patchable(i, messages[i])), n)
+        patches = [i for i in changed if i < stop]
+        if stop < len(self._snapshot):
+            stop = self._rewind(stop)
+        patches = [i for i in patches if i < stop]
+        if patches:
+            self._patch(patches, messages)
+        self._objects[:stop] = messages[:stop]
+        return stop
+
+    def _changed(self, messages: Sequence[Any], n: int) -> list[int]:
+        """The positions below ``n`` at which a message is not what it was."""
+        head = messages[:n]
+        positions: Iterable[int] = range(n)
+        if n == len(self._objects) and all(map(is_, head, self._objects)):
+            turn = range(self._turn, min(n, self._turn + _IN_TURN))
+            self._turn = turn.stop if turn.stop < n else 0
+            latest = range(max(0, n - _LATEST), n)
+            kept = self._kept[: bisect_left(self._kept, latest.start)]
+            positions = sorted({*kept, *latest, *turn})
+        else:
+            try:
+                if list(head) == (self._snapshot if n == len(self._snapshot) else self._snapshot[:n]):
+                    return []
+            except Exception:  # too deep, or foreign objects that refuse to be compared
+                pass
+        return [i for i in positions if not _same(self._snapshot[i], messages[i])]
+
+    def _is_patchable(self, position: int, message: Any) -> bool:
+        """Whether a changed message is a text of system or user that changes nothing around it."""
+        segment = self._closed_at(position)
+        return (
+            isinstance(segment, Utterance)
+            and segment.kind in (Kind.SYSTEM, Kind.USER)
+            and kind_of(message) is segment.kind
+            and all(isinstance(read(m, "content"), str) for m in (message, self._snapshot[position]))
+        )
+
+    def _closed_at(self, position: int) -> Segment | None:
+        closed = self._parser.closed
+        i = bisect_right(closed, position, key=lambda s: s.start) - 1
+        return closed[i] if i >= 0 and closed[i].stop > position else None
+
+    def _patch(self, positions: Sequence[int], messages: Sequence[Any]) -> None:
+        counts = [b - a for a, b in pairwise(self._tokens_before)]
+        closed = self._parser.closed
+        for i in positions:
+            counts[i] = self.counter.count_message(messages[i])
+            self._snapshot[i] = _freeze(messages[i])
+            at = bisect_right(closed, i, key=lambda s: s.start) - 1
+            closed[at] = Utterance(i, messages[i], kind_of(messages[i]))
+        self._tokens_before = list(accumulate(counts, initial=0))
+        self._forget_task()
+
+    def _forget_task(self) -> None:
+        self._task = None
+        self._task_sought = 0
+
+    def _rewind(self, position: int) -> int:
+        """Forget what was read from ``position`` on and from the last interaction that may reach there."""
+        closed = self._parser.closed
+        cut = len(closed)
+        while cut and closed[cut - 1].stop >= position:
+            cut -= 1
+        while cut and not isinstance(closed[cut - 1], Interaction):
+            cut -= 1
+        cut = max(0, cut - 1)
+        start = closed[cut].start if cut < len(closed) else self._first_pending(position)
+        start = min(start, position)
+        parser = Parser(start)
+        parser.closed = closed[:cut]
+        self._parser = parser
+        self._read = cut
+        del self._snapshot[start:], self._objects[start:]
+        self._tokens_before = self._tokens_before[: start + 1]
+        keep = bisect_left(self._starts, start)
+        for keys in self._keys[keep:]:
+            self._occurrences.subtract(keys)
+        del self._entries[keep:], self._starts[keep:], self._keys[keep:]
+        self._kept = self._kept[: bisect_left(self._kept, start)]
+        self._acknowledged = min(self._acknowledged, keep)
+        self._forget_task()
+        return start
+
+    def _first_pending(self, position: int) -> int:
+        pending: list[Segment] = self._parser.pending()
+        return pending[0].start if pending else position
+
+
+def _same(a: Any, b: Any) -> bool:
+    try:
+        return bool(a == b)
+    except Exception:  # too deep, or a foreign object: read it again
+        return False
+
+
+def _freeze(message: Any) -> Any:
+    """A copy of a message's containers; texts are shared, so comparing an unchanged one is cheap."""
+    try:
+        return _copy(message)
+    except RecursionError:
+        return message
+
+
+def _copy(value: Any) -> Any:
+    if isinstance(value, str) or value is None:
+        return value
+    kind = type(value)
+    if kind is dict:
+        return {k: _copy(v) for k, v in value.items()}
+    if kind is list:
+        return [_copy(v) for v in value]
+    if kind in (int, float, bool):
+        return value
+    try:
+        return copy.deepcopy(value)
+    except Exception:  # locks, sockets and the like: compared as they are
+        return value

@@ -1,0 +1,154 @@
+"""How many tokens a text or a message costs: by tiktoken, or by a labelled approximation."""
+
+from __future__ import annotations
+
+import logging
+import re
+import threading
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any
+
+from memory_bank.ports import TextCounter, TokenCounter
+from memory_bank.transcript.content import is_text_part, part_text, read
+from memory_bank.transcript.jsontext import compact, plain
+
+log = logging.getLogger("memory_bank.Tokens")
+
+ENCODING = "o200k_base"  # of the models that most agents call today
+FRAME_TOKENS = 4  # role and separators of a message, as in OpenAI's chat format
+MEDIA_TOKENS = 765  # an image of 1024 x 1024 in high detail, by OpenAI's rule; others are charged the same
+_CHUNK = 8_000  # characters encoded at once: keeps tiktoken linear on text without blanks
+_SAMPLE_OVER = 2_000_000  # longer texts are counted on an even sample of chunks
+_LOAD_SECONDS = 5.0
+
+
+class MessageCounter:
+    """Counts messages by counting their texts; the part all counters share."""
+
+    def __init__(self, name: str, approximate: bool, count: TextCounter) -> None:
+        self.name = name
+        self.approximate = approximate
+        self._count = count
+
+    def __repr__(self) -> str:
+        return f"<token counter {self.name}>"
+
+    def count_text(self, text: str) -> int:
+        """Tokens of a text. Texts over two million characters are estimated from an even sample."""
+        n = len(text)
+        if n <= _CHUNK:
+            return self._count(text) if text else 0
+        starts = range(0, n, _CHUNK)
+        step = -(-len(starts) * _CHUNK // _SAMPLE_OVER) if n > _SAMPLE_OVER else 1
+        counted = [(min(_CHUNK, n - s), self._count(text[s : s + _CHUNK])) for s in starts[::step]]
+        chars = sum(c for c, _ in counted)
+        tokens = sum(t for _, t in counted)
+        return tokens if chars == n else round(tokens * n / chars)
+
+    def count_message(self, message: Any) -> int:
+        """Tokens of a chat message or a Responses item: content, calls and frame."""
+        total = FRAME_TOKENS
+        content = read(message, "content")
+        if isinstance(content, str):
+            total += self.count_text(content)
+        elif isinstance(content, (list, tuple)):
+            total += sum(
+                self.count_text(part_text(p)) if is_text_part(p) or not read(p, "type") else MEDIA_TOKENS
+                for p in content
+            )
+        elif content is not None:
+            total += self.count_text(compact(plain(content)))
+        tool_calls = read(message, "tool_calls")
+        for call in tool_calls if isinstance(tool_calls, (list, tuple)) else ():
+            body = read(call, "function") or read(call, "custom") or call
+            total += self._count_call(body)
+        legacy = read(message, "function_call")
+        if legacy is not None and not callable(legacy):
+            total += self._count_call(legacy)
+        if read(message, "role") is None:  # a Responses item: a call, an output, reasoning
+            total += self._count_call(message)
+            output = read(message, "output")
+            if output is not None:
+                total += self.count_message({"role": "tool", "content": output}) - FRAME_TOKENS
+        return total
+
+    def _count_call(self, body: Any) -> int:
+        total = 0
+        for key in ("name", "arguments", "input"):
+            value = read(body, key)
+            if value is not None:
+                total += self.count_text(value if isinstance(value, str) else compact(plain(value)))
+        return total
+
+
+_WORDS = re.compile(r"[A-Za-z]{1,8}|[0-9]{1,3}")
+_SIGNS = re.compile(r"[!-/:-@\[-`{-~]+")
+_FOREIGN = re.compile(r"[^\x00-\x7f]")
+
+
+def approximate_count(text: str) -> int:
+    """An estimate without a vocabulary, linear in the text.
+
+    One token for every eight letters or three digits begun, 1.1 for a run of ASCII signs, 0.8 for a
+    character beyond ASCII, half a token for a line break. Within 13% of o200k_base on the recorded
+    tool outputs it was tried on.
+    """
+    if not text:
+        return 0
+    total = len(_WORDS.findall(text)) + 1.1 * len(_SIGNS.findall(text)) + 0.5 * text.count("\n")
+    if not text.isascii():
+        total += 0.8 * len(_FOREIGN.findall(text))
+    return max(1, round(total))
+
+
+def approximate_counter() -> TokenCounter:
+    """The counter that needs no vocabulary."""
+    return MessageCounter("approximate", True, approximate_count)
+
+
+@lru_cache(maxsize=8)
+def open_counter(encoding: str = ENCODING) -> TokenCounter:
+    """The counter of a tiktoken encoding; where its vocabulary cannot be had, the approximate one.
+
+    tiktoken looks in its cache (``TIKTOKEN_CACHE_DIR``) and downloads otherwise; that is given five
+    seconds, so that a closed network costs no more. ``"approximate"`` asks for the estimate outright.
+    """
+    if encoding == "approximate":
+        return approximate_counter()
+    encode = _load_encoding(encoding)
+    if encode is None:
+        log.info("the vocabulary %s cannot be had: token counts are approximate", encoding)
+        return approximate_counter()
+    return MessageCounter(encoding, False, encode)
+
+
+def _load_encoding(name: str) -> Callable[[str], int] | None:
+    loaded: list[Any] = []
+
+    def load() -> None:
+        try:
+            import tiktoken
+
+            loaded.append(tiktoken.get_encoding(name))
+        except Exception as e:  # no network, no cache, an unknown encoding: the estimate serves
+            log.debug("tiktoken could not load %s: %s", name, type(e).__name__)
+
+    thread = threading.Thread(target=load, daemon=True, name="memory-bank-tiktoken")
+    thread.start()
+    thread.join(_LOAD_SECONDS)
+    if not loaded:
+        return None
+    return encoding_counter(loaded[0])
+
+
+def encoding_counter(encoding: Any) -> TextCounter:
+    """A function that counts a text's tokens by a ``tiktoken.Encoding``; special tokens are plain text."""
+
+    def count(text: str) -> int:
+        try:
+            return len(encoding.encode_ordinary(text))
+        except UnicodeEncodeError:  # lone surrogates
+            return len(encoding.encode_ordinary(text.encode("utf-8", "replace").decode("utf-8")))
+
+    return count

@@ -1,0 +1,227 @@
+"""A bank seen as a whole: sessions, records wherever they are, export, and a new embedder."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from memory_bank.bank.catalog import (
+    SessionInfo,
+    bank_embedder,
+    export_records,
+    find_record,
+    has_session,
+    list_sessions,
+    re_embed,
+)
+from memory_bank.bank.database import Database
+from memory_bank.bank.facts import FactStore
+from memory_bank.bank.insights import InsightStore, check_embedder, clear_session
+from memory_bank.errors import EmbedderMismatchError, EmbeddingError, StorageError
+from memory_bank.records import Insight
+from memory_bank.testing.insight_contract import NumbersEmbedder
+from memory_bank.testing.store_contracts import a_record
+
+
+class Turned(NumbersEmbedder):
+    """The same numbers backwards, with one dimension more; may fail after some batches."""
+
+    def __init__(self, good_batches: int = 10**9) -> None:
+        super().__init__("turned")
+        self.good_batches = good_batches
+
+    def encode(self, texts: list[str]) -> list[list[float]]:
+        self.good_batches -= 1
+        if self.good_batches < 0:
+            raise OSError("the GPU is gone")
+        return [[*row[::-1], 0.0] for row in super().encode(texts)]
+
+
+@pytest.fixture(params=["memory", "file", "postgres"])
+def database(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Database]:
+    if request.param == "postgres":
+        database = Database(request.getfixturevalue("postgres_url"))
+    else:
+        database = Database("" if request.param == "memory" else tmp_path / "bank.db")
+    yield database
+    database.close()
+
+
+def test_sessions_are_counted(database: Database) -> None:
+    one, two = FactStore(database, "one"), FactStore(database, "two")
+    FactStore(database, "empty")
+    database.set_task("one", "find it")
+    one.store_many([a_record(n) for n in range(7)])
+    two.store_many([a_record(n) for n in range(100, 103)])
+    insights = InsightStore(NumbersEmbedder(), database, "one")
+    insights.add_many([Insight(f"trace-{n:05}", "1 0", redo="failed" if n < 2 else None) for n in range(4)])
+    insights.add_many([Insight(f"by hand {n}", "1 0") for n in range(3)])  # insights without a record
+    InsightStore(NumbersEmbedder(), database, "two").add("trace-00000", "1 0")  # a record of another session
+    assert list_sessions(database) == [
+        SessionInfo("two", 3, 35, 1, 3, 0, 1_700_000_102.0, ""),
+        SessionInfo("one", 7, 3, 7, 3, 2, 1_700_000_006.0, "find it"),
+        SessionInfo("empty", 0, 0, 0, 0, 0, None, ""),
+    ]
+    assert has_session(database, "empty")
+    assert not has_session(database, "no")
+
+
+def test_a_record_is_found_in_whichever_session_it_is(database: Database) -> None:
+    FactStore(database, "one").store_many([a_record(1), a_record(2)])
+    FactStore(database, "two").store_many([a_record(1, raw_output="other"), a_record(3)])
+    InsightStore(NumbersEmbedder(), database, "two").add_many(
+        [Insight("trace-00003", "1 0", "llm:x", "again")]
+    )
+    assert find_record(database, "trace-00003") == (
+        "two",
+        a_record(3),
+        Insight("trace-00003", "1 0", "llm:x", "again"),
+    )
+    assert find_record(database, "trace-00001") == ("one", a_record(1), None)
+    assert find_record(database, "no") is None
+
+
+def test_everything_is_exported_oldest_first(database: Database) -> None:
+    one, two = FactStore(database, "one"), FactStore(database, "two")
+    for start in range(0, 660, 60):
+        one.store_many([a_record(n) for n in range(start, start + 60)])
+        two.store(a_record(start))
+    InsightStore(NumbersEmbedder(), database, "one").add_many(
+        [Insight(f"trace-{n:05}", "1 0") for n in range(600)]
+    )
+    entries = list(export_records(database, "one"))
+    assert [record for _, record, _ in entries] == [a_record(n) for n in range(660)]
+    assert [insight is None for _, _, insight in entries] == [False] * 600 + [True] * 60
+    assert len(list(export_records(database))) == 671
+    assert list(export_records(database, "no")) == []
+
+
+def test_an_export_may_be_written_beside(database: Database) -> None:
+    store = FactStore(database)
+    store.store_many([a_record(n) for n in range(600)])
+    seen = 0
+    for seen, _ in enumerate(export_records(database), 1):
+        if seen == 100:
+            store.store(a_record(999))
+    assert seen == 601
+
+
+# the embedder
+
+
+def fill(database: Database, n: int = 600) -> list[InsightStore]:
+    stores = [InsightStore(NumbersEmbedder(), database, s) for s in ("one", "two")]
+    for store in stores:
+        store.add_many([Insight(f"{store.session_id}-{i:03}", f"{i} 1") for i in range(n)])
+    return stores
+
+
+def test_another_embedder_is_refused_with_the_way_out(database: Database) -> None:
+    store = fill(database, 3)[0]
+    assert bank_embedder(database) == ("numbers", 2)
+    for other in (Turned(), NumbersEmbedder("m3")):
+        with pytest.raises(EmbedderMismatchError, match=r"numbers \(2 dimensions\)") as caught:
+            InsightStore(other, database, "three")
+        command = f"memory-bank re-embed --db {database.name} --embedding-model {other.name}"
+        assert command in str(caught.value)
+    with pytest.raises(EmbedderMismatchError, match="not of numbers \\(3 dimensions\\)"):
+        store.add("x", "1 2 3")
+    assert store.size() == 3
+
+
+def test_a_bank_without_insights_takes_another(database: Database) -> None:
+    late = InsightStore(Turned(), database, "three")  # opened while there was nothing
+    for store in fill(database, 3):
+        store.clear()
+    other = InsightStore(Turned(), database, "one")
+    other.add("a", "1 0")
+    assert bank_embedder(database) == ("turned", 3)
+    assert late.search("1 0") == []
+    late.add("b", "1 0")
+    with pytest.raises(EmbedderMismatchError):
+        check_embedder(database, "numbers", 2)
+
+
+def test_two_embedders_on_an_empty_bank_do_not_mix(database: Database) -> None:
+    numbers, turned = InsightStore(NumbersEmbedder(), database), InsightStore(Turned(), database)
+    turned.add("a", "1 0")
+    for attempt in (
+        lambda: numbers.add("b", "1 0"),
+        lambda: numbers.search("1 0"),
+        lambda: numbers.search("1 0 0"),
+    ):
+        with pytest.raises(EmbedderMismatchError):
+            attempt()
+    assert turned.trace_ids() == ["a"]
+
+
+def test_a_bank_is_embedded_anew(database: Database) -> None:
+    one, two = fill(database)
+    before = one.search("1 0")
+    two.search("0 1")
+    told: list[tuple[int, int]] = []
+    assert re_embed(database, Turned(), lambda done, total: told.append((done, total))) == 1200
+    assert told[-1] == (1200, 1200)
+    assert bank_embedder(database) == ("turned", 3)
+    for old in (one, two):  # open stores notice, also where nothing else has changed
+        for attempt in (lambda s=old: s.search("1 0"), lambda s=old: s.add("x", "1 0")):
+            with pytest.raises(EmbedderMismatchError, match="turned"):
+                attempt()
+    again = InsightStore(Turned(), database, "one")
+    assert again.search("1 0") == before
+    again.add("new", "0 1")
+    assert again.get_summary("one-000") == "0 1"
+    assert re_embed(database, NumbersEmbedder()) == 1201
+    assert one.search("0 1", top_k=2) == ["new", "one-000"]  # and go on where their embedder is back
+
+
+@pytest.mark.parametrize("good", [0, 1, 3])
+def test_an_embedder_that_fails_half_way_changes_nothing(database: Database, good: int) -> None:
+    one, _ = fill(database)
+    before = [(h.trace_id, h.score) for h in one.rank("3 2")]
+    with pytest.raises(EmbeddingError):
+        re_embed(database, Turned(good_batches=good))
+    assert bank_embedder(database) == ("numbers", 2)
+    assert [
+        (h.trace_id, h.score) for h in InsightStore(NumbersEmbedder(), database, "one").rank("3 2")
+    ] == before
+
+
+def test_an_embedder_that_changes_its_mind_changes_nothing(database: Database) -> None:
+    class Fickle(NumbersEmbedder):
+        def encode(self, texts: list[str]) -> Any:
+            self.count += 1
+            return [[1.0] * self.count] * len(texts)
+
+    fill(database)
+    with pytest.raises(EmbeddingError, match="dimensions"):
+        re_embed(database, Fickle("fickle"))
+    assert bank_embedder(database) == ("numbers", 2)
+
+
+@pytest.mark.parametrize("change", ["add", "replace", "clear"])
+def test_who_writes_meanwhile_is_not_overwritten(database: Database, change: str) -> None:
+    one, _ = fill(database, 3)
+
+    def write(done: int, total: int) -> None:
+        if change == "clear":
+            clear_session(database, "one")
+        else:
+            one.add("new" if change == "add" else "one-002", "1 1")
+
+    with pytest.raises(StorageError, match="nothing was changed"):
+        re_embed(database, Turned(), write)
+    assert bank_embedder(database) == ("numbers", 2)
+
+
+def test_an_empty_bank_is_embedded_anew(database: Database) -> None:
+    assert re_embed(database, Turned()) == 0
+    assert bank_embedder(database) is None
+    fill(database, 1)[0].clear()
+    clear_session(database, "two")
+    assert re_embed(database, Turned()) == 0
+    InsightStore(NumbersEmbedder(), database).add("a", "1 0")
+    assert bank_embedder(database) == ("numbers", 2)

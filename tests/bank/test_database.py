@@ -1,0 +1,383 @@
+"""Databases: opened, migrated, refused in one sentence, and whole after a kill."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import threading
+import traceback
+from pathlib import Path
+
+import pytest
+import sqlalchemy as sa
+from alembic.autogenerate import compare_metadata
+from alembic.migration import MigrationContext
+
+from memory_bank.bank import sqlite as module
+from memory_bank.bank.database import Database
+from memory_bank.bank.facts import FactStore
+from memory_bank.bank.migrations import known_revisions, upgrade
+from memory_bank.bank.schema import HEAD, metadata
+from memory_bank.bank.sqlite import schema_script
+from memory_bank.errors import ConfigError, DatabaseOpenError, DatabaseVersionError, StorageError
+from memory_bank.testing.store_contracts import a_record, together
+
+
+def pragma(database: Database, name: str) -> object:
+    with database.read() as c:
+        return c.exec_driver_sql(f"PRAGMA {name}").scalar()
+
+
+def schema(connection: sqlite3.Connection) -> set[str]:
+    rows = connection.execute("SELECT sql FROM sqlite_master WHERE sql IS NOT NULL")
+    return {" ".join(sql.split()) for (sql,) in rows if "alembic_version" not in sql}
+
+
+def test_a_fresh_file_is_migrated_and_safe(tmp_path: Path) -> None:
+    database = Database(tmp_path / "bank.db")
+    assert pragma(database, "journal_mode") == "wal"
+    assert pragma(database, "synchronous") == 2  # FULL
+    assert pragma(database, "busy_timeout") == module.BUSY_TIMEOUT_MS == 5_000
+    with database.write() as c:
+        assert c.exec_driver_sql("PRAGMA synchronous").scalar() == 2
+        assert c.exec_driver_sql("SELECT version_num FROM alembic_version").scalar() == HEAD
+
+
+def test_the_newest_migration_is_the_head() -> None:
+    assert HEAD in known_revisions()
+
+
+def test_migrations_make_what_the_metadata_says(tmp_path: Path) -> None:
+    database = Database(tmp_path / "bank.db")
+    with database.read() as c:
+        context = MigrationContext.configure(c, opts={"compare_server_default": True})
+        assert compare_metadata(context, metadata) == []
+    memory = sqlite3.connect(":memory:")
+    memory.executescript(schema_script())
+    assert schema(memory) == schema(sqlite3.connect(tmp_path / "bank.db"))
+    engine = sa.create_engine("sqlite://")
+    with engine.connect() as connection:
+        metadata.create_all(connection)
+        assert schema(connection.connection.dbapi_connection) == schema(memory)  # type: ignore[arg-type]
+
+
+def test_a_migration_needs_a_transaction() -> None:
+    with sa.create_engine("sqlite://").connect() as connection, pytest.raises(RuntimeError):
+        upgrade(connection)
+
+
+@pytest.mark.parametrize("where", ["", ":memory:", "sqlite://", "sqlite:///:memory:"])
+def test_memory_is_private_and_gone_when_closed(where: str) -> None:
+    one, two = Database(where), Database(where)
+    store = FactStore(one)
+    store.store(a_record(1))
+    assert FactStore(two).size() == 0
+    one.close()
+    with pytest.raises(StorageError, match="closed"):
+        store.size()
+
+
+def test_a_closed_file_opens_again(tmp_path: Path) -> None:
+    store = FactStore(Database(f"sqlite:///{tmp_path}/a%b ü.db"))
+    store.database.close()
+    store.store(a_record(1))
+    assert FactStore(Database(tmp_path / "a%b ü.db", must_exist=True)).size() == 1
+
+
+# what cannot be opened
+
+
+def refused(
+    where: str | Path, kind: type[StorageError] = DatabaseOpenError, *, must_exist: bool = False
+) -> str:
+    """The error's sentence."""
+    with pytest.raises(kind) as caught:
+        Database(where, must_exist=must_exist)
+    assert type(caught.value) is kind
+    sentence = str(caught.value)
+    assert sentence.endswith(".")
+    assert "\n" not in sentence
+    assert "secret" not in "".join(traceback.format_exception(caught.value, limit=0))
+    return sentence
+
+
+def test_no_database(tmp_path: Path) -> None:
+    file = tmp_path / "notes.txt"
+    file.write_text("secret content, no database\n" * 100)
+    assert "notes.txt" in refused(file)
+    assert file.read_text() == "secret content, no database\n" * 100
+
+
+@pytest.mark.parametrize("where", ["", "sub"])
+def test_a_folder(tmp_path: Path, where: str) -> None:
+    (tmp_path / "sub").mkdir()
+    assert "folder" in refused(tmp_path / where)
+
+
+def test_a_missing_folder(tmp_path: Path) -> None:
+    assert "folder does not exist" in refused(tmp_path / "no" / "bank.db")
+    assert "no such database" in refused(tmp_path / "bank.db", must_exist=True)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("with_alembic", [False, True])
+def test_the_database_of_another_application(tmp_path: Path, with_alembic: bool) -> None:
+    other = sqlite3.connect(tmp_path / "other.db")
+    other.execute("CREATE TABLE customers (name)")
+    if with_alembic:
+        other.execute("CREATE TABLE alembic_version (version_num)")
+        other.execute("INSERT INTO alembic_version VALUES ('abc')")
+    other.commit()
+    before = schema(other)
+    assert "something else" in refused(tmp_path / "other.db")
+    assert schema(other) == before
+
+
+def test_a_newer_schema(tmp_path: Path) -> None:
+    Database(tmp_path / "bank.db").close()
+    with sqlite3.connect(tmp_path / "bank.db") as connection:
+        connection.execute("UPDATE alembic_version SET version_num = '9999'")
+    assert "newer memory_bank" in refused(tmp_path / "bank.db", DatabaseVersionError)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "://", "sqlite//:x://", "nonsense://u:secret@host/db", "postgresql+psycopg2://u:secret@host/db",
+        "mysql://u:secret@h/d", "sqlite+nodriver:///x", "sqlite+aiosqlite:///x", "sqlite://u:secret@host/x", 
+        "sqlite:///x?password=secret", "sqlite:///file:x?mode=ro&uri=true", 
+        "postgresql://u:secret@host:port/db", "a\0b", "sqlite:///" + "x" * 5000,
+        "\ud800/x",
+    ],
+    ids=lambda u: ascii(u)[:40],
+)  # fmt: skip
+def test_urls_that_name_no_database(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    refused(url)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_files_and_folders_that_may_not_be_written(tmp_path: Path) -> None:
+    closed, bank = tmp_path / "closed", tmp_path / "bank.db"
+    FactStore(Database(bank)).database.close()
+    closed.mkdir()
+    script = f"""
+import os
+from memory_bank.errors import DatabaseOpenError
+from memory_bank.bank.database import Database
+from memory_bank.bank.migrations import known_revisions
+Database(), known_revisions()  # import everything while it may be read
+if os.geteuid() == 0:
+    os.setgroups([]); os.setegid(65534); os.seteuid(65534)
+for where in ({str(closed / "new.db")!r}, {str(bank)!r}):
+    try:
+        Database(where)
+        print("opened", where)
+    except DatabaseOpenError as e:
+        print("refused", "\\n" not in str(e), e)
+"""
+    for path, mode in ((bank, 0o444), (closed, 0o555), (tmp_path, 0o555)):
+        path.chmod(mode)
+    for parent in tmp_path.parents:  # pytest's folders are closed to others
+        if parent.owner() == tmp_path.owner() and str(parent).startswith("/tmp/"):
+            parent.chmod(parent.stat().st_mode | 0o055)
+    try:
+        done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    finally:
+        tmp_path.chmod(0o755)
+    first, second = done.stdout.splitlines()
+    assert first.startswith("refused True")
+    assert "unable to open" in first
+    assert second.startswith("refused True")
+    assert "readonly" in second or "unable to open" in second
+
+
+@pytest.mark.parametrize("session_id", ["", "x" * 256, "a\0b", "\ud800", None, 5])
+def test_session_ids_that_no_database_takes(session_id: str) -> None:
+    with pytest.raises(ConfigError, match="session_id"):
+        Database().open_session(session_id)
+
+
+# others at work
+
+
+def python(script: str, *args: object) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", script, *map(str, args)], stdout=subprocess.PIPE, text=True
+    )
+
+
+OPEN = """
+import sys
+from memory_bank.bank.database import Database
+from memory_bank.bank.facts import FactStore
+from memory_bank.testing.store_contracts import a_record
+print("ready", flush=True)
+import os, time
+while not os.path.exists(sys.argv[2]): time.sleep(0.001)
+FactStore(Database(sys.argv[1])).store(a_record(int(sys.argv[3])))
+"""
+
+
+def test_processes_that_open_a_fresh_file_at_once(tmp_path: Path) -> None:
+    for attempt in range(2):
+        file, gate = tmp_path / f"bank{attempt}.db", tmp_path / f"go{attempt}"
+        workers = [python(OPEN, file, gate, n) for n in range(3)]
+        for worker in workers:
+            assert worker.stdout is not None
+            assert worker.stdout.readline() == "ready\n"
+        gate.touch()
+        assert [worker.wait(60) for worker in workers] == [0, 0, 0]
+        assert FactStore(Database(file)).size() == 3
+
+
+def test_threads_that_open_fresh_files_at_once(tmp_path: Path) -> None:
+    for attempt in range(5):
+        files = [tmp_path / f"{attempt}-{n}.db" for n in (0, 0, 1, 2)]
+        together(*(lambda f=f, n=n: FactStore(Database(f)).store(a_record(n)) for n, f in enumerate(files)))
+        assert [FactStore(Database(f)).size() for f in files] == [2, 2, 1, 1]
+
+
+KILL_IN_MIGRATION = """
+import os, signal, sys
+from alembic import op
+from memory_bank.bank.database import Database
+made = 0
+create_table = op.create_table
+def create_and_die(*a, **k):
+    global made
+    create_table(*a, **k)
+    made += 1
+    if made == 3:
+        os.kill(os.getpid(), signal.SIGKILL)
+op.create_table = create_and_die
+Database(sys.argv[1])
+"""
+
+
+def test_a_kill_in_a_migration_leaves_nothing(tmp_path: Path) -> None:
+    worker = python(KILL_IN_MIGRATION, tmp_path / "bank.db")
+    assert worker.wait(60) == -signal.SIGKILL
+    with sqlite3.connect(tmp_path / "bank.db") as connection:
+        assert connection.execute("SELECT count(*) FROM sqlite_master").fetchone() == (0,)
+    FactStore(Database(tmp_path / "bank.db")).store(a_record(1))
+
+
+STORE = """
+import itertools, sys
+from memory_bank.bank.database import Database
+from memory_bank.bank.facts import FactStore
+from memory_bank.testing.store_contracts import a_record
+store = FactStore(Database(sys.argv[1]))
+for n in itertools.count(int(sys.argv[2])):
+    store.store_many([a_record(2 * n), a_record(2 * n + 1)])
+    print(n, flush=True)
+"""
+
+
+def test_a_kill_loses_no_acknowledged_record(tmp_path: Path) -> None:
+    acknowledged: list[int] = []
+    for _ in range(3):
+        worker = python(STORE, tmp_path / "bank.db", max(acknowledged, default=0))  # the last one once more
+        assert worker.stdout is not None
+        acknowledged += [int(worker.stdout.readline()) for _ in range(40)]
+        os.kill(worker.pid, signal.SIGKILL)
+        acknowledged += [int(line) for line in worker.stdout.read().split("\n")[:-1]]
+        worker.wait(60)
+    store = FactStore(Database(tmp_path / "bank.db"))
+    stored = [int(trace_id[-5:]) for trace_id in store.steps()]
+    assert len(stored) == len(set(stored)) == store.size()
+    assert {2 * n for n in acknowledged} | {2 * n + 1 for n in acknowledged} <= set(stored)
+    assert len(stored) % 2 == 0  # what was under way is there as a whole or not at all
+    assert store.get_many(list(store.steps())) == [a_record(n) for n in stored]
+
+
+def test_a_locked_database_refuses_once_and_works_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "BUSY_TIMEOUT_MS", 50)
+    store = FactStore(Database(tmp_path / "bank.db"))
+    store.store(a_record(1))
+    other = sqlite3.connect(tmp_path / "bank.db", isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    with pytest.raises(StorageError, match="locked; nothing was changed") as caught:
+        store.store(a_record(2, raw_output="secret"))
+    assert "secret" not in str(caught.value)
+    with pytest.raises(StorageError, match="locked"):
+        store.clear()
+    assert store.get("trace-00001") == a_record(1)  # reading goes on
+    Database(tmp_path / "bank.db").close()  # so does opening
+    other.execute("COMMIT")
+    store.store(a_record(2))
+    assert store.size() == 2
+
+
+def test_errors_hold_no_contents() -> None:
+    store = FactStore()
+    with store.database.write() as c:
+        c.exec_driver_sql("DROP TABLE records")
+    with pytest.raises(StorageError) as caught:
+        store.store(a_record(1, raw_output="secret"))
+    assert "secret" not in "".join(traceback.format_exception(caught.value, limit=0))
+    assert "no such table" in str(caught.value)
+    assert "INSERT" not in str(caught.value)
+
+
+def test_a_failing_write_changes_nothing(tmp_path: Path) -> None:
+    for where in ("", tmp_path / "bank.db"):
+        database = Database(where)
+        store = FactStore(database)
+        with pytest.raises(ZeroDivisionError), database.write() as c:  # noqa: PT012
+            c.exec_driver_sql("UPDATE sessions SET generation = 5")
+            1 / 0  # noqa: B018
+        assert database.generation("default") == 0
+        store.store(a_record(1))
+        assert store.size() == 1
+
+
+def test_tasks_and_generations_are_kept_by_session(tmp_path: Path) -> None:
+    database = Database(tmp_path / "bank.db")
+    one, _two = FactStore(database, "one"), FactStore(database, "two")
+    database.set_task("one", "find \ud800 it\0")
+    assert (database.get_task("one"), database.get_task("two"), database.get_task("no")) == (
+        "find \ud800 it\0",
+        "",
+        "",
+    )
+    one.clear()
+    assert (database.generation("one"), database.generation("two"), database.generation("no")) == (1, 0, 0)
+    assert database.get_value("embedder") is None
+
+
+def test_many_threads_read_while_one_writes(tmp_path: Path) -> None:
+    store = FactStore(Database(tmp_path / "bank.db"))
+    done = threading.Event()
+
+    def read() -> None:
+        while not done.is_set():
+            sizes = [store.size() for _ in range(3)]
+            assert sizes == sorted(sizes)
+
+    def write() -> None:
+        try:
+            for n in range(40):
+                store.store(a_record(n))
+        finally:
+            done.set()
+
+    together(*[read] * 8, write)
+
+
+def test_syncing_is_full_unless_the_url_says_otherwise(tmp_path):
+    levels = []
+    for url in (f"sqlite:///{tmp_path}/a.db", f"sqlite:///{tmp_path}/b.db?synchronous=normal"):
+        database = Database(url)
+        with database.read() as c:
+            levels.append(c.exec_driver_sql("PRAGMA synchronous").scalar())
+    assert levels == [2, 1]
+    for wrong in ("synchronous=off", "cache=shared", "synchronous=normal&mode=ro"):
+        with pytest.raises(DatabaseOpenError, match="takes one option"):
+            Database(f"sqlite:///{tmp_path}/c.db?{wrong}")

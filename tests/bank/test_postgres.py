@@ -1,0 +1,306 @@
+"""The stores on PostgreSQL with pgvector: the contracts, how they rank, and many writers at once."""
+
+from __future__ import annotations
+
+import subprocess
+import threading
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import sqlalchemy as sa
+from alembic.autogenerate import compare_metadata
+from alembic.migration import MigrationContext
+from tests.postgres import Server, python
+
+from memory_bank.bank.catalog import bank_embedder, find_record, has_session, list_sessions, re_embed
+from memory_bank.bank.database import Database
+from memory_bank.bank.facts import FactStore
+from memory_bank.bank.insights import InsightStore
+from memory_bank.bank.schema import HEAD, insights, metadata
+from memory_bank.errors import (
+    ConfigError,
+    EmbedderMismatchError,
+    StorageError,
+)
+from memory_bank.records import Insight
+from memory_bank.testing.insight_contract import InsightStoreContract, NumbersEmbedder
+from memory_bank.testing.store_contracts import FactStoreContract, a_record, together
+
+
+class Banks:
+    """Databases that are closed after the test."""
+
+    @pytest.fixture(autouse=True)
+    def _bank(self, postgres_url: str) -> Iterator[None]:
+        self.url = postgres_url
+        self.open = [Database(postgres_url)]
+        yield
+        for database in self.open:
+            database.close()
+
+    def another(self) -> Database:
+        self.open.append(Database(self.url))
+        return self.open[-1]
+
+
+class TestFactsInPostgres(Banks, FactStoreContract):
+    durable = shared = True
+
+    def make_store(self, session_id: str = "default") -> FactStore:
+        return FactStore(self.open[0], session_id)
+
+    def second(self, store: FactStore) -> FactStore:
+        return FactStore(self.another(), store.session_id)
+
+    def reopen(self, store: FactStore) -> FactStore:
+        store.database.close()
+        return self.second(store)
+
+
+class TestInsightsInPostgres(Banks, InsightStoreContract):
+    durable = shared = True
+
+    def make_store(self, embedder: Any, session_id: str = "default") -> InsightStore:
+        return InsightStore(embedder, self.open[0], session_id)
+
+    def second(self, store: InsightStore) -> InsightStore:
+        return InsightStore(NumbersEmbedder(), self.another(), store.session_id)
+
+    def reopen(self, store: InsightStore) -> InsightStore:
+        store.database.close()
+        return self.second(store)
+
+
+@pytest.fixture
+def database(postgres_url: str) -> Iterator[Database]:
+    database = Database(postgres_url)
+    yield database
+    database.close()
+
+
+def test_a_closed_database_opens_again(database: Database) -> None:
+    store = FactStore(database)
+    store.store(a_record(1))
+    database.close()
+    assert store.get("trace-00001") == a_record(1)
+    database.close()
+    store.store(a_record(2))
+    assert store.size() == 2
+
+
+def test_migrations_make_what_the_metadata_says(database: Database) -> None:
+    with database.read() as c, warnings.catch_warnings():
+        warnings.simplefilter("ignore", sa.exc.SAWarning)  # SQLAlchemy does not know the type vector
+        assert compare_metadata(MigrationContext.configure(c), metadata) == []
+        assert c.exec_driver_sql("SELECT version_num FROM alembic_version").scalar() == HEAD
+        types = {(row["name"], str(row["type"])) for row in sa.inspect(c).get_columns("insights")}
+    assert ("seq", "BIGINT") in types
+    assert ("summary", "BYTEA") in types
+
+
+def test_no_bit_of_a_vector_is_lost(database: Database) -> None:
+    bits = np.random.default_rng(0).integers(0, 2**32, 4096, dtype=np.uint32).view("<f4")
+    edges = np.array([0.0, -0.0, 1e-45, -1e-45, 1.1754942e-38, 3.4028235e38, 0.1, 1 / 3], dtype="<f4")
+    vector = np.concatenate([bits[np.isfinite(bits)], edges]).astype("<f4").tobytes()
+    row = {"session_id": "s", "trace_id": "t", "summary": "", "embedding": vector, "source": "x"}
+    with database.write() as c:
+        c.execute(sa.insert(insights), [row])
+        assert c.execute(sa.select(insights.c.embedding)).scalar() == vector
+
+
+class Directions:
+    """Many directions, some of them alike; a text is a seed."""
+
+    name = "directions"
+
+    def encode(self, texts: list[str]) -> list[Any]:
+        return [np.random.default_rng(int(text)).normal(size=384) for text in texts]
+
+
+def test_a_long_session_is_ranked_as_by_faiss(database: Database) -> None:
+    stores = [InsightStore(Directions(), database), InsightStore(Directions())]
+    for store in stores:
+        for start in range(0, 2_500, 500):
+            store.add_many([Insight(f"{n}", f"{n % 400}") for n in range(start, start + 500)])
+    for query in range(3):
+        for limit, exclude in ((1, ()), (10, ["7", "407"]), (10**12, ()), (None, ["1"])):
+            got, expected = (s.rank(str(query), exclude, limit) for s in stores)
+            assert list(got.trace_ids) == list(expected.trace_ids)
+            assert list(got.scores) == pytest.approx(list(expected.scores), abs=1e-6)
+
+
+def test_a_session_is_found_by_its_b_tree(database: Database) -> None:
+    store = InsightStore(NumbersEmbedder(), database)
+    store.add("a", "1 0")
+    query = "SELECT trace_id FROM insights WHERE session_id = 's' ORDER BY embedding <#> '[1,0]' LIMIT 3"
+    with database.write() as c:
+        c.exec_driver_sql("SET LOCAL enable_seqscan = off")
+        plan = "\n".join(c.exec_driver_sql(f"EXPLAIN {query}").scalars())
+    assert "ix_insights_session_id_seq" in plan
+
+
+@pytest.mark.parametrize("wanted", ["\udcff", "a\0b", "", "x" * 300])
+def test_ids_that_no_database_takes_are_nowhere(database: Database, wanted: str) -> None:
+    assert not has_session(database, wanted)
+    assert find_record(database, wanted) is None
+    with pytest.raises(ConfigError, match="session_id"):
+        FactStore(database, wanted)
+
+
+# many at once
+
+
+def at_once(workers: list[subprocess.Popen[str]]) -> None:
+    """Let workers begin together, once each has said that it is ready."""
+    for worker in workers:
+        assert worker.stdout is not None
+        assert worker.stdout.readline() == "ready\n"
+    for worker in workers:
+        assert worker.stdin is not None
+        worker.stdin.write("go\n")
+        worker.stdin.flush()
+    errors = [worker.communicate(timeout=60)[1] for worker in workers]
+    assert [worker.returncode for worker in workers] == [0] * len(workers), errors
+
+
+WORKER = """
+import sys, threading
+from memory_bank.records import Insight
+from memory_bank.bank.database import Database
+from memory_bank.bank.facts import FactStore
+from memory_bank.bank.insights import InsightStore
+from memory_bank.testing.insight_contract import NumbersEmbedder
+from memory_bank.testing.store_contracts import a_record, together
+print("ready", flush=True)
+sys.stdin.readline()
+database, first = Database(sys.argv[1]), int(sys.argv[2])
+facts, insights = FactStore(database, "s"), InsightStore(NumbersEmbedder(), database, "s")
+def store(k):
+    for n in range(first + k, first + 200, 8):
+        facts.store_many([a_record(n), a_record(n + 1)])
+        insights.add_many([Insight(a_record(m).trace_id, f"1 {m}") for m in (n, n + 1)])
+together(*[lambda k=k: store(k) for k in range(8)])
+database.close()
+"""
+
+
+def test_processes_fill_one_session_of_an_empty_database(postgres: Server) -> None:
+    """Two processes with eight threads each migrate, bind the embedder, and store what overlaps."""
+    url = postgres.url(postgres.new("template0"))
+    at_once([python(WORKER, url, first) for first in (0, 100)])
+    database = Database(url)
+    facts, summaries = FactStore(database, "s"), InsightStore(NumbersEmbedder(), database, "s")
+    ids = [a_record(n).trace_id for n in range(301)]
+    assert sorted(facts.steps()) == sorted(summaries.trace_ids()) == ids
+    assert facts.get_many(ids) == [a_record(n) for n in range(301)]
+    assert bank_embedder(database) == ("numbers", 2)
+    assert len(summaries.rank("1 1")) == 301
+    database.close()
+
+
+def test_threads_open_an_empty_database_at_once(postgres: Server) -> None:
+    url = postgres.url(postgres.new("template0"))
+
+    def store(n: int) -> None:
+        database = Database(url)
+        FactStore(database, f"s{n % 2}").store(a_record(n))
+        database.close()
+
+    together(*[lambda n=n: store(n) for n in range(4)])
+    database = Database(url)
+    assert [s.records for s in list_sessions(database)] == [2, 2]
+    database.close()
+
+
+def test_a_sessions_order_only_grows_at_its_end(postgres_url: str) -> None:
+    """Numbers such as ``#12`` name a record by its place: a slow commit must not squeeze itself in."""
+    databases = [Database(postgres_url) for _ in range(4)]
+    done = threading.Event()
+
+    def write(k: int) -> None:
+        store = FactStore(databases[k])
+        for n in range(60):
+            many = [a_record(10_000 * k + 100 * n + i) for i in range(1 + 30 * (n % 2))]
+            store.store_many(many)
+
+    def write_all() -> None:
+        try:
+            together(*[lambda k=k: write(k) for k in range(3)])
+        finally:
+            done.set()
+
+    def read() -> None:
+        store, seen = FactStore(databases[3]), []
+        while not done.is_set():
+            now = list(store.steps())
+            assert now[: len(seen)] == seen
+            seen = now
+
+    together(write_all, read)
+    for database in databases:
+        database.close()
+
+
+def test_two_embedders_on_an_empty_bank_never_mix(postgres: Server) -> None:
+    for attempt in range(6):
+        databases = [Database(url) for url in [postgres.url(postgres.emptied())] * 4]
+        refusals: list[EmbedderMismatchError] = []
+
+        def add(k: int, databases: Any = databases, refusals: Any = refusals, attempt: int = attempt) -> None:
+            model = NumbersEmbedder(f"numbers{k % 2}")
+            try:
+                store = InsightStore(model, databases[k], f"s{k}")
+                for n in range(5):
+                    store.add(f"{attempt} {n}", "1 0" if k % 2 else "1 0 0")
+            except EmbedderMismatchError as e:
+                refusals.append(e)
+
+        together(*[lambda k=k: add(k) for k in range(4)])
+        known = bank_embedder(databases[0])
+        assert known in (("numbers0", 3), ("numbers1", 2))
+        assert len(refusals) == 2
+        with databases[0].read() as c:
+            lengths = set(c.execute(sa.select(sa.func.vector_dims(insights.c.embedding))).scalars())
+        assert lengths == {known[1]}
+        for database in databases:
+            database.close()
+
+
+def test_a_bank_is_embedded_anew_while_others_write(postgres_url: str) -> None:
+    """Somebody may be told to try again, but nothing is mixed and nobody waits for another in a circle."""
+    databases = [Database(postgres_url) for _ in range(4)]
+    InsightStore(NumbersEmbedder(), databases[0], "s0").add_many(
+        [Insight(f"{n}", f"1 {n}") for n in range(50)]
+    )
+    told: list[str] = []
+
+    def write(k: int) -> None:
+        for n in range(25):
+            try:
+                known = bank_embedder(databases[k])  # None: both sessions have just been cleared
+                embedder = NumbersEmbedder(known[0]) if known else NumbersEmbedder()
+                store = InsightStore(embedder, databases[k], f"s{k % 2}")
+                store.add_many([Insight(f"{k}-{n}-{i}", f"1 {i}") for i in range(3)])
+                if n % 8 == 7:
+                    store.clear()
+            except (EmbedderMismatchError, StorageError) as e:
+                told.append(str(e))
+
+    def embed() -> None:
+        for n in range(12):
+            try:
+                re_embed(databases[3], NumbersEmbedder(f"numbers{n}"))
+            except StorageError as e:
+                told.append(str(e))
+
+    together(embed, *[lambda k=k: write(k) for k in range(3)])
+    known = bank_embedder(databases[0])
+    assert known is None or known[1] == 2
+    assert [
+        t for t in told if "holds embeddings of" not in t and "written to during re-embedding" not in t
+    ] == []
+    for database in databases:
+        database.close()

@@ -1,0 +1,312 @@
+"""PostgreSQL that refuses, goes away, comes back, or is not what was expected: one sentence, nothing lost."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+import traceback
+from collections.abc import Iterator
+
+import pytest
+from tests.postgres import Server, python
+
+from memory_bank.bank.catalog import list_sessions
+from memory_bank.bank.database import Database
+from memory_bank.bank.facts import FactStore
+from memory_bank.bank.insights import InsightStore
+from memory_bank.errors import (
+    DatabaseOpenError,
+    DatabaseVersionError,
+    StorageError,
+)
+from memory_bank.testing.insight_contract import NumbersEmbedder
+from memory_bank.testing.store_contracts import a_record, together
+
+
+@pytest.fixture
+def database(postgres_url: str) -> Iterator[Database]:
+    database = Database(postgres_url)
+    yield database
+    database.close()
+
+
+# what cannot be opened
+
+
+def refused(url: str, kind: type[StorageError] = DatabaseOpenError, *, must_exist: bool = False) -> str:
+    """The error's sentence."""
+    with pytest.raises(kind) as caught:
+        Database(url, must_exist=must_exist)
+    assert type(caught.value) is kind
+    sentence = str(caught.value)
+    assert sentence.endswith(".")
+    assert "\n" not in sentence
+    assert "secret" not in "".join(traceback.format_exception(caught.value))
+    return sentence
+
+
+@pytest.fixture(scope="module")
+def users(postgres: Server) -> Server:
+    """A server with a user who needs a password, and one without rights."""
+    postgres.sql("CREATE ROLE guarded LOGIN PASSWORD 'right'")
+    postgres.sql("CREATE ROLE plain LOGIN")
+    postgres.demand_password("guarded")
+    return postgres
+
+
+def test_who_may_not_in(users: Server) -> None:
+    bank = users.new()
+    assert "check the URL's user and password" in refused(users.url(bank, "guarded", "secret"))
+    assert "check the URL's user and password" in refused(users.url(bank, "guarded"))
+    assert "check the URL's user and password" in refused(users.url(bank, "nobody", "secret"))
+    assert "rights" in refused(users.url(bank, "guarded", "right"))
+    users.sql(
+        "GRANT ALL ON SCHEMA public TO guarded; GRANT ALL ON ALL TABLES IN SCHEMA public TO guarded; GRANT ALL ON ALL SEQUENCES IN SCHEMA public TO guarded",
+        bank,
+    )
+    for url in (users.url(bank, "guarded", "right"), f"{users.url(bank, 'guarded')}&password=right"):
+        database = Database(url)
+        FactStore(database).store(a_record(1))
+        assert "right" not in database.name
+        database.close()
+
+
+def test_what_is_not_there(postgres: Server) -> None:
+    assert "create that database" in refused(postgres.url("nowhere", "postgres", "secret"))
+    for address in (
+        "@127.0.0.1:1/d",
+        "@/d?host=/nowhere",
+        "@localhost:1/d",
+        "@127.0.0.1:1/d?password=secret",
+    ):
+        assert "that the server runs" in refused(f"postgresql://u:secret{address}")
+    empty = postgres.url(postgres.new("template0"))
+    assert "no bank yet" in refused(empty, must_exist=True)
+    assert postgres.sql("SELECT count(*) FROM pg_tables WHERE schemaname = 'public'", empty_name(empty)) == [
+        (0,)
+    ]
+
+
+def test_an_encoding_that_cannot_hold_every_name(postgres: Server) -> None:
+    for encoding in ("SQL_ASCII", "LATIN1"):
+        name = f"db_{encoding.lower()}"
+        postgres.sql(f"CREATE DATABASE {name} TEMPLATE template0 ENCODING '{encoding}' LOCALE 'C'")
+        assert "ENCODING 'UTF8'" in refused(postgres.url(name))
+
+
+@pytest.mark.parametrize(
+    "options",
+    ["connect_timeout=secret", "port=99999", "sslmode=secret", "nonsense=secret", "options=-csecret%3D1"],
+)
+def test_options_that_no_server_takes(postgres_url: str, options: str) -> None:
+    refused(f"{postgres_url}&{options}".replace("secret", "strange"))
+
+
+def empty_name(url: str) -> str:
+    return url.partition("@/")[2].partition("?")[0]
+
+
+@pytest.mark.parametrize("url", [
+    "postgresql+psycopg2://u:secret@h/d", "postgresql+asyncpg://u:secret@h/d", "postgresql://u:secret@h:port/d",
+    "postgresql://u:sec@secret@h/d", "mysql://u:secret@h/d",
+])  # fmt: skip
+def test_urls_that_name_no_database(url: str) -> None:
+    assert "secret" not in refused(url)
+
+
+@pytest.mark.parametrize("scheme", ["postgresql", "postgresql+psycopg", "postgres"])
+def test_three_names_of_one_scheme(postgres: Server, postgres_url: str, scheme: str) -> None:
+    database = Database(postgres_url.replace("postgresql", scheme, 1), must_exist=True)
+    FactStore(database).store(a_record(1))
+    database.close()
+
+
+def test_a_newer_schema(postgres: Server) -> None:
+    bank = postgres.new()
+    postgres.sql("UPDATE alembic_version SET version_num = '9999'", bank)
+    assert "newer memory_bank (schema 9999" in refused(postgres.url(bank), DatabaseVersionError)
+
+
+def test_the_database_of_another_application(postgres: Server) -> None:
+    other = postgres.new("template0")
+    postgres.sql("CREATE TABLE customers (name text)", other)
+    assert "something else" in refused(postgres.url(other))
+    assert postgres.sql("SELECT tablename FROM pg_tables WHERE schemaname = 'public'", other) == [
+        ("customers",)
+    ]
+    assert "no schema" in refused(f"{postgres.url(other)}&options=-csearch_path%3Dbank")
+    postgres.sql("CREATE SCHEMA bank; CREATE EXTENSION vector SCHEMA public", other)
+    database = Database(
+        f"{postgres.url(other)}&options=-csearch_path%3Dbank,public"
+    )  # what the error proposes
+    InsightStore(NumbersEmbedder(), database).add("a", "1 0")
+    database.close()
+    assert "extension vector in the schema public" in refused(
+        f"{postgres.url(other)}&options=-csearch_path%3Dbank"
+    )
+
+
+def test_the_extension_may_not_be_made_or_is_not_there(users: Server) -> None:
+    bank = users.new("template0")
+    assert "CREATE EXTENSION vector" in refused(users.url(bank, "plain"))
+    users.sql(f"ALTER DATABASE {bank} SET extension_control_path = '/nowhere'")
+    assert "install pgvector" in refused(users.url(bank))
+    users.sql(f"ALTER DATABASE {bank} RESET extension_control_path")
+    users.sql("CREATE EXTENSION vector", bank)
+    assert "rights" in refused(users.url(bank, "plain"))  # a schema that is not theirs
+    users.sql("GRANT ALL ON SCHEMA public TO plain", bank)
+    Database(users.url(bank, "plain")).close()
+
+
+def test_without_the_driver_the_extra_is_named() -> None:
+    script = """
+import sys
+sys.modules["psycopg"] = None  # as where it is not installed
+from memory_bank.bank.database import Database
+Database("sqlite://")
+Database("postgresql://u:secret@localhost/d")
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    last = done.stderr.strip().splitlines()[-1]
+    assert last.startswith("memory_bank.errors.DatabaseOpenError: ")
+    assert last.endswith("run  pip install 'memory-bank[postgres]'.")
+    assert "secret" not in done.stderr.replace('secret@localhost/d")', "")
+
+
+# a server that goes away
+
+
+def test_a_server_that_goes_away_and_comes_back(
+    postgres: Server, postgres_url: str, database: Database
+) -> None:
+    facts = FactStore(database)
+    summaries = InsightStore(NumbersEmbedder(), database)
+    facts.store(a_record(1))
+    summaries.add("a", "1 0")
+    postgres.stop()
+    try:
+        for attempt in (
+            lambda: facts.store(a_record(2, raw_output="secret")),
+            facts.size,
+            lambda: summaries.search("1 0"),
+            lambda: summaries.add("b", "1 0"),
+            lambda: list_sessions(database),
+        ):
+            with pytest.raises(
+                StorageError, match=r"the server went away.*the same call can be made again"
+            ) as e:
+                attempt()
+            assert "\n" not in str(e.value)
+            assert "secret" not in str(e.value)
+        assert "that the server runs" in refused(postgres_url)
+    finally:
+        postgres.start()
+    facts.store(a_record(2))
+    summaries.add("b", "1 0")
+    assert (facts.size(), summaries.search("1 0")) == (2, ["b", "a"])
+
+
+def test_connections_that_broke_unseen_are_replaced_before_anything_is_sent(
+    postgres: Server, database: Database
+) -> None:
+    store = FactStore(database)
+    together(*[lambda n=n: store.store(a_record(n)) for n in range(4)])  # several connections in the pool
+    postgres.stop()
+    postgres.start()
+    for n in range(4, 8):
+        store.store(a_record(n))
+        assert store.get(a_record(n).trace_id) == a_record(n)
+    assert store.size() == 8
+
+
+@pytest.mark.parametrize("when", ["before the end", "at the end"])
+def test_a_server_that_goes_away_during_a_write(postgres: Server, database: Database, when: str) -> None:
+    FactStore(database)
+    try:
+        with pytest.raises(StorageError, match=r"the server went away.*same call") as caught:  # noqa: SIM117, PT012
+            with database.write() as c:
+                c.exec_driver_sql("UPDATE sessions SET generation = 5")
+                postgres.stop()
+                if when == "before the end":
+                    c.exec_driver_sql("UPDATE sessions SET generation = 6")
+    finally:
+        postgres.start()
+    assert ("nothing was changed" in str(caught.value)) == (when == "before the end")
+    assert database.generation("default") == 0
+
+
+KILL_IN_MIGRATION = """
+import os, signal, sys
+from alembic import op
+from memory_bank.bank.database import Database
+made = 0
+create_table = op.create_table
+def create_and_die(*a, **k):
+    global made
+    create_table(*a, **k)
+    made += 1
+    if made == 3:
+        os.kill(os.getpid(), signal.SIGKILL)
+op.create_table = create_and_die
+Database(sys.argv[1])
+"""
+
+
+def test_a_kill_in_a_migration_leaves_nothing(postgres: Server) -> None:
+    name = postgres.new("template0")
+    assert python(KILL_IN_MIGRATION, postgres.url(name)).wait(60) == -signal.SIGKILL
+    assert postgres.sql("SELECT count(*) FROM pg_tables WHERE schemaname = 'public'", name) == [(0,)]
+    database = Database(postgres.url(name))
+    FactStore(database).store(a_record(1))
+    database.close()
+
+
+STORE = """
+import itertools, sys
+from memory_bank.bank.database import Database
+from memory_bank.bank.facts import FactStore
+from memory_bank.testing.store_contracts import a_record
+store = FactStore(Database(sys.argv[1]))
+for n in itertools.count(int(sys.argv[2])):
+    store.store_many([a_record(2 * n), a_record(2 * n + 1)])
+    print(n, flush=True)
+"""
+
+
+@pytest.mark.parametrize("who", ["the process", "the server"])
+def test_a_kill_loses_no_acknowledged_record(postgres: Server, postgres_url: str, who: str) -> None:
+    worker = python(STORE, postgres_url, 0)
+    assert worker.stdout is not None
+    acknowledged = [int(worker.stdout.readline()) for _ in range(40)]
+    if who == "the process":
+        os.kill(worker.pid, signal.SIGKILL)
+    else:
+        postgres.crash()
+        postgres.start()
+    acknowledged += [int(line) for line in worker.stdout.read().split("\n")[:-1]]
+    assert worker.wait(60) != 0
+    database = Database(postgres_url)
+    store = FactStore(database)
+    stored = [int(trace_id[-5:]) for trace_id in store.steps()]
+    assert set(range(2 * len(acknowledged))) <= set(stored)
+    assert len(stored) % 2 == 0  # what was under way is there as a whole or not at all
+    assert store.get_many(list(store.steps())) == [a_record(n) for n in stored]
+    database.close()
+
+
+def test_who_holds_a_session_for_long_is_not_waited_for_without_end(database: Database) -> None:
+    store = FactStore(database)
+    store.store(a_record(1))
+    with database.write() as c:
+        database.lock_session(c, "default")
+        start = time.monotonic()
+        with pytest.raises(StorageError, match="lock timeout; nothing was changed"):
+            store.store(a_record(2))
+        assert 4 < time.monotonic() - start < 60
+        assert store.get("trace-00001") == a_record(1)  # reading goes on
+        FactStore(database, "other").store(a_record(2))  # so do other sessions
+    store.store(a_record(2))
+    assert store.size() == 2

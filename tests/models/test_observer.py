@@ -1,0 +1,114 @@
+"""The Observer: what it is told, what it makes of answers and failures."""
+
+import logging
+
+import pytest
+
+from memory_bank.config import MemoryBankSettings
+from memory_bank.errors import ConfigError, PromptError
+from memory_bank.models.observer import Observer, observe_tool_output
+from memory_bank.records import InteractionRecord
+from memory_bank.testing import ScriptedModel, ScriptedServer, fail, say
+
+
+def record(output="found ORD-7", **more):
+    return InteractionRecord.create(1, "find", {"q": "Ada"}, {"_raw": output}, output_text=output, **more)
+
+
+def test_the_summary_is_the_models():
+    model = ScriptedModel(["Ada has order ORD-7."])
+    assert observe_tool_output("refund Ada", "find", {"id": "ORD-7"}, model, "m") == "Ada has order ORD-7."
+    assert model.calls[0].model == "m"
+
+
+def test_it_sees_task_tool_arguments_and_output_and_the_instructions():
+    model = ScriptedModel(["ok"])
+    observe_tool_output("refund Ada", "find", {"id": "ORD-7"}, model, "m", raw_input={"q": "Ada"})
+    text = "\n".join(m["content"] for m in model.calls[0].messages)
+    for piece in ("refund Ada", "find", '{"q":"Ada"}', "ORD-7", "200 words"):
+        assert piece in text
+    assert [m["role"] for m in model.calls[0].messages] == ["system", "user"]
+    assert "ORD-7" not in model.calls[0].messages[0]["content"]  # tool text is never in the system prompt
+
+
+def test_a_long_output_is_shortened_by_its_structure():
+    model = ScriptedModel(["ok"])
+    rows = [{"id": f"ROW-{i}", "text": "y" * 90} for i in range(1000)]
+    observe_tool_output("t", "rows", rows, model, "m")
+    text = model.calls[0].messages[-1]["content"]
+    assert len(text) < 12_000
+    assert '"id":"ROW-0"' in text
+    assert "more items" in text
+
+
+@pytest.mark.parametrize("reply", ["", "   ", None, {"choices": []}])
+def test_an_empty_reply_leaves_an_extractive_summary_a_warning_and_a_mark(reply, caplog):
+    observer = Observer(ScriptedModel([reply]), "m")
+    with caplog.at_level(logging.WARNING, logger="memory_bank.Observer"):
+        insight = observer.observe(record(), "task")
+    assert "ORD-7" in insight.summary
+    assert (insight.source, insight.redo) == ("extractive", "the model's reply was empty")
+    assert [r.levelname for r in caplog.records] == ["WARNING"]
+    assert "ORD-7" not in caplog.text
+
+
+def test_a_failing_model_costs_an_insight_only(caplog):
+    observer = Observer(ScriptedModel([RuntimeError("secret sk-123")]), "m")
+    with caplog.at_level(logging.WARNING):
+        insight = observer.observe(record(), "task")
+    assert insight.redo == "the model failed with RuntimeError"
+    assert "sk-123" not in caplog.text
+
+
+def test_parallel_calls_are_observed_concurrently_and_in_order():
+    import threading
+
+    barrier = threading.Barrier(3, timeout=10)
+
+    def answer(messages, model):
+        barrier.wait()  # only passes when three calls are open at once
+        return "about " + messages[-1]["content"].split("OUT-")[1][0]
+
+    observer = Observer(ScriptedModel(answer), "m")
+    insights = observer.observe_all([record(f"OUT-{i}") for i in range(3)], "t")
+    assert [i.summary for i in insights] == ["about 0", "about 1", "about 2"]
+
+
+def test_no_client_or_the_model_extractive_means_extraction():
+    assert observe_tool_output("t", "find", {"id": "ORD-7"}, None, "gpt").startswith("Called find")
+    model = ScriptedModel([])
+    assert observe_tool_output("t", "find", {"id": "ORD-7"}, model, "extractive").startswith("Called find")
+    assert model.calls == []
+
+
+def test_a_real_openai_client_over_loopback():
+    from openai import OpenAI
+
+    with ScriptedServer(
+        [say("It found ORD-7."), fail(500, "down"), fail(500, "down"), fail(500, "down")]
+    ) as server:
+        client = OpenAI(base_url=server.base_url, api_key="x", max_retries=0)
+        assert observe_tool_output("t", "find", {"id": "ORD-7"}, client, "m") == "It found ORD-7."
+        assert observe_tool_output("t", "find", {"id": "ORD-7"}, client, "m").startswith("Called find")
+        assert server.requests[0].body["model"] == "m"
+
+
+def test_what_is_no_client_is_refused():
+    with pytest.raises(ConfigError, match="llm_client"):
+        observe_tool_output("t", "find", {}, object(), "m")
+
+
+def test_a_missing_prompt_file_is_one_clear_error(tmp_path):
+    settings = MemoryBankSettings(observer_prompt=str(tmp_path / "none.md"))
+    with pytest.raises(PromptError, match="cannot be read"):
+        Observer.create(ScriptedModel(["x"]), settings).observe(record(), "t")
+
+
+def test_an_own_prompt_is_used(tmp_path):
+    file = tmp_path / "p.md"
+    file.write_text("=== user ===\nT {{user_query}} N {{tool_name}} A {{arguments}} O {{output}}")
+    model = ScriptedModel(["x"])
+    Observer.create(model, MemoryBankSettings(observer_prompt=str(file))).observe(
+        record("{{tool_name}}"), "task"
+    )
+    assert model.calls[0].messages[0]["content"] == 'T task N find A {"q":"Ada"} O {{tool_name}}'

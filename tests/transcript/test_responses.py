@@ -1,0 +1,414 @@
+"""Items as a chat for memory, and back: whole turns, the same objects, whatever the list holds."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+import pytest
+from hypothesis import HealthCheck, event, given, settings
+from openai import OpenAI
+from openai.types.responses import ResponseInputItemParam
+from tests.items import (
+    APART,
+    BONDS,
+    bad_items,
+    call,
+    good_items,
+    hosted,
+    output,
+    rounds,
+    thought,
+    user,
+    words,
+)
+
+from memory_bank import MemoryBankSettings, MemoryBankState, apply_memory_bank_strategy
+from memory_bank.errors import HistoryError
+from memory_bank.processor import MemoryProcessor
+from memory_bank.testing import Reply, ScriptedServer, say
+from memory_bank.transcript.interactions import Interaction
+from memory_bank.transcript.itempairs import item_errors
+from memory_bank.transcript.items import CALL_OF, HOSTED, OUTPUT_OF, call_id_of, item_type
+from memory_bank.transcript.parsing import carries_only_media, parse_messages
+from memory_bank.transcript.responses import _APART, from_items, stands_alone, to_items
+
+EVIDENCE = MemoryBankSettings(
+    selection="evidence", observer_model="extractive", embedding_model="lexical", history_budget=60
+)
+SLOW = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+
+
+def rebuilt(items: list[Any], state: Any, strategy: MemoryBankSettings = EVIDENCE) -> list[Any]:
+    chat = from_items(items)
+    return to_items(apply_memory_bank_strategy(chat.messages, None, strategy, state)[0], chat)
+
+
+def again(items: list[Any]) -> list[Any]:
+    return json.loads(json.dumps(items))
+
+
+def kept(items: list[Any], out: list[Any]) -> list[int]:
+    """The positions of the items that are there, in the order in which they now stand."""
+    at = {id(item): i for i, item in enumerate(items) if isinstance(item, dict)}
+    return [at[id(item)] for item in out if id(item) in at]
+
+
+def turns(items: list[Any]) -> list[list[str]]:
+    """The types of the items of each interaction that memory sees."""
+    chat = from_items(items)
+    found = []
+    for segment in parse_messages(chat.messages):
+        if isinstance(segment, Interaction):
+            positions = sorted({p for m in segment.messages for p in chat.parts[id(m)].items})
+            found.append([item_type(items[p]) + ("!" if segment.fault else "") for p in positions])
+    return found
+
+
+# --- grouping
+
+FC, FO, RS = "function_call", "function_call_output", "reasoning"
+
+
+@pytest.mark.parametrize(
+    ("items", "expected"),
+    [
+        ([thought(), call("a"), call("b"), output("a"), output("b")], [[RS, FC, FC, FO, FO]]),
+        ([call("a"), output("a"), call("b"), output("b")], [[FC, FO], [FC, FO]]),
+        ([thought(), call("a"), output("a"), thought("rs_2"), call("b"), output("b")], [[RS, FC, FO], [RS, FC, FO]]),
+        ([thought(), words("I look"), thought("rs_2"), call("a"), output("a")], [[RS, "message", RS, FC, FO]]),
+        ([words("one"), thought(), words("two", "m"), call("a"), output("a")], [["message", RS, "message", FC, FO]]),
+        ([words("one"), thought(), words("two", "m"), user(), call("a"), output("a")], [[FC, FO]]),
+        ([thought(), call("a"), thought("rs_2"), call("b"), output("b"), output("a")], [[RS, FC, RS, FC, FO, FO]]),
+        ([call("a"), words("done soon"), output("a"), words("done")], [[FC, "message", FO]]),
+        ([call("a"), call("b"), output("a"), words("one"), output("b")], [[FC, FC, FO, "message", FO]]),
+        ([thought(), hosted("web_search_call", "w"), thought("rs_2"), words("x")], [[RS, "web_search_call"]]),
+        ([hosted("mcp_call", "w"), call("a"), output("a")], [["mcp_call", FC, FO]]),
+        ([call("a"), hosted("mcp_call", "w"), call("b"), output("a"), output("b")], [[FC, "mcp_call", FC, FO, FO]]),
+        ([hosted("mcp_call", "v"), thought(), hosted("mcp_call", "w")], [["mcp_call"], [RS, "mcp_call"]]),
+        (
+            [
+                call("p", "program"), call("a", caller={"type": "program", "caller_id": "p"}), output("a"),
+                call("b", caller={"type": "program", "caller_id": "p"}), output("b"), output("p", "program"),
+                call("c"), output("c"),
+            ],
+            [["program", FC, FO, FC, FO, "program_output"], [FC, FO]],
+        ),
+        ([{"id": "rs_1"}, call("a"), output("a")], [["item_reference!", FC + "!", FO + "!"]]),
+        ([call("a"), user("stop"), output("a")], [[FC + "!", "message!", FO + "!"]]),
+        ([call("a"), user("stop")], [[FC + "!"]]),
+        ([output("a")], [[FO + "!"]]),
+        ([call("a"), {"type": "new_thing", "call_id": "a"}, output("a")], [[FC + "!", "new_thing!", FO + "!"]]),
+        ([call("a"), APART[1], output("a")], [[FC + "!", "mcp_list_tools!", FO + "!"]]),
+    ],
+)  # fmt: skip
+def test_items_are_grouped_into_turns(items: list[Any], expected: list[list[str]]) -> None:
+    items = [user(), *items]
+    assert turns(items) == expected
+    chat = from_items(items)
+    assert [id(i) for i in to_items(chat.messages, chat)] == [id(i) for i in items]
+
+
+@pytest.mark.parametrize("kind", OUTPUT_OF)
+def test_every_kind_of_call_is_a_pair_with_name_arguments_and_output(kind: str) -> None:
+    items = [user(), call("a", kind), output("a", kind, "the answer")]
+    (segment,) = (s for s in parse_messages(from_items(items).messages) if isinstance(s, Interaction))
+    (pair,) = segment.pairs
+    assert segment.fault == ""
+    assert pair.call is not None and pair.result is not None
+    assert pair.tool_name == items[1].get("name", kind)
+    assert pair.call.text not in ("", "{}")
+    assert "the answer" in pair.result.text or kind == "computer_call"
+
+
+@pytest.mark.parametrize("kind", sorted(HOSTED))
+def test_a_hosted_call_is_a_pair_of_its_own(kind: str) -> None:
+    items = [user(), hosted(kind, "w", "the answer"), words("so it is")]
+    chat = from_items(items)
+    (segment,) = (s for s in parse_messages(chat.messages) if isinstance(s, Interaction))
+    assert segment.fault == ""
+    assert "the answer" in segment.pairs[0].result.text or kind == "image_generation_call"
+    assert to_items(chat.messages, chat) == items
+    without = [m for m in chat.messages if m["role"] != "tool"]
+    assert to_items(without, chat) == [items[0], items[2]]
+
+
+def test_every_type_of_item_that_the_client_library_knows_has_its_place() -> None:
+    known = {*OUTPUT_OF, *CALL_OF, *HOSTED, *_APART, "message", "reasoning", "item_reference"}
+    types = {
+        t for member in get_args(ResponseInputItemParam) for t in _literals(get_type_hints(member)["type"])
+    }
+    assert len(types) > 20
+    assert types <= known
+
+
+def _literals(hint: Any) -> set[Any]:
+    if get_origin(hint) is Literal:
+        return set(get_args(hint))
+    return {t for inner in get_args(hint) for t in _literals(inner)}
+
+
+def test_content_arguments_and_output_are_those_of_the_items() -> None:
+    parts = [{"type": "input_text", "text": "x"}, {"type": "input_image", "image_url": "data:"}]
+    items = [user(parts), words("I look"), call("a"), call("b", "custom_tool_call"), output("a", text="1"),
+             {**output("b", "custom_tool_call"), "output": parts}]  # fmt: skip
+    messages = from_items(items, "Be brief.").messages
+    assert messages == [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": parts},
+        {"role": "assistant", "content": items[1]["content"], "tool_calls": [
+            {"id": "a", "type": "function", "function": {"name": "get_order", "arguments": '{"number": 1}'}},
+            {"id": "b", "type": "custom", "custom": {"name": "run_sql", "input": "SELECT 1"}}]},
+        {"role": "tool", "tool_call_id": "a", "content": "1"},
+        {"role": "tool", "tool_call_id": "b", "content": parts},
+    ]  # fmt: skip
+
+
+def test_records_are_those_of_the_same_chat() -> None:
+    """A session that goes on through the other API finds its records again."""
+    items = [user(), *rounds(3)]
+    chat: list[Any] = [user()]
+    for item in items[1:]:
+        if item["type"] == "function_call":
+            body = {"name": item["name"], "arguments": item["arguments"]}
+            chat.append({"role": "assistant", "content": None, "tool_calls": [
+                {"id": item["call_id"], "type": "function", "function": body}]})  # fmt: skip
+        elif item["type"] == "function_call_output":
+            chat.append({"role": "tool", "tool_call_id": item["call_id"], "content": item["output"]})
+    with MemoryBankState() as state:
+        apply_memory_bank_strategy(chat, None, EVIDENCE, state)
+        apply_memory_bank_strategy(from_items(items).messages, None, EVIDENCE, state)
+        assert state.fact_store.size() == 3
+
+
+def test_text_is_an_input_too_and_nothing_else() -> None:
+    chat = from_items("hello", instructions="Be brief.")
+    assert [m["content"] for m in chat.messages] == ["Be brief.", "hello"]
+    assert to_items(chat.messages, chat) == [{"role": "user", "content": "hello"}]
+    with pytest.raises(HistoryError, match="not dict"):
+        from_items({"role": "user"})
+
+
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        ({"input": "x", "store": True, "background": True, "prompt": {"id": "p"}}, None),
+        ({"input": "x", "previous_response_id": None, "conversation": None}, None),
+        ({"input": "x", "previous_response_id": "resp_1"}, "previous_response_id"),
+        ({"input": [], "conversation": {"id": "conv_1"}}, "conversation"),
+    ],
+)
+def test_what_the_provider_holds_is_told(body: dict[str, Any], reason: str | None) -> None:
+    assert stands_alone(body) == reason
+
+
+# --- there and back
+
+
+@given(good_items() | bad_items())
+def test_without_a_change_the_items_come_back(items: list[Any]) -> None:
+    chat = from_items(items, "Be brief.")
+    back = to_items(chat.messages, chat)
+    assert len(back) == len(items)
+    assert all(a is b for a, b in zip(back, items, strict=True))
+    assert from_items(again(items), "Be brief.").messages == chat.messages
+
+
+def check(items: list[Any], out: list[Any]) -> None:
+    """Nothing that a rebuilt list may not do."""
+    positions = kept(items, out)
+    there = set(positions)
+    assert positions == sorted(there)
+    new = [i for i in out if not any(i is item for item in items)]
+    assert all(i.keys() == {"type", "role", "content"} for i in new) and len(new) <= 1
+    for i, item in enumerate(items):
+        kind = item_type(item)
+        if kind == "reasoning" and i + 1 < len(items):
+            assert (i in there) == (i + 1 in there)
+        if i not in there and isinstance(item, dict):
+            assert kind in OUTPUT_OF or kind in CALL_OF or kind in HOSTED | {"reasoning", "message"}
+            assert kind != "message" or item["role"] == "assistant" or carries_only_media(item)
+    left_out = [items[i] for i in range(len(items)) if i not in there and isinstance(items[i], dict)]
+    calls = Counter((item_type(i), call_id_of(i)) for i in left_out if item_type(i) in OUTPUT_OF)
+    outputs = Counter((CALL_OF[item_type(i)], call_id_of(i)) for i in left_out if item_type(i) in CALL_OF)
+    assert calls == outputs
+
+
+@SLOW
+@given(good_items(max_turns=14))
+def test_a_rebuilt_list_is_whole_at_every_step(items: list[Any]) -> None:
+    ends = [i + 1 for i, item in enumerate(items) if item_type(item) in CALL_OF] + [len(items)]
+    with MemoryBankState() as state:
+        for end in ends[-6:]:
+            now = again(items[:end])
+            out = rebuilt(now, state)
+            check(now, out)
+            if not item_errors(now):
+                assert item_errors(out) == []
+                event("shorter" if len(out) < len(now) else "as it came")
+        assert item_errors(items) == []
+        answered = sum(item_type(i) in CALL_OF or item_type(i) in HOSTED for i in items)
+        assert state.fact_store.size() <= answered
+
+
+@SLOW
+@given(bad_items())
+def test_a_broken_list_is_not_broken_further(items: list[Any]) -> None:
+    with MemoryBankState() as state:
+        out = rebuilt(items, state)
+        positions = kept(items, out)
+        assert positions == sorted(set(positions))
+        there = set(positions)
+        left_out = [items[i] for i in range(len(items)) if i not in there and isinstance(items[i], dict)]
+        calls = Counter(call_id_of(i) for i in left_out if item_type(i) in OUTPUT_OF)
+        assert calls == Counter(call_id_of(i) for i in left_out if item_type(i) in CALL_OF)
+
+
+def test_memory_takes_the_place_of_older_turns() -> None:
+    items = [{"role": "developer", "content": "Be careful."}, user(), *rounds(12)]
+    with MemoryBankState() as state:
+        out = rebuilt(items, state, EVIDENCE.model_copy(update={"history_budget": 400}))
+        assert len(out) < 12
+        assert out[:2] == items[:2]
+        assert out[2]["role"] == "user" and "retrieved-data" in out[2]["content"]
+        assert [id(i) for i in out[-3:]] == [id(i) for i in items[-3:]]
+        assert state.fact_store.size() == 12
+        assert item_errors(out) == []
+
+
+@pytest.mark.parametrize("bond", [*BONDS[:1], *BONDS[2:], *APART])
+def test_what_only_the_provider_reads_is_never_left_out(bond: dict[str, Any]) -> None:
+    bond = {**bond, "id": "x_1"}
+    items = [user(), *rounds(4), bond, *rounds(9, reasoning=False)]
+    with MemoryBankState() as state:
+        out = rebuilt(items, state)
+        assert len(out) < len(items) / 2
+        assert any(i is bond for i in out)
+        after = items.index(bond) + 1
+        assert any(i is items[after] for i in out) == (
+            bond["type"] in ("item_reference", "thinking_of_tomorrow")
+        )
+
+
+# --- what strategies write anew
+
+
+def test_a_shortened_output_is_a_copy_of_its_item() -> None:
+    items = [
+        user(),
+        *rounds(3),
+        thought("rs_9"),
+        call("c9", id="fc_9"),
+        output("c9", text="line\n" * 5000, status="completed"),
+    ]
+    with MemoryBankState() as state:
+        out = rebuilt(items, state, EVIDENCE.model_copy(update={"shorten_last": 2000}))
+    assert [id(i) for i in out[-3:-1]] == [id(i) for i in items[-3:-1]]
+    assert out[-1].keys() == items[-1].keys()
+    assert {k: v for k, v in out[-1].items() if k != "output"} == {
+        k: v for k, v in items[-1].items() if k != "output"
+    }
+    assert len(out[-1]["output"]) < 2500
+
+
+@pytest.mark.parametrize("kind", [*OUTPUT_OF, *sorted(HOSTED)])
+def test_masked_outputs_of_every_kind_are_still_valid_items(kind: str) -> None:
+    long = "many words " * 200
+    turn = [hosted(kind, "w", long)] if kind in HOSTED else [call("c0", kind), output("c0", kind, long)]
+    items = [user(), *turn, *rounds(3)]
+    settings = {"memory_strategies": {"mask": {"type": "observation_masking", "max_length": 50, "keep_last": 1}},
+                "default_strategy": "mask"}  # fmt: skip
+    processor = MemoryProcessor(settings)
+    chat = from_items(items)
+    out = to_items(processor.apply_strategy(chat.messages, "mask", None, None)[0], chat)
+    assert [item_type(i) for i in out] == [item_type(i) for i in items]
+    assert item_errors(out) == []
+    masked = out[len(turn)]
+    assert masked.keys() == items[len(turn)].keys()
+    if kind in ("computer_call", "program", "image_generation_call", "web_search_call", "file_search_call"):
+        assert masked is items[len(turn)]  # no words, or none that a client may write
+    else:
+        assert "[masked" in json.dumps(masked) and long not in json.dumps(masked)
+    processor.reset_state()
+
+
+@pytest.mark.parametrize("mode", ["complete", "drop"])
+def test_repaired_pairs_are_items_again(mode: str) -> None:
+    broken = [thought("rs_x"), call("a", id="fc_a"), call("b", id="fc_b"), output("b")]
+    items = [user(), *broken, user("and?"), output("orphan"), user("so?"), *rounds(2)]
+    with MemoryBankState() as state:
+        out = rebuilt(
+            items, state, EVIDENCE.model_copy(update={"repair_pairs": mode, "history_budget": 4000})
+        )
+    assert item_errors(items) != []
+    assert item_errors(out) == []
+    assert any(i is items[1] for i in out)
+    assert any(i is items[2] for i in out) == (mode == "complete")
+
+
+def test_a_context_that_cannot_be_told_in_items_is_refused() -> None:
+    items = [user(), call("a"), output("a")]
+    chat = from_items(items)
+    with pytest.raises(HistoryError, match="break a call"):
+        to_items(chat.messages[:2], chat)
+    with pytest.raises(HistoryError, match="a result that no item has"):
+        to_items([*chat.messages, {"role": "tool", "tool_call_id": "z", "content": "x"}], chat)
+    with pytest.raises(HistoryError, match="a call that no item has"):
+        to_items([{"role": "assistant", "content": None, "tool_calls": [{"id": "z"}]}], chat)
+
+
+def test_a_long_list_takes_linear_time_and_equal_lists_are_followed() -> None:
+    items = [user(), *rounds(400)]
+    with MemoryBankState() as state:
+        rebuilt(items, state)
+        before = state.conversation._snapshot[:]
+        items = [*again(items), call("z"), output("z")]
+        rebuilt(items, state)
+        assert state.conversation._snapshot[: len(before)] == before
+        assert all(
+            a is b for a, b in zip(state.conversation._snapshot, before, strict=False)
+        )  # nothing read anew
+
+
+# --- a whole task
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+def test_an_agent_works_on_rebuilt_lists_against_a_strict_server(streamed: bool) -> None:
+    def script(body: dict[str, Any]) -> Reply:
+        n = len(server.requests)
+        if n > 20:
+            return say("done")
+        pair = (("find", {"n": n}), ("find", {"n": -n})) if n % 3 == 0 else (("find", {"n": n}),)
+        return Reply(
+            "I look" if n % 4 == 0 else None, tool_calls=pair, reasoning=f"Step {n}." if n % 5 else None
+        )
+
+    items: list[Any] = [user()]
+    sizes = []
+    with (
+        ScriptedServer(script) as server,
+        OpenAI(base_url=server.base_url, api_key="k", max_retries=0) as client,
+        MemoryBankState() as state,
+    ):
+        for _ in range(21):
+            sent = rebuilt(items, state, EVIDENCE.model_copy(update={"history_budget": 500}))
+            sizes.append(len(json.dumps(sent)))
+            if streamed:
+                with client.responses.stream(model="m", input=sent) as stream:
+                    answer: Any = stream.get_final_response()
+            else:
+                answer = client.responses.create(model="m", input=sent)
+            for item in answer.output:
+                items.append(item.model_dump(exclude_none=True, exclude={"parsed_arguments", "parsed"}))
+            for item in answer.output:
+                if item.type == "function_call":
+                    found = json.dumps(
+                        [{"order": f"ORD-{item.call_id}-{i}", "note": "x " * 20} for i in range(8)]
+                    )
+                    items.append(output(item.call_id, text=found))
+        assert answer.output_text == "done"
+        assert server.refused == []
+        assert state.fact_store.size() == 26
+    assert max(sizes) < len(json.dumps(items)) / 3

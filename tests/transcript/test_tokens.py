@@ -1,0 +1,85 @@
+"""Counting tokens: exact where there is a vocabulary, labelled where there is none, never raising."""
+
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.chats import any_chats, call, result, user
+
+from memory_bank.testing.counter_contract import TokenCounterContract
+from memory_bank.transcript.tokens import (
+    MessageCounter,
+    approximate_count,
+    approximate_counter,
+    encoding_counter,
+    open_counter,
+)
+
+counter = approximate_counter()
+
+
+class TestApproximate(TokenCounterContract):
+    def make_counter(self):
+        return approximate_counter()
+
+
+class TestTiktoken(TokenCounterContract):
+    """A real tiktoken encoding: the smallest there is, bytes as tokens, since no vocabulary can be fetched."""
+
+    def make_counter(self):
+        import tiktoken
+
+        encoding = tiktoken.Encoding(
+            "bytes",
+            pat_str=r"[\s\S]",
+            mergeable_ranks={bytes([i]): i for i in range(256)},
+            special_tokens={"<|endoftext|>": 256},
+        )
+        return MessageCounter("bytes", False, encoding_counter(encoding))
+
+
+@given(any_chats())
+def test_any_message_can_be_counted(messages):
+    for message in messages:
+        assert counter.count_message(message) >= 4
+
+
+@pytest.mark.parametrize("text", ["<|endoftext|>", "\ud800", "\0", "中文字符", "a" * 100])
+def test_odd_text_counts(text):
+    assert counter.count_text(text) > 0
+    assert open_counter("o200k_base").count_text(text) > 0
+
+
+def test_without_a_vocabulary_the_count_is_labelled(monkeypatch, tmp_path):
+    monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(tmp_path))
+    open_counter.cache_clear()
+    found = open_counter("r50k_base")
+    open_counter.cache_clear()
+    assert (found.name, found.approximate) == ("approximate", True)
+
+
+def test_an_unknown_encoding_is_approximate():
+    assert open_counter("no_such_encoding").approximate
+
+
+def test_calls_and_results_cost():
+    assert counter.count_message(call(("a", "find", {"q": "x" * 400}))) > 50
+    assert counter.count_message(result("a", "x " * 100)) > 90
+    image = {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:" + "A" * 10_000}}]}
+    assert counter.count_message(image) < 1_000
+    assert counter.count_message(user("")) == 4
+
+
+def test_a_hundred_megabytes_cost_little():
+    start = time.perf_counter()
+    n = counter.count_text("word " * 20_000_000)
+    assert time.perf_counter() - start < 20
+    assert 19_000_000 < n < 21_000_000
+
+
+@given(st.text(max_size=200))
+def test_chunks_change_little(text):
+    whole = text * 200
+    chunked = MessageCounter("x", True, approximate_count).count_text(whole)
+    assert abs(chunked - approximate_count(whole)) <= 0.05 * approximate_count(whole) + 10
