@@ -117,10 +117,10 @@ def test_no_circle_within_a_room():
         visit(name, ())
 
 
-def test_no_module_is_longer_than_six_hundred_lines_and_each_opens_with_a_sentence():
+def test_no_module_is_longer_than_a_thousand_lines_and_each_opens_with_a_sentence():
     for name, path in modules().items():
         text = path.read_text()
-        assert text.count("\n") <= 600, name
+        assert text.count("\n") <= 1000, name
         doc = ast.get_docstring(ast.parse(text))
         if "migrations.versions" in name and not doc:
             continue
