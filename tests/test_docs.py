@@ -130,11 +130,43 @@ def test_links_lead_somewhere(name):
         assert ((ROOT / name).parent / target).exists(), target
 
 
-def test_the_tree_in_architecture_names_every_module():
-    text = (ROOT / "ARCHITECTURE.md").read_text()
-    missing = [
-        str(p.relative_to(ROOT / "src" / "memory_bank"))
-        for p in (ROOT / "src" / "memory_bank").rglob("*.py")
-        if p.name not in ("__init__.py", "__main__.py") and "versions" not in p.parts and p.name not in text
-    ]
-    assert missing == []
+def tree_of(text: str) -> set[str]:
+    """The paths that an annotated tree names, relative to the package; folders end in a slash."""
+    [block] = re.findall(r"```\nsrc/memory_bank/\n(.*?)```", text, re.S)
+    found: set[str] = set()
+    folders: list[str] = []
+    for line in block.splitlines():
+        lead, names = re.fullmatch(r"((?:│ )*)[├└] ((?:[\w./]+(?:, (?=\w+\.py))?)+) .*", line).groups()  # type: ignore[union-attr]
+        folder = "".join(folders[: len(lead) // 2])
+        for name in names.split(", "):
+            found.add(folder + name)
+            if name.endswith("/"):
+                folders[len(lead) // 2 :] = [name]
+    return found
+
+
+def test_the_tree_in_architecture_names_every_folder_and_nothing_else():
+    package = ROOT / "src" / "memory_bank"
+    named = tree_of((ROOT / "ARCHITECTURE.md").read_text())
+    there = {
+        f"{p.relative_to(package)}/" if p.is_dir() else str(p.relative_to(package))
+        for p in package.rglob("*")
+        if "__pycache__" not in p.parts
+        and (p.is_dir() or (p.parent == package and p.name not in ("__init__.py", "__main__.py", "py.typed")))
+    }
+    assert there - named == set(), "not in the tree"
+    assert named - there == set(), "in the tree, but not there"
+    assert (ROOT / "ARCHITECTURE.md").read_text().count("\n") <= 200
+
+
+DECISIONS = sorted((ROOT / "docs" / "decisions").glob("[0-9]*.md"))
+
+
+def test_decisions_are_numbered_records_and_all_in_the_index():
+    index = (ROOT / "docs" / "decisions" / "index.md").read_text()
+    assert [int(p.name[:4]) for p in DECISIONS] == list(range(1, len(DECISIONS) + 1))
+    for path in DECISIONS:
+        title, *parts = re.findall(r"^#+ (.*)", path.read_text(), re.M)
+        assert parts == ["Context", "Decision", "Consequence"], path.name
+        number, name = title.split(". ", 1)
+        assert f"| {number} | [{name}]({path.name}) |" in index
