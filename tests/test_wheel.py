@@ -42,7 +42,8 @@ def test_what_is_in_it(wheel):
     modules = {p.relative_to(ROOT / "src").as_posix() for p in (ROOT / "src").rglob("*.py")}
     assert modules <= names
     page = {
-        p.relative_to(ROOT / "src").as_posix() for p in (ROOT / "src/memory_bank/service/static").iterdir()
+        p.relative_to(ROOT / "src").as_posix()
+        for p in (ROOT / "src/memory_bank/service/page/static").iterdir()
     }
     assert len(page) > 10
     assert page <= names

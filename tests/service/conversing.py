@@ -13,9 +13,9 @@ from memory_bank.bank.database import Database
 from memory_bank.bank.facts import FactStore
 from memory_bank.bank.schema import sessions
 from memory_bank.config import Config
-from memory_bank.service.access import stored_id
 from memory_bank.service.chain import looks_random
 from memory_bank.service.identity import Found, Identity
+from memory_bank.service.security.access import stored_id
 from memory_bank.service.sessions import Sessions
 
 MASKED = "[masked]"

@@ -17,9 +17,8 @@ from tests.service.api_server import client, configured, serving
 
 from memory_bank.bank.facts import FactStore
 from memory_bank.config import Config, load_config
-from memory_bank.service.app import create_app
-from memory_bank.service.asking import Asking, asking
-from memory_bank.service.shapes import (
+from memory_bank.service.api.asking import Asking, asking
+from memory_bank.service.api.shapes import (
     Context,
     Failure,
     Hits,
@@ -28,6 +27,7 @@ from memory_bank.service.shapes import (
     SessionPage,
     Stats,
 )
+from memory_bank.service.app import create_app
 from memory_bank.transcript.pairing import pairing_errors
 
 

@@ -19,9 +19,9 @@ from memory_bank.bank.facts import FactStore
 from memory_bank.bank.jobs import JobQueue
 from memory_bank.errors import StorageError
 from memory_bank.records import InteractionRecord
-from memory_bank.service import parts, record_routes
-from memory_bank.service.parts import part_of, part_of_long
-from memory_bank.service.shapes import Part, Record, RecordPage
+from memory_bank.service.api import parts, records
+from memory_bank.service.api.parts import part_of, part_of_long
+from memory_bank.service.api.shapes import Part, Record, RecordPage
 from memory_bank.tools.selection import Refused
 
 ORDERS = '{"items": [{"sku": "A-1", "price": 19.90}, {"sku": "B-2", "price": 5.00}], "total": 24.90}'
@@ -362,12 +362,12 @@ def test_texts_in_pieces_cut_no_character(http, letters, size):
     store = FactStore(http.app.state.service.database, "s")
     record = InteractionRecord.create(1, "t", {}, {"_raw": text}, output_text=text)
     store.store(record)
-    before = outlines.PIECE, record_routes._PARSED
-    outlines.PIECE, record_routes._PARSED = size, 0
+    before = outlines.PIECE, records._PARSED
+    outlines.PIECE, records._PARSED = size, 0
     try:
         shown = json.loads(got(http, record.trace_id).content)
     finally:
-        outlines.PIECE, record_routes._PARSED = before
+        outlines.PIECE, records._PARSED = before
     assert shown["output_text"] == text
     assert shown["raw_output"] is None or not text
 
@@ -384,4 +384,4 @@ def test_what_fails_at_once_is_told_before_an_answer_begins():
         raise StorageError("gone")
 
     with pytest.raises(StorageError):
-        anyio.run(record_routes._streamed, failing())
+        anyio.run(records._streamed, failing())

@@ -14,9 +14,9 @@ from tests.service.serving import bearer, configured, serving
 from memory_bank.bank.database import Database
 from memory_bank.bank.keys import Keys
 from memory_bank.errors import ConfigError
-from memory_bank.service.access import caller_of
 from memory_bank.service.app import create_app
-from memory_bank.service.gate import check_binding
+from memory_bank.service.security.access import caller_of
+from memory_bank.service.security.gate import check_binding
 from memory_bank.testing import ScriptedServer
 
 WHO = "/v1/test-who"
@@ -359,7 +359,7 @@ def test_what_is_open_without_a_key(service, database):
 
 def test_keys_that_were_known_hold_while_the_database_is_away(database, caplog):
     from memory_bank.errors import NotAuthorizedError, StorageError
-    from memory_bank.service.keyring import Keyring
+    from memory_bank.service.security.keyring import Keyring
 
     class Leaving(Database):
         away = False

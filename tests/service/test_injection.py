@@ -20,11 +20,11 @@ from tests.service.tasks import HANDLERS, TOOLS, get_order
 from memory_bank.bank.database import Database
 from memory_bank.config import Config, load_config
 from memory_bank.errors import UpstreamError
-from memory_bank.service.access import LOCAL
 from memory_bank.service.dialects import DIALECTS, read_body
 from memory_bank.service.injection import ROUNDS, Injection
 from memory_bank.service.memory import Remembered
 from memory_bank.service.proxy import Asked
+from memory_bank.service.security.access import LOCAL
 from memory_bank.service.sessions import Sessions
 from memory_bank.service.turns import NOT_YET, OURS
 from memory_bank.service.upstream import Answer

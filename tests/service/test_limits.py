@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memory_bank.errors import TooManyRequestsError
-from memory_bank.service.limits import Limits
+from memory_bank.service.security.limits import Limits
 
 
 class Clock:

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memory_bank.errors import StorageError
-from memory_bank.service import logs
+from memory_bank.service.operations import logs
 
 SECRET = "sk-a-secret"
 HOSTILE = 'two\r\nlines \x1b[31m\x00\u2028 \ud800 level=CRITICAL {"a": 1}'

@@ -15,10 +15,10 @@ from memory_bank.bank.database import Database
 from memory_bank.bank.insights import InsightStore
 from memory_bank.bank.retention import purge
 from memory_bank.bank.verification import verify
-from memory_bank.service.access import LOCAL
 from memory_bank.service.dialects import DIALECTS, read_body
 from memory_bank.service.identity import Identity
 from memory_bank.service.memory import Memory
+from memory_bank.service.security.access import LOCAL
 from memory_bank.service.sessions import Sessions
 
 CHAT = DIALECTS["/chat/completions"]

@@ -8,11 +8,11 @@ from pathlib import Path
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from memory_bank.service.metrics import Metrics, Waiting, forget_worker
+from memory_bank.service.operations.metrics import Metrics, Waiting, forget_worker
 
 WORKER = """
 import os, sys
-from memory_bank.service.metrics import Metrics, Waiting
+from memory_bank.service.operations.metrics import Metrics, Waiting
 m = Metrics()
 m.requests.labels("GET", "/x", "200").inc(int(sys.argv[1]))
 m.request_seconds.labels("/x").observe(0.2)

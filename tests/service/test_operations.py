@@ -14,8 +14,8 @@ from tests.chats import rounds, system, user
 from tests.postgres import Server
 
 from memory_bank import __version__
-from memory_bank.service.access import Caller
 from memory_bank.service.app import create_app
+from memory_bank.service.security.access import Caller
 from memory_bank.testing import ScriptedServer
 
 CHAT = [system(), user(), *rounds(12, size=2_000)]

@@ -7,9 +7,9 @@ import pytest
 from tests.service.processes import serve
 
 import memory_bank
-from memory_bank.service.page import POLICY, page_files
+from memory_bank.service.page.files import POLICY, page_files
 
-STATIC = Path(memory_bank.__file__).parent / "service" / "static"
+STATIC = Path(memory_bank.__file__).parent / "service" / "page" / "static"
 STYLE = (STATIC / "style.css").read_text()
 SCRIPTS = {p.name: p.read_text() for p in STATIC.glob("*.js")}
 

@@ -64,9 +64,9 @@ def test_links_lead_somewhere():
 
 
 def test_the_page_names_every_route_of_the_api():
-    from memory_bank.service import api, memory_routes, record_routes
+    from memory_bank.service.api import memory, records, sessions
 
-    paths = {r.path for m in (api, memory_routes, record_routes) for r in m.router.routes}
+    paths = {r.path for m in (memory, records, sessions) for r in m.router.routes}
     for path in paths:
         part = path.removeprefix("/v1").replace("{name}", "refunds-17").split("/{")[0]
         assert part in PAGE, path

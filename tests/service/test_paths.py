@@ -8,7 +8,7 @@ from urllib.parse import quote, unquote
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memory_bank.service.paths import NamesInPaths, decoded
+from memory_bank.service.api.paths import NamesInPaths, decoded
 
 
 def seen(path: str, raw: bytes | None, kind: str = "http") -> dict[str, object]:

@@ -12,8 +12,8 @@ from memory_bank.bank.database import Database
 from memory_bank.bank.steps import get_step, list_steps
 from memory_bank.config import load_config
 from memory_bank.errors import StorageError
-from memory_bank.service import recorder as recording
-from memory_bank.service.recorder import DETAILED, Recorder
+from memory_bank.service.page import recorder as recording
+from memory_bank.service.page.recorder import DETAILED, Recorder
 from memory_bank.service.sessions import Sessions
 
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tests.chats import JSON, TEXT, any_chats, call, result
 
 from memory_bank.errors import ConfigError
-from memory_bank.service.redaction import Redaction
+from memory_bank.service.security.redaction import Redaction
 from memory_bank.settings.service import ServiceSettings
 from memory_bank.transcript.pairing import pairing_errors
 

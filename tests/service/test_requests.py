@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from starlette.testclient import TestClient
 
 from memory_bank.errors import NotFoundError
-from memory_bank.service import logs
 from memory_bank.service.app import create_app
+from memory_bank.service.operations import logs
 
 SECRET = "a-secret-name"
 

@@ -256,7 +256,7 @@ def test_what_hangs_in_a_thread_does_not_keep_it_alive(tmp_path: Path) -> None:
     script = (
         "import sys, threading\n"
         "from memory_bank.config import load_config\n"
-        "from memory_bank.service import process, running\n"
+        "from memory_bank.service.server import process, running\n"
         "process.GRACE = 0.5\n"
         "threading.Thread(target=threading.Event().wait).start()\n"
         "config = load_config()\n"
@@ -305,7 +305,7 @@ def test_nobody_listens_to_what_it_says(tmp_path: Path) -> None:
 
 def test_a_database_that_goes_away_while_it_begins(tmp_path: Path) -> None:
     """What the application itself cannot begin with is one sentence, too."""
-    from memory_bank.service import process, running
+    from memory_bank.service.server import process, running
 
     config = load_config()
     gone = config.service.model_copy(update={"database": str(tmp_path / "gone" / "b.db"), "port": 0})

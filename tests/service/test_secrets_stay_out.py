@@ -15,8 +15,8 @@ from tests.service.test_redaction import ASSIGNED, SECRETS
 from memory_bank.bank.database import Database
 from memory_bank.config import load_config
 from memory_bank.service.app import Service
-from memory_bank.service.metrics import Metrics
-from memory_bank.service.telemetry import Telemetry
+from memory_bank.service.operations.metrics import Metrics
+from memory_bank.service.operations.telemetry import Telemetry
 from memory_bank.testing import ScriptedServer, say
 from memory_bank.transcript.pairing import pairing_errors
 

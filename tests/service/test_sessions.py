@@ -10,7 +10,7 @@ from memory_bank import ConfigError, handle_tool_call
 from memory_bank.bank.database import Database
 from memory_bank.config import Config, load_config
 from memory_bank.errors import NotFoundError, UnknownStrategyError
-from memory_bank.service.access import public_name, stored_id
+from memory_bank.service.security.access import public_name, stored_id
 from memory_bank.service.sessions import Sessions
 from memory_bank.transcript.pairing import pairing_errors
 

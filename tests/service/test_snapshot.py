@@ -10,9 +10,9 @@ from memory_bank.bank.database import Database
 from memory_bank.bank.steps import packed, unpacked
 from memory_bank.config import load_config
 from memory_bank.context.plan import Decision, Fate, Piece, Plan
-from memory_bank.service import snapshot as made_of
+from memory_bank.service.page import snapshot as made_of
+from memory_bank.service.page.snapshot import snapshot
 from memory_bank.service.sessions import Rebuilt, Sessions
-from memory_bank.service.snapshot import snapshot
 
 
 @pytest.fixture

@@ -16,8 +16,8 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import SpanKind, StatusCode
 
 from memory_bank.errors import StorageError
-from memory_bank.service.access import stored_id
-from memory_bank.service.telemetry import Telemetry
+from memory_bank.service.operations.telemetry import Telemetry
+from memory_bank.service.security.access import stored_id
 
 TRACE = "0af7651916cd43dd8448eb211c80319c"
 PARENT = "b7ad6b7169203331"

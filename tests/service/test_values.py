@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.chats import JSON, TEXT
 
-from memory_bank.service.values import Ready, in_thread, written
+from memory_bank.service.api.values import Ready, in_thread, written
 
 
 @given(st.dictionaries(TEXT, JSON, max_size=4))

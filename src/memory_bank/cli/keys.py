@@ -38,7 +38,7 @@ def create(
 ) -> None:
     """Make a key and print it, this once. From the first one on the service answers to keys only."""
     from memory_bank.bank.keys import Keys
-    from memory_bank.service.places import open_database
+    from memory_bank.service.server.places import open_database
 
     database = open_database(_settings(db, config))
     if database.in_memory:
@@ -62,7 +62,7 @@ def create(
 def list_(db: str | None = _DB, config: Path | None = _CONFIG, as_json: bool = JSON) -> None:
     """List the keys there are and were. The keys themselves are nowhere stored."""
     from memory_bank.bank.keys import DEFAULT, Keys
-    from memory_bank.service.places import database_of
+    from memory_bank.service.server.places import database_of
 
     found = Keys(open_bank(database_of(_settings(db, config)))).all()
     if as_json:
@@ -87,7 +87,7 @@ def revoke(
 ) -> None:
     """Make a key invalid for good, in running services within two seconds. What it stored stays."""
     from memory_bank.bank.keys import Keys
-    from memory_bank.service.places import database_of
+    from memory_bank.service.server.places import database_of
 
     database = open_bank(database_of(_settings(db, config)))
     gone = Keys(database).revoke(key)

@@ -36,7 +36,7 @@ def mcp(
 
     from memory_bank.config import load_config
     from memory_bank.service.mcp import create_server
-    from memory_bank.service.places import default_database
+    from memory_bank.service.server.places import default_database
     from memory_bank.service.sessions import Sessions
 
     loaded = load_config(config)

@@ -32,9 +32,9 @@ def serve(
     from memory_bank.config import load_config
 
     try:
-        from memory_bank.service.process import STOPPED
-        from memory_bank.service.running import serve as run
-        from memory_bank.service.running import with_options
+        from memory_bank.service.server.process import STOPPED
+        from memory_bank.service.server.running import serve as run
+        from memory_bank.service.server.running import with_options
     except ModuleNotFoundError as e:
         if e.name is None or e.name.startswith("memory_bank"):
             raise

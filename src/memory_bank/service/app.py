@@ -18,30 +18,32 @@ from memory_bank import __version__
 from memory_bank.bank.database import Database
 from memory_bank.config import Config, ServiceSettings
 from memory_bank.errors import ConfigError, MemoryBankError, MissingExtraError
-from memory_bank.service import api, failures, memory_routes, page, record_routes, timeline
+from memory_bank.service import failures
+from memory_bank.service.api import memory, records, sessions, steps
+from memory_bank.service.api.elsewhere import no_such_routes
+from memory_bank.service.api.openapi import describe
+from memory_bank.service.api.paths import NamesInPaths
+from memory_bank.service.api.taken import sentence
 from memory_bank.service.chain import canonical
-from memory_bank.service.document import describe
-from memory_bank.service.elsewhere import no_such_routes
 from memory_bank.service.exchange import Exchange
-from memory_bank.service.gate import Gate
-from memory_bank.service.hosts import Doors
 from memory_bank.service.identity import Identity
 from memory_bank.service.injection import Injection
-from memory_bank.service.keyring import Keyring
 from memory_bank.service.memory import Memory
-from memory_bank.service.metrics import Metrics
-from memory_bank.service.observing import Observing, chat_of
-from memory_bank.service.operations import Operations, add_operations
-from memory_bank.service.paths import NamesInPaths
-from memory_bank.service.places import open_database
+from memory_bank.service.operations.health import Operations, add_operations
+from memory_bank.service.operations.metrics import Metrics
+from memory_bank.service.operations.observing import Observing, chat_of
+from memory_bank.service.operations.requests import Noted
+from memory_bank.service.operations.telemetry import Telemetry
+from memory_bank.service.page import files
+from memory_bank.service.page.recorder import Recorder
 from memory_bank.service.proxy import Proxy, direct, model_routes, upstream_routes
-from memory_bank.service.recorder import Recorder
-from memory_bank.service.redaction import Redaction
-from memory_bank.service.requests import Noted
+from memory_bank.service.security.gate import Gate
+from memory_bank.service.security.hosts import Doors
+from memory_bank.service.security.keyring import Keyring
+from memory_bank.service.security.redaction import Redaction
 from memory_bank.service.seen import Seen
+from memory_bank.service.server.places import open_database
 from memory_bank.service.sessions import Rebuilt, Sessions
-from memory_bank.service.taken import sentence
-from memory_bank.service.telemetry import Telemetry
 from memory_bank.service.upstream import Upstream
 
 try:
@@ -208,11 +210,11 @@ def create_app(config: Config) -> FastAPI:
     app.metrics, app.tracing = Metrics(), tracing
     _say_failures(app)
     add_operations(app)
-    app.include_router(api.router)
-    app.include_router(memory_routes.router)
-    app.include_router(record_routes.router)
-    app.include_router(timeline.router)
-    app.include_router(page.router)
+    app.include_router(sessions.router)
+    app.include_router(memory.router)
+    app.include_router(records.router)
+    app.include_router(steps.router)
+    app.include_router(files.router)
     app.router.routes.extend(no_such_routes())  # after all others below /v1/sessions, before those that go on
     app.router.routes.append(Route("/mcp", _Mcp(), methods=["POST"]))
     app.router.routes.extend(upstream_routes())

@@ -30,8 +30,8 @@ from memory_bank.bank.database import Database
 from memory_bank.bank.lineage import Begun, Entry, Known, Lineage, Parting
 from memory_bank.bank.payload import is_session_id
 from memory_bank.errors import ConfigError, StorageError
-from memory_bank.service.access import LONGEST_NAME, public_name, stored_id
 from memory_bank.service.chain import Canonical, Chain, Outcome, Turn, read_chain, seed_of
+from memory_bank.service.security.access import LONGEST_NAME, public_name, stored_id
 
 HEADER = "x-memory-session"
 

@@ -13,7 +13,7 @@ from anyio import to_thread
 
 from memory_bank import __version__
 from memory_bank.errors import MemoryBankError, MissingExtraError, NotFoundError
-from memory_bank.service.access import LOCAL, Caller, caller_of
+from memory_bank.service.security.access import LOCAL, Caller, caller_of
 from memory_bank.service.sessions import Sessions
 from memory_bank.tools import (
     GET_RECORD,

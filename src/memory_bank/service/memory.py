@@ -16,12 +16,12 @@ import anyio
 from anyio import to_thread
 
 from memory_bank.errors import MemoryBankError
-from memory_bank.service.access import Caller, stored_id
 from memory_bank.service.bodies import Body, render_body
 from memory_bank.service.breaker import PAUSE, Breaker
 from memory_bank.service.dialects import Dialect, PassedError
 from memory_bank.service.failures import code_of
 from memory_bank.service.identity import Identity
+from memory_bank.service.security.access import Caller, stored_id
 from memory_bank.service.sessions import Rebuilt, Sessions
 
 log = logging.getLogger("memory_bank.Service")

@@ -16,7 +16,6 @@ from starlette.requests import Request
 from starlette.routing import Match, Route
 
 from memory_bank.errors import BodyError, MemoryBankError, UpstreamError
-from memory_bank.service.access import Caller, caller_of
 from memory_bank.service.bodies import Body, render_body
 from memory_bank.service.dialects import DIALECTS, Dialect, read_body
 from memory_bank.service.exchange import Exchange, Outcome, Tail
@@ -24,6 +23,7 @@ from memory_bank.service.failures import failure
 from memory_bank.service.forwarding import Headers, bearer_of, replaced, request_headers
 from memory_bank.service.incoming import ClientGone, Incoming
 from memory_bank.service.memory import Memory, Remembered
+from memory_bank.service.security.access import Caller, caller_of
 from memory_bank.service.seen import Seen
 from memory_bank.service.upstream import Answer, Upstream
 

@@ -23,7 +23,7 @@ from memory_bank.context.plan import Plan
 from memory_bank.context.report import ContextReport
 from memory_bank.errors import ConfigError, EmbeddingError, NotFoundError, StorageError
 from memory_bank.processor import MemoryProcessor
-from memory_bank.service.access import public_name, stored_id
+from memory_bank.service.security.access import public_name, stored_id
 from memory_bank.transcript.parsing import check_messages
 
 log = logging.getLogger("memory_bank.Service")

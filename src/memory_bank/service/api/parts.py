@@ -25,7 +25,7 @@ _VALUES = 10_000  # values listed by their paths
 _START = """
 import json, sys
 sys.path[:] = json.loads(sys.argv[1])
-from memory_bank.service.parts import run
+from memory_bank.service.api.parts import run
 run()
 """
 

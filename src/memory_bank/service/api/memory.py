@@ -9,15 +9,15 @@ from fastapi.responses import Response
 
 from memory_bank.context.plan import Plan
 from memory_bank.errors import BodyError, InvalidRequestError, MessagesError
-from memory_bank.service.asking import Asking, Asks, SessionName
+from memory_bank.service.api.asking import Asking, Asks, SessionName
+from memory_bank.service.api.ingesting import Kept, Output, keep_messages, keep_outputs
+from memory_bank.service.api.openapi import failing, json_body
+from memory_bank.service.api.records import beginning
+from memory_bank.service.api.searching import Match, search_session
+from memory_bank.service.api.shapes import Context, Hits, Ingested
+from memory_bank.service.api.taken import ContextRequest, IngestRequest, SearchQuery
+from memory_bank.service.api.values import Ready, answer, body_of
 from memory_bank.service.bodies import Body, render_array
-from memory_bank.service.document import failing, json_body
-from memory_bank.service.ingesting import Kept, Output, keep_messages, keep_outputs
-from memory_bank.service.record_routes import beginning
-from memory_bank.service.searching import Match, search_session
-from memory_bank.service.shapes import Context, Hits, Ingested
-from memory_bank.service.taken import ContextRequest, IngestRequest, SearchQuery
-from memory_bank.service.values import Ready, answer, body_of
 from memory_bank.transcript.parsing import check_messages
 
 router = APIRouter(prefix="/v1", tags=["memory"])

@@ -17,13 +17,13 @@ from pydantic import ValidationError
 from memory_bank import __version__
 from memory_bank.config import Config, MemoryBankSettings, ServiceSettings
 from memory_bank.errors import ConfigError, ServiceError
-from memory_bank.service import logs
 from memory_bank.service.app import upstream_of
-from memory_bank.service.gate import check_binding
-from memory_bank.service.observing import chat_of
-from memory_bank.service.places import open_database
-from memory_bank.service.process import serve_here
-from memory_bank.service.workers import Workers
+from memory_bank.service.operations import logs
+from memory_bank.service.operations.observing import chat_of
+from memory_bank.service.security.gate import check_binding
+from memory_bank.service.server.places import open_database
+from memory_bank.service.server.process import serve_here
+from memory_bank.service.server.workers import Workers
 from memory_bank.settings.base import message_of
 
 log = logging.getLogger("memory_bank.Service")

@@ -21,12 +21,12 @@ from memory_bank.bank.outlines import (
     whole,
 )
 from memory_bank.errors import InvalidRequestError, NotFoundError
-from memory_bank.service.asking import Asking, Asks, RecordId, SessionName
-from memory_bank.service.document import failing
-from memory_bank.service.parts import LONG, part_of, part_of_long
-from memory_bank.service.shapes import Part, Record, RecordPage
-from memory_bank.service.taken import RecordQuery, RecordsQuery
-from memory_bank.service.values import JSON, answer, encoded, in_thread, text_of
+from memory_bank.service.api.asking import Asking, Asks, RecordId, SessionName
+from memory_bank.service.api.openapi import failing
+from memory_bank.service.api.parts import LONG, part_of, part_of_long
+from memory_bank.service.api.shapes import Part, Record, RecordPage
+from memory_bank.service.api.taken import RecordQuery, RecordsQuery
+from memory_bank.service.api.values import JSON, answer, encoded, in_thread, text_of
 from memory_bank.tools.selection import Refused
 from memory_bank.transcript.jsontext import parse_arguments, parse_output
 from memory_bank.transcript.shortening import cut_at_edge

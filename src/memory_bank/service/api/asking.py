@@ -9,8 +9,8 @@ from fastapi import Depends, Path, Request
 
 from memory_bank.bank.database import Database
 from memory_bank.errors import InvalidRequestError
-from memory_bank.service.access import LONGEST_NAME, caller_of, public_name, stored_id
-from memory_bank.service.paths import decoded
+from memory_bank.service.api.paths import decoded
+from memory_bank.service.security.access import LONGEST_NAME, caller_of, public_name, stored_id
 from memory_bank.service.sessions import Sessions
 
 

@@ -19,7 +19,7 @@ from typing import Any
 
 from memory_bank.config import ServiceSettings
 from memory_bank.errors import ConfigError
-from memory_bank.service.secrets import Span, named_secret, secrets_in
+from memory_bank.service.security.secrets import Span, named_secret, secrets_in
 from memory_bank.transcript.jsontext import flat_text, is_deep, plain
 
 log = logging.getLogger("memory_bank.Service")

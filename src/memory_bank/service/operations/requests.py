@@ -8,9 +8,9 @@ import time
 import uuid
 from typing import Any
 
-from memory_bank.service.logs import request_id, requests
-from memory_bank.service.metrics import Metrics
-from memory_bank.service.telemetry import Telemetry
+from memory_bank.service.operations.logs import request_id, requests
+from memory_bank.service.operations.metrics import Metrics
+from memory_bank.service.operations.telemetry import Telemetry
 
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 STATUSES = frozenset({"rebuilt", "unchanged", "passed", "failed"})

@@ -7,8 +7,8 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StrictBool, ValidationError, WithJsonSchema
 
 from memory_bank.errors import InvalidRequestError
-from memory_bank.service.access import LONGEST_NAME
-from memory_bank.service.shapes import MESSAGES, Json, Message
+from memory_bank.service.api.shapes import MESSAGES, Json, Message
+from memory_bank.service.security.access import LONGEST_NAME
 
 
 def _is_text(value: Any) -> Any:

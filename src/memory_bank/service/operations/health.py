@@ -16,9 +16,9 @@ from memory_bank.bank.embedder import check_embedder
 from memory_bank.bank.jobs import oldest_job
 from memory_bank.errors import MemoryBankError, MissingExtraError, NotAuthorizedError, StorageError
 from memory_bank.models.embedding import load_embedder
-from memory_bank.service.access import Caller, caller_of
-from memory_bank.service.metrics import CONTENT_TYPE, Metrics, Waiting
-from memory_bank.service.observing import Observing
+from memory_bank.service.operations.metrics import CONTENT_TYPE, Metrics, Waiting
+from memory_bank.service.operations.observing import Observing
+from memory_bank.service.security.access import Caller, caller_of
 from memory_bank.service.sessions import Sessions
 
 try:

@@ -23,10 +23,10 @@ from memory_bank.errors import (
     TooLargeError,
 )
 from memory_bank.service import failures
-from memory_bank.service.access import LOCAL, NOBODY, Caller
-from memory_bank.service.hosts import Doors, address_of, check_loopback
-from memory_bank.service.keyring import NO_KEY, Keyring
-from memory_bank.service.limits import Limits
+from memory_bank.service.security.access import LOCAL, NOBODY, Caller
+from memory_bank.service.security.hosts import Doors, address_of, check_loopback
+from memory_bank.service.security.keyring import NO_KEY, Keyring
+from memory_bank.service.security.limits import Limits
 
 log = logging.getLogger("memory_bank.Service")
 

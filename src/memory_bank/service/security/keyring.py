@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from memory_bank.bank.database import Database
 from memory_bank.bank.keys import ApiKey, Keys, digest_of, key_id_of
 from memory_bank.errors import NotAuthorizedError, StorageError
-from memory_bank.service.access import LOCAL, Caller
+from memory_bank.service.security.access import LOCAL, Caller
 
 log = logging.getLogger("memory_bank.Service")
 

@@ -11,11 +11,11 @@ from pydantic import ConfigDict, Field
 
 from memory_bank.bank import steps
 from memory_bank.errors import NotFoundError
-from memory_bank.service.asking import Asking, Asks, SessionName
-from memory_bank.service.document import failing
-from memory_bank.service.shapes import Count, Shape, Time
-from memory_bank.service.taken import CurveQuery, StepsQuery
-from memory_bank.service.values import answer
+from memory_bank.service.api.asking import Asking, Asks, SessionName
+from memory_bank.service.api.openapi import failing
+from memory_bank.service.api.shapes import Count, Shape, Time
+from memory_bank.service.api.taken import CurveQuery, StepsQuery
+from memory_bank.service.api.values import answer
 
 router = APIRouter(prefix="/v1/sessions/{name}", tags=["steps"])
 

@@ -18,9 +18,9 @@ from typing import Any
 
 from memory_bank.config import Config
 from memory_bank.errors import MemoryBankError, ServiceError
-from memory_bank.service import logs
-from memory_bank.service.metrics import SHARED, forget_worker
-from memory_bank.service.process import GRACE, STOPPED, at_once, serve_here
+from memory_bank.service.operations import logs
+from memory_bank.service.operations.metrics import SHARED, forget_worker
+from memory_bank.service.server.process import GRACE, STOPPED, at_once, serve_here
 
 log = logging.getLogger("memory_bank.Service")
 

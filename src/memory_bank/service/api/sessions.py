@@ -16,12 +16,12 @@ from memory_bank.bank.listing import (
 )
 from memory_bank.errors import InvalidRequestError, NotFoundError
 from memory_bank.records import Spent
-from memory_bank.service.access import stored_id
-from memory_bank.service.asking import Asking, Asks, SessionName
-from memory_bank.service.document import failing
-from memory_bank.service.shapes import SessionDetail, SessionPage, Stats
-from memory_bank.service.taken import SessionsQuery
-from memory_bank.service.values import answer, in_thread
+from memory_bank.service.api.asking import Asking, Asks, SessionName
+from memory_bank.service.api.openapi import failing
+from memory_bank.service.api.shapes import SessionDetail, SessionPage, Stats
+from memory_bank.service.api.taken import SessionsQuery
+from memory_bank.service.api.values import answer, in_thread
+from memory_bank.service.security.access import stored_id
 from memory_bank.transcript.shortening import cut_at_edge
 
 router = APIRouter(prefix="/v1", tags=["sessions"])

@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 
 from memory_bank import __version__
 from memory_bank.errors import MissingExtraError
-from memory_bank.service.access import stored_id
+from memory_bank.service.security.access import stored_id
 
 try:
     from opentelemetry import context, metrics, trace

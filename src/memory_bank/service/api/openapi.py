@@ -10,8 +10,8 @@ from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
-from memory_bank.service.shapes import Failure
-from memory_bank.service.taken import ContextRequest, IngestRequest
+from memory_bank.service.api.shapes import Failure
+from memory_bank.service.api.taken import ContextRequest, IngestRequest
 
 _TAKEN: tuple[type[BaseModel], ...] = (ContextRequest, IngestRequest)
 _REFS = "#/components/schemas/{model}"

@@ -1,0 +1,1 @@
+"""The HTTP API: sessions, memory, records and steps as JSON."""

@@ -1,0 +1,1 @@
+"""Running the service: health, metrics, traces, logs, and the background Observer."""

@@ -1,0 +1,1 @@
+"""The process: checks before the start, one process or several, shutdown."""
