@@ -88,7 +88,7 @@ def run(
         if reparse and i not in wanted:
             continue  # the slow way is only walked where it is timed
         if reparse:
-            state.conversation.reset()
+            state.transcript.reset()
         start = time.perf_counter()
         apply_memory_bank_strategy(messages, None, settings, state)
         seconds[i] = time.perf_counter() - start

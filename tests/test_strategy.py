@@ -374,7 +374,7 @@ def test_reopening_goes_on_where_it_was(bank_url):
         assert (state.step_count, state.fact_store.size()) == (3, 3)
         messages += rounds(1, start=3)
         apply(messages, state)
-        assert state.fact_store.steps()[state.last_plan.view.entries[-1].trace_ids[0]] == 4
+        assert state.fact_store.steps()[state.last_plan.view.interactions[-1].trace_ids[0]] == 4
     with MemoryBankState.open(bank_url, session_id="s") as state:
         context, _ = apply([user("find ORD-1001")], state, retrieval_query="task")
         assert "ORD-1001" in memory_of(context)

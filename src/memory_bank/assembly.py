@@ -30,9 +30,9 @@ from memory_bank.models.embedding import load_embedder
 from memory_bank.models.observer import EXTRACTIVE, Observer
 from memory_bank.ports import Scope, TokenCounter
 from memory_bank.records import Insight, InteractionRecord, Spent
-from memory_bank.transcript.conversation import Conversation
 from memory_bank.transcript.shortening import Shortened
 from memory_bank.transcript.tokens import approximate_counter, open_counter
+from memory_bank.transcript.transcript import Transcript
 
 log = logging.getLogger("memory_bank.MemoryBankStrategy")
 
@@ -83,7 +83,7 @@ class MemoryBankState:
         self.memos: dict[Any, Any] = {}
         self._given_counter = counter
         self.counter: TokenCounter = counter or approximate_counter()
-        self.conversation = Conversation(session_id, self.counter)
+        self.transcript = Transcript(session_id, self.counter)
         self._encoding: str | None = None
         self._task = ""
         self._generation: int | None = None
@@ -139,7 +139,7 @@ class MemoryBankState:
         if self._given_counter is None and self._encoding != settings.token_encoding:
             self._encoding = settings.token_encoding
             self.counter = open_counter(settings.token_encoding)
-            self.conversation = Conversation(self.session_id, self.counter)
+            self.transcript = Transcript(self.session_id, self.counter)
         if self.insight_store is None:
             self._bind_embedder(settings.embedding_model)
         generation, count = self.database.extent(self.session_id)
@@ -374,7 +374,7 @@ class MemoryBankState:
         self.step_count = max(steps.values(), default=0)
 
     def _forget(self) -> None:
-        self.conversation.reset()
+        self.transcript.reset()
         self.steps = {}
         self.unobserved = {}
         self.shortened.clear()

@@ -21,10 +21,10 @@ from memory_bank.context.progressive import apply_progressive
 from memory_bank.context.scratchpad import apply_scratchpad
 from memory_bank.context.semantic import apply_semantic
 from memory_bank.errors import ConfigError, LoopDetectedError
-from memory_bank.transcript.conversation import Conversation
 from memory_bank.transcript.loops import repeated_calls
 from memory_bank.transcript.parsing import check_messages
 from memory_bank.transcript.tokens import open_counter
+from memory_bank.transcript.transcript import Transcript
 
 log = logging.getLogger("memory_bank.MemoryBankStrategy")
 
@@ -106,7 +106,7 @@ class MemoryProcessor:
         if settings.type in _PLAIN:
             counting = self._state(key, session_id, _Counting)
             with counting.lock:
-                return _PLAIN[settings.type](messages, llm_client, settings, counting.conversation)
+                return _PLAIN[settings.type](messages, llm_client, settings, counting.transcript)
         state = self._state(key, session_id, lambda: self._opened(session_id))
         if isinstance(settings, AdaptiveSettings):
             strategies = {**_PLAIN, **_STORED}
@@ -197,9 +197,9 @@ class _Counting:
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
-        self.conversation = Conversation("", open_counter())
+        self.transcript = Transcript("", open_counter())
 
     def reset(self) -> None:
         """Forget everything."""
         with self.lock:
-            self.conversation.reset()
+            self.transcript.reset()

@@ -51,7 +51,7 @@ def test_without_a_database_nothing_outlives_a_trace(config):
     memory = Memory()
     for n in range(3):
         last = list(replay_trace(trace(3, "same", start=10 * n), config, "memory_bank", memory=memory))[-1]
-        assert last.plan.view.entries[-1].interaction is not None
+        assert last.plan.view.interactions[-1].pairs
         assert len(last.plan.decisions) == 2
     abandoned = replay_trace(trace(3, "same"), config, "memory_bank", memory=memory)
     for _ in range(3):

@@ -143,7 +143,7 @@ class EveryFate:
         return []
 
     def decide(self, entry):
-        fate = self.fates[entry.interaction.start % len(self.fates)]
+        fate = self.fates[entry.start % len(self.fates)]
         return fate, None, "because " * 1000
 
     def beyond(self, here):
@@ -178,7 +178,9 @@ def test_of_thousands_of_decisions_the_newest_of_each_fate_are_kept_and_all_are_
 def test_at_ten_thousand_decisions_a_manifest_stays_small(sessions):
     step = a_plan(sessions, 1_001, [Fate.LEFT_OUT])
     view = step.plan.view
-    many = type(view)(view.messages, [*view.entries] * 10, view.kept, view.tail_start, "", view.tokens_before)
+    many = type(view)(
+        view.messages, [*view.interactions] * 10, view.kept, view.tail_start, "", view.tokens_before
+    )
     values = {f: getattr(step, f) for f in Rebuilt.__dataclass_fields__}
     plan = Plan(many, "", EveryFate([Fate.LEFT_OUT]), 1, 2, 1, False, "c", "e", "o")
     kept = packed(snapshot(Rebuilt(**{**values, "plan": plan})))

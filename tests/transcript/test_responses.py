@@ -362,12 +362,12 @@ def test_a_long_list_takes_linear_time_and_equal_lists_are_followed() -> None:
     items = [user(), *rounds(400)]
     with MemoryBankState() as state:
         rebuilt(items, state)
-        before = state.conversation._snapshot[:]
+        before = state.transcript._snapshot[:]
         items = [*again(items), call("z"), output("z")]
         rebuilt(items, state)
-        assert state.conversation._snapshot[: len(before)] == before
+        assert state.transcript._snapshot[: len(before)] == before
         assert all(
-            a is b for a, b in zip(state.conversation._snapshot, before, strict=False)
+            a is b for a, b in zip(state.transcript._snapshot, before, strict=False)
         )  # nothing read anew
 
 

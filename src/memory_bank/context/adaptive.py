@@ -30,7 +30,7 @@ def apply_adaptive(
         try:
             for name, apply, own in rungs:
                 banked = isinstance(own, (MemoryBankSettings, StoredSettings))
-                context, tokens = apply(messages, llm_client, own, state if banked else state.conversation)
+                context, tokens = apply(messages, llm_client, own, state if banked else state.transcript)
                 if best is None or tokens < best[1]:
                     best = context, tokens, name, state.last_plan if banked else None
                 if tokens <= settings.max_tokens:

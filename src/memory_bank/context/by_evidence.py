@@ -16,7 +16,8 @@ from memory_bank.records import InteractionRecord
 from memory_bank.selection.index import Selection
 from memory_bank.selection.similarity import Similarity
 from memory_bank.transcript.content import content_text, read
-from memory_bank.transcript.conversation import Entry, View
+from memory_bank.transcript.interactions import Interaction
+from memory_bank.transcript.transcript import View
 from memory_bank.vectors import encode_documents, encode_queries
 
 NOTHING = Selection("", 0)
@@ -31,14 +32,14 @@ class _Held:
     selection: Selection
     anchor: list[str]
     first_step: int
-    past: tuple[Entry, ...]  # the interactions that it is about
+    past: tuple[Interaction, ...]  # the interactions that it is about
     seen: int  # how many there were with those kept whole beside it
     kept: Sequence[int]
     settings: MemoryBankSettings
     reserve: int  # tokens that may come since
     beyond: bool
 
-    def since(self, view: View, settings: MemoryBankSettings) -> list[Entry] | None:
+    def since(self, view: View, settings: MemoryBankSettings) -> list[Interaction] | None:
         """What came after it, where it still stands: the same past, no other words, not too much news."""
         n = len(self.past)
         if settings != self.settings or list(view.kept) != list(self.kept) or len(view.history) < n:
@@ -47,7 +48,7 @@ class _Held:
             return None
         news = list(view.history[n:])
         since = view.history[self.seen :]
-        if any(e.interaction.fault for e in news) or sum(e.tokens for e in since) > self.reserve:
+        if any(e.fault for e in news) or sum(e.tokens for e in since) > self.reserve:
             return None
         return news
 
@@ -62,7 +63,7 @@ def draw_evidence(
     memory = _memory(state, settings)
     older = view.tokens_between(0, view.tail_start) - sum(view.tokens_between(p, p + 1) for p in view.kept)
     budget = _budget(settings.history_budget, older)
-    beyond = older <= budget and not state.steps.keys() <= set().union(*map(ids_of, view.entries))
+    beyond = older <= budget and not state.steps.keys() <= set().union(*map(ids_of, view.interactions))
     if older <= budget and not beyond:
         state.put_off("evidence", partial(_feed, view, state, settings, new))
         choice = EvidenceChoice(memory, NOTHING, ())
@@ -72,7 +73,7 @@ def draw_evidence(
     news = held.since(view, settings) if held is not None and held.memory is memory else None
     if held is not None and news is not None:
         state.put_off("evidence", partial(_feed, view, state, settings, new))
-        starts = [e.interaction.start for e in news]
+        starts = [e.start for e in news]
         choice = EvidenceChoice(memory, held.selection, starts, held.anchor, held.first_step)
         return Drawn(held.selection.text, choice, whole=news, beyond=held.beyond)
     _feed(view, state, settings, new)
@@ -84,7 +85,7 @@ def draw_evidence(
     first_step = min(steps, default=state.step_count + 1)
     anchor = _anchor(view)
     selection = memory.select(anchor, first_step, room) if room > 0 else NOTHING
-    choice = EvidenceChoice(memory, selection, [e.interaction.start for e in whole], anchor, first_step)
+    choice = EvidenceChoice(memory, selection, [e.start for e in whole], anchor, first_step)
     if settings.refresh_after:
         seen = len(view.history)
         past = tuple(view.history[: seen - len(whole)])
@@ -132,10 +133,10 @@ def _similarity(embedder: Any, weight: float) -> Similarity | None:
 def _notes(view: View, wanted: set[str]) -> dict[str, str]:
     """What the agent said with the wanted records, by the first record of each interaction."""
     notes: dict[str, str] = {}
-    for entry in reversed(view.entries):  # what is new stands at the end
+    for entry in reversed(view.interactions):  # what is new stands at the end
         ids = [t for t in entry.trace_ids if t]
         if ids and ids[0] in wanted:
-            notes[ids[0]] = entry.interaction.note
+            notes[ids[0]] = entry.note
         wanted.difference_update(ids)
         if not wanted:
             break
@@ -147,21 +148,21 @@ def _budget(setting: int | float, older: int) -> int:
     return int(older * setting) if isinstance(setting, float) else setting
 
 
-def _recent(view: View, most: int, budget: int) -> list[Entry]:
+def _recent(view: View, most: int, budget: int) -> list[Interaction]:
     """The latest whole interactions before the tail, as many as are asked for and fit."""
-    chosen: list[Entry] = []
+    chosen: list[Interaction] = []
     for entry in reversed(view.history[-most:] if most else ()):
         budget -= entry.tokens
         if budget < 0:
             break
-        if not entry.interaction.fault:
+        if not entry.fault:
             chosen.insert(0, entry)
     return chosen
 
 
 def _anchor(view: View) -> list[str]:
     """The texts that the context shows in any case, beside the tail's interaction."""
-    after = view.tail.interaction.stop if view.tail else len(view.messages)
+    after = view.tail.stop if view.tail else len(view.messages)
     shown = [view.messages[p] for p in view.kept] + list(view.messages[after:])
     return [content_text(read(m, "content")) for m in shown]
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from memory_bank.context.drawn import BankState
 from memory_bank.models.extraction import extract_summary
-from memory_bank.transcript.conversation import Entry
+from memory_bank.transcript.interactions import Interaction
 from memory_bank.transcript.shortening import cut_at_edge, shorten_text
 
 HEADING = (
@@ -44,7 +44,7 @@ class Item:
         return cut_at_edge(text.strip("(). "), chars)
 
 
-def items_of(entries: Iterable[Entry], state: BankState) -> list[Item]:
+def items_of(entries: Iterable[Interaction], state: BankState) -> list[Item]:
     """The calls of some interactions with their summaries, as the bank has them or by extraction."""
     entries = list(entries)
     known: dict[str, str] = state.memos.setdefault("summaries", {})
@@ -58,8 +58,8 @@ def items_of(entries: Iterable[Entry], state: BankState) -> list[Item]:
     numbers = numbers_of(state)
     items = []
     for entry in entries:
-        note = " ".join(entry.interaction.note.split())
-        for pair, trace_id in zip(entry.interaction.pairs, entry.trace_ids, strict=True):
+        note = " ".join(entry.note.split())
+        for pair, trace_id in zip(entry.pairs, entry.trace_ids, strict=True):
             if trace_id is not None:
                 summary = known.get(trace_id, "")
                 items.append(Item(numbers.get(trace_id, 0), trace_id, pair.tool_name, summary, note))
@@ -154,6 +154,6 @@ def fitted(text: str, room: int, count: Count) -> str:
     return best
 
 
-def key_of(entry: Entry) -> tuple[Any, ...]:
+def key_of(entry: Interaction) -> tuple[Any, ...]:
     """What identifies an interaction in its session."""
     return entry.trace_ids

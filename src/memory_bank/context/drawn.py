@@ -13,8 +13,9 @@ from memory_bank.context.report import ContextReport
 from memory_bank.models.observer import Account, Observer
 from memory_bank.ports import FactStorePort, TokenCounter, WiderScopePort
 from memory_bank.records import Insight, InteractionRecord
-from memory_bank.transcript.conversation import Conversation, Entry
+from memory_bank.transcript.interactions import Interaction
 from memory_bank.transcript.shortening import Shortened
+from memory_bank.transcript.transcript import Transcript
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +29,7 @@ class Drawn:
     text: str
     choice: Choice
     query: str = ""
-    whole: Sequence[Entry] = ()
+    whole: Sequence[Interaction] = ()
     unchanged: str = ""
     beyond: bool = False
 
@@ -40,7 +41,7 @@ class BankState(Protocol):
     session_id: str
     fact_store: FactStorePort
     insight_store: Any
-    conversation: Conversation
+    transcript: Transcript
     counter: TokenCounter
     step_count: int
     last_plan: Plan | None
@@ -91,6 +92,6 @@ class BankState(Protocol):
         """Write down what the user asked for."""
 
 
-def ids_of(entry: Entry | None) -> set[str]:
+def ids_of(entry: Interaction | None) -> set[str]:
     """The trace_ids of an interaction's records, and of what they were before their images came."""
-    return set() if entry is None else {t for t in (*entry.trace_ids, *entry.earlier) if t}
+    return set() if entry is None else {t for t in (*entry.trace_ids, *entry.earlier_ids) if t}

@@ -15,7 +15,7 @@ from memory_bank.selection.features import FEATURES
 from memory_bank.selection.index import MODEL_FILE, EvidenceIndex, Selection
 from memory_bank.selection.model import Model, load_model
 from memory_bank.selection.similarity import Similarity
-from memory_bank.transcript.conversation import Entry
+from memory_bank.transcript.interactions import Interaction
 from memory_bank.transcript.jsontext import compact
 
 
@@ -113,9 +113,9 @@ class EvidenceChoice:
             made.append(Piece(source.trace_id, tool, text, worth.get(segment, 0.0), told))
         return made
 
-    def decide(self, entry: Entry) -> tuple[Fate, float | None, str]:
+    def decide(self, entry: Interaction) -> tuple[Fate, float | None, str]:
         """See Choice."""
-        if entry.interaction.start in self._kept:
+        if entry.start in self._kept:
             return Fate.KEPT, None, "one of the latest interactions, kept whole"
         found = [self._of(t) for t in entry.trace_ids if t]
         if not found:

@@ -9,8 +9,7 @@ from memory_bank.context.drawn import BankState
 from memory_bank.context.report import ContextReport
 from memory_bank.context.storing import reported, store
 from memory_bank.transcript.content import content_text, read
-from memory_bank.transcript.conversation import Entry
-from memory_bank.transcript.interactions import Kind, kind_of, result_of
+from memory_bank.transcript.interactions import Interaction, Kind, kind_of, result_of
 from memory_bank.transcript.shortening import cut_at_edge
 
 
@@ -25,7 +24,7 @@ def apply_masking(
         view = store(messages, llm_client, settings, state)
         out, tokens = list(view.messages), view.full_tokens
         cache: dict[Any, Any] = state.memos.setdefault("masked", {})
-        for entry in view.entries[: max(0, len(view.entries) - settings.keep_last)]:
+        for entry in view.interactions[: max(0, len(view.interactions) - settings.keep_last)]:
             for position, trace_id in _results(entry):
                 key = (trace_id, settings.max_length)
                 if key not in cache:
@@ -41,21 +40,21 @@ def apply_masking(
         return out, tokens
 
 
-def _results(entry: Entry) -> list[tuple[int, str]]:
+def _results(entry: Interaction) -> list[tuple[int, str]]:
     """The positions of an interaction's results with their trace_ids."""
     left = [
         (p.result, t)
-        for p, t in zip(entry.interaction.pairs, entry.trace_ids, strict=True)
+        for p, t in zip(entry.pairs, entry.trace_ids, strict=True)
         if p.result is not None and t is not None
     ]
     found = []
-    for i, message in enumerate(entry.interaction.messages):
+    for i, message in enumerate(entry.messages):
         if kind_of(message) is not Kind.RESULT:
             continue
         result = result_of(message)
         for at, (known, trace_id) in enumerate(left):
             if known.content is result.content and known.call_id == result.call_id:
-                found.append((entry.interaction.start + i, trace_id))
+                found.append((entry.start + i, trace_id))
                 del left[at]
                 break
     return found

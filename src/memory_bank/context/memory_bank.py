@@ -17,11 +17,11 @@ from memory_bank.context.top_k import draw_top_k
 from memory_bank.errors import StorageError
 from memory_bank.faults import fault_point
 from memory_bank.models.observer import Observer
-from memory_bank.transcript.conversation import View
 from memory_bank.transcript.interactions import Interaction, Kind, kind_of, result_of
 from memory_bank.transcript.jsontext import parse_output
 from memory_bank.transcript.parsing import check_messages
 from memory_bank.transcript.shortening import shorten
+from memory_bank.transcript.transcript import View
 
 log = logging.getLogger("memory_bank.MemoryBankStrategy")
 
@@ -62,7 +62,7 @@ def _apply(
     messages: Any, llm_client: Any, settings: MemoryBankSettings, state: BankState
 ) -> tuple[list[Any], int]:
     state.prepare(settings)
-    view = state.conversation.update(messages)
+    view = state.transcript.update(messages)
     observer = Observer.create(llm_client, settings, state.account)
     by_evidence = settings.selection == "evidence"
     new = ingest(view, state, observer, settings, insights_needed=not by_evidence)
@@ -136,11 +136,7 @@ def _tail(view: View, state: BankState, settings: MemoryBankSettings) -> tuple[l
     most = settings.shorten_last if settings.selection == "evidence" else 0
     if not most or view.tail is None:
         return messages, tokens
-    ids = {
-        p.result.call_id: t
-        for p, t in zip(view.tail.interaction.pairs, view.tail.trace_ids, strict=True)
-        if p.result
-    }
+    ids = {p.result.call_id: t for p, t in zip(view.tail.pairs, view.tail.trace_ids, strict=True) if p.result}
     for i, message in enumerate(messages):
         content = message.get("content") if isinstance(message, dict) else None
         if not isinstance(content, str) or len(content) <= most or kind_of(message) is not Kind.RESULT:
@@ -159,9 +155,9 @@ def _repairs(
     if settings.repair_pairs == "off":
         return [], {}
     repaired, told = [], {}
-    for entry in view.entries:
-        if entry.interaction.fault:
-            messages, done = repair_interaction(entry.interaction, settings.repair_pairs)
-            repaired.append((entry.interaction, messages))
-            told[entry.interaction.start] = done
+    for entry in view.interactions:
+        if entry.fault:
+            messages, done = repair_interaction(entry, settings.repair_pairs)
+            repaired.append((entry, messages))
+            told[entry.start] = done
     return repaired, told

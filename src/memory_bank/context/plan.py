@@ -11,7 +11,8 @@ from typing import Any, Protocol
 
 from memory_bank.bank.retrieval import Retrieved, session_name
 from memory_bank.records import Ranking
-from memory_bank.transcript.conversation import Entry, View
+from memory_bank.transcript.interactions import Interaction
+from memory_bank.transcript.transcript import View
 
 _NEAR = 5  # near misses told
 
@@ -93,7 +94,7 @@ class Choice(Protocol):
     def near_misses(self) -> list[Piece]:
         """What would have been shown next, best first."""
 
-    def decide(self, entry: Entry) -> tuple[Fate, float | None, str]:
+    def decide(self, entry: Interaction) -> tuple[Fate, float | None, str]:
         """Fate, score and reason of a past interaction with whole pairs."""
 
     def beyond(self, here: Collection[str]) -> list[Decision]:
@@ -133,7 +134,7 @@ class TopK:
         rest = (h for h in self._ranking if (h.session_id, h.trace_id) not in shown)
         return [Piece(h.trace_id, _of(h.session_id), "", h.score) for h in islice(rest, _NEAR)]
 
-    def decide(self, entry: Entry) -> tuple[Fate, float | None, str]:
+    def decide(self, entry: Interaction) -> tuple[Fate, float | None, str]:
         """See Choice."""
         ids = [t for t in entry.trace_ids if t]
         score = max((self._scores[t] for t in ids if t in self._scores), default=None)
@@ -206,10 +207,11 @@ class Plan:
         for step, entry in enumerate(self.view.history, 1):
             yield self._decide(step, entry)
         if not self.unchanged:
-            yield from self.choice.beyond({t for entry in self.view.entries for t in entry.trace_ids if t})
+            yield from self.choice.beyond(
+                {t for entry in self.view.interactions for t in entry.trace_ids if t}
+            )
 
-    def _decide(self, step: int, entry: Entry) -> Decision:
-        interaction = entry.interaction
+    def _decide(self, step: int, interaction: Interaction) -> Decision:
         score: float | None = None
         if self.unchanged:
             fate, reason = Fate.KEPT, f"the messages went through unchanged: {self.why_unchanged}"
@@ -217,10 +219,10 @@ class Plan:
             done = self.repairs.get(interaction.start, "passed through as it came")
             fate, reason = Fate.KEPT, f"its pairs are broken ({interaction.fault}): {done}"
         else:
-            fate, score, reason = self.choice.decide(entry)
-        ids = tuple(t for t in entry.trace_ids if t)
+            fate, score, reason = self.choice.decide(interaction)
+        ids = tuple(t for t in interaction.trace_ids if t)
         tools = tuple(p.tool_name for p in interaction.pairs)
-        return Decision(step, ids, tools, fate, score, reason, entry.tokens)
+        return Decision(step, ids, tools, fate, score, reason, interaction.tokens)
 
     def as_dict(self) -> dict[str, Any]:
         """The whole plan as JSON values."""

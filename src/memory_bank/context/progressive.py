@@ -13,7 +13,8 @@ from memory_bank.context.drawn import BankState
 from memory_bank.context.report import ContextReport
 from memory_bank.context.storing import assembled, kept_tokens, passed, past, room_for_text, store
 from memory_bank.models.summarizing import Summarizer, told
-from memory_bank.transcript.conversation import Entry, View
+from memory_bank.transcript.interactions import Interaction
+from memory_bank.transcript.transcript import View
 
 _WORDS_PER_TOKEN = 0.6
 
@@ -68,7 +69,7 @@ def apply_progressive(
         return assembled(view, state, text, open_, report, beyond=bool(gone))
 
 
-def _sum(entries: Sequence[Entry]) -> int:
+def _sum(entries: Sequence[Interaction]) -> int:
     return sum(e.tokens for e in entries)
 
 
@@ -77,7 +78,7 @@ def _cost(text: str, state: BankState) -> int:
     return state.counter.count_text(text) - room_for_text(0, state) if text else 0
 
 
-def _window(open_: Sequence[Entry], room: int, settings: ProgressiveSettings, state: BankState) -> int:
+def _window(open_: Sequence[Interaction], room: int, settings: ProgressiveSettings, state: BankState) -> int:
     """How many of the latest stay whole, so that a full-grown summary fits beside them."""
     cap = settings.summary_tokens - room_for_text(0, state)
     keep = min(settings.keep_last - 1, len(open_))

@@ -7,9 +7,9 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from memory_bank.transcript.conversation import Entry, View
 from memory_bank.transcript.interactions import Interaction
 from memory_bank.transcript.own import MARK
+from memory_bank.transcript.transcript import View
 
 _LONE = re.compile("[\ud800-\udfff]")
 
@@ -37,7 +37,7 @@ def render_context(
     view: View,
     memory: dict[str, Any] | None,
     tail: Sequence[Any],
-    whole: Sequence[Entry] = (),
+    whole: Sequence[Interaction] = (),
     repaired: Sequence[tuple[Interaction, Sequence[Any]]] = (),
     *,
     everything: bool = False,
@@ -65,6 +65,6 @@ def render_context(
     if memory is not None:
         out.append(memory)
     for entry in whole:
-        out.extend(view.messages[entry.interaction.start : entry.interaction.stop])
+        out.extend(view.messages[entry.start : entry.stop])
     put(range(view.tail_start, len(view.messages)), lambda position: tail[position - view.tail_start])
     return out

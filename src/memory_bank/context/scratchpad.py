@@ -12,7 +12,7 @@ from memory_bank.context.drawn import BankState
 from memory_bank.context.report import ContextReport
 from memory_bank.context.storing import assembled, kept_tokens, passed, past, room_for_text, store
 from memory_bank.records import InteractionRecord
-from memory_bank.transcript.conversation import Entry
+from memory_bank.transcript.interactions import Interaction
 from memory_bank.transcript.jsontext import RAW
 from memory_bank.transcript.shortening import cut_at_edge, unfold
 
@@ -42,7 +42,7 @@ def apply_scratchpad(
         return assembled(view, state, _pad(entries, settings, state, room), [], report)
 
 
-def _pad(entries: Sequence[Entry], settings: ScratchpadSettings, state: BankState, room: int) -> str:
+def _pad(entries: Sequence[Interaction], settings: ScratchpadSettings, state: BankState, room: int) -> str:
     """Observations and failures first, then as many key values as there is room for, the latest first."""
     items = items_of(entries, state)
     noted = _notes(items, state)

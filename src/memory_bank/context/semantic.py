@@ -17,7 +17,8 @@ from memory_bank.context.drawn import BankState
 from memory_bank.context.report import ContextReport
 from memory_bank.context.storing import assembled, kept_tokens, memory_message, passed, past, store
 from memory_bank.transcript.content import content_text, read
-from memory_bank.transcript.conversation import Entry, View
+from memory_bank.transcript.interactions import Interaction
+from memory_bank.transcript.transcript import View
 from memory_bank.vectors import encode_documents, encode_queries
 
 
@@ -45,8 +46,8 @@ def apply_semantic(
 
 
 def _chosen(
-    view: View, entries: list[Entry], room: int, settings: SemanticSettings, state: BankState
-) -> list[Entry]:
+    view: View, entries: list[Interaction], room: int, settings: SemanticSettings, state: BankState
+) -> list[Interaction]:
     """Greedy by marginal relevance, whatever still fits; ties: the newer first. In their order."""
     vectors = _vectors(entries, state)
     relevance = vectors @ encode_queries(state.insight_store.embedding_model, [_query(view, settings)])[0]
@@ -66,7 +67,7 @@ def _chosen(
     return [entries[i] for i in sorted(taken)]
 
 
-def _vectors(entries: list[Entry], state: BankState) -> npt.NDArray[np.float32]:
+def _vectors(entries: list[Interaction], state: BankState) -> npt.NDArray[np.float32]:
     """One unit vector an interaction, each computed once."""
     known: dict[Any, Any] = state.memos.setdefault("vectors", {})
     if new := [e for e in entries if key_of(e) not in known]:
@@ -78,19 +79,18 @@ def _vectors(entries: list[Entry], state: BankState) -> npt.NDArray[np.float32]:
 
 def _query(view: View, settings: SemanticSettings) -> str:
     tail = view.tail
-    after = tail.interaction.stop if tail else len(view.messages)
+    after = tail.stop if tail else len(view.messages)
     spoken = [content_text(read(m, "content")) for m in view.messages[after:]]
-    interaction = tail.interaction if tail else None
-    return retrieval_query(settings.retrieval_query, "the task", view.task, interaction, spoken)
+    return retrieval_query(settings.retrieval_query, "the task", view.task, tail, spoken)
 
 
-def _note(entries: list[Entry], state: BankState) -> str:
+def _note(entries: list[Interaction], state: BankState) -> str:
     numbers = numbers_of(state)
     shown = ranges([numbers[t] for e in entries for t in e.trace_ids if t in numbers])
     return f'Earlier tool calls not shown here: {shown}. get_record("#N") gives one back whole.'
 
 
-def _note_tokens(entries: list[Entry], state: BankState) -> int:
+def _note_tokens(entries: list[Interaction], state: BankState) -> int:
     """What a note costs at most: with as many ranges as there can be."""
     numbers = numbers_of(state)
     every = [numbers[t] for e in entries for t in e.trace_ids if t in numbers]

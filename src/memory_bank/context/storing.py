@@ -14,7 +14,8 @@ from memory_bank.context.render import fence, render_context
 from memory_bank.context.report import ContextReport
 from memory_bank.models.observer import EXTRACTIVE, Observer
 from memory_bank.records import InteractionRecord
-from memory_bank.transcript.conversation import Entry, View
+from memory_bank.transcript.interactions import Interaction
+from memory_bank.transcript.transcript import View
 
 log = logging.getLogger("memory_bank.MemoryBankStrategy")
 
@@ -31,20 +32,22 @@ def ingest(
 
     Where the context needs no insights and no model makes them, they are put off.
     """
-    records, step = unseen_records(state.conversation.fresh(view), state)
+    records, step = unseen_records(view.new, state)
     later = not insights_needed and state.puts_off and observer.name == EXTRACTIVE
     keep_records(records, step, view.task, state, observer, settings, later=later)
-    state.conversation.acknowledge()
+    state.transcript.acknowledge()
     observe_records(records, view.task, state, observer, settings, later=later)
     return records
 
 
-def unseen_records(entries: Iterable[Entry], state: BankState) -> tuple[list[InteractionRecord], int]:
+def unseen_records(entries: Iterable[Interaction], state: BankState) -> tuple[list[InteractionRecord], int]:
     """The records of some interactions that are not known to be stored, and the step of the latest."""
     records = []
     step = state.step_count
     for entry in entries:
-        known = next((state.steps[t] for t in (*entry.trace_ids, *entry.earlier) if t in state.steps), None)
+        known = next(
+            (state.steps[t] for t in (*entry.trace_ids, *entry.earlier_ids) if t in state.steps), None
+        )
         new = _records(entry, step + 1 if known is None else known, state.steps)
         if new and known is None:
             step += 1
@@ -103,9 +106,9 @@ def observe_records(
         state.work_off(observer, settings, bool(records))
 
 
-def _records(entry: Entry, step: int, known: dict[str, int]) -> list[InteractionRecord]:
+def _records(entry: Interaction, step: int, known: dict[str, int]) -> list[InteractionRecord]:
     records = []
-    for pair, trace_id in zip(entry.interaction.pairs, entry.trace_ids, strict=True):
+    for pair, trace_id in zip(entry.pairs, entry.trace_ids, strict=True):
         if pair.result is None or trace_id is None or trace_id in known:
             continue
         call = pair.call
@@ -156,15 +159,15 @@ def store(messages: Any, llm_client: Any, settings: StoredSettings, state: BankS
     """Take in the present messages and store what is new, as the settings' bank does."""
     bank = settings.bank()
     state.prepare(bank)
-    view = state.conversation.update(messages)
+    view = state.transcript.update(messages)
     ingest(view, state, Observer.create(llm_client, bank, state.account), bank)
     state.last_plan = None
     return view
 
 
-def past(view: View) -> list[Entry]:
+def past(view: View) -> list[Interaction]:
     """The interactions before the tail that may be left out: those whose pairs are whole."""
-    return [e for e in view.history if not e.interaction.fault]
+    return [e for e in view.history if not e.fault]
 
 
 def kept_tokens(view: View) -> int:
@@ -187,7 +190,7 @@ def assembled(
     view: View,
     state: BankState,
     text: str,
-    whole: list[Entry],
+    whole: list[Interaction],
     report: ContextReport,
     *,
     beyond: bool = False,

@@ -8,7 +8,7 @@ from memory_bank.context.drawn import BankState, Drawn, ids_of
 from memory_bank.context.plan import TopK
 from memory_bank.ports import InsightStorePort
 from memory_bank.transcript.content import content_text, read
-from memory_bank.transcript.conversation import View
+from memory_bank.transcript.transcript import View
 
 
 def draw_top_k(view: View, state: BankState, settings: MemoryBankSettings) -> Drawn:
@@ -20,12 +20,12 @@ def draw_top_k(view: View, state: BankState, settings: MemoryBankSettings) -> Dr
     store: InsightStorePort = state.insight_store
     wider = state.wider
     rank = store.rank if wider is None else wider.rank
-    after = tail.interaction.stop if tail else len(view.messages)
+    after = tail.stop if tail else len(view.messages)
     query = retrieval_query(
         settings.retrieval_query,
         settings.fixed_query,
         view.task,
-        tail.interaction if tail else None,
+        tail,
         [content_text(read(m, "content")) for m in view.messages[after:]],
     )
     in_tail = ids_of(tail)

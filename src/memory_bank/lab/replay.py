@@ -13,10 +13,10 @@ from memory_bank.config import Config
 from memory_bank.lab.traces import Trace
 from memory_bank.processor import MemoryProcessor
 from memory_bank.transcript.content import read
-from memory_bank.transcript.conversation import Conversation
 from memory_bank.transcript.jsontext import compact
 from memory_bank.transcript.pairing import pairing_errors
 from memory_bank.transcript.tokens import ENCODING, open_counter
+from memory_bank.transcript.transcript import Transcript
 
 _SESSION_CHARS = 255
 _TRACES_A_DATABASE = 500
@@ -150,7 +150,7 @@ def replay_trace(
     """
     own = memory or Memory()
     processor = MemoryProcessor(config, lambda: own.open(trace))
-    counting = Conversation("", open_counter(getattr(config.strategy(strategy), "token_encoding", ENCODING)))
+    counting = Transcript("", open_counter(getattr(config.strategy(strategy), "token_encoding", ENCODING)))
     number = 0
     try:
         for i, message in enumerate(trace.messages):

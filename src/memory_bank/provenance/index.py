@@ -17,11 +17,11 @@ from memory_bank.provenance.places import inner_json, leaves
 from memory_bank.provenance.texts import find, normal, runs
 from memory_bank.records import InteractionRecord
 from memory_bank.transcript.content import content_text, read
-from memory_bank.transcript.conversation import Conversation, Entry, View
+from memory_bank.transcript.interactions import Interaction, kind_of
 from memory_bank.transcript.interactions import Kind as MessageKind
-from memory_bank.transcript.interactions import kind_of
 from memory_bank.transcript.jsontext import compact, plain
 from memory_bank.transcript.tokens import approximate_counter
+from memory_bank.transcript.transcript import Transcript, View
 
 Role = Literal["record", "user", "system", "schema", "agent"]
 
@@ -68,7 +68,7 @@ class SourceIndex:
 
     def __init__(self, session_id: str) -> None:
         self.lock = threading.RLock()
-        self._conversation = Conversation(session_id, approximate_counter())
+        self._transcript = Transcript(session_id, approximate_counter())
         self.reset()
 
     def reset(self) -> None:
@@ -82,28 +82,28 @@ class SourceIndex:
         self._said: set[tuple[Role, str]] = set()
         self._seen: Sequence[Any] = ()
         self._tools: Any = None
-        self._conversation.reset()
+        self._transcript.reset()
         self.generation: int | None = None
 
     # what it is told
 
     def read_messages(self, messages: Sequence[Any], steps: dict[str, int]) -> None:
         """Take in a list of messages of one's own, not yet given to the strategy."""
-        self.read_view(self._conversation.update(messages), steps)
+        self.read_view(self._transcript.update(messages), steps)
 
     def read_view(self, view: View, steps: dict[str, int]) -> None:
         """Take in what is new in a view: what was said, what was called, what came back."""
         messages = view.messages
         n = min(len(self._seen), len(messages))
         known = n if all(map(is_, messages[:n], self._seen)) else 0
-        open_turn = next((e for e in view.entries[-1:] if _is_open(e)), None)
-        stop = open_turn.interaction.start if open_turn else len(messages)
-        entries = view.entries
+        open_turn = next((e for e in view.interactions[-1:] if _is_open(e)), None)
+        stop = open_turn.start if open_turn else len(messages)
+        entries = view.interactions
         # The interaction before the first new message may have been open when it was read.
-        at = max(0, bisect_left(entries, known, key=lambda e: e.interaction.start) - 1)
-        said = max(0, min(known, entries[at].interaction.start if at < len(entries) else known))
+        at = max(0, bisect_left(entries, known, key=lambda e: e.start) - 1)
+        said = max(0, min(known, entries[at].start if at < len(entries) else known))
         for i in range(said, stop):
-            while at < len(entries) and entries[at].interaction.stop <= i:
+            while at < len(entries) and entries[at].stop <= i:
                 self._add_results(entries[at], at, steps)
                 at += 1
             self._add_message(messages[i])
@@ -147,8 +147,8 @@ class SourceIndex:
         elif kind in (MessageKind.SAY, MessageKind.CALL):
             self._add("agent", content_text(read(message, "content")))
 
-    def _add_results(self, entry: Entry, number: int, steps: dict[str, int]) -> None:
-        for pair, trace_id in zip(entry.interaction.pairs, entry.trace_ids, strict=True):
+    def _add_results(self, entry: Interaction, number: int, steps: dict[str, int]) -> None:
+        for pair, trace_id in zip(entry.pairs, entry.trace_ids, strict=True):
             if pair.call is not None and not _is_open(entry):
                 self._add("agent", pair.call.text)
             if pair.result is not None and trace_id is not None:
@@ -223,9 +223,9 @@ class SourceIndex:
         return given + own
 
 
-def _is_open(entry: Entry) -> bool:
+def _is_open(entry: Interaction) -> bool:
     """Whether a call of the turn still waits for its result: what it says is what is being checked."""
-    return any(pair.result is None for pair in entry.interaction.pairs)
+    return any(pair.result is None for pair in entry.pairs)
 
 
 def _candidates(source: Source, number: int) -> Iterable[Candidate]:

@@ -12,10 +12,10 @@ from memory_bank.context.storing import keep_records, observe_records, unseen_re
 from memory_bank.models.observer import Observer
 from memory_bank.records import InteractionRecord, content_key, derive_trace_id
 from memory_bank.service.sessions import Sessions
-from memory_bank.transcript.conversation import Conversation
 from memory_bank.transcript.interactions import Call
 from memory_bank.transcript.jsontext import dump_value, parse_output
 from memory_bank.transcript.tokens import approximate_counter
+from memory_bank.transcript.transcript import Transcript
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,10 +51,10 @@ def keep_messages(
     seen = [sessions.redacted(m) for m in messages]
     with sessions.writing(namespace, name, agent_id=agent_id) as opened:
         state: Any = opened  # a BankState, but that it has stores, not ports
-        conversation = Conversation(state.session_id, approximate_counter())  # nobody asks for its tokens
-        view = conversation.update(seen)
-        ids = [t for entry in view.entries for t in entry.trace_ids if t]
-        records, step = unseen_records(view.entries, state)
+        transcript = Transcript(state.session_id, approximate_counter())  # nobody asks for its tokens
+        view = transcript.update(seen)
+        ids = [t for entry in view.interactions for t in entry.trace_ids if t]
+        records, step = unseen_records(view.interactions, state)
         return _kept(sessions, state, ids, records, step, view.task)
 
 

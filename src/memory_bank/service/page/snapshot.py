@@ -135,11 +135,11 @@ def _places(plan: Plan | None, wanted: set[int]) -> dict[int, dict[str, Any]]:
             new = known is not None and position >= known
             found[message] = {"part": part, "step": step, "new": new}
 
-    for number, entry in enumerate(view.entries, 1):
+    for number, entry in enumerate(view.interactions, 1):
         part = "tail" if entry is view.tail else "past"
-        for position in range(entry.interaction.start, entry.interaction.stop):
+        for position in range(entry.start, entry.stop):
             note(position, part, number)
-    after = view.tail.interaction.stop if view.tail else len(view.messages)
+    after = view.tail.stop if view.tail else len(view.messages)
     for position in range(after, len(view.messages)):
         note(position, "tail", None)
     for position in view.kept:

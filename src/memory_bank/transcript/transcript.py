@@ -6,7 +6,7 @@ import copy
 from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 from operator import is_
 from typing import Any
@@ -22,43 +22,33 @@ _IN_TURN = 256  # older messages that are compared in one step
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
-    """An interaction with the trace_ids of its pairs (None where there is no result) and its tokens.
-
-    ``earlier`` are those that its records may have had before a user message brought their images.
-    """
-
-    interaction: Interaction
-    trace_ids: tuple[str | None, ...]
-    tokens: int
-    earlier: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
 class View:
-    """One look at a conversation: what is anchor, what is history, what is tail.
+    """A conversation at one step: its anchor, its history and its tail.
 
-    ``messages`` are the caller's own. ``entries`` are the interactions, the tail's last; ``history`` the
-    ones before it. ``kept`` are the positions of the messages before the tail that are never dropped:
-    system and user messages, assistant text, and interactions whose pairs are broken.
+    ``messages`` are the caller's own. ``interactions`` are all of them, the tail's last, with their trace_ids
+    and tokens. ``kept`` are the positions of the messages before the tail that are never dropped: system and
+    user messages, assistant text, and interactions whose pairs are broken. ``new`` are the interactions
+    whose records are not known to be stored: those since ``Transcript.acknowledge()``, and always the tail,
+    which may still grow.
     """
 
     messages: Sequence[Any]
-    entries: Sequence[Entry]
+    interactions: Sequence[Interaction]
     kept: Sequence[int]
     tail_start: int
     task: str
     tokens_before: Sequence[int]  # tokens of the first i messages, i = 0 … n
+    new: Sequence[Interaction] = ()
 
     @property
-    def history(self) -> Sequence[Entry]:
+    def history(self) -> Sequence[Interaction]:
         """The interactions before the tail."""
-        return self.entries[:-1]
+        return self.interactions[:-1]
 
     @property
-    def tail(self) -> Entry | None:
+    def tail(self) -> Interaction | None:
         """The last interaction."""
-        return self.entries[-1] if self.entries else None
+        return self.interactions[-1] if self.interactions else None
 
     @property
     def full_tokens(self) -> int:
@@ -70,7 +60,7 @@ class View:
         return self.tokens_before[stop] - self.tokens_before[start]
 
 
-class Conversation:
+class Transcript:
     """Follows one session's message list from step to step.
 
     What is the same as at the last step is compared, not parsed again: the cost of a step is what is new.
@@ -95,9 +85,9 @@ class Conversation:
         self._tokens_before = [0]
         self._parser = Parser()
         self._read = 0  # closed segments taken over
-        self._entries: list[Entry] = []
-        self._starts: list[int] = []  # of the entries
-        self._keys: list[tuple[bytes, ...]] = []  # content keys of the entries' answered pairs
+        self._interactions: list[Interaction] = []
+        self._starts: list[int] = []  # of the interactions
+        self._keys: list[tuple[bytes, ...]] = []  # content keys of the interactions' answered pairs
         self._occurrences: Counter[bytes] = Counter()
         self._kept: list[int] = []
         self._acknowledged = 0
@@ -114,13 +104,9 @@ class Conversation:
         self._take_closed()
         return self._view(messages)
 
-    def fresh(self, view: View) -> Sequence[Entry]:
-        """The entries not yet acknowledged, and the tail, which may still grow."""
-        return view.entries[min(self._acknowledged, max(0, len(view.entries) - 1)) :]
-
     def acknowledge(self) -> None:
-        """What ``fresh`` gave is stored; it need not be given again."""
-        self._acknowledged = len(self._entries)
+        """Note that the interactions of the last view are stored: later views do not count them as new."""
+        self._acknowledged = len(self._interactions)
 
     # ------------------------------------------------------------------
 
@@ -128,16 +114,17 @@ class Conversation:
         closed = self._parser.closed
         for segment in closed[self._read :]:
             if isinstance(segment, Interaction):
-                entry, keys = self._entry(segment)
+                interaction, keys = self._identified(segment)
                 self._occurrences.update(keys)
-                self._entries.append(entry)
+                self._interactions.append(interaction)
                 self._starts.append(segment.start)
                 self._keys.append(keys)
             if not isinstance(segment, Interaction) or segment.fault:
                 self._kept.extend(range(segment.start, segment.stop))
         self._read = len(closed)
 
-    def _entry(self, interaction: Interaction) -> tuple[Entry, tuple[bytes, ...]]:
+    def _identified(self, interaction: Interaction) -> tuple[Interaction, tuple[bytes, ...]]:
+        """The interaction with its trace_ids and tokens, and the content keys of its answered pairs."""
         keys: list[bytes] = []
         ids: list[str | None] = []
         earlier: list[str] = []
@@ -154,23 +141,25 @@ class Conversation:
             here[key] += 1
             keys.append(key)
         tokens = self._tokens_before[interaction.stop] - self._tokens_before[interaction.start]
-        return Entry(interaction, tuple(ids), tokens, tuple(earlier)), tuple(keys)
+        known = replace(interaction, trace_ids=tuple(ids), earlier_ids=tuple(earlier), tokens=tokens)
+        return known, tuple(keys)
 
     def _view(self, messages: Sequence[Any]) -> View:
         pending = self._parser.pending()
-        entries = list(self._entries)
+        interactions = list(self._interactions)
         if pending and isinstance(pending[0], Interaction):
-            entries.append(self._entry(pending[0])[0])
-        tail_start = entries[-1].interaction.start if entries else len(messages)
+            interactions.append(self._identified(pending[0])[0])
+        tail_start = interactions[-1].start if interactions else len(messages)
         kept = self._kept[: bisect_left(self._kept, tail_start)]
-        if not entries:
+        if not interactions:
             kept = list(range(len(messages)))
         if self._task is None:
             self._task = task_text(self._parser.closed[self._task_sought :])
             self._task_sought = len(self._parser.closed)
         task = self._task if self._task is not None else task_text(pending)
         # A prefix view of a list that only grows is safe to share: it is cut, never changed, on a rewind.
-        return View(messages, entries, kept, tail_start, task or "", self._tokens_before)
+        new = interactions[min(self._acknowledged, max(0, len(interactions) - 1)) :]
+        return View(messages, interactions, kept, tail_start, task or "", self._tokens_before, new)
 
     def _reconcile(self, messages: Sequence[Any]) -> int:
         """Make what is known agree with the list's beginning; returns how many messages are known."""
@@ -254,7 +243,7 @@ class Conversation:
         keep = bisect_left(self._starts, start)
         for keys in self._keys[keep:]:
             self._occurrences.subtract(keys)
-        del self._entries[keep:], self._starts[keep:], self._keys[keep:]
+        del self._interactions[keep:], self._starts[keep:], self._keys[keep:]
         self._kept = self._kept[: bisect_left(self._kept, start)]
         self._acknowledged = min(self._acknowledged, keep)
         self._forget_task()
