@@ -165,8 +165,8 @@ def test_a_damaged_file_is_one_error_with_the_steps_before_it(tmp_path):
     for damaged, what, kept in (
         ("".join(lines)[:-20], "line 6 is cut in the middle", 4),
         ("".join(lines[:4]), "line 4 is the last, with 3 steps where the first line says 5", 3),
-        ("".join([*lines[:3], '{"type": "dream"}\n', *lines[3:]]), "line 4 holds no step .*'dream'", 2),
-        ("".join([*lines[:3], "nonsense\n", *lines[3:]]), "line 4 is no JSON", 2),
+        ("".join([*lines[:3], '{"type": "dream"}\n', *lines[3:]]), "line 4 is not a step .*'dream'", 2),
+        ("".join([*lines[:3], "nonsense\n", *lines[3:]]), "line 4 is not JSON", 2),
         ("".join([lines[0], lines[5], lines[2]]), "line 3 holds step 0 after step 3", 1),
     ):
         path.write_text(damaged)
@@ -215,7 +215,7 @@ def test_the_page_is_self_contained_and_escaped(tmp_path):
     manager.add(TaskStep("<script>alert(1)</script>\ud800", [PNG, "https://example.org/a.png"]))
     html = manager.visualize(tmp_path / "run.html")
     assert "<script" not in html and "&lt;script&gt;" in html
-    assert "src='http" not in html and "href" not in html and "data:image/png;base64" in html
+    assert 'src="http' not in html and "href" not in html and "data:image/png;base64" in html
     assert html.count("<details") == len(manager)
     assert (tmp_path / "run.html").read_text() == html
 

@@ -1,81 +1,92 @@
-"""What a pruning takes away goes into the bank first; what stays in its place carries the trace_id."""
+"""Prunings that store what they remove in the bank; what they leave names the records by trace_id."""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
-from dataclasses import replace
-from typing import Any, Protocol
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
 
-from memory_bank.history.parts import Observation, one_line
 from memory_bank.history.pruning import Pruning, check_steps, prune_old_observations
-from memory_bank.history.relevance import step_text
-from memory_bank.history.steps import ActionStep, ScratchpadStep, Step
-from memory_bank.history.summaries import trace_ids_of
-from memory_bank.history.wire import NO_RESULT, match
+from memory_bank.history.steps import (
+    NO_RESULT,
+    ActionStep,
+    Observation,
+    ScratchpadStep,
+    Step,
+    match_observations,
+    one_line,
+    step_text,
+    trace_ids_of,
+)
 from memory_bank.records import InteractionRecord, content_key, derive_trace_id
 from memory_bank.transcript.interactions import Interaction, Pair
+from memory_bank.transcript.jsontext import RAW
 from memory_bank.transcript.parsing import parse_messages
 
-_LINES = 40  # calls that one placeholder lists; the others are counted
+_LISTED_CALLS = 40  # lines of one placeholder; the others are counted
 
 
-class Bank(Protocol):
-    """What is asked of a state; MemoryBankState is one."""
+class StepBank(Protocol):
+    """The part of a session that prunings use; MemoryBankState has it."""
 
     @property
     def session_id(self) -> str: ...
 
     def remember(self, records: Sequence[InteractionRecord]) -> None:
-        """Store the records that are new, durably, and see that they can be found."""
+        """Store the new ones of some records durably, with their insights."""
 
 
-def to_memory_bank(state: Bank, prune: Pruning | None = None, *, keep_last_n: int = 5) -> Pruning:
-    """A pruning whose losses are stored in ``state`` before they are lost.
+def to_memory_bank(state: StepBank, prune: Pruning | None = None, *, keep_last_n: int = 5) -> Pruning:
+    """A pruning that stores in ``state`` what ``prune`` removes, before it is removed.
 
-    ``prune`` decides what goes; without it, observations of over 100 characters before the last
-    ``keep_last_n`` actions. A shortened observation ends in its ``trace_id``; for steps that are dropped one
-    ScratchpadStep (kind "bank") lists calls and ids. Ids are those that ``apply_memory_bank_strategy`` gives
-    the same messages, so nothing is stored twice. Raises what storing raises; nothing is pruned then.
+    A shortened observation ends in its ``trace_id``; in the place of dropped steps one ScratchpadStep (kind
+    "bank") lists calls and trace_ids. They are the trace_ids that ``apply_memory_bank_strategy`` gives the
+    same messages, so nothing is stored twice. When storing fails the pruning raises and nothing is pruned.
+
+    Args:
+        state: a MemoryBankState.
+        prune: default: ``prune_old_observations(keep_last_n)``.
+        keep_last_n: the actions whose observations the default pruning keeps whole.
     """
     chosen = prune if prune is not None else prune_old_observations(keep_last_n)
 
-    def banked(steps: Sequence[Step]) -> list[Step]:
+    def prune_and_store(steps: Sequence[Step]) -> list[Step]:
         before = list(steps)
         after = check_steps(chosen(tuple(before)))
-        became = _alignment(before, after)
-        ids = _Ids(state.session_id)
+        survivors = _survivors(before, after)
+        calls_of = _StepRecords(state.session_id)
         records: list[InteractionRecord] = []
-        stored: dict[int, dict[int, str]] = {}
+        stored: dict[int, list[_Stored]] = {}
         for i, step in enumerate(before):
-            known = ids.of(step)
-            new = None if i not in became else after[became[i]]
+            calls = calls_of(step)
+            new = after[survivors[i]] if i in survivors else None
             if new is step:
                 continue
-            lost = [k for k in known if new is None or _was_cut(step, new, k.place)]
-            records += [k.record(step) for k in lost]
-            stored[i] = {k.place: k.trace_id for k in lost if k.place is not None}
+            lost = [c for c in calls if new is None or _was_cut(step, new, c.observation)]
+            stored[i] = [_Stored(c.trace_id, c.observation) for c in lost if c.observation is not None]
+            records += [c.record(step) for c in lost]
             if new is None:
-                spoken = _spoken(step, state.session_id)
-                records += spoken
-                stored[i].update({-1 - n: r.trace_id for n, r in enumerate(spoken)})
+                texts = _text_records(step, state.session_id)
+                stored[i] += [_Stored(r.trace_id, None) for r in texts]
+                records += texts
         if records:
             state.remember(records)
-        return _with_placeholders(before, after, became, stored)
+        return _with_placeholders(before, after, survivors, stored)
 
-    return banked
+    return prune_and_store
 
 
-def bank_steps(state: Bank, steps: Sequence[Step], history: Sequence[Step]) -> list[list[str]]:
-    """Store everything that some steps of a history hold; returns each step's ids, old ones too."""
-    ids = _Ids(state.session_id)
+def bank_steps(state: StepBank, steps: Sequence[Step], history: Sequence[Step]) -> list[list[str]]:
+    """Store everything that ``steps``, some of a history, hold; returns the trace_ids that name each step."""
+    calls_of = _StepRecords(state.session_id)
     wanted = {id(s) for s in steps}
     records: list[InteractionRecord] = []
     found: dict[int, list[str]] = {}
     for step in history:
-        known = ids.of(step)
+        calls = calls_of(step)
         if id(step) in wanted:
-            new = [k.record(step) for k in known] + _spoken(step, state.session_id)
+            new = [c.record(step) for c in calls] + _text_records(step, state.session_id)
             records += new
             found[id(step)] = [*trace_ids_of(step), *(r.trace_id for r in new)]
     if records:
@@ -84,18 +95,26 @@ def bank_steps(state: Bank, steps: Sequence[Step], history: Sequence[Step]) -> l
 
 
 def records_of(steps: Sequence[Step], session_id: str = "default") -> list[InteractionRecord]:
-    """The record of every answered call whose output is whole, in order, as a bank of that session has it."""
-    ids = _Ids(session_id)
-    return [known.record(step) for step in steps for known in ids.of(step)]
+    """The records of all calls with a whole output, in order, as a bank of that session stores them."""
+    calls_of = _StepRecords(session_id)
+    return [call.record(step) for step in steps for call in calls_of(step)]
 
 
-class _Known:
-    """An answered call of a step: its pair, the place of its observation, its id."""
+@dataclass(frozen=True, slots=True)
+class _Stored:
+    """A stored part of a step: an observation by its position, or (None) the step's own text."""
 
-    def __init__(self, pair: Pair, place: int | None, trace_id: str) -> None:
-        self.pair = pair
-        self.place = place
-        self.trace_id = trace_id
+    trace_id: str
+    observation: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class _AnsweredCall:
+    """An answered call of a step, the position of its observation, its trace_id."""
+
+    pair: Pair
+    observation: int | None
+    trace_id: str
 
     def record(self, step: Step) -> InteractionRecord:
         call, result = self.pair.call, self.pair.result
@@ -113,71 +132,68 @@ class _Known:
         )
 
 
-class _Ids:
-    """Gives the calls of a history their ids, oldest first, equal ones by their ordinal."""
+class _StepRecords:
+    """Gives the answered calls of a history their trace_ids, step by step from the oldest on."""
 
     def __init__(self, session_id: str) -> None:
         self.session_id = session_id
-        self.taken: set[str] = set()
+        self.used: set[str] = set()
 
-    def of(self, step: Step) -> list[_Known]:
-        self.taken.update(trace_ids_of(step))
+    def __call__(self, step: Step) -> list[_AnsweredCall]:
+        self.used.update(trace_ids_of(step))
         if not isinstance(step, ActionStep) or not (step.tool_calls or step.observations):
             return []
         segments = parse_messages(step.to_messages())
         pairs = [p for s in segments if isinstance(s, Interaction) for p in s.pairs]
-        by_place = {place: i for i, place in enumerate(match(step)) if place is not None}
-        out = []
+        observation_of = {p: i for i, p in enumerate(match_observations(step)) if p is not None}
+        calls = []
         for n, pair in enumerate(pairs):
-            place = by_place.get(n)
-            if pair.result is None or (place is None and pair.result.content == NO_RESULT):
-                continue
-            if place is not None and not step.observations[place].whole:
-                continue
-            out.append(_Known(pair, place, self._next(pair.content_key())))
-        return out
+            i = observation_of.get(n)
+            is_missing = pair.result is None or (i is None and pair.result.content == NO_RESULT)
+            if not is_missing and (i is None or step.observations[i].whole):
+                calls.append(_AnsweredCall(pair, i, self._trace_id(pair.content_key())))
+        return calls
 
-    def _next(self, key: bytes) -> str:
+    def _trace_id(self, key: bytes) -> str:
         ordinal = 0
-        while (trace_id := derive_trace_id(self.session_id, key, ordinal)) in self.taken:
+        while (trace_id := derive_trace_id(self.session_id, key, ordinal)) in self.used:
             ordinal += 1
-        self.taken.add(trace_id)
+        self.used.add(trace_id)
         return trace_id
 
 
-def _alignment(before: Sequence[Step], after: Sequence[Step]) -> dict[int, int]:
-    """What became of which step: positions before to positions after; both keep their order."""
-    places: dict[Any, deque[int]] = {}
+def _survivors(before: Sequence[Step], after: Sequence[Step]) -> dict[int, int]:
+    """The new positions of the steps that survived, by old position; both keep their order."""
+    positions: dict[Hashable, deque[int]] = {}
     for i, old in enumerate(before):
-        places.setdefault(id(old), deque()).append(i)
-        places.setdefault(_mark(old), deque()).append(i)
-    became: dict[int, int] = {}
+        for key in _identities(old):
+            positions.setdefault(key, deque()).append(i)
+    survivors: dict[int, int] = {}
     start = 0
     for j, new in enumerate(after):
-        for queue in (places.get(id(new)), places.get(_mark(new))):
+        for queue in map(positions.get, _identities(new)):
             while queue and queue[0] < start:
                 queue.popleft()
             if queue:
-                became[queue[0]] = j
+                survivors[queue[0]] = j
                 start = queue[0] + 1
                 break
-    return became
+    return survivors
 
 
-def _mark(step: Step) -> tuple[type[Step], int, float]:
-    return type(step), step.step_number, step.timestamp
+def _identities(step: Step) -> tuple[Hashable, Hashable]:
+    return id(step), (type(step), step.step_number, step.timestamp)
 
 
-def _was_cut(old: Step, new: Step, place: int | None) -> bool:
-    if place is None or not isinstance(old, ActionStep) or not isinstance(new, ActionStep):
+def _was_cut(old: Step, new: Step, i: int | None) -> bool:
+    """Whether observation ``i`` is no longer what it was."""
+    if i is None or not isinstance(old, ActionStep) or not isinstance(new, ActionStep):
         return True
-    return (
-        place >= len(new.observations) or new.observations[place].content != old.observations[place].content
-    )
+    return i >= len(new.observations) or new.observations[i].content != old.observations[i].content
 
 
-def _spoken(step: Step, session_id: str) -> list[InteractionRecord]:
-    """What a dropped step says beside its calls, as a record: a plan, a note, an answer, a thought."""
+def _text_records(step: Step, session_id: str) -> list[InteractionRecord]:
+    """The text of a step besides its calls (plan, note, answer, thought) as a record; none without text."""
     if isinstance(step, ScratchpadStep) and step.kind == "bank":
         return []
     if isinstance(step, ActionStep):
@@ -188,80 +204,78 @@ def _spoken(step: Step, session_id: str) -> list[InteractionRecord]:
         name, text = step.type, step_text(step).split("\n", 1)[-1]
     if not text.strip():
         return []
-    given = {"step": step.step_number}
     parts = (name, str(step.step_number), repr(step.timestamp), text)
     key = content_key(*(p.encode("utf-8", "surrogatepass") for p in parts))
+    trace_id = derive_trace_id(session_id, key, 0)
+    number = step.step_number
     return [
         InteractionRecord(
-            derive_trace_id(session_id, key, 0), step.step_number, name, given, {"_raw": text},
-            step.timestamp, output_text=text,
+            trace_id, number, name, {"step": number}, {RAW: text}, step.timestamp, output_text=text
         )
-    ]  # fmt: skip
+    ]
 
 
 def _with_placeholders(
     before: Sequence[Step],
     after: Sequence[Step],
-    became: dict[int, int],
-    stored: dict[int, dict[int, str]],
+    survivors: dict[int, int],
+    stored: dict[int, list[_Stored]],
 ) -> list[Step]:
+    """``after`` with a placeholder for each run of dropped steps, and trace_ids in shortened observations."""
     out: list[Step] = []
-    old_at = {j: i for i, j in became.items()}
+    old_position = {j: i for i, j in survivors.items()}
     next_old = 0
     for j, new in enumerate(after):
-        if j in old_at:
-            out += _note(before, range(next_old, old_at[j]), stored)
-            next_old = old_at[j] + 1
-            out.append(_marked(new, stored.get(old_at[j], {})))
-        else:
-            out.append(new)
-    return [*out, *_note(before, range(next_old, len(before)), stored)]
+        if j in old_position:
+            i = old_position[j]
+            out += _placeholder(before, range(next_old, i), stored)
+            next_old = i + 1
+            new = _with_trace_ids(new, stored.get(i, []))
+        out.append(new)
+    return [*out, *_placeholder(before, range(next_old, len(before)), stored)]
 
 
-def _marked(step: Step, ids: dict[int, str]) -> Step:
-    if not ids or not isinstance(step, ActionStep):
+def _with_trace_ids(step: Step, stored: Sequence[_Stored]) -> Step:
+    if not stored or not isinstance(step, ActionStep):
         return step
-    seen = tuple(
-        Observation(f"{o.text}\n[the whole is in memory: trace_id {ids[i]}]", o.call_id, False, ids[i])
-        if i in ids
-        else o
-        for i, o in enumerate(step.observations)
-    )
-    return replace(step, observations=seen, source=None)
+    observations = list(step.observations)
+    for part in stored:
+        if part.observation is not None and part.observation < len(observations):
+            o = observations[part.observation]
+            text = f"{o.text}\n[the whole is in memory: trace_id {part.trace_id}]"
+            observations[part.observation] = Observation(text, o.call_id, False, part.trace_id)
+    return replace(step, observations=tuple(observations), source=None)
 
 
-def _note(before: Sequence[Step], gone: range, stored: dict[int, dict[int, str]]) -> list[Step]:
-    """One placeholder for a run of dropped steps; earlier placeholders among them go into it."""
+def _placeholder(before: Sequence[Step], gone: range, stored: dict[int, list[_Stored]]) -> list[Step]:
+    """One note for a run of dropped steps, which also takes in the notes among them; none without records."""
     lines: list[str] = []
     ids: list[str] = []
     for i in gone:
         step = before[i]
         if isinstance(step, ScratchpadStep) and step.kind == "bank":
             lines += [line for line in step.text.splitlines() if line.startswith("- ")]
-        places = match(step) if isinstance(step, ActionStep) else []
-        for place, trace_id in stored.get(i, {}).items():
-            lines.append(f"- {_called(step, places[place] if place >= 0 else None)}: trace_id {trace_id}")
-        earlier = [t for t in trace_ids_of(step) if t not in stored.get(i, {}).values()]
+        positions = match_observations(step) if isinstance(step, ActionStep) else []
+        new = {s.trace_id: s for s in stored.get(i, [])}
+        for part in new.values():
+            position = None if part.observation is None else positions[part.observation]
+            lines.append(f"- {_call_or_text(step, position)}: trace_id {part.trace_id}")
+        earlier = [t for t in trace_ids_of(step) if t not in new]
         if isinstance(step, ActionStep):
             lines += [f"- step {step.step_number}: trace_id {t}" for t in earlier]
-        ids += [*earlier, *stored.get(i, {}).values()]
+        ids += [*earlier, *new]
     if not ids:
         return []
-    head = [f"({len(lines) - _LINES:,} older ones: search_memory)"] if len(lines) > _LINES else []
+    hidden = len(lines) - _LISTED_CALLS
+    head = [f"({hidden:,} older ones: search_memory)"] if hidden > 0 else []
+    text = "\n".join([*head, *lines[-_LISTED_CALLS:]])
     last = before[gone[-1]]
-    return [
-        ScratchpadStep(
-            "\n".join([*head, *lines[-_LINES:]]),
-            "bank",
-            tuple(dict.fromkeys(ids)),
-            step_number=last.step_number,
-            timestamp=last.timestamp,
-        )
-    ]
+    trace_ids = tuple(dict.fromkeys(ids))
+    return [ScratchpadStep(text, "bank", trace_ids, step_number=last.step_number, timestamp=last.timestamp)]
 
 
-def _called(step: Step, place: int | None) -> str:
-    if isinstance(step, ActionStep) and place is not None:
-        call: Any = step.tool_calls[place]
+def _call_or_text(step: Step, position: int | None) -> str:
+    if isinstance(step, ActionStep) and position is not None:
+        call = step.tool_calls[position]
         return f"{call.name}({one_line(call.text, 80)})"
     return f"{'thought' if isinstance(step, ActionStep) else step.type} of step {step.step_number}"

@@ -1,36 +1,75 @@
-"""A run's steps, kept in order: rendered and counted once each, pruned, saved, replayed, shown."""
+"""Managers of a run's steps: MemoryManager, and two that prune by themselves (adaptive, hierarchical)."""
 
 from __future__ import annotations
 
+import re
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from memory_bank.errors import HistoryError, StepFileError, StepOrderError
-from memory_bank.history.frozen import Json, freeze
-from memory_bank.history.parts import positive
-from memory_bank.history.pruning import Pruning, check_steps
+from memory_bank.history.banking import StepBank, bank_steps, to_memory_bank
+from memory_bank.history.display import render_page, replay_steps
+from memory_bank.history.pruning import (
+    Pruning,
+    Summarizer,
+    chain,
+    check_steps,
+    count_tokens,
+    first_recent,
+    fit_token_budget,
+    keep_system_and_recent,
+    line_of,
+    no_pruning,
+    open_summarizer,
+    prune_old_observations,
+    summary_of,
+)
 from memory_bank.history.reading import steps_from_messages
 from memory_bank.history.stepfiles import load_steps, save_steps
-from memory_bank.history.steps import WIRES, ActionStep, Step, SystemPromptStep, Wire
-from memory_bank.ports import TokenCounter
+from memory_bank.history.steps import (
+    WIRES,
+    ActionStep,
+    ScratchpadStep,
+    Step,
+    SystemPromptStep,
+    Wire,
+    check_wire,
+    is_protected,
+    one_line,
+)
+from memory_bank.history.values import Json, freeze, positive
+from memory_bank.ports import ChatModel, TokenCounter
 from memory_bank.transcript.tokens import open_counter
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 S = TypeVar("S", bound=Step)
 Callback = Callable[[Any], object]
+"""Called with a step of the class that it was registered for."""
 
 
 class MemoryManager:
-    """The typed history of one agent. Safe under threads.
+    """The typed history of one agent. Thread-safe.
 
-    ``system_prompt``: text or a step. ``prune_strategy`` runs when more than ``max_steps_before_prune`` steps
-    stand beside the system prompt, and again after as many further steps where it left more. ``wire`` is the
-    form of its messages ("tools" or "text"), ``counter`` counts their tokens. ``callbacks``: functions by
-    step class, called with each step of that class after it was added. Raises HistoryError for
-    limits below 1.
+    Args:
+        system_prompt: text or a step.
+        prune_strategy: runs when there are more than ``max_steps_before_prune`` steps without the system
+            prompt, and again after as many more steps where it left more than that.
+        wire: the form of the messages, "tools" or "text".
+        counter: counts the tokens of the messages; default: tiktoken's o200k_base.
+        callbacks: functions by step class, called with each step of that class after it was added.
+
+    Raises:
+        HistoryError: a limit is below 1, or an argument has the wrong type.
+
+    Example:
+        >>> history = MemoryManager("You are a careful agent.", keep_last_n_steps(20), 100)
+        >>> step = history.add(TaskStep("Refund order 7."))
     """
 
     def __init__(
@@ -44,24 +83,23 @@ class MemoryManager:
         callbacks: Mapping[type[Step], Callback | Iterable[Callback]] | None = None,
     ) -> None:
         if prune_strategy is not None and not callable(prune_strategy):
-            raise HistoryError("prune_strategy is no function: give one of memory_bank.history's prunings.")
-        if wire not in WIRES:
-            raise HistoryError(f"wire is {wire!r}: give 'tools' or 'text'.")
+            raise HistoryError("prune_strategy is not a function: give a pruning of memory_bank.history.")
+        check_wire(wire)
         self.prune_strategy = prune_strategy
         self.max_steps_before_prune = positive(max_steps_before_prune, "max_steps_before_prune")
         self.wire: Wire = wire
         self.lock = threading.RLock()
         self._counter = counter
+        self._counted = 0  # the number of messages that are in _tokens
+        self._tokens = 0
         self._callbacks: list[tuple[type[Step], Callback]] = []
         for step_class, given in (callbacks or {}).items():
             for callback in [given] if callable(given) else given:
                 self.on(step_class, callback)
-        self._counted = 0  # messages of which the tokens are known
-        self._tokens = 0
-        self._forget([])
+        self._set_steps([])
         if system_prompt is not None:
-            given_prompt = system_prompt
-            self.add(SystemPromptStep(given_prompt) if isinstance(given_prompt, str) else given_prompt)
+            prompt = system_prompt
+            self.add(SystemPromptStep(prompt) if isinstance(prompt, str) else prompt)
 
     def __len__(self) -> int:
         return len(self._steps)
@@ -77,17 +115,18 @@ class MemoryManager:
 
     @property
     def counter(self) -> TokenCounter:
-        """What counts tokens."""
+        """The token counter."""
         if self._counter is None:
             self._counter = open_counter()
         return self._counter
 
     def add(self, step: S) -> S:
-        """Append a step; returns it as it is kept, numbered.
+        """Append a step; returns it with its number, assigned where it had none.
 
-        A step without a number gets one. Raises HistoryError for what is no step, StepOrderError for a number
-        below the last one: nothing is added then. What a callback or the pruning raises comes through, with
-        the step added.
+        Raises:
+            HistoryError: this is not a step.
+            StepOrderError: its number is below that of the last step; the step is not added.
+            Exception: anything that a callback or the pruning raises; the step is added.
         """
         if not isinstance(step, Step):
             raise HistoryError(
@@ -104,20 +143,20 @@ class MemoryManager:
                 )
             self._steps.append(step)
             self._types[type(step)] += 1
-            called = [c for known, c in self._callbacks if isinstance(step, known)]
-        for callback in called:
+            callbacks = [c for step_class, c in self._callbacks if isinstance(step, step_class)]
+        for callback in callbacks:
             callback(step)
         with self.lock:
             self._prune_if_due()
         return step
 
     def extend(self, steps: Iterable[Step]) -> None:
-        """Append several steps."""
+        """Append several steps. Raises what ``add`` raises."""
         for step in steps:
             self.add(step)
 
     def on(self, step_class: type[Step], callback: Callback) -> None:
-        """Call a function with every step of a class (``Step``: of any) after it was added."""
+        """Call ``callback`` with every step of ``step_class`` (``Step``: of any class) after it was added."""
         if not (isinstance(step_class, type) and issubclass(step_class, Step)) or not callable(callback):
             raise HistoryError("a callback is a step class with a function: on(ActionStep, function).")
         self._callbacks.append((step_class, callback))
@@ -125,13 +164,13 @@ class MemoryManager:
     def to_messages(self, summary_mode: bool = False) -> list[Json]:
         """The messages of all steps. Each step is rendered once, however often this is called.
 
-        The list is new, the messages are shared and refuse changes; copy.deepcopy gives some that do not.
+        The list is new; its messages are shared and cannot be changed: copy.deepcopy returns plain ones.
         """
         with self.lock:
             return list(self._messages(summary_mode))
 
     def _messages(self, summary_mode: bool) -> list[Json]:
-        """The messages themselves, with those of new steps added."""
+        """The list of rendered messages itself, extended by those of new steps."""
         done, messages = self._rendered.get(summary_mode, (0, []))
         for step in self._steps[done:]:
             messages.extend(freeze(m) for m in step.to_messages(summary_mode, wire=self.wire))
@@ -140,12 +179,12 @@ class MemoryManager:
 
     @property
     def action_count(self) -> int:
-        """How many ActionSteps there are."""
+        """The number of ActionSteps."""
         return sum(n for t, n in self._types.items() if issubclass(t, ActionStep))
 
     @property
     def token_count(self) -> int:
-        """Tokens of ``to_messages()``; each message is counted once."""
+        """The tokens of ``to_messages()``. Each message is counted once, however often this is read."""
         with self.lock:
             messages = self._messages(False)
             self._tokens += sum(self.counter.count_message(m) for m in messages[self._counted :])
@@ -157,9 +196,9 @@ class MemoryManager:
         return [s for s in self.steps if isinstance(s, step_class)]
 
     def prune(self, strategy: Pruning | None = None) -> int:
-        """Prune by ``strategy``, else by the manager's own; returns how many steps are gone.
+        """Prune by ``strategy``, else by ``prune_strategy``; returns the number of removed steps.
 
-        Where it raises, nothing has changed. Raises HistoryError for a strategy that returns no steps.
+        When the pruning raises, nothing changes. Raises HistoryError for a strategy that returns no steps.
         """
         with self.lock:
             chosen = strategy or self.prune_strategy
@@ -167,45 +206,40 @@ class MemoryManager:
             if chosen is not None:
                 kept = check_steps(chosen(tuple(self._steps)))
                 if len(kept) != before or any(a is not b for a, b in zip(kept, self._steps, strict=True)):
-                    self._forget(kept)
+                    self._set_steps(kept)
             self._pruned_at = len(self._steps)
             return before - len(self._steps)
 
     def clear(self) -> None:
-        """Forget all steps, the system prompt too."""
+        """Remove all steps, the system prompt included."""
         with self.lock:
-            self._forget([])
+            self._set_steps([])
 
     def reset(self) -> None:
-        """Forget all steps but the system prompt: ready for the next run."""
+        """Remove all steps but the system prompt, for the next run."""
         with self.lock:
-            self._forget([s for s in self._steps if isinstance(s, SystemPromptStep)])
+            self._set_steps([s for s in self._steps if isinstance(s, SystemPromptStep)])
 
     def full_steps(self) -> list[Json]:
-        """The steps as dicts, with everything in them."""
+        """The steps as dicts with all their fields."""
         return [s.dict() for s in self.steps]
 
     def succinct_steps(self) -> list[Json]:
-        """The steps as dicts without what the model saw (``model_input_messages``) and what is empty."""
+        """The steps as dicts without empty fields and without what the model saw."""
+        hidden = ("model_input_messages", "source")
         return [
-            {
-                k: v
-                for k, v in d.items()
-                if k not in ("model_input_messages", "source") and v not in (None, [])
-            }
-            for d in self.full_steps()
+            {k: v for k, v in d.items() if k not in hidden and v not in (None, [])} for d in self.full_steps()
         ]
 
-    def replay(self, console: Any = None, detailed: bool = False) -> None:
-        """Print the steps to a rich console; ``detailed``: texts whole, with what the model saw."""
-        from memory_bank.history.replaying import replay_steps
-
+    def replay(self, console: Console | None = None, detailed: bool = False) -> None:
+        """Print the steps to a rich console; ``detailed``: whole texts, and what the model saw."""
         replay_steps(self.steps, console, detailed)
 
     def visualize(self, path: str | Path | None = None) -> str:
-        """The steps as one self-contained HTML page; also written to ``path`` where one is given."""
-        from memory_bank.history.page import render_page
+        """The steps as one self-contained HTML page, also written to ``path``.
 
+        Raises HistoryError when the file cannot be written.
+        """
         html = render_page(self.steps, self.token_count, self.counter.name)
         if path is not None:
             try:
@@ -215,14 +249,19 @@ class MemoryManager:
         return html
 
     def save(self, path: str | Path) -> None:
-        """Write the steps as JSON lines, the whole file in one move. Raises StepFileError."""
+        """Write the steps as JSON lines; the file is replaced in one move. Raises StepFileError."""
         save_steps(path, self.steps, {"wire": self.wire})
 
     @classmethod
     def load(cls, path: str | Path, *args: Any, recover: bool = False, **options: Any) -> Self:
-        """A history from ``save``; further arguments as for the class.
+        """A history from a file that ``save`` wrote.
 
-        Raises StepFileError for a damaged file; with ``recover`` the steps before the damage are taken.
+        Args:
+            recover: return the steps before the damage where the file is damaged.
+            args, options: as for the class.
+
+        Raises:
+            StepFileError: the file cannot be read or is damaged.
         """
         try:
             steps, head = load_steps(path)
@@ -235,33 +274,248 @@ class MemoryManager:
         return cls._of(steps, *args, **options)
 
     @classmethod
-    def from_messages(cls, messages: Any, *args: Any, wire: Wire = "tools", **options: Any) -> Self:
-        """A history from an existing conversation; its ``to_messages`` are that conversation again.
+    def from_messages(cls, messages: object, *args: Any, wire: Wire = "tools", **options: Any) -> Self:
+        """A history of an existing conversation; its ``to_messages`` returns that conversation.
 
-        Further arguments as for the class. Raises MessagesError when ``messages`` is no list.
+        Args:
+            messages: a list of chat messages.
+            args, options: as for the class.
+
+        Raises:
+            MessagesError: ``messages`` is not a list.
         """
         return cls._of(steps_from_messages(messages, wire=wire), *args, wire=wire, **options)
 
     @classmethod
     def _of(cls, steps: Sequence[Step], *args: Any, **options: Any) -> Self:
         manager = cls(*args, **options)
-        manager._forget([*manager._steps, *steps])
+        manager._set_steps([*manager._steps, *steps])
         return manager
 
     def _prune_if_due(self) -> None:
-        beside = len(self._steps) - self._types[SystemPromptStep]
-        over = beside > self.max_steps_before_prune
-        if over and self.prune_strategy is not None and len(self._steps) >= self._next_prune():
+        limit = self.max_steps_before_prune
+        is_over = len(self._steps) - self._types[SystemPromptStep] > limit
+        # A pruning that left more than the limit runs again only after as many further steps.
+        next_prune = self._pruned_at + limit if self._pruned_at > limit else 0
+        if is_over and self.prune_strategy is not None and len(self._steps) >= next_prune:
             self.prune()
 
-    def _next_prune(self) -> int:
-        left_too_many = self._pruned_at > self.max_steps_before_prune
-        return self._pruned_at + self.max_steps_before_prune if left_too_many else 0
-
-    def _forget(self, steps: list[Step]) -> None:
-        """Hold these steps, and nothing that was made of others."""
+    def _set_steps(self, steps: list[Step]) -> None:
+        """Replace the steps and drop everything that was computed from the old ones."""
         self._steps = steps
         self._types = Counter(type(s) for s in steps)
         self._rendered: dict[bool, tuple[int, list[Json]]] = {}
         self._counted = self._tokens = 0
-        self._pruned_at = 0
+        self._pruned_at = 0  # the number of steps after the last pruning
+
+
+LADDER: tuple[tuple[str, Pruning], ...] = (
+    ("no_pruning", no_pruning),
+    ("observations before the last 5 to 1,000 characters", prune_old_observations(5, max_length=1_000)),
+    ("observations before the last 3 to 300 characters", prune_old_observations(3, max_length=300)),
+    ("observations before the last to 100 characters", prune_old_observations(1)),
+    ("the last 20 actions", chain(keep_system_and_recent(20), prune_old_observations(1))),
+    ("the last 5 actions", chain(keep_system_and_recent(5), prune_old_observations(1))),
+)
+"""The prunings of AdaptiveMemoryManager, the mildest first; ``fit_token_budget`` follows the last."""
+
+
+class AdaptiveMemoryManager(MemoryManager):
+    """A MemoryManager whose messages never exceed ``max_tokens``.
+
+    When a step exceeds them, the first pruning of the ladder that fits is applied, after the last one
+    ``fit_token_budget``. ``last_level`` is the name of the pruning applied last. ``add`` and ``prune`` raise
+    TokenBudgetError where system prompt, tasks and the last step alone exceed the limit; the step is kept.
+
+    Args:
+        max_tokens: the limit.
+        ladder: (name, pruning) pairs, the mildest first.
+        state: a MemoryBankState in which pruned content is stored.
+        args, options: as for MemoryManager.
+    """
+
+    def __init__(
+        self,
+        max_tokens: int,
+        *args: Any,
+        ladder: Sequence[tuple[str, Pruning]] = LADDER,
+        state: StepBank | None = None,
+        **options: Any,
+    ) -> None:
+        self.max_tokens = positive(max_tokens, "max_tokens")
+        self.ladder = tuple(ladder)
+        if not all(isinstance(r, tuple) and len(r) == 2 and callable(r[1]) for r in self.ladder):
+            raise HistoryError("a ladder is a list of (name, pruning), the mildest first.")
+        self.state = state
+        self.last_level = ""
+        super().__init__(*args, **options)
+
+    def prune(self, strategy: Pruning | None = None) -> int:
+        """Prune by ``strategy``, else by the mildest that fits; returns the number of removed steps."""
+        return super().prune(strategy or self._prune_mildly)
+
+    def _prune_if_due(self) -> None:
+        super()._prune_if_due()
+        if self.token_count > self.max_tokens:
+            self.prune()
+
+    def _prune_mildly(self, steps: Sequence[Step]) -> list[Step]:
+        for name, pruning in self.ladder:
+            left = check_steps(pruning(steps))
+            if self._fits(left) and self.state is not None:
+                left = to_memory_bank(self.state, pruning)(steps)
+            if self._fits(left):
+                self.last_level = name
+                return left
+        fit = fit_token_budget(self.max_tokens, counter=self.counter, wire=self.wire)
+        left = fit(steps)
+        if self.state is not None:
+            left = fit(to_memory_bank(self.state, fit)(steps))
+        self.last_level = "fit_token_budget"
+        return left
+
+    def _fits(self, steps: Sequence[Step]) -> bool:
+        return count_tokens(steps, self.counter, self.wire) <= self.max_tokens
+
+
+_THEME_IDS = 4  # trace_ids that the line of a theme names, the latest
+_THEME_LINE = re.compile(r"- (.+): (\d+) steps, (\d+) to (\d+)(?:; trace_id .*)?\Z")
+_STEP_LINE = re.compile(r"\[(.*?)\] (\d+)\. ")
+_TRACE_ID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+
+
+class HierarchicalMemory(MemoryManager):
+    """A MemoryManager in three tiers, after system prompt and tasks: themes, lines, recent steps.
+
+    An older step is stored in ``state`` and becomes one line with its trace_ids. Beyond ``summarized`` lines
+    the oldest line joins its theme: a count, the span of steps, the latest trace_ids. The trace_ids of all
+    steps are in the note's ``trace_ids``.
+
+    Args:
+        state: a MemoryBankState.
+        recent: the number of actions that stay whole.
+        summarized: the number of lines.
+        summarizer: a function from text to text or a chat model that writes the lines; default: extraction.
+        model: the name that a chat model is asked for.
+        theme_of: the theme of a step; default: the names of its tools.
+        args, options: as for MemoryManager.
+
+    Raises:
+        HistoryError: a limit is below 1.
+    """
+
+    def __init__(
+        self,
+        state: StepBank,
+        *args: Any,
+        recent: int = 5,
+        summarized: int = 20,
+        summarizer: Summarizer | ChatModel | None = None,
+        model: str = "",
+        theme_of: Callable[[Step], str] | None = None,
+        **options: Any,
+    ) -> None:
+        self.state = state
+        self.recent = positive(recent, "recent")
+        self.summarized = positive(summarized, "summarized")
+        self.theme_of = theme_of or _tool_names
+        self._ask = None if summarizer is None else open_summarizer(summarizer, model)
+        super().__init__(*args, **options)
+
+    def prune(self, strategy: Pruning | None = None) -> int:
+        """Prune by ``strategy``, else sort the steps into the tiers; returns the number of removed steps."""
+        return super().prune(strategy or self.prune_strategy or self._to_tiers)
+
+    def _prune_if_due(self) -> None:
+        super()._prune_if_due()
+        if self.action_count > self.recent:
+            super().prune(self._to_tiers)
+
+    def _to_tiers(self, steps: Sequence[Step]) -> list[Step]:
+        first = first_recent(steps, self.recent) if self.action_count > self.recent else 0
+        old = [s for s in steps[:first] if not is_protected(s)]
+        lines: list[str] = []
+        themes: dict[str, _Theme] = {}
+        ids: list[str] = []
+        new: list[Step] = []
+        for step in old:
+            if isinstance(step, ScratchpadStep) and step.kind == "themes":
+                themes = _parse_themes(step.text)
+                ids += step.trace_ids
+            elif isinstance(step, ScratchpadStep) and step.kind == "summary" and _has_step_lines(step.text):
+                lines += step.text.splitlines()
+            else:
+                new.append(step)
+        if not new:
+            return list(steps)
+        known = bank_steps(self.state, new, steps)
+        lines += [self._line(step, step_ids) for step, step_ids in zip(new, known, strict=True)]
+        for line in lines[: -self.summarized]:
+            head = _STEP_LINE.match(line)
+            assert head is not None
+            number, line_ids = int(head[2]), _TRACE_ID.findall(line)
+            themes.setdefault(head[1], _Theme(number, number)).add(number, line_ids)
+            ids += line_ids
+        lines = lines[-self.summarized :]
+        notes = [("summary", "\n".join(lines), [t for line in lines for t in _TRACE_ID.findall(line)])]
+        if themes:
+            text = "\n".join(theme.line(name) for name, theme in themes.items())
+            notes.insert(0, ("themes", text, ids))
+        number, timestamp = old[-1].step_number, old[-1].timestamp
+        return [
+            *(s for s in steps[:first] if is_protected(s)),
+            *(
+                ScratchpadStep(
+                    text, kind, tuple(dict.fromkeys(shown)), step_number=number, timestamp=timestamp
+                )
+                for kind, text, shown in notes
+            ),
+            *steps[first:],
+        ]
+
+    def _line(self, step: Step, ids: Sequence[str]) -> str:
+        text = line_of(step)
+        if self._ask is not None:
+            text = one_line(summary_of([step], self._ask).text, 400)
+        text = text.removeprefix(f"{step.step_number}. ")
+        missing = [t for t in ids if t not in text]
+        mark = f" (trace_id {', '.join(missing)})" if missing else ""
+        theme = one_line(self.theme_of(step).replace("]", ")"), 60) or "other"
+        return f"[{theme}] {step.step_number}. {' '.join(text.split())}{mark}"
+
+
+def _tool_names(step: Step) -> str:
+    """The names of the tools that a step calls; the type of a step without calls."""
+    if isinstance(step, ActionStep) and step.tool_calls:
+        return ", ".join(sorted({c.name for c in step.tool_calls}))
+    return "thought" if isinstance(step, ActionStep) else step.type
+
+
+def _has_step_lines(text: str) -> bool:
+    """Whether each line is one that HierarchicalMemory wrote."""
+    return all(_STEP_LINE.match(line) for line in text.splitlines())
+
+
+@dataclass
+class _Theme:
+    """The steps of one theme: the first and last number, how many, the latest trace_ids."""
+
+    first: int
+    last: int
+    count: int = 0
+    ids: list[str] = field(default_factory=list)
+
+    def add(self, number: int, ids: Sequence[str]) -> None:
+        self.first, self.last = min(self.first, number), max(self.last, number)
+        self.count += 1
+        self.ids = [*self.ids, *ids][-_THEME_IDS:]
+
+    def line(self, name: str) -> str:
+        ids = f"; trace_id {', '.join(self.ids)}" if self.ids else ""
+        return f"- {name}: {self.count} steps, {self.first} to {self.last}{ids}"
+
+
+def _parse_themes(text: str) -> dict[str, _Theme]:
+    """The themes of a note that HierarchicalMemory wrote, by name."""
+    found = [(m, line) for line in text.splitlines() if (m := _THEME_LINE.match(line))]
+    return {m[1]: _Theme(int(m[3]), int(m[4]), int(m[2]), _TRACE_ID.findall(line)) for m, line in found}

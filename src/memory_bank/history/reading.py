@@ -1,4 +1,4 @@
-"""An existing conversation read as steps; their messages are the conversation again, to the letter."""
+"""Chat messages to typed steps; the steps render to the same messages again."""
 
 from __future__ import annotations
 
@@ -11,133 +11,150 @@ from itertools import count
 from typing import Any, TypeGuard
 
 from memory_bank.errors import HistoryError
-from memory_bank.history.parts import Observation, Source, ToolCall
 from memory_bank.history.steps import (
+    CALLING,
+    ERROR,
     NOTE_HEADS,
+    OBSERVATION,
     PROCEED,
-    WIRES,
     ActionStep,
     FinalAnswerStep,
+    Observation,
     PlanningStep,
     ScratchpadStep,
+    SourceMessages,
     Step,
     SystemPromptStep,
     TaskStep,
+    ToolCall,
     Wire,
+    check_wire,
 )
-from memory_bank.history.wire import CALLING, ERROR, OBSERVATION
 from memory_bank.transcript.content import content_text, is_text_part, part_text, read
 from memory_bank.transcript.interactions import Interaction, Kind, Segment, Utterance, kind_of
 from memory_bank.transcript.parsing import parse_messages
 
 
-def steps_from_messages(messages: Any, *, wire: Wire = "tools", timestamp: float | None = None) -> list[Step]:
-    """The steps of a chat, numbered; the messages of all steps are those that came, as dicts.
+def steps_from_messages(
+    messages: object, *, wire: Wire = "tools", timestamp: float | None = None
+) -> list[Step]:
+    """The numbered steps of a chat. All their messages together are the given messages, as dicts.
 
-    System and user messages are SystemPromptSteps and TaskSteps, turns with calls and their results are
-    ActionSteps (with ``wire="text"`` also "Calling tools: …" with its "Observation: …"), assistant text
-    before a user turn or the end is a FinalAnswerStep; notes and plans as our steps write them are notes
-    and plans again. What is none of these is kept in a ScratchpadStep. Where rendering would not give the
-    messages back to the letter, the step keeps them (``source``). Raises MessagesError for what is no list.
+    System and user messages become SystemPromptSteps and TaskSteps, turns with calls and their results become
+    ActionSteps, assistant text before a user turn or at the end becomes a FinalAnswerStep. Notes and plans
+    that steps have rendered become ScratchpadSteps and PlanningSteps again; anything else becomes a
+    ScratchpadStep. A step keeps the original messages in ``source`` where rendering would not reproduce them.
+
+    Args:
+        messages: a list of chat messages.
+        wire: with "text", "Calling tools: …" and its "Observation: …" become ActionSteps too.
+        timestamp: of every step, in Unix seconds; default: now.
+
+    Raises:
+        MessagesError: ``messages`` is not a list.
+        HistoryError: ``wire`` is unknown.
     """
-    if wire not in WIRES:
-        raise HistoryError(f"wire is {wire!r}: give 'tools' or 'text'.")
-    reader = _Reader(parse_messages(messages), wire, timestamp)
-    return reader.steps()
+    check_wire(wire)
+    return _StepReader(parse_messages(messages), wire, timestamp).steps()
 
 
-class _Reader:
+class _StepReader:
+    """Turns the segments of a chat into steps, from the first to the last."""
+
     def __init__(self, segments: Sequence[Segment], wire: Wire, timestamp: float | None) -> None:
         self.segments = segments
         self.wire = wire
         self.timestamp = time.time() if timestamp is None else timestamp
-        self.number = 0
-        self.has_task = False
 
     def steps(self) -> list[Step]:
-        out: list[Step] = []
-        i = 0
+        steps: list[Step] = []
+        number = i = 0
+        has_task = False
         while i < len(self.segments):
-            step, used = self._step(i)
+            step, used = self._step_at(i, has_task)
             originals = [m for s in self.segments[i : i + used] for m in s.messages]
-            if isinstance(step, ActionStep):
-                self.number += 1
-            self.has_task = self.has_task or isinstance(step, TaskStep)
-            step = replace(step, step_number=self.number, timestamp=self.timestamp)
-            if not _gives(step, originals, self.wire):
-                step = replace(step, source=Source(tuple(originals), self.wire))
-            out.append(step)
+            number += isinstance(step, ActionStep)
+            has_task = has_task or isinstance(step, TaskStep)
+            step = replace(step, step_number=number, timestamp=self.timestamp)
+            if not _renders_as(step, originals, self.wire):
+                step = replace(step, source=SourceMessages(tuple(originals), self.wire))
+            steps.append(step)
             i += used
-        return out
+        return steps
 
-    def _step(self, i: int) -> tuple[Step, int]:
-        """The step that begins at segment ``i``, and how many segments it takes."""
+    def _step_at(self, i: int, has_task: bool) -> tuple[Step, int]:
+        """The step that begins at segment ``i``, and the number of segments that it covers."""
         segment = self.segments[i]
         if isinstance(segment, Interaction):
             return _action(segment), 1
-        text = content_text(read(segment.message, "content"))
+        content = read(segment.message, "content")
+        text = content_text(content)
         if segment.kind is Kind.SYSTEM:
             return SystemPromptStep(text), 1
         if segment.kind is Kind.USER:
-            return _user(segment.message, text), 1
+            return _task_or_note(content, text), 1
         if segment.kind is not Kind.SAY:
             return ScratchpadStep(text), 1
-        if self.wire == "text":
-            found = self._called_in_text(i, text)
-            if found is not None:
-                return found
-        following = self.segments[i + 1] if i + 1 < len(self.segments) else None
-        if _is(following, Kind.USER) and read(following.message, "content") == PROCEED:
+        if self.wire == "text" and (action := self._text_action(i, text)) is not None:
+            return action
+        following = self._segment(i + 1)
+        if _is_utterance(following, Kind.USER) and read(following.message, "content") == PROCEED:
             return PlanningStep(text), 2
-        if self.has_task and (following is None or _is(following, Kind.USER)):
+        if has_task and (following is None or _is_utterance(following, Kind.USER)):
             return FinalAnswerStep(text), 1
         return ActionStep(text), 1
 
-    def _called_in_text(self, i: int, text: str) -> tuple[Step, int] | None:
+    def _segment(self, i: int) -> Segment | None:
+        return self.segments[i] if i < len(self.segments) else None
+
+    def _text_action(self, i: int, text: str) -> tuple[Step, int] | None:
+        """The action in text form that begins at segment ``i``; None where none begins."""
         thought = None
         used = 1
         if CALLING not in text:  # a thought, its calls in the next message
-            following = self.segments[i + 1] if i + 1 < len(self.segments) else None
-            if not _is(following, Kind.SAY):
+            following = self._segment(i + 1)
+            if not _is_utterance(following, Kind.SAY):
                 return None
             thought, text, used = text, content_text(read(following.message, "content")), 2
             if not text.startswith(CALLING):
                 return None
         head, _, tail = text.partition(CALLING)
-        calls = _calls_in(tail)
+        calls = _parse_text_calls(tail)
         if not calls:
             return None
-        seen: list[Observation] = []
+        observations: list[Observation] = []
         error = None
-        while _is(following := next(iter(self.segments[i + used : i + used + 1]), None), Kind.USER):
-            said = read(following.message, "content")
-            body = content_text(said)
+        while _is_utterance(following := self._segment(i + used), Kind.USER):
+            content = read(following.message, "content")
+            body = content_text(content)
             if body.startswith(OBSERVATION):
-                body = body.removeprefix(OBSERVATION)
-                place = len(seen)
-                call_id = calls[place].id if place < len(calls) else None
-                media = [p for p in said if not is_text_part(p)] if isinstance(said, (list, tuple)) else []
-                content = [{"type": "text", "text": _only_text(said)}, *media] if media else body
-                seen.append(Observation(content, call_id))
+                position = len(observations)
+                call_id = calls[position].id if position < len(calls) else None
+                observations.append(Observation(_without_heading(content, body), call_id))
             elif body.startswith((ERROR, "Call id:")) and error is None:
                 error = body.partition(ERROR)[2]
             else:
                 break
             used += 1
-        return ActionStep(thought or head.rstrip() or None, tuple(calls), tuple(seen), error), used
+        return ActionStep(thought or head.rstrip() or None, tuple(calls), tuple(observations), error), used
 
 
-def _is(segment: Any, kind: Kind) -> TypeGuard[Utterance]:
+def _is_utterance(segment: Segment | None, kind: Kind) -> TypeGuard[Utterance]:
     return isinstance(segment, Utterance) and segment.kind is kind
 
 
-def _only_text(content: Any) -> str:
-    text = "\n".join(part_text(p) for p in content if is_text_part(p))
-    return text.removeprefix(OBSERVATION)
+def _without_heading(content: object, text: str) -> Any:
+    """The content of an "Observation: …" message without that heading; ``text`` is the content's text."""
+    parts = content if isinstance(content, (list, tuple)) else []
+    media = [p for p in parts if not is_text_part(p)]
+    if not media:
+        return text.removeprefix(OBSERVATION)
+    said = "\n".join(part_text(p) for p in parts if is_text_part(p))
+    return [{"type": "text", "text": said.removeprefix(OBSERVATION)}, *media]
 
 
-def _calls_in(text: str) -> list[ToolCall]:
-    """The calls of a text-form turn, written as JSON or as Python; none where it is neither."""
+def _parse_text_calls(text: str) -> list[ToolCall]:
+    """The calls of a turn in text form, written as JSON or as Python; none where it is neither."""
     try:
         given = json.loads(text)
     except (ValueError, RecursionError):
@@ -153,30 +170,27 @@ def _calls_in(text: str) -> list[ToolCall]:
     return calls
 
 
-def _user(message: Any, text: str) -> Step:
-    content = read(message, "content")
+def _task_or_note(content: object, text: str) -> Step:
     if isinstance(content, str):
         for kind, head in NOTE_HEADS.items():
             if content.startswith(head + "\n"):
                 return ScratchpadStep(content[len(head) + 1 :], kind)
     if isinstance(content, (list, tuple)):
         texts = [part_text(p) for p in content if is_text_part(p)]
-        images = tuple(
-            url for p in content if isinstance(url := read(read(p, "image_url"), "url"), str) and url
-        )
+        urls = [read(read(p, "image_url"), "url") for p in content]
         try:
-            return TaskStep("\n".join(texts), images)
-        except HistoryError:  # not one that we would take; its message stays as it came
-            return TaskStep(text)
+            return TaskStep("\n".join(texts), tuple(u for u in urls if isinstance(u, str) and u))
+        except HistoryError:  # an image that TaskStep refuses; the step keeps the message in ``source``
+            pass
     return TaskStep(text)
 
 
 def _action(interaction: Interaction) -> ActionStep:
-    ids: list[str] = []
     calls: list[ToolCall] = []
-    seen: list[tuple[int, Observation]] = []
+    placed: list[tuple[int, Observation]] = []  # with the position of the result among the messages
+    ids: set[str | None] = {None}
     numbers = count(1)
-    order: dict[Any, int] = {}
+    order: dict[object, int] = {}
     for message in interaction.messages:
         if kind_of(message) is Kind.RESULT:
             order.setdefault(read(message, "tool_call_id"), len(order))
@@ -184,23 +198,23 @@ def _action(interaction: Interaction) -> ActionStep:
         call_id = None
         if pair.call is not None:
             call_id = pair.call.call_id
-            while call_id is None or call_id in ids:
+            while call_id in ids:
                 call_id = f"call_{next(numbers)}"
-            ids.append(call_id)
+            ids.add(call_id)
             calls.append(ToolCall(pair.call.name, pair.call.arguments, call_id))
         if pair.result is not None:
             content = pair.result.text if pair.result.extra else pair.result.content
-            place = order.get(pair.result.call_id, len(order)) if pair.call else len(order)
-            seen.append((place, Observation(content, call_id)))
-    seen.sort(key=lambda s: s[0])
+            position = order.get(pair.result.call_id, len(order)) if pair.call else len(order)
+            placed.append((position, Observation(content, call_id)))
+    placed.sort(key=lambda p: p[0])
     said = [read(m, "content") for m in interaction.messages if read(m, "role") == "assistant"]
     thought = said[0] if len(said) == 1 and isinstance(said[0], str) else interaction.note or None
-    return ActionStep(thought, tuple(calls), tuple(o for _, o in seen))
+    return ActionStep(thought, tuple(calls), tuple(o for _, o in placed))
 
 
-def _gives(step: Step, originals: list[Any], wire: Wire) -> bool:
-    """Whether a step renders as the very messages it was read from."""
+def _renders_as(step: Step, originals: Sequence[object], wire: Wire) -> bool:
+    """Whether a step renders to exactly the messages that it was read from."""
     try:
         return all(type(m) is dict for m in originals) and step.to_messages(wire=wire) == originals
-    except Exception:  # too deep, or foreign objects that refuse to be compared
+    except Exception:  # nested too deep, or foreign objects that refuse to be compared
         return False

@@ -1,4 +1,4 @@
-"""The scratchpad of an agent: named values, observations and failures, all of bounded size."""
+"""AgentMemory: an agent's own notes (values, observations, failures), all of bounded size."""
 
 from __future__ import annotations
 
@@ -8,20 +8,25 @@ from collections.abc import MutableMapping
 from typing import Any
 
 from memory_bank.errors import HistoryError, RecordError
-from memory_bank.history.frozen import freeze, thaw
-from memory_bank.history.parts import cut, positive
-from memory_bank.history.steps import ScratchpadStep
+from memory_bank.history.steps import ScratchpadStep, cut
+from memory_bank.history.values import freeze, positive, thaw
 from memory_bank.transcript.jsontext import compact, dump_value
 
-OBSERVATIONS_SHOWN = 5
-FAILURES_SHOWN = 3
+_OBSERVATIONS_SHOWN = 5
+_FAILURES_SHOWN = 3
 
 
 class AgentMemory:
-    """What an agent writes down for itself.
+    """Named values, observations and failures that an agent writes down for itself.
 
-    Bounded: ``max_items`` values (the one stored longest ago goes first), ``max_observations``,
-    ``max_failures``, and ``max_chars`` characters of each as text. Raises HistoryError for limits below 1.
+    Args:
+        max_items: the number of values; the one stored longest ago is dropped first.
+        max_observations: the number of observations; the oldest is dropped first.
+        max_failures: the number of failures; the oldest is dropped first.
+        max_chars: the characters of each of them as text.
+
+    Raises:
+        HistoryError: a limit is below 1.
     """
 
     def __init__(
@@ -47,10 +52,10 @@ class AgentMemory:
             f"{len(self._failures)} failures>"
         )
 
-    def store(self, key: str, value: Any) -> None:
-        """Write a JSON value down under a name, in place of an older one.
+    def store(self, key: str, value: object) -> None:
+        """Store a JSON value under a name; it replaces an older one.
 
-        Raises HistoryError for a name that is no text, and for a value that is no JSON or too large.
+        Raises HistoryError for a name that is not text, and for a value that is not JSON or too large.
         """
         if not isinstance(key, str) or not key:
             raise HistoryError("a value is stored under a name: store('order_id', value).")
@@ -68,39 +73,39 @@ class AgentMemory:
         while len(self._items) > self.limits["max_items"]:
             del self._items[next(iter(self._items))]
 
-    def recall(self, key: str, default: Any = None) -> Any:
-        """A copy of what was stored under a name, or the default."""
+    def recall(self, key: str, default: object = None) -> Any:
+        """A copy of the value stored under a name, or the default."""
         return thaw(self._items[key]) if key in self._items else default
 
-    def observe(self, text: Any) -> None:
-        """Note what was seen; long texts are cut and say so."""
+    def observe(self, text: object) -> None:
+        """Add an observation; a long text is cut and says so."""
         self._observations.append(self._short(text))
 
-    def fail(self, text: Any) -> None:
-        """Note what did not work, so that it is not tried again."""
+    def fail(self, text: object) -> None:
+        """Add a failure (a text or an exception), so that it is not tried again."""
         self._failures.append(self._short(text))
 
     @property
     def keys(self) -> list[str]:
-        """The names under which something is stored, the oldest first."""
+        """The names of the stored values, the oldest first."""
         return list(self._items)
 
     @property
     def observations(self) -> list[str]:
-        """What was observed, the oldest first."""
+        """The observations, the oldest first."""
         return list(self._observations)
 
     @property
     def failures(self) -> list[str]:
-        """What failed, the oldest first."""
+        """The failures, the oldest first."""
         return list(self._failures)
 
     def to_context(self) -> str:
         """The pad as text for a prompt: all values, the last 5 observations, the last 3 failures."""
         parts = [
             ("Stored", [f"{k} = {compact(v)}" for k, v in self._items.items()]),
-            ("Observed", self.observations[-OBSERVATIONS_SHOWN:]),
-            ("Failed", self.failures[-FAILURES_SHOWN:]),
+            ("Observed", self.observations[-_OBSERVATIONS_SHOWN:]),
+            ("Failed", self.failures[-_FAILURES_SHOWN:]),
         ]
         return "\n".join(f"{head}:\n" + "\n".join(f"- {row}" for row in rows) for head, rows in parts if rows)
 
@@ -109,7 +114,7 @@ class AgentMemory:
         return ScratchpadStep(self.to_context())
 
     def clear(self) -> None:
-        """Forget everything."""
+        """Remove everything."""
         self._items.clear()
         self._observations.clear()
         self._failures.clear()
@@ -133,26 +138,26 @@ class AgentMemory:
             memory = cls(**given["limits"])
             for key, value in given["items"].items():
                 memory.store(key, value)
-            for name in given["observations"]:
-                memory.observe(name)
-            for name in given["failures"]:
-                memory.fail(name)
+            for item in given["observations"]:
+                memory.observe(item)
+            for item in given["failures"]:
+                memory.fail(item)
         except HistoryError:
             raise
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as e:
-            raise HistoryError("this is no scratchpad: give the text that to_json() wrote.") from e
+            raise HistoryError("this is not a scratchpad: give the text that to_json() returned.") from e
         return memory
 
     def inject(self, namespace: MutableMapping[str, Any], name: str = "memory") -> None:
-        """Give code that an agent writes the pad under a name: ``memory.store("id", 7)``.
+        """Make the pad available to code that an agent writes: ``memory.store("id", 7)``.
 
-        Raises HistoryError where the name is taken by something else.
+        Raises HistoryError where the namespace has something else under that name.
         """
         if namespace.get(name, self) is not self:
             raise HistoryError(f"the namespace already has a {name!r}: inject the pad under another name.")
         namespace[name] = self
 
-    def _short(self, text: Any) -> str:
+    def _short(self, text: object) -> str:
         if isinstance(text, BaseException):
             text = f"{type(text).__name__}: {text}"
         return cut(text if isinstance(text, str) else compact(text), self.limits["max_chars"])
