@@ -20,8 +20,8 @@ from memory_bank import (
     check_call,
     handle_tool_call,
 )
-from memory_bank.bank.catalog import re_embed
 from memory_bank.bank.database import Database
+from memory_bank.bank.embedder import re_embed
 from memory_bank.bank.insights import InsightStore
 from memory_bank.testing.insight_contract import NumbersEmbedder
 from tests.chats import call, result, rounds, system, user

@@ -12,7 +12,7 @@ import pytest
 
 from memory_bank import MemoryBankSettings, MemoryBankState, StorageError, apply_memory_bank_strategy
 from memory_bank.bank.database import Database
-from memory_bank.bank.verification import verify
+from memory_bank.bank.maintenance import verify
 from memory_bank.tools import handle_tool_call
 from tests.chats import rounds, system, user
 from tests.postgres import Server

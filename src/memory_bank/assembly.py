@@ -15,9 +15,9 @@ from memory_bank.bank.database import ANY, Database
 from memory_bank.bank.facts import FactStore
 from memory_bank.bank.insights import InsightStore, clear_session
 from memory_bank.bank.jobs import JobQueue, without_insight
-from memory_bank.bank.payload import to_rows
+from memory_bank.bank.rows import to_rows
 from memory_bank.bank.scope import WiderScope
-from memory_bank.bank.spending import Spending
+from memory_bank.bank.usage import Spending
 from memory_bank.bank.worker import BackgroundObserver, Worker
 from memory_bank.config import MemoryBankSettings
 from memory_bank.context.evidence import EvidenceMemory

@@ -10,16 +10,15 @@ import pytest
 
 from memory_bank.bank.catalog import (
     SessionInfo,
-    bank_embedder,
     export_records,
     find_record,
     has_session,
     list_sessions,
-    re_embed,
 )
 from memory_bank.bank.database import Database
+from memory_bank.bank.embedder import bank_embedder, check_embedder, re_embed
 from memory_bank.bank.facts import FactStore
-from memory_bank.bank.insights import InsightStore, check_embedder, clear_session
+from memory_bank.bank.insights import InsightStore, clear_session
 from memory_bank.errors import EmbedderMismatchError, EmbeddingError, StorageError
 from memory_bank.records import Insight
 from memory_bank.testing.insight_contract import NumbersEmbedder

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from memory_bank.bank.database import Database
 from memory_bank.bank.facts import FactStore
-from memory_bank.bank.payload import from_row, to_row
+from memory_bank.bank.rows import from_row, to_row
 from memory_bank.records import InteractionRecord
 from memory_bank.testing.store_contracts import FactStoreContract, a_record
 

@@ -15,8 +15,9 @@ from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from tests.postgres import Server, python
 
-from memory_bank.bank.catalog import bank_embedder, find_record, has_session, list_sessions, re_embed
+from memory_bank.bank.catalog import find_record, has_session, list_sessions
 from memory_bank.bank.database import Database
+from memory_bank.bank.embedder import bank_embedder, re_embed
 from memory_bank.bank.facts import FactStore
 from memory_bank.bank.insights import InsightStore
 from memory_bank.bank.schema import HEAD, insights, metadata

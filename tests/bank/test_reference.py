@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from memory_bank.bank.reference import InMemoryFactStore, InMemoryInsightStore
 from memory_bank.testing.insight_contract import InsightStoreContract
+from memory_bank.testing.reference import InMemoryFactStore, InMemoryInsightStore
 from memory_bank.testing.store_contracts import FactStoreContract
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from memory_bank.bank.database import Database
-from memory_bank.bank.spending import Spending, spent_by_session
+from memory_bank.bank.usage import Spending, spent_by_session
 from memory_bank.config import ObserverBudget
 from memory_bank.records import Spent
 from memory_bank.testing.store_contracts import together

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from tests.cli.conftest import environment
 
 from memory_bank.bank.database import Database
-from memory_bank.bank.retention import purge
+from memory_bank.bank.maintenance import purge
 from memory_bank.bank.schema import sessions
-from memory_bank.bank.steps import (
+from memory_bank.bank.usage import (
     NewStep,
     add_steps,
     ends_of,
@@ -163,7 +163,7 @@ def test_processes_never_number_two_steps_alike(bank_url: str) -> None:
     code = (
         "import sys\n"
         "from memory_bank.bank.database import Database\n"
-        "from memory_bank.bank.steps import NewStep, add_steps, packed\n"
+        "from memory_bank.bank.usage import NewStep, add_steps, packed\n"
         "d = Database(sys.argv[1])\n"
         "for i in range(20):\n"
         "    add_steps(d, [NewStep('a', 5e9, 2, 1, 1, 1, 'rebuilt', 's', 1.0, packed({}))], 5)\n"

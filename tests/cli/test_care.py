@@ -16,9 +16,8 @@ from memory_bank.bank.database import Database
 from memory_bank.bank.facts import FactStore
 from memory_bank.bank.insights import InsightStore
 from memory_bank.bank.jobs import JobQueue
-from memory_bank.bank.retention import Purged, purge
-from memory_bank.bank.spending import Spending
-from memory_bank.bank.verification import Counts, verify
+from memory_bank.bank.maintenance import Counts, Purged, purge, verify
+from memory_bank.bank.usage import Spending
 from memory_bank.cli.care import seconds_of
 from memory_bank.errors import ConfigError
 from memory_bank.records import Insight, Spent

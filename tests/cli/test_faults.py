@@ -16,8 +16,9 @@ from typing import Any
 import pytest
 from tests.cli.conftest import COMMAND, environment, line, run_of, write
 
-from memory_bank.bank.catalog import bank_embedder, list_sessions
+from memory_bank.bank.catalog import list_sessions
 from memory_bank.bank.database import Database
+from memory_bank.bank.embedder import bank_embedder
 from memory_bank.bank.facts import FactStore
 from memory_bank.bank.transfer import export_lines
 from memory_bank.testing.store_contracts import a_record

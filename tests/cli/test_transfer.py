@@ -17,11 +17,17 @@ from memory_bank import InteractionRecord, LexicalEmbedder, MemoryBankState
 from memory_bank.bank.catalog import list_sessions
 from memory_bank.bank.database import Database
 from memory_bank.bank.facts import FactStore
-from memory_bank.bank.importing import Imported, Refused, import_lines
 from memory_bank.bank.insights import InsightStore
 from memory_bank.bank.jobs import JobQueue
-from memory_bank.bank.spending import Spending
-from memory_bank.bank.transfer import decode_text, encode_text, export_lines
+from memory_bank.bank.transfer import (
+    ImportedSession,
+    RefusedSession,
+    decode_text,
+    encode_text,
+    export_lines,
+    import_lines,
+)
+from memory_bank.bank.usage import Spending
 from memory_bank.config import ObserverBudget
 from memory_bank.records import Insight, Spent
 from memory_bank.testing import ScriptedServer
@@ -78,9 +84,9 @@ def test_there_and_back_byte_for_byte(tmp_path: Path, postgres_url: str) -> None
     for source, target in ((first, second), (second, third)):
         taken = take(target, lines_of(source))
         assert [t.session_id for t in taken] == ["nothing in it", "one", "two"]
-        assert taken[1] == Imported("one", 5, 0, 3, 2)
+        assert taken[1] == ImportedSession("one", 5, 0, 3, 2)
         assert lines_of(target) == lines
-        assert take(target, lines)[1] == Imported("one", 0, 5, 0, 0)  # once more: nothing twice
+        assert take(target, lines)[1] == ImportedSession("one", 0, 5, 0, 0)  # once more: nothing twice
         assert lines_of(target) == lines
     for ours, theirs in zip(list_sessions(first), list_sessions(third), strict=True):
         assert ours == theirs
@@ -123,7 +129,7 @@ def test_nasty_texts_move_without_loss(
     InsightStore(LexicalEmbedder(), first, "s").add_many([Insight(r.trace_id, summary) for r in made[::2]])
     first.set_task("s", task)
     lines = lines_of(first)
-    assert not any(isinstance(t, Refused) for t in take(second, lines) + take(third, lines_of(second)))
+    assert not any(isinstance(t, RefusedSession) for t in take(second, lines) + take(third, lines_of(second)))
     assert lines_of(second) == lines == lines_of(third)
     ours, theirs = FactStore(first, "s"), FactStore(third, "s")
     assert repr(ours.get_many(list(ours.steps()))) == repr(theirs.get_many(list(theirs.steps())))
@@ -170,7 +176,7 @@ def test_another_record_refuses_its_session_only(tmp_path: Path) -> None:
     before = lines_of(target)
     empty, one, two = take(target, lines_of(source))
     assert (empty.session_id, two.session_id) == ("nothing in it", "two")
-    assert isinstance(one, Refused)
+    assert isinstance(one, RefusedSession)
     assert "trace-00002" in one.reason
     assert [line for line in lines_of(target) if '"one"' in line] == before
 
@@ -214,13 +220,13 @@ def test_import_makes_a_bank_and_is_exact(cli: Any, exported: Path, tmp_path: Pa
 @pytest.mark.parametrize(
     ("change", "says", "line"),
     [
-        (lambda lines: [*lines[:5], "{broken", *lines[6:]], "it is no JSON", 6),
-        (lambda lines: [*lines[:4], "{broken"], "it is no JSON", 5),
-        (lambda lines: [*lines[:5], "[]", *lines[6:]], "no JSON object", 6),
+        (lambda lines: [*lines[:5], "{broken", *lines[6:]], "it is not JSON", 6),
+        (lambda lines: [*lines[:4], "{broken"], "it is not JSON", 5),
+        (lambda lines: [*lines[:5], "[]", *lines[6:]], "not a JSON object", 6),
         (lambda lines: lines[:-1], "3 of 4 records", 5),
         (lambda lines: [*lines[:5], *lines[6:]], "3 of 4 records", 5),
         (lambda lines: [*lines[:4], *lines[5:]], "the beginning of session 'two' is missing", 5),
-        (lambda lines: [*lines[:6], lines[5], *lines[6:]], "was there before", 7),
+        (lambda lines: [*lines[:6], lines[5], *lines[6:]], "occurs twice", 7),
         (lambda lines: [*lines[:5], lines[5].replace('"step_id": ', '"step_id": 1.'), *lines[6:]], "step_id", 6),
         (lambda lines: [*lines[:5], lines[5].replace('"embedding": "', '"embedding": "AAAA'), *lines[6:]], "dimension", 6),
         (lambda lines: [*lines[:4], lines[4].replace('"format": 1', '"format": 99'), *lines[5:]], "newer memory_bank", 5),

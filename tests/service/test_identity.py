@@ -21,8 +21,8 @@ from memory_bank.bank.facts import FactStore
 from memory_bank.bank.insights import InsightStore
 from memory_bank.bank.jobs import JobQueue
 from memory_bank.bank.lineage import KEPT
+from memory_bank.bank.maintenance import verify
 from memory_bank.bank.schema import lineage, metadata, sessions
-from memory_bank.bank.verification import verify
 from memory_bank.errors import ConfigError
 from memory_bank.models.embedding import load_embedder
 from memory_bank.service.identity import Found, Identity

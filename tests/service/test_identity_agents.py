@@ -7,7 +7,7 @@ from tests.chats import call, result, say, system, user
 from tests.service.conversing import MASKED, World, random_id
 
 from memory_bank.bank.database import Database
-from memory_bank.bank.verification import verify
+from memory_bank.bank.maintenance import verify
 
 
 class Branch:

@@ -13,8 +13,7 @@ from tests.chats import call, result, system, user
 from memory_bank import LexicalEmbedder, MemoryBankState, apply_memory_bank_strategy
 from memory_bank.bank.database import Database
 from memory_bank.bank.insights import InsightStore
-from memory_bank.bank.retention import purge
-from memory_bank.bank.verification import verify
+from memory_bank.bank.maintenance import purge, verify
 from memory_bank.service.dialects import DIALECTS, read_body
 from memory_bank.service.identity import Identity
 from memory_bank.service.memory import Memory

@@ -19,7 +19,7 @@ from tests.service.runs import orders, recorded
 
 from memory_bank.bank.database import Database
 from memory_bank.bank.facts import FactStore
-from memory_bank.bank.steps import NewStep, add_steps, get_step, packed
+from memory_bank.bank.usage import NewStep, add_steps, get_step, packed
 from memory_bank.records import InteractionRecord
 
 pytestmark = pytest.mark.skipif(why_not() is not None, reason=why_not() or "")

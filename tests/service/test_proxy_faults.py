@@ -25,7 +25,7 @@ from tests.service.test_proxy import CHAT, LONG, OK
 
 from memory_bank.bank.database import Database
 from memory_bank.bank.facts import FactStore
-from memory_bank.bank.verification import verify
+from memory_bank.bank.maintenance import verify
 from memory_bank.service.identity import Identity
 from memory_bank.service.memory import Memory
 from memory_bank.testing import ScriptedServer, fail, say

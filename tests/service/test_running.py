@@ -20,7 +20,7 @@ from tests.service.processes import Process, serve, start, until
 from tests.service.proxied import Held
 
 from memory_bank.bank.database import Database
-from memory_bank.bank.verification import verify
+from memory_bank.bank.maintenance import verify
 from memory_bank.config import load_config
 from memory_bank.errors import DatabaseOpenError
 from memory_bank.testing import Reply, ScriptedServer

@@ -22,7 +22,7 @@ from tests.service.processes import Process, serve
 
 from memory_bank.bank.database import Database
 from memory_bank.bank.facts import FactStore
-from memory_bank.bank.verification import verify
+from memory_bank.bank.maintenance import verify
 from memory_bank.testing import ScriptedServer, say
 from memory_bank.transcript.pairing import pairing_errors
 

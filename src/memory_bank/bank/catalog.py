@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,16 +11,11 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from memory_bank.bank.database import Database
-from memory_bank.bank.embedder import remember
-from memory_bank.bank.payload import from_row, is_session_id, is_trace_id
+from memory_bank.bank.rows import from_row, is_session_id, is_trace_id
 from memory_bank.bank.schema import insights, jobs, records, sessions
-from memory_bank.bank.spending import spent_by_session
-from memory_bank.errors import EmbeddingError, StorageError
-from memory_bank.faults import fault_point
-from memory_bank.ports import Embedder
+from memory_bank.bank.usage import spent_by_session
 from memory_bank.records import Insight, InteractionRecord, Spent
 from memory_bank.transcript.own import MARKS, is_memory_tool
-from memory_bank.vectors import embedder_name, encode_documents
 
 _BATCH = 256
 
@@ -177,52 +172,3 @@ def _entries(database: Database, condition: Any) -> Iterator[tuple[str, Interact
         if len(rows) < _BATCH:
             return
         last = rows[-1]["seq"]
-
-
-def bank_embedder(database: Database) -> tuple[str, int] | None:
-    """Name and dimension of the embedder that a bank was built with; None before the first insight."""
-    name, dimension = database.get_value("embedder"), database.get_value("dimension")
-    return None if name is None or dimension is None else (name, int(dimension))
-
-
-def re_embed(database: Database, model: Embedder, progress: Callable[[int, int], None] | None = None) -> int:
-    """Embed every summary of a bank anew and make ``model`` its embedder; returns how many.
-
-    All or nothing: the vectors are computed first, then changed in one transaction. Raises StorageError when
-    somebody wrote to the bank meanwhile, EmbeddingError when the embedder fails.
-    """
-    t = insights.c
-    with database.read() as c:
-        todo = c.execute(sa.select(t.seq, t.summary).order_by(t.seq)).all()
-    vectors: list[tuple[int, bytes]] = []
-    dimension = 0
-    for start in range(0, len(todo), _BATCH):
-        part = todo[start : start + _BATCH]
-        made = encode_documents(model, [summary for _, summary in part])
-        if start and made.shape[1] != dimension:
-            raise EmbeddingError(
-                f"the embedder {embedder_name(model)!r} gave {dimension} dimensions, then {made.shape[1]}: "
-                "nothing was changed, use another one."
-            )
-        dimension = made.shape[1]
-        vectors += [(seq, v.astype("<f4").tobytes()) for (seq, _), v in zip(part, made, strict=True)]
-        if progress is not None:
-            progress(len(vectors), len(todo))
-    with database.write() as c:
-        database.lock_bank(c, exclusive=True)
-        database.lock_session(c, None)
-        now = set(c.execute(sa.select(t.seq)).scalars())
-        if now != {seq for seq, _ in todo}:
-            raise StorageError(
-                f"{database.name}: the bank was written to during re-embedding, nothing was changed: "
-                "stop its agents and run it again."
-            )
-        if vectors:
-            statement = (
-                sa.update(insights).where(t.seq == sa.bindparam("row")).values(embedding=sa.bindparam("e"))
-            )
-            c.execute(statement, [{"row": seq, "e": e} for seq, e in vectors])
-        remember(c, (embedder_name(model), dimension) if vectors else None)
-        c.execute(sa.update(sessions).values(generation=sessions.c.generation + 1))
-        fault_point("re_embed.executed")
-    return len(vectors)

@@ -14,7 +14,7 @@ from sqlalchemy.engine import Connection, make_url
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from memory_bank.bank.backend import Backend
-from memory_bank.bank.payload import is_session_id
+from memory_bank.bank.rows import is_session_id
 from memory_bank.bank.schema import HEAD, bank, records, sessions
 from memory_bank.bank.sqlite import Sqlite
 from memory_bank.bank.writer import GroupWriter

@@ -1,44 +1,69 @@
-"""The embedder of a bank, one for all its sessions: written down with the first insight, then kept to."""
+"""The embedder of a bank: one for all sessions, stored with the first insight."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import sqlalchemy as sa
+from sqlalchemy.engine import Connection
 
 from memory_bank.bank.database import Database
-from memory_bank.bank.schema import bank, insights
-from memory_bank.errors import EmbedderMismatchError
+from memory_bank.bank.schema import bank, insights, sessions
+from memory_bank.errors import EmbedderMismatchError, EmbeddingError, StorageError
+from memory_bank.faults import fault_point
+from memory_bank.ports import Embedder
+from memory_bank.vectors import embedder_name, encode_documents
 
-KEYS = ("embedder", "dimension")
-_BANK = sa.select(bank.c.key, bank.c.value)
-_ANY = sa.select(insights.c.seq).limit(1)
-_FORGET = sa.delete(bank).where(bank.c.key.in_(KEYS))
+_KEYS = ("embedder", "dimension")
+_BATCH = 256
+_BANK = sa.select(bank.c.key, bank.c.value).where(bank.c.key.in_(_KEYS))
+_ANY_INSIGHT = sa.select(insights.c.seq).limit(1)
+_FORGET = sa.delete(bank).where(bank.c.key.in_(_KEYS))
 _REMEMBER = sa.insert(bank)
+_SUMMARIES = sa.select(insights.c.seq, insights.c.summary).order_by(insights.c.seq)
+_SEQS = sa.select(insights.c.seq)
+_SET_EMBEDDING = (
+    sa.update(insights).where(insights.c.seq == sa.bindparam("row")).values(embedding=sa.bindparam("vector"))
+)
+
+
+def embedder_of(c: Connection) -> tuple[str, int] | None:
+    """Name and dimension of the embedder of a bank; None before the first insight, or if it is invalid."""
+    known = _stored_values(c)
+    name, dimension = known.get("embedder"), known.get("dimension") or ""
+    return (name, int(dimension)) if name and dimension.isascii() and dimension.isdecimal() else None
+
+
+def bank_embedder(database: Database) -> tuple[str, int] | None:
+    """As ``embedder_of``, over a connection of its own."""
+    with database.read() as c:
+        return embedder_of(c)
 
 
 def check_embedder(database: Database, name: str, dimension: int | None) -> None:
-    """Raise EmbedderMismatchError when the bank holds embeddings of another embedder."""
+    """Raise EmbedderMismatchError if the bank has embeddings of another embedder."""
     with database.read() as c:
         is_known(c, database.name, name, dimension)
 
 
-def is_known(c: sa.Connection, where: str, name: str, dimension: int | None) -> bool:
-    """Whether the bank was built with this very embedder; False where nothing is embedded yet.
+def is_known(c: Connection, where: str, name: str, dimension: int | None) -> bool:
+    """Whether the bank was built with this embedder; False if it has no embeddings yet.
 
-    Raises EmbedderMismatchError where it was another one.
+    Raises EmbedderMismatchError if it was built with another one.
     """
-    known = dict(c.execute(_BANK).all())
+    known = _stored_values(c)
     old_name, old_dimension = known.get("embedder"), known.get("dimension")
     if old_name is None or (old_name == name and (dimension is None or old_dimension == str(dimension))):
         return old_name is not None and dimension is not None
-    if c.execute(_ANY).first() is None:
-        return False  # nothing embedded yet: nothing to mix
+    if c.execute(_ANY_INSIGHT).first() is None:
+        return False
     raise mismatch(where, old_name, old_dimension, name, dimension)
 
 
 def mismatch(
     where: str, old_name: str, old_dimension: int | str | None, name: str, dimension: int | None
 ) -> EmbedderMismatchError:
-    """The error that names both embedders and the way out."""
+    """The error that names both embedders and says how to re-embed."""
     ours = f"{name} ({dimension} dimensions)" if dimension else name
     return EmbedderMismatchError(
         f"{where} holds embeddings of {old_name} ({old_dimension} dimensions), not of {ours}: open it with "
@@ -46,23 +71,66 @@ def mismatch(
     )
 
 
-def bind(c: sa.Connection, database: Database, name: str, dimension: int) -> None:
-    """Within a write, make sure that the bank's embedder is this one and stays it until the write has ended.
+def bind(c: Connection, database: Database, name: str, dimension: int) -> None:
+    """Within a write, make this embedder the bank's and keep it so until the write has ended.
 
-    Raises EmbedderMismatchError.
+    Raises EmbedderMismatchError if the bank has another one.
     """
     known = is_known(c, database.name, name, dimension)
-    if database.lock_bank(c, exclusive=not known):  # another may have been written down before the lock
+    if database.lock_bank(c, exclusive=not known):  # another process may have stored one before the lock
         held, known = known, is_known(c, database.name, name, dimension)
-        if held and not known:  # the bank was emptied just now
+        if held and not known:  # the bank was emptied meanwhile
             database.lock_bank(c, exclusive=True)
             known = is_known(c, database.name, name, dimension)
     if not known:
         remember(c, (name, dimension))
 
 
-def remember(c: sa.Connection, embedder: tuple[str, int] | None) -> None:
-    """Within a write that holds the bank, write down its embedder anew; None: it has none."""
+def remember(c: Connection, embedder: tuple[str, int] | None) -> None:
+    """Within a write that holds the bank, store its embedder; None deletes it."""
     c.execute(_FORGET)
     if embedder is not None:
-        c.execute(_REMEMBER, [{"key": k, "value": str(v)} for k, v in zip(KEYS, embedder, strict=True)])
+        c.execute(_REMEMBER, [{"key": k, "value": str(v)} for k, v in zip(_KEYS, embedder, strict=True)])
+
+
+def re_embed(database: Database, model: Embedder, progress: Callable[[int, int], None] | None = None) -> int:
+    """Embed every summary of a bank again, make ``model`` its embedder, and return the number of summaries.
+
+    All or nothing: the vectors are computed first and written in one transaction. ``progress`` is called with
+    the number of computed vectors and of all. Raises StorageError if the bank was written to meanwhile,
+    EmbeddingError if the embedder fails.
+    """
+    with database.read() as c:
+        summaries = c.execute(_SUMMARIES).all()
+    vectors: list[tuple[int, bytes]] = []
+    dimension = 0
+    for start in range(0, len(summaries), _BATCH):
+        part = summaries[start : start + _BATCH]
+        encoded = encode_documents(model, [summary for _, summary in part])
+        if start and encoded.shape[1] != dimension:
+            raise EmbeddingError(
+                f"the embedder {embedder_name(model)!r} gave {dimension} dimensions, then "
+                f"{encoded.shape[1]}: nothing was changed, use another one."
+            )
+        dimension = encoded.shape[1]
+        vectors += [(seq, v.astype("<f4").tobytes()) for (seq, _), v in zip(part, encoded, strict=True)]
+        if progress is not None:
+            progress(len(vectors), len(summaries))
+    with database.write() as c:
+        database.lock_bank(c, exclusive=True)
+        database.lock_session(c, None)
+        if set(c.execute(_SEQS).scalars()) != {seq for seq, _ in summaries}:
+            raise StorageError(
+                f"{database.name}: the bank was written to during re-embedding, nothing was changed: "
+                "stop its agents and run it again."
+            )
+        if vectors:
+            c.execute(_SET_EMBEDDING, [{"row": seq, "vector": vector} for seq, vector in vectors])
+        remember(c, (embedder_name(model), dimension) if vectors else None)
+        c.execute(sa.update(sessions).values(generation=sessions.c.generation + 1))
+        fault_point("re_embed.executed")
+    return len(vectors)
+
+
+def _stored_values(c: Connection) -> dict[str, str]:
+    return dict(c.execute(_BANK).all())

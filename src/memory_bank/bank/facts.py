@@ -9,9 +9,9 @@ import sqlalchemy as sa
 
 from memory_bank.bank.database import Database
 from memory_bank.bank.jobs import add_jobs, clear_jobs
-from memory_bank.bank.payload import (
+from memory_bank.bank.rows import (
     ARGUMENT_BYTES,
-    Row,
+    RecordRow,
     check_same,
     from_row,
     is_trace_id,
@@ -62,7 +62,7 @@ class _Inserting:
 
     __slots__ = ("rows", "store", "to_observe")
 
-    def __init__(self, store: FactStore, rows: dict[str, Row], to_observe: Collection[str]) -> None:
+    def __init__(self, store: FactStore, rows: dict[str, RecordRow], to_observe: Collection[str]) -> None:
         self.store = store
         self.rows = rows
         self.to_observe = to_observe
@@ -112,7 +112,7 @@ class FactStore:
         self.database.submit(_Inserting(self, rows, to_observe), self.session_id)
         fault_point("facts.stored")
 
-    def insert(self, c: sa.Connection, rows: dict[str, Row], to_observe: Collection[str] = ()) -> None:
+    def insert(self, c: sa.Connection, rows: dict[str, RecordRow], to_observe: Collection[str] = ()) -> None:
         """Within a write: the rows (of ``to_rows``) that are not there. Raises RecordConflictError."""
         new = list(rows.values())
         if self.database.insert_new(c, records, new, self.session_id) != len(rows):  # some are there already

@@ -15,7 +15,7 @@ import sqlalchemy as sa
 from memory_bank.bank.database import Database
 from memory_bank.bank.embedder import bind, check_embedder
 from memory_bank.bank.jobs import Job, finish_job
-from memory_bank.bank.payload import is_trace_id, latest_insights
+from memory_bank.bank.rows import InsightRow, is_trace_id, latest_insights
 from memory_bank.bank.schema import insights, sessions
 from memory_bank.bank.search import SessionSearch, open_search
 from memory_bank.faults import fault_point
@@ -52,7 +52,7 @@ _NEXT_GENERATION = (
 class PreparedInsights:
     """Rows with their embeddings, and the dimension of these."""
 
-    rows: list[dict[str, Any]]
+    rows: list[InsightRow]
     dimension: int
 
 
@@ -102,7 +102,7 @@ class InsightStore:
         if not latest:
             return PreparedInsights([], 0)
         vectors = encode_documents(self.embedding_model, [i.summary for i in latest])
-        rows = [
+        rows: list[InsightRow] = [
             {
                 "session_id": self.session_id,
                 "trace_id": i.trace_id,

@@ -1,4 +1,4 @@
-"""Which conversations, known by digests, belong to which session; how one goes on, begins, is forked."""
+"""Which conversations, identified by digests, belong to which session; continuing and forking sessions."""
 
 from __future__ import annotations
 
@@ -6,23 +6,31 @@ import time
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy.engine import Connection
+from sqlalchemy.engine import Connection, RowMapping
 
-from memory_bank.bank.copying import copy_beginning
 from memory_bank.bank.database import Database
-from memory_bank.bank.schema import lineage, records, sessions
+from memory_bank.bank.jobs import add_jobs
+from memory_bank.bank.rows import Rederiving, from_row
+from memory_bank.bank.schema import (
+    LAST,
+    SESSION,
+    in_parts,
+    insights,
+    jobs,
+    lineage,
+    of_session,
+    records,
+    sessions,
+)
 from memory_bank.faults import fault_point
 
 KEPT = 512
-"""Rows of one session that are kept, the newest: a request makes one or two."""
-_AT_ONCE = 500  # digests in one query
+"""How many of a session's newest digests are kept; a request adds one or two."""
+_AT_ONCE = 256  # rows copied at once
 
-# Statements are built once: building one costs more than running it.
-_l, _s = lineage.c, sessions.c
-_session: Any = sa.bindparam("session")
+_l, _s, _r, _i = lineage.c, sessions.c, records.c, insights.c
 _KNOWN = (
     sa.select(
         _l.digest, _l.session_id, _l.number, _l.before, _s.head, _s.head_calls, _s.forked_from, _s.namespace
@@ -33,18 +41,17 @@ _KNOWN = (
 )
 _MOVE = (
     sa.update(sessions)
-    .where(_s.session_id == _session, _s.head == sa.bindparam("old"))
+    .where(_s.session_id == SESSION, _s.head == sa.bindparam("old"))
     .values(head=sa.bindparam("new"))
 )
 _MOVE_WITH_CALLS = _MOVE.values(head_calls=sa.bindparam("calls"))
-_mine = _l.session_id == _session
-_NEXT = sa.select(sa.func.coalesce(sa.func.max(_l.number), 0) + 1).where(_mine)
-_NEWEST = sa.select(sa.func.coalesce(sa.func.max(records.c.seq), 0)).where(records.c.session_id == _session)
-_TRIM = sa.delete(lineage).where(_mine, _l.number < sa.bindparam("first"))
-_INHERIT = sa.insert(lineage).from_select(  # what is forked at one of these is a fork of the older session
+_NEXT = sa.select(sa.func.coalesce(sa.func.max(_l.number), 0) + 1).where(of_session(lineage))
+_NEWEST = sa.select(sa.func.coalesce(sa.func.max(_r.seq), 0)).where(of_session(records))
+_TRIM = sa.delete(lineage).where(of_session(lineage), _l.number < sa.bindparam("first"))
+_INHERIT = sa.insert(lineage).from_select(  # a fork at one of these digests is a fork of the older session
     ["digest", "session_id", "number", "before"],
     sa.select(_l.digest, sa.bindparam("other", type_=sa.String), _l.number, sa.literal(0)).where(
-        _mine, _l.number <= sa.bindparam("number")
+        of_session(lineage), _l.number <= sa.bindparam("number")
     ),
 )
 _TWIN = (
@@ -53,14 +60,22 @@ _TWIN = (
     .where(_l.digest == sa.bindparam("digest"), _s.head == sa.bindparam("head"))
     .limit(1)
 )
-_HEAD = sa.select(_s.head).where(_s.session_id == _session)
-_TASK = sa.select(_s.task).where(_s.session_id == _session)
+_HEAD = sa.select(_s.head).where(_s.session_id == SESSION)
+_TASK = sa.select(_s.task).where(_s.session_id == SESSION)
+_RECORDS = (
+    sa.select(*_r)
+    .where(of_session(records), _r.seq > LAST, _r.seq <= sa.bindparam("upto"))
+    .order_by(_r.seq)
+    .limit(_AT_ONCE)
+)
+_INSIGHTS = sa.select(*_i).where(of_session(insights), _i.seq > LAST).order_by(_i.seq).limit(_AT_ONCE)
+_JOBS = sa.select(jobs.c.trace_id).where(of_session(jobs)).order_by(jobs.c.seq)
 
 
 @dataclass(frozen=True, slots=True)
-class Parting:
-    """Where a fork parts from a session: with its records up to the ``seq`` of ``upto``, and with what it
-    knew up to that ``number``."""
+class ForkPoint:
+    """Where a fork leaves a session: it gets the records up to the ``seq`` of ``upto`` and the digests up to
+    ``number``."""
 
     session_id: str
     upto: int
@@ -68,11 +83,11 @@ class Parting:
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
-    """That a session knows a digest: it was the ``number``-th that it came to know.
+class KnownDigest:
+    """A digest in the lineage of a session, as the ``number``-th of it.
 
-    ``before`` is the ``seq`` of the newest record that the session had when the digest came, 0 for none;
-    the other values are the session's.
+    ``before`` is the ``seq`` of the newest record that the session had when the digest was added, 0 for none.
+    The other values are the session's.
     """
 
     digest: str
@@ -86,11 +101,11 @@ class Known:
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
-    """What a request leaves behind in its session.
+class LineageEntry:
+    """What a request adds to the lineage of its session.
 
-    ``whole`` is the digest of all its messages, ``calls`` are those of its newest call ids. ``head`` becomes
-    the session's, and so do ``head_calls``, unless ``same_calls``: then those it has stay.
+    ``whole`` is the digest of all its messages, ``calls`` are those of its newest call ids. ``head`` and
+    ``head_calls`` replace the session's; with ``same_calls`` the session's ``head_calls`` stay.
     """
 
     whole: str
@@ -101,7 +116,10 @@ class Entry:
 
 
 class Begun(StrEnum):
-    """What came of beginning a session: ``KNOWN`` where another has just begun with the same request."""
+    """The result of ``Lineage.begin``.
+
+    ``KNOWN``: another session has just begun with the same request. ``TAKEN``: the session_id is in use.
+    """
 
     MADE = "made"
     KNOWN = "known"
@@ -109,19 +127,17 @@ class Begun(StrEnum):
 
 
 class Lineage:
-    """The lineage of all sessions of a database. Every call may raise StorageError."""
+    """The lineage of all sessions of a database. Every method may raise StorageError."""
 
     def __init__(self, database: Database) -> None:
         self.database = database
 
-    def known(self, digests: Collection[str]) -> list[Known]:
-        """Where these digests are known; of those asked for together, the oldest session first."""
-        wanted = list(digests)
-        found: list[Known] = []
-        for start in range(0, len(wanted), _AT_ONCE):
+    def known(self, digests: Collection[str]) -> list[KnownDigest]:
+        """The sessions that have these digests; of up to 500 digests, the oldest session first."""
+        found: list[KnownDigest] = []
+        for part in in_parts(list(digests)):
             with self.database.read() as c:
-                rows = c.execute(_KNOWN, {"digests": wanted[start : start + _AT_ONCE]})
-                found += [Known(*row) for row in rows]
+                found += [KnownDigest(*row) for row in c.execute(_KNOWN, {"digests": part})]
         return found
 
     def head(self, session_id: str) -> str | None:
@@ -129,65 +145,63 @@ class Lineage:
         with self.database.read() as c:
             return c.execute(_HEAD, {"session": session_id}).scalar()
 
-    def go_on(self, session_id: str, head: str, entry: Entry) -> bool:
-        """A session goes on with a request; False, with nothing changed, where its head is another now."""
+    def go_on(self, session_id: str, head: str, entry: LineageEntry) -> bool:
+        """Add a request to a session. Returns False and changes nothing if its head is not ``head``."""
 
         def write(c: Connection) -> bool:
-            asked = {"session": session_id, "old": head, "new": entry.head}
+            values = {"session": session_id, "old": head, "new": entry.head}
             if entry.same_calls:
-                moved = c.execute(_MOVE, asked)
+                moved = c.execute(_MOVE, values)
             else:
-                moved = c.execute(_MOVE_WITH_CALLS, {**asked, "calls": entry.head_calls})
+                moved = c.execute(_MOVE_WITH_CALLS, {**values, "calls": entry.head_calls})
             if moved.rowcount != 1:
                 return False
-            self._note(c, session_id, entry)
+            self._add(c, session_id, entry)
             fault_point("lineage.executed")
             return True
 
         return self.database.submit(write, session_id)
 
     def begin(
-        self, session_id: str, namespace: str | None, entry: Entry, parting: Parting | None = None
+        self, session_id: str, namespace: str | None, entry: LineageEntry, fork: ForkPoint | None = None
     ) -> Begun:
-        """Make a session of a request; a fork has what the other session had where they part.
+        """Create a session from a request; with ``fork``, with what the other session had at that point.
 
-        Nothing is changed where there is a session of that name, or one whose head is this very request.
+        Changes nothing if the session exists, or if there is one whose head is this request.
         """
-        fork_of = None if parting is None else parting.session_id
+        forked_from = None if fork is None else fork.session_id
         with self.database.write() as c:
             self.database.lock_name(c, entry.whole)
-            twin = {"digest": entry.whole, "head": entry.head}
-            if c.execute(_TWIN, twin).first() is not None:
+            if c.execute(_TWIN, {"digest": entry.whole, "head": entry.head}).first() is not None:
                 return Begun.KNOWN
             row = {
                 "session_id": session_id,
                 "created": time.time(),
                 "generation": 0,
-                "task": None if fork_of is None else c.execute(_TASK, {"session": fork_of}).scalar(),
-                "agent_id": None,  # the step that follows says whose it is
+                "task": None if fork is None else c.execute(_TASK, {"session": forked_from}).scalar(),
+                "agent_id": None,  # set by the step that follows
                 "namespace": namespace,
                 "head": entry.head,
                 "head_calls": entry.head_calls,
-                "forked_from": fork_of,
+                "forked_from": forked_from,
             }
-            if parting is not None and parting.upto:
+            if fork is not None and fork.upto:
                 self.database.lock_bank(c)
             if c.execute(self.database.insert_or_ignore(sessions), [row]).rowcount != 1:
                 return Begun.TAKEN
-            if parting is not None:
-                if parting.upto:
-                    copy_beginning(c, self.database, parting.session_id, parting.upto, session_id)
-                asked = {"session": parting.session_id, "other": session_id, "number": parting.number}
-                c.execute(_INHERIT, asked)
-            self._note(c, session_id, entry)
+            if fork is not None:
+                if fork.upto:
+                    _copy_beginning(c, self.database, fork, session_id)
+                values = {"session": fork.session_id, "other": session_id, "number": fork.number}
+                c.execute(_INHERIT, values)
+            self._add(c, session_id, entry)
             fault_point("lineage.executed")
         return Begun.MADE
 
-    def _note(self, c: Connection, session_id: str, entry: Entry) -> None:
-        """Within a write that holds the session: its new digests in, those beyond what is kept out."""
-        asked = {"session": session_id}
-        number = c.execute(_NEXT, asked).scalar_one()
-        before = c.execute(_NEWEST, asked).scalar_one()
+    def _add(self, c: Connection, session_id: str, entry: LineageEntry) -> None:
+        """Within a write that holds the session, insert the digests of a request and delete the oldest."""
+        number = c.execute(_NEXT, {"session": session_id}).scalar_one()
+        before = c.execute(_NEWEST, {"session": session_id}).scalar_one()
         rows = [
             {"digest": d, "session_id": session_id, "number": number + i, "before": before}
             for i, d in enumerate(dict.fromkeys([*entry.calls, entry.whole]))
@@ -195,3 +209,34 @@ class Lineage:
         self.database.insert_new(c, lineage, rows)
         if number > KEPT:
             c.execute(_TRIM, {"session": session_id, "first": number + len(rows) - KEPT})
+
+
+def _copy_beginning(c: Connection, database: Database, fork: ForkPoint, other: str) -> None:
+    """Within a write that holds the bank (``lock_bank``), copy records, insights and jobs into a new session.
+
+    The copies keep their order and get the trace_ids that the new session derives from the same messages.
+    """
+    ids: dict[str, str] = {}
+    rederive = Rederiving(fork.session_id, other)
+    session = {"session": fork.session_id}
+    last = 0
+    while rows := c.execute(_RECORDS, {**session, "last": last, "upto": fork.upto}).mappings().all():
+        copies = []
+        for row in rows:
+            trace_id = ids[row["trace_id"]] = rederive(from_row(row), row["output"])
+            copies.append(_copied(row, other, trace_id))
+        c.execute(sa.insert(records), copies)
+        last = rows[-1]["seq"]
+    last = 0
+    while ids and (rows := c.execute(_INSIGHTS, {**session, "last": last}).mappings().all()):
+        copies = [_copied(row, other, ids[row["trace_id"]]) for row in rows if row["trace_id"] in ids]
+        if copies:
+            c.execute(sa.insert(insights), copies)
+        last = rows[-1]["seq"]
+    waiting = [ids[t] for t in c.execute(_JOBS, session).scalars() if t in ids]
+    if waiting:
+        add_jobs(c, database, other, waiting)
+
+
+def _copied(row: RowMapping, other: str, trace_id: str) -> dict[str, object]:
+    return {**{str(k): v for k, v in row.items() if k != "seq"}, "session_id": other, "trace_id": trace_id}

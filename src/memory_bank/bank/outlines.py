@@ -12,7 +12,7 @@ from typing import Any, Literal
 import sqlalchemy as sa
 
 from memory_bank.bank.database import Database
-from memory_bank.bank.payload import is_trace_id
+from memory_bank.bank.rows import is_trace_id
 from memory_bank.bank.schema import insights, jobs, records
 
 PIECE = 2**20

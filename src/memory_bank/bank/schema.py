@@ -1,41 +1,46 @@
-"""The tables of a bank. A change here goes with a new numbered migration; old ones are never edited."""
+"""The tables of a bank, and the parts of SQL statements that several modules share.
+
+A change to a table needs a new numbered migration; existing migrations are never edited.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Any, TypeVar
 
 import numpy as np
 import sqlalchemy as sa
 from sqlalchemy.engine import Dialect
 from sqlalchemy.types import LargeBinary, TypeDecorator, TypeEngine, UserDefinedType
 
+T = TypeVar("T")
 HEAD = "0003"  # the revision of the newest migration
 
 
 class ExactText(TypeDecorator[str]):
-    """Text kept to the letter as bytes: lone surrogates and NUL, which SQL text refuses, come back."""
+    """Text stored as UTF-8 bytes, so that lone surrogates and NUL, which SQL text refuses, are kept."""
 
     impl = LargeBinary
     cache_ok = True
 
-    def process_bind_param(self, value: str | None, dialect: Dialect) -> bytes | None:  # noqa: ARG002  the base class asks
+    def process_bind_param(self, value: str | None, dialect: Dialect) -> bytes | None:  # noqa: ARG002  the signature of the base class
         return None if value is None else value.encode("utf-8", "surrogatepass")
 
-    def process_result_value(self, value: Any, dialect: Dialect) -> str | None:  # noqa: ARG002
+    def process_result_value(self, value: bytes | None, dialect: Dialect) -> str | None:  # noqa: ARG002
         return None if value is None else bytes(value).decode("utf-8", "surrogatepass")
 
 
 class Vector(UserDefinedType[str]):
-    """pgvector's type, of any dimension, as its text form: ``[1,0.5]``."""
+    """The type of pgvector, of any dimension, in its text form ``[1,0.5]``."""
 
     cache_ok = True
 
-    def get_col_spec(self, **_: Any) -> str:
+    def get_col_spec(self, **_: object) -> str:
         return "vector"
 
 
 class Embedding(TypeDecorator[bytes]):
-    """float32, little-endian: bytes in SQLite, a ``vector`` in PostgreSQL; no bit is lost on the way."""
+    """float32, little-endian: bytes in SQLite, a ``vector`` in PostgreSQL. Lossless."""
 
     impl = LargeBinary
     cache_ok = True
@@ -43,13 +48,13 @@ class Embedding(TypeDecorator[bytes]):
     def load_dialect_impl(self, dialect: Dialect) -> TypeEngine[Any]:
         return dialect.type_descriptor(Vector() if dialect.name == "postgresql" else LargeBinary())
 
-    def process_bind_param(self, value: bytes | None, dialect: Dialect) -> Any:
+    def process_bind_param(self, value: bytes | None, dialect: Dialect) -> bytes | str | None:
         if value is None or dialect.name != "postgresql":
             return value
         return f"[{','.join(map(repr, np.frombuffer(value, dtype='<f4').tolist()))}]"
 
-    def process_result_value(self, value: Any, dialect: Dialect) -> bytes | None:
-        if value is None or dialect.name != "postgresql":
+    def process_result_value(self, value: bytes | str | None, dialect: Dialect) -> bytes | None:  # noqa: ARG002
+        if value is None or not isinstance(value, str):
             return None if value is None else bytes(value)
         return np.array(value[1:-1].split(","), dtype="<f4").tobytes()
 
@@ -62,10 +67,10 @@ metadata = sa.MetaData(
     }
 )
 
-# Numbers are never given twice (AUTOINCREMENT): a row that replaces the newest one must look new to others.
+# AUTOINCREMENT never reuses a number, so other processes see that a row has replaced the newest one.
 _Serial = sa.BigInteger().with_variant(sa.Integer, "sqlite")
 
-bank = sa.Table(  # facts about the bank as a whole, such as its embedder
+bank = sa.Table(  # key-value pairs of the bank as a whole: its embedder
     "bank",
     metadata,
     sa.Column("key", sa.String(64), primary_key=True),
@@ -77,14 +82,14 @@ sessions = sa.Table(
     metadata,
     sa.Column("session_id", sa.String(255), primary_key=True),
     sa.Column("created", sa.Float, nullable=False),
-    sa.Column("generation", sa.Integer, nullable=False),  # grows with every reset, so that others notice
-    sa.Column("task", ExactText),  # what the user asked for: the Observer is told
-    sa.Column("agent_id", sa.String(255)),  # whose session it is, where searches may cross sessions
-    sa.Column("namespace", sa.String(64)),  # whose it is in a service: no key of another one sees it
-    sa.Column("head", sa.String(64)),  # the digest of its conversation up to the end of the last interaction
-    sa.Column("head_calls", ExactText),  # JSON: digests of calls that show an edited one to be its own
-    sa.Column("forked_from", sa.String(255)),  # the session it was cut off from
-    sa.Column("deleted", sa.Float(53)),  # when a service was told to delete it; what comes later revives it
+    sa.Column("generation", sa.Integer, nullable=False),  # incremented when rows are deleted
+    sa.Column("task", ExactText),  # what the user asked for; part of the Observer's prompt
+    sa.Column("agent_id", sa.String(255)),  # searches may cross the sessions of one agent
+    sa.Column("namespace", sa.String(64)),  # a service's tenant; NULL without keys
+    sa.Column("head", sa.String(64)),  # digest of its conversation up to the end of the last interaction
+    sa.Column("head_calls", ExactText),  # JSON: digests of its newest calls, to recognise an edited one
+    sa.Column("forked_from", sa.String(255)),  # the session that it is a fork of
+    sa.Column("deleted", sa.Float(53)),  # when a service deleted it; a later write sets NULL again
     sa.Index("ix_sessions_agent_id", "agent_id"),
     sa.Index("ix_sessions_namespace", "namespace", "created"),
 )
@@ -99,7 +104,7 @@ records = sa.Table(
     sa.Column("call_id", ExactText),
     sa.Column("tool_name", ExactText, nullable=False),
     sa.Column("input", ExactText, nullable=False),
-    sa.Column("input_verbatim", sa.Boolean, nullable=False),  # the text as it came, or the value as JSON
+    sa.Column("input_verbatim", sa.Boolean, nullable=False),  # the text as received, or a value as JSON
     sa.Column("output", ExactText, nullable=False),
     sa.Column("output_verbatim", sa.Boolean, nullable=False),
     sa.Column("timestamp", sa.Float, nullable=False),
@@ -117,22 +122,22 @@ insights = sa.Table(
     sa.Column("summary", ExactText, nullable=False),
     sa.Column("embedding", Embedding, nullable=False),  # of unit length
     sa.Column("source", sa.String(255), nullable=False),
-    sa.Column("redo", ExactText),  # why the insight is to be made again
+    sa.Column("redo", ExactText),  # why the summary has to be made again
     sa.UniqueConstraint("trace_id", "session_id"),
     sa.Index("ix_insights_session_id_seq", "session_id", "seq"),
     sqlite_autoincrement=True,
 )
 
-jobs = sa.Table(  # records that a language model is to summarise; a row goes when its insight is there
+jobs = sa.Table(  # records that wait for a summary by a language model; deleted when it is stored
     "jobs",
     metadata,
     sa.Column("seq", _Serial, primary_key=True, autoincrement=True),
     sa.Column("session_id", sa.String(255), nullable=False),
     sa.Column("trace_id", sa.String(64), nullable=False),
-    sa.Column("created", sa.Float(53), nullable=False),  # times are Unix seconds
-    sa.Column("due", sa.Float(53), nullable=False),  # not to be tried before
+    sa.Column("created", sa.Float(53), nullable=False),  # all times are Unix seconds
+    sa.Column("due", sa.Float(53), nullable=False),  # not taken before this time
     sa.Column("attempts", sa.Integer, nullable=False),
-    sa.Column("owner", sa.String(64)),  # who holds the lease, from `leased` until `expires`
+    sa.Column("owner", sa.String(64)),  # holder of the lease, from `leased` until `expires`
     sa.Column("leased", sa.Float(53)),
     sa.Column("expires", sa.Float(53)),
     sa.Column("error", ExactText),  # why the last attempt failed
@@ -142,7 +147,7 @@ jobs = sa.Table(  # records that a language model is to summarise; a row goes wh
     sqlite_autoincrement=True,
 )
 
-spending = sa.Table(  # what the Observer's model cost, by session, day (UTC) and model
+spending = sa.Table(  # cost of the Observer's model by session, day (UTC) and model
     "spending",
     metadata,
     sa.Column("session_id", sa.String(255), primary_key=True),
@@ -155,32 +160,32 @@ spending = sa.Table(  # what the Observer's model cost, by session, day (UTC) an
     sa.Index("ix_spending_day", "day"),
 )
 
-api_keys = sa.Table(  # who may use a service; rows stay when a key is revoked
+api_keys = sa.Table(  # keys of a service; the rows of revoked keys stay
     "api_keys",
     metadata,
     sa.Column("key_id", sa.String(32), primary_key=True),
     sa.Column("name", ExactText, nullable=False),
-    sa.Column("digest", sa.String(64), nullable=False),  # SHA-256 of the key, which is nowhere stored
-    sa.Column("namespace", sa.String(64)),  # None: the sessions of a service without keys
-    sa.Column("operator", sa.Boolean, nullable=False),  # may see how the service as a whole does
+    sa.Column("digest", sa.String(64), nullable=False),  # SHA-256 of the key; the key itself is not stored
+    sa.Column("namespace", sa.String(64)),  # NULL: the sessions of a service without keys
+    sa.Column("operator", sa.Boolean, nullable=False),  # may read the figures of the whole service
     sa.Column("created", sa.Float(53), nullable=False),
     sa.Column("revoked", sa.Float(53)),
-    sa.Column("requests_per_minute", sa.Integer),  # None: as the service's settings say
+    sa.Column("requests_per_minute", sa.Integer),  # NULL: the limit in the service's settings
     sa.Column("max_body_bytes", sa.BigInteger),
     sa.UniqueConstraint("digest"),
 )
 
-lineage = sa.Table(  # which conversations, known by digests, belong to which session; the newest are kept
+lineage = sa.Table(  # digests of conversations and the session each belongs to; the newest are kept
     "lineage",
     metadata,
-    sa.Column("digest", sa.String(64), primary_key=True),  # of all messages of a request, or of a call's id
+    sa.Column("digest", sa.String(64), primary_key=True),  # of all messages of a request, or of a call id
     sa.Column("session_id", sa.String(255), primary_key=True),
-    sa.Column("number", sa.Integer, nullable=False),  # counts the session's rows
-    sa.Column("before", sa.BigInteger, nullable=False),  # the newest record of the session before it came
+    sa.Column("number", sa.Integer, nullable=False),  # numbers the rows of a session
+    sa.Column("before", sa.BigInteger, nullable=False),  # `seq` of the session's newest record at that time
     sa.Index("ix_lineage_session_id_number", "session_id", "number"),
 )
 
-steps = sa.Table(  # what a session's contexts cost and were made of; the manifests of older steps go
+steps = sa.Table(  # cost and composition of a session's contexts; old manifests are deleted
     "steps",
     metadata,
     sa.Column("session_id", sa.String(255), primary_key=True),
@@ -189,9 +194,61 @@ steps = sa.Table(  # what a session's contexts cost and were made of; the manife
     sa.Column("full_tokens", sa.BigInteger, nullable=False),
     sa.Column("tokens", sa.BigInteger, nullable=False),
     sa.Column("messages", sa.Integer, nullable=False),  # of the full history
-    sa.Column("records", sa.Integer, nullable=False),  # stored by then
+    sa.Column("records", sa.Integer, nullable=False),  # stored at that time
     sa.Column("status", sa.String(32), nullable=False),
     sa.Column("strategy", sa.String(255), nullable=False),
     sa.Column("milliseconds", sa.Float(53), nullable=False),
     sa.Column("manifest", sa.LargeBinary),  # zlib, JSON
 )
+
+# Parts of statements. Statements are built once, at import: building one costs more than running it.
+
+SESSION: sa.BindParameter[str] = sa.bindparam("session")
+IDS: sa.BindParameter[Sequence[str]] = sa.bindparam("ids", expanding=True)
+LAST: sa.BindParameter[int] = sa.bindparam("last")
+N: sa.BindParameter[int] = sa.bindparam("n")
+IDS_AT_ONCE = 500
+"""The most ids passed to one statement."""
+
+INSIGHT_OF_RECORD = (insights.c.trace_id == records.c.trace_id) & (
+    insights.c.session_id == records.c.session_id
+)
+JOB_OF_RECORD = (jobs.c.trace_id == records.c.trace_id) & (jobs.c.session_id == records.c.session_id)
+NEXT_GENERATION = (
+    sa.update(sessions).where(sessions.c.session_id == SESSION).values(generation=sessions.c.generation + 1)
+)
+
+
+def of_session(table: sa.Table) -> sa.ColumnElement[bool]:
+    """The condition that a row belongs to the session of the parameter ``session``."""
+    return table.c.session_id == SESSION
+
+
+def count_of(table: sa.Table) -> sa.Select[int]:
+    """A statement that counts the rows of a table."""
+    return sa.select(sa.func.count()).select_from(table)
+
+
+def as_bytes(column: sa.ColumnElement[Any]) -> sa.ColumnElement[bytes]:
+    """A text column as its stored bytes, without decoding."""
+    return sa.type_coerce(column, sa.LargeBinary)
+
+
+def byte_length(column: sa.ColumnElement[Any]) -> sa.ColumnElement[int]:
+    """The length of a stored text in bytes."""
+    return sa.func.length(as_bytes(column), type_=sa.Integer)
+
+
+def first_bytes(column: sa.ColumnElement[Any], size: int) -> sa.ColumnElement[bytes]:
+    """The first bytes of a stored text."""
+    return sa.func.substr(as_bytes(column), 1, size, type_=sa.LargeBinary)
+
+
+def like_prefix(text: str) -> str:
+    """The LIKE pattern, with the escape character ``/``, of texts that begin with ``text``."""
+    return text.replace("/", "//").replace("%", "/%").replace("_", "/_") + "%"
+
+
+def in_parts(values: Sequence[T], size: int = IDS_AT_ONCE) -> Iterator[Sequence[T]]:
+    """The values in slices of at most ``size``."""
+    return (values[start : start + size] for start in range(0, len(values), size))

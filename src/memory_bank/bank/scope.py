@@ -9,7 +9,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from memory_bank.bank.database import Database
-from memory_bank.bank.payload import from_row, is_trace_id
+from memory_bank.bank.rows import from_row, is_trace_id
 from memory_bank.bank.schema import insights, records, sessions
 from memory_bank.ports import Scope
 from memory_bank.records import Insight, InteractionRecord, Ranking

@@ -16,7 +16,7 @@ from memory_bank.bank.database import Database
 from memory_bank.bank.facts import FactStore
 from memory_bank.bank.insights import InsightStore
 from memory_bank.bank.jobs import Job, JobQueue
-from memory_bank.bank.spending import Spending
+from memory_bank.bank.usage import Spending
 from memory_bank.errors import EmbeddingError, MemoryBankError, StorageError
 from memory_bank.faults import fault_point
 from memory_bank.models.observer import Observer, Trouble

@@ -60,7 +60,8 @@ def the_session(database: Any, wanted: str | None) -> str:
 
 def sessions(db: str = DB, as_json: bool = JSON) -> None:
     """List the sessions of a bank."""
-    from memory_bank.bank.catalog import bank_embedder, list_sessions
+    from memory_bank.bank.catalog import list_sessions
+    from memory_bank.bank.embedder import bank_embedder
 
     database = open_bank(db)
     found = list_sessions(database)
@@ -179,7 +180,7 @@ def search(
 
 def bank_embedder_of(database: Any, wanted: str | None) -> Any:
     """The embedder named, else the one that the bank was built with."""
-    from memory_bank.bank.catalog import bank_embedder
+    from memory_bank.bank.embedder import bank_embedder
     from memory_bank.models.embedding import load_embedder
 
     if wanted is not None:
@@ -199,7 +200,7 @@ def reset(
     session: str = typer.Argument(..., help="The session to empty."), db: str = DB, as_json: bool = JSON
 ) -> None:
     """Empty one session: its records and insights are removed for good."""
-    from memory_bank.bank.retention import purge
+    from memory_bank.bank.maintenance import purge
 
     database = open_bank(db)
     the_session(database, session)
@@ -216,7 +217,7 @@ def re_embed(
     as_json: bool = JSON,
 ) -> None:
     """Embed every summary anew with another model, all or nothing."""
-    from memory_bank.bank.catalog import re_embed as run
+    from memory_bank.bank.embedder import re_embed as run
     from memory_bank.models.embedding import load_embedder
 
     database = open_bank(db)

@@ -47,8 +47,8 @@ def purge(
 
     One transaction a session. Names of emptied sessions and what their Observer spent stay.
     """
-    from memory_bank.bank.retention import Purged
-    from memory_bank.bank.retention import purge as run
+    from memory_bank.bank.maintenance import Purged
+    from memory_bank.bank.maintenance import purge as run
 
     if older_than is None and session is None:
         raise ConfigError("nothing was named that is to go: give --older-than 30d, --session ID, or both.")
@@ -104,8 +104,8 @@ def verify(
 
     Exit code 1 when something is wrong and not mended.
     """
-    from memory_bank.bank.verification import Counts
-    from memory_bank.bank.verification import verify as run
+    from memory_bank.bank.maintenance import Counts
+    from memory_bank.bank.maintenance import verify as run
 
     database = open_bank(db)
     counts = Counts()

@@ -56,7 +56,7 @@ def mcp(
 
 def with_embedder_of(config: Any, database: Any) -> Any:
     """The configuration, with the embedder that the bank was built with in the strategy that reads it."""
-    from memory_bank.bank.catalog import bank_embedder
+    from memory_bank.bank.embedder import bank_embedder
     from memory_bank.service.sessions import Sessions
 
     known = bank_embedder(database)

@@ -38,8 +38,7 @@ def observe(
     Ctrl-C and SIGTERM let it end the jobs at hand. Without a model named, missing insights are made by
     extraction, the others wait, and it ends.
     """
-    from memory_bank.bank.catalog import bank_embedder
-    from memory_bank.bank.embedder import check_embedder
+    from memory_bank.bank.embedder import bank_embedder, check_embedder
     from memory_bank.bank.jobs import queue_unmade
     from memory_bank.bank.worker import Worker
     from memory_bank.models.chat import OpenAIChat

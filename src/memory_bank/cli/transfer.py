@@ -60,7 +60,7 @@ def import_(
     A bank that is not there is made.
     """
     from memory_bank.bank.database import Database, database_url
-    from memory_bank.bank.importing import Refused, import_lines
+    from memory_bank.bank.transfer import RefusedSession, import_lines
     from memory_bank.models.embedding import load_embedder
 
     url = database_url(db)
@@ -77,7 +77,7 @@ def import_(
     try:
         for path in files:
             for each in import_lines(database, _lines(path), model):
-                if isinstance(each, Refused):
+                if isinstance(each, RefusedSession):
                     of = "" if each.session_id is None else f", session {each.session_id!r}"
                     reason = f"{path}, line {each.line}{of}: {each.reason}"
                     refused.append({"session_id": each.session_id, "reason": reason})

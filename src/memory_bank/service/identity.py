@@ -27,8 +27,8 @@ from typing import Any, Literal
 from urllib.parse import unquote
 
 from memory_bank.bank.database import Database
-from memory_bank.bank.lineage import Begun, Entry, Known, Lineage, Parting
-from memory_bank.bank.payload import is_session_id
+from memory_bank.bank.lineage import Begun, ForkPoint, KnownDigest, Lineage, LineageEntry
+from memory_bank.bank.rows import is_session_id
 from memory_bank.errors import ConfigError, StorageError
 from memory_bank.service.chain import Canonical, Chain, Outcome, Turn, read_chain, seed_of
 from memory_bank.service.security.access import LONGEST_NAME, public_name, stored_id
@@ -200,7 +200,7 @@ class _Seen:
     head: str | None
     forked_from: str | None
     calls: list[tuple[str, list[Outcome]]]
-    rows: dict[str, Known] = field(default_factory=dict)
+    rows: dict[str, KnownDigest] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,14 +215,14 @@ class _Going:
 class _Sight:
     """A list and what the database knows of it."""
 
-    def __init__(self, chain: Chain, namespace: str | None, known: Sequence[Known]) -> None:
+    def __init__(self, chain: Chain, namespace: str | None, known: Sequence[KnownDigest]) -> None:
         self.chain = chain
         self._namespace = namespace
         self._sessions: dict[str, _Seen] = {}
         self._knowing: dict[str, list[_Seen]] = {}
         self.add(known)
 
-    def add(self, known: Sequence[Known]) -> None:
+    def add(self, known: Sequence[KnownDigest]) -> None:
         """Take in rows."""
         for row in known:
             if row.namespace != self._namespace:
@@ -285,7 +285,7 @@ class _Sight:
             and all(h is not None and (h.whole == o.whole or h.size < o.size) for o, h in found)
         )
 
-    def parting(self) -> tuple[int, Parting | None]:
+    def parting(self) -> tuple[int, ForkPoint | None]:
         """Where the list parts from a session that has gone another way; None: it is nobody's.
 
         Interactions that end after that position of the list may be its own.
@@ -296,26 +296,26 @@ class _Sight:
             return by_chain or by_calls or (0, None)
         return by_calls if by_calls[0] > by_chain[0] else by_chain
 
-    def _parting_by_chain(self) -> tuple[int, Parting] | None:
+    def _parting_by_chain(self) -> tuple[int, ForkPoint] | None:
         for digest in self.chain.ends:
             if digest in self._knowing:
                 row = self._roots(digest)[0].rows[digest]
-                return self.chain.positions[digest], Parting(row.session_id, row.before, row.number)
+                return self.chain.positions[digest], ForkPoint(row.session_id, row.before, row.number)
         return None
 
-    def _parting_by_calls(self) -> tuple[int, Parting] | None:
+    def _parting_by_calls(self) -> tuple[int, ForkPoint] | None:
         """By the latest interaction whose calls are known: whoever has them has all that came before them.
 
         Sessions that know them and are no forks of each other show that these ids are not random.
         """
         start = 0
-        found: tuple[int, Parting] | None = None
+        found: tuple[int, ForkPoint] | None = None
         for turn in self.chain.turns:
             roots = self._roots(str(turn.anchor))
             if roots:
                 row = roots[0].rows[str(turn.anchor)]
                 alone = len(roots) == 1 and row.before
-                found = (start, Parting(row.session_id, row.before, row.number - 1)) if alone else None
+                found = (start, ForkPoint(row.session_id, row.before, row.number - 1)) if alone else None
             start = turn.stop
         return found
 
@@ -325,7 +325,7 @@ class _Sight:
         ids = {s.session_id for s in knowing}
         return [s for s in knowing if s.forked_from not in ids]
 
-    def entry(self, new: Sequence[Turn], keep: bool = False) -> Entry:
+    def entry(self, new: Sequence[Turn], keep: bool = False) -> LineageEntry:
         """What the request leaves behind; ``new`` are the interactions that are new in its session.
 
         The latest of them become the session's mark, as far as no session ever had their calls before.
@@ -337,7 +337,7 @@ class _Sight:
         if len(anchors) == len(latest) and latest[-1:] == fresh[-1:]:
             told = [(t.anchor, [(o.call, o.whole, o.size) for o in t.outcomes()]) for t in fresh]
             calls = json.dumps(told)
-        return Entry(self.chain.whole, anchors, self.chain.head, calls, same_calls=keep)
+        return LineageEntry(self.chain.whole, anchors, self.chain.head, calls, same_calls=keep)
 
 
 def _calls_from(text: str | None) -> list[tuple[str, list[Outcome]]]:

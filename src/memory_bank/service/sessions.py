@@ -16,7 +16,7 @@ import sqlalchemy as sa
 
 from memory_bank.assembly import MemoryBankState
 from memory_bank.bank.database import Database
-from memory_bank.bank.retention import purge
+from memory_bank.bank.maintenance import purge
 from memory_bank.bank.schema import records, sessions
 from memory_bank.config import Config, MemoryBankSettings
 from memory_bank.context.plan import Plan

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from memory_bank.bank.reference import InMemoryInsightStore
 from memory_bank.errors import EmbedderMismatchError, EmbeddingError, RecordError
 from memory_bank.ports import InsightStorePort
 from memory_bank.records import Insight
+from memory_bank.testing.reference import InMemoryInsightStore
 from memory_bank.testing.store_contracts import together
 
 

@@ -9,7 +9,7 @@ from fastapi import APIRouter, Path, Query
 from fastapi.responses import Response
 from pydantic import ConfigDict, Field
 
-from memory_bank.bank import steps
+from memory_bank.bank import usage
 from memory_bank.errors import NotFoundError
 from memory_bank.service.api.asking import Asking, Asks, SessionName
 from memory_bank.service.api.openapi import failing
@@ -178,8 +178,8 @@ async def list_steps(asking: Asks, name: SessionName, asked: Annotated[StepsQuer
 
 def _steps(asking: Asking, name: str, after: int, limit: int) -> dict[str, Any]:
     session_id = asking.known(name)
-    found = steps.list_steps(asking.database, session_id, after, limit)
-    first, last = steps.ends_of(asking.database, session_id) or (None, None)
+    found = usage.list_steps(asking.database, session_id, after, limit)
+    first, last = usage.ends_of(asking.database, session_id) or (None, None)
     more = len(found) == limit and last is not None and found[-1].number < last
     return {
         "steps": [asdict(s) for s in found],
@@ -202,7 +202,7 @@ async def get_curve(asking: Asks, name: SessionName, asked: Annotated[CurveQuery
 
 
 def _curve(asking: Asking, name: str, points: int) -> dict[str, Any]:
-    totals, found = steps.token_curve(asking.database, asking.known(name), points)
+    totals, found = usage.token_curve(asking.database, asking.known(name), points)
     return {"points": [asdict(p) for p in found], **asdict(totals)}
 
 
@@ -220,11 +220,11 @@ async def get_step(asking: Asks, name: SessionName, number: Number) -> Response:
 
 def _step(asking: Asking, name: str, number: int) -> dict[str, Any]:
     session_id = asking.known(name)
-    found = steps.get_step(asking.database, session_id, number)
+    found = usage.get_step(asking.database, session_id, number)
     if found is None:
         raise NotFoundError("this session has no such step: GET …/steps lists those there are.")
     figures, manifest = found
-    before = steps.get_step(asking.database, session_id, number - 1) if manifest else None
+    before = usage.get_step(asking.database, session_id, number - 1) if manifest else None
     for decision in _decisions(manifest):
         if "session_id" in decision:  # another session's, of the same namespace
             decision["session_id"] = asking.public(decision["session_id"])

@@ -9,7 +9,7 @@ from collections import deque
 from dataclasses import replace
 
 from memory_bank.bank.database import Database
-from memory_bank.bank.steps import NewStep, add_steps, packed
+from memory_bank.bank.usage import NewStep, add_steps, packed
 from memory_bank.errors import StorageError
 from memory_bank.service.page.snapshot import snapshot
 from memory_bank.service.sessions import Rebuilt

@@ -1,4 +1,4 @@
-"""Both stores in plain memory: the reference that every other backend must agree with."""
+"""Both stores in plain memory: the reference that every backend must agree with."""
 
 from __future__ import annotations
 
@@ -9,7 +9,15 @@ from typing import Any
 import numpy as np
 
 from memory_bank.bank.index import best_first
-from memory_bank.bank.payload import ARGUMENT_BYTES, check_same, from_row, latest_insights, text_of, to_rows
+from memory_bank.bank.rows import (
+    ARGUMENT_BYTES,
+    RecordRow,
+    check_same,
+    from_row,
+    latest_insights,
+    text_of,
+    to_rows,
+)
 from memory_bank.errors import EmbedderMismatchError
 from memory_bank.ports import Embedder
 from memory_bank.records import Insight, InteractionRecord, Ranking, RecordLine
@@ -17,10 +25,10 @@ from memory_bank.vectors import encode_documents, encode_queries
 
 
 class InMemoryFactStore:
-    """A FactStore in a dict of encoded rows, so that callers never share a mutable value with it."""
+    """A FactStore in a dict of encoded rows, so that it shares no mutable value with callers."""
 
     def __init__(self) -> None:
-        self._rows: dict[str, dict[str, Any]] = {}
+        self._rows: dict[str, RecordRow] = {}
         self.to_observe: dict[str, None] = {}
         self._lock = threading.RLock()
 
@@ -29,7 +37,7 @@ class InMemoryFactStore:
         self.store_many([record])
 
     def store_many(self, batch: Sequence[InteractionRecord], to_observe: Collection[str] = ()) -> None:
-        """See FactStorePort. Nobody works on a reference: what is to be observed is only kept."""
+        """See FactStorePort. There is no worker: ``to_observe`` is only kept."""
         rows = to_rows(batch, "")
         with self._lock:
             for trace_id in rows.keys() & self._rows.keys():
@@ -80,7 +88,7 @@ class InMemoryFactStore:
 
 
 class InMemoryInsightStore:
-    """An InsightStore that compares the query with every vector, one by one."""
+    """An InsightStore that compares the query with every vector."""
 
     def __init__(self, embedding_model: Embedder) -> None:
         self.embedding_model = embedding_model
@@ -161,7 +169,7 @@ class InMemoryInsightStore:
         return len(self._insights)
 
     def _check_dimension(self, dimension: int) -> None:
-        """What is compared must be of one length, whatever the embedder returns today."""
+        """Raise EmbedderMismatchError unless all vectors have this dimension."""
         known = next((len(vector) for _, vector in self._insights.values()), dimension)
         if known != dimension:
             raise EmbedderMismatchError(

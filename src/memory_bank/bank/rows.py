@@ -1,0 +1,275 @@
+"""Records and insights as rows of a table and back, without any loss; the checks of what can be stored."""
+
+from __future__ import annotations
+
+import json
+import math
+import uuid
+from collections import defaultdict
+from collections.abc import Iterable
+from operator import itemgetter
+from typing import Any, TypedDict
+
+from sqlalchemy.engine import RowMapping
+
+from memory_bank.errors import RecordConflictError, RecordError
+from memory_bank.records import Insight, InteractionRecord, content_key, derive_trace_id
+from memory_bank.transcript.jsontext import RAW, compact, dump_value, parse_arguments, parse_output
+
+ARGUMENT_BYTES = 1_000
+"""How many bytes of a record's arguments a list shows."""
+EQUALS = 1_024
+"""The most equal calls of one session that ``derivation`` tries."""
+_MAX_ID = 64
+_MAX_SOURCE = 255
+_MAX_STEP = 2**31 - 1
+
+
+class RecordRow(TypedDict):
+    """The columns of a record but ``seq``."""
+
+    session_id: str
+    trace_id: str
+    step_id: int
+    call_id: str | None
+    tool_name: str
+    input: str
+    input_verbatim: bool
+    output: str
+    output_verbatim: bool
+    timestamp: float
+
+
+class InsightRow(TypedDict):
+    """The columns of an insight but ``seq``."""
+
+    session_id: str
+    trace_id: str
+    summary: str
+    embedding: bytes
+    source: str
+    redo: str | None
+
+
+_content = itemgetter("call_id", "tool_name", "input", "input_verbatim", "output", "output_verbatim")
+
+
+def to_rows(batch: Iterable[InteractionRecord], session_id: str) -> dict[str, RecordRow]:
+    """The rows of records by trace_id, in their order; equal records once.
+
+    Raises RecordError for a value that cannot be stored, RecordConflictError for two different records with
+    one trace_id.
+    """
+    rows: dict[str, RecordRow] = {}
+    for record in batch:
+        row = to_row(record, session_id)
+        check_same(row, rows.setdefault(row["trace_id"], row))
+    return rows
+
+
+def to_row(record: InteractionRecord, session_id: str) -> RecordRow:
+    """The row of a record. Raises RecordError for values that neither JSON nor the database can hold."""
+    if not isinstance(record, InteractionRecord):
+        raise RecordError(f"a {type(record).__name__} is not a record: use InteractionRecord.create.")
+    what = f"of tool {str(record.tool_name)[:80]!r}"
+    _check_id(record.trace_id, f"the record {what}")
+    step, when = record.step_id, record.timestamp
+    if not isinstance(step, int) or isinstance(step, bool) or abs(step) > _MAX_STEP:
+        raise RecordError(f"the step_id {what} must be a whole number of at most {_MAX_STEP:,}.")
+    if not isinstance(when, (int, float)) or isinstance(when, bool) or not math.isfinite(when):
+        raise RecordError(f"the timestamp {what} must be a finite number of Unix seconds.")
+    _check_text(record.tool_name, f"the tool_name {what}")
+    for field in ("call_id", "input_text", "output_text"):
+        if getattr(record, field) is not None:
+            _check_text(getattr(record, field), f"the {field} {what}")
+    input_text, output_text = record.input_text, record.output_text
+    return {
+        "session_id": session_id,
+        "trace_id": record.trace_id,
+        "step_id": step,
+        "call_id": record.call_id,
+        "tool_name": record.tool_name,
+        "input": _dump(record.raw_input, f"raw_input {what}") if input_text is None else input_text,
+        "input_verbatim": input_text is not None,
+        "output": _dump(record.raw_output, f"raw_output {what}") if output_text is None else output_text,
+        "output_verbatim": output_text is not None,
+        "timestamp": float(when),
+    }
+
+
+def from_row(row: RowMapping | RecordRow) -> InteractionRecord:
+    """The record of a row; the parsed values are new with every call."""
+    input_, output = row["input"], row["output"]
+    return InteractionRecord(
+        trace_id=row["trace_id"],
+        step_id=row["step_id"],
+        tool_name=row["tool_name"],
+        raw_input=parse_arguments(input_) if row["input_verbatim"] else _load(input_),
+        raw_output=parse_output(output) if row["output_verbatim"] else _load(output),
+        timestamp=row["timestamp"],
+        call_id=row["call_id"],
+        input_text=input_ if row["input_verbatim"] else None,
+        output_text=output if row["output_verbatim"] else None,
+    )
+
+
+def insight_of(row: RowMapping) -> Insight | None:
+    """The insight of a row of records joined with insights; None for a record without one."""
+    if row["summary"] is None:
+        return None
+    return Insight(row["trace_id"], row["summary"], row["source"], row["redo"])
+
+
+def check_same(a: RowMapping | RecordRow, b: RowMapping | RecordRow) -> None:
+    """Raise RecordConflictError unless two rows have the same content; step and timestamp may differ."""
+    if a is not b and _content(a) != _content(b):
+        raise RecordConflictError(
+            f"another record has the trace_id {b['trace_id']}: facts are never overwritten, "
+            "store yours under a new trace_id."
+        )
+
+
+def latest_insights(batch: Iterable[Insight]) -> list[Insight]:
+    """The last insight of every trace_id, in the order of these. Raises RecordError for invalid ones."""
+    latest: dict[str, Insight] = {}
+    for insight in batch:
+        if not isinstance(insight, Insight):
+            raise RecordError(f"a {type(insight).__name__} is not an Insight.")
+        _check_id(insight.trace_id, "an insight")
+        what = f"of the insight {insight.trace_id}"
+        _check_text(insight.summary, f"the summary {what}")
+        if insight.redo is not None:
+            _check_text(insight.redo, f"the mark {what}")
+        if not _is_name(insight.source, _MAX_SOURCE):
+            raise RecordError(f"the source {what} must be a text of 1 to {_MAX_SOURCE} plain characters.")
+        latest.pop(insight.trace_id, None)
+        latest[insight.trace_id] = insight
+    return list(latest.values())
+
+
+def is_trace_id(value: object) -> bool:
+    """Whether a value is a valid trace_id: text of 1 to 64 characters without NUL and lone surrogates."""
+    return _is_name(value, _MAX_ID)
+
+
+def is_session_id(value: object) -> bool:
+    """Whether a value is a valid session_id: as a trace_id, of 1 to 255 characters."""
+    return _is_name(value, 255)
+
+
+def _is_name(value: object, at_most: int) -> bool:
+    if not isinstance(value, str) or not 0 < len(value) <= at_most:
+        return False
+    return "\0" not in value and (value.isascii() or not any("\ud800" <= c <= "\udfff" for c in value))
+
+
+def _check_id(trace_id: object, what: str) -> None:
+    if not is_trace_id(trace_id):
+        raise RecordError(
+            f"{what} needs a trace_id of 1 to {_MAX_ID} characters without NUL and lone surrogates."
+        )
+
+
+def _check_text(value: object, what: str) -> None:
+    if not isinstance(value, str):
+        raise RecordError(f"{what} must be text, not a {type(value).__name__}.")
+
+
+def _dump(value: Any, what: str) -> str:
+    try:
+        text = dump_value(value, what)
+        if "\\ud" in text:  # json.loads joins two adjacent escaped surrogates to one character
+            text = json.dumps(value, ensure_ascii=False)
+    except RecordError:
+        raise
+    except RecursionError:
+        return text  # too deep for the C encoder of the second call: keep the escaped text
+    except ValueError:  # an integer beyond Python's conversion limit
+        raise RecordError(f"{what} holds a number too long to be written: pass it as text.") from None
+    return text
+
+
+def stored_text(value: Any) -> str:
+    """The text under which a value is stored that was not received as text. Raises RecordError."""
+    return _dump(value, "the value")
+
+
+def text_of(head: bytes) -> str:
+    """The text of the first bytes of a stored value; an incomplete character becomes U+FFFD."""
+    return bytes(head).decode("utf-8", "replace")
+
+
+def _load(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):  # nested deeper than the parser allows: the text itself
+        return parse_output(text)
+
+
+# Trace ids that a conversation derived from the content of its calls
+
+
+def is_derived(trace_id: str) -> bool:
+    """Whether an id has the form of ids derived from content (UUID version 5)."""
+    try:
+        return uuid.UUID(trace_id).version == 5 and len(trace_id) == 36
+    except ValueError:
+        return False
+
+
+def derivation(
+    session_id: str, record: InteractionRecord, output: str, likely: int = 0
+) -> tuple[bytes, int] | None:
+    """The content key and the ordinal whose hash is a record's id in its session; None if there is none.
+
+    ``output`` is the stored text; ``likely`` is the ordinal tried first. The hashed content is the stored one
+    with two exceptions: arguments stored as an object may have been missing or not an object, and the call id
+    may have come from the result only.
+    """
+    keys = _content_keys(record, output)
+    for ordinal in (likely, *range(EQUALS)):
+        for key in keys:
+            if derive_trace_id(session_id, key, ordinal) == record.trace_id:
+                return key, ordinal
+    return None
+
+
+def _content_keys(record: InteractionRecord, output: str) -> list[bytes]:
+    arguments = [record.input_text or ""]
+    if record.input_text is None:
+        arguments = [compact(record.raw_input)]
+        if record.raw_input == {}:
+            arguments.append("")
+        if isinstance(record.raw_input, dict) and set(record.raw_input) == {RAW}:
+            arguments.append(compact(record.raw_input[RAW]))
+    outputs = [output]
+    if record.output_text is None:
+        outputs.append(dump_value(record.raw_output))
+    contents = [(record.call_id or "", record.tool_name, a or "", o) for a in arguments for o in outputs]
+    return list(
+        dict.fromkeys(content_key(*(t.encode("utf-8", "surrogatepass") for t in c)) for c in contents)
+    )
+
+
+class Rederiving:
+    """The trace_ids that the records of one session, passed oldest first, have in another session.
+
+    Ids that were not derived from content (made by hand, imported) stay the same.
+    """
+
+    def __init__(self, session_id: str, other: str) -> None:
+        self._session_id = session_id
+        self._other = other
+        self._next: defaultdict[bytes, int] = defaultdict(int)
+
+    def __call__(self, record: InteractionRecord, output: str) -> str:
+        """The trace_id of a record in the other session; ``output`` is its stored text."""
+        if not is_derived(record.trace_id):
+            return record.trace_id
+        likely = max((self._next[key] for key in _content_keys(record, output)), default=0)
+        found = derivation(self._session_id, record, output, likely)
+        if found is None:
+            return record.trace_id
+        key, ordinal = found
+        self._next[key] = ordinal + 1
+        return derive_trace_id(self._other, key, ordinal)

@@ -1,0 +1,349 @@
+"""What sessions use: the cost of the Observer's model with its limits, and the figures of every step."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+import zlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection
+
+from memory_bank.bank.database import Database
+from memory_bank.bank.schema import LAST, SESSION, N, of_session, sessions, spending, steps
+from memory_bank.ports import SpendingLimits
+from memory_bank.records import Spent
+
+# The cost of the Observer's model
+
+_p = spending.c
+_DAY: sa.BindParameter[str] = sa.bindparam("of")
+_ADD = (
+    sa.update(spending)
+    .where(of_session(spending), _p.day == _DAY, _p.model == sa.bindparam("by"))
+    .values(
+        calls=_p.calls + sa.bindparam("more_calls"),
+        prompt_tokens=_p.prompt_tokens + sa.bindparam("more_prompt"),
+        completion_tokens=_p.completion_tokens + sa.bindparam("more_completion"),
+        cost=_p.cost + sa.bindparam("more_cost"),
+    )
+)
+SPENT_SUMS = (
+    sa.func.coalesce(sa.func.sum(_p.calls), 0),
+    sa.func.coalesce(sa.func.sum(_p.prompt_tokens), 0),
+    sa.func.coalesce(sa.func.sum(_p.completion_tokens), 0),
+    sa.func.coalesce(sa.func.sum(_p.cost), 0.0),
+)
+SPENT_BY_SESSION = sa.select(_p.session_id, *SPENT_SUMS).group_by(_p.session_id)
+_OF_SESSION = sa.select(*SPENT_SUMS).where(of_session(spending))
+_OF_DAY = sa.select(*SPENT_SUMS).where(_p.day == _DAY)
+
+
+class Spending:
+    """The account of one session's Observer. Every method may raise StorageError."""
+
+    def __init__(
+        self, database: Database, session_id: str, *, clock: Callable[[], float] = time.time
+    ) -> None:
+        self.database = database
+        self.session_id = session_id
+        self.clock = clock
+        self._reserved = threading.local()  # the day of this thread's call, which may end on the next day
+
+    def reserve(self, model: str, expected: Spent, limits: SpendingLimits) -> str | None:
+        """Book a call before it is made. Returns why a limit forbids it, or None; then nothing is booked.
+
+        ``expected`` is the most that the call can cost: concurrent callers never exceed a limit together.
+        """
+        day = self._reserved.day = self._today()
+        refused = None
+        with self.database.write() as c:
+            if _has_limit(limits):  # without limits there is no need for the lock
+                self.database.lock_bank(c, exclusive=True)
+                refused = _exceeded(self._spent_by_session(c), expected, limits, "session")
+                refused = refused or _exceeded(self._spent_today(c), expected, limits, "day")
+            if refused is None:
+                self._add(c, day, model, expected)
+        return refused
+
+    def settle(self, model: str, expected: Spent, actual: Spent) -> None:
+        """Replace the expected cost of a booked call by the actual cost."""
+        with self.database.write() as c:
+            self._add(c, getattr(self._reserved, "day", None) or self._today(), model, actual.less(expected))
+
+    def of_session(self) -> Spent:
+        """The cost of the session."""
+        with self.database.read() as c:
+            return self._spent_by_session(c)
+
+    def of_day(self) -> Spent:
+        """The cost of all sessions today (UTC)."""
+        with self.database.read() as c:
+            return self._spent_today(c)
+
+    def _today(self) -> str:
+        return time.strftime("%Y-%m-%d", time.gmtime(self.clock()))
+
+    def _spent_by_session(self, c: Connection) -> Spent:
+        return spent_of(c.execute(_OF_SESSION, {"session": self.session_id}).one())
+
+    def _spent_today(self, c: Connection) -> Spent:
+        return spent_of(c.execute(_OF_DAY, {"of": self._today()}).one())
+
+    def _add(self, c: Connection, day: str, model: str, more: Spent) -> None:
+        key = {"session_id": self.session_id, "day": day, "model": model[:255]}
+        empty = {"calls": 0, "prompt_tokens": 0, "completion_tokens": 0, "cost": 0.0}
+        c.execute(self.database.insert_or_ignore(spending), {**key, **empty})
+        c.execute(
+            _ADD,
+            {
+                "session": self.session_id,
+                "of": day,
+                "by": model[:255],
+                "more_calls": more.calls,
+                "more_prompt": more.prompt_tokens,
+                "more_completion": more.completion_tokens,
+                "more_cost": more.cost,
+            },
+        )
+
+
+def spent_of(sums: Iterable[Any]) -> Spent:
+    """The values of ``SPENT_SUMS``."""
+    calls, prompt, completion, cost = sums
+    return Spent(int(calls), int(prompt), int(completion), float(cost))
+
+
+def spent_by_session(database: Database) -> dict[str, Spent]:
+    """The cost of every session that has one."""
+    with database.read() as c:
+        return {row[0]: spent_of(row[1:]) for row in c.execute(SPENT_BY_SESSION)}
+
+
+def _has_limit(limits: SpendingLimits) -> bool:
+    kinds = ("calls", "tokens", "cost")
+    return any(getattr(limits, f"{k}_per_{p}") is not None for k in kinds for p in ("session", "day"))
+
+
+def _exceeded(spent: Spent, more: Spent, limits: SpendingLimits, period: str) -> str | None:
+    """The limit that the sum exceeds, in words, or None."""
+    for name, have, add in (
+        ("calls", spent.calls, more.calls),
+        ("tokens", spent.tokens, more.tokens),
+        ("cost", spent.cost, more.cost),
+    ):
+        limit = getattr(limits, f"{name}_per_{period}")
+        if limit is not None and have + add > limit:
+            return f"the Observer's budget is used up ({limit:,g} {name} a {period})"
+    return None
+
+
+# The steps of a session
+
+_SWEEP = 256
+"""Every so many steps all old manifests are deleted; in between, those that the newest replace."""
+
+_t = steps.c
+_FIGURES = (
+    _t.number, _t.created, _t.full_tokens, _t.tokens, _t.messages, _t.records, _t.status, _t.strategy,
+    _t.milliseconds, _t.manifest.is_not(None).label("detailed"),
+)  # fmt: skip
+_SESSION = sa.select(sessions.c.generation, sessions.c.deleted).where(sessions.c.session_id == SESSION)
+_LAST_NUMBER = sa.select(sa.func.max(_t.number)).where(of_session(steps))
+_FIRST_NUMBER = sa.select(sa.func.min(_t.number)).where(of_session(steps))
+_ENDS = sa.select(_FIRST_NUMBER.scalar_subquery(), _LAST_NUMBER.scalar_subquery())
+_INSERT = sa.insert(steps)
+_FORGET = (
+    sa.update(steps)
+    .where(
+        of_session(steps),
+        _t.number > sa.bindparam("above"),
+        _t.number <= sa.bindparam("upto"),
+        _t.manifest.is_not(None),
+    )
+    .values(manifest=None)
+)
+_PAGE = sa.select(*_FIGURES).where(of_session(steps), _t.number > LAST).order_by(_t.number).limit(N)
+_ONE = sa.select(*_FIGURES, _t.manifest).where(of_session(steps), _t.number == sa.bindparam("wanted"))
+_SUMS = sa.select(
+    sa.func.min(_t.number),
+    sa.func.max(_t.number),
+    sa.func.count(),
+    sa.func.coalesce(sa.func.sum(_t.tokens), 0),
+    sa.func.coalesce(sa.func.sum(_t.full_tokens), 0),
+).where(of_session(steps))
+_bucket = (_t.number - sa.bindparam("from", type_=sa.Integer)) // sa.bindparam("width", type_=sa.Integer)
+_b = (  # a subquery: PostgreSQL does not see that two expressions with parameters are equal
+    sa.select(_bucket.label("bucket"), _t.number, _t.tokens, _t.full_tokens)
+    .where(of_session(steps))
+    .subquery()
+    .c
+)
+_CURVE = (
+    sa.select(
+        sa.func.max(_b.number), sa.func.count(), sa.func.max(_b.tokens), sa.func.min(_b.tokens),
+        sa.func.max(_b.full_tokens),
+    )
+    .group_by(_b.bucket)
+    .order_by(_b.bucket)
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class NewStep:
+    """A step to store. ``created`` in Unix seconds; ``manifest`` as ``packed`` makes it, or None.
+
+    ``generation`` is the session's when the step was made; None if unknown.
+    """
+
+    session_id: str
+    created: float
+    full_tokens: int
+    tokens: int
+    messages: int
+    records: int
+    status: str
+    strategy: str
+    milliseconds: float
+    manifest: bytes | None = None
+    generation: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StepFigures:
+    """A stored step. ``messages`` counts the full history, ``records`` those stored at that time.
+
+    ``detailed``: its manifest is stored.
+    """
+
+    number: int
+    created: float
+    full_tokens: int
+    tokens: int
+    messages: int
+    records: int
+    status: str
+    strategy: str
+    milliseconds: float
+    detailed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class StepRange:
+    """``steps`` steps up to ``number``: the most tokens of a full history, the most and the least sent."""
+
+    number: int
+    steps: int
+    tokens: int
+    least_tokens: int
+    full_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class StepSums:
+    """All steps of a session: the numbers of the first and the last (None: there are none), and sums."""
+
+    first: int | None
+    last: int | None
+    steps: int
+    tokens: int
+    full_tokens: int
+
+
+def packed(manifest: Mapping[str, object]) -> bytes:
+    """A manifest as it is stored: ASCII JSON, which keeps lone surrogates, compressed."""
+    return zlib.compress(json.dumps(manifest, separators=(",", ":")).encode("ascii"), 3)
+
+
+def unpacked(stored: bytes) -> dict[str, Any]:
+    """The manifest of its stored form."""
+    values: dict[str, Any] = json.loads(zlib.decompress(stored))
+    return values
+
+
+def add_steps(database: Database, new: Sequence[NewStep], kept: int) -> None:
+    """Store steps in one transaction, numbered on from the last step of their session.
+
+    Only the latest ``kept`` steps of a session keep their manifests. A step newer than the deletion of its
+    session revives the session, an older one is dropped; a manifest is dropped if the session was emptied
+    since. Raises StorageError.
+    """
+    by_session: dict[str, list[NewStep]] = {}
+    for step in new:
+        by_session.setdefault(step.session_id, []).append(step)
+    with database.write() as c:
+        for session_id in sorted(by_session):  # one order, so that two processes cannot deadlock
+            database.lock_session(c, session_id)
+            _add_steps(database, c, session_id, by_session[session_id], kept)
+
+
+def _add_steps(database: Database, c: Connection, session_id: str, new: Sequence[NewStep], kept: int) -> None:
+    session = {"session": session_id}
+    known = c.execute(_SESSION, session).first()
+    if known is None:
+        return
+    generation, deleted = known
+    new = [s for s in new if deleted is None or s.created > deleted]
+    if not new:
+        return
+    before = c.execute(_LAST_NUMBER, session).scalar() or 0
+    last = before + len(new)
+    rows = []
+    for number, s in enumerate(new, before + 1):
+        whole = number > last - kept and s.generation in (None, generation)
+        rows.append(
+            {
+                "session_id": session_id, "number": number, "created": s.created,
+                "full_tokens": s.full_tokens, "tokens": s.tokens, "messages": s.messages,
+                "records": s.records, "status": s.status[:32], "strategy": s.strategy[:255],
+                "milliseconds": s.milliseconds, "manifest": s.manifest if whole else None,
+            }
+        )  # fmt: skip
+    c.execute(_INSERT, rows)
+    above = 0 if before // _SWEEP != last // _SWEEP else before - kept
+    c.execute(_FORGET, {**session, "above": above, "upto": last - kept})
+    database.revive(c, session_id)
+
+
+def list_steps(database: Database, session_id: str, after: int = 0, limit: int = 100) -> list[StepFigures]:
+    """Up to ``limit`` steps with a number above ``after``, oldest first. Raises StorageError."""
+    with database.read() as c:
+        rows = c.execute(_PAGE, {"session": session_id, "last": after, "n": limit}).all()
+    return [StepFigures(*row) for row in rows]
+
+
+def ends_of(database: Database, session_id: str) -> tuple[int, int] | None:
+    """The numbers of a session's first and last step; None without steps. Raises StorageError."""
+    with database.read() as c:
+        first, last = c.execute(_ENDS, {"session": session_id}).one()
+    return None if first is None else (first, last)
+
+
+def get_step(
+    database: Database, session_id: str, number: int
+) -> tuple[StepFigures, dict[str, Any] | None] | None:
+    """A step and its manifest, if that is stored; None for an unknown step. Raises StorageError."""
+    with database.read() as c:
+        row = c.execute(_ONE, {"session": session_id, "wanted": number}).first()
+    if row is None:
+        return None
+    return StepFigures(*row[:-1]), None if row.manifest is None else unpacked(row.manifest)
+
+
+def token_curve(database: Database, session_id: str, points: int) -> tuple[StepSums, list[StepRange]]:
+    """The sums of a session's steps, and the steps in at most ``points`` ranges, oldest first.
+
+    Raises StorageError.
+    """
+    with database.snapshot() as c:
+        first, last, count, tokens, full = c.execute(_SUMS, {"session": session_id}).one()
+        sums = StepSums(first, last, count, int(tokens), int(full))
+        if first is None:
+            return sums, []
+        width = -(-(last - first + 1) // points)
+        rows = c.execute(_CURVE, {"session": session_id, "from": first, "width": width}).all()
+    return sums, [StepRange(*row) for row in rows]
