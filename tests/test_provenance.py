@@ -1,4 +1,4 @@
-"""check_call and ProvenanceGuard: where argument values came from, and what came from nowhere."""
+"""check_call and ProvenanceGuard: where argument values came from, and which have no source."""
 
 import json
 import logging
@@ -18,9 +18,8 @@ from memory_bank import (
     apply_memory_bank_strategy,
 )
 from memory_bank.provenance import Origin, ProvenanceError, ProvenanceGuard, check_call
-from memory_bank.provenance.kinds import Kind, hard_runs, kind_of_text
-from memory_bank.provenance.nearest import distance
-from memory_bank.provenance.texts import find, normal
+from memory_bank.provenance.identifiers import ValueKind, find, hard_runs, kind_of_text, normal
+from memory_bank.provenance.index import distance
 from tests.chats import JSON, TEXT, any_chats, call, result, rounds, say, system, user
 
 LOCAL = MemoryBankSettings(
@@ -327,24 +326,24 @@ def test_an_unknown_mode_is_refused():
 @pytest.mark.parametrize(
     ("text", "kind"),
     [
-        ("A-1042", Kind.CODE),
-        ("4f3a9c1e-aaaa-4bbb-8ccc-1234567890ab", Kind.CODE),
-        ("a@b.io", Kind.EMAIL),
-        ("https://x.io/a", Kind.URL),
-        ("/a/b.txt", Kind.PATH),
-        ("C:\\data\\x.txt", Kind.PATH),
-        ("1234567", Kind.LONG_NUMBER),
-        ("123", Kind.TRIVIAL),
-        ("5000", Kind.NUMBER),
-        ("1,234.50", Kind.NUMBER),
-        ("2024-05-01T10:00:00Z", Kind.DATE),
-        ("10:30", Kind.DATE),
-        ("order_items", Kind.NAME),
-        ("#1a1a2e", Kind.TRIVIAL),
-        ("#W2378156", Kind.CODE),
-        ("A1:D25", Kind.TRIVIAL),
-        ("Novato", Kind.WORD),
-        ("two words", Kind.TEXT),
+        ("A-1042", ValueKind.CODE),
+        ("4f3a9c1e-aaaa-4bbb-8ccc-1234567890ab", ValueKind.CODE),
+        ("a@b.io", ValueKind.EMAIL),
+        ("https://x.io/a", ValueKind.URL),
+        ("/a/b.txt", ValueKind.PATH),
+        ("C:\\data\\x.txt", ValueKind.PATH),
+        ("1234567", ValueKind.LONG_NUMBER),
+        ("123", ValueKind.TRIVIAL),
+        ("5000", ValueKind.NUMBER),
+        ("1,234.50", ValueKind.NUMBER),
+        ("2024-05-01T10:00:00Z", ValueKind.DATE),
+        ("10:30", ValueKind.DATE),
+        ("order_items", ValueKind.NAME),
+        ("#1a1a2e", ValueKind.TRIVIAL),
+        ("#W2378156", ValueKind.CODE),
+        ("A1:D25", ValueKind.TRIVIAL),
+        ("Novato", ValueKind.WORD),
+        ("two words", ValueKind.TEXT),
     ],
 )
 def test_kinds(text, kind):

@@ -21,7 +21,7 @@ MemoryBankError
 │ └ EmbedderMismatchError         the bank was built with another embedder
 ├ ModelError                      a chat model failed or answered nothing usable
 ├ LoopDetectedError (RuntimeError) an agent makes the same call with the same answer again and again
-├ ProvenanceError (ValueError)    a tool call was blocked: a value in it came from nowhere
+├ ProvenanceError (ValueError)    a tool call was blocked: a value in it has no source
 ├ BodyError (ValueError)          a request's JSON cannot be edited to the byte; its text is one short reason
 ├ ServiceError                    the service refuses a request
 │ ├ InvalidRequestError (ValueError) a body or a parameter is not what the route takes
@@ -142,7 +142,7 @@ class LoopDetectedError(MemoryBankError, RuntimeError):
 
 
 class ProvenanceError(MemoryBankError, ValueError):
-    """A tool call was blocked; ``report`` (a ``CallReport``) says which values came from nowhere."""
+    """A tool call was blocked; ``report`` (a ``CallReport``) says which values have no source."""
 
     def __init__(self, message: str, report: Any) -> None:
         super().__init__(message)

@@ -1,8 +1,7 @@
-"""Where the argument values of a tool call came from, and a guard against those from nowhere."""
+"""Where the argument values of a tool call came from, and a guard against values without a source."""
 
 from memory_bank.errors import ProvenanceError
-from memory_bank.provenance.check import check_call
-from memory_bank.provenance.guard import ProvenanceGuard
+from memory_bank.provenance.check import ProvenanceGuard, check_call
 from memory_bank.provenance.report import CallReport, Nearest, Origin, Place, ValueReport
 
 __all__ = [

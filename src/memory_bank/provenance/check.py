@@ -1,41 +1,49 @@
-"""Where the values of a tool call came from: checked one by one against all the session has shown."""
+"""check_call: where the argument values of a tool call came from; ProvenanceGuard: a hook that acts on it."""
 
 from __future__ import annotations
 
+import logging
 import math
 import re
 import threading
 import weakref
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Literal, get_args
 
-from memory_bank.errors import MessagesError
-from memory_bank.provenance.index import PARTS, Source, SourceIndex
-from memory_bank.provenance.kinds import (
+from memory_bank.errors import ConfigError, MessagesError, ProvenanceError
+from memory_bank.provenance.identifiers import (
     IDENTIFIERS,
-    Kind,
+    ValueKind,
     hard_runs,
     identifiers_in,
     kind_of_number,
     kind_of_text,
+    normal,
+    number_forms,
+    runs,
 )
-from memory_bank.provenance.nearest import Candidate
+from memory_bank.provenance.index import PATH_JOINTS, KnownIdentifier, Source, SourceIndex
 from memory_bank.provenance.places import leaves
 from memory_bank.provenance.report import CallReport, Nearest, Origin, Place, ValueReport
-from memory_bank.provenance.texts import normal, number_forms, runs
 from memory_bank.transcript.interactions import Call, calls_of
 from memory_bank.transcript.jsontext import RAW
 
-_SOUGHT_WHOLE = 2_000  # longer texts are looked at token by token only
-_TOKENS = 400  # of one text
-_IN_TEXT = frozenset({Kind.EMAIL, Kind.URL, Kind.PATH, Kind.CODE, Kind.LONG_NUMBER})
-_MAKING = re.compile(
+log = logging.getLogger("memory_bank.Provenance")
+
+_SOUGHT_CHARS = 2_000  # longer texts are only checked token by token
+_CHECKED_TOKENS = 400  # of one text
+_NUMBERS = (ValueKind.NUMBER, ValueKind.LONG_NUMBER)
+_CHECKED_IN_TEXT = frozenset(
+    {ValueKind.EMAIL, ValueKind.URL, ValueKind.PATH, ValueKind.CODE, ValueKind.LONG_NUMBER}
+)
+_MAKES_NEW = re.compile(
     r"creat|write|save|new|make|mkdir|touch|export|generat|upload|insert|move|copy|rename|download|edit|append|"
     r"convert|add|merge|set|(?:^|[._-])(?:mv|cp|tee)$",
     re.I,
 )
-_NAMING = re.compile(
+_NAMES_NEW = re.compile(
     r"(?:^|_)(?:name|title|file|filename|path|dest|destination|output|out|target|new|folder|dir|directory|slug|label|"
     r"branch|save|uri|url)(?:$|_)|(?:name|path|file|output|dir)$|^(?:new|output|out|dest)",
     re.I,
@@ -49,11 +57,17 @@ _indexes: weakref.WeakKeyDictionary[Any, SourceIndex] = weakref.WeakKeyDictionar
 _indexes_lock = threading.Lock()
 
 
-def index_of(state: Any, messages: Any = None, tools: Any = None) -> SourceIndex:
-    """The index of a state, up to date: kept beside the state and built piece by piece.
+def index_of(state: Any, messages: Any = None, tools: object = None) -> SourceIndex:
+    """The index of a session, updated with what is new since the last call.
 
-    ``messages`` default to those of the last step. Raises MessagesError when they are no list, StorageError
-    when the database refuses.
+    Args:
+        state: a MemoryBankState.
+        messages: default: those of the last step.
+        tools: the schemas that the agent was given.
+
+    Raises:
+        MessagesError: the messages are not a list.
+        StorageError: the database failed.
     """
     with _indexes_lock:
         index = _indexes.get(state)
@@ -78,32 +92,41 @@ def index_of(state: Any, messages: Any = None, tools: Any = None) -> SourceIndex
     return index
 
 
-def check_call(call: Any, state: Any, messages: Any = None, *, tools: Any = None) -> CallReport:
-    """Where each argument value of a tool call came from.
+def check_call(call: object, state: Any, messages: Any = None, *, tools: object = None) -> CallReport:
+    """The origin of each argument value of a tool call.
 
-    ``call`` is an OpenAI tool call (dict or SDK object), a function_call item, or ``(name, arguments)`` with
-    arguments as JSON text or as an object. ``messages`` are those before the call; they default to what the
-    strategy was given at its last step. A last turn whose calls are unanswered is not taken for a source: it
-    holds the call itself. ``tools`` are the schemas that the agent was given.
+    Args:
+        call: an OpenAI tool call (dict or SDK object), a function_call item, or ``(name, arguments)`` with
+            the arguments as JSON text or as an object.
+        state: the MemoryBankState of the session.
+        messages: those before the call; default: those that the strategy was given at its last step. A last
+            turn with unanswered calls is not a source, as it holds the call itself.
+        tools: the schemas that the agent was given.
 
-    Raises MessagesError when the messages are no list or the call is none, StorageError when the database
-    refuses.
+    Raises:
+        MessagesError: the messages are not a list, or the call is not a tool call.
+        StorageError: the database failed.
+
+    Example:
+        >>> check_call(("refund", {"order_id": "A-1024"}), state, messages).sentence()
+        'In the call of refund, order_id = A-1024 is not in this session: did you mean A-1042, from …?'
     """
-    made = _call(call)
+    parsed = _parse_call(call)
     index = index_of(state, messages, tools)
     with index.lock:
-        check = _Check(made, index)
-        return CallReport(made.name, tuple(check.values()))
+        return CallReport(parsed.name, tuple(_CallCheck(parsed, index).values()))
 
 
-def _call(call: Any) -> Call:
+def _parse_call(call: Any) -> Call:
     if isinstance(call, Call):
         return call
     if isinstance(call, tuple) and len(call) == 2 and isinstance(call[0], str):
         return Call(None, call[0], call[1])
     found = calls_of(call) if _is_item(call) else calls_of({"role": "assistant", "tool_calls": [call]})
     if not found or found[0].name == "unknown":
-        raise MessagesError("this is no tool call: pass a tool_call with its function, or (name, arguments).")
+        raise MessagesError(
+            "this is not a tool call: pass a tool_call with its function, or (name, arguments)."
+        )
     return found[0]
 
 
@@ -112,211 +135,245 @@ def _is_item(call: Any) -> bool:
     return isinstance(kind, str) and kind.endswith("_call")
 
 
-def _words(value: str) -> list[str]:
-    return [r for r in runs(value) if len(r) > 2 and not r.isdigit() and r not in _SCHEMES]
+@dataclass(frozen=True, slots=True)
+class _Argument:
+    """A value to check: its path and key in the arguments, the value, its text and its kind."""
+
+    path: str
+    key: str
+    value: Any
+    text: str
+    kind: ValueKind
+
+    @property
+    def normal(self) -> str:
+        return normal(self.text)
+
+    def report(self, origin: Origin, **fields: Any) -> ValueReport:
+        return ValueReport(self.path, self.value, str(self.kind), origin, **fields)
 
 
-class _Check:
-    """One call against one index."""
+class _CallCheck:
+    """Checks one call against one index."""
 
     def __init__(self, call: Call, index: SourceIndex) -> None:
         self.index = index
-        self.name = call.name
         self.arguments = call.raw_input
-        self.making = bool(_MAKING.search(call.name))
+        self.makes_new = bool(_MAKES_NEW.search(call.name))
 
     def values(self) -> Iterator[ValueReport]:
         arguments = self.arguments
         if isinstance(arguments, dict) and list(arguments) == [RAW]:
             arguments = arguments[RAW]
-        elif isinstance(arguments, dict) and self._names_tool(arguments):
-            self.making = True
+        elif isinstance(arguments, dict):
+            self.makes_new = self.makes_new or _runs_maker(arguments)
         for path, key, leaf in leaves(arguments):
-            yield from self._value(path, key, leaf)
+            yield from self._check(_argument(path, key, leaf))
 
-    def _names_tool(self, arguments: Mapping[str, Any]) -> bool:
-        """A tool that runs tools says in its arguments what is done."""
-        return any(
-            isinstance(v, str) and len(v) < 60 and _MAKING.search(v)
-            for k, v in arguments.items()
-            if k in ("tool_name", "tool", "name", "action", "command", "operation", "method")
-        )
-
-    def _value(self, path: str, key: str, leaf: Any) -> Iterator[ValueReport]:
-        if leaf is None or isinstance(leaf, bool) or leaf == "":
-            yield ValueReport(path, leaf, str(Kind.TRIVIAL), Origin.TRIVIAL)
+    def _check(self, argument: _Argument) -> Iterator[ValueReport]:
+        if argument.kind is ValueKind.TRIVIAL:
+            yield argument.report(Origin.TRIVIAL)
             return
-        if isinstance(leaf, (int, float)):
-            yield self._number(path, key, leaf)
-            return
-        kind = kind_of_text(leaf, key)
-        if kind is Kind.TRIVIAL:
-            yield ValueReport(path, leaf, str(kind), Origin.TRIVIAL)
-            return
-        wanted = normal(leaf) if len(leaf) <= _SOUGHT_WHOLE else ""
-        holder = self._holder(wanted, kind)
+        is_number = not isinstance(argument.value, str)
+        wanted = argument.text if is_number else ""
+        if not is_number and len(argument.text) <= _SOUGHT_CHARS:
+            wanted = argument.normal
+        holder = self._holder(wanted, is_number or argument.kind in _NUMBERS)
         if holder is not None:
-            yield self._found(path, leaf, kind, wanted, holder)
-        elif kind in IDENTIFIERS:
-            yield self._identifier(path, key, leaf, kind)
+            yield argument.report(Origin(holder.role), place=self._place(holder, wanted))
+        elif argument.kind in IDENTIFIERS:
+            yield self._check_identifier(argument)
         else:
-            yield ValueReport(path, leaf, str(kind), Origin.WRITTEN)
-            if kind is Kind.TEXT:
-                yield from self._tokens(path, key, leaf)
+            yield argument.report(Origin.WRITTEN)
+            if argument.kind is ValueKind.TEXT:
+                yield from self._check_tokens(argument)
 
-    def _holder(self, wanted: str, kind: Kind) -> Source | None:
-        forms = number_forms(wanted) if kind in (Kind.NUMBER, Kind.LONG_NUMBER) else iter((wanted,))
-        for form in forms:
+    def _holder(self, wanted: str, is_number: bool) -> Source | None:
+        """The source that holds a value (normal form), the oldest; None without one."""
+        for form in number_forms(wanted) if is_number else (wanted,):
             if form and (found := self.index.holders(form, 1)):
                 return found[0]
         return None
 
-    def _found(self, path: str, leaf: Any, kind: Kind, wanted: str, source: Source) -> ValueReport:
+    def _place(self, source: Source, wanted: str) -> Place:
         known = self.index.neighbours.get(wanted)
         if known is not None and self.index.sources[known.source] is source:
-            place = known.place
-        else:
-            place = source.place_of(wanted) if source.role == "record" else ""
-        where = Place(source.role, place, source.trace_id, source.tool, source.step, source.session_id)
-        return ValueReport(path, leaf, str(kind), Origin(source.role), where)
+            return source.place(known.place)
+        return source.place(source.place_of(wanted) if source.role == "record" else "")
 
-    def _number(self, path: str, key: str, leaf: float) -> ValueReport:
-        kind = kind_of_number(leaf, key) if math.isfinite(leaf) else Kind.TRIVIAL
-        if kind is Kind.TRIVIAL:
-            return ValueReport(path, leaf, str(kind), Origin.TRIVIAL)
-        text = repr(leaf)
-        holder = self._holder(text, Kind.NUMBER)
-        if holder is not None:
-            return self._found(path, leaf, kind, text, holder)
-        if kind in IDENTIFIERS:
-            report = self._identifier(path, key, text, kind)
-            return ValueReport(path, leaf, report.kind, report.origin, None, report.nearest, report.unknown)
-        return ValueReport(path, leaf, str(kind), Origin.WRITTEN)
-
-    # identifiers that stand nowhere as they are
-
-    def _identifier(self, path: str, key: str, leaf: str, kind: Kind) -> ValueReport:
-        wanted = normal(leaf)
+    def _check_identifier(self, argument: _Argument) -> ValueReport:
+        """The report on an identifier that no source holds as it is."""
+        wanted, kind = argument.normal, argument.kind
         if self.index.knows_joined(wanted):
-            return ValueReport(path, leaf, str(kind), Origin.COMPOSED)
-        unknown = self._hard_unknown(leaf)
+            return argument.report(Origin.COMPOSED)
+        names_new = self.makes_new and bool(_NAMES_NEW.search(argument.key))
+        unknown = self._unknown_hard_runs(argument.text)
         if unknown:
-            if self.making and kind in (Kind.PATH, Kind.CODE) and _NAMING.search(key):
-                near = self.index.neighbours.nearest(wanted, key, 1)
+            if names_new and kind in (ValueKind.PATH, ValueKind.CODE):
+                near = self.index.neighbours.nearest(wanted, argument.key, 1)
                 if near is None or len(wanted) < 8:
-                    return ValueReport(path, leaf, str(kind), Origin.WRITTEN, unknown=unknown)
-            return self._nowhere(path, key, leaf, kind, unknown)
-        unknown = self._soft_unknown(wanted, kind)
+                    return argument.report(Origin.WRITTEN, unknown=unknown)
+            return self._alarm(argument, unknown)
+        unknown = self._unknown_words(wanted, kind)
         if not unknown:
-            return ValueReport(path, leaf, str(kind), Origin.COMPOSED)
-        near = self._slip(wanted, key, hard_runs(leaf))
-        if kind is Kind.EMAIL or near is not None:
-            return self._nowhere(path, key, leaf, kind, unknown, near)
-        if self._is_strange(kind, wanted, unknown):
-            return self._nowhere(path, key, leaf, kind, unknown)  # no part of it is known
-        slip = self._slip_of_part(path, key, leaf, kind, unknown)
-        return slip or ValueReport(path, leaf, str(kind), Origin.WRITTEN, unknown=unknown)
+            return argument.report(Origin.COMPOSED)
+        near = self._mistyped(wanted, argument.key, hard_runs(argument.text))
+        if kind is ValueKind.EMAIL or near is not None:
+            return self._alarm(argument, unknown, near)
+        is_strange = len(unknown) > 1 and len(unknown) == len(_words(wanted)) and self.index.has_records()
+        if kind is ValueKind.PATH and not self.makes_new and is_strange:
+            return self._alarm(argument, unknown)  # a path that must exist, without any known part
+        if kind in (ValueKind.PATH, ValueKind.URL):
+            parts = [p for p in PATH_JOINTS.split(argument.text) if p]
+            for part in parts[:-1] if names_new else parts:  # the file may be new, its folder is not
+                if any(r in unknown for r in runs(normal(part))) and (
+                    near := self._mistyped(normal(part), "")
+                ):
+                    whole = argument.text.replace(part, near[0].value)
+                    return self._alarm(argument, unknown, (replace(near[0], value=whole), near[1]))
+        return argument.report(Origin.WRITTEN, unknown=unknown)
 
-    def _slip_of_part(
-        self, path: str, key: str, leaf: str, kind: Kind, unknown: tuple[str, ...]
-    ) -> ValueReport | None:
-        """A path of which one part differs from a real one as by a slip of the pen."""
-        if kind not in (Kind.PATH, Kind.URL):
-            return None
-        parts = [p for p in PARTS.split(leaf) if p]
-        if self.making and _NAMING.search(key):
-            parts = parts[:-1]  # the thing itself is new, its folder is not
-        for part in parts:
-            if any(r in unknown for r in runs(normal(part))) and (near := self._slip(normal(part), "")):
-                mended = replace(near[0], value=leaf.replace(part, near[0].value))
-                return self._nowhere(path, key, leaf, kind, unknown, (mended, near[1]))
-        return None
-
-    def _is_strange(self, kind: Kind, wanted: str, unknown: Sequence[str]) -> bool:
-        """Whether a path to something that exists already has no part that is known."""
-        if kind is not Kind.PATH or self.making or len(unknown) < 2:
-            return False
-        return len(unknown) == len(_words(wanted)) and self.index.has_records()
-
-    def _hard_unknown(self, leaf: str) -> tuple[str, ...]:
-        return tuple(r for r in hard_runs(leaf) if not self._knows(r))
+    def _unknown_hard_runs(self, text: str) -> tuple[str, ...]:
+        return tuple(r for r in hard_runs(text) if not self._knows(r))
 
     def _knows(self, run: str) -> bool:
-        if self.index.knows_run(run):
-            return True
+        """Whether a run is known, or the digits of letters followed by digits are."""
         parts = _LETTERS_THEN_DIGITS.match(run)
-        return bool(parts) and self.index.knows_run(parts[2]) if parts else False
+        return self.index.knows_run(run) or (parts is not None and self.index.knows_run(parts[2]))
 
-    def _soft_unknown(self, wanted: str, kind: Kind) -> tuple[str, ...]:
-        """The words of an identifier that stand nowhere; an initial before a known name does not count."""
-        unknown = [r for r in _words(wanted) if not self.index.knows_run(r)]
-        if kind is Kind.EMAIL:
-            unknown = [r for r in unknown if not (self.index.knows_run(r[1:]) or self._two_names(r))]
+    def _unknown_words(self, wanted: str, kind: ValueKind) -> tuple[str, ...]:
+        """The unknown words of an identifier. An initial before a known name is known."""
+        knows = self.index.knows_run
+        unknown = [r for r in _words(wanted) if not knows(r)]
+        if kind is ValueKind.EMAIL:
+            unknown = [r for r in unknown if not (knows(r[1:]) or self._is_two_names(r))]
         return tuple(unknown)
 
-    def _two_names(self, run: str) -> bool:
-        return any(
-            self.index.knows_run(run[:i]) and self.index.knows_run(run[i:]) for i in range(3, len(run) - 2)
-        )
+    def _is_two_names(self, run: str) -> bool:
+        knows = self.index.knows_run
+        return any(knows(run[:i]) and knows(run[i:]) for i in range(3, len(run) - 2))
 
-    def _slip(self, wanted: str, key: str, hard: Sequence[str] = ()) -> tuple[Candidate, int] | None:
-        """A real identifier from which this one differs as by a slip of the pen, or None."""
+    def _mistyped(
+        self, wanted: str, key: str, hard: Sequence[str] = ()
+    ) -> tuple[KnownIdentifier, int] | None:
+        """A known identifier of which this one looks like a mistyped form, with its distance; or None."""
         if len(wanted) < 6:
             return None
         near = self.index.neighbours.nearest(wanted, key, 2 if len(wanted) >= 10 else 1)
         if near is None:
             return None
-        other = near[0].normal
-        if (
-            wanted.startswith(other)
-            or other.startswith(wanted)
-            or wanted.endswith(other)
-            or other.endswith(wanted)
-        ):
+        long, short = sorted((wanted, near[0].normal), key=len, reverse=True)
+        if long.startswith(short) or long.endswith(short):
             return None  # made longer or shorter on purpose
-        if not hard and _SMALL_NUMBERS.sub("0", wanted) == _SMALL_NUMBERS.sub("0", other):
-            return None  # counted on: report_1, report_2
+        if not hard and _SMALL_NUMBERS.sub("0", long) == _SMALL_NUMBERS.sub("0", short):
+            return None  # a series: report_1, report_2
         return near
 
-    def _nowhere(
+    def _alarm(
         self,
-        path: str,
-        key: str,
-        leaf: Any,
-        kind: Kind,
+        argument: _Argument,
         unknown: tuple[str, ...],
-        near: tuple[Candidate, int] | None = None,
+        near: tuple[KnownIdentifier, int] | None = None,
         *,
         token: bool = False,
     ) -> ValueReport:
-        near = near or self.index.neighbours.nearest(normal(leaf), key)
+        near = near or self.index.neighbours.nearest(argument.normal, argument.key)
         nearest = None
         if near is not None:
-            candidate, edits = near
-            source = self.index.sources[candidate.source]
-            place = Place(
-                source.role, candidate.place, source.trace_id, source.tool, source.step, source.session_id
-            )
-            nearest = Nearest(candidate.value, edits, place)
-        return ValueReport(path, leaf, str(kind), Origin.NOWHERE, None, nearest, unknown, token)
+            known, edits = near
+            nearest = Nearest(known.value, edits, self.index.sources[known.source].place(known.place))
+        return argument.report(Origin.NOWHERE, nearest=nearest, unknown=unknown, token=token)
 
-    def _tokens(self, path: str, key: str, text: str) -> Iterator[ValueReport]:
-        """In prose, queries and code only what looks like a slip is an alarm."""
+    def _check_tokens(self, argument: _Argument) -> Iterator[ValueReport]:
+        """The alarms on the tokens of prose, queries and code: only what looks mistyped is one."""
         seen: set[str] = set()
-        for token, kind, _ in identifiers_in(text):
-            if kind not in _IN_TEXT or token in seen:
+        for token, kind, _ in identifiers_in(argument.text):
+            if kind not in _CHECKED_IN_TEXT or token in seen:
                 continue
             seen.add(token)
-            if len(seen) > _TOKENS:
+            if len(seen) > _CHECKED_TOKENS:
                 return
-            unknown = self._hard_unknown(token)
-            if kind is Kind.EMAIL and not unknown:
-                unknown = self._soft_unknown(normal(token), kind)
-            if not unknown or (kind is Kind.LONG_NUMBER and len(token) < 8):
-                continue
             wanted = normal(token)
-            if self._holder(wanted, kind) is not None or self.index.knows_joined(wanted):
+            unknown = self._unknown_hard_runs(token)
+            if kind is ValueKind.EMAIL and not unknown:
+                unknown = self._unknown_words(wanted, kind)
+            if not unknown or (kind is ValueKind.LONG_NUMBER and len(token) < 8):
                 continue
-            near = self._slip(wanted, key, unknown)
+            if self._holder(wanted, kind in _NUMBERS) is not None or self.index.knows_joined(wanted):
+                continue
+            near = self._mistyped(wanted, argument.key, unknown)
             if near is not None:
-                yield self._nowhere(path, key, token, kind, unknown, near, token=True)
+                part = _Argument(argument.path, argument.key, token, token, kind)
+                yield self._alarm(part, unknown, near, token=True)
+
+
+def _argument(path: str, key: str, leaf: Any) -> _Argument:
+    if leaf is None or isinstance(leaf, bool) or leaf == "":
+        return _Argument(path, key, leaf, "", ValueKind.TRIVIAL)
+    if isinstance(leaf, (int, float)):
+        kind = kind_of_number(leaf, key) if math.isfinite(leaf) else ValueKind.TRIVIAL
+        return _Argument(path, key, leaf, repr(leaf), kind)
+    return _Argument(path, key, leaf, leaf, kind_of_text(leaf, key))
+
+
+def _runs_maker(arguments: Mapping[str, Any]) -> bool:
+    """Whether the arguments of a tool that runs other tools name one that makes something new."""
+    return any(
+        isinstance(v, str) and len(v) < 60 and _MAKES_NEW.search(v)
+        for k, v in arguments.items()
+        if k in ("tool_name", "tool", "name", "action", "command", "operation", "method")
+    )
+
+
+def _words(value: str) -> list[str]:
+    return [r for r in runs(value) if len(r) > 2 and not r.isdigit() and r not in _SCHEMES]
+
+
+Mode = Literal["warn", "block", "report"]
+
+
+class ProvenanceGuard:
+    """A hook that checks each tool call before it is executed, and returns its CallReport. Thread-safe.
+
+    Args:
+        mode: "warn" logs a WARNING that names the tool and the arguments, never their contents; "block"
+            raises ProvenanceError; "report" only collects.
+        tools: the schemas that the agent was given, as for ``check_call``.
+        keep: the number of latest reports in ``reports``, in every mode.
+        only_alarms: collect only reports with alarms.
+
+    Raises:
+        ConfigError: the mode is unknown.
+
+    Example:
+        >>> guard = ProvenanceGuard("block")
+        >>> report = guard(("refund", {"order_id": "A-1042"}), state, messages)
+    """
+
+    def __init__(
+        self, mode: Mode = "warn", *, tools: object = None, keep: int = 1_000, only_alarms: bool = False
+    ) -> None:
+        if mode not in get_args(Mode):
+            raise ConfigError(f"the mode of a ProvenanceGuard is one of {', '.join(get_args(Mode))}.")
+        self.mode = mode
+        self.tools = tools
+        self.only_alarms = only_alarms
+        self.reports: deque[CallReport] = deque(maxlen=keep)
+        self._lock = threading.Lock()
+
+    def __call__(self, call: object, state: Any, messages: Any = None) -> CallReport:
+        """Check a call as ``check_call`` does. Raises its errors, and in mode "block" ProvenanceError."""
+        report = check_call(call, state, messages, tools=self.tools)
+        if not self.only_alarms or not report.ok:
+            with self._lock:
+                self.reports.append(report)
+        if not report.ok and self.mode != "report":
+            paths = ", ".join(a.path or "(the argument)" for a in report.alarms)
+            if self.mode == "block":
+                raise ProvenanceError(
+                    f"the call of {report.name} was blocked: {paths} has no source in this session; "
+                    "see error.report.",
+                    report,
+                )
+            log.warning("in a call of %s, without a source: %s", report.name, paths)
+        return report

@@ -1,12 +1,10 @@
-"""What a check comes to: for each argument value where it came from, as frozen values."""
+"""The result of a check: where each argument value of a call came from, as immutable values."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
-
-from memory_bank.errors import ProvenanceError
 
 
 class Origin(StrEnum):
@@ -16,18 +14,18 @@ class Origin(StrEnum):
     USER = "user"
     SYSTEM = "system"
     SCHEMA = "schema"  # the tools' own descriptions
-    AGENT = "agent"  # the agent's earlier words and calls, nothing else
-    COMPOSED = "composed"  # of parts that are known
+    AGENT = "agent"  # only the agent's earlier words and calls
+    COMPOSED = "composed"  # from known parts
     TRIVIAL = "trivial"
-    WRITTEN = "written"  # prose, code, computed numbers, names of new things: an agent's own work
+    WRITTEN = "written"  # by the agent: prose, code, computed numbers, names of new things
     NOWHERE = "nowhere"
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A record (or another source) and the place in it: a JSON path, ``line N``, or nothing.
+    """A source (``role``) and the place in it: a JSON path, ``line N``, or "".
 
-    ``session_id`` names another session that the record is of.
+    ``trace_id``, ``tool`` and ``step`` name a record; ``session_id`` is None for the session itself.
     """
 
     role: str
@@ -38,7 +36,7 @@ class Place:
     session_id: str | None = None
 
     def as_dict(self) -> dict[str, Any]:
-        """JSON values; ``session_id`` only where it is another session's."""
+        """The place as a JSON object, with ``session_id`` only for another session."""
         origin = {} if self.session_id is None else {"session_id": self.session_id}
         return {
             **origin,
@@ -50,7 +48,7 @@ class Place:
         }
 
     def phrase(self) -> str:
-        """``get_orders, step 3`` or ``the user``."""
+        """The source in words: ``get_orders, step 3`` or ``the user``."""
         if self.tool is None:
             return {
                 "system": "the system prompt",
@@ -62,22 +60,28 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Nearest:
-    """The nearest real value, the edits between, and where it stands."""
+    """The nearest known value, its distance in edits, and its place."""
 
     value: str
     distance: int
     place: Place
 
     def as_dict(self) -> dict[str, Any]:
-        """JSON values."""
+        """As a JSON object."""
         return {"value": self.value, "distance": self.distance, **self.place.as_dict()}
 
 
 @dataclass(frozen=True, slots=True)
 class ValueReport:
-    """One value: the argument's path, the value, its kind, its origin and its place, if it has one.
+    """One argument value and its origin.
 
-    ``unknown`` are the parts that stand nowhere. ``token`` says that the value is one token of a longer text.
+    Attributes:
+        path: of the value in the arguments, such as ``items[0].id``.
+        kind: such as "code" or "e-mail".
+        place: where the value is, if a source holds it.
+        nearest: the nearest known value, for an alarm.
+        unknown: the parts of the value that no source holds.
+        token: whether the value is one token of a longer text.
     """
 
     path: str
@@ -90,7 +94,7 @@ class ValueReport:
     token: bool = False
 
     def as_dict(self) -> dict[str, Any]:
-        """JSON values."""
+        """As a JSON object."""
         return {
             "path": self.path,
             "value": self.value,
@@ -103,10 +107,10 @@ class ValueReport:
         }
 
     def sentence(self) -> str:
-        """One sentence for people and models."""
+        """The origin in one sentence, for people and models."""
         head = f"{self.path or 'the argument'} = {_short(self.value)}"
         if self.origin is Origin.NOWHERE:
-            said = f"{head} stands nowhere in this session"
+            said = f"{head} is not in this session"
             if self.nearest:
                 said += f": did you mean {_short(self.nearest.value)}, from {self.nearest.place.phrase()}?"
             return said if said.endswith("?") else f"{said}."
@@ -118,41 +122,31 @@ class ValueReport:
 
 @dataclass(frozen=True, slots=True)
 class CallReport:
-    """One tool call: every value of its arguments with its origin."""
+    """One tool call: every value in its arguments with its origin."""
 
     name: str
     values: tuple[ValueReport, ...]
 
     @property
     def alarms(self) -> tuple[ValueReport, ...]:
-        """The values that came from nowhere."""
+        """The values without a source."""
         return tuple(v for v in self.values if v.origin is Origin.NOWHERE)
 
     @property
     def ok(self) -> bool:
-        """Whether every value came from somewhere."""
+        """Whether there are no alarms."""
         return not self.alarms
 
     def as_dict(self) -> dict[str, Any]:
-        """JSON values."""
+        """As a JSON object."""
         return {"name": self.name, "ok": self.ok, "values": [v.as_dict() for v in self.values]}
 
     def sentence(self) -> str:
-        """What is wrong with the call, or that nothing is."""
+        """The alarms in one sentence each, or that there are none."""
         alarms = self.alarms
         if not alarms:
             return f"Every identifier in the call of {self.name} is known."
         return f"In the call of {self.name}, " + " ".join(a.sentence() for a in alarms)
-
-
-def blocked(report: CallReport) -> ProvenanceError:
-    """The error of a call that was blocked; its message names arguments only."""
-    paths = ", ".join(a.path or "the argument" for a in report.alarms)
-    return ProvenanceError(
-        f"the call of {report.name} was blocked: {paths} came from nowhere in this session; "
-        "look at error.report.",
-        report,
-    )
 
 
 def _short(value: Any) -> str:

@@ -12,8 +12,7 @@ from memory_bank.context.render import fence
 from memory_bank.errors import EmbeddingError
 from memory_bank.ports import WiderScopePort
 from memory_bank.provenance.check import index_of
-from memory_bank.provenance.kinds import identifiers_in
-from memory_bank.provenance.texts import normal
+from memory_bank.provenance.identifiers import identifiers_in, normal
 from memory_bank.records import Insight, InteractionRecord, Ranking
 from memory_bank.tools.answers import Answer, check_names, figures, of_session
 from memory_bank.tools.selection import Nothing, Refused

@@ -9,9 +9,8 @@ from memory_bank.assembly import MemoryBankState
 from memory_bank.bank.database import Database
 from memory_bank.bank.outlines import Outline, holding, outlines, whole
 from memory_bank.errors import EmbeddingError
+from memory_bank.provenance.identifiers import find, identifiers_in, normal, runs
 from memory_bank.provenance.index import Source
-from memory_bank.provenance.kinds import identifiers_in
-from memory_bank.provenance.texts import find, normal, runs
 from memory_bank.records import Ranking
 from memory_bank.transcript.own import is_memory_tool
 
