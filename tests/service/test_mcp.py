@@ -556,11 +556,11 @@ def _quietly(function, *arguments):
         time.sleep(0)
 
 
-# --- docs/mcp.md
+# --- docs/howto/mcp.md
 
 
 def test_the_page_on_it_runs(bank, capsys):
-    text = (ROOT / "docs" / "mcp.md").read_text()
+    text = (ROOT / "docs" / "howto" / "mcp.md").read_text()
     stdio, http = (
         json.loads(b)["mcpServers"]["memory"] for b in re.findall(r"```json\n(.*?)```", text, re.S)
     )
@@ -576,5 +576,8 @@ def test_the_page_on_it_runs(bank, capsys):
     default = "http://127.0.0.1:8767"
     with serving(create_app(configured(bank["file"]))) as url:
         assert ORDERS[2] in anyio.run(partial(main, http["url"].replace(default, url), **http["headers"]))
-        exec(compile(code.replace(default, url).replace("ORD-1003", "ORD-103"), "docs/mcp.md", "exec"), {})
+        exec(
+            compile(code.replace(default, url).replace("ORD-1003", "ORD-103"), "docs/howto/mcp.md", "exec"),
+            {},
+        )
     assert ORDERS[103] in capsys.readouterr().out

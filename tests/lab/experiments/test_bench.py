@@ -292,7 +292,7 @@ def test_an_experiment_without_cases_and_one_that_is_not_there(tmp_path):
 
 def test_every_setting_is_documented():
     root = Path(__file__).parents[3]
-    text = (root / "docs" / "experiments.md").read_text()
+    text = (root / "docs" / "howto" / "experiments.md").read_text()
     tables = (Experiment, SuiteSettings, ModelSettings, CostSettings)
     named = {name for table in tables for name in table.model_fields} - {
         "folder",
