@@ -36,8 +36,7 @@ from memory_bank import MemoryBankState
 from memory_bank.lab.traces import Trace, read_traces
 from memory_bank.provenance import Origin, check_call
 from memory_bank.provenance.check import index_of
-from memory_bank.provenance.kinds import IDENTIFIERS, Kind
-from memory_bank.provenance.texts import normal
+from memory_bank.provenance.identifiers import IDENTIFIERS, ValueKind, normal
 from memory_bank.transcript.interactions import Call, calls_of
 
 WAYS = ("swap", "replace", "other")
@@ -145,7 +144,7 @@ def detect(
                 and found[0].nearest is not None
                 and normal(found[0].nearest.value) == normal(text)
             )
-            soft = value.kind == str(Kind.NAME)
+            soft = value.kind == str(ValueKind.NAME)
             for row in (f"{way} of names" if soft else way, f"{way}, {value.kind}"):
                 detection[row]["tried"] += 1
                 detection[row]["detected"] += bool(found)

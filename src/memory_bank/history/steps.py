@@ -55,11 +55,27 @@ def _from_fields(cls: type[P], given: object, what: str) -> P:
         raise HistoryError(f"{what} lacks a field of a {cls.__name__}: {e}.") from e
 
 
+def _to_json(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return [_to_json(v) for v in value]
+    return value.dict() if hasattr(value, "dict") else thaw(value)
+
+
 # the parts of an action
 
 
+class _StepPart:
+    """The base of the values that a step holds."""
+
+    __slots__ = ()
+
+    def dict(self) -> Json:
+        """The fields as a JSON object."""
+        return {f.name: _to_json(getattr(self, f.name)) for f in fields(self)}  # type: ignore[arg-type]
+
+
 @dataclass(frozen=True, slots=True)
-class ToolCall:
+class ToolCall(_StepPart):
     """One tool call: the tool's name, its arguments (a JSON value, or text as the model wrote it), its id.
 
     A call without an id gets one in the messages, made of the step's number and the call's position.
@@ -87,10 +103,6 @@ class ToolCall:
             return self
         return ToolCall(self.name, _shorten_texts(parse_arguments(self.arguments), n), self.id)
 
-    def dict(self) -> Json:
-        """The call as a JSON object that ``from_dict`` reads."""
-        return {"name": self.name, "arguments": thaw(self.arguments), "id": self.id}
-
     @classmethod
     def from_dict(cls, given: object) -> ToolCall:
         """A call from ``dict()``, or from a provider's ``{"id", "function": {"name", "arguments"}}``.
@@ -112,7 +124,7 @@ def _shorten_texts(value: Any, n: int) -> Any:
 
 
 @dataclass(frozen=True, slots=True)
-class Observation:
+class Observation(_StepPart):
     """What a call returned: text, or a list of content parts (text, image).
 
     Attributes:
@@ -144,10 +156,6 @@ class Observation:
             return self
         return Observation(cut(self.text, n), self.call_id, False)
 
-    def dict(self) -> Json:
-        """The observation as a JSON object that ``from_dict`` reads."""
-        return {f.name: thaw(getattr(self, f.name)) for f in fields(self)}
-
     @classmethod
     def from_dict(cls, given: object) -> Observation:
         """An observation from ``dict()``, a text or a list of content parts. Raises HistoryError."""
@@ -156,7 +164,7 @@ class Observation:
 
 
 @dataclass(frozen=True, slots=True)
-class Timing:
+class Timing(_StepPart):
     """When a step began and ended, in Unix seconds; ``end`` is None while it runs."""
 
     start: float
@@ -173,13 +181,9 @@ class Timing:
         """The duration of the step; None while it runs."""
         return None if self.end is None else self.end - self.start
 
-    def dict(self) -> Json:
-        """The timing as a JSON object."""
-        return {"start": self.start, "end": self.end}
-
 
 @dataclass(frozen=True, slots=True)
-class TokenUsage:
+class TokenUsage(_StepPart):
     """The tokens that a model reported for a step."""
 
     input_tokens: int = 0
@@ -195,13 +199,9 @@ class TokenUsage:
         """Input and output tokens together."""
         return self.input_tokens + self.output_tokens
 
-    def dict(self) -> Json:
-        """The usage as a JSON object."""
-        return {"input_tokens": self.input_tokens, "output_tokens": self.output_tokens}
-
 
 @dataclass(frozen=True, slots=True)
-class SourceMessages:
+class SourceMessages(_StepPart):
     """The messages that a step was read from, kept where rendering the step would not reproduce them."""
 
     messages: tuple[Any, ...]
@@ -209,10 +209,6 @@ class SourceMessages:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "messages", tuple(freeze(m) for m in self.messages))
-
-    def dict(self) -> Json:
-        """The messages and their form as a JSON object."""
-        return {"messages": thaw(self.messages), "wire": self.wire}
 
 
 # the steps
@@ -325,12 +321,6 @@ def check_wire(wire: str) -> None:
     """Raises HistoryError for an unknown wire."""
     if wire not in WIRES:
         raise HistoryError(f"wire is {wire!r}: give 'tools' or 'text'.")
-
-
-def _to_json(value: Any) -> Any:
-    if isinstance(value, tuple):
-        return [_to_json(v) for v in value]
-    return value.dict() if hasattr(value, "dict") else thaw(value)
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, fields
 from enum import StrEnum
 from typing import Any
 
@@ -37,15 +37,10 @@ class Place:
 
     def as_dict(self) -> dict[str, Any]:
         """The place as a JSON object, with ``session_id`` only for another session."""
-        origin = {} if self.session_id is None else {"session_id": self.session_id}
-        return {
-            **origin,
-            "role": self.role,
-            "place": self.place,
-            "trace_id": self.trace_id,
-            "tool": self.tool,
-            "step": self.step,
-        }
+        values = asdict(self)
+        if self.session_id is None:
+            del values["session_id"]
+        return values
 
     def phrase(self) -> str:
         """The source in words: ``get_orders, step 3`` or ``the user``."""
@@ -96,14 +91,11 @@ class ValueReport:
     def as_dict(self) -> dict[str, Any]:
         """As a JSON object."""
         return {
-            "path": self.path,
-            "value": self.value,
-            "kind": self.kind,
+            **{f.name: getattr(self, f.name) for f in fields(self)},
             "origin": str(self.origin),
             "place": self.place.as_dict() if self.place else None,
             "nearest": self.nearest.as_dict() if self.nearest else None,
             "unknown": list(self.unknown),
-            "token": self.token,
         }
 
     def sentence(self) -> str:
