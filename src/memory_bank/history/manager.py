@@ -15,7 +15,7 @@ from memory_bank.history.banking import StepBank, bank_steps, to_memory_bank
 from memory_bank.history.display import render_page, replay_steps
 from memory_bank.history.pruning import (
     Pruning,
-    Summarizer,
+    Summarize,
     chain,
     check_steps,
     count_tokens,
@@ -410,7 +410,7 @@ class HierarchicalMemory(MemoryManager):
         *args: Any,
         recent: int = 5,
         summarized: int = 20,
-        summarizer: Summarizer | ChatModel | None = None,
+        summarizer: Summarize | ChatModel | None = None,
         model: str = "",
         theme_of: Callable[[Step], str] | None = None,
         **options: Any,

@@ -245,12 +245,12 @@ def semantic_pruning(
 
 # summaries
 
-Summarizer = Callable[[str], str]
+Summarize = Callable[[str], str]
 
 
 def summarize_old_steps(
     keep_last_n: int = 5,
-    summarizer: Summarizer | ChatModel | None = None,
+    summarizer: Summarize | ChatModel | None = None,
     *,
     model: str = "",
     max_chars: int = 4_000,
@@ -285,9 +285,7 @@ def summarize_old_steps(
     return prune
 
 
-def summary_of(
-    steps: Sequence[Step], ask: Summarizer | None = None, max_chars: int = 4_000
-) -> ScratchpadStep:
+def summary_of(steps: Sequence[Step], ask: Summarize | None = None, max_chars: int = 4_000) -> ScratchpadStep:
     """One summary of steps, with the number and timestamp of the last of them."""
     ids = tuple(dict.fromkeys(t for s in steps for t in trace_ids_of(s)))
     text = ""
@@ -343,7 +341,7 @@ def line_of(step: Step) -> str:
     return f"{step.step_number}. " + "; ".join(parts)
 
 
-def open_summarizer(summarizer: object, model: str) -> Summarizer:
+def open_summarizer(summarizer: object, model: str) -> Summarize:
     """A summarizing function, of a function or a chat model. Raises HistoryError for anything else."""
     if isinstance(summarizer, ChatModel):
         chat_model = summarizer
