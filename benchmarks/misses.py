@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -21,12 +20,10 @@ import numpy as np
 from memory_bank.lab.meter.audit import read_all
 from memory_bank.lab.meter.costs import Costs, named_counter
 from memory_bank.lab.meter.matching import Reader
-from memory_bank.lab.meter.needs import Need, Turn, environment_constants, needs_of
+from memory_bank.lab.meter.needs import Need, environment_constants, needs_of
 from memory_bank.lab.meter.recall import context_pages, recall
-from memory_bank.lab.traces import Trace
-from memory_bank.lab.training.turns import turns_of
+from memory_bank.lab.training.train import replay_steps
 from memory_bank.selection.candidates import fold
-from memory_bank.selection.features import FEATURES
 from memory_bank.selection.index import EvidenceIndex
 from memory_bank.selection.model import Model, load_model
 from memory_bank.transcript.content import content_text, read
@@ -61,32 +58,17 @@ def reason_of(need: Need, present: bool, index: EvidenceIndex, tail: int) -> tup
     """Why a need is not bound, and the rank of its value (-1: it has none)."""
     if present:
         return REASONS[5], -1
-    session = index.session
-    numbers = [session.ids[f] for f in (fold(form.text) for form in need.forms) if f in session.ids]
-    numbers = [n for n in numbers if session.values["record"][n] >= 0]
+    ids, values = index.tables.ids, index.tables.values
+    numbers = [ids[f] for f in (fold(form.text) for form in need.forms) if f in ids]
+    numbers = [n for n in numbers if values["record"][n] >= 0]
     if not numbers:
         return REASONS[0], -1
-    ids, chance = index.probabilities(tail)
-    at = np.flatnonzero(np.isin(ids, numbers))
+    eligible, chance = index.chances(tail)
+    at = np.flatnonzero(np.isin(eligible, numbers))
     if not len(at):
         return REASONS[6], -1
     rank = int((chance > chance[at].max()).sum())
     return REASONS[1 + sum(rank >= limit for limit in RANKS)], rank
-
-
-def steps_of(trace: Trace, turns: list[Turn], index: EvidenceIndex) -> Iterator[tuple[Turn, int]]:
-    """Each turn with needs, when the index knows what came before it, and its tail's interaction."""
-    known = {turn.position: turn for turn in turns}
-    interaction = 0
-    for turn in turns_of(trace.messages):
-        if turn.position in known:
-            yield known[turn.position], interaction - 1
-        index.add_note(interaction=interaction, text=turn.note)
-        for trace_id, tool, arguments, output in turn.calls:
-            index.add_call(
-                trace_id=trace_id, interaction=interaction, tool=tool, arguments=arguments, output=output
-            )
-        interaction += bool(turn.calls)
 
 
 def tally(path: Path, budget: int, model: Model, limit: int | None) -> Tally:
@@ -100,7 +82,11 @@ def tally(path: Path, budget: int, model: Model, limit: int | None) -> Tally:
     for trace in traces:
         reader, costs = Reader(), Costs(counter)
         index = EvidenceIndex(model, counter.count_text)
-        for turn, tail in steps_of(trace, needs_of(trace, constants, reader), index):
+        turns = {turn.position: turn for turn in needs_of(trace, constants, reader)}
+        for step in replay_steps(trace.messages, index):
+            turn = turns.get(step.position)
+            if turn is None:
+                continue
             before = trace.messages[: turn.position]
             asked = [read(m, "role") in ("system", "user", "developer") for m in before]
             begin = max((i for i, m in enumerate(before) if read(m, "tool_calls")), default=0)
@@ -109,7 +95,7 @@ def tally(path: Path, budget: int, model: Model, limit: int | None) -> Tally:
             if not history:
                 continue
             anchor = [content_text(read(m, "content")) for m, own in zip(before, asked, strict=True) if own]
-            chosen = index.select(anchor=anchor, tail_interaction=tail, budget=budget)
+            chosen = index.select(anchor=anchor, tail_interaction=step.tail, budget=budget)
             total.tokens += chosen.tokens + FRAME_TOKENS
             total.history += history
             needs = [n for n in turn.needs if n.born == "tool" and n.age > 1 and turn.kind == "call"]
@@ -119,7 +105,7 @@ def tally(path: Path, budget: int, model: Model, limit: int | None) -> Tally:
                 total.needed += 1
                 total.bound += bound
                 if not bound:
-                    reason, rank = reason_of(need, present, index, tail)
+                    reason, rank = reason_of(need, present, index, step.tail)
                     total.reasons[reason] += 1
                     total.misses.append(f"{trace.id}\t{reason}\t{rank}\t{need.kind}\t{need.value}")
     return total
@@ -144,7 +130,7 @@ def main() -> None:
     found: dict[str, Tally] = {}
     for item in args.sets:
         name, _, budget = item.partition("=")
-        model = load_model(Path(args.model.format(set=name)), FEATURES)
+        model = load_model(Path(args.model.format(set=name)))
         result = found[item] = tally(args.data_dir / f"{name}.jsonl.gz", int(budget), model, args.limit)
         share, cost = 100 * result.bound / result.needed, 100 * result.tokens / result.history
         print(f"{name}, {budget} tokens: {share:.1f} @ {cost:.1f}, {result.needed} values", flush=True)

@@ -4,7 +4,8 @@
 
 Writes ``src/memory_bank/selection/model.json`` from all trace files of the folder, and
 ``benchmarks/models/no_SET.json`` from all but SET for every set of ``--held-out``, so that figures on SET
-come from weights that never saw it. ``--cache DIR`` keeps the collected rows: delete it when features change.
+come from weights that never saw it. ``--cache DIR`` keeps the collected samples: delete it when features
+change.
 """
 
 from __future__ import annotations
@@ -13,39 +14,37 @@ import argparse
 import os
 import time
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
 
-from memory_bank.lab.training.train import RECIPE, Part, collect, fit
-from memory_bank.selection.features import FEATURES
-from memory_bank.selection.model import save_model
-from memory_bank.selection.tables import Array
+from memory_bank.lab.training.fitting import Samples
+from memory_bank.lab.training.train import collect, train_model
+from memory_bank.selection.model import MODEL_FILE
 
 ROOT = Path(__file__).resolve().parents[1]
-SHIPPED = ROOT / "src" / "memory_bank" / "selection" / "model.json"
 LONG_SETS = ("toolathlon_dev", "livemcpbench", "intercode_sql_gpt4")
 
 
-def rows_of(path: Path, cache: Path | None = None) -> Part:
-    """The training rows of one trace file."""
+def samples_of(path: Path, cache: Path | None = None) -> Samples:
+    """Return the samples of one trace file, from the cache if it has them."""
     kept = cache / f"{path.name.partition('.')[0]}.npz" if cache else None
     if kept and kept.is_file():
         with np.load(kept) as data:
-            rows: dict[str, Array] = {k: data[k] for k in data.files}
-    else:
-        rows = collect(path)
-        if kept:
-            kept.parent.mkdir(parents=True, exist_ok=True)
-            np.savez(kept, **rows)  # type: ignore[arg-type]
-    return rows["x"], rows["y"], rows["w"], rows["trace"], rows["step"]
+            return Samples(**data)
+    samples = collect(path)
+    if kept:
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        np.savez(kept, **asdict(samples))
+    return samples
 
 
-def train(parts: dict[str, Part], left_out: str, out: Path) -> str:
-    """Fit on every set but one and write the model; a line about it."""
+def train(samples: dict[str, Samples], left_out: str, out: Path) -> str:
+    """Fit to every set but one and write the model; return a line about it."""
     start = time.perf_counter()
-    sets = [name for name in parts if name != left_out]
-    save_model(fit([parts[n] for n in sets], **RECIPE), out, FEATURES, {"recipe": RECIPE, "sets": sets})
+    sets = [name for name in samples if name != left_out]
+    train_model([samples[n] for n in sets], out, sets=sets)
     return f"{out.name}: {len(sets)} sets, {time.perf_counter() - start:.0f} s"
 
 
@@ -57,14 +56,14 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--data-dir", type=Path, default=ROOT.parent / "shared" / "data")
     parser.add_argument("--held-out", nargs="*", default=list(LONG_SETS), metavar="SET")
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "models")
-    parser.add_argument("--shipped", type=Path, default=SHIPPED, help="where the model of all sets goes")
-    parser.add_argument("--cache", type=Path, help="keep collected rows here")
+    parser.add_argument("--shipped", type=Path, default=MODEL_FILE, help="where the model of all sets goes")
+    parser.add_argument("--cache", type=Path, help="keep collected samples here")
     parser.add_argument("--jobs", type=int, default=1)
     return parser.parse_args()
 
 
 def main() -> None:
-    """Collect rows of every set, then fit."""
+    """Collect the samples of every set, then fit."""
     args = arguments()
     paths = sorted(args.data_dir.glob("*.jsonl*"), key=lambda p: -p.stat().st_size)
     if not paths:
@@ -72,11 +71,11 @@ def main() -> None:
     args.out.mkdir(parents=True, exist_ok=True)
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     with ProcessPoolExecutor(args.jobs) as pool:
-        waiting = {p: pool.submit(rows_of, p, args.cache) for p in paths}
+        waiting = {p: pool.submit(samples_of, p, args.cache) for p in paths}
         found = {p.name.partition(".")[0]: waiting[p].result() for p in paths}
         parts = {name: found[name] for name in sorted(found)}
-        for name, (_, y, _, _, _) in parts.items():
-            print(f"{name}: {len(y):,} rows, {int(y.sum()):,} needed", flush=True)
+        for name, samples in parts.items():
+            print(f"{name}: {len(samples.y):,} values, {int(samples.y.sum()):,} needed", flush=True)
         wanted = [(name, args.out / f"no_{name}.json") for name in args.held_out if name in parts]
         wanted.append(("", args.shipped))
         for line in [pool.submit(train, parts, name, out) for name, out in wanted]:

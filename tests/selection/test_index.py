@@ -16,9 +16,9 @@ from tests.chats import call, result, rounds, user
 
 from memory_bank import MemoryBankState, apply_memory_bank_strategy, load_config
 from memory_bank.selection.candidates import find_candidates, fold
-from memory_bank.selection.features import describe
+from memory_bank.selection.cutting import cut_text
+from memory_bank.selection.features import CurrentStep, describe
 from memory_bank.selection.index import EvidenceIndex
-from memory_bank.selection.pieces import cut_output
 
 
 def words(text: str) -> int:
@@ -85,9 +85,9 @@ def test_scores_that_grow_are_those_of_the_features(calls):
         )
         index.select(anchor=["find bob" if number < 5 else "A-1042"], tail_interaction=number, budget=300)
         ids = index.eligible(number)
-        now = index.situation(number)
-        wanted = index.model.weights @ describe(index.session, now, ids)
-        np.testing.assert_allclose(index._linear.score(index.session, now)[ids], wanted, atol=2e-4)
+        step = CurrentStep(index.tables, number)
+        wanted = index.model.weights @ describe(step, ids)
+        np.testing.assert_allclose(index._scores.score(step)[ids], wanted, atol=2e-4)
 
 
 @settings(max_examples=60, deadline=None)
@@ -158,16 +158,16 @@ def test_bad_output(name):
 def test_no_word_is_cut(tokens):
     text = " ".join(tokens)
     known = set(tokens)
-    for segment in cut_output(text).segments:
+    for segment in cut_text(text).segments:
         assert all(word in known for word in segment.text.split())
 
 
 def test_candidates_stand_in_their_segment():
     text = json.dumps([{"id": f"A-{i}", "name": "Ann Lee", "path": "/tmp/a/b.csv"} for i in range(5)])
-    pieces = cut_output(text)
+    pieces = cut_text(text)
     for segment in pieces.segments:
-        shown = fold(pieces.blocks[segment.block].head + "\n" + segment.text)
-        assert all(c.form in shown for c in find_candidates(segment, pieces.blocks[segment.block].head))
+        shown = fold(pieces.heads[segment.block] + "\n" + segment.text)
+        assert all(c.form in shown for c in find_candidates(segment, pieces.heads[segment.block]))
 
 
 def test_same_in_every_process():

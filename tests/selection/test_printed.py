@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from memory_bank.selection.candidates import find_candidates, words_of
-from memory_bank.selection.pieces import cut_output
-from memory_bank.selection.printed import load_printed
+from memory_bank.selection.cutting import cut_text
+from memory_bank.selection.parsing import load_printed
 
 
 @pytest.mark.parametrize(
@@ -45,17 +45,17 @@ def test_every_printed_row_is_read(rows):
 
 def test_rows_of_a_database_are_lean():
     rows = [("Template_ID", b"int", "NO", "PRI", None, ""), ("Version_Number", b"int", "NO", "", None, "")]
-    pieces = cut_output(repr(rows))
+    pieces = cut_text(repr(rows))
     assert (
         "\n".join(s.text for s in pieces.segments)
         == "Template_ID | int | NO | PRI\nVersion_Number | int | NO"
     )
-    assert [s.text for s in cut_output("[('dogs',), ('owners',)]").segments] == ["dogs, owners"]
+    assert [s.text for s in cut_text("[('dogs',), ('owners',)]").segments] == ["dogs, owners"]
 
 
 def test_an_unfinished_wrapper_is_unfolded():
     inner = json.dumps({"cells": [{"address": f"A{i}", "value": f"Bob {i}"} for i in range(40)]})
-    pieces = cut_output(json.dumps({"type": "text", "text": inner}, separators=(",", ":"))[:-30])
+    pieces = cut_text(json.dumps({"type": "text", "text": inner}, separators=(",", ":"))[:-30])
     found = {c.form for s in pieces.segments for c in find_candidates(s)}
     assert {"bob 1", "bob 38"} <= found
 

@@ -5,15 +5,13 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import Any
 
 from memory_bank.context.fetched import is_memory_tool
 from memory_bank.context.plan import Decision, Fate, Piece
 from memory_bank.ports import TokenCounter
 from memory_bank.records import InteractionRecord
-from memory_bank.selection.features import FEATURES
-from memory_bank.selection.index import MODEL_FILE, EvidenceIndex, Selection
-from memory_bank.selection.model import Model, load_model
+from memory_bank.selection.index import EvidenceIndex, Reason, Selection
+from memory_bank.selection.model import MODEL_FILE, Model, load_model
 from memory_bank.selection.similarity import Similarity
 from memory_bank.transcript.interactions import Interaction
 from memory_bank.transcript.jsontext import compact
@@ -21,7 +19,7 @@ from memory_bank.transcript.jsontext import compact
 
 @lru_cache(maxsize=4)
 def _model(path: str | None) -> Model:
-    return load_model(Path(path) if path else MODEL_FILE, FEATURES)
+    return load_model(Path(path) if path else MODEL_FILE)
 
 
 class EvidenceMemory:
@@ -47,7 +45,7 @@ class EvidenceMemory:
         self._latest = max(self._latest, record.step_id)
         if note:
             self.index.add_note(interaction=self._latest, text=note)
-        self.places[record.trace_id] = len(self.index.session.prepared)
+        self.places[record.trace_id] = len(self.index.tables.parsed)
         self.index.add_call(
             trace_id=record.trace_id,
             interaction=self._latest,
@@ -88,7 +86,7 @@ class EvidenceChoice:
 
     def pieces(self, *, explained: bool = True) -> list[Piece]:
         """See Choice."""
-        first = self._memory.index.session.first_segment
+        first = self._memory.index.tables.first_segment
         shown = [first[r] + place for r, places in sorted(self._selection.shown.items()) for place in places]
         return self._pieces(shown, self._selection.gains, explained)
 
@@ -99,18 +97,17 @@ class EvidenceChoice:
 
     def _pieces(self, segments: Sequence[int], worth: Mapping[int, float], explained: bool) -> list[Piece]:
         index = self._memory.index
-        session = index.session
-        reasons: Sequence[Any] = [()] * len(segments)
+        tables = index.tables
+        reasons: Sequence[tuple[Reason, ...]] = [()] * len(segments)
         if explained and segments:
             reasons = index.explain(segments, anchor=self._anchor, tail_interaction=self._first_step)
         made = []
         for segment, why in zip(segments, reasons, strict=True):
-            record = int(session.segments["record"][segment])
-            source = session.prepared[record]
-            text = source.pieces.segments[segment - session.first_segment[record]].text
-            told = tuple((value, chance, tuple(features)) for value, chance, features in why)
+            record = int(tables.segments["record"][segment])
+            source = tables.parsed[record]
+            text = source.cut.segments[segment - tables.first_segment[record]].text
             tool = source.tool or "(the agent's words)"
-            made.append(Piece(source.trace_id, tool, text, worth.get(segment, 0.0), told))
+            made.append(Piece(source.trace_id, tool, text, worth.get(segment, 0.0), why))
         return made
 
     def decide(self, entry: Interaction) -> tuple[Fate, float | None, str]:
@@ -132,8 +129,8 @@ class EvidenceChoice:
         record = self._memory.places.get(trace_id)
         if record is None:
             return Fate.LEFT_OUT, None, "it came after this plan"
-        session = self._memory.index.session
-        segments = session.prepared[record].pieces.segments
+        tables = self._memory.index.tables
+        segments = tables.parsed[record].cut.segments
         number = f"#{self._memory.numbers[trace_id]}"
         places = self._selection.shown.get(record, ())
         if not places:
@@ -141,17 +138,17 @@ class EvidenceChoice:
             if record in self._listed:
                 return Fate.LISTED, None, f"{number} listed, nothing of it shown{near}"
             return Fate.LEFT_OUT, None, f"{number} left out{near}"
-        first = session.first_segment[record]
+        first = tables.first_segment[record]
         gains = {p: self._selection.gains.get(first + p, 0.0) for p in places}
         best = max(gains, key=lambda p: gains[p])
-        whole = len(places) == len(segments) and not session.prepared[record].pieces.skipped
+        whole = len(places) == len(segments) and not tables.parsed[record].cut.skipped
         told = f"{number}: {len(places)} of {len(segments)} pieces, the best {segments[best].text[:80]!r}"
         return (Fate.KEPT if whole else Fate.PART), sum(gains.values()), told
 
     def _near(self, record: int) -> str:
-        session = self._memory.index.session
-        first = session.first_segment[record]
-        last = first + len(session.prepared[record].pieces.segments)
+        tables = self._memory.index.tables
+        first = tables.first_segment[record]
+        last = first + len(tables.parsed[record].cut.segments)
         edge = [gain for segment, gain in self._selection.edge if first <= segment < last]
         return f"; nearly shown: worth {max(edge):.3f}, beyond the budget" if edge else ""
 
@@ -159,7 +156,7 @@ class EvidenceChoice:
         """See Choice."""
         made = []
         for record in sorted(self._selection.shown):
-            source = self._memory.index.session.prepared[record]
+            source = self._memory.index.tables.parsed[record]
             if not source.note and source.trace_id not in here:
                 fate, score, reason = self._of(source.trace_id)
                 told = f"{reason}; its messages are no longer in the list"

@@ -1,39 +1,31 @@
-"""Finds the values in a segment that a later call may need, and those that a call uses."""
+"""Finds the values in a text that a later call may need, and the values that a call uses."""
 
 from __future__ import annotations
 
 import itertools
 import json
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
 
-from memory_bank.selection.pieces import Segment
+from memory_bank.selection.cutting import CutText, Segment, cut_text
+from memory_bank.selection.parsing import load_json
 
 LONGEST = 120
-"""Longest value, in characters."""
+"""Characters of the longest value."""
 LONGEST_LINE = 80
-"""Longest line of text that is a value as a whole, in characters."""
+"""Characters of the longest line of text that is a value as a whole."""
+LONGEST_ERROR = 3000
+"""Characters of the longest output that may only report a failure."""
+MAX_USES = 300
+MAX_LEAVES = 5000
+"""Values in the arguments of one call that are read."""
+MAX_WORDS = 60
+"""Different words of a segment that are compared with the task and the latest messages."""
 KINDS = (
-    "word",
-    "capital",
-    "upper",
-    "name",
-    "phrase",
-    "integer",
-    "decimal",
-    "date",
-    "code",
-    "snake",
-    "camel",
-    "dotted",
-    "path",
-    "url",
-    "email",
-    "hex",
-    "slug",
-    "label",
+    *("word", "capital", "upper", "name", "phrase", "integer", "decimal", "date", "code"),
+    *("snake", "camel", "dotted", "path", "url", "email", "hex", "slug", "label"),
 )
 KIND = {name: number for number, name in enumerate(KINDS)}
 
@@ -58,14 +50,16 @@ _PART = re.compile(r"[^\W_]{3,}")
 _ASCII_PART = re.compile(r"[a-z0-9]{3,}")  # the same for folded ASCII, at half the time
 _HUMP = re.compile(r"(?<=[a-z])(?=[A-Z])")
 _ESCAPE = re.compile(r"\\+([nrt\"'/])")
+_ERROR = re.compile(r"error\b|exception\b|traceback|not found|no such|failed|denied|invalid|unable to", re.I)
+_ERROR_FLAG = re.compile(r"is_?error[\\\"']*\s*[:=]\s*true", re.I)
 TRIVIAL = frozenset(("true", "false", "none", "null", "nan", "error", "success", "utf-8"))
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """One value as found in a segment: its matching form, its kind, its key, whether it fills a cell.
+    """A value in a segment: its form for comparison, its kind, the key it stands under, its spelling.
 
-    `text` is how it is written.
+    `cell`: it is a whole cell of a table, a whole JSON leaf, a whole line or a quoted string.
     """
 
     form: str
@@ -75,27 +69,43 @@ class Candidate:
     text: str
 
 
-Found = dict[str, tuple[int, str, bool, str]]
-"""By form: kind, key, cell and text of a candidate."""
-
-
 @dataclass(frozen=True, slots=True)
 class Use:
-    """A value of a call's arguments; `leaf`: it is a whole argument, `key` its name."""
+    """A value in the arguments of a call; `leaf`: it is a whole argument, of the name `key`."""
 
     form: str
     leaf: bool
     key: str
 
 
+@dataclass(frozen=True, slots=True)
+class ParsedRecord:
+    """A tool call, or a note (what the agent wrote before a call), with all that does not depend on others.
+
+    `candidates`, `words` and `tokens` are by segment of `cut`.
+    """
+
+    interaction: int
+    trace_id: str
+    tool: str
+    arguments: str
+    cut: CutText
+    candidates: tuple[tuple[Candidate, ...], ...]
+    words: tuple[tuple[str, ...], ...]
+    uses: tuple[Use, ...]
+    tokens: tuple[int, ...]
+    note: bool
+    error: bool
+
+
 def fold(text: str) -> str:
-    """The form in which values are compared: case folded, white space collapsed."""
+    """Return the form in which values are compared: case folded, white space collapsed."""
     return _SPACE.sub(" ", text).strip().casefold()
 
 
 @lru_cache(maxsize=1 << 15)
 def kind_of(text: str) -> int:
-    """Kind of one token by its shape."""
+    """Return the kind of one token, a position in KINDS."""
     if text.isdigit():
         return KIND["integer"]
     if "@" in text[1:]:
@@ -127,7 +137,7 @@ def kind_of(text: str) -> int:
 
 @lru_cache(maxsize=1 << 15)
 def shape_of(text: str) -> str:
-    """Coarse spelling pattern: letters to a/A, digits to 9, runs cut at four."""
+    """Return a spelling pattern: letters as a or A, digits as 9, runs of letters cut at three."""
     out: list[str] = []
     last, run = "", 0
     for char in text[:40]:
@@ -139,25 +149,15 @@ def shape_of(text: str) -> str:
     return "".join(out)
 
 
+_TRIVIAL_DIGITS = frozenset(("", *"123456789", "15", "25"))
+
+
 def trivial(form: str) -> bool:
-    """Too short or too common to be looked for."""
+    """Whether a form is too short or too common to be looked for."""
     if len(form) < 3 or form in TRIVIAL:
         return True
     if form.isdigit():
-        return (len(form) == 4 and form[:2] in ("19", "20")) or form.strip("0") in (
-            "",
-            "1",
-            "2",
-            "3",
-            "4",
-            "5",
-            "6",
-            "7",
-            "8",
-            "9",
-            "25",
-            "15",
-        )
+        return (len(form) == 4 and form[:2] in ("19", "20")) or form.strip("0") in _TRIVIAL_DIGITS
     return not any(c.isalnum() for c in form)
 
 
@@ -165,91 +165,131 @@ def _strip(text: str) -> str:
     return text.strip().rstrip(".,;:")
 
 
+def parse_record(
+    interaction: int,
+    output: str,
+    count_tokens: Callable[[str], int],
+    trace_id: str = "",
+    tool: str = "",
+    arguments: str = "",
+    note: bool = False,
+) -> ParsedRecord:
+    """Cut `output`, find the candidates in it and the uses in `arguments`, count tokens."""
+    cut = cut_text(output)
+    return ParsedRecord(
+        interaction,
+        trace_id,
+        tool,
+        arguments,
+        cut,
+        tuple(_by_segment(cut)),
+        tuple(tuple(dict.fromkeys(words_of(s.text)))[:MAX_WORDS] for s in cut.segments),
+        tuple(find_uses(arguments)[:MAX_USES]),
+        tuple(count_tokens(s.text + "\n") for s in cut.segments),
+        note,
+        not note and _is_error(output),
+    )
+
+
+def _is_error(output: str) -> bool:
+    """Whether an output only reports a failure."""
+    if len(output) > LONGEST_ERROR:
+        return False
+    return _ERROR.search(output, 0, 120) is not None or _ERROR_FLAG.search(output) is not None
+
+
+def _by_segment(cut: CutText) -> list[tuple[Candidate, ...]]:
+    """Candidates of each segment; a label counts once in a block, where it stands first."""
+    out: list[tuple[Candidate, ...]] = []
+    block = -1
+    labels: set[str] = set()
+    for segment in cut.segments:
+        head = ""
+        if segment.block != block:
+            block, labels, head = segment.block, set(), cut.heads[segment.block]
+        found = find_candidates(segment, head)
+        out.append(tuple(c for c in found if c.kind != KIND["label"] or c.form not in labels))
+        labels.update(c.form for c in out[-1] if c.kind == KIND["label"])
+    return out
+
+
+# -- candidates of a segment --------------------------------------------------
 def find_candidates(segment: Segment, head: str = "") -> list[Candidate]:
-    """Values of a segment in reading order, each form once; the words of labels and of `head` after them."""
-    found: Found = {}
+    """Return the values of a segment in reading order, each once, then those in labels and in `head`."""
+    found: dict[str, Candidate] = {}
     text = segment.text
     cells = segment.cells or (("", 0, len(text)),)
-    for key, start, end in cells:
-        _cell(text[start:end], key.strip().casefold(), found, bool(key) or len(cells) > 1)
+    labels = dict.fromkeys([head] if head else [])
     at = 0
-    labels = [head] if head else []
-    for _, start, end in cells:
+    for key, start, end in cells:
+        _add_cell(text[start:end], key.strip().casefold(), found, bool(key) or len(cells) > 1)
         if start > at:
-            labels.append(text[at:start])
+            labels[text[at:start]] = None
         at = end
-    for label in dict.fromkeys(labels):
-        _labels(label, found)
-    return [Candidate(form, *rest) for form, rest in found.items()]
+    for label in labels:
+        _add_labels(label, found)
+    return list(found.values())
 
 
-def _labels(text: str, found: Found) -> None:
+def _add(found: dict[str, Candidate], text: str, kind: int, key: str = "", cell: bool = False) -> None:
+    form = fold(text)
+    if len(form) <= LONGEST and form not in found and not trivial(form):
+        found[form] = Candidate(form, kind, key, cell, text)
+
+
+def _add_labels(text: str, found: dict[str, Candidate]) -> None:
+    """Add the names in what stands between two cells, such as ``user.name: ``."""
     for part in _LABEL_END.split(text):
         name = part.strip(" \n\t-*#>\"'")
-        if 3 <= len(name) <= 60 and name[:1].isalpha():
-            _put(found, name, KIND["label"], "", False)
-            if "." in name or "(" in name or (" " in name and any(c.isdigit() for c in name)):
-                for match in _TOKEN.finditer(name):
-                    token = _strip(match.group(0)).rsplit(".", 1)[-1]
-                    if len(token) >= 3:
-                        _put(
-                            found,
-                            token,
-                            KIND["label"]
-                            if match.lastgroup == "word" and token.islower()
-                            else kind_of(token),
-                            "",
-                            False,
-                        )
+        if not (3 <= len(name) <= 60 and name[0].isalpha()):
+            continue
+        _add(found, name, KIND["label"])
+        if "." in name or "(" in name or (" " in name and any(c.isdigit() for c in name)):
+            for match in _TOKEN.finditer(name):
+                token = _strip(match.group(0)).rsplit(".", 1)[-1]
+                if len(token) >= 3:
+                    plain = match.lastgroup == "word" and token.islower()
+                    _add(found, token, KIND["label"] if plain else kind_of(token))
 
 
-def _put(found: Found, text: str, kind: int, key: str, cell: bool) -> None:
-    form = fold(text)
-    if len(form) > LONGEST or trivial(form):
-        return
-    if form not in found:
-        found[form] = (kind, key, cell, text)
-
-
-def _cell(text: str, key: str, found: Found, cell: bool) -> None:
+def _add_cell(text: str, key: str, found: dict[str, Candidate], cell: bool) -> None:
+    """Add a cell as a whole, the quoted strings and names in it, then its tokens and their parts."""
     whole = _strip(text).strip(" *\"'`")
     if "<" in whole and len(whole) <= 3 * LONGEST:
         whole = _TAGS.sub("", whole).strip()
-    if whole and (cell or (" " in whole and len(whole) <= LONGEST_LINE)) and len(whole) <= LONGEST:
-        token = " " not in whole
-        _put(found, whole, kind_of(whole) if token else KIND["phrase"], key, True)
+    if whole and len(whole) <= LONGEST and (cell or (" " in whole and len(whole) <= LONGEST_LINE)):
+        _add(found, whole, KIND["phrase"] if " " in whole else kind_of(whole), key, True)
     if " " in text:
         for match in _QUOTED.finditer(text):
             quoted = _strip(match.group(match.lastindex or 0))
-            _put(found, quoted, KIND["phrase"] if " " in quoted else kind_of(quoted), key, True)
+            _add(found, quoted, KIND["phrase"] if " " in quoted else kind_of(quoted), key, True)
         for match in _NAME.finditer(text):
-            _put(found, match.group(0), KIND["name"], key, False)
+            _add(found, match.group(0), KIND["name"], key)
     for match in _TOKEN.finditer(text):
-        token_text = _strip(match.group(0))
-        group = match.lastgroup
+        token = _strip(match.group(0))
+        group = match.lastgroup or "path"
         if group == "word":
-            kind = kind_of(token_text)
+            kind = kind_of(token)
             if kind == KIND["word"]:
-                if token_text.isascii():
+                if token.isascii():
                     continue
                 kind = KIND["name"]
         elif group == "number":
-            kind = KIND["integer"] if token_text.lstrip("-").isdigit() else KIND["decimal"]
+            kind = KIND["integer"] if token.lstrip("-").isdigit() else KIND["decimal"]
         else:
-            kind = KIND[group or "path"]
-        _put(found, token_text, kind, key, False)
+            kind = KIND[group]
+        _add(found, token, kind, key)
         if group in ("path", "url"):
-            for short in _shortened(token_text):
-                _put(found, short, kind_of(short), key, False)
-        if group in ("path", "url", "word") and ("-" in token_text or "." in token_text or group == "url"):
-            for part in _PART.finditer(token_text):
-                piece = part.group(0)
-                if len(piece) >= 3 and piece != token_text and (piece.isdigit() or not piece.islower()):
-                    _put(found, piece, kind_of(piece), key, False)
+            for short in _shortened(token):
+                _add(found, short, kind_of(short), key)
+        if group == "url" or (group in ("path", "word") and ("-" in token or "." in token)):
+            for part in _PART.findall(token):
+                if part != token and (part.isdigit() or not part.islower()):
+                    _add(found, part, kind_of(part), key)
 
 
 def _shortened(text: str) -> list[str]:
-    """What calls take of a path or an address: its last parts, owner, host, it without options."""
+    """Return the parts of a path or an address that calls use: its last parts, owner, host, base address."""
     if text.startswith(("http://", "https://")):
         whole, _, more = text.partition("&")
         parts = whole.split("?")[0].split("/")[2:]
@@ -262,29 +302,27 @@ def _shortened(text: str) -> list[str]:
     return [*out, parts[0]] if len(parts) == 2 else out
 
 
+# -- values that a call or a text names ---------------------------------------
 def find_uses(arguments: str) -> list[Use]:
-    """Values that a call's arguments name: whole leaves, and the tokens in all of them."""
+    """Return the values that a call's arguments name: whole leaves, and the tokens in all of them."""
     try:
-        value: Any = json.loads(arguments) if arguments else {}
+        value: object = json.loads(arguments) if arguments else {}
     except (ValueError, RecursionError):
         value = arguments
     uses: dict[str, Use] = {}
-    stack: list[tuple[str, Any]] = [("", value)]
-    seen = 0
-    while stack and seen < 5000:
-        seen += 1
+    stack: list[tuple[str, object]] = [("", value)]
+    for _ in range(MAX_LEAVES):
+        if not stack:
+            break
         key, item = stack.pop()
         if isinstance(item, dict):
-            stack.extend((str(k), v) for k, v in reversed(list(item.items())))
+            stack.extend((str(k), v) for k, v in reversed(item.items()))
         elif isinstance(item, list):
             stack.extend((key, v) for v in reversed(item))
         elif isinstance(item, str):
-            _use_text(item[:20_000], key.casefold(), uses)
+            _add_uses(item[:20_000], key.casefold(), uses)
         elif isinstance(item, (int, float)) and not isinstance(item, bool):
-            try:
-                form = repr(item)
-            except ValueError:
-                continue
+            form = repr(item)
             if not trivial(form):
                 uses.setdefault(form, Use(form, True, key.casefold()))
             if form.endswith(".0"):
@@ -292,35 +330,34 @@ def find_uses(arguments: str) -> list[Use]:
     return list(uses.values())
 
 
-def _use_text(text: str, key: str, uses: dict[str, Use]) -> None:
-    if text[:1] in ("{", "[") and len(text) > 2:
-        try:
-            inner = json.loads(text)
-        except (ValueError, RecursionError):
-            inner = None
-        if isinstance(inner, (dict, list)):
-            for use in find_uses(text):
-                uses.setdefault(use.form, Use(use.form, use.leaf, use.key or key))
-            return
+def _add_uses(text: str, key: str, uses: dict[str, Use]) -> None:
+    """Add the uses in one string argument, which may hold JSON."""
+    try:
+        inner = load_json(text) if text[:1] in ("{", "[") else None
+    except ValueError:
+        inner = None
+    if inner is not None:
+        for use in find_uses(text):
+            uses.setdefault(use.form, Use(use.form, use.leaf, use.key or key))
+        return
     form = fold(text)
-    leaf = len(form) <= LONGEST and "\n" not in text
-    if leaf and not trivial(form):
+    if len(form) <= LONGEST and "\n" not in text and not trivial(form):
         uses.setdefault(form, Use(form, True, key))
-    for candidate in find_mentions(text):
-        uses.setdefault(candidate.form, Use(candidate.form, False, key))
+    for mentioned in forms_in(text):
+        uses.setdefault(mentioned, Use(mentioned, False, key))
 
 
-def find_mentions(text: str) -> list[Candidate]:
-    """Values named in free text (a note, a user message, code)."""
-    found: Found = {}
-    plain = _ESCAPE.sub(" ", text)
-    for line in plain.split("\n"):
-        _cell(line, "", found, False)
-    return [Candidate(form, *rest) for form, rest in found.items()]
+def forms_in(text: str) -> list[str]:
+    """Return the forms of the values that a free text names (a note, a user message, code)."""
+    found: dict[str, Candidate] = {}
+    for line in _ESCAPE.sub(" ", text).split("\n"):
+        _add_cell(line, "", found, False)
+    return list(found)
 
 
+# -- words --------------------------------------------------------------------
 def words_of(text: str) -> list[str]:
-    """Lower-case words of at least three characters, humps apart, without the s of a plural."""
+    """Return the words of three characters or more: lower case, camel case split, singular."""
     folded = _HUMP.sub(" ", text).casefold()
     return [_singular(w) for w in (_ASCII_PART if folded.isascii() else _PART).findall(folded)]
 

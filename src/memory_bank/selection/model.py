@@ -1,22 +1,27 @@
-"""Scores feature rows: a logistic model, averaged in log space with small symmetric trees."""
+"""The model that scores features: a logistic model, averaged in log space with small symmetric trees."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from memory_bank.errors import ConfigError
+from memory_bank.selection.features import FEATURE_NAMES
 from memory_bank.selection.tables import Array
+
+MODEL_FILE = Path(__file__).with_name("model.json")
+"""The model that ships; `benchmarks/train_held_out.py` writes it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Model:
     """weights (features,), bias; trees: feature and threshold (trees, depth), leaf (trees, 2**depth).
 
-    Features are used as they come; the file names them, so that a stale file is refused.
+    `mix` is the share of the trees. Features are used as they come, in the order of `FEATURES`.
     """
 
     weights: Array
@@ -28,14 +33,14 @@ class Model:
     mix: float
 
     def linear(self, x: Array) -> Array:
-        """Log-odds of the logistic part; x (features, n), result (n,)."""
+        """Return the log-odds of the logistic part; x (features, n), result (n,)."""
         total = np.full(x.shape[1], self.bias, dtype=np.float32)
         for weight, row in zip(self.weights, x, strict=False):
             total += weight * row
         return total
 
     def boosted(self, x: Array) -> Array:
-        """Log-odds of the trees; x (features, n), result (n,)."""
+        """Return the log-odds of the trees; x (features, n), result (n,)."""
         trees, depth = self.feature.shape
         if not len(self.leaf):
             return np.full(x.shape[1], self.base, dtype=np.float32)
@@ -47,16 +52,16 @@ class Model:
         return np.asarray(self.leaf.ravel().take(index).sum(axis=0) + np.float32(self.base))
 
     def log_odds(self, x: Array) -> Array:
-        """Both, mixed: log-odds that the next call needs a value; x (features, n), result (n,)."""
+        """Return the log-odds that the next call needs a value; x (features, n), result (n,)."""
         if self.mix <= 0 or not len(self.feature):
             return self.linear(x)
         return (1 - self.mix) * self.linear(x) + self.mix * self.boosted(x)
 
 
-def save_model(model: Model, path: Path, features: tuple[str, ...], notes: dict[str, object]) -> None:
-    """Write the model as JSON with the names of its features."""
+def save_model(model: Model, path: Path, notes: Mapping[str, object]) -> None:
+    """Write a model as JSON, with the names of its features."""
     data = {
-        "features": list(features),
+        "features": FEATURE_NAMES,
         "weights": [round(float(w), 5) for w in model.weights],
         "bias": round(model.bias, 5),
         "base": round(model.base, 5),
@@ -69,24 +74,28 @@ def save_model(model: Model, path: Path, features: tuple[str, ...], notes: dict[
     path.write_text(json.dumps(data, separators=(",", ":")), encoding="utf-8")
 
 
-def load_model(path: Path, features: tuple[str, ...]) -> Model:
-    """Read a model file; ConfigError if it cannot be used."""
+def load_model(path: Path = MODEL_FILE) -> Model:
+    """Read a model file; ConfigError if it is unreadable or was trained on other features."""
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
-        names = tuple(data["features"])
+        names = list(data["features"])
     except (OSError, ValueError, KeyError, TypeError) as e:
         raise ConfigError(
             f"the evidence model {path} cannot be read ({type(e).__name__}): train it again."
         ) from e
-    if names != features:
+    if sorted(names) != sorted(FEATURE_NAMES):
         raise ConfigError(f"the evidence model {path} was trained on other features: train it again.")
-    f32 = np.float32
+    place = np.array(
+        [FEATURE_NAMES.index(name) for name in names], np.int32
+    )  # the file may order them freely
+    weights = np.zeros(len(names), np.float32)
+    weights[place] = data["weights"]
     return Model(
-        np.array(data["weights"], f32),
+        weights,
         float(data["bias"]),
-        np.array(data["feature"], np.int32).reshape(len(data["feature"]), -1),
-        np.array(data["threshold"], f32),
-        np.array(data["leaf"], f32),
+        place[np.array(data["feature"], np.int32).reshape(len(data["feature"]), -1)],
+        np.array(data["threshold"], np.float32),
+        np.array(data["leaf"], np.float32),
         float(data["base"]),
         float(data["mix"]),
     )

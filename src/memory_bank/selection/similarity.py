@@ -1,4 +1,4 @@
-"""Similarity of segments to what the agent is at: one more feature, where an embedder is at hand."""
+"""Similarity of segments to the task and the latest messages, by embeddings: an optional feature."""
 
 from __future__ import annotations
 
@@ -6,20 +6,19 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from memory_bank.selection.session import Session
-from memory_bank.selection.tables import Array
+from memory_bank.selection.tables import Array, EvidenceTables
 
 Encode = Callable[[Sequence[str]], Array]
 """Texts to unit vectors, float32 of shape (n, d)."""
 MOST_OF_ONE = 200
-"""Segments of one output that are embedded at most; later ones count as of mean similarity."""
+"""Segments of one output that are embedded; the others count as of mean similarity."""
 QUERY_CHARS = 2_000
 
 
 class Similarity:
-    """Cosine similarity of every segment to the step's query; a segment is embedded once in its life.
+    """Cosine similarity of every segment to the step's query; a segment is embedded once.
 
-    ``weight`` is added to a value's log-odds for each standard deviation by which its segment lies nearer to
+    `weight` is added to a value's log-odds for each standard deviation by which its segment lies nearer to
     the query than the mean of the older segments.
     """
 
@@ -29,15 +28,15 @@ class Similarity:
         self._size = 0  # rows in use
         self._segments: list[int] = []  # the segment of each row
         self._records = 0  # records that were embedded
-        self._asked: tuple[str, Array] | None = None  # the latest query: a step is explained by the same one
+        self._query: tuple[str, Array] | None = None  # the latest query, which `explain` repeats
 
-    def by_segment(self, session: Session, query: str, older: int) -> Array:
-        """The log-odds to add, float32, shape (segments,); 0 for what is not embedded.
+    def by_segment(self, tables: EvidenceTables, query: str, older: int) -> Array:
+        """Return the log-odds to add, float32, shape (segments,); 0 for segments that are not embedded.
 
-        ``older``: records before the tail; only these are compared. Raises EmbeddingError.
+        Only the first `older` records are compared. Raises EmbeddingError.
         """
-        self._embed(session, older)
-        out = np.zeros(session.segments.size, np.float32)
+        self._embed(tables, older)
+        out = np.zeros(tables.segments.size, np.float32)
         if not self._size or not query.strip():
             return out
         found = self._vectors[: self._size] @ self._vector_of(query[-QUERY_CHARS:])
@@ -47,17 +46,17 @@ class Similarity:
         return out
 
     def _vector_of(self, query: str) -> Array:
-        if self._asked is None or self._asked[0] != query:
-            self._asked = query, self._queries([query])[0]
-        return self._asked[1]
+        if self._query is None or self._query[0] != query:
+            self._query = query, self._queries([query])[0]
+        return self._query[1]
 
-    def _embed(self, session: Session, older: int) -> None:
+    def _embed(self, tables: EvidenceTables, older: int) -> None:
         texts: list[str] = []
         for record in range(self._records, older):
-            first = session.first_segment[record]
-            pieces = session.prepared[record].pieces
-            for place, segment in enumerate(pieces.segments[:MOST_OF_ONE]):
-                head = pieces.blocks[segment.block].head
+            first = tables.first_segment[record]
+            cut = tables.parsed[record].cut
+            for place, segment in enumerate(cut.segments[:MOST_OF_ONE]):
+                head = cut.heads[segment.block]
                 texts.append(f"{head} {segment.text}" if head else segment.text)
                 self._segments.append(first + place)
         self._records = max(self._records, older)

@@ -1,33 +1,59 @@
-"""Growable columns: numpy arrays that take new rows at the end."""
+"""Tables of one session's evidence: its values, segments, records, and how often and when each was used."""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from itertools import islice
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from memory_bank.selection.candidates import (
+    KIND,
+    KINDS,
+    Candidate,
+    ParsedRecord,
+    fold,
+    forms_in,
+    kind_of,
+    shape_of,
+    words_of,
+)
+
 Array = NDArray[Any]
+NEVER = -1_000_000
+"""An interaction before all others: the event has not happened."""
+_SYMBOLS = "{}()[]<>=;+\\"
+_NAME_BREAK = re.compile(r"[\W_]+")
 
 
 class Table:
-    """Columns of equal length; `table[name]` is a view of the rows in use, not to be kept."""
+    """Numpy columns of equal length that grow; `table[name]` is a view of the rows in use, not to be kept."""
 
     def __init__(self, **columns: tuple[str, float]) -> None:
-        self._fill = {name: value for name, (_, value) in columns.items()}
+        self._defaults = {name: value for name, (_, value) in columns.items()}
         self._data: dict[str, Array] = {n: np.full(256, v, dtype=d) for n, (d, v) in columns.items()}
         self.size = 0
 
     def grow(self, rows: int) -> int:
-        """Append `rows` rows of default values; the index of the first."""
+        """Append `rows` rows of default values; return the number of the first."""
         first, self.size = self.size, self.size + rows
         capacity = len(next(iter(self._data.values())))
         if self.size > capacity:
             capacity = max(self.size, 2 * capacity)
             for name, old in self._data.items():
-                new = np.full(capacity, self._fill[name], dtype=old.dtype)
+                new = np.full(capacity, self._defaults[name], dtype=old.dtype)
                 new[:first] = old[:first]
                 self._data[name] = new
+        return first
+
+    def append(self, **columns: Array | Sequence[float] | float) -> int:
+        """Append rows with these columns; return the number of the first."""
+        first = self.grow(max(len(c) for c in columns.values() if not isinstance(c, (int, float))))
+        for name, column in columns.items():
+            self[name][first:] = column
         return first
 
     def __getitem__(self, name: str) -> Array:
@@ -35,14 +61,436 @@ class Table:
 
 
 class Interner:
-    """Strings or tuples to consecutive numbers, with a table of counters beside them."""
+    """Numbers keys from 0 in the order in which they come; `table` has one row a key."""
 
     def __init__(self, **columns: tuple[str, float]) -> None:
-        self.ids: dict[Any, int] = {}
+        self.ids: dict[Hashable, int] = {}
         self.table = Table(**columns)
 
-    def __call__(self, key: Any) -> int:
+    def __call__(self, key: Hashable) -> int:
         number = self.ids.get(key)
         if number is None:
             number = self.ids[key] = self.table.grow(1)
         return number
+
+    def flags(self, keys: Iterable[Hashable]) -> Array:
+        """Return one bool a known key: whether it is among `keys`."""
+        out = np.zeros(self.table.size, dtype=bool)
+        out[[number for key in keys if (number := self.ids.get(key)) is not None]] = True
+        return out
+
+
+_INT, _REAL, _TIME = ("i4", 0), ("f4", 0.0), ("i4", NEVER)
+
+
+class ValueLists:
+    """Values of a record that form a list: those under one key (`column`) or of one shape (`like`).
+
+    `table` has one row a list: `used` uses of its values, the latest at interaction `used_at` of the value at
+    position `last_at`; `size` values. Row 0 is the list of values that have no place yet.
+    """
+
+    def __init__(self, name: str, successor: str) -> None:
+        self.name, self.successor = name, successor
+        self.table = Table(used=_REAL, last_at=_TIME, used_at=_TIME, size=_REAL)
+        self.members: list[Array] = [np.zeros(0, np.int32)]
+        self.table.grow(1)
+
+    def add(self, groups: Iterable[list[int]], values: Table) -> None:
+        """Add a list for each group of values and note each value's list and position."""
+        arrays = [np.array(group, np.int32) for group in groups]
+        first = self.table.append(size=[len(a) for a in arrays])
+        for number, array in enumerate(arrays, first):
+            self.members.append(array)
+            values[self.name][array] = number
+            values[self.name + "_at"][array] = np.arange(len(array))
+
+
+class EvidenceTables:
+    """All calls and notes of a session, as columns. Append-only; interactions come in order."""
+
+    def __init__(self) -> None:
+        self.ids: dict[str, int] = {}  # of values, by form
+        self.forms: list[str] = []
+        self.parts: list[tuple[str, ...]] = []  # words of each value
+        # Interactions: `first` shown or used, `seen` last shown, used or noted, `out` last in an output,
+        # `used` and `first_use` by a call, `noted` in a note. Of neighbours: `row_used` a value of the
+        # segment, `after_used` the value before it, `successor` one up to two places before it in its list.
+        # Where it was shown last: `record`, `segment`, `rank` in the record, `key`, `source` (tool and key),
+        # lists `column` and `like` with the position in each. `agent`: the agent wrote it first.
+        self.values = Table(
+            kind=_INT, length=_REAL, shape=_INT, digits=_REAL, words=_REAL, cell=_REAL, agent=_REAL,
+            visible=("?", 0), overlap=_REAL, first=_TIME, seen=_TIME, out=_TIME, record=("i4", -1),
+            segment=("i4", -1), rank=_INT, key=_INT, source=_INT, column=_INT, column_at=_INT, like=_INT,
+            like_at=_INT, records=_REAL, uses=_REAL, leaf_uses=_REAL, used=_TIME, notes=_REAL, noted=_TIME,
+            successor=_TIME, successor_by=_REAL, like_successor=_TIME, row_used=_TIME, row_uses=_REAL,
+            after_used=_TIME, first_use=_TIME, word_weight=_REAL, has_event=("?", 0), changed=("?", 1),
+        )  # fmt: skip
+        self.eventful = Table(value=_INT)  # values with an event that ages: they were used, noted or followed
+        self.records = Table(
+            interaction=_INT, tool=_INT, values=_REAL, size=_REAL, ordinal=_REAL, supplied=_REAL,
+            supplied_at=_TIME, note=_REAL, error=_REAL, echo=_REAL, used_place=_TIME,
+        )  # fmt: skip
+        self.segments = Table(
+            record=_INT,
+            tokens=_INT,
+            block=_INT,
+            place=_INT,
+            start=_INT,
+            count=_INT,
+            task=_REAL,
+            symbols=_REAL,
+        )
+        self.pairs = Table(segment=_INT, value=_INT)  # values by segment: `start` and `count` of the segment
+        self.words = Interner(count=_REAL)
+        self.terms = Table(segment=_INT, word=_INT, weight=_REAL)  # words by segment
+        self.value_terms = Table(value=_INT, word=_INT, weight=_REAL)  # words by value
+        self.tools = Interner(records=_REAL, supplied=_REAL, supplied_at=_TIME, used_values=_REAL)
+        self.keys = Interner(total=_REAL, used=_REAL, used_at=_TIME, argument=_REAL)
+        self.sources = Interner(total=_REAL, used=_REAL, used_at=_TIME)
+        self.shapes = Interner(total=_REAL, used=_REAL, used_at=_TIME)
+        self.kinds = Table(total=_REAL, used=_REAL)
+        self.kinds.grow(len(KINDS))
+        self.columns = ValueLists("column", "successor")
+        self.likes = ValueLists("like", "like_successor")
+        self.owners = {
+            "kind": self.kinds, "key": self.keys.table, "source": self.sources.table,
+            "shape": self.shapes.table, "column": self.columns.table, "like": self.likes.table,
+            "first": self.values, "record": self.records, "segment": self.segments,
+        }  # fmt: skip
+        self.follow: dict[tuple[int, int], float] = {}  # (tool of the call before, tool that supplied): calls
+        self.next_tools: dict[int, dict[int, float]] = {}
+        self.tool_calls: dict[int, float] = {}
+        self.inputs: dict[str, dict[int, dict[int, float]]] = {  # what each tool's calls took, with counts
+            name: {} for name in ("source", "shape", "key", "argument")
+        }
+        self.argument_words: set[str] = set()
+        self.parsed: list[ParsedRecord] = []
+        self.first_segment: list[int] = []  # of each record
+        self.first_term: list[int] = []
+        self.last_tool = 0
+        self.interactions = 0
+        self.anchor: list[str] = []
+        self._anchor_text = ""
+        self._anchor_forms: set[str] = set()
+        self._anchor_words: set[str] = set()
+        self._anchored = self._anchored_terms = 0  # values and terms that were compared with the anchor
+        self._changed_segment = 0
+        self._key_overlap: list[float] = []
+        self.tools("")
+        self.keys("")
+
+    # -- adding ----------------------------------------------------------------
+    def add(self, item: ParsedRecord) -> int:
+        """Add one call or note; return the number of its record."""
+        record = self.records.grow(1)
+        self.parsed.append(item)
+        self.interactions = max(self.interactions, item.interaction + 1)
+        tool = self.tools(item.tool)
+        if not item.note:
+            self._add_uses(item, tool)
+            self.last_tool = tool
+        self._add_output(item, record, tool)
+        return record
+
+    def _new_value(self, form: str, kind: int, interaction: int, text: str = "") -> int:
+        v = self.values
+        value = self.ids[form] = v.grow(1)
+        self.forms.append(form)
+        self.kinds["total"][kind] += 1
+        v["kind"][value] = kind
+        v["length"][value] = len(form)
+        v["shape"][value] = self.shapes(
+            KINDS[kind] if kind in (KIND["phrase"], KIND["name"]) else shape_of(form)
+        )
+        v["words"][value] = min(6, form.count(" ") + 1)
+        v["digits"][value] = sum(c.isdigit() for c in form) / len(form)
+        v["first"][value] = interaction
+        parts = tuple(dict.fromkeys(words_of(text or form)))
+        self.parts.append(parts)
+        if parts:
+            words = [self.words(part) for part in parts]
+            weights = 1 / np.sqrt(1 + self.words.table["count"][words])
+            start = self.value_terms.append(word=words, weight=weights)
+            self.value_terms["value"][start:] = value
+            v["word_weight"][value] = weights.sum()
+        return value
+
+    def _add_uses(self, item: ParsedRecord, tool: int) -> None:
+        """Add what a call used: of its values, and of the records, keys and lists that supplied them."""
+        now, v = item.interaction, self.values
+        suppliers: set[int] = set()  # tools
+        taken: dict[str, set[int]] = {name: set() for name in self.inputs}
+        touched: list[int] = []
+        self.tool_calls[tool] = self.tool_calls.get(tool, 0.0) + 1
+        after = self.next_tools.setdefault(self.last_tool, {})
+        after[tool] = after.get(tool, 0.0) + 1
+        for use in item.uses:
+            if use.key and use.leaf:
+                taken["argument"].add(self._add_argument(use.key))
+            value = self.ids.get(use.form)
+            if value is None:
+                kind = KIND["phrase"] if " " in use.form else kind_of(use.form)
+                if use.leaf or kind_of(use.form) != KIND["word"]:
+                    value = self._new_value(use.form, kind, now)
+                    v["agent"][value] = v["uses"][value] = 1
+                    v["used"][value] = v["seen"][value] = v["first_use"][value] = now
+                    touched.append(value)
+                continue
+            touched.append(value)
+            v["uses"][value] += 1
+            v["leaf_uses"][value] += use.leaf
+            v["used"][value] = v["seen"][value] = now
+            if v["first_use"][value] == NEVER:
+                v["first_use"][value] = now
+            origin = int(v["record"][value])
+            plain = v["kind"][value] in (KIND["capital"], KIND["word"])
+            if origin < 0 or v["visible"][value] or (plain and not use.leaf):
+                continue
+            self._add_supply(value, origin, now, suppliers)
+            for name in ("source", "shape", "key"):
+                taken[name].add(int(v[name][value]))
+        if touched:
+            self._touch(np.array(touched, np.int32), event=True)
+        for name, numbers in taken.items():
+            counts = self.inputs[name].setdefault(tool, {})
+            for number in numbers:
+                counts[number] = counts.get(number, 0.0) + 1
+
+    def _add_argument(self, name: str) -> int:
+        key = self.keys(name)
+        self.keys.table["argument"][key] += 1
+        if self.keys.table["argument"][key] == 1:
+            self.argument_words.update(_name_words(name))
+            self._key_overlap.clear()
+        return key
+
+    def _add_supply(self, value: int, origin: int, now: int, suppliers: set[int]) -> None:
+        """Add that a call at interaction `now` used `value`, which record `origin` showed last."""
+        v, r = self.values, self.records
+        segment = int(v["segment"][value])
+        r["supplied"][origin] += 1
+        r["supplied_at"][origin] = now
+        r["used_place"][origin] = self.segments["place"][segment]
+        self.kinds["used"][v["kind"][value]] += 1
+        origin_tool = int(r["tool"][origin])
+        tools = self.tools.table
+        tools["used_values"][origin_tool] += 1
+        tools["supplied_at"][origin_tool] = now
+        if origin_tool not in suppliers:
+            suppliers.add(origin_tool)
+            tools["supplied"][origin_tool] += 1
+            pair = (self.last_tool, origin_tool)
+            self.follow[pair] = self.follow.get(pair, 0.0) + 1
+        for name, owners in (("key", self.keys), ("source", self.sources), ("shape", self.shapes)):
+            owners.table["used"][v[name][value]] += 1
+            owners.table["used_at"][v[name][value]] = now
+        for lists in (self.columns, self.likes):
+            number, place = int(v[lists.name][value]), int(v[lists.name + "_at"][value])
+            members = lists.members[number]
+            lists.table["used"][number] += 1
+            lists.table["used_at"][number] = now
+            lists.table["last_at"][number] = place
+            following = members[place + 1 : place + 3]
+            v[lists.successor][following] = now
+            if lists is self.columns:
+                v["successor_by"][following] = 1 / np.arange(1, len(following) + 1)
+            self._touch(members, event=False)
+            self._touch(following, event=True)
+        row = self.values_of(segment).copy()
+        v["row_used"][row] = now
+        v["row_uses"][row] += 1
+        self._touch(row, event=True)
+        where = np.flatnonzero(row == value)
+        if len(where) and where[0] + 1 < len(row):
+            v["after_used"][row[where[0] + 1]] = now
+
+    def _add_output(self, item: ParsedRecord, record: int, tool: int) -> None:
+        now, v = item.interaction, self.values
+        first = self.segments.append(
+            tokens=item.tokens,
+            block=[s.block for s in item.cut.segments],
+            symbols=[sum(map(s.text.count, _SYMBOLS)) / len(s.text) for s in item.cut.segments],
+            place=np.arange(len(item.tokens)),
+        )
+        self.segments["record"][first:] = record
+        self.first_segment.append(first)
+        shown: dict[int, tuple[int, Candidate]] = {}  # value: segment and candidate of its first place
+        pairs: list[int] = []
+        for segment, found in enumerate(item.candidates, first):
+            for c in found:
+                value = self.ids.get(c.form)
+                if value is None:
+                    value = self._new_value(c.form, c.kind, now, c.text)
+                shown.setdefault(value, (segment, c))
+                pairs.append(value)
+        counts = np.array([len(c) for c in item.candidates], dtype=np.int32)
+        start = self.pairs.append(
+            segment=np.repeat(np.arange(first, self.segments.size), counts), value=pairs
+        )
+        self.segments["count"][first:] = counts
+        self.segments["start"][first:] = start + np.cumsum(counts) - counts
+        self._add_terms(item, first)
+        r = self.records
+        r["interaction"][record] = now
+        r["tool"][record] = tool
+        r["values"][record] = len(shown)
+        r["size"][record] = item.cut.chars
+        r["ordinal"][record] = self.tools.table["records"][tool]
+        r["note"][record] = item.note
+        r["error"][record] = item.error
+        self.tools.table["records"][tool] += 1
+        if not shown:
+            return
+        ids = np.fromiter(shown, dtype=np.int32, count=len(shown))
+        ranks = np.arange(len(ids))
+        v["seen"][ids] = now
+        if item.note:
+            v["notes"][ids] += 1
+            v["noted"][ids] = now
+            fresh = v["record"][ids] < 0
+            v["agent"][ids[fresh]] = 1
+            self._place(ids[fresh], ranks[fresh], record, tool, shown)
+        else:
+            r["echo"][record] = float((v["out"][ids] > NEVER).mean())
+            v["out"][ids] = now
+            v["records"][ids] += 1
+            self._place(ids, ranks, record, tool, shown)
+        self._touch(ids, event=item.note)
+
+    def _place(
+        self, ids: Array, ranks: Array, record: int, tool: int, shown: Mapping[int, tuple[int, Candidate]]
+    ) -> None:
+        """Note where values were shown last: record, segment, key, source and lists."""
+        if not len(ids):
+            return
+        v = self.values
+        columns: dict[int, list[int]] = {}
+        likes: dict[int, list[int]] = {}
+        keys, sources = [], []
+        for value, shape in zip(ids.tolist(), v["shape"][ids].tolist(), strict=True):
+            key = self.keys(shown[value][1].key)
+            keys.append(key)
+            sources.append(self.sources((tool, key)))
+            columns.setdefault(key, []).append(value)
+            likes.setdefault(shape, []).append(value)
+        self.columns.add(columns.values(), v)
+        self.likes.add(likes.values(), v)
+        v["record"][ids] = record
+        v["segment"][ids] = [shown[i][0] for i in ids.tolist()]
+        v["cell"][ids] = [shown[i][1].cell for i in ids.tolist()]
+        v["rank"][ids] = ranks
+        v["key"][ids] = keys
+        v["source"][ids] = sources
+        np.add.at(self.keys.table["total"], keys, 1)
+        np.add.at(self.sources.table["total"], sources, 1)
+        np.add.at(self.shapes.table["total"], v["shape"][ids], 1)
+
+    def _add_terms(self, item: ParsedRecord, first: int) -> None:
+        words = np.array([self.words(text) for of_segment in item.words for text in of_segment], np.int32)
+        counts = np.array([len(of_segment) for of_segment in item.words], np.int32)
+        segments = np.repeat(np.arange(first, self.segments.size), counts)
+        start = self.terms.append(segment=segments, word=words)
+        self.first_term.append(start)
+        known = self.words.table["count"]
+        np.add.at(known, words, 1)
+        self.terms["weight"][start:] = 1 / np.sqrt(known[words])
+
+    # -- the anchor ------------------------------------------------------------
+    def set_anchor(self, texts: Sequence[str]) -> None:
+        """Compare the values and segments with the texts of the anchor: those that it shows are `visible`."""
+        if list(texts) != self.anchor:
+            self.anchor = list(texts)
+            self._anchor_text = fold("\n".join(texts))
+            self._anchor_forms = {form for text in texts for form in forms_in(text)}
+            self._anchor_words = set(words_of(self._anchor_text))
+            self._anchored = self._anchored_terms = 0
+            self.values["visible"][:] = False
+        start = self._anchored_terms
+        if start < self.terms.size or not self._anchored:
+            flags = self.words.flags(self._anchor_words)
+            segment, weight = self.terms["segment"], self.terms["weight"]
+            first = int(segment[start]) if start < self.terms.size else self.segments.size
+            terms = start + np.flatnonzero(flags[self.terms["word"][start:]])
+            self.segments["task"][first:] = self.log_sums(segment[terms], weight[terms])[first:]
+            self._changed_segment = min(self._changed_segment, first)
+            self._anchored_terms = self.terms.size
+        visible, overlap = self.values["visible"], self.values["overlap"]
+        for value in range(self._anchored, self.values.size):
+            form, parts = self.forms[value], self.parts[value]
+            visible[value] = form in self._anchor_forms or _stands_in(form, self._anchor_text)
+            if parts:
+                overlap[value] = sum(p in self._anchor_words for p in parts) / len(parts)
+        self.values["changed"][self._anchored :] = True
+        self._anchored = self.values.size
+
+    # -- asking ----------------------------------------------------------------
+    def values_of(self, segment: int) -> Array:
+        """Return the values of a segment."""
+        start = int(self.segments["start"][segment])
+        return self.pairs["value"][start : start + int(self.segments["count"][segment])]
+
+    def records_before(self, interaction: int) -> int:
+        """Return how many records are older than an interaction."""
+        return int(np.searchsorted(self.records["interaction"], interaction))
+
+    def log_sums(self, segments: Array, weights: Array) -> Array:
+        """Return log(1 + sum of the weights) by segment."""
+        total = np.bincount(segments, weights=weights, minlength=self.segments.size)
+        out = np.zeros(len(total), np.float32)
+        at = np.flatnonzero(total)
+        out[at] = np.log1p(total[at])
+        return out
+
+    def next_tool_shares(self, last_tool: int) -> list[tuple[int, float]]:
+        """Return (tool, share / its calls) of the tools that may come after `last_tool`, by past calls."""
+        after = self.next_tools.get(last_tool, {})
+        total = sum(after.values()) + 1.0
+        calls = sum(self.tool_calls.values())
+        shares = ((t, (after.get(t, 0.0) + n / calls) / total, n) for t, n in self.tool_calls.items())
+        return [(tool, share / (number + 0.5)) for tool, share, number in shares if share > 0.01]
+
+    def key_overlap(self) -> Array:
+        """Return by key: the share of its words that stand in names of arguments."""
+        for name in islice(self.keys.ids, len(self._key_overlap), None):
+            parts = _name_words(str(name))
+            found = sum(p in self.argument_words for p in parts)
+            self._key_overlap.append(found / len(parts) if parts else 0.0)
+        return np.array(self._key_overlap, dtype=np.float32)
+
+    # -- what changed ----------------------------------------------------------
+    def _touch(self, ids: Array, event: bool) -> None:
+        """Note that values changed; `event`: by an event that ages (see `eventful`)."""
+        self.values["changed"][ids] = True
+        if event:
+            fresh = np.unique(ids[~self.values["has_event"][ids]])
+            if len(fresh):
+                self.values["has_event"][fresh] = True
+                self.eventful.append(value=fresh)
+
+    def pop_changed_values(self) -> Array:
+        """Return the values that changed since the last call of this."""
+        changed = np.flatnonzero(self.values["changed"])
+        self.values["changed"][changed] = False
+        return changed
+
+    def pop_changed_segment(self) -> int:
+        """Return the first segment that changed since the last call of this."""
+        first, self._changed_segment = self._changed_segment, self.segments.size
+        return first
+
+
+def _name_words(name: str) -> list[str]:
+    return [part for part in _NAME_BREAK.split(name) if part]
+
+
+def _stands_in(form: str, text: str) -> bool:
+    """Whether `form` stands in `text` as whole words."""
+    at = text.find(form)
+    while at >= 0:
+        before = text[at - 1] if at else " "
+        after = text[at + len(form)] if at + len(form) < len(text) else " "
+        if not (before.isalnum() and form[0].isalnum()) and not (after.isalnum() and form[-1].isalnum()):
+            return True
+        at = text.find(form, at + 1)
+    return False

@@ -1,25 +1,52 @@
-"""Fits the small model to rows of values: within each step they compete; numpy only."""
+"""Fits the model of the evidence selection to samples of values; the values of one step compete."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from memory_bank.selection.model import Model
 from memory_bank.selection.tables import Array
 
-MOST = 20.0
+MOST_NEEDED = 20.0
 """Needed values of one step that count in full."""
-Part = tuple[Array, Array, Array, Array, Array]
-"""x, y, w, trace and step of one set."""
 TOTAL = 3000.0
+"""Sum of the weights of all steps."""
 
 
 @dataclass(frozen=True, slots=True)
-class Steps:
-    """Rows of several sets, sorted by step; `target` by row and `share` by step each add up to TOTAL."""
+class Recipe:
+    """How the shipped model is fitted; `fits`: tree models of different seeds, averaged."""
+
+    ridge: float = 5000.0
+    trees: int = 60
+    depth: int = 3
+    rate: float = 0.15
+    columns: float = 0.2
+    fits: int = 3
+    mix: float = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Samples:
+    """Values of a trace file: features `x` (n, features), needed or not `y`, weight `w`, trace and step."""
+
+    x: Array
+    y: Array
+    w: Array
+    trace: Array
+    step: Array
+
+    def take(self, rows: Array) -> Samples:
+        """Return some of the samples."""
+        return Samples(self.x[rows], self.y[rows], self.w[rows], self.trace[rows], self.step[rows])
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingSteps:
+    """Samples of several files, sorted by step; `target` by row and `share` by step each add up to TOTAL."""
 
     x: Array
     y: Array
@@ -30,44 +57,43 @@ class Steps:
     share: Array
 
 
-def balance(parts: list[Part], power: float = 0.5, trace_power: float = 0.85) -> Steps:
-    """Steps with something needed.
+def balance(samples: Sequence[Samples], power: float = 0.5, trace_power: float = 0.85) -> TrainingSteps:
+    """Return the steps in which something is needed, weighted.
 
-    A set weighs its needed values to `power`, a trace in it to `trace_power`.
+    A file weighs its needed values to `power`, a trace in it to `trace_power`. ValueError if there are none.
     """
     xs, ys, ws, steps, targets, shares = [], [], [], [], [], []
     first = 0
-    for x, y, w, trace, step in parts:
-        _, number = np.unique(step, return_inverse=True)
-        needed = np.bincount(number, weights=y)
-        others = np.bincount(number, weights=1 - y)
+    for s in samples:
+        _, number = np.unique(s.step, return_inverse=True)
+        needed = np.bincount(number, weights=s.y)
+        others = np.bincount(number, weights=1 - s.y)
         rows = np.flatnonzero(((needed > 0) & (others > 0))[number])
-        if y[rows].sum() < 3:
+        if s.y[rows].sum() < 3:
             continue
         order = rows[np.argsort(number[rows], kind="stable")]
         _, number = np.unique(number[order], return_inverse=True)
-        yy = y[order] > 0
-        needed = np.bincount(number, weights=yy)
-        share = np.minimum(needed, MOST)
+        y = s.y[order] > 0
+        needed = np.bincount(number, weights=y)
+        share = np.minimum(needed, MOST_NEEDED)
         total = share.sum()
-        _, owner = np.unique(
-            trace[order][np.searchsorted(number, np.arange(len(needed)))], return_inverse=True
-        )
+        owners = s.trace[order][np.searchsorted(number, np.arange(len(needed)))]
+        _, owner = np.unique(owners, return_inverse=True)
         share = share * np.bincount(owner, weights=share)[owner] ** (trace_power - 1)
         share *= total**power / share.sum()
-        xs.append(x[order].astype(np.float32))
-        ys.append(yy)
-        ws.append(np.where(yy, 1, w[order]))
+        xs.append(s.x[order].astype(np.float32))
+        ys.append(y)
+        ws.append(np.where(y, 1, s.w[order]))
         steps.append(number + first)
         shares.append(share)
-        targets.append(np.where(yy, (share / needed)[number], 0))
+        targets.append(np.where(y, (share / needed)[number], 0))
         first += len(needed)
     if not xs:
         raise ValueError("no step of the traces needs an older value")
     every = np.concatenate(shares)
     scale = TOTAL / every.sum()
     step = np.concatenate(steps)
-    return Steps(
+    return TrainingSteps(
         np.concatenate(xs),
         np.concatenate(ys),
         np.concatenate(ws).astype(np.float32),
@@ -78,8 +104,21 @@ def balance(parts: list[Part], power: float = 0.5, trace_power: float = 0.85) ->
     )
 
 
-def soft(data: Steps, score: Array) -> tuple[Array, float]:
-    """Softmax within each step (sampled rows count by their weight), and the cross entropy."""
+def held_out_loss(model: Model, samples: Sequence[Samples]) -> float:
+    """Return the mean over files of the cross entropy per needed value within its step; lower is better."""
+    losses = []
+    for part in samples:
+        try:
+            data = balance([part], 1.0, 1.0)
+        except ValueError:
+            continue
+        score = model.log_odds(np.ascontiguousarray(data.x.T)).astype(np.float64)
+        losses.append(soft(data, score)[1] / TOTAL)
+    return sum(losses) / len(losses) if losses else float("inf")
+
+
+def soft(data: TrainingSteps, score: Array) -> tuple[Array, float]:
+    """Return the softmax within each step (rows count by their weight) and the cross entropy."""
     top = np.maximum.reduceat(score, data.start)
     e = data.w * np.exp(score - top[data.step])
     total = np.add.reduceat(e, data.start)
@@ -88,8 +127,8 @@ def soft(data: Steps, score: Array) -> tuple[Array, float]:
     )
 
 
-def fit_linear(data: Steps, ridge: float = 5000.0, rounds: int = 8) -> Array:
-    """Ridge conditional-logit weights by damped Newton steps on standardised features."""
+def fit_linear(data: TrainingSteps, ridge: float, rounds: int = 8) -> Array:
+    """Return conditional-logit weights with a ridge, by damped Newton steps on standardised features."""
     mean = data.x.mean(0)
     spread = np.sqrt(np.maximum(((data.x - mean) ** 2).mean(0), 1e-4))
     z = ((data.x - mean) / spread).astype(np.float32)
@@ -120,19 +159,13 @@ def fit_linear(data: Steps, ridge: float = 5000.0, rounds: int = 8) -> Array:
 
 
 def fit_trees(
-    data: Steps,
-    trees: int = 60,
-    depth: int = 3,
-    rate: float = 0.15,
-    bins: int = 32,
-    ridge: float = 60.0,
-    columns: float = 0.4,
-    seed: int = 0,
+    data: TrainingSteps, recipe: Recipe, seed: int, bins: int = 32, ridge: float = 60.0
 ) -> tuple[Array, Array, Array]:
-    """Symmetric trees by histograms with the gradients of the step's softmax.
+    """Fit symmetric trees by histograms, with the gradients of the softmax within each step.
 
     Returns feature (trees, depth), threshold (trees, depth), leaf (trees, 2**depth).
     """
+    trees, depth = recipe.trees, recipe.depth
     random = np.random.default_rng(seed)
     x, (rows_all, count) = data.x, data.x.shape
     edges, codes = _bins(x, bins)
@@ -152,7 +185,7 @@ def fit_trees(
         for level in range(depth):
             groups = 2**level
             if level == 0:
-                allowed = random.choice(count, max(1, int(count * columns)), replace=False).tolist()
+                allowed = random.choice(count, max(1, int(count * recipe.columns)), replace=False).tolist()
             best = (-1.0, 0, 0)
             for f in allowed:
                 size = len(edges[f]) + 1
@@ -177,12 +210,13 @@ def fit_trees(
             leaf += above[keep]
         gs = np.bincount(leaf, weights=gk, minlength=2**depth)
         hs = np.bincount(leaf, weights=hk, minlength=2**depth)
-        leaves[tree] = rate * gs / (hs + ridge)
+        leaves[tree] = recipe.rate * gs / (hs + ridge)
         score += leaves[tree][every]
     return features, thresholds, leaves
 
 
 def _bins(x: Array, bins: int) -> tuple[list[Array], list[Array]]:
+    """Return by feature: the edges of its bins, and the bin of each row."""
     edges, codes = [], []
     sample = np.random.default_rng(1).choice(len(x), min(len(x), 60_000), replace=False)
     for f in range(x.shape[1]):
@@ -199,8 +233,8 @@ def _bins(x: Array, bins: int) -> tuple[list[Array], list[Array]]:
     return edges, codes
 
 
-def calibrate(data: Steps, score: Array) -> tuple[float, float]:
-    """(a, b): `a * score + b` are log-odds; weighted logistic regression on one feature."""
+def calibrate(data: TrainingSteps, score: Array) -> tuple[float, float]:
+    """Return (a, b) so that `a * score + b` are log-odds; weighted logistic regression on one feature."""
     w = data.w * data.share[data.step] / np.sqrt(np.bincount(data.step, weights=data.y))[data.step]
     a, b = 1.0, float(np.log((w * data.y).sum() / (w * ~data.y * np.exp(np.minimum(score, 20))).sum()))
     for _ in range(30):
@@ -218,16 +252,17 @@ def calibrate(data: Steps, score: Array) -> tuple[float, float]:
     return a, b
 
 
-def fit(
-    parts: list[Part], mix: float = 0.5, trees: int = 60, fits: int = 3, ridge: float = 5000.0, **rest: Any
-) -> Model:
-    """Both halves of the model from the rows of several sets; their mixture is calibrated to log-odds."""
-    data = balance(parts)
-    weights = fit_linear(data, ridge)
-    several = [fit_trees(data, trees, seed=seed, **rest) for seed in range(fits)]
-    feature, threshold = (np.concatenate([f[n] for f in several]) for n in (0, 1))
-    leaf = np.concatenate([f[2] for f in several]) / fits
-    raw = Model(weights, 0.0, feature, threshold, leaf, 0.0, mix)
+def fit(samples: Sequence[Samples], recipe: Recipe = Recipe()) -> Model:
+    """Fit both parts of the model to the samples of several files; their mixture gives log-odds.
+
+    Raises ValueError when no step needs anything.
+    """
+    data = balance(samples)
+    weights = fit_linear(data, recipe.ridge)
+    several = [fit_trees(data, recipe, seed) for seed in range(recipe.fits)]
+    feature, threshold, leaf = (np.concatenate(part) for part in zip(*several, strict=True))
+    leaf = leaf / recipe.fits
+    raw = Model(weights, 0.0, feature, threshold, leaf, 0.0, recipe.mix)
     scale, bias = calibrate(data, raw.log_odds(np.ascontiguousarray(data.x.T)).astype(np.float64))
     return Model(
         np.asarray(weights * scale, np.float32),
@@ -236,5 +271,5 @@ def fit(
         threshold,
         np.asarray(leaf * scale, np.float32),
         bias,
-        mix,
+        recipe.mix,
     )

@@ -1,0 +1,356 @@
+"""Chooses the segments that are worth most for a token budget and writes the memory text from them."""
+
+from __future__ import annotations
+
+import heapq
+import json
+import re
+from bisect import bisect_left
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from memory_bank.selection.candidates import ParsedRecord, fold
+from memory_bank.selection.cutting import CutText
+from memory_bank.selection.parsing import clean
+from memory_bank.selection.tables import Array, EvidenceTables
+
+LEDGER_HEAD = 'Earlier calls (get_record("#n") has each in full):\n'
+EXCERPT_HEAD = "Excerpts (… left out, +n parts more):\n"
+UNLISTED_HEAD = '#1 to #{last}, in parts; get_record("#n") has all:\n'
+SHORT_HEAD = "Excerpts:\n"
+GAP = "… "
+ARGUMENT_CHARS = (-1, 0, 24, 40, 72)
+"""Characters of arguments in a call's line, from its shortest form (its number only) to the ledger's."""
+
+# Chosen over all recorded sets together.
+LEDGER_SHARE = 0.06
+OFFERS, OFFERS_SHARE = 150, 0.125  # segments that are packed: so many, and so many for a token of the budget
+EDGE = 0.2  # extra worth of a segment whose neighbour was chosen, as a share of the values at the cut
+LINE_LENGTHS = (160, 1300, 1600, 3000)  # budgets from which a call's line takes its next longer form
+MIN_HEADING, MIN_LONG_HEADING, MIN_COUNTS, MIN_LEDGER = (
+    200,
+    600,
+    700,
+    1800,
+)  # budgets from which each is shown
+NEAR_MISSES = 12
+
+_WORD_END = re.compile(r"[\s,;)\]}]")
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """The memory text, and what it is made of.
+
+    `shown`: by record the places of its segments; `listed`: records in the list of calls; `gains`: worth by
+    segment; `edge`: the best (segment, worth) that did not fit; `older`: records that it is chosen from.
+    """
+
+    text: str
+    tokens: int
+    shown: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    listed: tuple[int, ...] = ()
+    gains: dict[int, float] = field(default_factory=dict)
+    edge: tuple[tuple[int, float], ...] = ()
+    older: int = 0
+
+
+# -- lines of calls -----------------------------------------------------------
+def call_line(number: int, tool: str, arguments: str, chars: int = ARGUMENT_CHARS[-1]) -> str:
+    """Return one line for a call, ``#number tool key=value, …``, with about `chars` characters of arguments.
+
+    With 0 characters it is the number and the first word of the tool's name, with -1 the number alone.
+    """
+    if chars < 0:
+        return f"#{number}"
+    name = clean(tool)[:80]
+    if not chars:
+        return f"#{number} {name.partition(' ')[0]}"
+    body = _arguments_text(arguments, chars)
+    return f"#{number} {name}" + (f" {body}" if body else "")
+
+
+def _arguments_text(arguments: str, chars: int) -> str:
+    """Return arguments as ``key=value, …``, never cut inside a word; ``…`` marks a cut."""
+    try:
+        value: object = json.loads(arguments) if arguments else {}
+    except (ValueError, RecursionError):
+        value = arguments
+    if not isinstance(value, dict):
+        return _clip(arguments, chars)
+    parts: list[str] = []
+    room = chars
+    for key, item in value.items():
+        if item in ("", None, [], {}):
+            continue
+        if not isinstance(item, str):
+            try:
+                item = json.dumps(item, ensure_ascii=False)
+            except (ValueError, RecursionError):
+                item = "…"
+        part = f"{clean(str(key))[:40]}={_clip(item, max(24, room))}"
+        if parts and len(part) > room:
+            parts.append("…")
+            break
+        parts.append(part)
+        room -= len(part) + 2
+    return ", ".join(parts)
+
+
+def _clip(text: str, chars: int) -> str:
+    """Return the first words of a text on one line, at most about `chars` characters."""
+    text = clean(" ".join(text[: chars * 8 + 400].split()))
+    if len(text) <= chars:
+        return text
+    cut = 0
+    for match in _WORD_END.finditer(text, 0, chars + 1):
+        cut = match.start()
+    if not cut:
+        after = _WORD_END.search(text, 0, chars * 4)
+        if after is None:
+            return text if len(text) <= chars * 4 else f"[{len(text)} characters]"
+        cut = after.start()
+    return text[:cut] + "…"
+
+
+class CallLines:
+    """By record: its line in the lengths of ARGUMENT_CHARS, and the tokens of each."""
+
+    def __init__(self, tables: EvidenceTables, count_tokens: Callable[[str], int]) -> None:
+        self.tables, self.count = tables, count_tokens
+        self.calls = 0
+        self.records: list[int] = []  # by call
+        self.ledger_tokens: list[int] = [0]  # of the ledger's lines before each call
+        self.texts: list[tuple[tuple[str, int], ...]] = []  # (line, tokens) from shortest to longest
+        self.values: list[Array] = []  # values that the longest line shows
+        self.head_tokens: list[list[int]] = []  # by block of the record
+
+    def add(self, item: ParsedRecord) -> None:
+        """Add the lines of the record that was just added to the tables."""
+        lines = [f"note before #{self.calls + 1}"] * len(ARGUMENT_CHARS)
+        values: list[int] = []
+        if not item.note:
+            self.calls += 1
+            self.records.append(len(self.texts))
+            lines = [call_line(self.calls, item.tool, item.arguments, chars) for chars in ARGUMENT_CHARS]
+            folded, ids = fold(lines[-1]), self.tables.ids
+            values = [ids[u.form] for u in item.uses if u.form in ids and u.form in folded]
+        self.texts.append(tuple((line, self.count(line + "\n")) for line in lines))
+        self.values.append(np.array(values, np.int32))
+        self.head_tokens.append([self.count(head + "\n") if head else 0 for head in item.cut.heads])
+        if not item.note:
+            self.ledger_tokens.append(self.ledger_tokens[-1] + self.texts[-1][-1][1])
+
+    def ledger(self, older: int, room: int) -> list[int]:
+        """Return the records before `older` whose calls are listed in `room` tokens: the latest.
+
+        The start moves in steps of two fifths of the room, so that the list mostly grows at its end from step
+        to step.
+        """
+        end = bisect_left(self.records, older)
+        if room < 32 or not end:
+            return []
+        room -= 12
+        excess = self.ledger_tokens[end] - room
+        if excess <= 0:
+            return self.records[:end]
+        step = max(1, room * 2 // 5)
+        return self.records[bisect_left(self.ledger_tokens, -(-excess // step) * step, 0, end) : end]
+
+    def ledger_text(self, listed: Sequence[int]) -> list[str]:
+        """Return the lines that list some records' calls, under their heading."""
+        if not listed:
+            return []
+        skipped = bisect_left(self.records, listed[0])
+        before = [f"(#1 to #{skipped} before)\n"] if skipped else []
+        return [LEDGER_HEAD, *before, *(self.texts[r][-1][0] + "\n" for r in listed)]
+
+
+# -- selection ----------------------------------------------------------------
+def select_segments(t: EvidenceTables, lines: CallLines, worth: Array, older: int, budget: int) -> Selection:
+    """Return the memory text from the first `older` records, at most `budget` tokens; `worth` is by value."""
+    length = sum(budget >= limit for limit in LINE_LENGTHS)
+    listed = lines.ledger(older, int(budget * LEDGER_SHARE)) if budget >= MIN_LEDGER else []
+    head = ""
+    if budget >= MIN_HEADING:
+        head = EXCERPT_HEAD if budget >= MIN_LONG_HEADING else SHORT_HEAD
+        if not listed:
+            head = UNLISTED_HEAD.format(last=bisect_left(lines.records, older))
+    spent = lines.count(head) if head else 0
+    if listed:
+        spent += sum(lines.texts[r][-1][1] for r in listed) + 16
+    top = _best_segments(t, worth, older, int(OFFERS + budget * OFFERS_SHARE))
+    in_ledger = set(listed)
+    headers = {
+        r: lines.texts[r][min(1, length) if r in in_ledger else length]
+        for r in np.unique(t.segments["record"][top]).tolist()
+    }
+    counts = budget >= MIN_COUNTS
+    covered = [v for r in listed for v in lines.values[r].tolist()]
+    open_record = {r: tokens + (3 if counts else 0) for r, (_, tokens) in headers.items()}
+    packing = pack(t, top, worth, open_record, lines.head_tokens, budget - spent, covered)
+
+    chosen = list(packing.chosen)
+    while True:  # the tokens of a text may be more than those of its parts: leave out the last chosen, then
+        shown = _by_record(t, chosen)  # the ledger
+        excerpts = [
+            line
+            for r, places in shown.items()
+            for line in _excerpt(headers[r][0], t.parsed[r].cut, places, counts)
+        ]
+        text = "".join([*lines.ledger_text(listed), *([head] if excerpts else []), *excerpts])
+        tokens = lines.count(text) if text else 0
+        over = tokens - budget
+        if over <= 0 or not (chosen or listed):
+            break
+        if not chosen:
+            listed = []
+        while chosen and over > 0:
+            over -= int(t.segments["tokens"][chosen.pop()])
+    gains = {s: packing.gains[s] for s in chosen}
+    return Selection(text, tokens, shown, tuple(listed), gains, tuple(packing.edge), older)
+
+
+def _best_segments(t: EvidenceTables, worth: Array, older: int, most: int) -> Array:
+    """Return the older segments that give most for their tokens, in their order."""
+    last = t.first_segment[older] if older < t.records.size else t.segments.size
+    start, count = t.segments["start"][:last], t.segments["count"][:last]
+    gain = np.zeros(last)
+    filled = np.flatnonzero(count)
+    if len(filled):
+        end = int(start[filled[-1]] + count[filled[-1]])
+        gain[filled] = np.add.reduceat(worth[t.pairs["value"][:end]], start[filled])
+    top = np.flatnonzero(gain > 0)
+    if len(top) > most:
+        ratio = gain[top] / (t.segments["tokens"][top] + 4)
+        top = np.sort(top[np.argpartition(-ratio, most)[:most]])
+    return top
+
+
+@dataclass(slots=True)
+class Packing:
+    """The chosen segments in the order of choice, the gain of each, and the best ones that did not fit."""
+
+    chosen: list[int] = field(default_factory=list)
+    gains: dict[int, float] = field(default_factory=dict)
+    edge: list[tuple[int, float]] = field(default_factory=list)
+
+
+def pack(
+    t: EvidenceTables,
+    segments: Array,
+    worth: Array,
+    open_record: Mapping[int, int],
+    open_block: Sequence[Sequence[int]],
+    budget: int,
+    covered: Collection[int],
+) -> Packing:
+    """Choose segments by budgeted maximum coverage (lazy greedy); ties go to the later segment.
+
+    A segment gains the `worth` of its values that no chosen one has, per token. It costs its tokens, and
+    those of its record's line and its block's heading until another one of the record or block is chosen.
+    `covered`: values that are shown already.
+    """
+    result = Packing()
+    total = len(segments)
+    if budget <= 0 or not total:
+        return result
+    length = t.segments["count"][segments]
+    stop = np.cumsum(length)
+    at = np.arange(int(stop[-1])) + np.repeat(t.segments["start"][segments] - (stop - length), length)
+    needed, local = np.unique(t.pairs["value"][at], return_inverse=True)
+    amounts = worth[needed]
+    amounts[np.isin(needed, np.asarray(covered, dtype=np.int64))] = 0
+    sums = np.concatenate([np.zeros(1), np.cumsum(amounts[local])])
+    gains: list[float] = (sums[stop] - sums[stop - length]).tolist()
+    left: list[float] = amounts.tolist()  # worth of each value that is not covered yet
+    flat: list[int] = local.tolist()
+    values = [flat[e - n : e] for e, n in zip(stop.tolist(), length.tolist(), strict=True)]
+    tokens, place = (t.segments["tokens"][segments] + 1).tolist(), t.segments["place"][segments].tolist()
+    record = t.segments["record"][segments].tolist()
+    block = list(zip(record, t.segments["block"][segments].tolist(), strict=True))
+    record_cost, block_cost = dict(open_record), {b: open_block[b[0]][b[1]] for b in block}
+    of_record: dict[int, list[int]] = {}
+    for n, owner in enumerate(record):
+        of_record.setdefault(owner, []).append(n)
+    bonus = [0.0] * total
+    done = bytearray(total)
+
+    def price(n: int) -> int:
+        return int(tokens[n] + record_cost[record[n]] + block_cost[block[n]])
+
+    heap = [(-gains[n] / price(n), -n) for n in range(total)]
+    heapq.heapify(heap)
+    spent = 0
+    while heap:
+        negative, minus = heapq.heappop(heap)
+        n = -minus
+        if done[n]:
+            continue
+        gain = gains[n] = sum(map(left.__getitem__, values[n]), bonus[n])
+        if gain <= 1e-9:
+            continue
+        cost = price(n)
+        if heap and gain / cost < -heap[0][0] and gain / cost < -negative:
+            heapq.heappush(heap, (-gain / cost, minus))
+            continue
+        done[n] = 1
+        if spent + cost > budget:
+            if len(result.edge) < NEAR_MISSES:
+                result.edge.append((int(segments[n]), gain))
+            if budget - spent < 6 or (len(result.edge) >= NEAR_MISSES and budget - spent < 25):
+                break
+            continue
+        result.chosen.append(int(segments[n]))
+        result.gains[int(segments[n])] = gain
+        spent += cost
+        opened_record, opened_block = record_cost[record[n]], block_cost[block[n]]
+        record_cost[record[n]] = block_cost[block[n]] = 0
+        for other, near in ((n + 1, values[n][-2:]), (n - 1, values[n][:1])):
+            if (
+                0 <= other < total
+                and not done[other]
+                and record[other] == record[n]
+                and abs(place[other] - place[n]) == 1
+            ):
+                extra = EDGE * sum([left[v] for v in near])
+                bonus[other] += extra
+                gains[other] += extra
+                heapq.heappush(heap, (-gains[other] / price(other), -other))
+        for value in values[n]:
+            left[value] = 0.0
+        if opened_record or opened_block:
+            for other in of_record[record[n]]:
+                if not done[other] and (opened_record or block[other] == block[n]):
+                    heapq.heappush(heap, (-gains[other] / price(other), -other))
+    return result
+
+
+# -- the text -----------------------------------------------------------------
+def _by_record(t: EvidenceTables, segments: Collection[int]) -> dict[int, tuple[int, ...]]:
+    """The places of segments in their records, both in order."""
+    shown: dict[int, list[int]] = {}
+    for segment in sorted(segments):
+        shown.setdefault(int(t.segments["record"][segment]), []).append(int(t.segments["place"][segment]))
+    return {record: tuple(places) for record, places in shown.items()}
+
+
+def _excerpt(header: str, cut: CutText, places: Sequence[int], count_missing: bool) -> list[str]:
+    """Return the lines of one record's excerpt; `count_missing` adds how much is left out."""
+    out = [header + "\n"]
+    block, previous = -1, -1
+    for place in places:
+        segment = cut.segments[place]
+        if segment.block != block:
+            block = segment.block
+            head = cut.heads[block]
+            if head and not segment.text.startswith(head):
+                out.append(head + "\n")
+        out.append((GAP if place != previous + 1 else "") + segment.text + "\n")
+        previous = place
+    missing = len(cut.segments) - len(places)
+    if count_missing and (missing or cut.skipped):
+        out.append(f"+{missing}" + (f" and {cut.skipped} characters" if cut.skipped else "") + "\n")
+    return out
