@@ -47,6 +47,20 @@ GROUPS = {
     "Provenance": ("check_call", "CallReport", "ProvenanceGuard"),
 }
 
+MEMBERS = {  # the documented part of classes that have more for the library itself
+    "MemoryBankState": ("open", "pending", "spent", "reset", "flush", "close"),
+    "Config": ("strategy",),
+    "MemoryBankSettings": (),  # on the page of settings
+}
+
+
+def directive(name: str) -> list[str]:
+    """A public name of ``memory_bank`` as a directive for mkdocstrings."""
+    lines = ["", f"::: memory_bank.{name}"]
+    if name in MEMBERS:
+        lines += ["    options:", f"      members: {json.dumps(MEMBERS[name])}"]
+    return lines
+
 
 def library_page() -> str:
     """The public names of ``memory_bank``, in groups, as directives for mkdocstrings."""
@@ -66,7 +80,7 @@ def library_page() -> str:
         public = [n for n in names if n in memory_bank.__all__]
         if public:
             lines += ["", f"## {title}"]
-            lines += [part for n in public for part in ("", f"::: memory_bank.{n}")]
+            lines += [part for n in public for part in directive(n)]
     return "\n".join(lines) + "\n"
 
 
@@ -222,6 +236,15 @@ def schema_table(schema: dict[str, Any]) -> list[str]:
     return lines
 
 
+def answers_table(answers: dict[str, Any]) -> list[str]:
+    """The responses of an operation as a table."""
+    lines = ["| status | answer | body |", "|---|---|---|"]
+    for status, answer in answers.items():
+        bodies = "; ".join(schema_name(c.get("schema", {})) for c in answer.get("content", {}).values())
+        lines.append(f"| {status} | {cell(answer.get('description', ''))} | {bodies} |")
+    return lines
+
+
 def http_page() -> str:
     """The routes and schemas of the service, from its OpenAPI document."""
     document = openapi()
@@ -230,6 +253,11 @@ def http_page() -> str:
         "The service gives this document as JSON at `/openapi.json`. Examples: "
         "[the HTTP API](../howto/http-api.md)."
     )
+    every = [o["responses"] for p in document["paths"].values() for m, o in p.items() if m in METHODS]
+    shared = {
+        status for status in every[0] if all(answers.get(status) == every[0][status] for answers in every)
+    }
+    lines += ["", "Every route may also return", "", *answers_table({s: every[0][s] for s in sorted(shared)})]
     for path, operations in document["paths"].items():
         for method in METHODS:
             if method not in operations:
@@ -244,12 +272,8 @@ def http_page() -> str:
                     lines.append(f"| `{p['name']}` | {p['in']} | {schema_name(p['schema'])} | {cell(told)} |")
             for kind, body in operation.get("requestBody", {}).get("content", {}).items():
                 lines += ["", f"Body (`{kind}`): {schema_name(body.get('schema', {}))}"]
-            lines += ["", "| status | answer | body |", "|---|---|---|"]
-            for status, answer in operation["responses"].items():
-                bodies = "; ".join(
-                    schema_name(c.get("schema", {})) for c in answer.get("content", {}).values()
-                )
-                lines.append(f"| {status} | {cell(answer.get('description', ''))} | {bodies} |")
+            own = {s: a for s, a in operation["responses"].items() if s not in shared}
+            lines += ["", *answers_table(own)]
     lines += ["", "## Schemas"]
     for name, schema in sorted(document["components"]["schemas"].items()):
         lines += ["", f"### {name}", "", schema.get("description", ""), *schema_table(schema)]
