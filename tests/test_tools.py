@@ -17,8 +17,14 @@ from memory_bank.tools import (
     is_memory_tool,
     memory_tools,
 )
-from memory_bank.tools.lines import chosen_lines, lay_out, matching_lines
-from memory_bank.tools.selection import Refused, parse_exact, select
+from memory_bank.tools.selection import (
+    RefusedCall,
+    chosen_lines,
+    lay_out,
+    matching_lines,
+    parse_exact,
+    select,
+)
 from tests.chats import JSON, TEXT, call, good_chats, result, rounds, user
 
 LOCAL = MemoryBankSettings(
@@ -323,7 +329,7 @@ def test_an_evil_pattern_does_not_hang(evil):
 
 
 def test_the_classic_evil_pattern_is_refused():
-    with pytest.raises(Refused, match="more than 2 seconds"):
+    with pytest.raises(RefusedCall, match="more than 2 seconds"):
         matching_lines(r"(a+)+$", ["a" * 50 + "!"])
 
 

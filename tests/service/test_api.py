@@ -17,9 +17,8 @@ from tests.service.api_server import client, configured, serving
 
 from memory_bank.bank.facts import FactStore
 from memory_bank.config import Config, load_config
-from memory_bank.service.api.asking import Asking, asking
-from memory_bank.service.api.shapes import (
-    Context,
+from memory_bank.service.api.models import (
+    BuiltContext,
     Failure,
     Hits,
     Ingested,
@@ -27,6 +26,7 @@ from memory_bank.service.api.shapes import (
     SessionPage,
     Stats,
 )
+from memory_bank.service.api.requests import ApiContext, api_context
 from memory_bank.service.app import create_app
 from memory_bank.transcript.pairing import pairing_errors
 
@@ -61,10 +61,10 @@ def http():
 def of(http, namespace):
     """The same service, asked by a key of a namespace."""
 
-    def asked_by(request: Request) -> Asking:
-        return Asking(request.headers.get("x-namespace"), request.app.state.service.sessions)
+    def asked_by(request: Request) -> ApiContext:
+        return ApiContext(request.headers.get("x-namespace"), request.app.state.service.sessions)
 
-    http.app.dependency_overrides[asking] = asked_by
+    http.app.dependency_overrides[api_context] = asked_by
     return TestClient(http.app, headers={"x-namespace": namespace})
 
 
@@ -83,7 +83,7 @@ def told(response, status, code):
 def test_a_context_is_built_with_its_plan(http):
     answer = http.post("/v1/sessions/late/context", json={"messages": CHAT})
     assert answer.status_code == 200
-    made = Context.model_validate(answer.json())
+    made = BuiltContext.model_validate(answer.json())
     assert made.tokens < made.full_tokens
     assert not made.unchanged
     assert made.records == 30
@@ -104,7 +104,7 @@ def test_a_plan_is_left_out_when_asked(http):
 def test_other_strategies_give_a_report_or_nothing(http):
     def built(key):
         answer = http.post("/v1/sessions/s/context", json={"messages": CHAT, "strategy": key})
-        return Context.model_validate(answer.json())
+        return BuiltContext.model_validate(answer.json())
 
     masked = built("observation_masking")
     assert masked.plan is None

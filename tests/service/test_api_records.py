@@ -19,10 +19,10 @@ from memory_bank.bank.facts import FactStore
 from memory_bank.bank.jobs import JobQueue
 from memory_bank.errors import StorageError
 from memory_bank.records import InteractionRecord
-from memory_bank.service.api import parts, records
-from memory_bank.service.api.parts import part_of, part_of_long
-from memory_bank.service.api.shapes import Part, Record, RecordPage
-from memory_bank.tools.selection import Refused
+from memory_bank.service.api import record_parts, records
+from memory_bank.service.api.models import Part, Record, RecordPage
+from memory_bank.service.api.record_parts import part_of, part_of_long
+from memory_bank.tools.selection import RefusedCall
 
 ORDERS = '{"items": [{"sku": "A-1", "price": 19.90}, {"sku": "B-2", "price": 5.00}], "total": 24.90}'
 
@@ -260,7 +260,7 @@ def test_the_process_beside_gives_what_is_given_here(text, path, lines, pattern,
     def outcome(work):
         try:
             return json.loads(json.dumps(work()))
-        except Refused as e:
+        except RefusedCall as e:
             return str(e)
 
     data = text.encode("utf-8", "surrogatepass")
@@ -362,19 +362,19 @@ def test_texts_in_pieces_cut_no_character(http, letters, size):
     store = FactStore(http.app.state.service.database, "s")
     record = InteractionRecord.create(1, "t", {}, {"_raw": text}, output_text=text)
     store.store(record)
-    before = outlines.PIECE, records._PARSED
-    outlines.PIECE, records._PARSED = size, 0
+    before = outlines.PIECE, records._MAX_PARSED
+    outlines.PIECE, records._MAX_PARSED = size, 0
     try:
         shown = json.loads(got(http, record.trace_id).content)
     finally:
-        outlines.PIECE, records._PARSED = before
+        outlines.PIECE, records._MAX_PARSED = before
     assert shown["output_text"] == text
     assert shown["raw_output"] is None or not text
 
 
 def test_a_part_that_takes_too_long_is_given_up(monkeypatch):
-    monkeypatch.setattr(parts, "_SECONDS", 0.05)
-    with pytest.raises(ValueError, match="taken apart"):
+    monkeypatch.setattr(record_parts, "_SECONDS", 0.05)
+    with pytest.raises(ValueError, match="too long to select"):
         part_of_long(iter([b"x" * 10]), {"path": None, "lines": "1", "pattern": None, "max_chars": 9})
 
 

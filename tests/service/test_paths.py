@@ -8,7 +8,7 @@ from urllib.parse import quote, unquote
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memory_bank.service.api.paths import NamesInPaths, decoded
+from memory_bank.service.api.requests import EncodedSlashes, decoded
 
 
 def seen(path: str, raw: bytes | None, kind: str = "http") -> dict[str, object]:
@@ -19,7 +19,7 @@ def seen(path: str, raw: bytes | None, kind: str = "http") -> dict[str, object]:
         found.append(scope)
 
     scope = {"type": kind, "path": path, "raw_path": raw, "state": {}}
-    asyncio.run(NamesInPaths(app)(scope, None, None))
+    asyncio.run(EncodedSlashes(app)(scope, None, None))
     return found[0]
 
 

@@ -6,7 +6,7 @@ import pytest
 from tests.service.processes import serve, until
 from tests.service.runs import orders, recorded
 
-from memory_bank.service.api.steps import Curve, StepDetail, StepPage
+from memory_bank.service.api.models import Curve, StepDetail, StepPage
 
 
 @pytest.fixture(scope="module")

@@ -10,19 +10,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.chats import JSON, TEXT
 
-from memory_bank.service.api.values import Ready, in_thread, written
+from memory_bank.service.api.requests import RawJson, in_thread, json_object
 
 
 @given(st.dictionaries(TEXT, JSON, max_size=4))
 def test_what_is_written_reads_back_as_the_same(value):
-    data = b"".join(written(value))
+    data = b"".join(json_object(value))
     data.decode("utf-8", "strict")
     expected = json.loads(json.dumps(value))  # two lone surrogates side by side are one letter
     assert json.dumps(json.loads(data)) == json.dumps(expected)
 
 
 def test_a_member_that_is_json_already_goes_out_as_it_is():
-    data = b"".join(written({"a": Ready('[1.10, "\ud800"]'), "b": []}))
+    data = b"".join(json_object({"a": RawJson('[1.10, "\ud800"]'), "b": []}))
     assert data == b'{"a":[1.10, "\\ud800"],"b":[]}'
 
 
@@ -30,7 +30,7 @@ def test_values_nest_as_deep_as_they_like():
     deep: list[object] = []
     for _ in range(5_000):
         deep = [deep]
-    assert b"".join(written({"deep": deep, "in a list": [deep]})).count(b"[") == 10_003
+    assert b"".join(json_object({"deep": deep, "in a list": [deep]})).count(b"[") == 10_003
 
 
 def test_the_proxy_never_waits_for_the_api():

@@ -17,13 +17,12 @@ from anyio import to_thread
 from memory_bank import __version__
 from memory_bank.bank.database import Database
 from memory_bank.config import Config, ServiceSettings
-from memory_bank.errors import ConfigError, MemoryBankError, MissingExtraError
+from memory_bank.errors import ConfigError, MemoryBankError, MissingExtraError, NotFoundError
 from memory_bank.service import failures
-from memory_bank.service.api import memory, records, sessions, steps
-from memory_bank.service.api.elsewhere import no_such_routes
+from memory_bank.service.api import memory, records, sessions
+from memory_bank.service.api.models import validation_message
 from memory_bank.service.api.openapi import describe
-from memory_bank.service.api.paths import NamesInPaths
-from memory_bank.service.api.taken import sentence
+from memory_bank.service.api.requests import EncodedSlashes
 from memory_bank.service.chain import canonical
 from memory_bank.service.exchange import Exchange
 from memory_bank.service.identity import Identity
@@ -51,7 +50,8 @@ try:
     from fastapi.exceptions import RequestValidationError
     from fastapi.responses import JSONResponse
     from starlette.exceptions import HTTPException
-    from starlette.routing import Route
+    from starlette.routing import Match, Route
+    from starlette.types import Receive, Scope, Send
 except ImportError:
     raise MissingExtraError("the service (FastAPI, uvicorn)", "service") from None
 
@@ -213,16 +213,39 @@ def create_app(config: Config) -> FastAPI:
     app.include_router(sessions.router)
     app.include_router(memory.router)
     app.include_router(records.router)
-    app.include_router(steps.router)
+    app.include_router(sessions.steps_router)
     app.include_router(files.router)
-    app.router.routes.extend(no_such_routes())  # after all others below /v1/sessions, before those that go on
+    app.router.routes += [Route(path, UnknownRoute(), include_in_schema=False) for path in _API_PATHS]
     app.router.routes.append(Route("/mcp", _Mcp(), methods=["POST"]))
     app.router.routes.extend(upstream_routes())
     app.router.routes[:0] = model_routes()  # what is asked at every step need not be compared with all others
     describe(app)
-    app.add_middleware(NamesInPaths)
+    app.add_middleware(EncodedSlashes)
     app.add_middleware(Gate, settings=config.service, doors=Doors(config.service))  # added last: before all
     return app
+
+
+_METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE")
+_API_PATHS = ("/v1/sessions", "/v1/sessions/{rest:path}", "/v1/stats", "/v1/stats/{rest:path}")
+
+
+class UnknownRoute:
+    """Answers unknown paths and methods of the API with 404 or 405, instead of forwarding them."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002
+        allowed = [m for m in _METHODS if self._exists({**scope, "method": m})]
+        if allowed:
+            message = f"this path does not support {scope['method']}: use {' or '.join(allowed)}."
+            raise HTTPException(405, message, {"allow": ", ".join(allowed)})
+        raise NotFoundError("there is no such route: GET /openapi.json lists the routes.")
+
+    def _exists(self, scope: Scope) -> bool:
+        for route in scope["app"].router.routes:
+            if isinstance(route, Route) and route.app is self:
+                return False  # later routes forward to the model's API
+            if route.matches(scope)[0] is Match.FULL:
+                return True
+        return False
 
 
 class _Mcp:
@@ -256,7 +279,7 @@ def _say_failures(app: FastAPI) -> None:
 
     async def invalid(request: Request, error: Exception) -> JSONResponse:  # noqa: ARG001
         assert isinstance(error, RequestValidationError)
-        return JSONResponse(failures.body(sentence(error.errors()), "invalid_request", 422), 422)
+        return JSONResponse(failures.body(validation_message(error.errors()), "invalid_request", 422), 422)
 
     app.add_exception_handler(MemoryBankError, ours)
     app.add_exception_handler(HTTPException, theirs)

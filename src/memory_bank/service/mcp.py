@@ -20,10 +20,10 @@ from memory_bank.tools import (
     LIST_RECORDS,
     SEARCH_MEMORY,
     TOOL_SCHEMAS,
-    Answer,
+    ToolAnswer,
     answer_tool_call,
 )
-from memory_bank.tools.answers import sendable
+from memory_bank.tools.handlers import sendable
 
 try:
     import mcp_types as types
@@ -121,7 +121,7 @@ class _Memory:
         wanted = given.pop("session", None)
         caller, header = _caller(ctx)
 
-        def work() -> Answer:
+        def work() -> ToolAnswer:
             try:
                 name = self._session(caller, wanted, header)
                 with self.sessions.reading(caller.namespace, name) as state:
@@ -131,11 +131,11 @@ class _Memory:
                     with span:
                         return answer_tool_call(state, params.name, given)
             except _Unclear as e:
-                return Answer(str(e), refused=True)
+                return ToolAnswer(str(e), refused=True)
             except NotFoundError:
-                return Answer(self._no_session(caller), refused=True)
+                return ToolAnswer(self._no_session(caller), refused=True)
             except MemoryBankError as e:
-                return Answer(f"The memory could not be read: {e}", refused=True)
+                return ToolAnswer(f"The memory could not be read: {e}", refused=True)
 
         answer = await to_thread.run_sync(work)
         told = None if answer.refused else {"result": answer.text, "records": list(answer.records)}

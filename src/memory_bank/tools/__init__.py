@@ -1,9 +1,14 @@
-"""Tools by which an agent fetches what was left out of its context, exactly."""
+"""Tools by which an agent reads what was left out of its context: search_memory, get_record, list_records."""
 
-from memory_bank.context.fetched import GET_RECORD, LIST_RECORDS, SEARCH_MEMORY, is_memory_tool
-from memory_bank.tools.answers import Answer
-from memory_bank.tools.handlers import MAX_CHARS, answer_tool_call, handle_tool_call, memory_tools
-from memory_bank.tools.schemas import TOOL_SCHEMAS
+from memory_bank.tools.handlers import (
+    MAX_CHARS,
+    TOOL_SCHEMAS,
+    ToolAnswer,
+    answer_tool_call,
+    handle_tool_call,
+    memory_tools,
+)
+from memory_bank.transcript.own import GET_RECORD, LIST_RECORDS, SEARCH_MEMORY, is_memory_tool
 
 __all__ = [
     "GET_RECORD",
@@ -11,7 +16,7 @@ __all__ = [
     "MAX_CHARS",
     "SEARCH_MEMORY",
     "TOOL_SCHEMAS",
-    "Answer",
+    "ToolAnswer",
     "answer_tool_call",
     "handle_tool_call",
     "is_memory_tool",

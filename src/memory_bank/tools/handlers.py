@@ -1,194 +1,369 @@
-"""What our tools answer: text for a tool message, never an exception; and get_record itself."""
+"""The tools as a model sees them, and what they answer: always text, never an exception."""
 
 from __future__ import annotations
 
 import difflib
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, cast
+from dataclasses import dataclass
+from typing import Any
 
-from memory_bank.bank.retrieval import session_name
-from memory_bank.context.fetched import GET_RECORD, LIST_RECORDS, SEARCH_MEMORY, is_memory_tool
+from memory_bank.bank.outlines import Outline
+from memory_bank.bank.retrieval import raw_data, session_name
 from memory_bank.context.render import fence
 from memory_bank.errors import MemoryBankError
 from memory_bank.ports import WiderScopePort
-from memory_bank.records import InteractionRecord
-from memory_bank.tools.answers import Answer, check_names, figures, of_session
-from memory_bank.tools.lines import Layout, chosen_lines, lay_out, matching_lines
-from memory_bank.tools.listing import list_page
-from memory_bank.tools.searching import TOP_K, search
-from memory_bank.tools.selection import Nothing, Refused, as_json, parse_exact, select, written
+from memory_bank.provenance.identifiers import normal
+from memory_bank.records import InteractionRecord, RecordLine
+from memory_bank.tools.search import SearchMatch, search_session
+from memory_bank.tools.selection import (
+    Layout,
+    NothingFound,
+    PathSelection,
+    RefusedCall,
+    as_json,
+    at_path,
+    lay_out,
+    select_lines,
+)
 from memory_bank.transcript.jsontext import compact, parse_arguments
+from memory_bank.transcript.own import GET_RECORD, LIST_RECORDS, SEARCH_MEMORY, is_memory_tool
 from memory_bank.transcript.shortening import cut_at_edge, shorten
 
 MAX_CHARS = 20_000
-_PREFIX = 6
-_NUMBER = re.compile(r"\d{1,5}")
+"""How much an answer quotes at most, unless the caller says otherwise."""
+TOP_K = 5
+PREFIX = 6
+"""Characters of a trace_id that are enough to name a record."""
+PAGE = 50
+"""Records on a page of ``list_records``."""
+_MAX_TOP_K = 20
+_EXCERPT_CHARS = 700
 _ARGUMENT_CHARS = 2_000
-_IDS_TOLD = 5
-_KEYS_TOLD = 12
+_LISTED_ARGUMENT_CHARS = 160
+_FOUND_ARGUMENT_CHARS = 200
+_IDS_SHOWN = 5
+_KEYS_SHOWN = 12
+_MAX_NUMBER = 10**9
+_NUMBER = re.compile(r"\d{1,5}")
+
+
+def _schema(name: str, description: str, properties: dict[str, Any]) -> dict[str, Any]:
+    parameters = {
+        "type": "object",
+        "properties": properties,
+        "required": list(properties),
+        "additionalProperties": False,
+    }
+    function = {"name": name, "description": description, "strict": True, "parameters": parameters}
+    return {"type": "function", "function": function}
+
+
+def _optional(type_: str, description: str) -> dict[str, Any]:
+    return {"type": [type_, "null"], "description": description}
+
+
+TOOL_SCHEMAS: list[dict[str, Any]] = [
+    _schema(
+        SEARCH_MEMORY,
+        "Search the outputs of your earlier tool calls, also those no longer in view. "
+        "Finds exact ids and words as well as what is similar. Gives trace_ids, summaries and excerpts.",
+        {
+            "query": {"type": "string", "description": "What you look for: words, a name, an id."},
+            "top_k": _optional("integer", "How many records, 1 to 20; null for 5."),
+        },
+    ),
+    _schema(
+        GET_RECORD,
+        "Get what an earlier tool call returned, exactly: whole, or the part selected by "
+        "path, lines or pattern. Use it before you repeat a call or guess a value.",
+        {
+            "trace_id": {
+                "type": "string",
+                "description": "The record's id, or at least its first 6 characters.",
+            },
+            "path": _optional(
+                "string", 'A JSON path: items[3].sku, items[*].sku, items[2:5], ["odd key"]; null for all.'
+            ),
+            "lines": _optional("string", 'Lines: "10-25", "7", "-20" for the last 20; null for all.'),
+            "pattern": _optional(
+                "string", "A regular expression; matching lines come with one line around; null for none."
+            ),
+        },
+    ),
+    _schema(
+        LIST_RECORDS,
+        "List your earlier tool calls, oldest first, a page at a time: number, trace_id, tool, step, size "
+        "and arguments of each.",
+        {
+            "after": _optional("integer", "The number after which the page begins; null for the first page."),
+            "tool": _optional("string", "Only calls of this tool; null for all."),
+        },
+    ),
+]
+"""The schemas of the tools, in the form of the chat completions API."""
+
+
+@dataclass(frozen=True, slots=True)
+class ToolAnswer:
+    """The answer to a call of one of our tools. ``refused``: it could not be answered, the text says why.
+
+    ``records`` describes each record that the text is about, without anything a tool returned.
+    """
+
+    text: str
+    refused: bool = False
+    records: tuple[dict[str, Any], ...] = ()
 
 
 def handle_tool_call(state: Any, name: str, arguments: Any, *, max_chars: int = MAX_CHARS) -> str:
-    """The text of the tool message that answers a call of one of our tools.
+    """Return the text of the tool message that answers a call of one of our tools.
 
-    ``state`` is a MemoryBankState: visible are its session and what the ``scope`` of its latest step adds;
-    ``#12`` is always the session's own. ``arguments`` is JSON text or an object. ``max_chars`` limits
-    what is quoted. What is wrong with a call comes back as a sentence, never as an exception.
+    ``state`` is a MemoryBankState; its own session and the ``scope`` of its latest step are visible, and
+    ``#12`` is always a record of its own session. ``arguments`` is JSON text or an object. ``max_chars``
+    limits what is quoted. A wrong call is answered by a sentence, never by an exception.
     """
     return answer_tool_call(state, name, arguments, max_chars=max_chars).text
 
 
-def answer_tool_call(state: Any, name: str, arguments: Any, *, max_chars: int = MAX_CHARS) -> Answer:
-    """As ``handle_tool_call``, with the figures of the records, and whether the call was refused."""
+def answer_tool_call(state: Any, name: str, arguments: Any, *, max_chars: int = MAX_CHARS) -> ToolAnswer:
+    """As ``handle_tool_call``, with a description of the records and whether the call was refused."""
     handler = _HANDLERS.get(name)
+    if handler is None and is_memory_tool(name):
+        handler = next((h for known, h in _HANDLERS.items() if name.casefold().endswith(known)), None)
     if handler is None:
-        handler = _HANDLERS.get(_last_part(name)) if is_memory_tool(name) else None
-    if handler is None:
-        told = f"There is no memory tool {compact(name[:80])}: there are {', '.join(_HANDLERS)}."
-        return Answer(told, refused=True)
+        text = f"There is no memory tool {compact(name[:80])}: there are {', '.join(_HANDLERS)}."
+        return ToolAnswer(text, refused=True)
     given = parse_arguments(arguments)
     if not isinstance(given, dict) or "_raw" in given:
-        return Answer(f"The arguments of {name} are no JSON object.", refused=True)
-    return _answered(handler, state, given, max(0, max_chars))
+        return ToolAnswer(f"The arguments of {name} are no JSON object.", refused=True)
+    return _answer(handler, state, given, max(0, max_chars))
 
 
 def memory_tools(state: Any, *, max_chars: int = MAX_CHARS) -> dict[str, Callable[..., str]]:
-    """The tools as functions for agent frameworks, bound to a state, by name."""
+    """Return the tools as functions for agent frameworks, by name, bound to a state."""
 
     def search_memory(query: str, top_k: int = TOP_K) -> str:
         """Search the outputs of earlier tool calls; gives ids, summaries and excerpts."""
-        return _answered(search, state, {"query": query, "top_k": top_k}, max_chars).text
+        return _answer(_search, state, {"query": query, "top_k": top_k}, max_chars).text
 
     def get_record(
         trace_id: str, path: str | None = None, lines: str | None = None, pattern: str | None = None
     ) -> str:
         """Get an earlier tool output exactly: whole, or a JSON path, a range of lines, a pattern in it."""
         given = {"trace_id": trace_id, "path": path, "lines": lines, "pattern": pattern}
-        return _answered(_get, state, given, max_chars).text
+        return _answer(_get, state, given, max_chars).text
 
     def list_records(after: int | None = None, tool: str | None = None) -> str:
         """List earlier tool calls, oldest first: number, id, tool, size and arguments of each."""
-        return _answered(list_page, state, {"after": after, "tool": tool}, max_chars).text
+        return _answer(_list, state, {"after": after, "tool": tool}, max_chars).text
 
     return {SEARCH_MEMORY: search_memory, GET_RECORD: get_record, LIST_RECORDS: list_records}
 
 
-def _answered(handler: _Handler, state: Any, given: Mapping[str, Any], room: int) -> Answer:
+def sendable(text: str) -> str:
+    """A text without lone surrogates, which no client can send."""
+    return text if text.isascii() else text.encode("utf-8", "replace").decode()
+
+
+def _answer(handler: _Handler, state: Any, given: Mapping[str, Any], room: int) -> ToolAnswer:
     try:
         return handler(state, given, room)
-    except Refused as e:
-        return Answer(str(e), refused=not isinstance(e, Nothing))
+    except RefusedCall as e:
+        return ToolAnswer(str(e), refused=not isinstance(e, NothingFound))
     except MemoryBankError as e:
-        return Answer(f"The memory could not be read: {e}", refused=True)
+        return ToolAnswer(f"The memory could not be read: {e}", refused=True)
 
 
-def _last_part(name: str) -> str:
-    return next((known for known in _HANDLERS if name.casefold().endswith(known)), name)
+def _check_names(given: Mapping[str, Any], known: Sequence[str], tool: str) -> None:
+    unknown = [k for k in given if k not in known]
+    if unknown:
+        raise RefusedCall(f"{tool} has no parameter {compact(unknown[0][:80])}: it takes {', '.join(known)}.")
+
+
+def _described(
+    record: InteractionRecord | Outline | RecordLine, session_id: str | None = None, **more: Any
+) -> dict[str, Any]:
+    """What a program gets of a record; ``session_id`` None: it is the searched session's own."""
+    described = {"trace_id": record.trace_id, "step_id": record.step_id}
+    described |= {"tool_name": sendable(record.tool_name), **more}
+    return described if session_id is None else {**described, "session": session_name(session_id)}
+
+
+def _of_session(session_id: str | None) -> str:
+    return "" if session_id is None else f" of the session {session_name(session_id)}"
+
+
+# search_memory
+
+
+def _search(state: Any, given: Mapping[str, Any], room: int) -> ToolAnswer:
+    _check_names(given, ("query", "top_k"), SEARCH_MEMORY)
+    query = str(given.get("query") or "").strip()
+    if not query:
+        raise RefusedCall("search_memory needs a query: words, or an id that you look for.")
+    top_k = _top_k(given.get("top_k"))
+    wider: WiderScopePort | None = state.wider
+    size: int = state.fact_store.size() if wider is None else wider.size()
+    if not size:
+        raise NothingFound("No tool output is stored in this session yet.")
+    result = search_session(state, query, top_k)
+    trouble = ""
+    if not result.embedded:
+        trouble = "; without an embedder only exact words are found"
+    elif result.trouble is not None:
+        trouble = "; the embedder failed, so only exact words were looked for"
+    records = _records_of(state, wider, result.matches)
+    found = [m for m in result.matches if (m.session_id, m.outline.trace_id) in records]
+    if not found:
+        raise NothingFound(f"Nothing was found for {compact(query[:80])}{trouble}.")
+    excerpt = min(_EXCERPT_CHARS, max(80, room // len(found) - 400))
+    blocks = [
+        _match_text(i, m, records[m.session_id, m.outline.trace_id], excerpt) for i, m in enumerate(found, 1)
+    ]
+    count = f"{len(found)} of {result.candidates if wider is None else size:,} records{trouble}"
+    note = f"[{count}. An output exactly: {GET_RECORD} with its trace_id.]"
+    described = [
+        _described(m.outline, m.session_id, score=None if m.score is None else round(m.score, 4))
+        for m in found
+    ]
+    return ToolAnswer(fence("\n\n".join(blocks)) + f"\n{note}", records=tuple(described))
+
+
+def _records_of(
+    state: Any, wider: WiderScopePort | None, matches: Sequence[SearchMatch]
+) -> dict[tuple[str | None, str], InteractionRecord]:
+    own = [m.outline.trace_id for m in matches if m.session_id is None]
+    records: dict[tuple[str | None, str], InteractionRecord] = {
+        (None, r.trace_id): r for r in state.fact_store.get_many(own)
+    }
+    others = [(m.session_id, m.outline.trace_id) for m in matches if m.session_id is not None]
+    if wider is not None and others:
+        records.update((place, record) for place, (record, _) in wider.entries(others).items())
+    return records
+
+
+def _match_text(number: int, match: SearchMatch, record: InteractionRecord, excerpt: int) -> str:
+    o = match.outline
+    why = f"similarity {match.score or 0.0:.2f}"
+    if match.holds is not None:
+        why = f'holds "{normal(match.holds)}"' + (f" at {match.place}" if match.place else "")
+    where = f"step {o.step_id}{_of_session(match.session_id)}"
+    lines = [
+        f"[{number}] trace_id {o.trace_id}, {o.tool_name}, {where}, {why}",
+        f"arguments: {shorten(record.raw_input, _FOUND_ARGUMENT_CHARS).text}",
+    ]
+    if o.summary is not None:
+        lines.append(f"summary: {cut_at_edge(o.summary, excerpt, marked=True)}")
+    lines.append(f"output: {raw_data(record, excerpt).text}")
+    return "\n".join(lines)
+
+
+def _top_k(value: Any) -> int:
+    try:
+        return max(1, min(_MAX_TOP_K, int(value))) if value is not None else TOP_K
+    except (TypeError, ValueError, OverflowError):
+        raise RefusedCall(f"top_k is a whole number from 1 to {_MAX_TOP_K}.") from None
 
 
 # get_record
 
 
-def _get(state: Any, given: Mapping[str, Any], room: int) -> Answer:
-    check_names(given, ("trace_id", "path", "lines", "pattern"), GET_RECORD)
+def _get(state: Any, given: Mapping[str, Any], room: int) -> ToolAnswer:
+    _check_names(given, ("trace_id", "path", "lines", "pattern"), GET_RECORD)
     record, session_id = _record(state, given.get("trace_id"))
     text = record.output_text if record.output_text is not None else compact(record.raw_output)
-    value = parse_exact(text)
-    said = f"{len(text):,} characters"
     path, lines, pattern = (given.get(k) or None for k in ("path", "lines", "pattern"))
-    if path is not None and str(path).strip() not in ("", "$"):
-        text, value, said = _at_path(text, value, str(path))
+    chosen = at_path(text, None if path is None else str(path), as_json)
+    what = f"{len(text):,} characters"
+    if chosen.found is not None:
+        what = f"at {chosen.found[0].path}" if chosen.single else f"{len(chosen.found):,} values at {path}"
     if lines is None and pattern is None:
-        shown, note = _beginning(record, text, value, room)
+        shown, note = _beginning(record, chosen, room)
     else:
-        shown, note, said = _some_lines(lay_out(text, value), lines, pattern, room, said)
-    quoted = _quoted(record, session_id, said, shown) + (f"\n{note}" if note else "")
-    return Answer(quoted, records=(figures(record, session_id),))
+        layout = lay_out(chosen.text, chosen.value)
+        shown, note, selected = _some_lines(
+            layout, lines, None if pattern is None else str(pattern), room, what
+        )
+        what = ", ".join(s for s in (selected, what if chosen.single else "", layout.note) if s)
+    quoted = _quoted_record(record, session_id, what, shown) + (f"\n{note}" if note else "")
+    return ToolAnswer(quoted, records=(_described(record, session_id),))
 
 
 def _record(state: Any, asked: Any) -> tuple[InteractionRecord, str | None]:
-    """The record, and the session that it is of where that is another one."""
+    """The record that is asked for, and its session if that is another one. Raises RefusedCall."""
     wanted = str(asked if asked is not None else "").strip().strip("\"'`[]()<>#").removeprefix("trace_id=")
     if not wanted:
-        raise Refused(
+        raise RefusedCall(
             "get_record needs a trace_id: it stands beside every record, or is found by search_memory."
         )
-    record: InteractionRecord | None = state.fact_store.get(wanted)
+    facts = state.fact_store
+    record: InteractionRecord | None = facts.get(wanted)
     if record is not None:
         return record, None
-    known = list(state.fact_store.steps())
-    if _NUMBER.fullmatch(wanted):  # as the context names records: #12
+    known = list(facts.steps())
+    if _NUMBER.fullmatch(wanted):  # contexts name records by number: #12
         number = int(wanted)
-        if not 0 < number <= len(known):
-            raise Refused(f"There is no record #{number}: this session has #1 to #{len(known)}.")
-        return cast(InteractionRecord, state.fact_store.get(known[number - 1])), None
+        record = facts.get(known[number - 1]) if 0 < number <= len(known) else None
+        if record is None:
+            raise RefusedCall(f"There is no record #{number}: this session has #1 to #{len(known)}.")
+        return record, None
     folded = wanted.casefold().rstrip("….")
     fitting = [t for t in known if t.casefold().startswith(folded)]
-    if len(folded) >= _PREFIX and len(fitting) == 1:
-        record = state.fact_store.get(fitting[0])
+    if len(folded) >= PREFIX and len(fitting) == 1:
+        record = facts.get(fitting[0])
         if record is not None:
             return record, None
     if state.wider is not None and not fitting:
-        found = _elsewhere(state.wider, wanted, folded)
+        found = _in_other_sessions(state.wider, wanted, folded)
         if found is not None:
             return found
     if not known:
-        raise Refused("No tool output is stored in this session yet.")
-    if len(folded) >= _PREFIX and fitting:
-        raise Refused(
-            f"The trace_id {wanted} fits {len(fitting)} records: {_told(state, fitting)}. Give more of it."
+        raise RefusedCall("No tool output is stored in this session yet.")
+    if len(folded) >= PREFIX and fitting:
+        raise RefusedCall(
+            f"The trace_id {wanted} fits {len(fitting)} records: {_named(state, fitting)}. Give more of it."
         )
     if fitting:
-        raise Refused(
-            f"A trace_id needs at least {_PREFIX} characters; with {wanted} begin {_told(state, fitting)}."
+        raise RefusedCall(
+            f"A trace_id needs at least {PREFIX} characters; with {wanted} begin {_named(state, fitting)}."
         )
-    near = difflib.get_close_matches(folded, known[-2_000:], _IDS_TOLD, 0.5)
+    near = difflib.get_close_matches(folded, known[-2_000:], _IDS_SHOWN, 0.5)
     if not near:
         cut = {t[: len(folded)]: t for t in known[-2_000:]}
-        near = [cut[c] for c in difflib.get_close_matches(folded, cut, _IDS_TOLD, 0.5)]
-    hint = f"the nearest are {_told(state, near)}" if near else f"the latest are {_told(state, known[::-1])}"
+        near = [cut[c] for c in difflib.get_close_matches(folded, cut, _IDS_SHOWN, 0.5)]
+    hint = f"the {'nearest' if near else 'latest'} are {_named(state, near or known[::-1])}"
     where = "this session" if state.wider is None else "this session or of those it may search"
-    raise Refused(f"No record of {where} has the trace_id {compact(wanted[:80])}: {hint}.")
+    raise RefusedCall(f"No record of {where} has the trace_id {compact(wanted[:80])}: {hint}.")
 
 
-def _elsewhere(wider: WiderScopePort, wanted: str, folded: str) -> tuple[InteractionRecord, str] | None:
-    """The record of another session in scope; of several with that very trace_id the newest."""
+def _in_other_sessions(
+    wider: WiderScopePort, wanted: str, folded: str
+) -> tuple[InteractionRecord, str] | None:
+    """The record of another session in scope; the newest of several with exactly this trace_id."""
     places = wider.elsewhere(wanted)[:1]
-    if not places and len(folded) >= _PREFIX:
+    if not places and len(folded) >= PREFIX:
         places = wider.elsewhere(folded, beginning=True)
     if len(places) > 1:
-        told = ", ".join(f"{t} (session {session_name(s)})" for s, t in places[:_IDS_TOLD])
-        more = f" and {len(places) - _IDS_TOLD} more" if len(places) > _IDS_TOLD else ""
-        raise Refused(f"The trace_id {wanted} fits {len(places)} records: {told}{more}. Give more of it.")
+        named = ", ".join(f"{t} (session {session_name(s)})" for s, t in places[:_IDS_SHOWN])
+        more = f" and {len(places) - _IDS_SHOWN} more" if len(places) > _IDS_SHOWN else ""
+        raise RefusedCall(
+            f"The trace_id {wanted} fits {len(places)} records: {named}{more}. Give more of it."
+        )
     for (session_id, _), (record, _) in wider.entries(places).items():
         return record, session_id
     return None
 
 
-def _told(state: Any, ids: Sequence[str]) -> str:
-    found = state.fact_store.get_many(list(ids[:_IDS_TOLD]))
-    told = ", ".join(f"{r.trace_id} ({r.tool_name}, step {r.step_id})" for r in found)
-    return told + (f" and {len(ids) - _IDS_TOLD} more" if len(ids) > _IDS_TOLD else "")
+def _named(state: Any, ids: Sequence[str]) -> str:
+    found = state.fact_store.get_many(list(ids[:_IDS_SHOWN]))
+    named = ", ".join(f"{r.trace_id} ({r.tool_name}, step {r.step_id})" for r in found)
+    return named + (f" and {len(ids) - _IDS_SHOWN} more" if len(ids) > _IDS_SHOWN else "")
 
 
-def _at_path(text: str, value: Any, path: str) -> tuple[str, Any, str]:
-    if value is None:
-        lines = text.count("\n") + 1
-        raise Refused(
-            f"The output is no JSON object or list, so it has no paths: it has {lines:,} lines; "
-            "select by lines or pattern."
-        )
-    found = select(value, path)
-    if len(found) == 1 and not any(mark in path for mark in ("*", ":")):
-        only = found[0].value
-        shown = written(only)
-        return shown, parse_exact(shown) if isinstance(only, str) else only, f"at {found[0].path}"
-    rows = "\n".join(f"{f.path} = {as_json(f.value)}" for f in found)
-    return rows, None, f"{len(found):,} values at {path}"
-
-
-def _beginning(record: InteractionRecord, text: str, value: Any, room: int) -> tuple[str, str]:
+def _beginning(record: InteractionRecord, chosen: PathSelection, room: int) -> tuple[str, str]:
+    """The text, or its beginning and a note on how to get the rest."""
+    text, value = chosen.text, chosen.value
     if len(text) <= room:
         return text, ""
     head = text[: text.rfind("\n", room // 2, room) + 1] if "\n" in text[room // 2 : room] else ""
@@ -200,8 +375,8 @@ def _beginning(record: InteractionRecord, text: str, value: Any, room: int) -> t
         f'lines="{at}-{min(count, at + 199)}" (of {count:,} lines{", one a value" if layout.by_path else ""})'
     ]
     if isinstance(value, dict):
-        keys = ", ".join(compact(k) for k in list(value)[:_KEYS_TOLD])
-        ways.append(f"path= (keys: {keys}{', …' if len(value) > _KEYS_TOLD else ''})")
+        keys = ", ".join(compact(k) for k in list(value)[:_KEYS_SHOWN])
+        ways.append(f"path= (keys: {keys}{', …' if len(value) > _KEYS_SHOWN else ''})")
     elif isinstance(value, list):
         ways.append(f'path="[0]" to "[{len(value) - 1}]"')
     ways.append("pattern=")
@@ -211,27 +386,25 @@ def _beginning(record: InteractionRecord, text: str, value: Any, room: int) -> t
     )
 
 
-def _some_lines(layout: Layout, spec: Any, pattern: Any, room: int, said: str) -> tuple[str, str, str]:
+def _some_lines(
+    layout: Layout, lines: Any, pattern: str | None, room: int, where: str
+) -> tuple[str, str, str]:
+    """The selected lines as text, a note if some are left out, and what they are."""
     count = len(layout.lines)
-    numbers = chosen_lines(spec, count) if spec is not None else list(range(1, count + 1))
-    told = f"lines {spec} of {count:,}" if spec is not None else f"{count:,} lines"
-    hits: set[int] = set()
+    chosen = select_lines(layout, lines, pattern)
+    what = f"lines {lines} of {count:,}" if lines is not None else f"{count:,} lines"
     if pattern is not None:
-        found = matching_lines(str(pattern), [layout.lines[n - 1] for n in numbers])
-        if not found:
-            raise Nothing(
-                f"No line matches the pattern {compact(str(pattern)[:80])} in {told} ({said}); "
+        if not chosen.hits:
+            raise NothingFound(
+                f"No line matches the pattern {compact(pattern[:80])} in {what} ({where}); "
                 "(?i) at its beginning ignores case."
             )
-        hits = {numbers[i] for i in found}
-        within = set(numbers)
-        numbers = sorted({m for n in hits for m in (n - 1, n, n + 1) if m in within})
-        told = f"{len(hits):,} matching line{'s' if len(hits) > 1 else ''} in {told}"
+        what = f"{len(chosen.hits):,} matching line{'s' if len(chosen.hits) > 1 else ''} in {what}"
     rows: list[str] = []
     used, last, left = 0, None, 0
-    for n in numbers:
-        row = f"{n}{':' if not hits or n in hits else '-'} {layout.lines[n - 1]}"
-        if hits and last is not None and n != last + 1:
+    for n in chosen.numbers:
+        row = f"{n}{':' if n in chosen.hits else '-'} {layout.lines[n - 1]}"
+        if pattern is not None and last is not None and n != last + 1:
             row = f"--\n{row}"
         used += len(row) + 1
         if used > room and rows:
@@ -239,20 +412,75 @@ def _some_lines(layout: Layout, spec: Any, pattern: Any, room: int, said: str) -
             break
         rows.append(row if used <= room else cut_at_edge(row, room, marked=True))
         last = n
-    note = f'[Shown up to line {last}; go on with lines="{left}-{numbers[-1]}".]' if left else ""
-    said = ", ".join(s for s in (told, said if said.startswith(("at ", "values")) else "", layout.note) if s)
-    return "\n".join(rows), note, said
+    note = f'[Shown up to line {last}; go on with lines="{left}-{chosen.numbers[-1]}".]' if left else ""
+    return "\n".join(rows), note, what
 
 
-def _quoted(record: InteractionRecord, session_id: str | None, said: str, shown: str) -> str:
+def _quoted_record(record: InteractionRecord, session_id: str | None, what: str, shown: str) -> str:
     arguments = record.input_text if record.input_text is not None else compact(record.raw_input)
     arguments = shorten(record.raw_input, _ARGUMENT_CHARS, text=arguments).text
     return fence(
-        f"tool: {record.tool_name}\nstep: {record.step_id}{of_session(session_id)}\n"
+        f"tool: {record.tool_name}\nstep: {record.step_id}{_of_session(session_id)}\n"
         f"trace_id: {record.trace_id}\n"
-        f"arguments: {arguments}\noutput ({said}):\n{shown}"
+        f"arguments: {arguments}\noutput ({what}):\n{shown}"
     )
 
 
-_Handler = Callable[[Any, Mapping[str, Any], int], Answer]
-_HANDLERS: dict[str, _Handler] = {SEARCH_MEMORY: search, GET_RECORD: _get, LIST_RECORDS: list_page}
+# list_records
+
+
+def _list(state: Any, given: Mapping[str, Any], room: int) -> ToolAnswer:
+    _check_names(given, ("after", "tool"), LIST_RECORDS)
+    after, tool = _after(given.get("after")), given.get("tool")
+    if tool is not None and not isinstance(tool, str):
+        raise RefusedCall("tool is the name of a tool, or null for all.")
+    tool = tool or None
+    lines: list[RecordLine] = state.fact_store.page(after, PAGE + 1, tool)
+    total: int = state.fact_store.size()
+    if not lines:
+        raise NothingFound(_nothing_listed(total, after, tool))
+    rows: list[str] = []
+    used = 0
+    for line in lines[:PAGE]:
+        arguments = cut_at_edge(" ".join(line.arguments.split()), _LISTED_ARGUMENT_CHARS, marked=True)
+        name = " ".join(line.tool_name.split())
+        row = (
+            f"#{line.number} trace_id {line.trace_id}, {name}, step {line.step_id}, "
+            f"{line.output_bytes:,} bytes, arguments: {arguments}"
+        )
+        used += len(row) + 1
+        if used > room and rows:
+            break
+        rows.append(row)
+    shown = lines[: len(rows)]
+    last = shown[-1].number
+    of = f" of {compact(tool[:80])}" if tool else ""
+    more = f" More: {LIST_RECORDS} with after={last}." if len(lines) > len(shown) else ""
+    note = (
+        f"[{len(shown)} record{'s' if len(shown) > 1 else ''}{of}, up to #{last} of #{total}.{more} "
+        f"An output exactly: {GET_RECORD} with its trace_id.]"
+    )
+    described = tuple({"number": x.number, **_described(x, output_bytes=x.output_bytes)} for x in shown)
+    return ToolAnswer(fence("\n".join(rows)) + f"\n{note}", records=described)
+
+
+def _after(value: Any) -> int:
+    text = str(0 if value is None or value == "" else value).strip().removeprefix("#")
+    if isinstance(value, bool) or not text.isascii() or not text.isdigit():
+        raise RefusedCall(
+            "after is the number of the record after which the page begins, or null for the first."
+        )
+    return min(int(text[:12]), _MAX_NUMBER)
+
+
+def _nothing_listed(total: int, after: int, tool: str | None) -> str:
+    if not total:
+        return "No tool output is stored in this session yet."
+    if tool is not None:
+        where = f" after #{after}" if after else ""
+        return f"No record{where} is of a tool {compact(tool[:80])}; {LIST_RECORDS} without tool lists all."
+    return f"There is no record after #{after}: this session has #1 to #{total}."
+
+
+_Handler = Callable[[Any, Mapping[str, Any], int], ToolAnswer]
+_HANDLERS: dict[str, _Handler] = {SEARCH_MEMORY: _search, GET_RECORD: _get, LIST_RECORDS: _list}

@@ -1,118 +1,106 @@
-"""The HTTP API on sessions: listed, looked at, summed up, emptied."""
+"""The API's routes on sessions and their steps: listed, in figures, reset, deleted."""
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Query
+from fastapi import APIRouter, Path, Query
 from fastapi.responses import Response
 
-from memory_bank.bank.listing import (
-    SessionLine,
-    Tokens,
-    list_page,
-    namespace_totals,
-    session_figures,
-)
+from memory_bank.bank import usage
+from memory_bank.bank.listing import SessionLine, list_page, namespace_totals, session_figures
 from memory_bank.errors import InvalidRequestError, NotFoundError
-from memory_bank.records import Spent
-from memory_bank.service.api.asking import Asking, Asks, SessionName
-from memory_bank.service.api.openapi import failing
-from memory_bank.service.api.shapes import SessionDetail, SessionPage, Stats
-from memory_bank.service.api.taken import SessionsQuery
-from memory_bank.service.api.values import answer, in_thread
+from memory_bank.service.api.models import (
+    Curve,
+    CurveQuery,
+    SessionDetail,
+    SessionPage,
+    SessionsQuery,
+    Stats,
+    StepDetail,
+    StepPage,
+    StepsQuery,
+)
+from memory_bank.service.api.openapi import errors
+from memory_bank.service.api.requests import Api, ApiContext, SessionName, in_thread, json_response
 from memory_bank.service.security.access import stored_id
 from memory_bank.transcript.shortening import cut_at_edge
 
 router = APIRouter(prefix="/v1", tags=["sessions"])
+steps_router = APIRouter(prefix="/v1/sessions/{name}", tags=["steps"])
 
 _TASK_CHARS = 300  # of a task in a list
+_FIGURES = ("created", "last_written", "task", "records", "steps", "insights")
+
+Manifest = dict[str, Any]
+StepNumber = Annotated[int, Path(ge=1, le=2**31 - 1, description="the step's number")]
 
 
 @router.get(
     "/sessions",
     operation_id="list_sessions",
-    summary="List sessions, the newest first",
+    summary="List sessions, newest first",
     response_model=SessionPage,
-    responses=failing(422),
+    responses=errors(422),
 )
-async def list_sessions(asking: Asks, asked: Annotated[SessionsQuery, Query()]) -> Response:
-    """The sessions that the caller may see, a page at a time."""
-    return await answer(_sessions, asking, asked)
+async def list_sessions(api: Api, query: Annotated[SessionsQuery, Query()]) -> Response:
+    """The caller's sessions, a page at a time."""
+    return await json_response(_session_page, api, query)
 
 
-def _sessions(asking: Asking, asked: SessionsQuery) -> dict[str, Any]:
-    after = None if asked.after is None else stored_id(asking.namespace, asked.after)
-    found = list_page(asking.database, asking.namespace, asked.limit, after, asked.q.strip(), asking.prefix)
+def _session_page(api: ApiContext, query: SessionsQuery) -> dict[str, Any]:
+    after = None if query.after is None else stored_id(api.namespace, query.after)
+    found = list_page(api.database, api.namespace, query.limit, after, query.q.strip(), api.prefix)
     if found is None:
-        raise InvalidRequestError("after names no session that was listed: begin without it.")
+        raise InvalidRequestError("after names no session of the list: omit it to begin at the first page.")
     lines, more = found
-    rows = [_row(asking, line) for line in lines]
+    rows = [
+        {
+            **_session(api, line),
+            "task": cut_at_edge(line.task, _TASK_CHARS, marked=True),
+            "jobs": line.jobs,
+            "failing": line.failing,
+        }
+        for line in lines
+    ]
     return {"sessions": rows, "next": rows[-1]["name"] if more else None}
 
 
-def _row(asking: Asking, line: SessionLine) -> dict[str, Any]:
+def _session(api: ApiContext, line: SessionLine) -> dict[str, Any]:
     return {
-        **_head(asking, line),
-        "task": cut_at_edge(line.task, _TASK_CHARS, marked=True),
-        "insights": line.insights,
-        "jobs": line.jobs,
-        "failing": line.failing,
-    }
-
-
-def _head(asking: Asking, line: SessionLine) -> dict[str, Any]:
-    return {
-        "name": asking.public(line.session_id),
-        "created": line.created,
-        "last_written": line.last_written,
-        "task": line.task,
-        "agent": asking.public_or_none(line.agent_id),
-        "forked_from": asking.public_or_none(line.forked_from),
-        "records": line.records,
-        "steps": line.steps,
+        "name": api.public(line.session_id),
+        "agent": api.public_or_none(line.agent_id),
+        "forked_from": api.public_or_none(line.forked_from),
+        **{name: getattr(line, name) for name in _FIGURES},
     }
 
 
 @router.get(
     "/sessions/{name}",
     operation_id="get_session",
-    summary="Get a session in figures",
+    summary="Get one session",
     response_model=SessionDetail,
-    responses=failing(404),
+    responses=errors(404),
 )
-async def get_session(asking: Asks, name: SessionName) -> Response:
-    """What it holds, what waits for a model, what that has cost, and what its contexts saved."""
-    return await answer(_session, asking, name)
+async def get_session(api: Api, name: SessionName) -> Response:
+    """Its counts, the Observer's queue and cost, and the tokens of its contexts."""
+    return await json_response(_session_detail, api, name)
 
 
-def _session(asking: Asking, name: str) -> dict[str, Any]:
-    found = session_figures(asking.database, asking.namespace, asking.known(name))
+def _session_detail(api: ApiContext, name: str) -> dict[str, Any]:
+    found = session_figures(api.database, api.namespace, api.known(name))
     if found is None:
-        raise NotFoundError("the session was deleted just now.")
+        raise NotFoundError("the session has just been deleted.")
     line = found.line
     return {
-        **_head(asking, line),
-        "insights": line.insights,
+        **_session(api, line),
         "unobserved": found.unobserved,
         "to_redo": found.to_redo,
         "queue": {"open": line.jobs, "failing": line.failing, "attempts": found.attempts},
-        "spend": _spend(found.spent),
-        "tokens": _tokens(found.tokens),
+        "spend": asdict(found.spent),
+        "tokens": asdict(found.tokens),
     }
-
-
-def _spend(spent: Spent) -> dict[str, Any]:
-    return {
-        "calls": spent.calls,
-        "prompt_tokens": spent.prompt_tokens,
-        "completion_tokens": spent.completion_tokens,
-        "cost": spent.cost,
-    }
-
-
-def _tokens(tokens: Tokens) -> dict[str, Any]:
-    return {"steps": tokens.steps, "full": tokens.full, "sent": tokens.sent}
 
 
 @router.post(
@@ -120,11 +108,11 @@ def _tokens(tokens: Tokens) -> dict[str, Any]:
     operation_id="reset_session",
     summary="Empty a session",
     status_code=204,
-    responses=failing(404),
+    responses=errors(404),
 )
-async def reset(asking: Asks, name: SessionName) -> Response:
-    """The end of a task: what was remembered goes for good; the session stays, and what it has cost."""
-    await in_thread(asking.sessions.reset, asking.namespace, name)
+async def reset(api: Api, name: SessionName) -> Response:
+    """Delete the session's records and insights; the session itself and its cost stay."""
+    await in_thread(api.sessions.reset, api.namespace, name)
     return Response(status_code=204)
 
 
@@ -133,33 +121,132 @@ async def reset(asking: Asks, name: SessionName) -> Response:
     operation_id="delete_session",
     summary="Delete a session",
     status_code=204,
-    responses=failing(404),
+    responses=errors(404),
 )
-async def delete(asking: Asks, name: SessionName) -> Response:
-    """As reset, and it is no longer there; a later request of that name begins it anew."""
-    await in_thread(asking.sessions.delete, asking.namespace, name)
+async def delete(api: Api, name: SessionName) -> Response:
+    """Delete the session with its records. A later request with its name creates a new one."""
+    await in_thread(api.sessions.delete, api.namespace, name)
     return Response(status_code=204)
 
 
 @router.get(
     "/stats",
     operation_id="get_stats",
-    summary="Get the sums of all sessions",
+    summary="Get the totals of all sessions",
     response_model=Stats,
-    responses=failing(),
+    responses=errors(),
 )
-async def stats(asking: Asks) -> Response:
-    """Of all sessions that the caller may see."""
-    return await answer(_stats, asking)
+async def stats(api: Api) -> Response:
+    """Totals of all sessions of the caller."""
+    return await json_response(_stats, api)
 
 
-def _stats(asking: Asking) -> dict[str, Any]:
-    totals = namespace_totals(asking.database, asking.namespace)
+def _stats(api: ApiContext) -> dict[str, Any]:
+    totals = namespace_totals(api.database, api.namespace)
     return {
         "sessions": totals.sessions,
         "records": totals.records,
         "insights": totals.insights,
         "queue": {"open": totals.jobs, "failing": totals.failing},
-        "spend": _spend(totals.spent),
-        "tokens": _tokens(totals.tokens),
+        "spend": asdict(totals.spent),
+        "tokens": asdict(totals.tokens),
     }
+
+
+@steps_router.get(
+    "/steps",
+    operation_id="list_steps",
+    summary="List a session's steps, oldest first",
+    response_model=StepPage,
+    responses=errors(404, 422),
+)
+async def list_steps(api: Api, name: SessionName, query: Annotated[StepsQuery, Query()]) -> Response:
+    """The tokens of every context; a page at a time."""
+    return await json_response(_step_page, api, name, query)
+
+
+def _step_page(api: ApiContext, name: str, query: StepsQuery) -> dict[str, Any]:
+    session_id = api.known(name)
+    found = usage.list_steps(api.database, session_id, query.after, query.limit)
+    first, last = usage.ends_of(api.database, session_id) or (None, None)
+    more = len(found) == query.limit and last is not None and found[-1].number < last
+    return {
+        "steps": [asdict(s) for s in found],
+        "next": found[-1].number if more else None,
+        "first": first,
+        "last": last,
+    }
+
+
+@steps_router.get(
+    "/curve",
+    operation_id="get_curve",
+    summary="Get the tokens of all steps as a curve",
+    response_model=Curve,
+    responses=errors(404, 422),
+)
+async def get_curve(api: Api, name: SessionName, query: Annotated[CurveQuery, Query()]) -> Response:
+    """Tokens of the contexts and of the full histories, in a bounded number of points."""
+    return await json_response(_curve, api, name, query.points)
+
+
+def _curve(api: ApiContext, name: str, points: int) -> dict[str, Any]:
+    totals, found = usage.token_curve(api.database, api.known(name), points)
+    return {"points": [asdict(p) for p in found], **asdict(totals)}
+
+
+@steps_router.get(
+    "/steps/{number}",
+    operation_id="get_step",
+    summary="Get one step with its context",
+    response_model=StepDetail,
+    responses=errors(404, 422),
+)
+async def get_step(api: Api, name: SessionName, number: StepNumber) -> Response:
+    """The context as sent, the decision on every past call and its reason, changes since the last step."""
+    return await json_response(_step_detail, api, name, number)
+
+
+def _step_detail(api: ApiContext, name: str, number: int) -> dict[str, Any]:
+    session_id = api.known(name)
+    found = usage.get_step(api.database, session_id, number)
+    if found is None:
+        raise NotFoundError("this session has no such step: GET …/steps lists its steps.")
+    figures, manifest = found
+    before = usage.get_step(api.database, session_id, number - 1) if manifest else None
+    with_public_names(api, _decisions(manifest))
+    return {
+        "step": asdict(figures),
+        "manifest": manifest,
+        "changes": _changes(manifest, before[1] if before else None),
+    }
+
+
+def with_public_names(api: ApiContext, decisions: list[dict[str, Any]]) -> None:
+    """Replace the session_ids in decisions on records of other sessions by their public names."""
+    for decision in decisions:
+        if "session_id" in decision:
+            decision["session_id"] = api.public(decision["session_id"])
+
+
+def _decisions(manifest: Manifest | None) -> list[dict[str, Any]]:
+    plan = (manifest or {}).get("plan")
+    return plan["decisions"] if plan else []
+
+
+def _changes(now: Manifest | None, before: Manifest | None) -> list[dict[str, Any]] | None:
+    """The past interactions whose fate differs from the step before; None if a manifest is missing."""
+    if not (now and now["plan"] and before and before["plan"]):
+        return None
+    was = {tuple(d["trace_ids"]): d["fate"] for d in _decisions(before) if d["trace_ids"]}
+    return [
+        {
+            "step": d["step"],
+            "trace_ids": d["trace_ids"],
+            "tools": d["tools"],
+            "before": fate,
+            "now": d["fate"],
+        }
+        for d in _decisions(now)
+        if (fate := was.get(tuple(d["trace_ids"]))) is not None and fate != d["fate"]
+    ]

@@ -1,0 +1,609 @@
+"""Request and response models of the API, as the OpenAPI document describes them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    StrictBool,
+    ValidationError,
+    WithJsonSchema,
+)
+
+from memory_bank.errors import InvalidRequestError
+from memory_bank.service.security.access import LONGEST_NAME
+
+TRACE_ID = "0f8fad5b-d9cb-569f-a165-70867728950e"
+CALL: dict[str, Any] = {
+    "role": "assistant",
+    "content": None,
+    "tool_calls": [
+        {
+            "id": "call_1",
+            "type": "function",
+            "function": {"name": "get_order", "arguments": '{"id": "ORD-7"}'},
+        }
+    ],
+}
+MESSAGES: list[Any] = [
+    {"role": "user", "content": "Is order ORD-7 late?"},
+    CALL,
+    {"role": "tool", "tool_call_id": "call_1", "content": '{"id": "ORD-7", "due": "2026-03-01"}'},
+]
+
+
+Json = Annotated[Any, Field(description="any JSON value")]
+Message = Annotated[
+    Any,
+    WithJsonSchema(
+        {
+            "type": "object",
+            "description": "a chat message with its role, or an item of the Responses API with its type",
+            "anyOf": [
+                {"required": ["role"], "properties": {"role": {"type": "string"}}},
+                {"required": ["type"], "properties": {"type": {"type": "string"}}},
+            ],
+        }
+    ),
+]
+Count = Annotated[int, Field(ge=0)]
+Time = Annotated[float, Field(description="Unix seconds")]
+
+
+class ResponseModel(BaseModel):
+    """Base of all responses."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class ErrorDetail(ResponseModel):
+    """What went wrong, and what to do about it."""
+
+    message: str = Field(
+        description="one sentence, no stored content", examples=["there is no such session."]
+    )
+    type: Literal["invalid_request_error", "server_error"]
+    param: None = None
+    code: str = Field(description="machine-readable", examples=["not_found"])
+
+
+class Failure(ResponseModel):
+    """The body of every error, in the form of OpenAI's API."""
+
+    error: ErrorDetail
+
+
+class Queue(ResponseModel):
+    """Records that wait for the Observer's model."""
+
+    open: Count
+    failing: Count = Field(description="of these, those whose last attempt failed")
+    attempts: Count | None = Field(None, description="attempts of the job that failed most")
+
+
+class Spend(ResponseModel):
+    """Calls, tokens and cost of the Observer's model."""
+
+    calls: int
+    prompt_tokens: int
+    completion_tokens: int
+    cost: float = Field(description="by the configured prices")
+
+
+class TokenSums(ResponseModel):
+    """Tokens of the contexts built so far."""
+
+    steps: Count = Field(description="contexts built")
+    full: Count = Field(description="tokens of the full histories")
+    sent: Count = Field(description="tokens of the contexts sent instead")
+
+
+class SessionRow(ResponseModel):
+    """A session in a list."""
+
+    name: str = Field(examples=["refunds-17"])
+    created: Time
+    last_written: Time | None
+    task: str = Field(description="the beginning of the user's task")
+    agent: str | None
+    forked_from: str | None = Field(description="the session that it was forked from")
+    records: Count
+    steps: Count = Field(description="number of the latest step with records")
+    insights: Count
+    jobs: Count = Field(description="records that wait for the Observer's model")
+    failing: Count
+
+
+class SessionPage(ResponseModel):
+    """Sessions, newest first."""
+
+    sessions: list[SessionRow]
+    next: str | None = Field(description="value of `after` for the next page; null on the last page")
+
+
+class SessionDetail(ResponseModel):
+    """One session with its counts, cost and tokens."""
+
+    name: str = Field(examples=["refunds-17"])
+    created: Time
+    last_written: Time | None
+    task: str
+    agent: str | None
+    forked_from: str | None
+    records: Count
+    steps: Count
+    insights: Count
+    unobserved: Count = Field(description="records without a summary that should have one")
+    to_redo: Count = Field(description="summaries that will be made again")
+    queue: Queue
+    spend: Spend
+    tokens: TokenSums
+
+
+class Stats(ResponseModel):
+    """Totals of all sessions of the caller."""
+
+    sessions: Count
+    records: Count
+    insights: Count
+    queue: Queue
+    spend: Spend = Field(description="deleted sessions included")
+    tokens: TokenSums
+
+
+class BuiltContext(ResponseModel):
+    """The messages to send to the model instead of the full conversation."""
+
+    messages: list[Message] = Field(examples=[MESSAGES])
+    tokens: Count
+    full_tokens: Count = Field(description="of the messages in the request")
+    strategy: str = Field(description="key of the strategy")
+    unchanged: bool = Field(description="whether the messages are those of the request")
+    records: Count = Field(description="records of the session")
+    plan: dict[str, Any] | None = Field(
+        description="what happened to every past interaction, and why; null if the strategy has no plan"
+    )
+    report: dict[str, Any] | None = Field(
+        description="figures of the step, from strategies with a budget but without a plan"
+    )
+
+
+class Ingested(ResponseModel):
+    """The stored calls."""
+
+    trace_ids: list[str] = Field(description="of every call, in order", examples=[[TRACE_ID]])
+    new: Count = Field(description="how many of them are new")
+
+
+class SearchHit(ResponseModel):
+    """A record that was found."""
+
+    trace_id: str = Field(examples=[TRACE_ID])
+    session: str = Field(description="the session that has it")
+    number: Count = Field(description="position in its session, from 1; contexts call it #1")
+    step_id: int
+    tool_name: str
+    timestamp: Time
+    score: float | None = Field(description="similarity of its summary, -1 to 1; null without one")
+    holds: str | None = Field(description="the text that its output contains exactly")
+    place: str | None = Field(description="where: a JSON path or a line", examples=["items[3].sku"])
+    summary: str | None
+    source: str | None = Field(
+        description="what made the summary", examples=["extractive", "llm:gpt-4.1-mini"]
+    )
+    input: str = Field(description="the beginning of its arguments")
+    excerpt: str = Field(description="the beginning of its output")
+    output_bytes: Count
+
+
+class Hits(ResponseModel):
+    """Search results: exact matches first, then similar records, best first."""
+
+    hits: list[SearchHit]
+    note: str | None = Field(description="which part of the search failed")
+
+
+class RecordRow(ResponseModel):
+    """A record in a list."""
+
+    trace_id: str = Field(examples=[TRACE_ID])
+    number: Count = Field(description="position in its session, from 1; contexts call it #1")
+    step_id: int
+    tool_name: str
+    timestamp: Time
+    summary: str | None
+    source: str | None
+    input: str = Field(description="the beginning of its arguments")
+    output_bytes: Count = Field(description="length of the output in UTF-8")
+
+
+class RecordPage(ResponseModel):
+    """Records, oldest first."""
+
+    records: list[RecordRow]
+    next: int | None = Field(description="value of `after` for the next page; null on the last page")
+
+
+class RecordInsight(ResponseModel):
+    """The summary of a record."""
+
+    summary: str
+    source: str
+    redo: str | None = Field(description="why it will be made again; null if it is final")
+
+
+class RecordJob(ResponseModel):
+    """The job of the Observer's model that will summarise the record."""
+
+    attempts: Count
+    error: str | None = Field(description="why the last attempt failed")
+
+
+class Record(ResponseModel):
+    """One tool call with its arguments and output.
+
+    If arguments or output arrived as text, ``input_text`` and ``output_text`` are exactly that text and the
+    raw values are the parsed text (``{"_raw": text}`` if it is not JSON); otherwise they are null.
+    """
+
+    trace_id: str = Field(examples=[TRACE_ID])
+    session: str
+    number: Count
+    step_id: int
+    tool_name: str
+    call_id: str | None
+    timestamp: Time
+    insight: RecordInsight | None
+    job: RecordJob | None
+    input_bytes: Count
+    output_bytes: Count
+    raw_input: Json
+    input_text: str | None
+    raw_output: Json = Field(
+        description="null if output_text is over 2 MiB: parse that, or select a part by path"
+    )
+    output_text: str | None
+
+
+class SelectedValue(ResponseModel):
+    """A value and its path."""
+
+    path: str = Field(examples=["items[3].sku"])
+    value: Json
+
+
+class SelectedLine(ResponseModel):
+    """A line and its number, from 1."""
+
+    number: Count
+    text: str
+    matches: bool = Field(description="false: it is next to a line that matches")
+
+
+class Part(ResponseModel):
+    """A part of a record's output."""
+
+    trace_id: str = Field(examples=[TRACE_ID])
+    text: str
+    values: list[SelectedValue] | None = Field(
+        description="the values at a path; null without a path, or if incomplete"
+    )
+    lines: list[SelectedLine] | None = Field(
+        description="the selected lines; JSON on one line has one line per value, with its path"
+    )
+    count: Count = Field(description="all lines of the output, or all values at the path")
+    complete: bool = Field(description="false: cut at max_chars")
+    next: str | None = Field(description="value of `lines` for the rest")
+
+
+# steps
+
+_STEP: dict[str, Any] = {
+    "number": 12,
+    "created": 1790000000.5,
+    "tokens": 4213,
+    "full_tokens": 31004,
+    "messages": 57,
+    "records": 31,
+    "status": "rebuilt",
+    "strategy": "memory_bank",
+    "milliseconds": 18.4,
+    "detailed": True,
+}
+_PIECE: dict[str, Any] = {
+    "trace_id": TRACE_ID,
+    "number": 6,
+    "tool": "get_order",
+    "text": "order_id: ORD-50128; tracking: KP3020267685",
+    "score": 0.61,
+    "values": [{"value": "KP3020267685", "probability": 0.42, "features": {"age_used": 0.8}}],
+}
+_MANIFEST: dict[str, Any] = {
+    "context": [
+        {
+            "part": "anchor",
+            "step": None,
+            "new": False,
+            "role": "user",
+            "parts": [{"text": "Refund what was charged twice."}],
+            "calls": [],
+            "tool": None,
+        }
+    ],
+    "context_messages": 1,
+    "plan": {
+        "memory_tokens": 2102,
+        "fates": {"left out": {"interactions": 4, "tokens": 2210}},
+        "decisions": [
+            {
+                "step": 1,
+                "trace_ids": [TRACE_ID],
+                "numbers": [6],
+                "tools": ["get_order"],
+                "fate": "left out",
+                "score": None,
+                "reason": "#6 left out",
+                "tokens": 710,
+            }
+        ],
+        "decisions_omitted": 0,
+        "pieces": [{**_PIECE, "new": True}],
+        "near_misses": [],
+        "gone": [],
+    },
+}
+
+
+class StepFigures(ResponseModel):
+    """One step. ``detailed``: its manifest is still stored."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [_STEP]})
+    number: Count = Field(description="1 is the session's first step")
+    created: Time
+    tokens: Count = Field(description="of the context that was sent")
+    full_tokens: Count = Field(description="of the full history")
+    messages: Count = Field(description="of the full history")
+    records: Count = Field(description="stored by then")
+    status: str = Field(description="rebuilt or unchanged")
+    strategy: str
+    milliseconds: float = Field(description="time that building the context took")
+    detailed: bool
+
+
+class StepPage(ResponseModel):
+    """Steps, oldest first."""
+
+    model_config = ConfigDict(
+        json_schema_extra={"examples": [{"steps": [_STEP], "next": 12, "first": 1, "last": 40}]}
+    )
+    steps: list[StepFigures]
+    next: int | None = Field(description="value of `after` for the next page; null on the last page")
+    first: int | None = Field(description="number of the first stored step")
+    last: int | None = Field(description="number of the last stored step")
+
+
+class CurvePoint(ResponseModel):
+    """One point of the curve: ``steps`` steps, the last of which is ``number``."""
+
+    number: int
+    steps: int
+    tokens: int = Field(description="the largest context")
+    least_tokens: int = Field(description="the smallest context")
+    full_tokens: int = Field(description="the longest full history")
+
+
+class Curve(ResponseModel):
+    """All steps as a curve with a bounded number of points, and their totals."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {
+                    "points": [
+                        {"number": 1, "steps": 1, "tokens": 310, "least_tokens": 310, "full_tokens": 310}
+                    ],
+                    "first": 1,
+                    "last": 1,
+                    "steps": 1,
+                    "tokens": 310,
+                    "full_tokens": 310,
+                }
+            ]
+        }
+    )
+    points: list[CurvePoint]
+    first: int | None
+    last: int | None
+    steps: int
+    tokens: int = Field(description="sent in all steps together")
+    full_tokens: int = Field(description="of the full histories of all steps together")
+
+
+class StepDetail(ResponseModel):
+    """A step and its manifest, which is null if only the figures are stored.
+
+    ``manifest.context`` has the messages as sent, with secrets redacted and long texts cut (``left_out`` says
+    how much). The ``part`` of a message is anchor, memory, past, tail or other; a part of a memory text that
+    shows a piece or names a call has its ``fate`` and ``trace_id``. ``manifest.plan``, null for a strategy
+    without a plan, has the decision on every past interaction (the newest of each fate; ``fates`` counts
+    all), the pieces shown, those nearly shown, and those no longer shown. ``changes`` are past interactions
+    whose fate differs from the step before, null if that step has no manifest.
+    """
+
+    model_config = ConfigDict(
+        json_schema_extra={"examples": [{"step": _STEP, "manifest": _MANIFEST, "changes": []}]}
+    )
+    step: StepFigures
+    manifest: dict[str, Any] | None
+    changes: list[dict[str, Any]] | None
+
+
+# requests
+
+
+def _text(value: Any) -> Any:
+    if not isinstance(value, str):
+        raise ValueError("must be text")
+    return value
+
+
+def _nonempty(value: Any) -> Any:
+    if not _text(value):
+        raise ValueError("must not be empty")
+    return value
+
+
+def _agent_id(value: Any) -> Any:
+    if not _text(value) or len(value) > LONGEST_NAME or not value.isprintable():
+        raise ValueError(f"must be 1 to {LONGEST_NAME} printable characters")
+    return value
+
+
+# pydantic's str refuses lone surrogates, which agents do send.
+Text = Annotated[Any, AfterValidator(_text), WithJsonSchema({"type": "string"})]
+AgentId = Annotated[
+    Any,
+    AfterValidator(_agent_id),
+    WithJsonSchema({"type": "string", "minLength": 1, "maxLength": LONGEST_NAME}),
+]
+Name = Annotated[Any, AfterValidator(_nonempty), WithJsonSchema({"type": "string", "minLength": 1})]
+
+
+class RequestModel(BaseModel):
+    """Base of bodies and queries; unknown members are refused."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    @classmethod
+    def parse(cls, value: Mapping[str, Any]) -> Self:
+        """Validate a body. Raises InvalidRequestError, which never quotes the body."""
+        try:
+            return cls.model_validate(value)
+        except ValidationError as e:
+            errors = e.errors(include_input=False, include_context=False)
+            raise InvalidRequestError(validation_message(errors)) from None
+
+
+def validation_message(errors: Sequence[Any]) -> str:
+    """The first of pydantic's errors as a sentence: which member, and what it must be."""
+    first = errors[0]
+    place = ".".join(str(p) for p in first["loc"] if p not in ("query", "header", "path", "body"))
+    message = first["msg"].removeprefix("Value error, ")
+    if first["type"] == "extra_forbidden":
+        return f"{place!r} is unknown: remove it or correct its name."
+    return f"{place}: {message[:1].lower()}{message[1:]}."
+
+
+class SessionsQuery(RequestModel):
+    """Query of ``list_sessions``."""
+
+    limit: Annotated[int, Field(ge=1, le=500, description="maximum number")] = 50
+    after: str | None = Field(None, description="`next` of the previous page", min_length=1, max_length=180)
+    q: str = Field("", max_length=1000, description="text that the name or task contains, ignoring case")
+
+
+class RecordsQuery(RequestModel):
+    """Query of ``list_records``."""
+
+    limit: Annotated[int, Field(ge=1, le=500, description="maximum number")] = 50
+    after: Annotated[int, Field(ge=0, le=10**9, description="`next` of the previous page")] = 0
+
+
+class StepsQuery(RequestModel):
+    """Query of ``list_steps``."""
+
+    limit: Annotated[int, Field(ge=1, le=500, description="maximum number")] = 100
+    after: Annotated[int, Field(ge=0, le=2**31 - 1, description="`next` of the previous page")] = 0
+
+
+class CurveQuery(RequestModel):
+    """Query of ``get_curve``."""
+
+    points: Annotated[int, Field(ge=1, le=1_000, description="maximum number of points")] = 400
+
+
+class SearchQuery(RequestModel):
+    """Query of ``search_session``."""
+
+    q: str = Field(
+        min_length=1,
+        max_length=8000,
+        description="words, or an exact identifier",
+        examples=["ORD-7 due"],
+    )
+    top_k: Annotated[int, Field(ge=1, le=50, description="maximum number of hits")] = 10
+
+
+class RecordQuery(RequestModel):
+    """Query of ``get_record``."""
+
+    raw: bool = Field(False, description="the output alone, byte for byte, as a download")
+    path: str | None = Field(
+        None, max_length=1000, description='a JSON path: items[3].sku, items[*].sku, items[2:5], ["odd key"]'
+    )
+    lines: str | None = Field(None, max_length=1000, description="lines: 10-25, 7, or -20 for the last 20")
+    pattern: str | None = Field(
+        None, max_length=1000, description="a regular expression; matching lines come with one line around"
+    )
+    max_chars: Annotated[int, Field(ge=1, le=10_000_000, description="maximum length of the part")] = 100_000
+
+
+class ContextRequest(RequestModel):
+    """Body of ``build_context``."""
+
+    model_config = ConfigDict(
+        json_schema_extra={"examples": [{"messages": MESSAGES}, {"messages": MESSAGES, "plan": False}]}
+    )
+    messages: list[Message] = Field(description="the whole conversation, as it would be sent to the model")
+    strategy: str | None = Field(None, description="key of a strategy in the configuration")
+    agent_id: AgentId | None = Field(
+        None, description="the agent that has the session, for searches of several"
+    )
+    plan: StrictBool = Field(True, description="false omits the plan, which is long after thousands of calls")
+
+
+class ToolOutput(RequestModel):
+    """The output of one tool call."""
+
+    tool_name: Name = Field(examples=["get_order"])
+    raw_input: Json = Field(None, description="its arguments: JSON text as the model wrote it, or an object")
+    raw_output: Json = Field(description="text is stored exactly, any other JSON value as a value")
+    call_id: Name | None = Field(None, description="the call's id; another id is another call")
+
+
+class IngestRequest(RequestModel):
+    """Body of ``ingest``: ``messages``, or ``tool_outputs`` of one step."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {
+                    "task": "Is order ORD-7 late?",
+                    "tool_outputs": [
+                        {
+                            "tool_name": "get_order",
+                            "raw_input": {"id": "ORD-7"},
+                            "raw_output": '{"id": "ORD-7", "due": "2026-03-01"}',
+                            "call_id": "call_1",
+                        }
+                    ],
+                },
+                {"messages": MESSAGES},
+            ],
+            "oneOf": [{"required": ["messages"]}, {"required": ["tool_outputs"]}],
+        }
+    )
+    messages: list[Message] = Field(
+        default_factory=list,
+        description="a conversation, or its latest part; open calls are not stored",
+    )
+    tool_outputs: list[ToolOutput] = Field(default_factory=list, description="the outputs of one step")
+    task: Text = Field("", description="the user's task, with tool_outputs")
+    agent_id: AgentId | None = Field(
+        None, description="the agent that has the session, for searches of several"
+    )

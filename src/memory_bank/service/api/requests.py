@@ -1,0 +1,245 @@
+"""What the API's handlers share: the caller's sessions, names in paths, JSON bodies and JSON responses."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, ParamSpec, TypeVar
+from urllib.parse import unquote_to_bytes
+
+from anyio import CapacityLimiter, to_thread
+from anyio.lowlevel import RunVar
+from fastapi import Depends, Path, Request
+from fastapi.responses import Response
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from memory_bank.bank.database import Database
+from memory_bank.errors import BodyError, InvalidRequestError
+from memory_bank.service.bodies import Body, parse_body
+from memory_bank.service.security.access import LONGEST_NAME, caller_of, public_name, stored_id
+from memory_bank.service.sessions import Sessions
+from memory_bank.transcript.jsontext import compact
+
+T = TypeVar("T")
+P = ParamSpec("P")
+
+JSON = "application/json"
+SESSIONS_PATH = "/v1/sessions/"
+_IS_JSON = re.compile(r"application/(?:[\w.+-]+\+)?json\s*(?:;.*)?\Z", re.I)
+_SURROGATE = re.compile("[\ud800-\udfff]")
+
+
+@dataclass(frozen=True, slots=True)
+class ApiContext:
+    """The sessions that a request may use: those of its caller's ``namespace`` and no others."""
+
+    namespace: str | None
+    sessions: Sessions
+
+    @property
+    def database(self) -> Database:
+        """The bank."""
+        return self.sessions.database
+
+    @property
+    def prefix(self) -> str:
+        """The common beginning of the namespace's session_ids."""
+        return stored_id(self.namespace, "x")[:-1]
+
+    def known(self, name: str) -> str:
+        """The session_id of an existing session. Raises NotFoundError."""
+        return self.sessions.known(self.namespace, name)
+
+    def public(self, session_id: str) -> str:
+        """The name by which the caller knows a session of the namespace."""
+        return public_name(self.namespace, session_id)
+
+    def public_or_none(self, session_id: str | None) -> str | None:
+        """As ``public``; None for None."""
+        return None if session_id is None else self.public(session_id)
+
+
+def api_context(request: Request) -> ApiContext:
+    """The context of a request. Raises InvalidRequestError for a repeated query parameter."""
+    given = [key for key, _ in request.query_params.multi_items()]
+    for key in given:
+        if given.count(key) > 1:
+            raise InvalidRequestError(f"{key[:80]} is given more than once: give it once.")
+    return ApiContext(caller_of(request).namespace, request.app.state.service.sessions)
+
+
+def _session_name(
+    name: Annotated[
+        str,
+        Path(
+            description="the session's name; a slash in it is written %2F",
+            examples=["refunds-17"],
+            json_schema_extra={
+                "minLength": 1,
+                "maxLength": LONGEST_NAME,
+                "pattern": r"^[^\x00-\x1f\x7f-\x9f]+$",
+            },
+        ),
+    ],
+) -> str:
+    return decoded(name)
+
+
+def _record_id(
+    trace_id: Annotated[
+        str,
+        Path(
+            description="the record's trace_id, 6 or more characters of it, or its number: 12 (or %2312)",
+            examples=["0f8fad5b-d9cb-569f-a165-70867728950e"],
+            json_schema_extra={"minLength": 1, "maxLength": 64, "pattern": r"^[^\x00-\x1f\x7f-\x9f]+$"},
+        ),
+    ],
+) -> str:
+    return decoded(trace_id)
+
+
+Api = Annotated[ApiContext, Depends(api_context)]
+SessionName = Annotated[str, Depends(_session_name)]
+RecordId = Annotated[str, Depends(_record_id)]
+
+
+class EncodedSlashes:
+    """ASGI middleware: below /v1/sessions/ an encoded slash (%2F) does not separate path segments.
+
+    Servers decode a path as a whole before routes are matched. This decodes each segment alone and encodes
+    slashes in it again; ``decoded`` undoes that in handlers.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["path"].startswith(SESSIONS_PATH):
+            scope["path"] = _with_encoded_slashes(scope["path"], scope.get("raw_path"))
+        await self.app(scope, receive, send)
+
+
+def decoded(segment: str) -> str:
+    """The text of a path segment that ``EncodedSlashes`` has passed on."""
+    return segment.replace("%2F", "/").replace("%25", "%")
+
+
+def _with_encoded_slashes(path: str, raw: bytes | None) -> str:
+    if raw is None or not raw.startswith(SESSIONS_PATH.encode()):
+        return path.replace("%", "%25")
+    segments = [unquote_to_bytes(s).decode("utf-8", "surrogateescape") for s in raw.split(b"/")]
+    return "/".join(s.replace("%", "%25").replace("/", "%2F") for s in segments)
+
+
+# threads
+
+
+async def in_thread(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Run blocking work in one of the API's threads."""
+    return await to_thread.run_sync(lambda: work(*args, **kwargs), limiter=_limiter(_THREADS, 20))
+
+
+# The API has its own threads, so that the proxy never waits for them; each event loop has its own limiters.
+_THREADS: RunVar[CapacityLimiter] = RunVar("memory_bank.api.threads")
+_LONG: RunVar[CapacityLimiter] = RunVar("memory_bank.api.long")
+
+
+def _limiter(variable: RunVar[CapacityLimiter], threads: int) -> CapacityLimiter:
+    try:
+        return variable.get()
+    except LookupError:
+        limiter = CapacityLimiter(threads)
+        variable.set(limiter)
+        return limiter
+
+
+# JSON: NaN, lone surrogates and integers of any length are accepted and returned unchanged
+
+
+async def body_of(request: Request, *arrays: str) -> Body:
+    """Parse a request's body. Elements of the named arrays keep their bytes (see ``render_array``).
+
+    Raises InvalidRequestError, HTTPException (415, 400).
+    """
+    if not _IS_JSON.match(request.headers.get("content-type", JSON)):
+        raise HTTPException(415, "the body must be JSON: send it with  content-type: application/json .")
+    try:
+        data = await request.body()
+    except ClientDisconnect:
+        raise HTTPException(400, "the client disconnected before its body was complete.") from None
+    return await in_thread(_parsed, data, arrays)
+
+
+def _parsed(data: bytes, arrays: tuple[str, ...]) -> Body:
+    try:
+        return parse_body(data, *arrays)
+    except BodyError as e:
+        raise InvalidRequestError(_why_invalid(data, e)) from None
+
+
+def _why_invalid(data: bytes, error: BodyError) -> str:
+    """What is wrong with a body and how to correct it, without quoting it."""
+    try:
+        json.loads(data)
+    except RecursionError:
+        return "the body is nested too deeply: send the nested value as text."
+    except UnicodeDecodeError:
+        return "the body is not UTF-8: encode it as UTF-8."
+    except json.JSONDecodeError as e:
+        return f"the body is no JSON ({e.msg} at line {e.lineno} column {e.colno}): send a JSON object."
+    except ValueError:  # an integer beyond Python's conversion limit
+        return "the body has a number of over 4,300 digits: send it as text."
+    return f"the body is invalid ({error}): send one JSON object in UTF-8."
+
+
+@dataclass(frozen=True, slots=True)
+class RawJson:
+    """A member that is JSON text already."""
+
+    text: str
+
+
+async def json_response(work: Callable[..., Mapping[str, Any]], *args: Any, long: bool = False) -> Response:
+    """Run ``work(*args)`` and encode its result in a thread. ``long``: it may take many seconds."""
+
+    def encoded_result() -> bytes:
+        return b"".join(json_object(work(*args)))
+
+    limiter = _limiter(_LONG, 2) if long else _limiter(_THREADS, 20)
+    return Response(await to_thread.run_sync(encoded_result, limiter=limiter), media_type=JSON)
+
+
+def json_object(value: Mapping[str, Any]) -> Iterator[bytes]:
+    """Encode an object, one member or list element at a time, so that other threads can run in between."""
+    begin = b"{"
+    for key, member in value.items():
+        yield begin + json_bytes(key) + b":"
+        begin = b","
+        if isinstance(member, RawJson):
+            yield json_utf8(member.text)
+        elif isinstance(member, list):
+            between = b"["
+            for element in member:
+                yield between + json_bytes(element)
+                between = b","
+            yield b"[]" if between == b"[" else b"]"
+        else:
+            yield json_bytes(member)
+    yield b"{}" if begin == b"{" else b"}"
+
+
+def json_bytes(value: object) -> bytes:
+    """Encode a JSON value in UTF-8, with lone surrogates escaped."""
+    return json_utf8(compact(value))
+
+
+def json_utf8(text: str) -> bytes:
+    """Encode JSON text in UTF-8, with lone surrogates escaped."""
+    try:
+        return text.encode()
+    except UnicodeEncodeError:
+        return _SURROGATE.sub(lambda m: f"\\u{ord(m[0]):04x}", text).encode()

@@ -1,0 +1,152 @@
+"""The one search over a session: records that contain the query's words exactly, then similar ones."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from memory_bank.bank.database import Database
+from memory_bank.bank.outlines import Outline, holding, outlines, whole
+from memory_bank.errors import EmbeddingError
+from memory_bank.provenance.identifiers import find, identifiers_in, normal, runs
+from memory_bank.provenance.index import Source
+from memory_bank.records import Ranking
+from memory_bank.transcript.own import is_memory_tool
+
+_MAX_EXACT_CHARS = 200  # longer texts are not searched for exactly
+_RUNS = 4  # runs of letters and digits, the longest, that the database filters by
+_BATCH = 50
+_MAX_EXAMINED = 400  # records whose outputs are compared with one text
+_MAX_READ = 2 * 2**20  # bytes; a longer output counts as a match without being read
+_MAX_RANKED = 200  # records ranked when the scope has several sessions
+
+
+@dataclass(frozen=True, slots=True)
+class SearchMatch:
+    """A record that was found.
+
+    ``holds`` is the text that its output contains exactly, ``place`` where: a JSON path, ``line 7``, or "".
+    ``score`` is the similarity of its insight, -1 to 1; None without an insight. ``session_id`` is None for a
+    record of the searched session, else the id of the session that has it.
+    """
+
+    outline: Outline
+    score: float | None
+    session_id: str | None = None
+    holds: str | None = None
+    place: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class SearchResult:
+    """Matches, best first; ``candidates`` counts the records they were chosen from.
+
+    ``embedded`` is False where the session has no embedder. ``trouble`` is the embedder's error. In both
+    cases only exact words were searched.
+    """
+
+    matches: list[SearchMatch]
+    candidates: int
+    embedded: bool = True
+    trouble: EmbeddingError | None = None
+
+
+def search_session(state: Any, query: str, top_k: int) -> SearchResult:
+    """Search a session (a ``MemoryBankState``): exact matches first, the newest first, then by similarity.
+
+    Exact words are searched in the session itself, similarity covers the state's scope. Answers of our own
+    tools are never found: they quote other records. Raises EmbedderMismatchError, StorageError.
+    """
+    exact = {outline.trace_id: (outline, text, place) for outline, text, place in _exact(state, query, top_k)}
+    trouble, embedded = None, state.insight_store is not None
+    ranking = Ranking([], [])
+    try:
+        if embedded and state.wider is not None:
+            ranking = state.wider.rank(query, limit=_MAX_RANKED)
+        elif embedded:
+            ranking = state.insight_store.rank(query)
+    except EmbeddingError as e:
+        trouble = e
+    scores = {(hit.session_id, hit.trace_id): hit.score for hit in ranking}
+    found = [
+        SearchMatch(outline, scores.get((None, trace_id)), None, text, place)
+        for trace_id, (outline, text, place) in exact.items()
+    ]
+    similar = [at for at in scores if at[0] is not None or at[1] not in exact]
+    for start in range(0, len(similar), _BATCH):
+        if len(found) >= top_k:
+            break
+        batch = similar[start : start + _BATCH]
+        loaded = _outlines(state.database, state.session_id, batch)
+        found += [SearchMatch(loaded[at], scores[at], at[0]) for at in batch if at in loaded]
+    return SearchResult(found[:top_k], len(exact) + len(similar), embedded, trouble)
+
+
+def _outlines(
+    database: Database, session_id: str, places: Sequence[tuple[str | None, str]]
+) -> dict[tuple[str | None, str], Outline]:
+    found = {}
+    for where in dict.fromkeys(session for session, _ in places):
+        ids = [t for session, t in places if session == where]
+        for outline in outlines(database, session_id if where is None else where, ids):
+            if not _is_own_answer(outline):
+                found[where, outline.trace_id] = outline
+    return found
+
+
+def _exact(state: Any, query: str, limit: int) -> list[tuple[Outline, str, str]]:
+    """The records that contain the query, or an identifier in it, at token boundaries, with the place."""
+    wanted = [query, *(token for token, _, _ in identifiers_in(query))]
+    found: dict[str, tuple[Outline, str, str]] = {}
+    forms = {normal(w): w for w in reversed(wanted) if len(w) <= _MAX_EXACT_CHARS}
+    for form, text in reversed(forms.items()):
+        for outline, place in _holders(state, form):
+            if len(found) >= limit:
+                break
+            found.setdefault(outline.trace_id, (outline, text, place))
+    return list(found.values())
+
+
+def _holders(state: Any, text: str) -> Iterator[tuple[Outline, str]]:
+    longest = sorted(dict.fromkeys(runs(text)), key=len, reverse=True)[:_RUNS]
+    if not longest:
+        return
+    groups = [_stored_forms(run) for run in longest]
+    before, examined = None, 0
+    while examined < _MAX_EXAMINED:
+        batch = holding(state.database, state.session_id, groups, _BATCH, before)
+        for outline in batch:
+            if _is_own_answer(outline):
+                continue
+            if outline.output_bytes > _MAX_READ:
+                yield outline, ""
+                continue
+            output = whole(state.database, outline, "output")
+            source = Source("record", output, normal(output))
+            if find(source.normal, text) >= 0:
+                yield outline, source.place_of(text)
+        if len(batch) < _BATCH:
+            return
+        examined += len(batch)
+        before = batch[-1].seq
+
+
+def _stored_forms(run: str) -> list[str]:
+    """How a run in normal form may be written in a stored text; the database folds the case of ASCII."""
+    if run.isascii():
+        return [run]
+    forms = [run, run.upper()]
+    forms += ["".join(c if c.isascii() else _escaped(c) for c in form) for form in forms]
+    return list(dict.fromkeys(forms))
+
+
+def _escaped(c: str) -> str:
+    units = c.encode("utf-16-be", "surrogatepass")
+    return "".join(f"\\u{units[i : i + 2].hex()}" for i in range(0, len(units), 2))
+
+
+def _is_own_answer(outline: Outline) -> bool:
+    """Whether a record is an answer of our own tools."""
+    head = outline.output_head.decode("utf-8", "replace") if outline.output_verbatim else None
+    return is_memory_tool(outline.tool_name, head)
