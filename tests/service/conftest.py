@@ -16,7 +16,7 @@ from memory_bank.config import Config, load_config
 if not all(
     map(find_spec, ("fastapi", "uvicorn", "httpx2", "mcp", "opentelemetry", "prometheus_client", "regex"))
 ):
-    collect_ignore_glob = ["test_*.py"]
+    collect_ignore_glob = ["test_*.py", "*/test_*.py"]
 
 
 @pytest.fixture

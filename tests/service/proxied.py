@@ -19,7 +19,7 @@ import uvicorn
 
 from memory_bank.config import Config, load_config
 from memory_bank.service.app import Service, create_app
-from memory_bank.service.exchange import Exchange
+from memory_bank.service.proxy.routes import Exchange
 
 TOOLS = [{"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}]
 

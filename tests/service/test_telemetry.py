@@ -26,7 +26,7 @@ INCOMING = [(b"traceparent", f"00-{TRACE}-{PARENT}-01".encode()), (b"tracestate"
 
 @dataclass
 class Exchange:
-    """As ``memory_bank.service.exchange`` tells of a request through the proxy."""
+    """As ``memory_bank.service.proxy.routes`` tells of a request through the proxy."""
 
     method: str = "POST"
     route: str = "chat"

@@ -23,11 +23,6 @@ from memory_bank.service.api import memory, records, sessions
 from memory_bank.service.api.models import validation_message
 from memory_bank.service.api.openapi import describe
 from memory_bank.service.api.requests import EncodedSlashes
-from memory_bank.service.chain import canonical
-from memory_bank.service.exchange import Exchange
-from memory_bank.service.identity import Identity
-from memory_bank.service.injection import Injection
-from memory_bank.service.memory import Memory
 from memory_bank.service.operations.health import Operations, add_operations
 from memory_bank.service.operations.metrics import Metrics
 from memory_bank.service.operations.observing import Observing, chat_of
@@ -35,15 +30,18 @@ from memory_bank.service.operations.requests import Noted
 from memory_bank.service.operations.telemetry import Telemetry
 from memory_bank.service.page import files
 from memory_bank.service.page.recorder import Recorder
-from memory_bank.service.proxy import Proxy, direct, model_routes, upstream_routes
+from memory_bank.service.proxy.body import MessageCache
+from memory_bank.service.proxy.identity import Identity, canonical_bytes
+from memory_bank.service.proxy.injection import Injection
+from memory_bank.service.proxy.rebuild import Rebuilder
+from memory_bank.service.proxy.routes import Exchange, Proxy, forward, model_routes, upstream_routes
+from memory_bank.service.proxy.upstream import Upstream
 from memory_bank.service.security.gate import Gate
 from memory_bank.service.security.hosts import Doors
 from memory_bank.service.security.keyring import Keyring
 from memory_bank.service.security.redaction import Redaction
-from memory_bank.service.seen import Seen
 from memory_bank.service.server.places import open_database
 from memory_bank.service.sessions import Rebuilt, Sessions
-from memory_bank.service.upstream import Upstream
 
 try:
     from fastapi import FastAPI, Request
@@ -75,14 +73,14 @@ class Service:
         upstream = upstream_of(self.settings)
         chat = chat_of(config, upstream)
         self.observing = Observing(database, config, chat)
-        seen = Seen()
+        cache = MessageCache()
         redaction = Redaction.of(self.settings)
         self.recorder = Recorder(database, self.settings.steps_kept)
         self.sessions = Sessions(
             database,
             config,
             chat,
-            redact=(lambda m: seen.known("redacted", m, redaction.message)) if redaction else None,
+            redact=(lambda m: cache.result("redacted", m, redaction.message)) if redaction else None,
             rebuilt=self._stepped,
             queued=self.observing.wake,
             traced=telemetry.memory,
@@ -94,10 +92,15 @@ class Service:
             upstream, timeout=self.settings.upstream_timeout, key=os.environ.get("OPENAI_API_KEY")
         )
         timeout = self.settings.memory_timeout
-        identity = Identity(database, lambda m: seen.known("canonical", m, canonical))
-        memory = Memory(self.sessions, identity, timeout)
-        turn = Injection(self.sessions, timeout) if self.settings.inject_tools else direct
-        self.proxy = Proxy(self.upstream, memory, turn=turn, seen=seen, carry=telemetry.carry, tell=self.tell)
+        identity = Identity(database, lambda m: cache.result("canonical", m, canonical_bytes))
+        self.proxy = Proxy(
+            self.upstream,
+            Rebuilder(self.sessions, identity, timeout),
+            responder=Injection(self.sessions, timeout) if self.settings.inject_tools else forward,
+            cache=cache,
+            add_trace=telemetry.carry,
+            record=self.tell,
+        )
         database.failed = metrics.database_errors.inc
         self.ending = threading.Event()
         """Set when the process is about to end: what streams without an end of its own ends now."""

@@ -19,7 +19,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from memory_bank.bank.database import Database
 from memory_bank.errors import BodyError, InvalidRequestError
-from memory_bank.service.bodies import Body, parse_body
+from memory_bank.service.proxy.body import Body, parse_body
 from memory_bank.service.security.access import LONGEST_NAME, caller_of, public_name, stored_id
 from memory_bank.service.sessions import Sessions
 from memory_bank.transcript.jsontext import compact

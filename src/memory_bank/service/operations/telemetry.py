@@ -49,7 +49,7 @@ _GETTER = _HeaderGetter()
 
 
 class Exchanged(Protocol):
-    """What is read of ``memory_bank.service.exchange.Exchange``, one request through the proxy."""
+    """What is read of ``memory_bank.service.proxy.routes.Exchange``, one request through the proxy."""
 
     @property
     def method(self) -> str: ...

@@ -1,0 +1,1 @@
+"""The reverse proxy for model APIs: requests go upstream with a rebuilt context."""

@@ -1,0 +1,246 @@
+"""JSON request bodies: parsed once, written back with the bytes of everything that did not change."""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+from collections import OrderedDict, deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeAlias, TypeVar, cast
+
+from memory_bank.errors import BodyError
+
+JsonObject: TypeAlias = dict[str, Any]
+"""A JSON object of a request or an answer, as some client or server wrote it."""
+
+Span = tuple[int, int]
+Elements = tuple[tuple[object, Span], ...]
+"""The elements of an array, each with its start and end in the text."""
+
+_BOM = "\ufeff"
+_whitespace = re.compile(r"[ \t\n\r]*")
+_raw_decode = json.JSONDecoder().raw_decode
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Body:
+    """A parsed body: ``data`` as it came, ``value`` the object in it.
+
+    ``render_body`` uses the rest: the decoded ``text``, the ``spans`` of the editable members' values, the
+    ``elements`` of those that are arrays, and ``end``, the position at which a new member is inserted.
+    """
+
+    data: bytes
+    value: JsonObject
+    text: str
+    spans: Mapping[str, Span]
+    elements: Mapping[str, Elements]
+    end: int
+
+
+def parse_body(data: bytes, *editable: str) -> Body:
+    """Parse a body whose top-level members named in ``editable`` may be replaced by ``render_body``.
+
+    Accepts what ``json.loads`` accepts, including a byte-order mark, escaped lone surrogates, NaN and long
+    integers. An editable member may be missing or hold something other than an array.
+
+    Raises BodyError for what cannot be edited safely: not UTF-8, not JSON, not an object, nested deeper than
+    the parser goes, or with a duplicate of an editable member.
+    """
+    try:
+        return _parse(data, data.decode("utf-8"), frozenset(editable))
+    except UnicodeDecodeError:
+        raise BodyError("not UTF-8") from None
+    except RecursionError:
+        raise BodyError("nested too deeply") from None
+    except (ValueError, IndexError) as error:
+        raise error if isinstance(error, BodyError) else BodyError("not JSON") from None
+
+
+def _parse(data: bytes, text: str, editable: frozenset[str]) -> Body:
+    value: JsonObject = {}
+    spans: dict[str, Span] = {}
+    elements: dict[str, Elements] = {}
+    at = _skip(text, 1 if text.startswith(_BOM) else 0)
+    if text[at] != "{":
+        raise BodyError("not a JSON object")
+    end = at + 1
+    at = _skip(text, end)
+    is_open = text[at] != "}"
+    while is_open:
+        if text[at] != '"':
+            raise ValueError("expected a member's name")
+        key, at = _raw_decode(text, at)
+        at = _skip(text, at)
+        if text[at] != ":":
+            raise ValueError("expected a colon")
+        start = _skip(text, at + 1)
+        if key in spans:
+            raise BodyError(f"duplicate member {key}")
+        if key in editable and text[start] == "[":
+            elements[key], end = _parse_array(text, start)
+            value[key] = [element for element, _ in elements[key]]
+        else:
+            value[key], end = _raw_decode(text, start)
+        if key in editable:
+            spans[key] = start, end
+        at = _skip(text, end)
+        is_open = _continues(text[at], "}")
+        if is_open:
+            at = _skip(text, at + 1)
+    if _skip(text, at + 1) != len(text):
+        raise ValueError("expected the end")
+    return Body(data, value, text, spans, elements, end)
+
+
+def _parse_array(text: str, start: int) -> tuple[Elements, int]:
+    """The elements of the array that begins at ``start``, and the position after it."""
+    found: list[tuple[object, Span]] = []
+    at = _skip(text, start + 1)
+    is_open = text[at] != "]"
+    while is_open:
+        element, end = _raw_decode(text, at)
+        found.append((element, (at, end)))
+        at = _skip(text, end)
+        is_open = _continues(text[at], "]")
+        if is_open:
+            at = _skip(text, at + 1)
+    return tuple(found), at + 1
+
+
+def _skip(text: str, at: int) -> int:
+    """The first position from ``at`` on that holds no white space."""
+    return cast("re.Match[str]", _whitespace.match(text, at)).end()
+
+
+def _continues(character: str, closing: str) -> bool:
+    if character not in (",", closing):
+        raise ValueError(f"expected a comma or {closing}")
+    return character == ","
+
+
+def render_body(body: Body, arrays: Mapping[str, Sequence[object]]) -> bytes:
+    """The body with these arrays as its members; the same bytes object when nothing changes.
+
+    The members must be among those named to ``parse_body``. An element that is the object that was parsed
+    keeps its bytes, wherever it now stands (it must not have been modified); any other element is written as
+    compact ASCII. A member that was missing is added at the end. Everything else keeps its bytes.
+
+    Raises BodyError for an element that cannot be written as JSON.
+    """
+    edits: list[tuple[int, int, str]] = []
+    added: list[str] = []
+    for key, new in arrays.items():
+        if key in body.elements and _are_same(body.elements[key], new):
+            continue
+        text = render_array(body, key, new)
+        if key in body.value:
+            edits.append((*body.spans[key], text))
+        else:
+            added.append(f"{json.dumps(key)}:{text}")
+    if added:
+        edits.append((body.end, body.end, ("," if body.value else "") + ",".join(added)))
+    if not edits:
+        return body.data
+    parts: list[str] = []
+    at = 0
+    for start, end, text in sorted(edits):
+        parts += (body.text[at:start], text)
+        at = end
+    parts.append(body.text[at:])
+    return "".join(parts).encode("utf-8")
+
+
+def render_array(body: Body, member: str, new: Sequence[object]) -> str:
+    """The text of an array that may replace a member, as ``render_body`` writes it. Raises BodyError."""
+    kept: dict[int, deque[Span]] = {}
+    for element, span in body.elements.get(member, ()):
+        kept.setdefault(id(element), deque()).append(span)
+    parts: list[str] = []
+    for element in new:
+        spans = kept.get(id(element))
+        if spans:
+            start, end = spans.popleft() if len(spans) > 1 else spans[0]
+            parts.append(body.text[start:end])
+            continue
+        try:
+            parts.append(json.dumps(element, separators=(",", ":")))
+        except (TypeError, ValueError, RecursionError):
+            raise BodyError("an element cannot be written as JSON") from None
+    return f"[{','.join(parts)}]"
+
+
+def _are_same(old: Elements, new: Sequence[object]) -> bool:
+    return len(old) == len(new) and all(a is b for (a, _), b in zip(old, new, strict=True))
+
+
+@dataclass(slots=True, eq=False)
+class _CachedMessage:
+    """A message and the results that were computed from it, by kind."""
+
+    message: object
+    results: dict[str, object] = field(default_factory=dict)
+
+
+class MessageCache:
+    """Parsed messages of the latest requests, by their JSON text, with results computed from them.
+
+    An agent sends its whole history with each request, so most messages repeat. Equal texts give the same
+    object, which is never modified, and what depends on the message alone (its digest, its redacted form) is
+    computed once. At most ``chars`` characters of text are kept, the least recently used are dropped.
+    Thread-safe.
+    """
+
+    CHARS = 16_000_000
+    LONGEST = 1_000_000
+
+    def __init__(self, chars: int = CHARS) -> None:
+        self._limit = chars
+        self._chars = 0
+        self._by_text: OrderedDict[str, _CachedMessage] = OrderedDict()
+        self._by_id: dict[int, _CachedMessage] = {}
+        self._lock = threading.Lock()
+
+    def intern(self, body: Body, key: str) -> Body:
+        """The body with cached objects as elements of its member ``key``; no object occurs twice in it."""
+        elements = body.elements.get(key)
+        if not elements:
+            return body
+        with self._lock:
+            used: set[int] = set()
+            known = tuple((self._cached(body.text[slice(*s)], value, used), s) for value, s in elements)
+            while self._chars > self._limit:
+                text, entry = self._by_text.popitem(last=False)
+                self._chars -= len(text)
+                del self._by_id[id(entry.message)]
+        return replace(
+            body,
+            value={**body.value, key: [value for value, _ in known]},
+            elements={**body.elements, key: known},
+        )
+
+    def result(self, kind: str, message: object, compute: Callable[[object], T]) -> T:
+        """``compute(message)``, called once for each kind as long as the message is cached."""
+        entry = self._by_id.get(id(message))
+        if entry is None or entry.message is not message:
+            return compute(message)
+        if kind not in entry.results:
+            entry.results[kind] = compute(message)
+        return cast("T", entry.results[kind])
+
+    def _cached(self, text: str, message: object, used: set[int]) -> object:
+        if not isinstance(message, dict) or len(text) > self.LONGEST:
+            return message
+        entry = self._by_text.get(text)
+        if entry is None:
+            entry = self._by_text[text] = self._by_id[id(message)] = _CachedMessage(message)
+            self._chars += len(text)
+        elif id(entry.message) in used:
+            return message
+        else:
+            self._by_text.move_to_end(text)
+        used.add(id(entry.message))
+        return entry.message

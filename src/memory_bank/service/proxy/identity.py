@@ -1,0 +1,542 @@
+"""Which session a request belongs to: the one that the client names, or the one that its messages continue.
+
+Without a name, the session is found by digests. Every request stores the digest of its messages with its
+session. The session's ``head`` is the digest of the messages up to the end of the last interaction; nothing
+was recorded after it. So
+
+- a list that begins with the messages of a session's head holds all that the session recorded, and continues
+  the session (the next step, a retry, a side question, another end of the same conversation);
+- a list that does not, but holds the calls that mark the head (their ids look random, so no other
+  conversation has them) with the same results, is the same conversation whose past the client has dropped,
+  masked or summarised; it continues the session too;
+- a list whose beginning a session knows, but whose session has continued differently since, is a fork: a new
+  session with a copy of what was recorded before the two parted;
+- any other list begins a session.
+
+All of this is in the database, where a head moves by compare-and-swap. A session that the client names has no
+digests, so requests without the name never find it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import secrets
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from itertools import pairwise
+from typing import Literal, TypeAlias
+from urllib.parse import unquote
+
+from memory_bank.bank.database import Database
+from memory_bank.bank.lineage import Begun, ForkPoint, KnownDigest, Lineage, LineageEntry
+from memory_bank.bank.rows import is_session_id
+from memory_bank.errors import ConfigError, StorageError
+from memory_bank.records import content_key
+from memory_bank.service.security.access import LONGEST_NAME, public_name, stored_id
+from memory_bank.transcript.content import is_text_part
+from memory_bank.transcript.interactions import Interaction, Kind, Pair, kind_of
+from memory_bank.transcript.jsontext import dump_value, flat_text
+from memory_bank.transcript.parsing import Parser
+
+HEADER = "x-memory-session"
+LATEST = 16
+"""Interactions at the end of a list whose calls are compared."""
+
+How = Literal["header", "metadata", "prompt_cache_key", "chain", "calls", "fork", "new"]
+
+_FIRST_DIGESTS = 16  # looked up in the first query; the others only if none of these helps
+_MARKED = 2  # newest interactions whose calls mark a session's head
+_ATTEMPTS = 12
+
+
+@dataclass(frozen=True, slots=True)
+class SessionMatch:
+    """The session of a request: its public ``name``, ``how`` it was found, and the parent of a new fork.
+
+    ``head`` is the head that the request gave the session; None for a session that the client names.
+    """
+
+    name: str
+    how: How
+    forked_from: str | None = None
+    head: str | None = field(default=None, repr=False, compare=False)
+
+
+class Identity:
+    """Finds the session of every request. Thread-safe, also with other processes on the same database.
+
+    ``canonical`` replaces ``canonical_bytes``, for callers that cache its results.
+    """
+
+    def __init__(self, database: Database, canonical: Canonical | None = None) -> None:
+        self._lineage = Lineage(database)
+        self._canonical = canonical or canonical_bytes
+
+    def session_of(
+        self,
+        namespace: str | None,
+        *,
+        upstream_key: str | None,
+        headers: Mapping[str, str],
+        body: Mapping[str, object],
+        messages: Sequence[object],
+    ) -> SessionMatch | None:
+        """The session that a request belongs to; None before its first tool call.
+
+        ``messages`` are chat messages as parsed from JSON. A name in the header may be percent-encoded.
+        ``upstream_key`` separates the conversations of clients with different keys; it is not stored.
+
+        Raises ConfigError for an invalid name, StorageError.
+        """
+        named = _named_session(namespace, headers, body)
+        if named is not None:
+            return named
+        cache_key = body.get("prompt_cache_key")
+        cache_key = cache_key if isinstance(cache_key, str) and cache_key else None
+        chain = digest_chain(chain_seed(namespace, upstream_key, cache_key), messages, self._canonical)
+        if chain is None:
+            return None
+        names = _new_names(namespace, cache_key)
+        for _ in range(_ATTEMPTS):  # another request may move a head meanwhile
+            found = self._attempt(namespace, cache_key, chain, names)
+            if found is not None:
+                return found
+        raise StorageError("too many requests continue one conversation at once: send the request again.")
+
+    def is_current(self, namespace: str | None, match: SessionMatch) -> bool:
+        """Whether a session's head is still the one that the request gave it; ask after its context is built.
+
+        If not, another conversation with the same past has continued the session meanwhile and the context
+        may show what that one recorded: discard it and call ``session_of`` again. Raises StorageError.
+        """
+        return match.head is None or match.head == self._lineage.head(stored_id(namespace, match.name))
+
+    def _attempt(
+        self, namespace: str | None, cache_key: str | None, chain: DigestChain, names: Iterator[str]
+    ) -> SessionMatch | None:
+        """Continue, fork or begin a session; None where another request was faster."""
+        marks = [i.mark for i in chain.latest if i.mark is not None]
+        lookup = _Lookup(chain, namespace, self._lineage.known([*chain.ends[:_FIRST_DIGESTS], *marks]))
+        continued = lookup.continued()
+        if continued is None and len(chain.ends) > _FIRST_DIGESTS:
+            lookup.add(self._lineage.known(chain.ends[_FIRST_DIGESTS:]))
+            continued = lookup.continued()
+        if continued is None:
+            return self._begin(namespace, cache_key, chain, lookup, next(names))
+        session = continued.session
+        new = [i for i in chain.latest if i.stop > continued.known_until]
+        entry = lookup.entry(new, keep_calls=not new)
+        has_news = entry.head != session.head or any(
+            d not in session.rows for d in (*entry.calls, entry.whole)
+        )
+        if has_news and not self._lineage.go_on(session.session_id, str(session.head), entry):
+            return None
+        how: How = "calls" if continued.by_calls else "chain" if cache_key is None else "prompt_cache_key"
+        return SessionMatch(public_name(namespace, session.session_id), how, head=entry.head)
+
+    def _begin(
+        self, namespace: str | None, cache_key: str | None, chain: DigestChain, lookup: _Lookup, name: str
+    ) -> SessionMatch | None:
+        """Begin a session or a fork; None where the name is taken or another request was faster."""
+        known_until, fork = lookup.fork_point()
+        entry = lookup.entry([i for i in chain.latest if i.stop > known_until])
+        begun = self._lineage.begin(stored_id(namespace, name), namespace, entry, fork)
+        if begun is not Begun.MADE:
+            return None
+        if fork is not None:
+            return SessionMatch(name, "fork", public_name(namespace, fork.session_id), head=entry.head)
+        return SessionMatch(name, "prompt_cache_key" if name == cache_key else "new", head=entry.head)
+
+
+def _named_session(
+    namespace: str | None, headers: Mapping[str, str], body: Mapping[str, object]
+) -> SessionMatch | None:
+    """The session that the client names. Raises ConfigError."""
+    for key, value in headers.items():
+        if key.lower() == HEADER:
+            return SessionMatch(_checked_name(namespace, unquote(value.strip()), HEADER), "header")
+    metadata = body.get("metadata")
+    name = metadata.get("session_id") if isinstance(metadata, Mapping) else None
+    if name is None:
+        return None
+    return SessionMatch(_checked_name(namespace, name, "metadata.session_id"), "metadata")
+
+
+def _checked_name(namespace: str | None, name: object, source: str) -> str:
+    if not isinstance(name, str) or not _is_name(namespace, name):
+        raise ConfigError(f"{source} must be a session's name: 1 to {LONGEST_NAME} printable characters.")
+    return name
+
+
+def _is_name(namespace: str | None, name: str) -> bool:
+    try:
+        return is_session_id(stored_id(namespace, name))
+    except ConfigError:
+        return False
+
+
+def _new_names(namespace: str | None, cache_key: str | None) -> Iterator[str]:
+    """Names for a new session: the prompt_cache_key for the first conversation with it, else random ones."""
+    if cache_key is None or not _is_name(namespace, cache_key):
+        while True:
+            yield f"auto-{secrets.token_hex(10)}"
+    yield cache_key
+    while True:
+        yield f"{cache_key[: LONGEST_NAME - 13]}~{secrets.token_hex(6)}"
+
+
+@dataclass(slots=True)
+class _StoredSession:
+    """A session in the database; ``rows`` are those of the list's digests that it knows."""
+
+    session_id: str
+    head: str | None
+    forked_from: str | None
+    head_calls: list[tuple[str, list[CallDigest]]]
+    rows: dict[str, KnownDigest] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class _Continued:
+    """A session that a list continues: the first ``known_until`` messages hold all that it recorded."""
+
+    session: _StoredSession
+    known_until: int
+    by_calls: bool = False
+
+
+class _Lookup:
+    """The digests of a list and the sessions that know some of them."""
+
+    def __init__(self, chain: DigestChain, namespace: str | None, known: Sequence[KnownDigest]) -> None:
+        self._chain = chain
+        self._namespace = namespace
+        self._sessions: dict[str, _StoredSession] = {}
+        self._by_digest: dict[str, list[_StoredSession]] = {}
+        self.add(known)
+
+    def add(self, known: Sequence[KnownDigest]) -> None:
+        """Add rows of the database."""
+        for row in known:
+            if row.namespace != self._namespace:
+                continue
+            session = self._sessions.get(row.session_id)
+            if session is None:
+                calls = [(m, [CallDigest(*c) for c in cs]) for m, cs in json.loads(row.head_calls or "[]")]
+                session = _StoredSession(row.session_id, row.head, row.forked_from, calls)
+                self._sessions[row.session_id] = session
+            session.rows[row.digest] = row
+            self._by_digest.setdefault(row.digest, []).append(session)
+
+    def continued(self) -> _Continued | None:
+        """The session that the list continues: of several the one with least to add, of equals the oldest."""
+        best: tuple[tuple[int, bool, bool], _Continued] | None = None
+        for session in self._sessions.values():
+            for found in (self._continued_by_chain(session), self._continued_by_calls(session)):
+                if found is not None:
+                    rank = (found.known_until, not found.by_calls, self._chain.whole in session.rows)
+                    if best is None or rank > best[0]:
+                        best = rank, found
+        return None if best is None else best[1]
+
+    def _continued_by_chain(self, session: _StoredSession) -> _Continued | None:
+        position = None if session.head is None else self._chain.positions.get(session.head)
+        return None if position is None else _Continued(session, position)
+
+    def _continued_by_calls(self, session: _StoredSession) -> _Continued | None:
+        known = next((d for d in self._chain.ends if d in self._by_digest), None)
+        if known is not None and known not in session.rows:  # the list begins like another session
+            return None
+        by_mark = {i.mark: i for i in self._chain.latest if i.mark is not None}
+        until = 0
+        for mark, calls in session.head_calls:
+            found = by_mark.get(mark)
+            if found is None or found.stop <= until or len(self._roots(mark)) > 1:
+                return None
+            if not self._has_calls(session, found, calls):
+                return None
+            until = found.stop
+        return _Continued(session, until, by_calls=True) if until else None
+
+    def _has_calls(
+        self, session: _StoredSession, interaction: MarkedInteraction, calls: Sequence[CallDigest]
+    ) -> bool:
+        """Whether an interaction has the calls and results that a session recorded.
+
+        A result may be shorter if other messages follow the interaction and no other session has had these
+        calls, because clients mask results that the model has read.
+        """
+        here = {c.call: c for c in interaction.calls()}
+        found = [(c, here.get(c.call)) for c in calls]
+        if all(h is not None and h.whole == c.whole for c, h in found):
+            return True
+        return (
+            self._by_digest.get(str(interaction.mark), []) == [session]
+            and interaction is not self._chain.latest[-1]
+            and all(h is not None and (h.whole == c.whole or h.size < c.size) for c, h in found)
+        )
+
+    def fork_point(self) -> tuple[int, ForkPoint | None]:
+        """Where the list parts from a session that has continued differently; (0, None) without one.
+
+        Interactions that end after that position of the list belong to the new session.
+        """
+        by_chain, by_calls = self._fork_by_chain(), self._fork_by_calls()
+        if by_chain is None or by_calls is None:
+            return by_chain or by_calls or (0, None)
+        return by_calls if by_calls[0] > by_chain[0] else by_chain
+
+    def _fork_by_chain(self) -> tuple[int, ForkPoint] | None:
+        for digest in self._chain.ends:
+            if digest in self._by_digest:
+                row = self._roots(digest)[0].rows[digest]
+                return self._chain.positions[digest], ForkPoint(row.session_id, row.before, row.number)
+        return None
+
+    def _fork_by_calls(self) -> tuple[int, ForkPoint] | None:
+        """By the latest interaction whose calls a session knows: its past is in that session too.
+
+        If several sessions that are not forks of each other know them, these ids are not random.
+        """
+        start = 0
+        found: tuple[int, ForkPoint] | None = None
+        for interaction in self._chain.latest:
+            roots = self._roots(str(interaction.mark))
+            if roots:
+                row = roots[0].rows[str(interaction.mark)]
+                is_unique = len(roots) == 1 and row.before
+                found = (start, ForkPoint(row.session_id, row.before, row.number - 1)) if is_unique else None
+            start = interaction.stop
+        return found
+
+    def _roots(self, digest: str) -> list[_StoredSession]:
+        """The sessions that know a digest, without forks of others among them."""
+        sessions = self._by_digest.get(digest, [])
+        ids = {s.session_id for s in sessions}
+        return [s for s in sessions if s.forked_from not in ids]
+
+    def entry(self, new: Sequence[MarkedInteraction], keep_calls: bool = False) -> LineageEntry:
+        """What the request stores in its session, where the interactions ``new`` are new.
+
+        The calls of the latest of them mark the new head, as far as no session has had them before.
+        """
+        latest = new[-_MARKED:]
+        marks = [i.mark for i in latest if i.mark is not None]
+        fresh = [i for i in latest if i.mark not in self._by_digest]
+        calls = None
+        if len(marks) == len(latest) and latest[-1:] == fresh[-1:]:
+            calls = json.dumps([(i.mark, [(c.call, c.whole, c.size) for c in i.calls()]) for i in fresh])
+        return LineageEntry(self._chain.whole, marks, self._chain.head, calls, same_calls=keep_calls)
+
+
+# ---------------------------------------------------------------------- digests
+
+
+@dataclass(frozen=True, slots=True)
+class CallDigest:
+    """An answered call: digests of its id and tool (``call``) and of everything (``whole``), its length."""
+
+    call: str
+    whole: str
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class MarkedInteraction:
+    """An interaction near the end of a list; ``stop`` is the position after it.
+
+    ``mark`` is the digest of its first call id that looks random, None without one.
+    """
+
+    mark: str | None
+    stop: int
+    interaction: Interaction = field(repr=False)
+    seed: bytes = field(repr=False)
+
+    def calls(self) -> list[CallDigest]:
+        """The digests of its answered calls."""
+        return [_call_digest(self.seed, pair) for pair in self.interaction.pairs if pair.result is not None]
+
+
+@dataclass(frozen=True, slots=True)
+class DigestChain:
+    """The rolling digests of a list of messages, from its first tool call on.
+
+    ``whole`` is the digest of all messages, ``head`` that of the messages up to the end of the last
+    interaction. ``positions`` gives the number of messages of each digest. ``ends`` are the digests at which
+    a request may have ended, longest first. ``latest`` are the last interactions, oldest first.
+    """
+
+    whole: str
+    head: str
+    positions: dict[str, int] = field(repr=False)
+    ends: Sequence[str] = field(repr=False)
+    latest: Sequence[MarkedInteraction] = field(repr=False)
+
+
+Canonical: TypeAlias = Callable[[object], tuple[bytes, bytes]]
+
+
+def chain_seed(namespace: str | None, upstream_key: str | None, cache_key: str | None = None) -> bytes:
+    """The seed of all digests, which separates the conversations of different users.
+
+    The upstream key enters as a hash that is never used alone.
+    """
+    secret = b"" if upstream_key is None else hashlib.sha256(_encode(upstream_key)).digest()
+    parts = (b"\0" if part is None else _encode(part) for part in (namespace, cache_key))
+    return content_key(b"memory_bank lineage 1", secret, *parts)
+
+
+def digest_chain(
+    seed: bytes, messages: Sequence[object], canonical: Canonical | None = None
+) -> DigestChain | None:
+    """The digests of a list; None before the first assistant tool call."""
+    canonical = canonical or canonical_bytes
+    kinds = [kind_of(m) for m in messages]
+    if Kind.CALL not in kinds:
+        return None
+    first = kinds.index(Kind.CALL)
+    rolling = hashlib.sha256(seed)
+    digests: list[str] = []  # digests[i] is that of the messages up to first + i
+    for i, message in enumerate(messages):
+        members, text = canonical(message)
+        rolling.update(b"%d,%d;" % (len(members), len(text)))
+        rolling.update(members)
+        rolling.update(text)
+        if i >= first:
+            digests.append(rolling.copy().hexdigest())
+    latest = _latest_interactions(seed, messages, kinds)
+    ends = [d for i, d in enumerate(digests, first) if _may_end(kinds, i)]
+    positions = {d: i for i, d in enumerate(digests, first + 1)}
+    return DigestChain(digests[-1], digests[latest[-1].stop - 1 - first], positions, ends[::-1], latest)
+
+
+def _may_end(kinds: Sequence[Kind], i: int) -> bool:
+    """Whether a request may have ended at a position: not between a call and its results."""
+    return i + 1 == len(kinds) or (kinds[i] is not Kind.CALL and kinds[i + 1] is not Kind.RESULT)
+
+
+def _latest_interactions(
+    seed: bytes, messages: Sequence[object], kinds: Sequence[Kind]
+) -> list[MarkedInteraction]:
+    start, calls = len(kinds), 0
+    while start and (calls <= LATEST or kinds[start - 1] is Kind.CALL):
+        start -= 1
+        calls += kinds[start] is Kind.CALL
+    parser = Parser(start)
+    for message in messages[start:]:
+        parser.feed(message)
+    found = [s for s in parser.segments() if isinstance(s, Interaction)]
+    return [MarkedInteraction(_mark_of(seed, i.pairs), i.stop, i, seed) for i in found[-LATEST:]]
+
+
+def _mark_of(seed: bytes, pairs: Sequence[Pair]) -> str | None:
+    for pair in pairs:
+        if pair.call is not None and looks_random(pair.call.call_id, pair.call.name):
+            return content_key(seed, b"call", _encode(str(pair.call.call_id))).hex()
+    return None
+
+
+def _call_digest(seed: bytes, pair: Pair) -> CallDigest:
+    call_id = (pair.call.call_id if pair.call else None) or ""
+    output = pair.result.output_text if pair.result else ""
+    if output is None and pair.result is not None:
+        output = dump_value(pair.result.raw_output)
+    return CallDigest(
+        content_key(seed, b"called", _encode(call_id), _encode(pair.tool_name)).hex()[:32],
+        hashlib.sha256(seed + b"outcome" + pair.content_key()).hexdigest()[:32],
+        len(pair.call.text if pair.call else "") + len(output or ""),
+    )
+
+
+_CACHE_MARK = "cache_control"  # clients move it from message to message
+_dump = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode
+
+
+def canonical_bytes(message: object) -> tuple[bytes, bytes]:
+    """A message as bytes: its members without a content that is text, and that text.
+
+    Equal for messages that differ only in the order of members, in members that are null or absent, in
+    whether a text is a string or a single part, and in cache control.
+    """
+    if not isinstance(message, dict):
+        return _dumped(message), b""
+    content = message.get("content")
+    text = content if isinstance(content, str) else _single_text(content)
+    if text is not None:
+        return _dumped({k: v for k, v in message.items() if k != "content"}), b"=" + _encode(text)
+    if isinstance(content, list):
+        parts = [_without_mark(p) if isinstance(p, dict) else p for p in content]
+        message = {k: parts if k == "content" else v for k, v in message.items()}
+    return _dumped(message), b""
+
+
+def _single_text(content: object) -> str | None:
+    """The text of a content that consists of one text part."""
+    if not isinstance(content, list) or len(content) != 1 or not isinstance(content[0], dict):
+        return None
+    part = content[0]
+    if is_text_part(part) and all(k in ("type", "text", _CACHE_MARK) or v is None for k, v in part.items()):
+        return str(part["text"])
+    return None
+
+
+def _dumped(value: object) -> bytes:
+    if isinstance(value, dict):
+        value = _without_mark(value)
+    try:
+        return _encode(_dump(_without_null(value)))
+    except RecursionError:
+        return _encode(flat_text(value))
+
+
+def _without_mark(members: dict[str, object]) -> dict[str, object]:
+    return {k: v for k, v in members.items() if k != _CACHE_MARK}
+
+
+def _without_null(value: object) -> object:
+    if type(value) is dict:
+        return {k: _without_null(v) if type(v) is not str else v for k, v in value.items() if v is not None}
+    if type(value) is list:
+        return [_without_null(v) for v in value]
+    return value
+
+
+def _encode(text: str) -> bytes:
+    return text.encode("utf-8", "surrogatepass")
+
+
+_WORDS = re.compile(r"[A-Z]?[a-z]+|[A-Z]+|[0-9]+")
+
+
+@lru_cache(maxsize=65_536)
+def looks_random(call_id: str | None, name: str = "") -> bool:
+    """Whether an id is probably unique: true for ``call_DdmO9pD3xa9XTPNJ32zg2hcA``, not for ``call_0001``.
+
+    Without the tool's name, it needs eight characters in stretches of mixed kinds (digits, upper case, lower
+    case) that change often, six of them different and not consecutive. Fewer than one in twenty random ids
+    of 24 characters fail; a counter, a word or a time never passes.
+    """
+    if not call_id:
+        return False
+    if name:
+        call_id = call_id.replace(name, " ")
+    stretches = [
+        s for s in re.split(r"[^A-Za-z0-9]+", call_id) if len(s) >= 4 and len(set(map(_char_kind, s))) > 1
+    ]
+    text = "".join(stretches)
+    words = [w for s in stretches for w in _WORDS.findall(s)]
+    if len(text) < 8 or len(set(text)) < 6:
+        return False
+    if 3 * sum(ord(b) - ord(a) in (0, 1) for a, b in pairwise(text)) > len(text):
+        return False
+    if len(text) <= 3 * len(words):
+        return True
+    return 2 * len(text) <= 9 * len(words) and sum(w.isdigit() for w in words) >= 3
+
+
+def _char_kind(c: str) -> int:
+    return 0 if c.isdigit() else 1 if c.isupper() else 2

@@ -1,0 +1,265 @@
+"""A request's context from memory: its session is found and its messages are rebuilt, within a time limit."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import logging
+import threading
+import time
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import anyio
+from anyio import to_thread
+
+from memory_bank.errors import MemoryBankError
+from memory_bank.service.failures import code_of
+from memory_bank.service.proxy.body import Body, render_body
+from memory_bank.service.proxy.dialect import Dialect, NotRebuiltError
+from memory_bank.service.proxy.identity import Identity
+from memory_bank.service.security.access import Caller, stored_id
+from memory_bank.service.sessions import Rebuilt, Sessions
+
+log = logging.getLogger("memory_bank.Service")
+
+HANGS = 2
+PAUSE = 10.0
+THREADS = 8
+FINISHERS = 2
+FINISH_DELAY = 0.01
+"""Seconds between a context and the work that was put off for it, in which the request goes upstream."""
+MOST_STUCK = 64
+SLOW = 0.5
+"""The share of the time limit after which a failure counts as a hang."""
+ATTEMPTS = 3
+"""At finding a session that no other conversation has continued meanwhile."""
+
+Status = Literal["rebuilt", "unchanged", "passed", "failed"]
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryResult:
+    """What memory did for a request.
+
+    ``data`` is the body for upstream, None for the original one; ``arrays`` are the members that differ in
+    it. ``reason`` says, without contents, why the request ``passed`` or memory ``failed``. ``session`` is the
+    session's public name. ``seconds`` is the time taken.
+    """
+
+    status: Status
+    reason: str | None = None
+    data: bytes | None = field(default=None, repr=False)
+    arrays: Mapping[str, Sequence[object]] = field(default_factory=dict, repr=False)
+    session: str | None = None
+    tokens: int | None = None
+    full_tokens: int | None = None
+    seconds: float = 0.0
+
+
+class CircuitBreaker:
+    """Blocks calls for ``pause`` seconds after ``hangs`` consecutive hangs, then lets a single one try.
+
+    Whoever is allowed reports the outcome: ``worked``, ``hung``, or ``abandoned``. For one event loop.
+    """
+
+    def __init__(
+        self, hangs: int = HANGS, pause: float = PAUSE, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._hangs = hangs
+        self._pause = pause
+        self._clock = clock
+        self._consecutive = 0
+        self._blocked_until = 0.0
+        self._is_trying = False
+
+    def allows(self) -> bool:
+        """Whether to call; after a pause, true for one caller until it reports."""
+        if self._consecutive < self._hangs:
+            return True
+        if self._is_trying or self._clock() < self._blocked_until:
+            return False
+        self._is_trying = True
+        return True
+
+    def worked(self) -> None:
+        """The call returned in time, with success or not."""
+        self._consecutive = 0
+        self._is_trying = False
+
+    def hung(self) -> None:
+        """The call did not return in time."""
+        self._consecutive += 1
+        self._blocked_until = self._clock() + self._pause
+        self._is_trying = False
+
+    def abandoned(self) -> None:
+        """The caller stopped waiting before the outcome was known."""
+        self._is_trying = False
+
+
+@dataclass(slots=True, eq=False)
+class _Job:
+    """A rebuild in a worker thread: whether it runs, on which session, and its result."""
+
+    is_running: bool = False
+    session_id: str | None = None
+    rebuilt: Rebuilt | None = None
+
+
+class _BusyError(Exception):
+    """The session is in use by an abandoned job or by other conversations."""
+
+
+class Rebuilder:
+    """Rebuilds requests in worker threads, each for at most ``timeout`` seconds.
+
+    Failures are returned as ``failed`` and never raised. After two consecutive hangs all requests skip memory
+    for ``pause`` seconds, then one tries. A session whose job still hangs is not used. The facts of a context
+    are committed when it is returned.
+    """
+
+    def __init__(
+        self, sessions: Sessions, identity: Identity, timeout: float, *, pause: float = PAUSE
+    ) -> None:
+        self._sessions = sessions
+        self._identity = identity
+        self._timeout = timeout
+        self._breaker = CircuitBreaker(pause=pause)
+        self._limiter = anyio.CapacityLimiter(THREADS)
+        self._finishers = anyio.CapacityLimiter(FINISHERS)
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._lock = threading.Lock()
+        self._stuck: set[_Job] = set()  # running, though nobody waits for them
+
+    async def rebuild(
+        self,
+        caller: Caller,
+        dialect: Dialect,
+        body: Body,
+        headers: Mapping[str, str],
+        upstream_key: str | None,
+    ) -> MemoryResult:
+        """The context for a request, or why there is none."""
+        began = time.perf_counter()
+        if len(self._stuck) >= MOST_STUCK or not self._breaker.allows():
+            return MemoryResult("failed", "paused")
+        job = _Job()
+        result: MemoryResult | None = None
+        is_known = False
+
+        def work() -> MemoryResult:
+            return self._run(job, lambda: self._rebuild(job, caller, dialect, body, headers, upstream_key))
+
+        try:
+            with anyio.move_on_after(self._timeout):
+                result = await to_thread.run_sync(work, abandon_on_cancel=True, limiter=self._limiter)
+            is_known = True
+        finally:
+            if result is None:
+                self._abandon(job)
+            if not is_known:
+                self._breaker.abandoned()
+        seconds = time.perf_counter() - began
+        if result is None and not job.is_running:  # no thread was free, but nothing hangs
+            self._breaker.abandoned()
+        elif result is None or (result.status == "failed" and seconds > SLOW * self._timeout):
+            self._breaker.hung()
+        else:
+            self._breaker.worked()
+        if result is None:
+            log.warning("memory took longer than %g s: the request continues without it", self._timeout)
+            return MemoryResult("failed", "timeout", seconds=seconds)
+        if job.rebuilt is not None:
+            task = asyncio.create_task(self._finish(job.rebuilt))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+        return dataclasses.replace(result, seconds=seconds)
+
+    async def _finish(self, rebuilt: Rebuilt) -> None:
+        """Do the work that was put off for a context, once its request is on its way."""
+        await asyncio.sleep(FINISH_DELAY)
+        try:
+            await to_thread.run_sync(self._sessions.finish, rebuilt, limiter=self._finishers)
+        except Exception as e:  # the next step does it; the error's text may hold contents
+            log.error("the work put off by a step failed with an unforeseen %s", type(e).__name__)
+
+    def _run(self, job: _Job, rebuild: Callable[[], MemoryResult]) -> MemoryResult:
+        """In a worker thread: run a rebuild, and turn its errors into results."""
+        job.is_running = True
+        try:
+            return rebuild()
+        except NotRebuiltError as e:
+            return MemoryResult("passed", str(e))
+        except _BusyError:
+            return MemoryResult("failed", "busy")
+        except MemoryBankError as e:
+            log.warning("memory failed, the request continues without it: %s: %s", type(e).__name__, e)
+            return MemoryResult("failed", code_of(e))
+        except Exception as e:  # the error's text may hold contents
+            place = traceback.extract_tb(e.__traceback__)[-1]
+            log.error(
+                "memory failed with an unforeseen %s at %s:%s", type(e).__name__, place.name, place.lineno
+            )
+            return MemoryResult("failed", "unforeseen")
+        finally:
+            with self._lock:
+                job.is_running = False
+                self._stuck.discard(job)
+
+    def _rebuild(
+        self,
+        job: _Job,
+        caller: Caller,
+        dialect: Dialect,
+        body: Body,
+        headers: Mapping[str, str],
+        upstream_key: str | None,
+    ) -> MemoryResult:
+        history = dialect.history(body.value)
+        for _ in range(ATTEMPTS):
+            match = self._identity.session_of(
+                caller.namespace,
+                upstream_key=upstream_key,
+                headers=headers,
+                body=body.value,
+                messages=history.messages,
+            )
+            if match is None:
+                return MemoryResult("passed", "nothing to remember yet")
+            self._claim(job, stored_id(caller.namespace, match.name))
+            rebuilt = self._sessions.rebuild(
+                caller.namespace,
+                match.name,
+                history.messages,
+                agent_id=headers.get("x-memory-agent") or None,
+                strategy=headers.get("x-memory-strategy") or None,
+            )
+            if self._identity.is_current(caller.namespace, match):
+                job.rebuilt = rebuilt
+                break
+        else:
+            raise _BusyError
+        arrays = {} if rebuilt.unchanged else {dialect.key: history.to_request(rebuilt.messages)}
+        return MemoryResult(
+            "unchanged" if rebuilt.unchanged else "rebuilt",
+            data=render_body(body, arrays) if arrays else None,
+            arrays=arrays,
+            session=match.name,
+            tokens=rebuilt.tokens,
+            full_tokens=rebuilt.full_tokens,
+        )
+
+    def _claim(self, job: _Job, session_id: str) -> None:
+        """Note the session of a job. Raises _BusyError while an abandoned job uses it."""
+        with self._lock:
+            if any(other.session_id == session_id for other in self._stuck):
+                raise _BusyError
+            job.session_id = session_id
+
+    def _abandon(self, job: _Job) -> None:
+        with self._lock:
+            if job.is_running:
+                self._stuck.add(job)

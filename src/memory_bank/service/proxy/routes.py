@@ -1,0 +1,400 @@
+"""The proxy as an ASGI application: model requests are sent with a rebuilt context, others unchanged."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Literal
+from urllib.parse import quote
+
+from anyio import CancelScope, to_thread
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse
+from starlette.routing import Match, Route
+from starlette.types import Receive, Scope, Send
+
+from memory_bank.errors import BodyError, MemoryBankError, UpstreamError
+from memory_bank.service.failures import code_of, failure
+from memory_bank.service.proxy.body import Body, MessageCache, parse_body, render_body
+from memory_bank.service.proxy.chat import ChatDialect
+from memory_bank.service.proxy.dialect import Dialect
+from memory_bank.service.proxy.rebuild import MemoryResult, Rebuilder
+from memory_bank.service.proxy.responses import ResponsesDialect
+from memory_bank.service.proxy.upstream import (
+    Headers,
+    Upstream,
+    UpstreamAnswer,
+    credential_of,
+    request_headers,
+)
+from memory_bank.service.security.access import Caller, caller_of
+
+log = logging.getLogger("memory_bank.Service")
+
+PREFIX = "/v1"
+DIALECTS: tuple[Dialect, ...] = (ChatDialect(), ResponsesDialect())
+LARGE = 65_536
+"""Bytes from which a body is parsed and written in a thread."""
+
+_HEADER_SAFE = "".join(chr(c) for c in range(0x21, 0x7F) if chr(c) != "%")
+
+Outcome = Literal["complete", "client_gone", "broken_off", "unreachable", "refused", "aborted"]
+"""``broken_off``: upstream broke off its answer; ``unreachable``: it gave none; ``refused``: by the service;
+``aborted``: the service ended or failed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """What is recorded of one request and its answer: no contents, no keys.
+
+    ``route``: a dialect's, or "other" for what only passes. ``began``: Unix seconds; ``first_byte`` and
+    ``seconds``: until the first and the last byte of the answer's body. ``memory``: rebuilt, unchanged,
+    passed or failed, "" for route "other", with its ``reason`` and the ``memory_seconds`` it took;
+    ``tokens`` sent upstream and ``full_tokens`` received, as memory counts them. ``input_tokens`` and
+    ``output_tokens`` are those of upstream's usage.
+    """
+
+    method: str
+    route: str
+    outcome: Outcome
+    status: int | None
+    began: float
+    seconds: float
+    first_byte: float | None = None
+    model: str | None = None
+    streamed: bool = False
+    namespace: str | None = None
+    session: str | None = None
+    memory: str = ""
+    reason: str | None = None
+    memory_seconds: float = 0.0
+    tokens: int | None = None
+    full_tokens: int | None = None
+    input_tokens: int | None = None
+    output_tokens: int | None = None
+    received_bytes: int = 0
+    sent_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ModelRequest:
+    """A request of a dialect. ``data``: its body; ``body``: the same parsed, None if that is impossible."""
+
+    dialect: Dialect
+    caller: Caller
+    data: bytes = field(repr=False)
+    body: Body | None = field(repr=False)
+    memory: MemoryResult
+
+    def render(self, arrays: Mapping[str, Sequence[object]] | None = None) -> bytes:
+        """The body for upstream, with memory's context and these arrays as members. Raises BodyError."""
+        if self.body is None or not arrays:
+            return self.memory.data or self.data
+        return render_body(self.body, {**self.memory.arrays, **arrays})
+
+
+SendUpstream = Callable[[bytes], Awaitable[UpstreamAnswer]]
+"""Sends a body upstream with the method, path and headers of the request."""
+
+Responder = Callable[[ModelRequest, SendUpstream], Awaitable[UpstreamAnswer]]
+"""Answers a model request; may send several times, and closes every answer but the one it returns."""
+
+
+async def forward(request: ModelRequest, send: SendUpstream) -> UpstreamAnswer:
+    """Answer a model request with upstream's answer."""
+    return await send(request.render())
+
+
+class Proxy:
+    """An ASGI application for all paths under ``/v1`` that are not the service's own.
+
+    The body of a model request gets the context from memory; everything else, and the answer, passes byte by
+    byte. ``responder`` answers model requests, ``cache`` keeps parsed messages, ``add_trace`` adds trace
+    headers to a request for upstream, ``record`` is called with every finished exchange.
+    """
+
+    def __init__(
+        self,
+        upstream: Upstream,
+        rebuilder: Rebuilder,
+        *,
+        responder: Responder = forward,
+        cache: MessageCache | None = None,
+        add_trace: Callable[[Headers], Headers] = lambda headers: headers,
+        record: Callable[[Exchange], None] = lambda _: None,
+    ) -> None:
+        self.upstream = upstream
+        self.rebuilder = rebuilder
+        self.responder = responder
+        self.cache = cache
+        self.add_trace = add_trace
+        self.record = record
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await _ProxiedRequest(self, scope, receive, send).run()
+
+
+def model_routes() -> list[Route]:
+    """Routes of the dialects' paths with any method, for the service's proxy."""
+    return [_ProxyRoute(PREFIX + dialect.path) for dialect in DIALECTS]
+
+
+def upstream_routes() -> list[Route]:
+    """A route of all other paths under ``/v1`` with any method, for the service's proxy."""
+    return [_ProxyRoute(PREFIX + "/{path:path}")]
+
+
+class _ProxyRoute(Route):
+    """A route to the proxy that leaves itself in the scope, where metrics and logs find its path."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(path, _ServiceProxy(), include_in_schema=False)
+
+    def matches(self, scope: Scope) -> tuple[Match, Scope]:
+        """As the base class."""
+        match, child_scope = super().matches(scope)
+        return match, {**child_scope, "route": self}
+
+
+class _ServiceProxy:
+    """An endpoint; Starlette calls an endpoint that is not a function as an ASGI application."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await scope["app"].state.service.proxy(scope, receive, send)
+
+
+class _ProxiedRequest:
+    """One request: read, sent upstream, answered."""
+
+    def __init__(self, proxy: Proxy, scope: Scope, receive: Receive, send: Send) -> None:
+        self.proxy = proxy
+        self.scope = scope
+        self.receive = receive
+        self.send = send
+        self.incoming = Request(scope, receive)
+        self.caller = caller_of(self.incoming)
+        self.dialect: Dialect | None = None
+        self.request: ModelRequest | None = None
+        self.outcome: Outcome = "aborted"
+        self.status: int | None = None
+        self.received_bytes = 0
+        self.body_was_read = asyncio.Event()
+        self.first_byte: float | None = None
+        self.usage = UsageReader()
+        self.began = time.time()
+        self.clock = time.perf_counter()
+
+    async def run(self) -> None:
+        """Handle the request until its answer is complete, or until one side gives up."""
+        gone = CancelScope()
+        watcher = asyncio.create_task(self._watch_client(gone))
+        try:
+            with gone:
+                await self._handle()
+            if gone.cancelled_caught:
+                self.outcome = "client_gone"
+        except ClientDisconnect:
+            self.outcome = "client_gone"
+        except MemoryBankError as e:
+            has_begun = self.status is not None
+            if has_begun and isinstance(e, UpstreamError):
+                self.outcome = "broken_off"  # the server closes the client's connection too
+                log.warning("%s", e)
+                return
+            self.outcome = "unreachable" if isinstance(e, UpstreamError) else "refused"
+            self.status, body, headers = failure(e)
+            if has_begun or self.dialect is None:
+                raise
+            body = self.dialect.error_body(str(e), code_of(e), self.status)
+            await JSONResponse(body, self.status, headers)(self.scope, self.receive, self.send)
+        finally:
+            watcher.cancel()
+            self.proxy.record(self._exchange())
+
+    async def _watch_client(self, scope: CancelScope) -> None:
+        """Cancel the work for a client that disconnects after its request was read."""
+        await self.body_was_read.wait()
+        with suppress(MemoryBankError):  # a limit of the body's size
+            while (await self.receive())["type"] != "http.disconnect":
+                pass
+        scope.cancel()
+
+    async def _handle(self) -> None:
+        path = self.scope["path"].removeprefix(PREFIX)
+        if self.scope["method"] == "POST":
+            self.dialect = next((d for d in DIALECTS if d.path == path), None)
+        headers = request_headers(self.scope["headers"], self.proxy.upstream.key)
+        if self.dialect is None:
+            await self._relay(await self._send_upstream(headers, self._body()), [])
+            return
+        data = b"".join([chunk async for chunk in self._stream()])
+        request = self.request = await self._rebuild(self.dialect, data, headers)
+        headers = [(n, v) for n, v in headers if n != b"accept-encoding"]
+        headers.append((b"accept-encoding", b"identity"))
+
+        async def send(body: bytes) -> UpstreamAnswer:
+            return await self._send_upstream(headers, body)
+
+        await self._relay(await self.proxy.responder(request, send), _memory_headers(request.memory))
+
+    async def _rebuild(self, dialect: Dialect, data: bytes, headers: Headers) -> ModelRequest:
+        """The request with its context from memory."""
+        try:
+            if len(data) < LARGE:
+                body = read_body(data, dialect, self.proxy.cache)
+            else:
+                body = await to_thread.run_sync(
+                    read_body, data, dialect, self.proxy.cache, abandon_on_cancel=True
+                )
+        except BodyError as e:
+            return ModelRequest(dialect, self.caller, data, None, MemoryResult("passed", str(e)))
+        memory = await self.proxy.rebuilder.rebuild(
+            self.caller, dialect, body, self.incoming.headers, credential_of(headers)
+        )
+        return ModelRequest(dialect, self.caller, data, body, memory)
+
+    def _body(self) -> bytes | AsyncIterator[bytes]:
+        """The body of a request that only passes, as it arrives."""
+        if any(name in (b"content-length", b"transfer-encoding") for name, _ in self.scope["headers"]):
+            return self._stream()
+        self.body_was_read.set()
+        return b""
+
+    async def _stream(self) -> AsyncIterator[bytes]:
+        """The body as it arrives. Raises ClientDisconnect."""
+        try:
+            async for chunk in self.incoming.stream():
+                if chunk:
+                    self.received_bytes += len(chunk)
+                    yield chunk
+        finally:
+            self.body_was_read.set()
+
+    async def _send_upstream(self, headers: Headers, body: bytes | AsyncIterator[bytes]) -> UpstreamAnswer:
+        path: bytes = self.scope.get("raw_path") or b""
+        if not path.startswith(b"/v1/"):
+            path = quote(self.scope["path"]).encode()
+        return await self.proxy.upstream.send(
+            self.scope["method"],
+            path.removeprefix(b"/v1"),
+            self.proxy.add_trace(headers),
+            body,
+            query=self.scope["query_string"],
+        )
+
+    async def _relay(self, answer: UpstreamAnswer, added: Headers) -> None:
+        """Send an answer to the client as it arrives."""
+        try:
+            self.status = answer.status
+            start = {
+                "type": "http.response.start",
+                "status": answer.status,
+                "headers": answer.headers + added,
+            }
+            await self.send(start)
+            async for chunk in answer.body:
+                if self.first_byte is None:
+                    self.first_byte = time.perf_counter() - self.clock
+                self.usage.feed(chunk)
+                await self.send({"type": "http.response.body", "body": chunk, "more_body": True})
+            await self.send({"type": "http.response.body", "body": b"", "more_body": False})
+            self.outcome = "complete"
+        finally:
+            await answer.aclose()
+
+    def _exchange(self) -> Exchange:
+        request = self.request
+        value = request.body.value if request and request.body else {}
+        memory = request.memory if request else MemoryResult("passed")
+        model = value.get("model")
+        input_tokens, output_tokens = self.usage.tokens() if request else (None, None)
+        return Exchange(
+            method=self.scope["method"],
+            route=self.dialect.route if self.dialect else "other",
+            outcome=self.outcome,
+            status=self.status,
+            began=self.began,
+            seconds=time.perf_counter() - self.clock,
+            first_byte=self.first_byte,
+            model=model if isinstance(model, str) else None,
+            streamed=value.get("stream") is True,
+            namespace=self.caller.namespace,
+            session=memory.session,
+            memory=memory.status if request else "",
+            reason=memory.reason,
+            memory_seconds=memory.seconds,
+            tokens=memory.tokens,
+            full_tokens=memory.full_tokens,
+            input_tokens=input_tokens,
+            output_tokens=output_tokens,
+            received_bytes=self.received_bytes,
+            sent_bytes=self.usage.size,
+        )
+
+
+def read_body(data: bytes, dialect: Dialect, cache: MessageCache | None = None) -> Body:
+    """Parse a model request so that its conversation and tools can be edited. Raises BodyError."""
+    body = parse_body(data, dialect.key, "tools")
+    return body if cache is None else cache.intern(body, dialect.key)
+
+
+def _memory_headers(memory: MemoryResult) -> Headers:
+    """The headers that tell the client what memory did."""
+    values = {
+        "status": memory.status,
+        "reason": memory.reason,
+        "session": None if memory.session is None else quote(memory.session, safe=_HEADER_SAFE),
+        "tokens": None if memory.tokens is None else f"{memory.tokens}/{memory.full_tokens}",
+    }
+    return [(f"x-memory-{name}".encode(), value.encode()) for name, value in values.items() if value]
+
+
+class UsageReader:
+    """Finds the token usage at the end of an answer; ``feed`` keeps only the last bytes."""
+
+    KEPT = 16_384
+    KEY = b'"usage":'
+
+    def __init__(self) -> None:
+        self.size = 0
+        self._chunks: deque[bytes] = deque()
+        self._length = 0
+
+    def feed(self, chunk: bytes) -> None:
+        """Take the next bytes of the answer."""
+        self.size += len(chunk)
+        self._chunks.append(chunk)
+        self._length += len(chunk)
+        while self._length - len(self._chunks[0]) >= self.KEPT:
+            self._length -= len(self._chunks.popleft())
+
+    def tokens(self) -> tuple[int | None, int | None]:
+        """Input and output tokens of the last usage in the answer; None where it does not say."""
+        end = b"".join(self._chunks)[-self.KEPT :]
+        at = end.rfind(self.KEY)
+        while at >= 0:
+            found = _usage_tokens(end[at + len(self.KEY) :])
+            if found != (None, None):
+                return found
+            at = end.rfind(self.KEY, 0, at)
+        return None, None
+
+
+def _usage_tokens(text: bytes) -> tuple[int | None, int | None]:
+    try:
+        usage, _ = json.JSONDecoder().raw_decode(text.decode("utf-8", "replace").lstrip())
+    except (ValueError, RecursionError):
+        return None, None
+    if not isinstance(usage, dict):
+        return None, None
+
+    def count(*names: str) -> int | None:
+        return next((v for n in names if type(v := usage.get(n)) is int), None)
+
+    return count("prompt_tokens", "input_tokens"), count("completion_tokens", "output_tokens")

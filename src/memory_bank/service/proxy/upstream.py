@@ -1,0 +1,230 @@
+"""The connection to the model's API: which headers go there and back, and answers as streams."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+import urllib.request
+from collections.abc import AsyncIterable, AsyncIterator, Iterable
+
+from anyio import CancelScope
+
+from memory_bank.errors import (
+    ConfigError,
+    MissingExtraError,
+    NotAuthorizedError,
+    NotFoundError,
+    UpstreamError,
+)
+
+try:
+    import httpx2
+except ImportError:
+    raise MissingExtraError("the service's HTTP client (httpx2)", "service") from None
+
+Headers = list[tuple[bytes, bytes]]
+"""Lower-case names and values, in order; a name may occur several times."""
+
+CONNECT_TIMEOUT = 30.0
+KEEP_ALIVE = 60.0
+IDLE_CONNECTIONS = 100
+
+_DOT_SEGMENT = re.compile(rb"(?:^|/|%2f|\\|%5c)(?:\.|%2e){1,2}(?:/|%2f|\\|%5c|$)", re.IGNORECASE)
+_OWN_HEADER = b"x-memory-"
+_OWN_KEY = b"mb_"
+_HOP_BY_HOP = frozenset(  # RFC 9110, section 7.6.1
+    b"connection keep-alive proxy-authenticate proxy-authorization proxy-connection te trailer"
+    b" transfer-encoding upgrade".split()
+)
+
+
+class UpstreamAnswer:
+    """An answer that has begun.
+
+    ``headers`` are those for the client. ``body`` is read once: the bytes as they arrive, encoded as the
+    headers say; it raises UpstreamError when the answer breaks off. ``aclose`` releases the connection.
+    """
+
+    def __init__(self, status: int, headers: Headers, body: AsyncIterable[bytes]) -> None:
+        self.status = status
+        self.headers = headers
+        self.body = body
+
+    async def aclose(self) -> None:
+        """Release what the answer holds."""
+
+    def header(self, name: bytes) -> bytes:
+        """The first value of a header in lower case; empty without one."""
+        return next((value.strip().lower() for n, value in self.headers if n == name), b"")
+
+
+class Upstream:
+    """A model API at ``base_url`` with a pool of connections.
+
+    ``key`` is the service's own key there; ``timeout`` is in seconds without a byte. Requests are sent as
+    given: no cookies, no retries, no redirects. A proxy that the environment names is used, except for
+    loopback.
+
+    Raises ConfigError for a URL that is not one.
+    """
+
+    def __init__(self, base_url: str, *, timeout: float = 600.0, key: str | None = None) -> None:
+        self.key = key
+        try:
+            self._base = httpx2.URL(base_url)
+        except (httpx2.InvalidURL, UnicodeError):
+            raise ConfigError("the upstream is not a valid URL: check --upstream.") from None
+        self._path = self._base.raw_path.rstrip(b"/")
+        self._timeout = timeout
+        self._timeouts = httpx2.Timeout(timeout, connect=min(CONNECT_TIMEOUT, timeout)).as_dict()
+        limits = httpx2.Limits(max_keepalive_connections=IDLE_CONNECTIONS, keepalive_expiry=KEEP_ALIVE)
+        try:
+            self._transport = httpx2.AsyncHTTPTransport(limits=limits, proxy=_proxy_for(self._base))
+        except (ImportError, ValueError):
+            raise ConfigError(
+                "the proxy that the environment names cannot be used: set an http:// proxy, or none."
+            ) from None
+
+    async def send(
+        self,
+        method: str,
+        path: bytes,
+        headers: Headers,
+        body: bytes | AsyncIterable[bytes] = b"",
+        *,
+        query: bytes = b"",
+    ) -> UpstreamAnswer:
+        """Send a request and return when its answer begins; the caller closes the answer.
+
+        ``path`` follows the base URL and is sent as it is. ``headers`` are those of ``request_headers``; the
+        length of a body of bytes is set here.
+
+        Raises UpstreamError without an answer, NotFoundError for a path with dot segments, and whatever
+        reading the body raises.
+        """
+        if _DOT_SEGMENT.search(path):
+            raise NotFoundError("there is no such path: dot segments are not allowed.")
+        if isinstance(body, bytes):
+            headers = [(n, v) for n, v in headers if n != b"content-length"]
+        target = self._path + path + (b"?" + query if query else b"")
+        request = httpx2.Request(
+            method,
+            self._base,
+            headers=headers,
+            content=body,
+            extensions={"timeout": self._timeouts, "target": target},
+        )
+        try:
+            response = await self._transport.handle_async_request(request)
+        except httpx2.TransportError as e:
+            raise UpstreamError(self._describe(e)) from None
+        answer = _StreamedAnswer(response)
+        if not 200 <= answer.status <= 599:
+            await answer.aclose()
+            raise UpstreamError(f"the model's API answered with the invalid status {answer.status}.")
+        return answer
+
+    async def aclose(self) -> None:
+        """Close all connections."""
+        await self._transport.aclose()
+
+    def _describe(self, error: httpx2.TransportError) -> str:
+        where = f"the model's API at {self._base.netloc.decode('ascii')}"
+        if isinstance(error, (httpx2.ConnectError, httpx2.ConnectTimeout)):
+            return f"{where} cannot be reached: check --upstream, or try again later."
+        if isinstance(error, httpx2.TimeoutException):
+            return f"{where} has sent nothing for {self._timeout:g} seconds: try again later."
+        if isinstance(error, httpx2.ProxyError):
+            return f"the proxy to {where} refuses the connection: check HTTPS_PROXY."
+        if isinstance(error, (httpx2.RemoteProtocolError, httpx2.NetworkError)):
+            return f"{where} closed the connection without an answer: try again."
+        return f"the request cannot be sent to {where} as it is ({type(error).__name__})."
+
+
+class _StreamedAnswer(UpstreamAnswer):
+    """An answer whose bytes are still arriving."""
+
+    def __init__(self, response: httpx2.Response) -> None:
+        assert isinstance(response.stream, httpx2.AsyncByteStream)
+        self._stream = response.stream
+        super().__init__(response.status_code, answer_headers(response.headers.raw), self._read())
+
+    async def _read(self) -> AsyncIterator[bytes]:
+        try:
+            async for chunk in self._stream:
+                yield chunk
+        except httpx2.TimeoutException:
+            raise UpstreamError("the model's API stopped sending within its answer.") from None
+        except httpx2.TransportError:
+            raise UpstreamError("the model's API broke off within its answer.") from None
+
+    async def aclose(self) -> None:
+        """Release the connection; it is closed if bytes are still to come."""
+        with CancelScope(shield=True):
+            await self._stream.aclose()
+
+
+def _proxy_for(base: httpx2.URL) -> str | None:
+    """The proxy that the environment names for a URL."""
+    try:
+        is_loopback = ipaddress.ip_address(base.host).is_loopback
+    except ValueError:
+        is_loopback = base.host == "localhost"
+    if is_loopback or urllib.request.proxy_bypass(base.host):
+        return None
+    proxies = urllib.request.getproxies()
+    return proxies.get(base.scheme) or proxies.get("all") or None
+
+
+# headers
+
+
+def request_headers(headers: Iterable[tuple[bytes, bytes]], upstream_key: str | None) -> Headers:
+    """The headers of a request that go upstream.
+
+    Headers that begin with ``x-memory-`` are removed, and a key of this service is replaced by
+    ``upstream_key``. Raises NotAuthorizedError when there is no such key.
+    """
+    passed = []
+    for name, value in _end_to_end(headers):
+        if name in (b"host", b"expect") or name.startswith(_OWN_HEADER):
+            continue
+        if name == b"authorization" and is_own_key(value):
+            if not upstream_key:
+                raise NotAuthorizedError(
+                    "the service has no key of its own for the model's API: set OPENAI_API_KEY where it "
+                    "runs, or send the API's key as Authorization and the service's as x-memory-key."
+                )
+            value = f"Bearer {upstream_key}".encode()
+        passed.append((name, value))
+    return passed
+
+
+def answer_headers(headers: Iterable[tuple[bytes, bytes]]) -> Headers:
+    """The headers of an answer for the client; our own server adds ``date`` and ``server``."""
+    return [
+        (name, value)
+        for name, value in _end_to_end(headers)
+        if name not in (b"date", b"server") and not name.startswith(_OWN_HEADER)
+    ]
+
+
+def is_own_key(authorization: bytes) -> bool:
+    """Whether an Authorization header holds a key of this service."""
+    scheme, _, token = authorization.strip().partition(b" ")
+    return scheme.lower() == b"bearer" and token.lstrip().startswith(_OWN_KEY)
+
+
+def credential_of(headers: Iterable[tuple[bytes, bytes]]) -> str | None:
+    """The credential for the upstream in these headers, None without one."""
+    for name, value in headers:
+        if name in (b"authorization", b"api-key"):
+            return value.decode("latin-1")
+    return None
+
+
+def _end_to_end(headers: Iterable[tuple[bytes, bytes]]) -> Headers:
+    """Headers with lower-case names, without hop-by-hop headers and those that ``Connection`` names."""
+    lowered = [(name.lower(), value) for name, value in headers]
+    connection = {token.strip().lower() for n, v in lowered if n == b"connection" for token in v.split(b",")}
+    return [(n, v) for n, v in lowered if n not in _HOP_BY_HOP and n not in connection]

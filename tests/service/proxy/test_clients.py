@@ -1,0 +1,237 @@
+"""The real openai client runs a long task through the proxy: it ends, and its context stays under its budget."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import re
+import threading
+
+import openai
+import pytest
+from tests.service.proxied import proxied
+from tests.service.tasks import HANDLERS, STEPS, SYSTEM, TASK, TOOLS, check_budget, script
+
+from memory_bank.testing import ScriptedServer, run_agent, say
+from memory_bank.transcript.responses import from_items
+
+ITEM_TOOLS = [{"type": "function", **tool["function"]} for tool in TOOLS]
+CALLS = STEPS + STEPS // 4
+START = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": TASK}]
+MEMORY = {"x-memory-session": "task"}
+
+
+@pytest.fixture
+def long_task(tmp_path):
+    """A proxy before the strict upstream with the long script."""
+    with ScriptedServer(script()) as server, proxied(server.base_url, tmp_path / "bank.db") as p:
+        yield server, p
+        assert server.refused == []
+        assert p.lines == []
+
+
+def sent(server):
+    """What went upstream, as chat messages."""
+    bodies = [r.body for r in server.requests]
+    return [
+        b["messages"] if "messages" in b else from_items(b["input"], b.get("instructions")).messages
+        for b in bodies
+    ]
+
+
+def output(call):
+    return HANDLERS[call.function.name](**json.loads(call.function.arguments))
+
+
+def done(server, p, conversation, answer):
+    """The task ended with all its calls made once, and memory saw to it."""
+    assert answer == "All is well."
+    assert sum(len(m.get("tool_calls") or ()) for m in conversation) == CALLS
+    assert len(server.requests) == STEPS + 1
+    check_budget(p.service, sent(server))
+    told = p.told(STEPS + 1)
+    assert {e.session for e in told} == {"task"}
+    assert {e.memory for e in told[10:]} == {"rebuilt"}
+    assert [e for e in told if e.outcome != "complete"] == []
+    with p.service.sessions.reading(None, "task") as state:
+        assert state.fact_store.size() == CALLS
+
+
+def test_the_reference_agent(long_task):
+    server, p = long_task
+    client = openai.OpenAI(base_url=p.base_url, api_key="k", default_headers=MEMORY)
+    told = run_agent(client, "scripted", START, TOOLS, HANDLERS, max_steps=100)
+    done(server, p, told, told[-1]["content"])
+
+
+def test_a_stream(long_task):
+    server, p = long_task
+    client = openai.OpenAI(base_url=p.base_url, api_key="k", default_headers=MEMORY)
+    messages = list(START)
+    while True:
+        with client.chat.completions.stream(model="scripted", messages=messages, tools=TOOLS) as stream:
+            said = stream.get_final_completion().choices[0].message
+        messages.append(said.model_dump(exclude_none=True))
+        if not said.tool_calls:
+            break
+        for call in said.tool_calls:
+            messages.append({"role": "tool", "tool_call_id": call.id, "content": output(call)})
+    done(server, p, messages, said.content)
+    assert all(e.streamed for e in p.exchanges)
+
+
+def test_asynchronously(long_task):
+    server, p = long_task
+
+    async def run():
+        messages = list(START)
+        async with openai.AsyncOpenAI(base_url=p.base_url, api_key="k", default_headers=MEMORY) as client:
+            while True:
+                pieces = await client.chat.completions.create(
+                    model="scripted",
+                    messages=messages,
+                    tools=TOOLS,
+                    stream=True,
+                    stream_options={"include_usage": True},
+                )
+                said = gathered([c async for c in pieces])
+                messages.append(said)
+                if "tool_calls" not in said:
+                    return messages
+                for call in said["tool_calls"]:
+                    text = HANDLERS[call["function"]["name"]](**json.loads(call["function"]["arguments"]))
+                    messages.append(
+                        {
+                            "role": "tool",
+                            "tool_call_id": call["id"],
+                            "content": [{"type": "text", "text": text}],
+                        }
+                    )
+
+    messages = asyncio.run(run())
+    done(server, p, messages, messages[-1]["content"])
+    assert all(e.input_tokens and e.output_tokens is not None for e in p.exchanges)
+
+
+def gathered(chunks):
+    """The message that the pieces of a stream make."""
+    said = {"role": "assistant", "content": ""}
+    for delta in (c.choices[0].delta for c in chunks if c.choices):
+        said["content"] += delta.content or ""
+        for piece in delta.tool_calls or ():
+            made = said.setdefault("tool_calls", [])
+            if piece.index == len(made):
+                made.append(
+                    {
+                        "id": piece.id,
+                        "type": "function",
+                        "function": {"name": piece.function.name, "arguments": ""},
+                    }
+                )
+            made[piece.index]["function"]["arguments"] += piece.function.arguments or ""
+    return said
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_responses(long_task, stream):
+    server, p = long_task
+    client = openai.OpenAI(base_url=p.base_url, api_key="k", default_headers=MEMORY)
+    items, made = [{"role": "user", "content": TASK}], 0
+    while True:
+        given = client.responses.create(
+            model="scripted", instructions=SYSTEM, input=items, tools=ITEM_TOOLS, store=False, stream=stream
+        )
+        if stream:
+            given = [e.response for e in given if e.type == "response.completed"][0]
+        items += [item.model_dump(exclude_none=True) for item in given.output]
+        asked = [item for item in given.output if item.type == "function_call"]
+        made += len(asked)
+        if not asked:
+            break
+        for call in asked:
+            text = HANDLERS[call.name](**json.loads(call.arguments))
+            items.append({"type": "function_call_output", "call_id": call.call_id, "output": text})
+    done(server, p, [{"tool_calls": range(made)}], given.output_text)
+    assert {e.route for e in p.exchanges} == {"responses"}
+
+
+def test_what_the_provider_holds_passes_and_is_flagged(tmp_path):
+    with (
+        ScriptedServer([say("a"), say("b"), say("c")]) as server,
+        proxied(server.base_url, tmp_path / "bank.db") as p,
+    ):
+        client = openai.OpenAI(base_url=p.base_url, api_key="k", default_headers=MEMORY)
+        ask = client.responses.with_raw_response.create
+        first = ask(model="scripted", input="hello")
+        second = ask(model="scripted", input="go on", previous_response_id=first.parse().id)
+        conversation = client.conversations.create()
+        third = ask(model="scripted", input=[{"role": "user", "content": "x"}], conversation=conversation.id)
+    reasons = [(r.headers["x-memory-status"], r.headers["x-memory-reason"]) for r in (first, second, third)]
+    assert reasons == [
+        ("passed", "no list of items"),
+        ("passed", "previous_response_id"),
+        ("passed", "conversation"),
+    ]
+
+
+def rounds_of(mark, count, random_ids=False):
+    """A conversation whose every output bears a mark."""
+    rng = random.Random(mark)
+    messages = [*START]
+    for k in range(count):
+        call_id = f"call_{rng.randbytes(12).hex()}" if random_ids else f"c{k}"
+        call = {"id": call_id, "type": "function", "function": {"name": "look", "arguments": "{}"}}
+        messages.append({"role": "assistant", "content": None, "tool_calls": [call]})
+        messages.append(
+            {"role": "tool", "tool_call_id": call_id, "content": f"{mark} {k} " + "of many words " * 400}
+        )
+    return messages
+
+
+def test_a_hundred_streams_at_once(tmp_path):
+    """Each has its own session, its own answer, and its own memory."""
+    with (
+        ScriptedServer(lambda body: say(body["messages"][-1]["content"].split()[0])) as server,
+        proxied(server.base_url, tmp_path / "bank.db", memory_timeout=60) as p,
+    ):
+        answers = {}
+        client = openai.OpenAI(base_url=p.base_url, api_key="k")
+
+        def ask(n):
+            messages, named = rounds_of(f"own{n}", 9), {"x-memory-session": f"s{n}"}
+            with client.chat.completions.stream(
+                model="scripted", messages=messages, extra_headers=named
+            ) as stream:
+                answers[n] = stream.get_final_completion().choices[0].message.content
+
+        threads = [threading.Thread(target=ask, args=(n,)) for n in range(100)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+        assert answers == {n: f"own{n}" for n in range(100)}
+        assert {e.memory for e in p.told(100)} == {"rebuilt"}
+        for request in server.requests:
+            assert len(set(re.findall("own[0-9]+", json.dumps(request.body)))) == 1
+
+
+def test_agents_without_a_name_that_say_the_same(tmp_path):
+    """Interleaved and retried, with one prompt and one key: each finds its own session by what it holds."""
+    with (
+        ScriptedServer(lambda body: say("go on")) as server,
+        proxied(server.base_url, tmp_path / "bank.db") as p,
+    ):
+        client = openai.OpenAI(base_url=p.base_url, api_key="k")
+        found = {}
+        for count in (1, 2, 9, 9, 12):
+            for mark in ("own1", "own2"):
+                raw = client.chat.completions.with_raw_response.create(
+                    model="scripted", messages=rounds_of(mark, count, random_ids=True)
+                )
+                found.setdefault(mark, set()).add(raw.headers["x-memory-session"])
+        assert [len(names) for names in found.values()] == [1, 1]
+        assert not found["own1"] & found["own2"]
+        assert {e.memory for e in p.told(10)[4:]} == {"rebuilt"}
+        for request in server.requests:
+            assert len(set(re.findall("own[0-9]+", json.dumps(request.body)))) == 1

@@ -1,0 +1,671 @@
+"""Tools injected by the proxy: an agent that knows nothing of them gets back what was left out."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import json
+import random
+import socket
+import threading
+import time
+from contextlib import contextmanager
+
+import openai
+import pytest
+from tests.service.processes import until
+from tests.service.proxied import RawUpstream, chunked, head_of, post, proxied, whole
+from tests.service.tasks import HANDLERS, TOOLS, get_order
+
+from memory_bank.bank.database import Database
+from memory_bank.config import Config, load_config
+from memory_bank.errors import UpstreamError
+from memory_bank.service.proxy.dialect import MEMORY_TOOLS
+from memory_bank.service.proxy.injection import NOT_YET, ROUNDS, Injection
+from memory_bank.service.proxy.rebuild import MemoryResult
+from memory_bank.service.proxy.routes import DIALECTS, ModelRequest, read_body
+from memory_bank.service.proxy.upstream import UpstreamAnswer
+from memory_bank.service.security.access import LOCAL
+from memory_bank.service.sessions import Sessions
+from memory_bank.testing import Reply, ScriptedServer, call, calls, fail, run_agent, say
+from memory_bank.testing.replies import cut, raw
+from memory_bank.transcript.itempairs import item_errors
+
+ITEM_TOOLS = [{"type": "function", **tool["function"]} for tool in TOOLS]
+SESSION = {"x-memory-session": "task"}
+HEADERS = (b"x-memory-session: task", b"content-type: application/json")
+STEPS = 12
+SECRET = json.loads(get_order(3))["lines"][41]["sku"]
+
+MESSAGES = [{"role": "system", "content": "You check."}, {"role": "user", "content": "Check the orders."}]
+ITEMS = list(MESSAGES)
+for n in range(STEPS):
+    function = {"name": "get_order", "arguments": json.dumps({"number": n})}
+    MESSAGES += [
+        {
+            "role": "assistant",
+            "content": None,
+            "tool_calls": [{"id": f"c{n}", "type": "function", "function": function}],
+        },
+        {"role": "tool", "tool_call_id": f"c{n}", "content": get_order(n)},
+    ]
+    ITEMS += [
+        {"type": "function_call", "call_id": f"c{n}", **function},
+        {"type": "function_call_output", "call_id": f"c{n}", "output": get_order(n)},
+    ]
+FETCH = call("get_record", trace_id="#4", path="lines[41].sku")
+ways = pytest.mark.parametrize("way", ["chat", "responses"])
+streams = pytest.mark.parametrize("stream", [False, True])
+
+
+BANK = {
+    "type": "memory_bank",
+    "selection": "evidence",
+    "embedding_model": "lexical",
+    "observer_model": "extractive",
+    "history_budget": 400,  # so that much is left out
+}
+
+
+@contextmanager
+def injected(tmp_path, script, **service):
+    """A proxy with our tools before a strict upstream."""
+    with ScriptedServer(script) as server:
+        settings = {"upstream": server.base_url, "database": str(tmp_path / "bank.db"), "strategy": "small"}
+        config = Config(
+            memory_strategies={"small": BANK},
+            default_strategy="small",
+            service={**settings, "inject_tools": True, "memory_timeout": 60.0, **service},
+        )
+        with proxied("", "", config) as p:
+            yield server, p
+        assert server.refused == []
+
+
+def client_of(p, **headers):
+    return openai.OpenAI(
+        base_url=p.base_url, api_key="k", max_retries=0, default_headers={**SESSION, **headers}
+    )
+
+
+def ask(p, way, stream=False, **more):
+    """One request of the real client; what it got: the words, the calls, the usage."""
+    client = client_of(p)
+    if way == "chat":
+        if not stream:
+            done = client.chat.completions.create(model="m", messages=MESSAGES, tools=TOOLS, **more)
+            said = done.choices[0].message
+        else:
+            options = {"stream_options": {"include_usage": True}, **more}
+            with client.chat.completions.stream(
+                model="m", messages=MESSAGES, tools=TOOLS, **options
+            ) as events:
+                done = events.get_final_completion()
+            said = done.choices[0].message
+        names = [(c.function.name, c.function.arguments) for c in said.tool_calls or ()]
+        return said.content, names, done.usage.model_dump(exclude_unset=True)
+    if not stream:
+        done = client.responses.create(model="m", input=ITEMS, tools=ITEM_TOOLS, **more)
+    else:
+        with client.responses.stream(model="m", input=ITEMS, tools=ITEM_TOOLS, **more) as events:
+            done = events.get_final_response()
+    names = [(i.name, i.arguments) for i in done.output if i.type == "function_call"]
+    return done.output_text or None, names, done.usage.model_dump()
+
+
+def said_in(body):
+    return body["messages"] if "messages" in body else body["input"]
+
+
+def tools_in(body):
+    return [t["function"]["name"] if "function" in t else t["name"] for t in body.get("tools") or ()]
+
+
+def results_in(body):
+    return [
+        m.get("content") or m.get("output")
+        for m in said_in(body)
+        if m.get("role") == "tool" or m.get("type") == "function_call_output"
+    ]
+
+
+# --- what was left out comes back
+
+
+@ways
+@streams
+def test_what_was_left_out_is_fetched_unseen(tmp_path, way, stream):
+    final = f"It is {SECRET}."
+    with injected(tmp_path, [FETCH, say(final)]) as (server, p):
+        words, names, usage = ask(p, way, stream)
+        assert (words, names) == (final, [])
+        first, second = (r.body for r in server.requests)
+        assert SECRET not in json.dumps(first)
+        assert (
+            tools_in(first)
+            == tools_in(second)
+            == [
+                "get_order",
+                "get_parcel",
+                *sorted(MEMORY_TOOLS, key=["search_memory", "get_record", "list_records"].index),
+            ]
+        )
+        [added] = [r for r in results_in(second) if "retrieved-data" in str(r) and SECRET in r]
+        assert added.startswith("<retrieved-data seal=")
+        assert said_in(second)[: len(said_in(first))] == said_in(first)
+        assert len(said_in(second)) == len(said_in(first)) + 2
+        assert p.lines == []
+        [told] = p.told()
+    assert told.outcome == "complete"
+    assert usage["total_tokens"] == (told.input_tokens or 0) + (told.output_tokens or 0)
+    assert usage["total_tokens"] > sum(len(json.dumps(b)) for b in (first, second)) // 5
+
+
+def test_asynchronously(tmp_path):
+    async def run(p):
+        async with openai.AsyncOpenAI(base_url=p.base_url, api_key="k", default_headers=SESSION) as client:
+            whole = client.chat.completions.create(model="m", messages=MESSAGES, tools=TOOLS)
+            pieces = await client.chat.completions.create(
+                model="m", messages=MESSAGES, tools=TOOLS, stream=True
+            )
+            streamed = "".join([c.choices[0].delta.content or "" async for c in pieces])
+            return (await whole).choices[0].message.content, streamed
+
+    def script(body):
+        return say(SECRET) if SECRET in json.dumps(body) else FETCH
+
+    with injected(tmp_path, script) as (_, p):
+        assert asyncio.run(run(p)) == (SECRET, SECRET)
+
+
+def test_an_agent_recovers_every_value_that_its_context_has_lost(tmp_path):
+    """A whole task by the reference agent; at its end the model needs what it saw long ago."""
+    rng = random.Random(7)
+    wanted = {n: rng.randrange(60) for n in range(20)}
+    skus = {n: json.loads(get_order(n))["lines"][k]["sku"] for n, k in wanted.items()}
+    lost, found = [], {}
+
+    def model():
+        body = yield
+        for n in wanted:
+            body = yield call("get_order", number=n)
+        seen = json.dumps(body["messages"])
+        lost.extend(n for n in wanted if skus[n] not in seen)
+        for i, n in enumerate(lost):
+            body = yield call("get_record", trace_id=f"#{n + 1}", path=f"lines[{wanted[n]}].sku")
+            found[n] = skus[n] in body["messages"][-1]["content"]
+            if i % ROUNDS == ROUNDS - 1:
+                body = yield call("get_parcel", number=i)
+        yield say("Done.")
+
+    turns = model()
+    next(turns)
+    with injected(tmp_path, turns.send) as (server, p):
+        told = run_agent(client_of(p), "m", MESSAGES[:2], TOOLS, HANDLERS, max_steps=60)
+        requests = len(server.requests)
+    assert told[-1]["content"] == "Done."
+    assert len(lost) > 15
+    assert found == dict.fromkeys(lost, True)
+    visible = [c["function"]["name"] for m in told for c in m.get("tool_calls") or ()]
+    assert visible == ["get_order"] * 20 + ["get_parcel"] * (len(lost) // ROUNDS)
+    assert requests == len(visible) + len(lost) + 1
+    assert "retrieved-data" not in json.dumps(told)
+
+
+# --- the client's own calls
+
+
+@ways
+@streams
+def test_a_call_of_both_is_answered_whole_and_only_the_clients_come_through(tmp_path, way, stream):
+    both = calls(("get_order", {"number": 99}), ("get_record", {"trace_id": "#4"}), content="Let me see.")
+    again = calls(("get_order", {"number": 99}), ("get_parcel", {"number": 1}))
+    with injected(tmp_path, [both, again]) as (server, p):
+        words, names, _ = ask(p, way, stream)
+        results = results_in(server.requests[1].body)[-2:]
+    assert names == [("get_order", '{"number": 99}'), ("get_parcel", '{"number": 1}')]
+    assert words == ("Let me see." if stream else None)
+    assert results[0] == NOT_YET
+    assert "ORD-1003" in results[1]
+
+
+@ways
+@streams
+def test_after_so_many_rounds_the_tools_are_gone(tmp_path, way, stream):
+    with injected(tmp_path, lambda body: FETCH if "get_record" in tools_in(body) else say("So be it.")) as (
+        server,
+        p,
+    ):
+        assert ask(p, way, stream)[:2] == ("So be it.", [])
+        offered = [tools_in(r.body) for r in server.requests]
+    assert ["get_record" in tools for tools in offered] == [True] * ROUNDS + [False]
+    assert offered[-1] == ["get_order", "get_parcel"]
+
+
+@ways
+@streams
+def test_mistakes_come_back_to_the_model(tmp_path, way, stream):
+    wrong = [
+        call("get_record", trace_id="#99"),
+        calls(("get_record", '{"trace_id": "#4'), ("search_memory", {})),
+    ]
+    with injected(tmp_path, [*wrong, say("I give up.")]) as (server, p):
+        assert ask(p, way, stream)[0] == "I give up."
+        results = results_in(server.requests[-1].body)[-3:]
+    assert "There is no record #99" in results[0]
+    assert results[1] == "The arguments of get_record are no JSON object."
+    assert "needs a query" in results[2]
+
+
+def test_another_owners_records_are_not_there(tmp_path):
+    with injected(tmp_path, [say("one"), FETCH, say("two")]) as (server, p):
+        other = client_of(p, **{"x-memory-session": "other"})
+        messages = [*MESSAGES[:3], {**MESSAGES[3], "content": "another"}]
+        other.chat.completions.create(model="m", messages=MESSAGES, tools=TOOLS)
+        with p.service.sessions.reading(None, "other") as state:
+            stranger = next(iter(state.fact_store.steps()))
+        client_of(p).chat.completions.create(model="m", messages=messages, tools=TOOLS)
+        assert "There is no record #4: this session has #1 to #1." in results_in(server.requests[-1].body)[-1]
+    with injected(tmp_path, [call("get_record", trace_id=stranger), say("three")]) as (server, p):
+        client_of(p).chat.completions.create(model="m", messages=messages, tools=TOOLS)
+        assert "No record of this session" in results_in(server.requests[-1].body)[-1]
+
+
+# --- to the byte
+
+
+def chat_answer(**more):
+    made = {
+        "id": "chatcmpl-1",
+        "choices": [{"index": 0, "message": {"role": "assistant", "content": "é"}}],
+        **more,
+    }
+    return json.dumps(made, indent=3).encode()
+
+
+def as_stream(*deltas, end=b"data: [DONE]\n\n"):
+    lines = [json.dumps({"id": "x", "choices": [{"index": 0, "delta": d}]}) for d in deltas]
+    return b"".join(f"data:  {line}\r\n\r\n".encode() for line in lines) + end
+
+
+LOOK = {
+    "tool_calls": [
+        {"index": 0, "id": "c", "type": "function", "function": {"name": "get_order", "arguments": "{}"}}
+    ]
+}
+SSE = b"content-type: text/event-stream; charset=utf-8"
+ANSWERS = {
+    "whole": whole(chat_answer(usage={"total_tokens": 1}), b"content-type: application/json", b"x-vendor: 1"),
+    "own call": whole(
+        chat_answer(choices=[{"message": {"role": "assistant", **LOOK}}]), b"content-type: application/json"
+    ),
+    "no json": whole(b"{broken", b"content-type: application/json"),
+    "no object": whole(b"[1]", b"content-type: application/json"),
+    "empty": whole(b"", b"content-type: application/json"),
+    "packed": whole(
+        gzip.compress(chat_answer()), b"content-type: application/json", b"content-encoding: gzip"
+    ),
+    "text": whole(b"data: what?", b"content-type: text/plain"),
+    "error": whole(
+        b'{"error": {}}', b"retry-after: 7", b"content-type: application/json", status=b"429 Slow"
+    ),
+    "chunked": chunked(chat_answer()[:9], chat_answer()[9:], headers=(b"content-type: application/json",)),
+    "stream": chunked(
+        *[as_stream({"role": "assistant"}, {"content": "a"})[i : i + 7] for i in range(0, 200, 7)],
+        headers=(SSE,),
+    ),
+    "stream with a call": chunked(
+        as_stream({"role": "assistant"}, {"content": "a"}, LOOK, {}), headers=(SSE,)
+    ),
+    "stream of one length": whole(as_stream({"content": "a"}), SSE),
+    "comments": chunked(b": wait\n\n", as_stream({"content": "a"}), b": bye\n\ndata: rest", headers=(SSE,)),
+    "no end": chunked(as_stream({"role": "assistant"}, LOOK, end=b""), headers=(SSE,)),
+    "failing stream": chunked(
+        as_stream({"content": "a"}, end=b'data: {"error": {"code": 1}}\n\n'), headers=(SSE,)
+    ),
+    "empty stream": chunked(headers=(SSE,)),
+    "stream that breaks off": chunked(
+        as_stream({"content": "a"}, LOOK, end=b""), None, headers=(SSE,), end=False
+    ),
+}
+PLAIN = {"model": "m", "messages": MESSAGES, "tools": TOOLS, "odd": [1.0, {"é": None}]}
+
+
+@pytest.mark.parametrize("name", ANSWERS)
+def test_where_nothing_is_fetched_the_answer_is_upstreams_to_the_byte(tmp_path, name):
+    answer = ANSWERS[name]
+    streamed = "stream" in name or name in ("comments", "no end")
+    body = json.dumps({**PLAIN, "stream": streamed}, indent=1).encode()
+    with RawUpstream(lambda _: answer) as up:
+        came = {}
+        for inject in (False, True):
+            with proxied(up.base_url, tmp_path / f"{inject}.db", inject_tools=inject) as p:
+                came[inject] = post(p.port, "/v1/chat/completions", body, *HEADERS)
+    bare, with_tools = came[False], came[True]
+    assert (with_tools.status, with_tools.body, with_tools.whole) == (bare.status, bare.body, bare.whole)
+    varying = {b"date", b"x-memory-request-id", b"x-request-id"} | (
+        {b"content-length", b"transfer-encoding"} if streamed else set()
+    )
+    assert [h for h in with_tools.headers if h[0] not in varying] == [
+        h for h in bare.headers if h[0] not in varying
+    ]
+    tools = json.loads(up.got[1].body).pop("tools")
+    assert tools[:2] == TOOLS
+    assert len(tools) == 5
+    start, end = (up.got[0].body.index(part) for part in (b'"tools": ', b'"odd"'))
+    assert up.got[1].body[:start] == up.got[0].body[:start]
+    assert up.got[1].body.endswith(up.got[0].body[end:])
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"tool_choice": "none"},
+        {"tool_choice": {"type": "function", "function": {"name": "get_order"}}},
+        {"n": 2},
+        {"functions": [{"name": "get_order"}]},
+        {"tools": [*TOOLS, {"type": "function", "function": {"name": "get_record"}}]},
+        {"messages": MESSAGES[:2]},
+    ],
+)
+def test_where_they_are_not_offered_the_request_is_the_same(tmp_path, more):
+    body = json.dumps({**PLAIN, **more}).encode()
+    with RawUpstream(lambda _: ANSWERS["whole"]) as up:
+        for inject in (False, True):
+            with proxied(up.base_url, tmp_path / f"{inject}.db", inject_tools=inject) as p:
+                post(p.port, "/v1/chat/completions", body, *HEADERS)
+    assert up.got[0].body == up.got[1].body
+
+
+def fetching(name="list_records", **more):
+    """The message of a turn that calls one of our tools."""
+    made = {"id": "c", "type": "function", "function": {"name": name, "arguments": "{}"}}
+    return {"role": "assistant", "tool_calls": [made], **more}
+
+
+USAGE = {"prompt_tokens": 10, "completion_tokens": 2, "details": {"cached_tokens": 3}}
+JSON = b"content-type: application/json"
+
+
+@contextmanager
+def answering(tmp_path, answers):
+    """A proxy with our tools before an upstream that gives these bytes; what a request brings back."""
+    left = list(answers)
+    with (
+        RawUpstream(lambda _: left.pop(0)) as up,
+        proxied(up.base_url, tmp_path / "b.db", inject_tools=True) as p,
+    ):
+        yield up, lambda body: post(p.port, "/v1/chat/completions", body, *HEADERS)
+    assert left == []
+
+
+def test_only_the_usage_of_an_answer_changes_when_something_was_fetched(tmp_path):
+    hidden = whole(chat_answer(choices=[{"message": fetching()}], usage=USAGE), JSON)
+    last = chat_answer(usage=USAGE, vendor={"usage": USAGE})
+    with answering(tmp_path, [hidden, hidden, whole(last, JSON)]) as (_, ask):
+        came = ask(PLAIN)
+    all_three = b'{"prompt_tokens":30,"completion_tokens":6,"details":{"cached_tokens":9}}'
+    assert came.body == chat_answer(usage="THERE", vendor={"usage": USAGE}).replace(b'"THERE"', all_three)
+    assert came.header(b"content-length") == str(len(came.body)).encode()
+    assert came.header(b"x-memory-fetched") == b"2"
+
+
+def test_a_stream_after_turns_of_every_form(tmp_path):
+    """Whole where a stream was asked for, then a stream of a length that was told, then one in chunks."""
+    delta = {"tool_calls": [{"index": 0, **fetching()["tool_calls"][0]}]}
+    counted = {"id": "x", "choices": [], "usage": USAGE}
+    end = b"data: " + json.dumps(counted).encode() + b"\n\ndata: [DONE]\n\n"
+    answers = [
+        whole(chat_answer(choices=[{"message": fetching()}], usage=USAGE), JSON),
+        whole(as_stream({"content": "Wait."}, delta, end=end), SSE),
+        chunked(as_stream({"role": "assistant", "content": "Done."}, end=end), headers=(SSE,)),
+    ]
+    with answering(tmp_path, answers) as (_, ask):
+        came = ask({**PLAIN, "stream": True})
+    lines = [line[5:].strip() for line in came.body.splitlines() if line.startswith(b"data:")]
+    assert came.whole
+    values = [json.loads(line) for line in lines[:-1]]
+    assert [v["choices"][0]["delta"] for v in values[:-1]] == [{"content": "Wait."}, {"content": "\n\nDone."}]
+    assert values[-1]["usage"] == {
+        "prompt_tokens": 30,
+        "completion_tokens": 6,
+        "details": {"cached_tokens": 9},
+    }
+    assert came.header(b"x-memory-fetched") == b"1"  # as many as before the first byte
+
+
+def test_what_goes_upstream_again_is_what_went_before(tmp_path):
+    body = json.dumps({**PLAIN, "big": 12345678901234567890123, "text": "\u00e9"}, indent=2).encode()
+    hidden = fetching(reasoning_content="hm", refusal=None)
+    answers = [chat_answer(choices=[{"message": hidden}]), chat_answer()]
+    with answering(tmp_path, [whole(a, JSON) for a in answers]) as (up, ask):
+        ask(body)
+    first, second = (json.loads(got.body) for got in up.got)
+    assert b"12345678901234567890123" in up.got[1].body
+    made = second["messages"][len(first["messages"]) :]
+    assert made[0] == {"content": None, **fetching(reasoning_content="hm")}
+    assert made[1]["tool_call_id"] == "c"
+    assert "get_order, step 1" in made[1]["content"]
+    del second["messages"][-2:]
+    assert second == first
+    for got in up.got:
+        assert got.body.endswith(body[body.index(b'"odd"') :])
+
+
+# --- what the provider keeps
+
+
+@streams
+@pytest.mark.parametrize("store", [True, False])
+def test_reasoning_goes_with_its_calls_and_a_stored_response_can_be_gone_on_with(tmp_path, stream, store):
+    named = stream and store  # by previous_response_id: only where nothing is said before the last turn
+    script = [
+        Reply(
+            None if named else "First words.", [("get_record", {"trace_id": "#4"})], reasoning="I look it up."
+        ),
+        Reply(None, [("list_records", {})], reasoning="One more."),
+        Reply("Last words.", [], reasoning="Now I know."),
+        Reply("And so on."),
+    ]
+    with injected(tmp_path, script) as (server, p):
+        client = client_of(p)
+        options = {"model": "m", "input": ITEMS, "tools": ITEM_TOOLS, "store": store}
+        if stream:
+            with client.responses.stream(**options) as events:
+                seen = list(events)
+                done = events.get_final_response()
+            assert [e.sequence_number for e in seen if e.type != "response.output_text.delta"] == sorted(
+                e.sequence_number for e in seen if e.type != "response.output_text.delta"
+            )
+            kinds = ["reasoning", "message"] * (1 if named else 2)
+        else:
+            done = client.responses.create(**options)
+            kinds = ["reasoning", "message"]
+        assert [i.type for i in done.output] == kinds
+        again = [*ITEMS, *(i.to_dict() for i in done.output), {"role": "user", "content": "And?"}]
+        if store:
+            then = client.responses.create(
+                model="m", previous_response_id=done.id, input="And?", tools=ITEM_TOOLS
+            )
+        else:
+            then = client.responses.create(**{**options, "input": again})
+        assert then.output_text == "And so on."
+        assert item_errors(again) == []
+    hidden = server.requests[2].body["input"]
+    assert [i["type"] for i in hidden if i.get("type") in ("reasoning", "function_call")][-4:] == [
+        "reasoning", "function_call", "reasoning", "function_call",
+    ]  # fmt: skip
+
+
+# --- faults
+
+
+@ways
+@streams
+def test_an_error_after_a_fetch_passes_while_nothing_was_given(tmp_path, way, stream):
+    with injected(tmp_path, [FETCH, fail(429, "slow down", retry_after=7)]) as (_, p):
+        with pytest.raises(openai.RateLimitError, match="slow down") as error:
+            ask(p, way, stream)
+        assert error.value.response.headers["retry-after"] == "7"
+        assert error.value.response.headers["x-memory-fetched"] == "1"
+
+
+@ways
+def test_after_words_were_given_an_error_breaks_the_stream(tmp_path, way):
+    both = calls(("get_record", {"trace_id": "#4"}), content="Let me see what there was.")
+    with injected(tmp_path, [both, fail(500, "no")]) as (_, p):
+        got = []
+
+        def read():
+            if way == "chat":
+                options = {"messages": MESSAGES, "tools": TOOLS}
+                for chunk in client_of(p).chat.completions.create(model="m", stream=True, **options):
+                    got.append(chunk.choices[0].delta.content or "")
+            else:
+                options = {"input": ITEMS, "tools": ITEM_TOOLS}
+                for event in client_of(p).responses.create(model="m", stream=True, **options):
+                    got.append(getattr(event, "delta", ""))
+
+        with pytest.raises((openai.APIConnectionError, openai.APIError)):
+            read()
+        assert "".join(got) == "Let me see what there was."
+        assert p.told()[0].outcome == "broken_off"
+        assert [line for line in p.lines if "500" in line] != []
+
+
+@streams
+def test_upstream_that_hangs_up_in_a_hidden_turn(tmp_path, stream):
+    with injected(tmp_path, [FETCH, cut(0)]) as (_, p):
+        with pytest.raises(openai.APIStatusError) as error:
+            ask(p, "chat", stream)
+        assert error.value.status_code == 502
+    broken = (openai.APIError, openai.APIConnectionError)
+    with injected(tmp_path, [FETCH, cut(30)]) as (_, p), pytest.raises(broken):
+        ask(p, "chat", stream)
+
+
+@ways
+@streams
+def test_a_client_that_goes_away_ends_the_hidden_turns(tmp_path, way, stream):
+    slow = Reply("too late", delay=60)
+    with injected(tmp_path, [FETCH, slow]) as (server, p):
+        if way == "chat":
+            path, asked = "/v1/chat/completions", {"messages": MESSAGES, "tools": TOOLS}
+        else:
+            path, asked = "/v1/responses", {"input": ITEMS, "tools": ITEM_TOOLS}
+        data = json.dumps({"model": "m", "stream": stream, **asked}).encode()
+        with socket.create_connection(("127.0.0.1", p.port), timeout=60) as client:
+            client.sendall(head_of("POST", path, data, *HEADERS) + data)
+            until(lambda: len(server.requests) == 2)  # the hidden turn before it is over
+        until(lambda: server.hangups)
+        assert len(server.requests) == 2
+        assert p.told()[0].outcome == "client_gone"
+
+
+def test_words_come_at_once_while_a_turn_goes_on(tmp_path):
+    both = Reply("Let me see what there was.", [("get_record", {"trace_id": "#4"})], pause=0.2)
+    with injected(tmp_path, [both, say("Done.")]) as (_, p):
+        began = time.monotonic()
+        pieces = client_of(p).chat.completions.create(model="m", messages=MESSAGES, tools=TOOLS, stream=True)
+        times = [(time.monotonic() - began, c.choices[0].delta.content) for c in pieces if c.choices]
+        first = next(at for at, words in times if words)
+    assert times[-1][0] - first > 0.6
+
+
+def test_a_memory_that_hangs_is_told_to_the_model(tmp_path):
+    with injected(tmp_path, [say("one"), FETCH, say("two")], memory_timeout=1.0) as (server, p):
+        ask(p, "chat")
+        held, let_go = threading.Event(), threading.Event()
+
+        def hold():
+            with p.service.sessions.reading(None, "task"):
+                held.set()
+                let_go.wait(20)
+
+        thread = threading.Thread(target=hold)
+        thread.start()
+        held.wait(5)
+        try:
+            assert ask(p, "chat")[0] == "two"
+        finally:
+            let_go.set()
+            thread.join()
+        assert results_in(server.requests[-1].body)[-1] == "The memory did not answer in time."
+
+
+def test_an_answer_that_cannot_be_read_ends_it(tmp_path):
+    with injected(tmp_path, [FETCH, raw("{broken")]) as (_, p):
+        came = post(p.port, "/v1/chat/completions", PLAIN, *HEADERS)
+    assert (came.status, came.body) == (200, b"{broken")
+
+
+def test_it_is_off_unless_it_is_asked_for(tmp_path):
+    with ScriptedServer([say("one")]) as server, proxied(server.base_url, tmp_path / "bank.db") as p:
+        assert ask(p, "chat")[0] == "one"
+        assert tools_in(server.requests[0].body) == ["get_order", "get_parcel"]
+
+
+class Kept(UpstreamAnswer):
+    """An answer that knows whether it was let go of."""
+
+    def __init__(self, data, headers, status=200, breaks=False):
+        super().__init__(status, headers, self._all(data, breaks))
+        self.closed = False
+
+    async def _all(self, data, breaks):
+        for i in range(0, len(data), 40):
+            yield data[i : i + 40]
+        if breaks:
+            raise UpstreamError("it broke off.")
+
+    async def aclose(self):
+        self.closed = True
+
+
+@pytest.mark.parametrize("ending", ["all", "at once", "midway", "error", "breaks", "cannot send"])
+def test_every_answer_is_let_go_of(tmp_path, ending):
+    """However far the client reads, and whatever upstream does."""
+    sse, plain = [(b"content-type", b"text/event-stream")], [(b"content-type", b"application/json")]
+    delta = {"tool_calls": [{"index": 0, **fetching()["tool_calls"][0]}]}
+    last = {
+        "error": Kept(b"{}", plain, 429),
+        "breaks": Kept(as_stream({"content": "b"}), sse, breaks=True),
+        "cannot send": UpstreamError("unreachable."),
+    }.get(ending) or Kept(as_stream({"content": "b" * 200}, {"content": "c"}), sse)
+    script = [Kept(as_stream({"content": "a"} if ending != "at once" else {}, delta), sse), last]
+    answers = [a for a in script if isinstance(a, Kept)]
+    database = Database(tmp_path / "bank.db")
+    sessions = Sessions(database, load_config())
+    sessions.rebuild(None, "task", MESSAGES)
+    data = json.dumps({**PLAIN, "stream": True}).encode()
+    memory = MemoryResult("unchanged", session="task")
+    asked = ModelRequest(DIALECTS[0], LOCAL, data, read_body(data, DIALECTS[0]), memory)
+
+    async def send(_):
+        answer = script.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    async def main():
+        answer = await Injection(sessions, 5.0)(asked, send)
+        read = b""
+        try:
+            async for piece in answer.body:
+                read += piece
+                if ending == "midway":
+                    break
+        except UpstreamError as e:
+            return read, e
+        finally:
+            await answer.aclose()
+        return read, None
+
+    read, error = asyncio.run(main())
+    assert (error is not None) == (ending in ("error", "breaks", "cannot send"))
+    assert b"get_record" not in read
+    assert [a.closed for a in answers[: 1 if ending == "midway" else None]] == [True] * (
+        1 if ending == "midway" else len(answers)
+    )
+    sessions.close()
+    database.close()

@@ -1,0 +1,87 @@
+"""Messages that came before: the same objects, what is known of them, and never more than are remembered."""
+
+from __future__ import annotations
+
+import json
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from memory_bank.service.proxy.body import MessageCache, parse_body, render_body
+
+
+def body_of(*messages, **more):
+    return parse_body(json.dumps({"messages": messages, **more}).encode(), "messages")
+
+
+def said(text):
+    return {"role": "user", "content": text}
+
+
+def test_the_same_bytes_are_the_same_object():
+    seen = MessageCache()
+    first = seen.intern(body_of(said("a"), said("b")), "messages").value["messages"]
+    again = seen.intern(body_of(said("a"), said("c"), said("b")), "messages").value["messages"]
+    assert again == [said("a"), said("c"), said("b")]
+    assert again[0] is first[0]
+    assert again[2] is first[1]
+
+
+def test_no_two_of_one_body_are_the_same_object():
+    seen = MessageCache()
+    for _ in range(2):
+        body = seen.intern(body_of(*[said("go on")] * 3), "messages")
+        assert body.value["messages"] == [said("go on")] * 3
+        assert len(set(map(id, body.value["messages"]))) == 3
+        assert [value for value, _ in body.elements["messages"]] == body.value["messages"]
+
+
+def test_what_is_known_is_asked_once():
+    seen, asked = MessageCache(), []
+
+    def find(message):
+        asked.append(message)
+        return None if message["content"] == "a" else len(asked)
+
+    (a, b) = seen.intern(body_of(said("a"), said("b")), "messages").value["messages"]
+    assert [seen.result("one", m, find) for m in (a, b, a, b)] == [None, 2, None, 2]
+    assert seen.result("other", b, find) == 3
+    assert seen.result("one", dict(a), find) is None  # equal, but no object of ours
+    assert asked == [a, b, b, a]
+
+
+def test_what_is_forgotten_is_asked_anew():
+    seen = MessageCache(chars=1000)
+    old = seen.intern(body_of(said("old")), "messages").value["messages"][0]
+    assert seen.result("length", old, len) == 2
+    for n in range(40):
+        seen.intern(body_of(said(f"{n} " + "x" * 100)), "messages")
+    assert seen.result("length", old, lambda _: "anew") == "anew"
+    assert seen.intern(body_of(said("old")), "messages").value["messages"][0] is not old
+    assert len(seen._by_id) == len(seen._by_text) < 10
+
+
+def test_what_is_no_list_of_messages_is_left_alone():
+    seen = MessageCache()
+    for given_ in ({}, {"messages": "text"}, {"messages": []}):
+        body = parse_body(json.dumps(given_).encode(), "messages")
+        assert seen.intern(body, "messages") is body
+    odd = [None, 1, "x", [], ["x"]]
+    assert seen.intern(body_of(*odd), "messages").value["messages"] == odd
+
+
+messages = st.lists(
+    st.one_of(st.builds(said, st.sampled_from(["", "a", "b", "é", "\ud800"])), st.just(7)), max_size=8
+)
+
+
+@given(st.lists(messages, max_size=6))
+def test_a_body_says_what_it_said(requests):
+    seen = MessageCache(chars=120)
+    for given_ in requests:
+        plain = body_of(*given_, stream=True)
+        body = seen.intern(plain, "messages")
+        assert body.value == plain.value
+        assert render_body(body, {"messages": body.value["messages"]}) == plain.data
+        kept = body.value["messages"][::2]
+        assert json.loads(render_body(body, {"messages": kept}))["messages"] == given_[::2]

@@ -1,0 +1,174 @@
+"""A request's memory: what it puts off changes no context, and who leaves early leaves nothing behind."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import random
+
+import pytest
+from tests.chats import call, result, system, user
+
+from memory_bank import LexicalEmbedder, MemoryBankState, apply_memory_bank_strategy
+from memory_bank.bank.database import Database
+from memory_bank.bank.insights import InsightStore
+from memory_bank.bank.maintenance import purge, verify
+from memory_bank.service.proxy.identity import Identity
+from memory_bank.service.proxy.rebuild import Rebuilder
+from memory_bank.service.proxy.routes import DIALECTS, read_body
+from memory_bank.service.security.access import LOCAL
+from memory_bank.service.sessions import Sessions
+
+CHAT = DIALECTS[0]
+
+
+def noted(n):
+    rows = [{"order": f"ORD-{1000 + n}", "line": k, "sku": f"SKU-{n * 97 + k * 13}"} for k in range(40)]
+    wanted = {"number": n, "sku": f"SKU-{(n - 3) * 97}"}
+    return [call((f"c{n}", "get_order", wanted), text=f"Now {n}."), result(f"c{n}", json.dumps(rows))]
+
+
+def conversation(count):
+    return [system(), user("Which orders are late?"), *(m for n in range(count) for m in noted(n))]
+
+
+@pytest.mark.parametrize("key", ["memory_bank", "memory_bank_cached"])
+@pytest.mark.parametrize("finished", [0.0, 0.5, 1.0])
+def test_what_is_put_off_changes_no_context(configured, key, finished):
+    rng = random.Random(finished)
+    config = configured(strategy=key)
+    sessions = Sessions(Database(""), config)
+    with MemoryBankState(session_id="s") as alone:
+        for count in range(1, 40):
+            messages = conversation(count)
+            made = sessions.rebuild(None, "s", messages)
+            expected, tokens = apply_memory_bank_strategy(messages, None, config.strategy(key), alone)
+            assert (made.messages, made.tokens) == (expected, tokens)
+            assert made.plan.as_dict()["decisions"] == alone.last_plan.as_dict()["decisions"]
+            if rng.random() < finished:
+                sessions.finish(made)
+                assert len(made.state.evidence.numbers) == count
+        made.plan.manifest()
+    sessions.close()
+
+
+def test_a_session_that_was_reset_finishes_nothing(configured):
+    sessions = Sessions(Database(""), configured())
+    made = sessions.rebuild(None, "s", conversation(3))
+    sessions.reset(None, "s")
+    sessions.finish(made)
+    again = sessions.rebuild(None, "s", conversation(2))
+    sessions.finish(again)
+    assert len(again.state.evidence.numbers) == 2
+    sessions.close()
+
+
+def summaries(database):
+    return list(InsightStore(LexicalEmbedder(), database, "s").trace_ids())
+
+
+def test_facts_come_with_the_context_and_summaries_after_it(configured, bank_url):
+    database = Database(bank_url)
+    sessions = Sessions(database, configured())
+    made = sessions.rebuild(None, "s", conversation(3))
+    assert (made.state.fact_store.size(), summaries(database)) == (3, [])
+    sessions.finish(made)
+    assert summaries(database) == list(made.state.steps)
+    last = sessions.rebuild(None, "s", conversation(5))
+    sessions.close()  # nobody came to finish it
+    assert summaries(database) == list(last.state.steps)
+    assert list(verify(database)) == []
+    database.close()
+
+
+def test_summaries_of_a_service_that_was_killed_are_made_by_the_next(configured, tmp_path):
+    killed, database = Database(tmp_path / "bank.db"), Database(tmp_path / "bank.db")
+    Sessions(killed, configured()).rebuild(None, "s", conversation(3))
+    assert summaries(database) == []
+    sessions = Sessions(database, configured())
+    made = sessions.rebuild(None, "s", conversation(4))
+    sessions.finish(made)
+    assert summaries(database) == list(made.state.steps)
+    assert len(made.state.steps) == 4
+
+
+@pytest.mark.parametrize("end", ["finish", "close"])
+def test_summaries_of_before_a_reset_do_not_come_after_it(configured, bank_url, end):
+    database = Database(bank_url)
+    sessions = Sessions(database, configured())
+    made = sessions.rebuild(None, "s", conversation(3))
+    for _ in purge(database, session_id="s"):  # by another process
+        pass
+    if end == "finish":
+        sessions.finish(made)
+    sessions.close()
+    assert summaries(database) == []
+    assert list(verify(database)) == []
+    database.close()
+
+
+def test_an_embedder_that_fails_is_told_and_asked_again(configured, monkeypatch, caplog):
+    database = Database("")
+    sessions = Sessions(database, configured())
+    made = sessions.rebuild(None, "s", conversation(3))
+    with monkeypatch.context() as m, caplog.at_level(logging.WARNING, "memory_bank"):
+        m.setattr(LexicalEmbedder, "encode", lambda self, texts: [])
+        sessions.finish(made)
+    assert "summaries wait for the next step" in caplog.text
+    sessions.finish(sessions.rebuild(None, "s", conversation(3)))
+    assert len(summaries(database)) == 3
+    sessions.close()
+
+
+def test_a_loop_is_told_once_the_context_is_there(configured, caplog):
+    sessions = Sessions(Database(""), configured())
+    same = [m for n in range(3) for m in (call((f"c{n}", "get_order", {"n": 1})), result(f"c{n}", "late"))]
+    with caplog.at_level(logging.WARNING, "memory_bank"):
+        made = sessions.rebuild(None, "s", [system(), user(), *same])
+        assert "repeats itself" not in caplog.text
+        sessions.finish(made)
+    assert caplog.text.count("repeats itself") == 1
+    sessions.close()
+
+
+def asked(memory, count, **headers):
+    body = read_body(json.dumps({"messages": conversation(count)}).encode(), CHAT)
+    return memory.rebuild(LOCAL, CHAT, body, {"x-memory-session": "s", **headers}, "key")
+
+
+def test_what_was_put_off_is_done_soon(configured):
+    database = Database("")
+    sessions = Sessions(database, configured())
+    memory = Rebuilder(sessions, Identity(database), 5)
+
+    async def run():
+        told = await asked(memory, 3)
+        await asyncio.gather(*asyncio.all_tasks() - {asyncio.current_task()})
+        return told
+
+    assert asyncio.run(run()).status == "unchanged"
+    state = sessions.rebuild(None, "s", conversation(3)).state
+    assert len(state.evidence.numbers) == 3
+    sessions.close()
+
+
+def test_one_who_leaves_while_others_wait_for_a_thread(configured):
+    """A step that never began is not waited for, and the next is made as ever."""
+    database = Database("")
+    sessions = Sessions(database, configured())
+    memory = Rebuilder(sessions, Identity(database), 30)
+
+    async def run():
+        waiting = [asyncio.create_task(asked(memory, 12, **{"x-memory-session": f"s{n}"})) for n in range(40)]
+        await asyncio.sleep(0)
+        for task in waiting[::2]:
+            task.cancel()
+        done = await asyncio.gather(*waiting, return_exceptions=True)
+        return done, await asked(memory, 13)
+
+    done, last = asyncio.run(run())
+    assert {d.status for d in done[1::2]} == {"rebuilt"}
+    assert all(isinstance(d, asyncio.CancelledError) for d in done[::2])
+    assert last.status == "rebuilt"
+    sessions.close()
