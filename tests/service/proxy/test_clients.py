@@ -53,7 +53,8 @@ def done(server, p, conversation, answer):
     told = p.told(STEPS + 1)
     assert {e.session for e in told} == {"task"}
     assert {e.memory for e in told[10:]} == {"rebuilt"}
-    assert [e for e in told if e.outcome != "complete"] == []
+    left = {"client_gone"} if all(e.streamed for e in told) else set()  # at [DONE], before the last byte
+    assert {e.outcome for e in told} - left == {"complete"}
     with p.service.sessions.reading(None, "task") as state:
         assert state.fact_store.size() == CALLS
 
