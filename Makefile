@@ -6,11 +6,11 @@ PYTHON ?= python3
 VENV   := .venv
 BASE   := .venv-base
 PIP     = bin/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt
-# The tests of a file stay together: they share servers and models. Many wait for processes: more workers than cores.
+# Tests of one file run in one worker, because they share servers and models. Many wait for processes, hence five.
 ON_ALL_CORES = -n 5 --dist loadfile --no-loadscope-reorder
-# Many processes are started: none is to compile again what it imports, whatever the environment says.
+# The tests start many processes; they reuse compiled modules even if the environment says otherwise.
 export PYTHONDONTWRITEBYTECODE :=
-# A process has one core at best: threads that spin for work take it from the others.
+# One thread per process for numerical libraries: the tests use all cores already.
 export OMP_NUM_THREADS := 1
 
 .PHONY: demo test test-base lint docs format wheel clean
@@ -30,7 +30,7 @@ lint: $(VENV)/.full
 	$(VENV)/bin/mypy
 
 docs: $(VENV)/.docs
-	$(VENV)/bin/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --strict --quiet
 
 format: $(VENV)/.full
 	$(VENV)/bin/ruff check --fix .
@@ -42,7 +42,7 @@ $(VENV)/.base: pyproject.toml constraints.txt
 	@$(VENV)/$(PIP) -e .
 	@touch $@
 
-# torch first and alone: its constraint asks for a CPU build, so that no CUDA package comes along.
+# torch is installed first: its constraint asks for a CPU build, so that no CUDA packages are installed.
 $(VENV)/.full: $(VENV)/.base
 	@echo "adding all extras and the test tools (once, a few minutes)"
 	@$(VENV)/$(PIP) torch
@@ -50,6 +50,7 @@ $(VENV)/.full: $(VENV)/.base
 	@touch $@
 
 $(VENV)/.docs: $(VENV)/.base
+	@echo "adding mkdocs and the service (once)"
 	@$(VENV)/$(PIP) -e '.[service,mcp,docs]'
 	@touch $@
 

@@ -97,16 +97,23 @@ def module_page(title: str, module: str, intro: str) -> str:
     return "\n".join(lines) + "\n"
 
 
+CLI_INTRO = """\
+# Command line
+
+What `memory-bank VERB --help` prints. Every verb but `demo` takes `--json`. Exit codes: 0 success, 1 failure,
+2 wrong usage, 130 Ctrl-C. An error is one sentence on standard error."""
+
+
 def cli_page() -> str:
     """The help of `memory-bank` and of each of its verbs."""
     import typer.main
 
     from memory_bank.cli.app import app
 
-    lines = ["# Command line", "", "What `memory-bank VERB --help` prints."]
+    lines = [CLI_INTRO]
 
     def add(command: Any, name: str, parent: Any) -> None:
-        context = command.context_class(command, info_name=name, parent=parent, terminal_width=100)
+        context = command.context_class(command, info_name=name, parent=parent, terminal_width=72)
         level = "#" * (2 if parent is None or parent.parent is None else 3)
         lines.extend(["", f"{level} {context.command_path}", "", "```text", command.get_help(context), "```"])
         for sub in getattr(command, "commands", {}).items():
