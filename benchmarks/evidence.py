@@ -37,13 +37,13 @@ from typing import Any
 
 from memory_bank.config import load_config
 from memory_bank.errors import MemoryBankError
-from memory_bank.lab.meter.audit import read_all
-from memory_bank.lab.meter.columns import COLUMNS
-from memory_bank.lab.meter.costs import REFERENCE, named_counter
-from memory_bank.lab.meter.figures import Figures
-from memory_bank.lab.meter.page import Section, render_page, render_plot
-from memory_bank.lab.meter.runs import measure
-from memory_bank.lab.meter.strategies import Strategy, parse_strategy
+from memory_bank.lab.costs import REFERENCE, named_counter
+from memory_bank.lab.meter.figures import COLUMNS, Figures
+from memory_bank.lab.meter.measure import measure
+from memory_bank.lab.pages import PageSection, figures_page, plot_file
+from memory_bank.lab.strategies import Strategy, parse_strategy
+from memory_bank.lab.tables import markdown_table
+from memory_bank.lab.traces import TraceFiles
 
 ROOT = Path(__file__).resolve().parents[1]
 DATA = ROOT.parent / "shared" / "data"
@@ -75,12 +75,8 @@ def data_name(path: Path) -> str:
 
 def markdown(rows: Mapping[str, Sequence[Figures]]) -> str:
     """A table: a row for each strategy, the mean where there are several figures."""
-    titles = [c.title for c in COLUMNS]
-    lines = [f"| strategy | {' | '.join(titles)} |", "|---|" + "---:|" * len(titles)]
-    for name, figures in rows.items():
-        shown = name.replace("|", "\\|")
-        lines.append(f"| {shown} | {' | '.join(c.cell(figures) for c in COLUMNS)} |")
-    return "\n".join(lines)
+    cells = [[name, *(c.cell(*figures) for c in COLUMNS)] for name, figures in rows.items()]
+    return markdown_table(["strategy", *(c.title for c in COLUMNS)], cells)
 
 
 def progress(name: str) -> Any:
@@ -152,7 +148,7 @@ def main() -> int:
     apart: list[str] = []
     for path in paths:
         name = data_name(path)
-        traces, _, _ = read_all([path], lambda told: print(told, file=sys.stderr))
+        traces = list(TraceFiles([path], lambda told: print(told, file=sys.stderr)))
         start = time.perf_counter()
         ours = [parse_strategy(n.replace(SET, name), config) for n in held_out]
         tried = [*strategies, *(replace(s, name=n) for s, n in zip(ours, held_out, strict=True))]
@@ -174,10 +170,11 @@ def main() -> int:
     if args.json:
         args.json.write_text(json.dumps(_document(args, counter, results, names, config), indent=1))
     if args.html:
-        args.html.write_text(_page(results), encoding="utf-8")
+        sections = [PageSection(name, list(rows.items())) for name, rows in results.items()]
+        args.html.write_text(figures_page("Evidence kept, and its price", "", sections), encoding="utf-8")
     if args.svg:
         name, rows = next(iter(results.items()))
-        args.svg.write_text(render_plot(Section(name, list(rows.items()))), encoding="utf-8")
+        args.svg.write_text(plot_file(PageSection(name, list(rows.items()))), encoding="utf-8")
     for line in apart:
         print(f"apart by more than a point: {line}")
     return 1 if apart else 0
@@ -203,11 +200,6 @@ def _print_comparison(
             f"{data_name(path)}, {strategy.name}, {k}: {p:+.2f}" for k, p in points.items() if differs(p)
         ]
     return apart
-
-
-def _page(results: Results) -> str:
-    sections = [Section(name, list(rows.items())) for name, rows in results.items()]
-    return render_page("Evidence kept, and its price", "", sections)
 
 
 def _document(

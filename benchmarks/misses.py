@@ -17,11 +17,11 @@ from pathlib import Path
 
 import numpy as np
 
-from memory_bank.lab.meter.audit import read_all
-from memory_bank.lab.meter.costs import Costs, named_counter
+from memory_bank.lab.costs import Costs, named_counter
 from memory_bank.lab.meter.matching import Reader
 from memory_bank.lab.meter.needs import Need, environment_constants, needs_of
 from memory_bank.lab.meter.recall import context_pages, recall
+from memory_bank.lab.traces import TraceFiles
 from memory_bank.lab.training.train import replay_steps
 from memory_bank.selection.candidates import fold
 from memory_bank.selection.index import EvidenceIndex
@@ -73,7 +73,7 @@ def reason_of(need: Need, present: bool, index: EvidenceIndex, tail: int) -> tup
 
 def tally(path: Path, budget: int, model: Model, limit: int | None) -> Tally:
     """Counts over a trace file."""
-    traces, _, _ = read_all([path], lambda _: None)
+    traces = list(TraceFiles([path], lambda _: None))
     constants = environment_constants(traces)
     if limit and limit < len(traces):
         traces = traces[:: len(traces) // limit][:limit]

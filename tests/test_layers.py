@@ -35,12 +35,9 @@ MAP: dict[str, set[str]] = {
         "assembly", "bank", "config", "context", "errors", "faults", "models", "ports", "processor", "provenance",
         "records", "settings", "shipped", "tools", "transcript",
     },
-    "lab": {
-        "assembly", "bank", "config", "errors", "models", "ports", "processor", "records", "selection", "transcript",
-    },
+    "lab": {"errors", "history", "selection", "testing", "transcript"},  # and the face
     "cli": {
-        "assembly", "bank", "config", "errors", "lab", "models", "records", "service", "shipped", "transcript",
-        "selection",
+        "bank", "config", "context", "errors", "lab", "models", "ports", "records", "service", "shipped", "transcript",
     },
 }  # fmt: skip
 FACE = {"__init__", "__main__"}
@@ -89,8 +86,28 @@ def test_imports_follow_the_map():
         if room in FACE:
             continue
         for target in imports(path):
+            if room in ("lab", "cli") and room_of(target) not in MAP:
+                continue  # a name of the face
             if room_of(target) != room and room_of(target) not in MAP[room]:
                 wrong.append(f"{name} imports {target}")
+    assert wrong == []
+
+
+def test_the_lab_uses_public_names_only():
+    """It imports the face and what packages export themselves; only the command line imports it."""
+    packages = {f"memory_bank.{p}" for p in ("errors", "history", "selection", "testing", "transcript")}
+    wrong = []
+    for name, path in modules().items():
+        for node in ast.walk(ast.parse(path.read_text())):
+            if not isinstance(node, ast.ImportFrom) or not (node.module or "").startswith("memory_bank"):
+                continue
+            if (node.module or "").startswith("memory_bank.lab"):
+                if room_of(name) not in ("lab", "cli"):
+                    wrong.append(f"{name} imports {node.module}")
+            elif room_of(name) == "lab" and not name.startswith("memory_bank.lab.training"):
+                if node.module not in {"memory_bank", *packages}:
+                    wrong.append(f"{name} imports {node.module}")
+                wrong += [f"{name} imports {a.name}" for a in node.names if a.name.startswith("_")]
     assert wrong == []
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from memory_bank.config import Config, load_config
 from memory_bank.errors import ConfigError, UnknownStrategyError
-from memory_bank.lab.meter.audit import candidates
+from memory_bank.lab.meter.audit import plan_audit
 from memory_bank.lab.replay import replay_trace
 from memory_bank.lab.traces import read_traces
 
@@ -86,7 +86,7 @@ def test_every_key_replays_as_it_comes(key):
 
 
 def test_the_audit_tries_every_one():
-    tried = candidates(load_config(), [k for k in LOCAL if k != "no_strategy"])
+    tried = plan_audit(load_config(), [k for k in LOCAL if k != "no_strategy"])
     names = {s.name.partition("?")[0] for s in tried.strategies}
     assert names >= set(LOCAL) - {"no_strategy"}
 

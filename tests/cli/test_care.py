@@ -18,7 +18,7 @@ from memory_bank.bank.insights import InsightStore
 from memory_bank.bank.jobs import JobQueue
 from memory_bank.bank.maintenance import Counts, Purged, purge, verify
 from memory_bank.bank.usage import Spending
-from memory_bank.cli.care import seconds_of
+from memory_bank.cli.bank import seconds_of
 from memory_bank.errors import ConfigError
 from memory_bank.records import Insight, Spent
 from memory_bank.testing.insight_contract import NumbersEmbedder
@@ -100,7 +100,7 @@ def test_durations(text: str, seconds: float) -> None:
 
 @pytest.mark.parametrize("text", ["", "30", "d", "-3d", "3.5d", "0d", "30 days", "\x1b[31m", "9" * 50 + "d"])
 def test_what_is_no_duration(text: str) -> None:
-    with pytest.raises(ConfigError, match="no duration"):
+    with pytest.raises(ConfigError, match="not a duration"):
         seconds_of(text)
 
 

@@ -16,7 +16,7 @@ from tests.service.mcp_clients import EVIL, ROOT, command, connected, fill, text
 
 from memory_bank.bank.database import Database
 from memory_bank.bank.embedder import remember
-from memory_bank.cli.mcp import with_embedder_of
+from memory_bank.cli.service import with_embedder_of
 from memory_bank.config import load_config
 from memory_bank.service.sessions import Sessions
 from memory_bank.tools import TOOL_SCHEMAS

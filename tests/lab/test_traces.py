@@ -48,12 +48,12 @@ def test_ids_and_fields_of_any_kind(tmp_path):
 @pytest.mark.parametrize(
     ("line", "reason"),
     [
-        ("{", "no JSON"),
-        ("nonsense", "no JSON"),
-        ('{"messages": [' + "9" * 5000 + "]}", "no JSON"),
+        ("{", "not JSON"),
+        ("nonsense", "not JSON"),
+        ('{"messages": [' + "9" * 5000 + "]}", "not JSON"),
         ("[" * 100_000, "nested too deeply"),
-        ("[]", "no JSON object"),
-        ('"x"', "no JSON object"),
+        ("[]", "not a JSON object"),
+        ('"x"', "not a JSON object"),
         ('{"id": 1}', 'no list "messages"'),
         ('{"messages": {"role": "user"}}', 'no list "messages"'),
         ('{"messages": null}', 'no list "messages"'),
@@ -86,7 +86,9 @@ def test_files_that_cannot_be_read(tmp_path):
             list(read_traces(path))
     packed = gzip.compress("\n".join([GOOD] * 2000 + [json.dumps(os.urandom(50_000).hex())]).encode())
     for damaged in (packed[:-1000], packed[:-4], packed[: len(packed) // 2] + b"\0" * 100):
-        with pytest.raises(TraceFileError, match=r"cannot be read beyond line \d+: .*; get it anew\."):
+        with pytest.raises(
+            TraceFileError, match=r"cannot be read beyond line \d+: .*; check or replace it\."
+        ):
             list(read_traces(written(tmp_path, damaged, "cut.gz")))
 
 

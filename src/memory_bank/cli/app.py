@@ -1,33 +1,23 @@
-"""The verbs of ``memory-bank`` and how a failure ends: one sentence, exit code 1 or 2, no traceback."""
+"""The verbs of ``memory-bank``, and how a failure ends: one sentence, exit code 1 or 2, no traceback."""
 
 from __future__ import annotations
 
 import logging
 import os
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import typer
 
 from memory_bank import __version__
-from memory_bank.cli import (
-    audit,
-    bank,
-    bench,
-    care,
-    demo,
-    explain,
-    keys,
-    mcp,
-    observe,
-    replay,
-    serve,
-    transfer,
-)
+from memory_bank.cli import bank, lab, service
+from memory_bank.cli.demo import demo
+from memory_bank.cli.observe import observe
 from memory_bank.cli.output import Stopped, one_line, tell
 from memory_bank.errors import ConfigError, MemoryBankError
 
-# typer carries a click of its own since 0.2x and exports only this descendant of its usage errors
+# typer has its own copy of click since 0.2x and exports only this subclass of its usage errors
 _UsageError: Any = typer.BadParameter.__bases__[0]
 
 app = typer.Typer(
@@ -38,25 +28,29 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-app.command("demo")(demo.demo)
-app.command("replay")(replay.replay)
-app.command("audit")(audit.audit)
-app.command("bench")(bench.bench)
-app.command("explain")(explain.explain)
-app.command("train")(explain.train)
-app.command("sessions")(bank.sessions)
-app.command("show")(bank.show)
-app.command("search")(bank.search)
-app.command("reset")(bank.reset)
-app.command("export")(transfer.export)
-app.command("import")(transfer.import_)
-app.command("observe")(observe.observe)
-app.command("re-embed")(bank.re_embed)
-app.command("purge")(care.purge)
-app.command("verify")(care.verify)
-app.command("serve")(serve.serve)
-app.command("mcp")(mcp.mcp)
-app.add_typer(keys.app, name="keys")
+_VERBS: dict[str, Callable[..., None]] = {
+    "demo": demo,
+    "replay": lab.replay,
+    "audit": lab.audit,
+    "bench": lab.bench,
+    "explain": lab.explain,
+    "train": lab.train,
+    "sessions": bank.sessions,
+    "show": bank.show,
+    "search": bank.search,
+    "reset": bank.reset,
+    "export": bank.export,
+    "import": bank.import_,
+    "observe": observe,
+    "re-embed": bank.re_embed,
+    "purge": bank.purge,
+    "verify": bank.verify,
+    "serve": service.serve,
+    "mcp": service.mcp,
+}
+for name, verb in _VERBS.items():
+    app.command(name)(verb)
+app.add_typer(service.keys, name="keys")
 
 
 def _version(wanted: bool) -> None:
@@ -74,26 +68,26 @@ def _options(
     ),
 ) -> None:
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(_Visible("%(levelname)s %(name)s: %(message)s"))
+    handler.setFormatter(_OneLineFormatter("%(levelname)s %(name)s: %(message)s"))
     logging.basicConfig(level=logging.WARNING, handlers=[handler])
-    if verbose:  # only ours: the log of the HTTP client holds whole prompts
+    if verbose:  # only this package: the log of the HTTP client holds whole prompts
         logging.getLogger("memory_bank").setLevel(logging.DEBUG)
     if context.invoked_subcommand is None:
         print(context.get_help(), file=sys.stderr)
         raise typer.Exit(2)
 
 
-class _Visible(logging.Formatter):
-    """One line a message, nothing in it obeyed by a terminal."""
+class _OneLineFormatter(logging.Formatter):
+    """Formats a message as one line, with control characters escaped."""
 
-    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802  the name logging gives it
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802  logging's name
         return one_line(super().formatMessage(record), 2_000)
 
 
 def run() -> None:
-    """Run a verb; exit 0, 1 when it failed, 2 when it was used wrongly, 130 on Ctrl-C."""
+    """Run a verb; exit code 0, 1 when it failed, 2 when it was used wrongly, 130 on Ctrl-C."""
     if sys.stdout is None:
-        tell("standard output is closed: send it somewhere, to /dev/null if nowhere.")
+        tell("standard output is closed: redirect it, to /dev/null for no output.")
         sys.exit(1)
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
@@ -125,22 +119,22 @@ def _run() -> int:
     except (KeyboardInterrupt, typer.Abort):
         tell("stopped.")
         return 130
-    except SystemExit as e:  # typer's own answer to a broken pipe
+    except SystemExit as e:  # how typer answers a broken pipe
         return _stopped_by(e.__context__) if isinstance(e.__context__, OSError) else int(e.code or 0)
     except OSError as e:
         return _stopped_by(e)
     except Exception as e:
-        logging.getLogger("memory_bank").debug("unforeseen", exc_info=True)
+        logging.getLogger("memory_bank").debug("unexpected", exc_info=True)
         tell(
-            f"an unforeseen {type(e).__name__} ended it ({one_line(str(e), 200)}): "
+            f"an unexpected {type(e).__name__} stopped it ({one_line(str(e), 200)}): "
             "run `memory-bank --verbose …` to see where, and report it."
         )
         return 1
 
 
 def _stopped_by(error: OSError) -> int:
-    """The exit code after an operating system's error, and no second complaint when Python ends."""
-    if isinstance(error, BrokenPipeError):  # the reader of our output went away, as `head` does
+    """The exit code after an operating system's error; drops further output."""
+    if isinstance(error, BrokenPipeError):  # the reader of the output exited, as `head` does
         _drop_output()
         return 0
     file = f" ({error.filename})" if error.filename else ""
@@ -151,7 +145,8 @@ def _stopped_by(error: OSError) -> int:
 
 
 def _drop_output() -> None:
+    """Discard what is still buffered for standard output, which Python would try to write at its end."""
     try:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    except (OSError, ValueError):  # there is no such file descriptor, as under a test's capture
+    except (OSError, ValueError):  # no file descriptor, as under a test's capture
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115

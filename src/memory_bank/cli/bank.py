@@ -1,23 +1,38 @@
-"""The verbs on a database: sessions, show, search, reset, re-embed."""
+"""The verbs on a bank: sessions, show, search, reset, re-embed, purge, verify, export, import."""
 
 from __future__ import annotations
 
+import re
 import sys
+import time
+import zlib
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from memory_bank.cli.output import (
+    counter_line,
     is_terminal,
+    json_line,
     one_line,
+    output_file,
     print_json,
     table,
+    tell,
     visible,
     when,
 )
 from memory_bank.errors import ConfigError, EmbedderMismatchError, StorageError
+
+if TYPE_CHECKING:
+    from memory_bank.bank.database import Database
+    from memory_bank.bank.maintenance import Purged
+    from memory_bank.bank.transfer import ImportedSession
+    from memory_bank.ports import NamedEmbedder
 
 DB = typer.Option(
     ..., "--db", help="The bank: a file name, sqlite:///FILE or postgresql://USER@HOST/DATABASE."
@@ -26,30 +41,27 @@ JSON = typer.Option(False, "--json", help="Print JSON.")
 SESSION = typer.Option(None, "--session", help="The session; may be left out when there is only one.")
 
 
-_NUMBERS = frozenset({0, 1})  # columns of the table of hits
-
-
-def open_bank(db: str) -> Any:
-    """The bank that --db names. Raises ConfigError where there is none."""
+def open_bank(db: str) -> Database:
+    """The existing bank that --db names. Raises ConfigError when there is none."""
     from memory_bank.bank.database import Database, database_url
 
     url = database_url(db)
-    file = url.database if url.get_backend_name() == "sqlite" else None
-    if file in ("", ":memory:") or (file is None and url.get_backend_name() == "sqlite"):
-        raise ConfigError("a bank in memory holds nothing yet: give --db the file of one.")
-    if file is not None and not Path(file).is_file():
-        raise ConfigError(f"there is no bank {file}: check the path given by --db.")
+    if url.get_backend_name() == "sqlite":
+        if url.database in (None, "", ":memory:"):
+            raise ConfigError("a bank in memory holds nothing yet: give --db the file of one.")
+        if not Path(url.database).is_file():
+            raise ConfigError(f"there is no bank {url.database}: check the path given by --db.")
     return Database(db, must_exist=True)
 
 
-def the_session(database: Any, wanted: str | None) -> str:
-    """The session asked for, else the only one."""
+def the_session(database: Database, wanted: str | None) -> str:
+    """The session asked for, else the only one. Raises StorageError, ConfigError when there is none."""
     from memory_bank.bank.catalog import has_session, list_sessions
 
     if wanted is not None:
         if not has_session(database, wanted):
-            told = f"{database.name} has no session {one_line(wanted, 80)!r}"
-            raise StorageError(f"{told}: `memory-bank sessions` lists them.")
+            name = one_line(wanted, 80)
+            raise StorageError(f"{database.name} has no session {name!r}: `memory-bank sessions` lists them.")
         return wanted
     known = list_sessions(database)
     if len(known) != 1:
@@ -71,42 +83,32 @@ def sessions(db: str = DB, as_json: bool = JSON) -> None:
         return
     rows = [
         [one_line(s.session_id, 255), f"{s.records:,}", f"{s.steps:,}", f"{s.insights:,}",
-         f"{s.unobserved + s.to_redo:,}", f"{s.jobs:,}", _failing(s), f"{s.spent.calls:,}",
-         f"{s.spent.tokens:,}", f"{s.spent.cost:,.4f}".rstrip("0").rstrip("."), when(s.last_written),
-         one_line(s.task, 60)]
+         f"{s.unobserved + s.to_redo:,}", f"{s.jobs:,}",
+         f"{s.failing:,} (×{s.attempts:,})" if s.failing else "0",  # attempts of the worst
+         f"{s.spent.calls:,}", f"{s.spent.tokens:,}", f"{s.spent.cost:,.4f}".rstrip("0").rstrip("."),
+         when(s.last_written), one_line(s.task, 60)]
         for s in found
     ]  # fmt: skip
     numbers = ["records", "steps", "insights", "to observe", "jobs", "failing", "calls", "tokens", "cost"]
     table(["session", *numbers, "last written", "task"], rows, right=frozenset(range(1, 10)))
 
 
-def _failing(info: Any) -> str:
-    """Failing jobs and how often the worst was tried."""
-    return f"{info.failing:,} (×{info.attempts:,})" if info.failing else "0"
-
-
-def _output_text(record: Any) -> str:
-    from memory_bank.transcript.jsontext import dump_value
-
-    return dump_value(record.raw_output) if record.output_text is None else record.output_text
-
-
 def show(
     trace_id: str = typer.Argument(..., help="The trace_id of a record."),
     db: str = DB,
-    raw: bool = typer.Option(False, "--raw", help="Write the tool's output only, byte for byte."),
+    raw: bool = typer.Option(False, "--raw", help="Write only the tool's output, byte for byte."),
     as_json: bool = JSON,
 ) -> None:
     """Show one record: the call, its raw output, its summary."""
     from memory_bank.bank.catalog import find_record
     from memory_bank.bank.transfer import record_line
-    from memory_bank.transcript.jsontext import compact
+    from memory_bank.transcript.jsontext import compact, dump_value
 
     found = find_record(open_bank(db), trace_id)
     if found is None:
         raise StorageError(f"no record has the trace_id {one_line(trace_id, 60)}: check it.")
     session_id, record, insight = found
-    output = _output_text(record)
+    output = dump_value(record.raw_output) if record.output_text is None else record.output_text
     if raw:
         sys.stdout.flush()
         sys.stdout.buffer.write(output.encode("utf-8", "surrogatepass"))
@@ -170,16 +172,12 @@ def search(
          one_line(str(f["summary"]), 100)]
         for f in found
     ]  # fmt: skip
-    table(
-        ["score", "step", "tool", "trace_id", "summary"],
-        rows,
-        right=_NUMBERS,
-        whole=_NUMBERS | {3},
-    )
+    header = ["score", "step", "tool", "trace_id", "summary"]
+    table(header, rows, right=frozenset({0, 1}), whole=frozenset({0, 1, 3}))
 
 
-def bank_embedder_of(database: Any, wanted: str | None) -> Any:
-    """The embedder named, else the one that the bank was built with."""
+def bank_embedder_of(database: Database, wanted: str | None) -> NamedEmbedder:
+    """The named embedder, else the one that the bank was built with."""
     from memory_bank.bank.embedder import bank_embedder
     from memory_bank.models.embedding import load_embedder
 
@@ -199,7 +197,7 @@ def bank_embedder_of(database: Any, wanted: str | None) -> Any:
 def reset(
     session: str = typer.Argument(..., help="The session to empty."), db: str = DB, as_json: bool = JSON
 ) -> None:
-    """Empty one session: its records and insights are removed for good."""
+    """Delete the records and insights of one session."""
     from memory_bank.bank.maintenance import purge
 
     database = open_bank(db)
@@ -213,22 +211,251 @@ def reset(
 
 def re_embed(
     db: str = DB,
-    embedding_model: str = typer.Option(..., help="The new one: a model, a folder, openai:NAME, lexical."),
+    embedding_model: str = typer.Option(..., help="The new model: a name, a folder, openai:NAME or lexical."),
     as_json: bool = JSON,
 ) -> None:
-    """Embed every summary anew with another model, all or nothing."""
+    """Embed every summary again with another model, all or nothing."""
     from memory_bank.bank.embedder import re_embed as run
     from memory_bank.models.embedding import load_embedder
 
     database = open_bank(db)
     model = load_embedder(embedding_model)
-
-    def progress(done: int, total: int) -> None:
-        if is_terminal():
-            print(f"\r{done:,} of {total:,}", end="" if done < total else "\n", file=sys.stderr)
-
-    count = run(database, model, progress)
+    count = run(database, model, lambda done, total: counter_line(f"{done:,} of {total:,}", done >= total))
     if as_json:
         print_json({"embedder": model.name, "insights": count})
     else:
         print(f"embedded {count:,} summaries with {model.name}.")
+
+
+_UNITS = {"s": 1, "m": 60, "h": 3_600, "d": 86_400, "w": 604_800}
+_DURATION = re.compile(r"(?:\d{1,9}[smhdw])+")
+_SHOWN = 1_000  # problems printed one by one
+
+
+def seconds_of(duration: str) -> float:
+    """The seconds of ``30d``, ``12h`` or ``1d12h``. Raises ConfigError."""
+    text = duration.strip().lower()
+    total = 0
+    if _DURATION.fullmatch(text):
+        total = sum(int(n) * _UNITS[u] for n, u in re.findall(r"(\d+)([smhdw])", text))
+    if not total:
+        raise ConfigError(
+            f"--older-than {one_line(duration, 40)!r} is not a duration: write 30d, 12h, 90m or 1d12h "
+            "(w, d, h, m, s)."
+        )
+    return float(total)
+
+
+def purge(
+    db: str = DB,
+    older_than: str | None = typer.Option(
+        None, help="Delete records stored longer ago than this: 30d, 12h, 90m, 1d12h."
+    ),
+    session: str | None = typer.Option(None, "--session", help="Only this session."),
+    dry_run: bool = typer.Option(False, "--dry-run", help="Show what would be deleted; change nothing."),
+    as_json: bool = JSON,
+) -> None:
+    """Delete old records, or everything in a session: records, insights, jobs.
+
+    One transaction a session. The names of emptied sessions and what their Observer spent are kept.
+    """
+    from memory_bank.bank.maintenance import purge as run
+
+    if older_than is None and session is None:
+        raise ConfigError("nothing to delete was named: give --older-than 30d, --session ID, or both.")
+    age = None if older_than is None else seconds_of(older_than)
+    database = open_bank(db)
+    if session is not None:
+        the_session(database, session)
+    gone: list[Purged] = []
+    before = None if age is None else time.time() - age
+    try:
+        for each in run(database, session_id=session, before=before, dry_run=dry_run):
+            gone.append(each)
+    except BaseException:  # Ctrl-C, a locked database: earlier sessions are deleted all the same
+        if gone or not as_json:
+            _print_purged(gone, dry_run, as_json, complete=False)
+        raise
+    database.close()  # removes deleted data from SQLite's write-ahead log, too
+    _print_purged(gone, dry_run, as_json, complete=True)
+
+
+def _print_purged(gone: Sequence[Purged], dry_run: bool, as_json: bool, *, complete: bool) -> None:
+    total: dict[str, int] = {
+        name: sum(getattr(p, name) for p in gone) for name in ("records", "insights", "jobs", "bytes")
+    }
+    total["sessions_emptied"] = sum(p.emptied for p in gone)
+    if as_json:
+        each = [asdict(p) for p in gone]
+        print_json({"dry_run": dry_run, "complete": complete, **total, "sessions": each})
+        return
+    if gone:
+        rows = [
+            [one_line(p.session_id, 255), f"{p.records:,}", f"{p.insights:,}", f"{p.jobs:,}", f"{p.bytes:,}",
+             "yes" if p.emptied else ""]
+            for p in gone
+        ]  # fmt: skip
+        head = ["session", "records", "insights", "jobs", "bytes", "emptied"]
+        table(head, rows, right=frozenset({1, 2, 3, 4}))
+    print(
+        f"{'would remove' if dry_run else 'removed'} {total['records']:,} records, "
+        f"{total['insights']:,} insights and {total['jobs']:,} jobs ({total['bytes']:,} bytes) "
+        f"of {len(gone):,} sessions{'' if complete else ', then it was stopped'}."
+    )
+
+
+def verify(
+    db: str = DB,
+    repair: bool = typer.Option(
+        False, "--repair", help="Repair what can be repaired; records are never changed."
+    ),
+    as_json: bool = JSON,
+) -> None:
+    """Check a bank: facts readable and matching their ids, insights with their facts, no orphaned jobs.
+
+    Exit code 1 when a problem is left.
+    """
+    from memory_bank.bank.maintenance import Counts
+    from memory_bank.bank.maintenance import verify as run
+
+    database = open_bank(db)
+    counts = Counts()
+    found: list[dict[str, Any]] = []
+    kinds: Counter[str] = Counter()
+    left = 0
+    for problem in run(database, counts, repair=repair, report=_verify_progress):
+        kinds[problem.kind] += 1
+        left += not problem.mended
+        if kinds.total() > _SHOWN:
+            continue
+        if as_json:
+            found.append(asdict(problem))
+            continue
+        of = [problem.session_id and f"session {problem.session_id!r}", problem.trace_id]
+        where = ", ".join(one_line(str(part), 300) for part in of if part)
+        print(f"{'mended' if problem.mended else 'wrong '}  {problem.kind}  {where}: {visible(problem.what)}")
+    if as_json:
+        print_json({**asdict(counts), "problems": dict(kinds), "left": left, "found": found})
+    else:
+        if kinds.total() > _SHOWN:
+            print(f"… and {kinds.total() - _SHOWN:,} more.")
+        print(
+            f"{counts.records:,} records ({counts.checked_ids:,} ids are their content's hash), "
+            f"{counts.insights:,} insights, {counts.jobs:,} jobs, {counts.sessions:,} sessions; "
+            f"{counts.unobserved:,} records have no insight.\n"
+            + (f"{kinds.total() - left:,} problems mended, {left:,} are left." if kinds else "no problems.")
+        )
+    if left:
+        if not repair:
+            tell("problems were found: run it with --repair to repair what can be repaired.")
+        raise typer.Exit(1)
+
+
+def _verify_progress(what: str, done: int, total: int) -> None:
+    counter_line(f"{what}: {done:,} of {total:,}", done >= total)
+
+
+def export(
+    db: str = DB,
+    session: str | None = typer.Option(None, "--session", help="Only this session; default: all."),
+    out: Path | None = typer.Option(None, help="Write to this file; default: standard output."),
+    as_json: bool = typer.Option(False, "--json", help="One JSON array instead of JSON lines."),
+) -> None:
+    """Write sessions as JSON lines, complete and exact: what `memory-bank import` reads."""
+    from memory_bank.bank.transfer import export_lines
+
+    database = open_bank(db)
+    if session is not None:
+        the_session(database, session)
+    count = written = 0
+    url = database.url
+    bank = [Path(url.database)] if url.get_backend_name() == "sqlite" and url.database else []
+    with output_file(out, *bank) as file:
+        target = file or sys.stdout
+        if as_json:
+            target.write("[")
+        for value in export_lines(database, session):
+            line = json_line(value)
+            target.write(("," if written else "") + line.rstrip("\n") if as_json else line)
+            written += 1
+            count += "step_id" in value
+        if as_json:
+            target.write("]\n")
+    tell(f"wrote {count:,} records.")
+
+
+def import_(
+    files: list[Path] = typer.Argument(..., help="What `memory-bank export` wrote, plain or .gz."),
+    db: str = DB,
+    embedding_model: str | None = typer.Option(
+        None, help="The bank's embedder, to embed summaries again that another one embedded."
+    ),
+    as_json: bool = JSON,
+) -> None:
+    """Import exported sessions, each completely or not at all; existing records are not changed.
+
+    Creates the bank when there is none.
+    """
+    from memory_bank.bank.database import Database, database_url
+    from memory_bank.bank.transfer import ImportedSession, import_lines
+    from memory_bank.models.embedding import load_embedder
+
+    url = database_url(db)
+    if url.get_backend_name() == "sqlite" and url.database in (None, "", ":memory:"):
+        raise ConfigError("a bank in memory would be lost at once: give --db the file of one.")
+    for path in files:
+        if path.is_dir() or not path.exists():
+            raise ConfigError(f"{path} is not a file of exported sessions: check the name.")
+    model = None if embedding_model is None else load_embedder(embedding_model)
+    database = Database(db)
+    imported: list[ImportedSession] = []
+    refused: list[dict[str, str | None]] = []
+    complete = False
+    try:
+        for path in files:
+            for each in import_lines(database, _numbered_lines(path), model):
+                if isinstance(each, ImportedSession):
+                    imported.append(each)
+                    counter_line(f"{len(imported):,} sessions")
+                    continue
+                of = "" if each.session_id is None else f", session {each.session_id!r}"
+                reason = f"{path}, line {each.line}{of}: {each.reason}"
+                refused.append({"session_id": each.session_id, "reason": reason})
+                tell(f"not imported: {reason}.")
+        complete = True
+    finally:
+        if is_terminal() and imported:
+            print(file=sys.stderr)
+        if complete or imported:
+            _print_imported(imported, refused, as_json, complete)
+    if refused:
+        raise typer.Exit(1)
+
+
+def _print_imported(
+    imported: Sequence[ImportedSession], refused: Sequence[object], as_json: bool, complete: bool
+) -> None:
+    total = {n: sum(getattr(s, n) for s in imported) for n in ("records", "known", "insights", "jobs")}
+    if as_json:
+        each = [asdict(s) for s in imported]
+        print_json({"complete": complete, **total, "sessions": each, "refused": refused})
+        return
+    stopped = "" if complete else "; then it was stopped"
+    print(
+        f"imported {total['records']:,} records with {total['insights']:,} insights of {len(imported):,} "
+        f"sessions; {total['known']:,} records were there already{stopped}."
+    )
+
+
+def _numbered_lines(path: Path) -> Iterator[tuple[int, str | None]]:
+    """The numbered lines of a file; the text is None where the file cannot be read any further."""
+    from memory_bank.lab.traces import open_lines
+
+    number = 0
+    try:
+        with open_lines(path, "replace") as lines:
+            for number, line in enumerate(lines, 1):
+                yield number, line
+    except (OSError, EOFError, zlib.error) as e:
+        tell(f"{path} cannot be read beyond line {number}: {one_line(str(e), 200)}.")
+        yield number + 1, None

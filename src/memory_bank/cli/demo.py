@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import typer
 
 from memory_bank.cli.output import one_line
 
 if TYPE_CHECKING:
-    from memory_bank.lab.replay import Step
+    from memory_bank import MemoryBankState
+    from memory_bank.lab.replay import ReplayStep
     from memory_bank.lab.traces import Trace
 
 DEMO_TRACE = "shop-refunds.jsonl"
@@ -18,12 +19,13 @@ _BAR = 24
 
 def demo(
     embedding_model: str = typer.Option(
-        "BAAI/bge-small-en-v1.5", help="Falls back to lexical where it cannot be had."
+        "BAAI/bge-small-en-v1.5", help="Falls back to lexical when it cannot be loaded."
     ),
 ) -> None:
-    """Replay a recorded run: tokens with and without memory, what was brought back, and one exact fetch."""
+    """Replay a recorded run: tokens with and without memory, what was brought back, one exact fetch."""
     from memory_bank.config import Config, MemoryBankSettings
     from memory_bank.lab.replay import replay_trace
+    from memory_bank.lab.traces import is_turn
 
     screen = _Screen()
     trace = _recorded_run()
@@ -43,16 +45,18 @@ def demo(
     )
     screen.say("Task: ", one_line(trace.task, 300))
     screen.say("Before each model call the prompt is rebuilt: anchor, what matters now, last interaction.\n")
-    fetched: list[tuple[str, str, bytes, bytes]] = []
     steps = []
-    for step in replay_trace(
-        trace, config, "memory_bank", on_close=lambda state: fetched.append(_fetch(state, trace))
-    ):
+    fetched: list[tuple[str, str, bytes, bytes]] = []
+    last = sum(map(is_turn, trace.messages))
+    for step in replay_trace(trace, config, "memory_bank"):
         steps.append(step)
         screen.show(step)
+        if step.step == last and step.state is not None:  # its memory is dropped with the trace
+            fetched.append(_fetch(step.state, trace))
     full, rebuilt = sum(s.full_tokens for s in steps), sum(s.tokens for s in steps)
     saved = f"{1 - rebuilt / full:.0%} saved"
-    how = " (approximate: tiktoken's vocabulary is not at hand)" if steps[-1].counter == "approximate" else ""
+    approximate = steps[-1].counter == "approximate"
+    how = " (approximate: the vocabulary of tiktoken is not available)" if approximate else ""
     screen.say(f"\n[bold]All steps together: {full:,} tokens in full, {rebuilt:,} rebuilt: {saved}[/]{how}.")
     screen.say(f"Broken call/result pairs in all rebuilt prompts: {sum(s.broken_pairs for s in steps)}.")
     trace_id, tool, stored, said = fetched[0]
@@ -67,7 +71,7 @@ def demo(
 
 
 class _Screen:
-    """Standard output; where it cannot show bars and arrows, ASCII stands for them."""
+    """Standard output; ASCII replaces bars and arrows where they cannot be shown."""
 
     def __init__(self) -> None:
         from rich.console import Console
@@ -77,13 +81,13 @@ class _Screen:
         self._arrow, self._back, self._full, self._rest = ("->", "<-", "#", ".") if plain else "→↩█·"
 
     def say(self, markup: str, text: str = "") -> None:
-        """A line of markup and, after it, text that is shown as it is."""
+        """Print a line of markup, followed by text that is not read as markup."""
         from rich.text import Text
 
         self._console.print(Text.from_markup(markup) + Text(text), soft_wrap=True)
 
-    def show(self, step: Step) -> None:
-        """One step: its tokens, and what was brought back."""
+    def show(self, step: ReplayStep) -> None:
+        """Print a step: its tokens, and what was brought back."""
         share = step.tokens / max(1, step.full_tokens)
         filled = min(_BAR, round(_BAR * share))
         bar = self._full * filled + self._rest * (_BAR - filled)
@@ -107,11 +111,11 @@ def _recorded_run() -> Trace:
     for trace in read_traces(file):
         if isinstance(trace, Trace):
             return trace
-    raise TraceFileError(f"{file} holds no trace: install memory-bank anew.")
+    raise TraceFileError(f"{file} holds no trace: reinstall memory-bank.")
 
 
 def _load(name: str) -> tuple[str, str]:
-    """The embedder's name and, where it had to be replaced, why."""
+    """The embedder's name and, when it had to be replaced, the reason."""
     from memory_bank.errors import EmbeddingError
     from memory_bank.models.embedding import load_embedder
 
@@ -122,11 +126,12 @@ def _load(name: str) -> tuple[str, str]:
     return name, ""
 
 
-def _fetch(state: Any, trace: Trace) -> tuple[str, str, bytes, bytes]:
+def _fetch(state: MemoryBankState, trace: Trace) -> tuple[str, str, bytes, bytes]:
     """The largest output: its id, its tool, what the bank stored, and what the trace's message says."""
     largest = max((m for m in trace.messages if m["role"] == "tool"), key=lambda m: len(m["content"]))
     records = state.fact_store.get_many(list(state.steps))
     found = next(r for r in records if r.call_id == largest["tool_call_id"])
     again = state.fact_store.get(found.trace_id)
-    stored, said = (t.encode("utf-8", "surrogatepass") for t in (again.output_text, largest["content"]))
+    text = "" if again is None or again.output_text is None else again.output_text
+    stored, said = (t.encode("utf-8", "surrogatepass") for t in (text, largest["content"]))
     return found.trace_id, found.tool_name, stored, said

@@ -1,20 +1,27 @@
-"""``memory-bank observe``: a worker of its own at the queue of records to be summarised."""
+"""The verb ``observe``: a worker process that makes the summaries that are queued or missing."""
 
 from __future__ import annotations
 
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import typer
 
 from memory_bank.cli.bank import DB, JSON, bank_embedder_of, open_bank, the_session
-from memory_bank.cli.output import is_terminal, print_json, tell
+from memory_bank.cli.lab import CONFIG
+from memory_bank.cli.output import counter_line, is_terminal, print_json, tell
 from memory_bank.errors import ConfigError
+
+if TYPE_CHECKING:
+    from memory_bank.bank.database import Database
+    from memory_bank.bank.worker import Worker
+    from memory_bank.config import MemoryBankSettings
+    from memory_bank.ports import Embedder
 
 _AT_ONCE = 256
 
@@ -22,21 +29,21 @@ _AT_ONCE = 256
 def observe(
     db: str = DB,
     session: str | None = typer.Option(None, "--session", help="Only this session; default: all."),
-    once: bool = typer.Option(False, "--once", help="End when no job is left; default: work until stopped."),
+    once: bool = typer.Option(False, "--once", help="Exit when no job is left; default: work until stopped."),
     observer_model: str | None = typer.Option(
         None, help="Model at OPENAI_BASE_URL, with OPENAI_API_KEY, or extractive; default: only missing ones."
     ),
     embedding_model: str | None = typer.Option(None, help="Default: the embedder the bank was built with."),
     strategy: str | None = typer.Option(
-        None, help="Key in the configuration: its model, limits, prices, prompt and timeouts hold."
+        None, help="Key in the configuration whose model, limits, prices, prompt and timeouts apply."
     ),
-    config: Path | None = typer.Option(None, help="Configuration file; default: the shipped one."),
+    config: Path | None = CONFIG,
     as_json: bool = JSON,
 ) -> None:
     """Make the insights that are queued, missing or marked to be made again; several may work at once.
 
-    Ctrl-C and SIGTERM let it end the jobs at hand. Without a model named, missing insights are made by
-    extraction, the others wait, and it ends.
+    Ctrl-C and SIGTERM finish the current jobs first. Without a named model, missing insights are made by
+    extraction, the others wait, and the command exits.
     """
     from memory_bank.bank.embedder import bank_embedder, check_embedder
     from memory_bank.bank.jobs import queue_unmade
@@ -84,37 +91,36 @@ def observe(
         raise typer.Exit(1)
 
 
-def _settings(strategy: str | None, config: Path | None, model: str | None) -> Any:
-    """The settings of the strategy named, or the defaults without a model; ``model`` replaces theirs."""
+def _settings(strategy: str | None, config: Path | None, model: str | None) -> MemoryBankSettings:
+    """The settings of the named strategy, or the defaults without a model; ``model`` replaces theirs."""
     from memory_bank.config import MemoryBankSettings, load_config
     from memory_bank.models.observer import EXTRACTIVE
 
     if model is not None and not model.strip():
         raise ConfigError("--observer-model is empty: name a model, or extractive.")
-    settings: Any = MemoryBankSettings(observer_model=EXTRACTIVE)
+    settings = MemoryBankSettings(observer_model=EXTRACTIVE)
     if strategy is not None or config is not None:
         known = load_config(config)
-        settings = known.strategy(strategy or known.default_strategy)
-        if not isinstance(settings, MemoryBankSettings):
-            raise ConfigError(
-                f"the strategy {strategy or known.default_strategy!r} has no Observer: name one of type "
-                "memory_bank."
-            )
+        key = strategy or known.default_strategy
+        named = known.strategy(key)
+        if not isinstance(named, MemoryBankSettings):
+            raise ConfigError(f"the strategy {key!r} has no Observer: name one of type memory_bank.")
+        settings = named
     return settings if model is None else settings.model_copy(update={"observer_model": model})
 
 
 @contextmanager
 def _stopping(stop: threading.Event) -> Iterator[list[int]]:
-    """Ctrl-C and SIGTERM set ``stop``; a second one ends at once. Gives the signals that came."""
+    """Ctrl-C and SIGTERM set ``stop``; a second one stops at once. Yields the received signals."""
     came: list[int] = []
 
-    def on_signal(number: int, _frame: Any) -> None:
+    def on_signal(number: int, _frame: object) -> None:
         if came:
             raise KeyboardInterrupt
         came.append(number)
         stop.set()
         if is_terminal():
-            tell("ending the jobs at hand; once more stops at once.")
+            tell("finishing the current jobs; press Ctrl-C again to stop at once.")
 
     before = {s: signal.signal(s, on_signal) for s in (signal.SIGINT, signal.SIGTERM)}
     try:
@@ -124,19 +130,20 @@ def _stopping(stop: threading.Event) -> Iterator[list[int]]:
             signal.signal(number, handler)
 
 
-def _progress(worker: Any) -> Any:
+def _progress(worker: Worker) -> Callable[[], None] | None:
     if not is_terminal():
         return None
 
-    def told() -> None:
+    def show() -> None:
         done, left = worker.progress, worker.queue.open_count()
         made = done.observed + done.extracted
-        print(f"\rmade {made:,}, to be tried again {done.retried:,}, left {left:,} ", end="", file=sys.stderr)
+        counter_line(f"made {made:,}, to be tried again {done.retried:,}, left {left:,}")
 
-    return told
+    return show
 
 
-def _extract_missing(database: Any, model: Any, session: str | None) -> int:
+def _extract_missing(database: Database, model: Embedder, session: str | None) -> int:
+    """Make the missing insights by extraction; returns how many."""
     from memory_bank.bank.catalog import list_sessions
     from memory_bank.bank.facts import FactStore
     from memory_bank.bank.insights import InsightStore
@@ -157,13 +164,14 @@ def _extract_missing(database: Any, model: Any, session: str | None) -> int:
     return made
 
 
-def _marked(database: Any, session: str | None) -> int:
+def _marked(database: Database, session: str | None) -> int:
+    """How many insights are marked to be made again."""
     from memory_bank.bank.catalog import list_sessions
 
     return sum(s.to_redo for s in list_sessions(database) if session in (None, s.session_id))
 
 
-def _report(database: Any, session: str | None, as_json: bool, done: dict[str, Any]) -> None:
+def _report(database: Database, session: str | None, as_json: bool, done: dict[str, int | str]) -> None:
     from memory_bank.bank.jobs import JobQueue
 
     marked, pending = _marked(database, session), JobQueue(database, session).open_count()

@@ -1,4 +1,4 @@
-"""How verbs write: JSON for programs, tables and plain lines for people; control characters never pass."""
+"""How verbs write: JSON for programs, tables and plain lines for people; control characters are escaped."""
 
 from __future__ import annotations
 
@@ -10,41 +10,47 @@ import time
 import unicodedata
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, TextIO
 
 from memory_bank.errors import ConfigError
 
+if TYPE_CHECKING:
+    from rich.progress import Progress as RichProgress
+
 
 class Stopped(Exception):
-    """Ctrl-C, with one sentence on what is kept."""
+    """Ctrl-C, with one sentence that says what is kept."""
 
 
 def tell(sentence: str) -> None:
-    """One sentence to the person, on standard error; where that is closed, to nobody."""
+    """Write one sentence to standard error; nothing happens where that is closed."""
     if sys.stderr is None:
         return
     with contextlib.suppress(OSError):
         print(f"memory-bank: {one_line(sentence, 2_000)}", file=sys.stderr, flush=True)
 
 
-def print_json(value: Any) -> None:
-    """One JSON value, on one line."""
+def print_json(value: object) -> None:
+    """Write one JSON value on one line."""
     sys.stdout.write(json_line(value))
 
 
-def json_line(value: Any) -> str:
-    """A JSON line in ASCII: lone surrogates and control characters are escaped, SDK objects are dicts."""
-    return json.dumps(value, default=_default) + "\n"
+def json_line(value: object) -> str:
+    """A JSON line in ASCII: lone surrogates and control characters are escaped, SDK objects become dicts."""
+    return json.dumps(value, default=_json_default) + "\n"
 
 
-def _default(value: Any) -> Any:
+def _json_default(value: object) -> object:
     dump = getattr(value, "model_dump", None)
     return dump(exclude_none=True) if callable(dump) else str(value)
 
 
 @contextlib.contextmanager
 def output_file(path: Path | None, *inputs: Path) -> Iterator[TextIO | None]:
-    """A text file to write results to, or None. Raises ConfigError when it cannot be, or is read from."""
+    """A text file for results, or None without a path.
+
+    Raises ConfigError when it cannot be written, or is one of the ``inputs``.
+    """
     if path is None:
         yield None
         return
@@ -87,7 +93,7 @@ def when(timestamp: float | None) -> str:
 
 
 def is_terminal() -> bool:
-    """Whether a person is watching progress."""
+    """Whether standard error is a terminal, so that progress is shown."""
     return sys.stderr is not None and sys.stderr.isatty()
 
 
@@ -97,7 +103,10 @@ def table(
     right: frozenset[int] = frozenset(),
     whole: frozenset[int] = frozenset(),
 ) -> None:
-    """A table; markup in cells is shown, not obeyed. ``whole`` columns never wrap; in a file none does."""
+    """Print a table; markup in cells is shown as text.
+
+    ``right`` columns are aligned right, ``whole`` columns never wrap; in a file or pipe no column wraps.
+    """
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
@@ -113,11 +122,17 @@ def table(
     console.print(t)
 
 
+def counter_line(text: str, last: bool = False) -> None:
+    """Overwrite the last line of the terminal with a progress message; nothing happens elsewhere."""
+    if is_terminal():
+        print(f"\r{text} ", end="\n" if last else "", file=sys.stderr)
+
+
 class Progress:
     """A progress bar on a terminal, nothing elsewhere: ``done`` before it, ``units`` behind the numbers."""
 
-    def __init__(self, done: str, units: str) -> None:
-        self._bar: Any = None
+    def __init__(self, done: str, units: str, total: int | None = None) -> None:
+        self._bar: RichProgress | None = None
         if is_terminal():
             from rich import progress
             from rich.console import Console
@@ -127,9 +142,10 @@ class Progress:
                 progress.TextColumn(units), progress.TimeRemainingColumn(),
                 console=Console(stderr=True), transient=True,
             )  # fmt: skip
-            self._task = self._bar.add_task(done, total=None)
+            self._task = self._bar.add_task(done, total=total)
 
-    def advance(self, done: int, total: int) -> None:
+    def advance(self, done: int, total: int | None = None) -> None:
+        """Show that ``done`` units are done; ``total`` replaces the number of all units."""
         if self._bar is not None:
             self._bar.update(self._task, completed=done, total=total)
 

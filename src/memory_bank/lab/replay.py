@@ -1,44 +1,134 @@
-"""Recorded runs played through a strategy: before every assistant turn, the context it would have had."""
+"""Plays recorded runs through a strategy: the context that each recorded model call would have had."""
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+import time
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from memory_bank.assembly import MemoryBankState
-from memory_bank.bank.database import Database
-from memory_bank.config import Config
-from memory_bank.lab.traces import Trace
-from memory_bank.processor import MemoryProcessor
-from memory_bank.transcript.content import read
-from memory_bank.transcript.jsontext import compact
-from memory_bank.transcript.pairing import pairing_errors
-from memory_bank.transcript.tokens import ENCODING, open_counter
-from memory_bank.transcript.transcript import Transcript
-
-_SESSION_CHARS = 255
-_TRACES_A_DATABASE = 500
+from memory_bank import Config, MemoryBankState
+from memory_bank.lab.costs import Costs
+from memory_bank.lab.meter.needs import Need
+from memory_bank.lab.strategies import ConfiguredRun, StrategyRun, TraceMemory
+from memory_bank.lab.traces import Trace, is_turn
+from memory_bank.transcript import ENCODING, open_counter, pairing_errors
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
-    """One model call of a trace: its number from 1, the context, and what both versions cost."""
+class PlayedTurn:
+    """One recorded model call: its position in the messages, and what the strategy made of them.
+
+    ``broken_pairs`` counts the broken call/result pairs of the context that the trace itself does not have.
+    When the strategy raised, ``error`` has the exception and the context is empty.
+    """
+
+    position: int
+    context: list[Any]
+    seconds: float
+    broken_pairs: int
+    error: Exception | None = None
+
+
+def play(trace: Trace, run: StrategyRun, turns: Iterable[tuple[int, Sequence[Need]]]) -> Iterator[PlayedTurn]:
+    """Build the context before each turn, given as its position and its needs.
+
+    The strategy gets copies of the messages. What it raises is passed on in the result.
+    """
+    for position, needs in turns:
+        original = trace.messages[:position]
+        messages = copied(original)
+        context: list[Any] = []
+        error: Exception | None = None
+        start = time.perf_counter()
+        try:
+            context = run.build(messages, needs)
+        except Exception as e:
+            error = e
+        seconds = time.perf_counter() - start
+        broken = len(pairing_errors(context))
+        if broken:
+            broken = max(0, broken - len(pairing_errors(original)))
+        yield PlayedTurn(position, context, seconds, broken, error)
+
+
+def copied(messages: Sequence[Any]) -> list[Any]:
+    """Copies of messages: their containers are copied, texts are shared.
+
+    A message that is nested too deeply to be copied is returned as it is.
+    """
+    copies = []
+    for message in messages:
+        try:
+            copies.append(_copied(message))
+        except RecursionError:
+            copies.append(message)
+    return copies
+
+
+def _copied(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {k: _copied(v) for k, v in value.items()}
+    if isinstance(value, list):
+        return [_copied(v) for v in value]
+    return value
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayStep:
+    """One model call of a replayed trace: its number from 1, the context, and the tokens of both versions.
+
+    ``plan`` is what the strategy decided, None for a strategy without a plan; ``state`` its state after the
+    step. Both are closed with the replay. ``counter`` is the name of what counted the tokens.
+    """
 
     trace_id: str
     step: int
     messages: list[Any]
     full_tokens: int
     tokens: int
-    broken_pairs: int  # that the context has and the trace's own messages do not
-    plan: Any = None
-    counter: str = ""  # what counted the tokens: an encoding, or "approximate"
+    broken_pairs: int
+    plan: Any
+    state: MemoryBankState | None
+    counter: str
+
+
+def replay_trace(
+    trace: Trace, config: Config, strategy: str, *, memory: TraceMemory | None = None
+) -> Generator[ReplayStep, None, None]:
+    """Play one trace through a strategy of a configuration: a ReplayStep before every assistant turn.
+
+    Raises what the strategy raises.
+    """
+    settings = config.strategy(strategy)
+    costs = Costs(open_counter(getattr(settings, "token_encoding", ENCODING)))
+    turns = [(i, ()) for i, message in enumerate(trace.messages) if is_turn(message)]
+    full = seen = 0
+    with closing(ConfiguredRun(config, strategy, trace, memory)) as run:
+        for number, turn in enumerate(play(trace, run, turns), 1):
+            if turn.error is not None:
+                raise turn.error
+            full += costs.total(trace.messages[seen : turn.position])
+            seen = turn.position
+            state = run.state if isinstance(run.state, MemoryBankState) else None
+            plan = None if state is None else state.last_plan
+            yield ReplayStep(
+                trace.id,
+                number,
+                turn.context,
+                full if plan is None else plan.full_tokens,
+                run.tokens,
+                turn.broken_pairs,
+                plan,
+                state,
+                costs.counter.name if plan is None else plan.counter,
+            )
 
 
 @dataclass(slots=True)
-class Summary:
-    """What a replay came to."""
+class ReplaySummary:
+    """The sums over a replay."""
 
     strategy: str
     traces: int = 0
@@ -49,135 +139,28 @@ class Summary:
     skipped_lines: list[str] = field(default_factory=list)
     unreadable_files: list[str] = field(default_factory=list)
     continued: int = 0  # traces whose session held records before they were played
-    counter: str = ""
+    token_counter: str = ""
     embedder: str = ""
     observer: str = ""
 
-    def add(self, step: Step) -> None:
-        """Take in one step."""
+    def add(self, step: ReplayStep) -> None:
+        """Add one step."""
         self.steps += 1
         self.full_tokens += step.full_tokens
         self.context_tokens += step.tokens
         self.broken_pairs += step.broken_pairs
-        self.counter = step.counter
+        self.token_counter = step.counter
         if step.plan is not None:
             self.embedder = step.plan.embedder
             self.observer = step.plan.observer
 
     def as_dict(self) -> dict[str, Any]:
-        """JSON values; means are per step, ``ratio`` is context over full tokens."""
+        """JSON values; means are per step, ``ratio`` is context tokens over full tokens."""
+        values = asdict(self)
+        full, context, steps = values.pop("full_tokens"), values.pop("context_tokens"), max(1, self.steps)
         return {
-            "strategy": self.strategy,
-            "traces": self.traces,
-            "steps": self.steps,
-            "mean_full_tokens": self.full_tokens / self.steps if self.steps else 0.0,
-            "mean_context_tokens": self.context_tokens / self.steps if self.steps else 0.0,
-            "ratio": self.context_tokens / self.full_tokens if self.full_tokens else 1.0,
-            "broken_pairs": self.broken_pairs,
-            "skipped_lines": self.skipped_lines,
-            "unreadable_files": self.unreadable_files,
-            "continued": self.continued,
-            "token_counter": self.counter,
-            "embedder": self.embedder,
-            "observer": self.observer,
+            **values,
+            "mean_full_tokens": full / steps,
+            "mean_context_tokens": context / steps,
+            "ratio": context / full if full else 1.0,
         }
-
-
-class Memory:
-    """Where the traces of a replay keep their memory: a database, or nothing that outlives the trace.
-
-    In a database a trace's session is named after its id, so that playing it again stores nothing twice. An
-    id that comes again in the same replay with other messages is another run: its session is ``ID#2``,
-    ``ID#3`` and so on. Without a database every trace begins with nothing, whatever its id, and what it
-    stored is gone when it ends. ``continued`` counts the traces whose session held records already: their
-    contexts may show what the trace comes to later.
-    """
-
-    def __init__(self, database: Database | None = None) -> None:
-        self.keeps = database is not None
-        self.continued = 0
-        self._database = database or Database()
-        self._played = 0
-        self._seen: dict[str, list[bytes]] = {}
-
-    def open(self, trace: Trace) -> MemoryBankState:
-        """The state that a trace starts with."""
-        session = _session_id(trace.id)
-        if self.keeps:
-            session = self._own_session(session, trace)
-        state = MemoryBankState(database=self._database, session_id=session)
-        if self.keeps and state.fact_store.size():
-            self.continued += 1
-        return state
-
-    def leave(self, state: Any) -> None:
-        """The end of a trace: without a database, what it stored is dropped."""
-        if self.keeps:
-            return
-        if isinstance(state, MemoryBankState):
-            state.reset()
-        self._played += 1
-        if self._played % _TRACES_A_DATABASE == 0:  # each leaves a line in the list of sessions
-            self.close()
-            self._database = Database()
-
-    def close(self) -> None:
-        """Close the database."""
-        self._database.close()
-
-    def _own_session(self, session: str, trace: Trace) -> str:
-        text = compact(trace.messages).encode("utf-8", "surrogatepass")
-        digest = hashlib.blake2b(text, digest_size=8).digest()
-        known = self._seen.setdefault(session, [])
-        if digest not in known:
-            known.append(digest)
-        number = known.index(digest) + 1
-        return session if number == 1 else f"{session[: _SESSION_CHARS - 8]}#{number}"
-
-
-def replay_trace(
-    trace: Trace,
-    config: Config,
-    strategy: str,
-    *,
-    memory: Memory | None = None,
-    llm_client: Any = None,
-    on_close: Callable[[Any], None] | None = None,
-) -> Iterator[Step]:
-    """Play one trace: a Step before every assistant turn. Its memory is its own, see ``Memory``.
-
-    ``on_close`` gets the strategy's state after the last step. Raises what the strategy raises.
-    """
-    own = memory or Memory()
-    processor = MemoryProcessor(config, lambda: own.open(trace))
-    counting = Transcript("", open_counter(getattr(config.strategy(strategy), "token_encoding", ENCODING)))
-    number = 0
-    try:
-        for i, message in enumerate(trace.messages):
-            if read(message, "role") != "assistant":
-                continue
-            number += 1
-            prefix = trace.messages[:i]
-            context, tokens = processor.apply_strategy(prefix, strategy, llm_client=llm_client)
-            plan = getattr(processor.state(strategy), "last_plan", None)
-            full = plan.full_tokens if plan is not None else counting.update(prefix).full_tokens
-            broken = len(pairing_errors(context))
-            if broken:
-                broken = max(0, broken - len(pairing_errors(prefix)))
-            counter = plan.counter if plan is not None else counting.counter.name
-            yield Step(trace.id, number, context, full, tokens, broken, plan, counter)
-        if on_close is not None:
-            on_close(processor.state(strategy))
-    finally:
-        own.leave(processor.state(strategy))
-        if memory is None:
-            own.close()
-
-
-def _session_id(trace_id: str) -> str:
-    """A session id that every database takes, another one for every trace id."""
-    clean = "".join(c if c.isprintable() else "?" for c in trace_id)
-    if clean == trace_id and len(clean) <= _SESSION_CHARS - 8:
-        return clean
-    mark = hashlib.blake2b(trace_id.encode("utf-8", "surrogatepass"), digest_size=4).hexdigest()
-    return f"{clean[: _SESSION_CHARS - 20]}~{mark}"

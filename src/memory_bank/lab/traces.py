@@ -1,17 +1,19 @@
-"""Files of recorded runs: JSON lines, plain or gzip, one trace a line."""
+"""Files of recorded runs (JSON lines, plain or gzip, one trace a line) and the texts of their messages."""
 
 from __future__ import annotations
 
 import gzip
 import json
 import zlib
-from collections.abc import Iterator
-from dataclasses import dataclass
-from io import BufferedReader, TextIOWrapper
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from io import TextIOWrapper
 from pathlib import Path
 from typing import Any
 
 from memory_bank.errors import TraceFileError
+from memory_bank.transcript import Kind, calls_of, content_text, is_text_part, kind_of, read
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,37 +28,96 @@ class Trace:
 
 @dataclass(frozen=True, slots=True)
 class BrokenLine:
-    """A line that holds no trace, and why."""
+    """A line that holds no trace, and the reason."""
 
     file: str
     line: int
     reason: str
 
+    def __str__(self) -> str:
+        return f"{self.file}, line {self.line}: {self.reason}"
+
+
+@contextmanager
+def open_lines(path: str | Path, errors: str = "surrogateescape") -> Iterator[TextIOWrapper]:
+    """The lines of a text file, plain or gzip; ``errors`` says what happens to bytes that are not UTF-8."""
+    with open(path, "rb") as file:
+        stream: Any = gzip.GzipFile(fileobj=file) if file.peek(2)[:2] == b"\x1f\x8b" else file
+        # Only a line feed ends a line: a carriage return may stand between JSON values.
+        with TextIOWrapper(stream, encoding="utf-8-sig", errors=errors, newline="\n") as lines:
+            yield lines
+
 
 def read_traces(path: str | Path) -> Iterator[Trace | BrokenLine]:
-    """The traces of a file in order; lines that hold none come as BrokenLine and stop nothing.
+    """Yield the traces of a file in order; a line that holds none is yielded as a BrokenLine.
 
-    A trace without an id is named after its file and line. One line is held at a time. Raises TraceFileError
-    when the file cannot be read, or is cut within its compression; what was whole has come by then.
+    A trace without an id is named after its file and line. Only one line is in memory at a time. Raises
+    TraceFileError when the file cannot be read or its compressed data is cut off; all complete traces have
+    been yielded by then.
     """
     path = Path(path)
     number = 0
     try:
-        with open(path, "rb") as file, _unpacked(file) as lines:
+        with open_lines(path) as lines:
             for number, line in enumerate(lines, 1):
                 if line.strip():
                     yield _parse(line, path, number)
     except (OSError, EOFError, zlib.error) as e:
         reason = (getattr(e, "strerror", None) or str(e) or type(e).__name__).rstrip(".")
         where = f" beyond line {number}" if number else ""
-        raise TraceFileError(f"the trace file {path} cannot be read{where}: {reason}; get it anew.") from e
+        raise TraceFileError(
+            f"the trace file {path} cannot be read{where}: {reason}; check or replace it."
+        ) from e
 
 
-def _unpacked(file: BufferedReader) -> TextIOWrapper:
-    packed = file.peek(2)[:2] == b"\x1f\x8b"
-    stream: Any = gzip.GzipFile(fileobj=file) if packed else file
-    # A line ends with a line feed only: a carriage return may stand between JSON values.
-    return TextIOWrapper(stream, encoding="utf-8-sig", errors="surrogateescape", newline="\n")
+@dataclass(slots=True)
+class TraceFiles:
+    """Iterates over the traces of several files; collects and reports what cannot be used.
+
+    ``skipped`` lists the lines that hold no trace, ``unreadable`` the files that cannot be read (to the end).
+    """
+
+    paths: Sequence[str | Path]
+    tell: Callable[[str], None]
+    skipped: list[str] = field(default_factory=list)
+    unreadable: list[str] = field(default_factory=list)
+
+    def __iter__(self) -> Iterator[Trace]:
+        for path in self.paths:
+            try:
+                for trace in read_traces(path):
+                    if isinstance(trace, Trace):
+                        yield trace
+                        continue
+                    self.skipped.append(str(trace))
+                    self.tell(f"skipped {trace}.")
+            except TraceFileError as e:  # the other files can still be read
+                self.unreadable.append(str(path))
+                self.tell(str(e))
+
+
+def is_turn(message: object) -> bool:
+    """Whether a message is an assistant turn, which is what a model call of a recorded run produced."""
+    return bool(read(message, "role") == "assistant")
+
+
+def message_texts(message: object) -> list[str]:
+    """Every text of a message that a model would see: its content, then each call's name and arguments."""
+    texts = content_texts(read(message, "content"))
+    if texts == [""]:
+        texts = []
+    if kind_of(message) is Kind.CALL:
+        texts += [f"{call.name} {call.text}" for call in calls_of(message)]
+    if read(message, "role") is None and (output := read(message, "output")) is not None:
+        texts += content_texts(output)
+    return texts
+
+
+def content_texts(content: object) -> list[str]:
+    """The texts of a content, one a part; parts that are not text are left out."""
+    if isinstance(content, (list, tuple)):
+        return [content_text([part]) for part in content if is_text_part(part)]
+    return [content_text(content)]
 
 
 def _parse(line: str, path: Path, number: int) -> Trace | BrokenLine:
@@ -67,15 +128,13 @@ def _parse(line: str, path: Path, number: int) -> Trace | BrokenLine:
         return BrokenLine(file, number, "it is nested too deeply")
     except ValueError as e:
         where = f", column {e.colno}" if isinstance(e, json.JSONDecodeError) else ""
-        return BrokenLine(file, number, f"it is no JSON ({getattr(e, 'msg', type(e).__name__)}{where})")
+        return BrokenLine(file, number, f"it is not JSON ({getattr(e, 'msg', type(e).__name__)}{where})")
     if not isinstance(value, dict):
-        return BrokenLine(file, number, "it is no JSON object")
+        return BrokenLine(file, number, "it is not a JSON object")
     messages = value.get("messages")
     if not isinstance(messages, list):
         return BrokenLine(file, number, 'it has no list "messages"')
-    name = value.get("id")
-    task = value.get("task")
-    tools = value.get("tools")
+    name, task, tools = value.get("id"), value.get("task"), value.get("tools")
     return Trace(
         id=f"{path.name}:{number}" if name is None or name == "" else str(name),
         messages=messages,

@@ -1,1 +1,59 @@
-"""Messages of every API as interactions, and back: parsing, pairing, tokens, JSON as tools write it."""
+"""Messages of every API as interactions, and back: parsing, pairing, tokens, JSON as tools write it.
+
+The names below are for packages above the library. They are imported when they are first used.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+_HOMES = {
+    "ENCODING": "tokens",
+    "Interaction": "interactions",
+    "Kind": "interactions",
+    "TokenCounter": "tokens",
+    "calls_of": "interactions",
+    "compact": "jsontext",
+    "content_text": "content",
+    "is_text_part": "content",
+    "kind_of": "interactions",
+    "open_counter": "tokens",
+    "pairing_errors": "pairing",
+    "parse_messages": "parsing",
+    "read": "content",
+}
+
+__all__ = [
+    "ENCODING",
+    "Interaction",
+    "Kind",
+    "TokenCounter",
+    "calls_of",
+    "compact",
+    "content_text",
+    "is_text_part",
+    "kind_of",
+    "open_counter",
+    "pairing_errors",
+    "parse_messages",
+    "read",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'memory_bank.transcript' has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"memory_bank.transcript.{_HOMES[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+if TYPE_CHECKING:
+    from memory_bank.ports import TokenCounter
+    from memory_bank.transcript.content import content_text, is_text_part, read
+    from memory_bank.transcript.interactions import Interaction, Kind, calls_of, kind_of
+    from memory_bank.transcript.jsontext import compact
+    from memory_bank.transcript.pairing import pairing_errors
+    from memory_bank.transcript.parsing import parse_messages
+    from memory_bank.transcript.tokens import ENCODING, open_counter

@@ -21,10 +21,9 @@ from memory_bank.lab.experiments.config import (
     SuiteSettings,
     load_experiment,
 )
-from memory_bank.lab.experiments.results import Results
-from memory_bank.lab.experiments.runner import run_experiment
-from memory_bank.lab.experiments.tables import gather, markdown
-from memory_bank.lab.experiments.units import plan_experiment
+from memory_bank.lab.experiments.matrix import plan_experiment
+from memory_bank.lab.experiments.report import markdown, report_lines
+from memory_bank.lab.experiments.runner import Results, run_experiment
 
 
 def plan_of(path):
@@ -59,14 +58,14 @@ def test_the_command_writes_results_and_a_table(cli, experiment, tmp_path):
 
 def test_figures_are_those_of_the_instrument(experiment):
     from memory_bank.config import load_config
-    from memory_bank.lab.meter.runs import measure
-    from memory_bank.lab.meter.strategies import parse_strategy
+    from memory_bank.lab.meter.measure import measure
+    from memory_bank.lab.strategies import parse_strategy
 
     path = experiment()
     plan = plan_of(path)
     with open_results(path, plan) as results:
         run_experiment(plan, results)
-        line = gather(plan, results.done)[2]
+        line = report_lines(plan, results.done)[2]
     traces = [c.trace for c in plan.suites[0].cases]
     [outcome] = measure(traces, [parse_strategy("keep_last_n?n=2", load_config())], counter="approximate")
     untimed = {"ms", "ms_p95"}
@@ -81,7 +80,7 @@ def test_a_longer_prefix_is_cheaper(experiment):
     plan = plan_of(path)
     with open_results(path, plan) as results:
         run_experiment(plan, results)
-        full, truncation, keep = gather(plan, results.done)
+        full, truncation, keep = report_lines(plan, results.done)
     assert full.total("bill", "tokens") > keep.total("bill", "tokens") > truncation.total("bill", "tokens")
     for line in (full, truncation, keep):
         tokens, cached = line.total("bill", "tokens"), line.total("bill", "cached")
@@ -100,7 +99,9 @@ def test_several_processes_find_the_same(experiment):
         with open_results(path, plan, f"{jobs}.jsonl") as results:
             run_experiment(plan, results, jobs=jobs)
             assert set(results.done) == {u.id for u in plan.units}
-            untimed = [row.rsplit(" | ", 3)[0] for row in markdown(gather(plan, results.done)).splitlines()]
+            untimed = [
+                row.rsplit(" | ", 3)[0] for row in markdown(report_lines(plan, results.done)).splitlines()
+            ]
             tables.append(untimed)
     assert tables[0] == tables[1]
 
@@ -230,7 +231,7 @@ def test_below_a_threshold_the_context_goes_through_as_it_came(experiment):
     plan = plan_of(path)
     with open_results(path, plan) as results:
         run_experiment(plan, results)
-        lines = {line.label: line for line in gather(plan, results.done)}
+        lines = {line.label: line for line in report_lines(plan, results.done)}
     assert lines["truncation @ 100000"].figures.tokens == lines["full @ 0"].figures.tokens
     at = [lines[f"truncation @ {t}"].figures.tokens for t in (0, 320, 100000)]
     assert at[0] < at[1] < at[2]
@@ -247,7 +248,7 @@ def test_a_strategy_with_a_threshold_of_its_own_gets_that_one_set(experiment):
     assert set(settings) == {1, 700}
     with open_results(path, plan) as results:
         run_experiment(plan, results)
-        lines = {line.label: line for line in gather(plan, results.done)}
+        lines = {line.label: line for line in report_lines(plan, results.done)}
     early, late = (lines[f"progressive_summarization @ {t}"].figures.tokens for t in (0, 700))
     assert early <= late
 

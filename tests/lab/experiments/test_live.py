@@ -10,9 +10,16 @@ import pytest
 from tests.lab.experiments.agents import Careful, Turn, plan_of_trip, trip
 from tests.lab.experiments.conftest import results_of
 
+from memory_bank.lab.experiments.cases import (
+    Book,
+    RecordedTools,
+    book_cases,
+    page_code,
+    parse_judgement,
+    recorded_calls,
+    same_arguments,
+)
 from memory_bank.lab.experiments.config import SuiteSettings
-from memory_bank.lab.experiments.funcbench import Desk, golden_calls, judged, same
-from memory_bank.lab.experiments.overflow import Book, overflow_cases, page_code
 from memory_bank.lab.traces import Trace
 from memory_bank.testing import ScriptedServer, fail, say
 
@@ -61,7 +68,7 @@ def bench(cli, tmp_path, monkeypatch):
 def careful() -> Careful:
     tasks = dict(plan_of_trip(trip(n)) for n in range(3))
     settings = SuiteSettings(kind="overflow", pages=12, page_tokens=200, lag=4)
-    for case in overflow_cases(settings):
+    for case in book_cases(settings):
         turns: list[Turn] = [
             [("read_page", {"page": n, **({"code": page_code(case.id, n - 4)} if n > 4 else {})})]
             for n in range(1, 13)
@@ -194,30 +201,30 @@ def test_what_a_live_suite_lacks_is_one_sentence(bench, tmp_path: Path, text, sa
     ],
 )
 def test_calls_are_compared_by_value(golden, given, equal):
-    assert same(golden, given) is equal
+    assert same_arguments(golden, given) is equal
 
 
 def test_parallel_calls_in_any_order_each_counted_once():
     case = trip(1)
-    desk = Desk(Trace(case["id"], case["messages"]))
-    due = golden_calls(Trace(case["id"], case["messages"]))
+    desk = RecordedTools(Trace(case["id"], case["messages"]))
+    due = recorded_calls(Trace(case["id"], case["messages"]))
     for golden in [due[2], due[2], due[1], due[0]]:
         assert desk.call(golden.name, golden.arguments) == golden.output
     assert (desk.calls, desk.correct, desk.wrong) == (6, 3, 0)
     assert "error" in desk.call("search_cars", {"location_id": "unknown"})
     assert desk.wrong == 1
-    assert not desk.finished("done")
+    assert not desk.succeeded("done")
 
 
 def test_odd_calls_of_a_book_are_refused():
     book = Book("b", SuiteSettings(kind="overflow", pages=3, lag=1))
     for arguments in (None, "x", {}, {"page": "1"}, {"page": 0}, {"page": 4}, {"page": 2}, {"page": True}):
         assert "error" in json.loads(book.call("read_page", arguments)), arguments
-    assert book.reached == 0
+    assert book.correct == 0
 
 
 @pytest.mark.parametrize(
     ("text", "number"), [('{"completeness": 1}', 1), ("2", 2), ("perhaps 2", None), ("", None)]
 )
 def test_what_a_judge_may_say(text, number):
-    assert judged(text) == number
+    assert parse_judgement(text) == number

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from memory_bank.config import Config
-from memory_bank.lab.meter.needs import message_texts
-from memory_bank.lab.traces import Trace, read_traces
+from memory_bank.lab.traces import Trace, message_texts, read_traces
 
 ORDERS = Path(__file__).parent / "orders.jsonl"
 

@@ -12,17 +12,17 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from memory_bank.cli.audit import audit as verb
+from memory_bank.cli.lab import audit as verb
 from memory_bank.config import Config
 from memory_bank.errors import EmbedderLoadError, UnknownStrategyError
 from memory_bank.lab.meter import audit as module
-from memory_bank.lab.meter.audit import BUDGETS, NO_MEMORY, advice, audit, candidates, choose
-from memory_bank.lab.meter.columns import COLUMNS, percent
-from memory_bank.lab.meter.figures import figures_of
-from memory_bank.lab.meter.page import Section, audit_page, escape, render_page
-from memory_bank.lab.meter.plot import HEIGHT, WIDTH, Point, frontier, frontier_plot
-from memory_bank.lab.meter.runs import Outcome
-from memory_bank.lab.meter.strategies import Strategy
+from memory_bank.lab.meter.audit import BUDGETS, NO_MEMORY, advice, audit, choose, plan_audit
+from memory_bank.lab.meter.figures import COLUMNS, figures_of
+from memory_bank.lab.meter.measure import Measurement
+from memory_bank.lab.pages import PageSection, figures_page, render
+from memory_bank.lab.plot import HEIGHT, WIDTH, Plot, PlotPoint, frontier
+from memory_bank.lab.strategies import Strategy
+from memory_bank.lab.tables import percent
 
 ORDERS = Path(__file__).parent / "orders.jsonl"
 TOYS = "tests.lab.meter.toys:"
@@ -44,23 +44,23 @@ def test_every_memory_of_the_configuration_after_none():
             "c": {"type": "memory_bank", "embedding_model": "openai:text-embedding-3-small"},
         }
     )
-    tried = candidates(config)
+    tried = plan_audit(config)
     assert names(tried) == ["no memory", "a"]
     assert [note.split(" was not tried: ")[0] for note in tried.notes] == ["b", "c"]
-    assert names(candidates(config, ["a", "a?top_k=8", "oracle", "a"])) == [
+    assert names(plan_audit(config, ["a", "a?top_k=8", "oracle", "a"])) == [
         "no memory",
         "a",
         "a?top_k=8",
         "oracle",
     ]
     with pytest.raises(EmbedderLoadError):
-        candidates(config, ["b"])
+        plan_audit(config, ["b"])
     with pytest.raises(UnknownStrategyError):
-        candidates(config, ["d"])
+        plan_audit(config, ["d"])
 
 
 def test_a_budget_is_for_strategies_that_heed_one(config):
-    tried = candidates(config, ["local"], [500])
+    tried = plan_audit(config, ["local"], [500])
     assert names(tried) == ["no memory", "local"]
     assert "changed nothing" in tried.notes[0]
     evidence = {
@@ -72,9 +72,9 @@ def test_a_budget_is_for_strategies_that_heed_one(config):
     top = {"type": "memory_bank", "selection": "top_k", "embedding_model": "lexical", "history_budget": 3000}
     own = Config(memory_strategies={"e": evidence, "t": top})
     expected = [f"e?history_budget={b}" for b in sorted({3000, *BUDGETS})]
-    assert names(candidates(own)) == ["no memory", *expected, "t"]
-    assert names(candidates(own, ["e"], [7])) == ["no memory", "e?history_budget=7"]
-    both = candidates(own, ["e?keep_recent=1", "e?history_budget=5"], [7]).strategies[1:]
+    assert names(plan_audit(own)) == ["no memory", *expected, "t"]
+    assert names(plan_audit(own, ["e"], [7])) == ["no memory", "e?history_budget=7"]
+    both = plan_audit(own, ["e?keep_recent=1", "e?history_budget=5"], [7]).strategies[1:]
     assert [s.name for s in both] == ["e?keep_recent=1&history_budget=7", "e?history_budget=5"]
     settings = both[0].config.strategy("e")
     assert (settings.keep_recent, settings.history_budget) == (1, 7)
@@ -90,7 +90,7 @@ def outcome(name, *, bound_old=0.9, tokens=100.0, exceptions=0, broken=0, values
         full_tokens=1000.0, share_of_full=tokens / 1000, exceptions=exceptions, broken=broken,
     )  # fmt: skip
     kind = "full" if name == NO_MEMORY.name else "oracle" if name == "oracle" else "configured"
-    return Outcome(Strategy(name, kind), figures, ())
+    return Measurement(Strategy(name, kind), figures, ())
 
 
 FULL = outcome("no memory", bound_old=1.0, tokens=1000.0)
@@ -161,7 +161,7 @@ def odd(tmp_path):
 
 def test_broken_lines_are_skipped_counted_and_named(odd, config):
     told = []
-    tried = candidates(config, [TOYS + "keep_last?n=2"])
+    tried = plan_audit(config, [TOYS + "keep_last?n=2"])
     report = audit([odd, odd.parent / "none"], tried, counter="approximate", tell=told.append)
     assert report.traces == 10
     assert [re.search(r"line (\d+)", s)[1] for s in report.skipped_lines] == ["2", "3", "13", "15"]
@@ -173,7 +173,7 @@ def test_broken_lines_are_skipped_counted_and_named(odd, config):
 
 
 def test_what_was_raised_is_noted(traces, config):
-    report = audit([ORDERS], candidates(config, [TOYS + "raises_late"]), counter="approximate")
+    report = audit([ORDERS], plan_audit(config, [TOYS + "raises_late"]), counter="approximate")
     assert report.notes == (f"{TOYS}raises_late raised RuntimeError at 14 steps",)
     assert report.advised == "no memory"
 
@@ -184,8 +184,8 @@ def elements(page):
 
 
 def test_the_page_is_well_formed_self_contained_and_escaped(odd, config):
-    tried = candidates(config, [TOYS + "keep_last?n=2", TOYS + "shorten", "oracle"])
-    page = audit_page(audit([odd], tried, counter="approximate"))
+    tried = plan_audit(config, [TOYS + "keep_last?n=2", TOYS + "shorten", "oracle"])
+    page = audit([odd], tried, counter="approximate").as_html()
     tags = {e.tag.split("}")[-1] for e in elements(page)}
     assert {"svg", "table", "circle"} <= tags
     assert not tags & {"script", "link", "img", "iframe", "object", "image", "use"}
@@ -193,25 +193,25 @@ def test_the_page_is_well_formed_self_contained_and_escaped(odd, config):
     assert set(re.findall(r"https?://[^\"]+", page)) == {
         "http://www.w3.org/2000/svg"
     }  # the name of SVG, not loaded
-    assert "&lt;script&gt;alert(&#x27;&amp;&#x27;)" in page
+    assert "&lt;script&gt;alert(&#39;&amp;&#39;)" in page
     assert "prefers-color-scheme: dark" in page
     page.encode("utf-8")
     assert len([e for e in elements(page) if e.tag.endswith("circle")]) == 4
 
 
 def test_a_page_without_points():
-    page = render_page("<t>", "", [Section("<h>", [("x", figures_of([]))])], [("empty", [])])
+    page = figures_page("<t>\x00\x1b", "", [PageSection("<h>", [("x", figures_of([]))])], [("empty", [])])
     assert elements(page)
     assert "<t>" not in page
-    assert escape("\x00\x1b") == "\ufffd\ufffd"
+    assert "&lt;t&gt;\ufffd\ufffd" in page
 
 
 def test_labels_stay_in_the_drawing_and_off_each_other():
     points = [
-        Point(f"strategy number {i}", 0.1 + 0.01 * (i % 3), 0.5 + 0.01 * i, 0.4, 0.9, best=i == 3)
+        PlotPoint(f"strategy number {i}", 0.1 + 0.01 * (i % 3), 0.5 + 0.01 * i, 0.4, 0.9, best=i == 3)
         for i in range(9)
     ]
-    root = ET.fromstring(frontier_plot([*points, Point("dear", 1.4, 0.0, 0, 0)], escape))
+    root = ET.fromstring(render("plot.svg", plot=Plot([*points, PlotPoint("dear", 1.4, 0.0, 0, 0)])))
     labels = [g for g in root if g.tag.endswith("}g")]
     boxes = []
     for g in labels:
@@ -230,14 +230,14 @@ def test_labels_stay_in_the_drawing_and_off_each_other():
 
 
 def test_the_frontier_leaves_out_what_is_beaten():
-    a, b, c = Point("a", 0.1, 0.5, 0, 0), Point("b", 0.2, 0.4, 0, 0), Point("c", 0.3, 0.9, 0, 0)
+    a, b, c = PlotPoint("a", 0.1, 0.5, 0, 0), PlotPoint("b", 0.2, 0.4, 0, 0), PlotPoint("c", 0.3, 0.9, 0, 0)
     assert frontier([c, b, a]) == [a, c]
 
 
 def test_every_column_says_what_it_means():
     assert len({c.title for c in COLUMNS}) == len(COLUMNS)
     assert all(c.meaning for c in COLUMNS)
-    assert {c.cell([figures_of([])]) for c in COLUMNS} == {"–", "0"}
+    assert {c.cell(figures_of([])) for c in COLUMNS} == {"–", "0"}
 
 
 # the verb

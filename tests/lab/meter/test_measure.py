@@ -12,10 +12,10 @@ from tests.chats import any_chats
 from tests.cli.conftest import environment
 
 from memory_bank.errors import ConfigError, UnknownStrategyError
-from memory_bank.lab.meter.costs import Costs, named_counter
+from memory_bank.lab.costs import Costs, named_counter
 from memory_bank.lab.meter.figures import figures_of
-from memory_bank.lab.meter.runs import measure
-from memory_bank.lab.meter.strategies import Strategy, parse_strategy
+from memory_bank.lab.meter.measure import measure
+from memory_bank.lab.strategies import Strategy, parse_strategy
 from memory_bank.lab.traces import Trace
 from memory_bank.transcript.tokens import approximate_counter
 
@@ -154,8 +154,8 @@ def timeless(outcome):
 SCRIPT = """
 import json, sys
 from memory_bank.config import Config
-from memory_bank.lab.meter.runs import measure
-from memory_bank.lab.meter.strategies import Strategy, parse_strategy
+from memory_bank.lab.meter.measure import measure
+from memory_bank.lab.strategies import Strategy, parse_strategy
 from memory_bank.lab.traces import read_traces
 names = ["local", "tests.lab.meter.toys:shorten", "oracle"]
 traces = list(read_traces(sys.argv[1]))

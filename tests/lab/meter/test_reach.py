@@ -6,9 +6,9 @@ import math
 import pytest
 
 from memory_bank.lab.meter.matching import Page, normalise
-from memory_bank.lab.meter.reach import shown_ids
-from memory_bank.lab.meter.runs import measure
-from memory_bank.lab.meter.strategies import parse_strategy
+from memory_bank.lab.meter.measure import measure
+from memory_bank.lab.meter.recall import shown_ids
+from memory_bank.lab.strategies import parse_strategy
 from memory_bank.lab.traces import Trace
 
 IDS = ["1234abcd-0000-5000-8000-000000000001", "1234abcd-1111-5000-8000-000000000001", "deadbeef-0000-5000-8000-000000000003"]  # fmt: skip

@@ -1,1 +1,1 @@
-"""The instrument: what share of the values that next calls need does a context keep, and at what price."""
+"""The evidence meter: which share of the values that later calls need a context keeps, and at what price."""

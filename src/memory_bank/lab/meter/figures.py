@@ -1,31 +1,62 @@
-"""Rows of many traces to figures: shares, tokens, time, and how sure they are."""
+"""Rows of measured steps summed up to figures: shares, tokens, time, and their 95% intervals."""
 
 from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from memory_bank.lab.meter.measure import Found, Row
+from memory_bank.lab.tables import Column, milliseconds, percent, whole
 
 AGES = (("1", 1), ("2-3", 3), ("4-7", 7), ("8+", math.inf))
 """The bins of age, in interactions back, with the oldest age of each."""
 
 RESAMPLES = 500
 _SEED = 0
-_LEAST_TRACES = 4  # fewer say nothing about an interval
+_LEAST_TRACES = 4  # fewer give no interval
+
+
+@dataclass(frozen=True, slots=True)
+class NeedResult:
+    """Whether a context holds a needed value, next to its words, or shows how to fetch it.
+
+    ``age``, ``kind`` and ``first_use`` are the need's own. ``reachable`` is None except for values that are
+    not present and older than the last interaction.
+    """
+
+    present: bool
+    bound: bool
+    age: int
+    kind: str
+    first_use: bool
+    reachable: bool | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StepRow:
+    """One step: tokens of the context, of the full history, of its anchor and of its last interaction."""
+
+    kind: str
+    tokens: int
+    full: int
+    anchor: int
+    last: int
+    seconds: float
+    error: str  # the type of the exception that the strategy raised, or ""
+    broken: bool  # the context has broken pairs that the trace itself does not have
+    found: tuple[NeedResult, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """What a strategy came to on a set of traces. Shares are 0 to 1; NaN where there was nothing to share.
+    """The figures of a strategy on a set of traces. Shares are 0 to 1; NaN where there was nothing to share.
 
-    ``old`` is what was last shown before the last interaction. ``share_of_history`` is the tokens beyond
+    ``old`` values were last shown before the last interaction. ``share_of_history`` is the tokens beyond
     anchor and last interaction over those of the older history, the only part that a memory may shrink;
-    ``step_ratio`` the mean of each step's own ratio to the full history. ``reachable`` is the share of the
-    old values left out of contexts (``left_out`` of them) that one exact fetch brings back. ``intervals``
+    ``step_ratio`` is the mean of each step's own ratio to the full history. ``reachable`` is the share of the
+    old values left out of contexts (there are ``left_out``) that one exact fetch brings back. ``intervals``
     are 95% bounds, ``(low, high)``, by bootstrap over traces.
     """
 
@@ -59,13 +90,13 @@ class Figures:
 
     def as_dict(self) -> dict[str, Any]:
         """JSON values; NaN is None."""
-        return {k: _plain(v) for k, v in asdict(self).items()}
+        return {k: _json_value(v) for k, v in asdict(self).items()}
 
 
-def figures_of(traces: Sequence[Sequence[Row]]) -> Figures:
+def figures_of(traces: Sequence[Sequence[StepRow]]) -> Figures:
     """The figures of a strategy, from the rows of every trace (``evbench.run`` defines them).
 
-    Recall, its parts and completeness are over turns that call tools; ``say`` over those that answer.
+    Recall, its parts and completeness are over turns that call tools; ``say`` is over those that answer.
     """
     rows = [row for trace in traces for row in trace]
     calls = [row for row in rows if row.kind == "call" and row.found]
@@ -92,13 +123,13 @@ def figures_of(traces: Sequence[Sequence[Row]]) -> Figures:
         by_age={name: _share(f.present for f in values if age_bin(f.age) == name) for name, _ in AGES},
         left_out=len(left_out),
         reachable=_share(bool(f.reachable) for f in left_out),
-        tokens=_over(sum(tokens), len(rows)),
+        tokens=_ratio(sum(tokens), len(rows)),
         tokens_p95=_p95(tokens),
-        full_tokens=_over(sum(row.full for row in rows), len(rows)),
-        share_of_full=_ratio([_full_share(t) for t in traces]),
-        share_of_history=_ratio([_history_share(t) for t in traces]),
-        step_ratio=_over(sum(row.tokens / max(1, row.full) for row in rows), len(rows)),
-        ms=1000 * _over(sum(seconds), len(rows)),
+        full_tokens=_ratio(sum(row.full for row in rows), len(rows)),
+        share_of_full=_ratio_of_sums(map(_PARTS["share_of_full"], traces)),
+        share_of_history=_ratio_of_sums(map(_PARTS["share_of_history"], traces)),
+        step_ratio=_ratio(sum(row.tokens / max(1, row.full) for row in rows), len(rows)),
+        ms=1000 * _ratio(sum(seconds), len(rows)),
         ms_p95=1000 * _p95(seconds),
         exceptions=sum(bool(row.error) for row in rows),
         broken=sum(row.broken for row in rows),
@@ -111,89 +142,121 @@ def age_bin(age: int) -> str:
     return next(name for name, oldest in AGES if age <= oldest)
 
 
-Part = tuple[float, float]  # of one trace: a numerator and a denominator
+_Part = tuple[float, float]  # of one trace: a numerator and a denominator
 
 
-def old_bound(trace: Sequence[Row]) -> Part:
-    """Bound and all old values of a trace's calls."""
-    old = _old(trace)
-    return sum(f.bound for f in old), len(old)
+def called_values(trace: Sequence[StepRow], youngest: int = 1) -> Iterator[NeedResult]:
+    """The needs of a trace's calls that are at least ``youngest`` interactions old."""
+    return (f for row in trace if row.kind == "call" for f in row.found if f.age >= youngest)
 
 
-def _old(trace: Sequence[Row]) -> list[Found]:
-    return [f for row in trace if row.kind == "call" for f in row.found if f.age > 1]
+def old_bound(trace: Sequence[StepRow]) -> tuple[int, int]:
+    """The numbers of bound and of all old values of a trace's calls."""
+    bound = [f.bound for f in called_values(trace, 2)]
+    return sum(bound), len(bound)
 
 
-def _recall(trace: Sequence[Row]) -> Part:
-    found = [f for row in trace if row.kind == "call" for f in row.found]
-    return sum(f.present for f in found), len(found)
+def _recall_part(of: str, youngest: int) -> Callable[[Sequence[StepRow]], _Part]:
+    def part(trace: Sequence[StepRow]) -> _Part:
+        flags = [getattr(f, of) for f in called_values(trace, youngest)]
+        return sum(flags), len(flags)
+
+    return part
 
 
-def _bound(trace: Sequence[Row]) -> Part:
-    found = [f for row in trace if row.kind == "call" for f in row.found]
-    return sum(f.bound for f in found), len(found)
-
-
-def _old_recall(trace: Sequence[Row]) -> Part:
-    old = _old(trace)
-    return sum(f.present for f in old), len(old)
-
-
-def _full_share(trace: Sequence[Row]) -> Part:
-    return sum(row.tokens for row in trace), sum(row.full for row in trace)
-
-
-def _history_share(trace: Sequence[Row]) -> Part:
+def _history_part(trace: Sequence[StepRow]) -> _Part:
     beyond = sum(max(0, row.tokens - row.anchor - row.last) for row in trace)
     return beyond, sum(row.full - row.anchor - row.last for row in trace)
 
 
-_SAMPLED: dict[str, Callable[[Sequence[Row]], Part]] = {
-    "recall": _recall,
-    "bound": _bound,
-    "recall_old": _old_recall,
-    "bound_old": old_bound,
-    "share_of_full": _full_share,
-    "share_of_history": _history_share,
+_PARTS: dict[str, Callable[[Sequence[StepRow]], _Part]] = {
+    "recall": _recall_part("present", 1),
+    "bound": _recall_part("bound", 1),
+    "recall_old": _recall_part("present", 2),
+    "bound_old": _recall_part("bound", 2),
+    "share_of_full": lambda trace: (sum(row.tokens for row in trace), sum(row.full for row in trace)),
+    "share_of_history": _history_part,
 }
 
 
-def _intervals(traces: Sequence[Sequence[Row]]) -> dict[str, tuple[float, float]]:
-    """95% bounds by resampling traces with replacement; none for fewer than four traces with any share."""
+def _intervals(traces: Sequence[Sequence[StepRow]]) -> dict[str, tuple[float, float]]:
+    """95% bounds by resampling traces with replacement; none where fewer than four traces have a share."""
     bounds = {}
-    for name, part in _SAMPLED.items():
+    for name, part in _PARTS.items():
         parts = [p for p in map(part, traces) if p[1] > 0]
         if len(parts) < _LEAST_TRACES:
             continue
         dice = random.Random(_SEED)
-        drawn = sorted(_ratio(dice.choices(parts, k=len(parts))) for _ in range(RESAMPLES))
+        drawn = sorted(_ratio_of_sums(dice.choices(parts, k=len(parts))) for _ in range(RESAMPLES))
         edge = round(RESAMPLES * 0.025)
         bounds[name] = (drawn[edge], drawn[-1 - edge])
     return bounds
 
 
-def _ratio(parts: Sequence[Part]) -> float:
-    return _over(sum(p[0] for p in parts), sum(p[1] for p in parts))
+def _ratio_of_sums(parts: Iterable[_Part]) -> float:
+    pairs = list(parts)
+    return _ratio(sum(p[0] for p in pairs), sum(p[1] for p in pairs))
 
 
-def _over(total: float, count: float) -> float:
+def _ratio(total: float, count: float) -> float:
     return total / count if count else math.nan
 
 
 def _share(hits: Iterable[bool]) -> float:
     flags = list(hits)
-    return _over(sum(flags), len(flags))
+    return _ratio(sum(flags), len(flags))
 
 
 def _p95(ascending: Sequence[float]) -> float:
     return float(ascending[int(len(ascending) * 0.95)]) if ascending else math.nan
 
 
-def _plain(value: Any) -> Any:
+def _json_value(value: Any) -> Any:
     if isinstance(value, float):
         return None if math.isnan(value) else value
     if isinstance(value, dict):
-        return {k: _plain(v) for k, v in value.items()}
-    if isinstance(value, tuple):
-        return [_plain(v) for v in value]
-    return value
+        return {k: _json_value(v) for k, v in value.items()}
+    return list(value) if isinstance(value, tuple) else value
+
+
+def _half_interval(figures: Figures) -> float:
+    low, high = figures.intervals.get("bound_old", (math.nan, math.nan))
+    return (high - low) / 2
+
+
+def _age_column(name: str) -> Column[Figures]:
+    meaning = f"recall at age {name}, in interactions, %"
+    return Column(f"age {name}", lambda f: f.by_age[name], percent, meaning)
+
+
+COLUMNS: tuple[Column[Figures], ...] = (
+    Column("old bound", lambda f: f.bound_old, percent,
+           "bound recall of what is older than the last interaction, %"),
+    Column("±", _half_interval, percent, "half of its 95% interval, points"),
+    Column("of history", lambda f: f.share_of_history, percent,
+           "tokens beyond anchor and last interaction, % of the older ones"),
+    Column("of full", lambda f: f.share_of_full, percent, "tokens, % of the full history"),
+    Column("a step", lambda f: f.step_ratio, percent, "mean over steps of each step's own share, %"),
+    Column("recall", lambda f: f.recall, percent, "evidence that is present, %"),
+    Column("bound", lambda f: f.bound, percent, "evidence that stands next to what it belongs to, %"),
+    Column("old", lambda f: f.recall_old, percent, "recall of what is older than the last interaction, %"),
+    Column("first use", lambda f: f.first_old, percent,
+           "recall of old values the agent had not used before, %"),
+    Column("complete", lambda f: f.complete, percent, "calls whose evidence is all present, %"),
+    *(_age_column(name) for name, _ in AGES),
+    Column("say", lambda f: f.say, percent, "recall of values quoted in answers, %"),
+    Column("reachable", lambda f: f.reachable, percent,
+           "left-out old evidence that one exact fetch brings back, %"),
+    Column("tokens", lambda f: f.tokens, whole, "mean tokens of a context"),
+    Column("p95", lambda f: f.tokens_p95, whole, "tokens that 95% of the contexts stay below"),
+    Column("ms", lambda f: f.ms, milliseconds, "mean milliseconds a step"),
+    Column("ms p95", lambda f: f.ms_p95, milliseconds, "milliseconds that 95% of the steps stay below"),
+    Column("errors", lambda f: f.exceptions, whole, "steps at which the strategy raised"),
+    Column("broken", lambda f: f.broken, whole, "contexts with broken call/result pairs"),
+)  # fmt: skip
+
+_WIDE = {"a step", "recall", "old", "first use", "say", "p95", "ms p95"}
+SHORT: tuple[Column[Figures], ...] = tuple(
+    c for c in COLUMNS if c.title not in _WIDE and not c.title.startswith("age")
+)
+"""The columns that fit a terminal."""

@@ -1,7 +1,7 @@
-"""Verbatim matching that no re-serialising helps or hurts: one normal form, whole tokens only.
+"""Verbatim matching that does not depend on serialisation: one normal form, whole tokens only.
 
-The rules are those of the reference meter (``evbench.text``): nested JSON escapes are undone, letters fold
-their case, runs of white space are one blank; a value counts only where it stands as a whole token.
+The rules are those of the reference meter (``evbench.text``): nested JSON escapes are undone, case is folded,
+runs of white space become one space; a value is found only where it stands as a whole token.
 """
 
 from __future__ import annotations
@@ -10,17 +10,17 @@ import re
 from collections.abc import Callable, Collection
 
 _UNICODE_ESCAPE = re.compile(r"\\+u([0-9A-Fa-f]{4})")
-_BLANK_ESCAPE = re.compile(r"\\+[rnt]")
+_SPACE_ESCAPE = re.compile(r"\\+[rnt]")
 _SIGN_ESCAPE = re.compile(r"\\+([/'\"])")
 _BACKSLASHES = re.compile(r"\\\\+")
 _WORD = re.compile(r"[^\W_]+")
 
 
 def normalise(text: str) -> str:
-    """A text in its normal form: escapes undone however nested, case folded, blanks single."""
+    """A text in its normal form: escapes undone at any depth, case folded, single spaces."""
     if "\\" in text:
         text = _UNICODE_ESCAPE.sub(lambda m: chr(int(m[1], 16)), text)
-        text = _BLANK_ESCAPE.sub(" ", text)
+        text = _SPACE_ESCAPE.sub(" ", text)
         text = _SIGN_ESCAPE.sub(lambda m: m[1], text)
         text = _BACKSLASHES.sub(lambda _: "\\", text)
     if not text:
@@ -34,15 +34,15 @@ def normalise(text: str) -> str:
 
 
 def words_of(normal: str) -> frozenset[str]:
-    """The runs of letters and digits in a normal text. Every one of a value's must stand where it stands."""
+    """The runs of letters and digits in a normal text; a text that holds a value holds all of its words."""
     return frozenset(_WORD.findall(normal))
 
 
 def occurrences(text: str, value: str, limit: int) -> list[int]:
-    """Where ``value`` stands in ``text`` as a whole token, at most ``limit`` places; both in normal form.
+    """The first ``limit`` positions of ``value`` in ``text`` as a whole token; both in normal form.
 
-    No letter, digit or underscore may continue it, and a number is not part of a longer one: 645 stands
-    neither in 1645 nor in 645.99 nor in 1,645.
+    No letter, digit or underscore may continue it, and a number must not be part of a longer one: 645 is not
+    found in 1645, 645.99 or 1,645.
     """
     found: list[int] = []
     if not value:
@@ -69,7 +69,7 @@ def _continues(c: str) -> bool:
 
 
 def _inside_number(text: str, start: int, stop: int) -> bool:
-    """Whether a point or comma ties the digits at ``start:stop`` to more digits on either side."""
+    """Whether a point or comma joins the digits at ``start:stop`` to more digits on either side."""
     after, before = text[stop : stop + 2], text[max(0, start - 2) : start]
     return (len(after) == 2 and after[0] in ".," and after[1].isdigit()) or (
         len(before) == 2 and before[1] in ".," and before[0].isdigit()
@@ -77,7 +77,7 @@ def _inside_number(text: str, start: int, stop: int) -> bool:
 
 
 class Page:
-    """A text in normal form, with its words for a quick no."""
+    """A text in normal form, with its words for quick rejection."""
 
     __slots__ = ("text", "words")
 
@@ -86,11 +86,11 @@ class Page:
         self.words = words_of(normal)
 
     def places(self, form: Form, limit: int = 1) -> list[int]:
-        """Where a form of a value stands."""
+        """The positions of a form of a value."""
         return occurrences(self.text, form.text, limit) if form.words <= self.words else []
 
     def holds(self, forms: Collection[Form]) -> bool:
-        """Whether any of the forms stands here."""
+        """Whether the text holds any of the forms."""
         return any(self.places(form) for form in forms)
 
 
@@ -114,18 +114,18 @@ class Form:
 
 
 class Reader:
-    """Turns texts into pages, each text once. One reader serves one trace and all strategies tried on it."""
+    """Caches the pages of texts. One reader serves one trace and all strategies that are tried on it."""
 
     def __init__(self, most: int = 50_000) -> None:
         self._most = most
         self._pages: dict[str, Page] = {}
 
     def page(self, text: str) -> Page:
-        """The page of a text as it came."""
+        """The page of a text that is not normalised yet."""
         return self.read(text, lambda: normalise(text))
 
     def read(self, key: str, normal: Callable[[], str]) -> Page:
-        """The page kept under ``key``, made of what ``normal`` gives when it is new."""
+        """The page cached under ``key``; ``normal`` returns its normalised text when it is new."""
         page = self._pages.get(key)
         if page is None:
             if len(self._pages) >= self._most:

@@ -1,116 +1,139 @@
-"""One trace through one strategy: every turn's context, held against what the turn needed."""
+"""Measures strategies on traces: every turn's context is searched for what the turn needed."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate
-from typing import Any
 
-from memory_bank.lab.meter.costs import Costs
+from memory_bank.lab.costs import Costs, named_counter
+from memory_bank.lab.meter.figures import Figures, NeedResult, StepRow, figures_of
 from memory_bank.lab.meter.matching import Page, Reader
-from memory_bank.lab.meter.needs import Need, Turn
-from memory_bank.lab.meter.reach import Reach
-from memory_bank.lab.meter.recall import context_pages, recall
-from memory_bank.lab.meter.strategies import Running
+from memory_bank.lab.meter.needs import Need, NeedyTurn, environment_constants, needs_of
+from memory_bank.lab.meter.recall import Facts, Reach, context_pages, recall
+from memory_bank.lab.processes import ProgressReport, run_tasks
+from memory_bank.lab.replay import play
+from memory_bank.lab.strategies import Strategy, StrategyRun
 from memory_bank.lab.traces import Trace
-from memory_bank.transcript.interactions import Kind, kind_of
-from memory_bank.transcript.pairing import pairing_errors
+from memory_bank.transcript import ENCODING, Kind, TokenCounter, content_text, kind_of, read
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    """What became of one need: its value stands in the context, it is bound, an exact fetch brings it.
+class Measurement:
+    """The figures of a strategy, and the rows of every trace in the order of the traces."""
 
-    ``age`` and ``kind`` are the need's own. ``reachable`` is only asked of what is not present, and only of
-    what is older than the last interaction: else None.
+    strategy: Strategy
+    figures: Figures
+    rows: tuple[tuple[StepRow, ...], ...]
+
+
+def measure(
+    traces: Sequence[Trace],
+    strategies: Sequence[Strategy],
+    *,
+    counter: str | TokenCounter = ENCODING,
+    jobs: int = 1,
+    limit: int | None = None,
+    progress: ProgressReport | None = None,
+) -> list[Measurement]:
+    """Measure strategies on traces; returns one Measurement a strategy, in their order.
+
+    ``counter`` is the name of an encoding, ``"approximate"``, ``"reference"``, or a counter (picklable when
+    there are several ``jobs``, which are processes). ``limit`` takes that many traces, evenly spread;
+    constants of the environment come from all. Except for times, figures do not depend on ``jobs``. What
+    strategies raise is counted; other exceptions are raised.
     """
+    constants = environment_constants(traces)
+    if limit is not None and limit < len(traces):
+        traces = traces[:: max(1, len(traces) // limit)][:limit] if limit > 0 else []
+    # long traces first, so that no process works alone at the end
+    order = sorted(range(len(traces)), key=lambda i: -_length(traces[i]))
+    work = partial(_measure_one, strategies=tuple(strategies), constants=constants, counter=counter)
+    results: dict[int, list[list[StepRow]]] = {}
+    with closing(run_tasks([traces[i] for i in order], work, jobs)) as measured:
+        for n, rows in measured:
+            results[order[n]] = rows
+            if progress is not None:
+                progress(len(results), len(traces))
+    found = []
+    for n, strategy in enumerate(strategies):
+        own = tuple(tuple(results[i][n]) for i in range(len(traces)))
+        found.append(Measurement(strategy, figures_of(own), own))
+    return found
 
-    present: bool
-    bound: bool
-    age: int
-    kind: str
-    first_use: bool
-    reachable: bool | None = None
+
+def _length(trace: Trace) -> int:
+    return sum(len(content_text(read(m, "content"))) for m in trace.messages)
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
-    """One step: tokens of the context, of the full history, its anchor and its last interaction."""
-
-    kind: str
-    tokens: int
-    full: int
-    anchor: int
-    last: int
-    seconds: float
-    error: str  # the type of the exception, or nothing
-    broken: bool  # the context has broken pairs that the trace's own messages have not
-    found: tuple[Found, ...]
+def _measure_one(
+    trace: Trace, strategies: Sequence[Strategy], constants: frozenset[str], counter: str | TokenCounter
+) -> list[list[StepRow]]:
+    """The rows of one trace, a list for each strategy."""
+    reader = Reader()
+    costs = Costs(named_counter(counter) if isinstance(counter, str) else counter)
+    turns = needs_of(trace, constants, reader)
+    measured = []
+    for strategy in strategies:
+        with closing(strategy.start(trace, reader)) as run:
+            measured.append(measure_trace(trace, turns, run, costs, reader))
+    return measured
 
 
 def measure_trace(
-    trace: Trace, turns: Sequence[Turn], running: Running, costs: Costs, reader: Reader
-) -> list[Row]:
+    trace: Trace, turns: Sequence[NeedyTurn], run: StrategyRun, costs: Costs, reader: Reader
+) -> list[StepRow]:
     """The rows of a trace, one a turn. A strategy that raises has an empty context at that turn.
 
-    Only what a tool told first counts as a need here, as in the reference meter.
+    As in the reference meter, only values that a tool output held first count as needs.
     """
-    ledger = _Ledger(trace.messages, costs)
+    tokens = _TokensBefore(trace.messages, costs)
     reach = Reach(reader)
-    rows: list[Row] = []
-    for turn in turns:
-        needs = [n for n in turn.needs if n.born == "tool"]
-        original = trace.messages[: turn.position]
-        prefix = [copied(m) for m in original]
-        error = ""
-        context: list[Any] = []
-        start = time.perf_counter()
-        try:
-            context = running.build(prefix, needs)
-        except Exception as e:  # counted, not fatal: the next step is asked all the same
-            error = type(e).__name__
-        seconds = time.perf_counter() - start
-        broken = pairing_errors(context)
-        pages = context_pages(context, reader) if needs else []
+    needed = [[n for n in turn.needs if n.born == "tool"] for turn in turns]
+    played = play(trace, run, zip((t.position for t in turns), needed, strict=True))
+    rows: list[StepRow] = []
+    for turn, needs, step in zip(turns, needed, played, strict=True):
+        pages = context_pages(step.context, reader) if needs else []
+        facts = run.facts if turn.kind == "call" else None
         rows.append(
-            Row(
+            StepRow(
                 kind=turn.kind,
-                tokens=costs.total(context),
-                full=ledger.full[turn.position],
-                anchor=ledger.anchor[turn.position],
-                last=ledger.last[turn.position],
-                seconds=seconds,
-                error=error,
-                broken=len(broken) > (len(pairing_errors(original)) if broken else 0),
-                found=tuple(_found(turn, needs, pages, running, reach)),
+                tokens=costs.total(step.context),
+                full=tokens.full[turn.position],
+                anchor=tokens.anchor[turn.position],
+                last=tokens.last[turn.position],
+                seconds=step.seconds,
+                error="" if step.error is None else type(step.error).__name__,
+                broken=step.broken_pairs > 0,
+                found=_results_of(turn, needs, pages, facts, reach),
             )
         )
     return rows
 
 
-def _found(
-    turn: Turn, needs: Sequence[Need], pages: Sequence[Page], running: Running, reach: Reach
-) -> Iterable[Found]:
+def _results_of(
+    turn: NeedyTurn, needs: Sequence[Need], pages: Sequence[Page], facts: Facts | None, reach: Reach
+) -> tuple[NeedResult, ...]:
     recalled = [recall(need, pages) for need in needs]
     left_out = [n for n, (present, _) in zip(needs, recalled, strict=True) if not present and n.age > 1]
-    asked = turn.kind == "call" and left_out
-    fetched = reach.fetchable(left_out, pages, running.facts) if asked else {}
-    for need, (present, bound) in zip(needs, recalled, strict=True):
-        reachable = fetched.get(need.value)
-        yield Found(present, bound, need.age, need.kind, need.first_use, reachable)
+    fetched = reach.fetchable(left_out, pages, facts) if turn.kind == "call" and left_out else {}
+    return tuple(
+        NeedResult(present, bound, n.age, n.kind, n.first_use, fetched.get(n.value))
+        for n, (present, bound) in zip(needs, recalled, strict=True)
+    )
 
 
-class _Ledger:
-    """Running sums over a trace: tokens of the first i messages, i = 0 … n."""
+class _TokensBefore:
+    """Tokens of a trace's first i messages, for every i: all, the anchor's, the last interaction's."""
 
-    def __init__(self, messages: Sequence[Any], costs: Costs) -> None:
+    def __init__(self, messages: Sequence[object], costs: Costs) -> None:
         tokens = [costs.of(m) for m in messages]
         kinds = [kind_of(m) for m in messages]
+        anchor = (t if k in (Kind.SYSTEM, Kind.USER) else 0 for t, k in zip(tokens, kinds, strict=True))
         self.full = list(accumulate(tokens, initial=0))
-        asked = (t if k in (Kind.SYSTEM, Kind.USER) else 0 for t, k in zip(tokens, kinds, strict=True))
-        self.anchor = list(accumulate(asked, initial=0))
+        self.anchor = list(accumulate(anchor, initial=0))
         self.last = [0]
         latest = 0
         for count, kind in zip(tokens, kinds, strict=True):
@@ -119,22 +142,3 @@ class _Ledger:
             elif kind is Kind.RESULT:
                 latest += count
             self.last.append(latest)
-
-
-def copied(value: Any) -> Any:
-    """A copy of a JSON value's containers; texts are shared, for they cannot be changed.
-
-    What is nested too deeply for a copy is given as it is.
-    """
-    try:
-        return _copied(value)
-    except RecursionError:
-        return value
-
-
-def _copied(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {k: _copied(v) for k, v in value.items()}
-    if isinstance(value, list):
-        return [_copied(v) for v in value]
-    return value

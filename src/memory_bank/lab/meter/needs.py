@@ -1,8 +1,8 @@
-"""What every turn of a recorded run needed from earlier: its evidence.
+"""The evidence that every turn of a recorded run needed: values known only from earlier tool outputs.
 
-After the reference meter (``evbench.evidence``): a value of a turn's calls (or of its answer) is evidence
-when it stands in an earlier tool output, in no earlier system or user message, not in the tools' schemas, and
-is no constant of the environment.
+The reference meter defines it (``evbench.evidence``): a value of a turn's calls (or answer) is evidence when
+an earlier tool output holds it, no earlier system or user message and no tool schema does, and it is not a
+constant of the environment.
 """
 
 from __future__ import annotations
@@ -14,45 +14,49 @@ from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from memory_bank.lab.meter.matching import Form, Page, Reader, normalise
-from memory_bank.lab.meter.values import Kind, call_values, forms_of, identifiers, leaves, parsed_arguments
-from memory_bank.lab.traces import Trace
-from memory_bank.transcript.content import content_text, is_text_part, part_text, read
-from memory_bank.transcript.interactions import Kind as MessageKind
-from memory_bank.transcript.interactions import calls_of, kind_of
-from memory_bank.transcript.jsontext import flat_text
+from memory_bank.lab.meter.values import (
+    NeedKind,
+    call_values,
+    forms_of,
+    identifiers,
+    leaves,
+    parsed_arguments,
+)
+from memory_bank.lab.traces import Trace, content_texts, is_turn, message_texts
+from memory_bank.transcript import Kind, calls_of, compact, kind_of, read
 
 MOST_NEEDS = 20
-"""So many values of a turn are kept, chosen by a hash, so that long code does not outweigh the rest."""
+"""At most this many values of a turn count, chosen by a hash: long code must not outweigh the rest."""
 
 SUPPORT_CHARS = 80
-"""Characters on either side of an occurrence whose words say what the value belongs to."""
+"""Characters on either side of an occurrence whose words are its context."""
 
 _SUPPORT_PLACES = 3  # occurrences looked at in one message
-_SUPPORTS = 12  # no further message is looked at once there are so many
+_SUPPORTS = 12  # no further message is looked at once there are this many
 _CONSTANT_SHARE, _CONSTANT_TASKS = 0.2, 8
 _CONSTANT_CHARS = 200
 
 _WORD = re.compile(r"[^\W_]{2,}")
-_SAYS_NOTHING = frozenset({"null", "none", "nan", "true", "false"})
+_EMPTY_WORDS = frozenset({"null", "none", "nan", "true", "false"})
 _KEY = re.compile(r'"[-\w ]{1,40}"\s*:|\b[-\w]{1,40}(?:=|:\s)')
 
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """One value that a turn used and that only earlier tool outputs could tell.
+    """One value that a turn used and that only earlier tool outputs held.
 
-    ``age`` counts interactions back to the latest message that showed it (1: the last interaction),
-    ``age_output`` to the latest output that did. ``first_use``: no earlier turn of the assistant wrote it.
-    ``born`` says whose message showed it first. ``supports`` are the words around its occurrences, newest
-    first; an empty set binds anything.
+    ``age`` counts interactions back to the latest message that held it (1: the last interaction),
+    ``age_output`` to the latest output that did. ``first_use``: no earlier assistant turn wrote it. ``born``
+    says whose message held it first. ``supports`` are the words around its occurrences, newest first; an
+    empty set is matched by any context.
     """
 
     value: str
     forms: tuple[Form, ...]
-    kind: Kind
+    kind: NeedKind
     age: int
     age_output: int
     first_use: bool
@@ -61,7 +65,7 @@ class Need:
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class NeedyTurn:
     """One assistant turn after the first tool output: its position in the messages and its needs."""
 
     position: int
@@ -70,33 +74,14 @@ class Turn:
 
 
 def words_near(text: str) -> frozenset[str]:
-    """The words, of two characters and more, that can say what a value next to them belongs to."""
+    """The words of two and more characters in a text."""
     return frozenset(_WORD.findall(text))
 
 
-def message_texts(message: Any) -> list[str]:
-    """Every text of a message that a model would see: its content, then each call's name and arguments."""
-    texts = content_texts(read(message, "content"))
-    if texts == [""]:
-        texts = []
-    for call in calls_of(message) if kind_of(message) is MessageKind.CALL else ():
-        texts.append(f"{call.name} {call.text}")
-    if read(message, "role") is None and (output := read(message, "output")) is not None:
-        texts += content_texts(output)
-    return texts
-
-
-def content_texts(content: Any) -> list[str]:
-    """A content's texts, one a part; parts that are not text say nothing."""
-    if isinstance(content, (list, tuple)):
-        return [part_text(part) for part in content if is_text_part(part)]
-    return [content_text(content)]
-
-
 def environment_constants(traces: Iterable[Trace]) -> frozenset[str]:
-    """Argument values, in normal form, that a fifth of the tasks (and eight at least) use: no memory needed.
+    """Argument values, in normal form, that a fifth of the tasks (at least eight) use: they need no memory.
 
-    A task is what the trace says it is, else the trace.
+    A task is the trace's ``task``, or the trace itself where it names none.
     """
     tasks: set[str] = set()
     users: defaultdict[str, set[str]] = defaultdict(set)
@@ -104,12 +89,12 @@ def environment_constants(traces: Iterable[Trace]) -> frozenset[str]:
         task = trace.task or trace.id
         tasks.add(task)
         for message in trace.messages:
-            if not _is_turn(message):
+            if not is_turn(message):
                 continue
             for call in calls_of(message):
                 arguments = parsed_arguments(call.arguments)
                 if isinstance(arguments, str) and arguments == call.arguments:
-                    continue  # no JSON
+                    continue  # not JSON
                 for text, _ in leaves(arguments):
                     if len(text) < _CONSTANT_CHARS:
                         users[normalise(text)].add(task)
@@ -122,23 +107,19 @@ def environment_constants(traces: Iterable[Trace]) -> frozenset[str]:
 
 def needs_of(
     trace: Trace, constants: frozenset[str] = frozenset(), reader: Reader | None = None
-) -> list[Turn]:
-    """The turns of a trace with their needs, in order; turns before the first tool output are left out."""
+) -> list[NeedyTurn]:
+    """The turns of a trace with their needs, in order, from the first tool output on."""
     reader = reader or Reader()
-    shelf = _Shelf(reader, _schema_page(trace))
-    turns: list[Turn] = []
+    index = _SearchIndex(reader, _schema_page(trace))
+    turns: list[NeedyTurn] = []
     for position, message in enumerate(trace.messages):
         kind = kind_of(message)
-        if _is_turn(message) and shelf.outputs:
+        if is_turn(message) and index.outputs:
             turns.append(
-                Turn(position, "call" if kind is MessageKind.CALL else "say", shelf.needs(message, constants))
+                NeedyTurn(position, "call" if kind is Kind.CALL else "say", index.needs(message, constants))
             )
-        shelf.put(position, message, kind)
+        index.add(position, message, kind)
     return turns
-
-
-def _is_turn(message: Any) -> bool:
-    return bool(read(message, "role") == "assistant")
 
 
 def _schema_page(trace: Trace) -> Page:
@@ -147,12 +128,12 @@ def _schema_page(trace: Trace) -> Page:
     try:
         text = json.dumps(trace.tools, ensure_ascii=False, default=str)
     except (RecursionError, ValueError):
-        text = flat_text(trace.tools)
+        text = compact(trace.tools)
     return Page(normalise(text))
 
 
-class _Shelf:
-    """The messages read so far, indexed by their words."""
+class _SearchIndex:
+    """The messages before a turn, indexed by their words."""
 
     def __init__(self, reader: Reader, schema: Page) -> None:
         self.outputs: set[int] = set()  # positions of tool outputs
@@ -165,26 +146,26 @@ class _Shelf:
         self._reader = reader
         self._schema = schema
 
-    def put(self, position: int, message: Any, kind: MessageKind) -> None:
-        """Take the next message."""
+    def add(self, position: int, message: object, kind: Kind) -> None:
+        """Add the next message."""
         texts = message_texts(message)
         page = self._reader.read("\0".join(texts), lambda: " \n ".join(map(normalise, texts)))
         for word in page.words:
             self._holding.setdefault(word, []).append(position)
         self._pages.append(page)
-        if kind is MessageKind.RESULT:
+        if kind is Kind.RESULT:
             self.outputs.add(position)
-        elif kind in (MessageKind.SYSTEM, MessageKind.USER):
+        elif kind in (Kind.SYSTEM, Kind.USER):
             self._asked.add(position)
-        elif _is_turn(message):
+        elif is_turn(message):
             self._own.add(position)
-        if kind is MessageKind.CALL:
+        if kind is Kind.CALL:
             self._turns.append(position)
 
-    def needs(self, message: Any, constants: frozenset[str]) -> tuple[Need, ...]:
-        """The evidence of the turn that comes next."""
-        candidates: dict[str, Kind]
-        calls = calls_of(message) if kind_of(message) is MessageKind.CALL else []
+    def needs(self, message: object, constants: frozenset[str]) -> tuple[Need, ...]:
+        """The evidence of the next turn."""
+        candidates: dict[str, NeedKind]
+        calls = calls_of(message) if kind_of(message) is Kind.CALL else []
         if calls:
             candidates = call_values((c.arguments for c in calls), self._in_an_output)
         else:
@@ -200,7 +181,7 @@ class _Shelf:
             if need is not None:
                 found[normal] = need
         pages = {n.forms[0].text: Page(n.forms[0].text) for n in found.values()}
-        whole = [n for n in found.values() if not _is_part(n.forms[0], pages)]
+        whole = [n for n in found.values() if not _is_within_another(n.forms[0], pages)]
         if len(whole) > MOST_NEEDS:
             whole.sort(key=lambda n: hashlib.md5(_bytes(n.forms[0].text), usedforsecurity=False).digest())
         return tuple(whole[:MOST_NEEDS])
@@ -208,7 +189,7 @@ class _Shelf:
     def _in_an_output(self, text: str) -> bool:
         return any(p in self.outputs for p in self._search(Form(normalise(text))))
 
-    def _need(self, value: str, forms: tuple[Form, ...], kind: Kind) -> Need | None:
+    def _need(self, value: str, forms: tuple[Form, ...], kind: NeedKind) -> Need | None:
         places = {p for form in forms for p in self._search(form)}
         outputs, own = places & self.outputs, places & self._own
         if not outputs or places & self._asked or self._schema.holds(forms):
@@ -225,7 +206,7 @@ class _Shelf:
         )
 
     def _search(self, form: Form) -> list[int]:
-        """The positions of the messages that hold a form, oldest first; each message is searched once."""
+        """The positions of the messages that hold a form, oldest first; no message is searched twice."""
         searched, found = self._known.get(form.text, (0, []))
         if searched < len(self._pages):
             for p in self._candidates(form, searched):
@@ -235,7 +216,7 @@ class _Shelf:
         return found
 
     def _candidates(self, form: Form, start: int) -> Sequence[int]:
-        """The messages from ``start`` on that have the rarest word of a form."""
+        """The messages from ``start`` on that hold the rarest word of a form."""
         if not form.words:
             return range(start, len(self._pages))
         rarest = min((self._holding.get(w, []) for w in sorted(form.words)), key=len)
@@ -257,15 +238,15 @@ class _Shelf:
 
 
 def _support(text: str, start: int, stop: int) -> frozenset[str]:
-    """The words around an occurrence, keys and empty words aside; a word cut on the left does not count."""
+    """The words around an occurrence without keys and empty words, or a word that is cut off on the left."""
     before = text[max(0, start - SUPPORT_CHARS) : start]
     if start > SUPPORT_CHARS and " " in before:
         before = before[before.index(" ") + 1 :]
     sides = (before, text[stop : stop + SUPPORT_CHARS])
-    return frozenset().union(*(words_near(_KEY.sub(" ", side)) for side in sides)) - _SAYS_NOTHING
+    return frozenset().union(*(words_near(_KEY.sub(" ", side)) for side in sides)) - _EMPTY_WORDS
 
 
-def _is_part(form: Form, pages: Mapping[str, Page]) -> bool:
+def _is_within_another(form: Form, pages: Mapping[str, Page]) -> bool:
     """Whether a longer value of the same turn holds this one."""
     return any(page.places(form) for text, page in pages.items() if text != form.text)
 

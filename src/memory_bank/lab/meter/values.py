@@ -1,7 +1,7 @@
-"""The values in a call's arguments that may need a source: leaves, and identifiers within code and prose.
+"""The values in a call's arguments that may come from earlier outputs: JSON leaves, and identifiers in text.
 
-Which ones count is the reference meter's definition (``evbench.evidence``): leaves up to 120 characters, the
-identifier-like tokens of longer text, nothing trivial.
+The reference meter defines which values count (``evbench.evidence``): leaves of up to 120 characters and the
+identifier-like tokens of longer text, but no trivial values.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from memory_bank.lab.meter.matching import Form, normalise
 
-Kind = Literal["leaf", "token"]
+NeedKind = Literal["leaf", "token"]
 
 LONGEST = 120
 """Characters of the longest value that counts."""
@@ -25,9 +25,9 @@ _INTEGER = re.compile(r"-?\d+")
 _DECIMAL = re.compile(r"-?\d+\.\d+")
 _PLAIN_WORD = re.compile(r"[a-z]+")
 _COMMON = frozenset(["true", "false", "none", "null", "nan", "error", "success", "utf-8"])
-_ROUND = frozenset(["", *"123456789", "15", "25"])  # what is left of a round number without its zeros
+_ROUND = frozenset(["", *"123456789", "15", "25"])  # a round number without its trailing zeros
 
-# What looks like an identifier, with blanks or signs in it. The look-behinds keep long runs linear.
+# Identifiers with spaces or signs in them. The look-behinds keep long runs linear.
 _SPANS = tuple(
     re.compile(pattern)
     for pattern in (
@@ -49,10 +49,10 @@ _CAMEL = re.compile(r"[a-z]+[A-Z]\w+|(?:[A-Z][0-9a-z]+){2,}")
 
 
 def is_trivial(value: str) -> bool:
-    """Whether a value could stand anywhere by chance.
+    """Whether a value is so common that finding it proves nothing.
 
-    Under three characters, short or round integers, years, decimals of fewer than three significant digits,
-    plain lower-case ASCII words, and what programs say everywhere (``null``, ``success``).
+    Trivial are: fewer than three characters, short or round integers, years, decimals of fewer than three
+    significant digits, plain lower-case ASCII words, and the words of programs (``null``, ``success``).
     """
     text = value.strip()
     if len(text) < _SHORTEST or text.casefold() in _COMMON or _PLAIN_WORD.fullmatch(text):
@@ -66,8 +66,8 @@ def is_trivial(value: str) -> bool:
     return False
 
 
-def leaves(value: Any) -> Iterator[tuple[str, bool]]:
-    """The scalars of a JSON value as ``(text, is_number)``; text that holds JSON is opened."""
+def leaves(value: object) -> Iterator[tuple[str, bool]]:
+    """The scalars of a JSON value as ``(text, is_number)``; text that holds JSON is parsed and walked too."""
     stack = [value]
     while stack:
         node = stack.pop()
@@ -81,7 +81,7 @@ def leaves(value: Any) -> Iterator[tuple[str, bool]]:
             yield _number_text(node), True
         elif isinstance(node, str):
             text = node.strip()
-            inner = _opened(text) if text[:1] in ("{", "[") and len(text) > 2 else None
+            inner = _parsed(text) if text[:1] in ("{", "[") and len(text) > 2 else None
             if inner is not None:
                 stack.append(inner)
             else:
@@ -95,25 +95,21 @@ def _number_text(number: int | float) -> str:
         return ""
 
 
-def _opened(text: str) -> Any:
+def _parsed(text: str) -> Any:
     try:
         return json.loads(text)
     except (ValueError, RecursionError):
         return None
 
 
-def parsed_arguments(arguments: Any) -> Any:
-    """A call's arguments as a JSON value; text that is no JSON as it is."""
-    if not isinstance(arguments, str):
-        return arguments
-    try:
-        return json.loads(arguments)
-    except (ValueError, RecursionError):
-        return arguments
+def parsed_arguments(arguments: object) -> Any:
+    """A call's arguments as a JSON value; text that is not JSON is returned unchanged."""
+    value = _parsed(arguments) if isinstance(arguments, str) else None
+    return arguments if value is None else value
 
 
 def identifiers(text: str) -> list[str]:
-    """The identifier-like tokens of code or prose, each once: paths, ids, dates, names, numbers, quotes."""
+    """The different identifier-like tokens of code or prose: paths, ids, dates, names, numbers, quotes."""
     found: dict[str, None] = {}
     for pattern in _SPANS:
         for match in pattern.finditer(text):
@@ -139,13 +135,13 @@ def _is_name(word: str) -> bool:
     return _CAMEL.fullmatch(word) is not None
 
 
-def call_values(arguments: Iterable[Any], seen: Callable[[str], bool]) -> dict[str, Kind]:
-    """The candidate values of a turn's calls, with how each was found.
+def call_values(arguments: Iterable[object], seen: Callable[[str], bool]) -> dict[str, NeedKind]:
+    """The candidate values of a turn's calls, each with its kind.
 
-    ``seen`` says whether a text stands in an earlier output: a short argument that does is one value; another
-    one, and a long one, is looked into.
+    ``seen`` says whether an earlier output holds a text: a short argument that it holds is one value; any
+    other argument is searched for identifiers.
     """
-    found: dict[str, Kind] = {}
+    found: dict[str, NeedKind] = {}
     for argument in arguments:
         for text, is_number in leaves(parsed_arguments(argument)):
             if is_number:
@@ -160,7 +156,7 @@ def call_values(arguments: Iterable[Any], seen: Callable[[str], bool]) -> dict[s
 
 
 def forms_of(value: str) -> tuple[Form, ...]:
-    """The ways a value may be written: its normal form; of decimals also with fewer or more zeros."""
+    """The ways in which a value may be written: its normal form; a decimal also with fewer or more zeros."""
     forms = [normalise(value)]
     if _DECIMAL.fullmatch(value):
         fraction = value.partition(".")[2]

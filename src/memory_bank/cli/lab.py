@@ -1,0 +1,360 @@
+"""The verbs on recorded runs: replay, audit, bench, explain, train."""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import signal
+import zlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from memory_bank.cli.output import (
+    Progress,
+    Stopped,
+    is_terminal,
+    json_line,
+    one_line,
+    output_file,
+    print_json,
+    table,
+    tell,
+)
+from memory_bank.errors import ConfigError, TraceFileError
+
+if TYPE_CHECKING:
+    from memory_bank.context.plan import Plan
+    from memory_bank.lab.experiments.report import ReportLine
+    from memory_bank.lab.meter.audit import Audit
+    from memory_bank.lab.replay import ReplaySummary
+
+TRACES = typer.Argument(..., help="Files of JSON lines {id, messages}, plain or .gz.")
+CONFIG = typer.Option(None, "--config", help="Configuration file; default: the shipped one.")
+_APPROXIMATE = "token counts are approximate: the vocabulary of tiktoken is not available"
+
+
+def replay(
+    traces: list[Path] = TRACES,
+    strategy: str | None = typer.Option(None, help="Key in the configuration; default: its default."),
+    config: Path | None = CONFIG,
+    db: str | None = typer.Option(None, help="Keep the memory in this database; default: in memory."),
+    out: Path | None = typer.Option(None, help="Write a JSON line a step: id, step, messages, tokens."),
+    as_json: bool = typer.Option(False, "--json", help="Print the summary as JSON."),
+) -> None:
+    """Play recorded runs: before every assistant turn, build the context the agent would have seen.
+
+    No model is called: summaries are made by extraction.
+    """
+    from memory_bank import load_config
+    from memory_bank.lab import replay as module
+    from memory_bank.lab.strategies import TraceMemory
+    from memory_bank.lab.traces import TraceFiles
+
+    settings = load_config(config)
+    key = strategy or settings.default_strategy
+    settings.strategy(key)
+    _check_files(traces)
+    summary = module.ReplaySummary(key)
+    files = TraceFiles(traces, tell)
+    with (
+        _interrupts_between_steps() as look,
+        output_file(out, *traces, *([Path(db)] if db else [])) as target,
+        Progress("replayed", "traces", total=_count_lines(traces) if is_terminal() else None) as bar,
+    ):
+        memory = TraceMemory(_database(db))
+        for trace in files:
+            summary.traces += 1
+            for step in module.replay_trace(trace, settings, key, memory=memory):
+                look()
+                summary.add(step)
+                if target is not None:
+                    line = {"id": step.trace_id, "step": step.step, "messages": step.messages}
+                    target.write(json_line(line | {"tokens": step.tokens}))
+            bar.advance(summary.traces)
+        summary.continued = memory.continued
+        summary.skipped_lines, summary.unreadable_files = files.skipped, files.unreadable
+    if as_json:
+        print_json(summary.as_dict())
+    else:
+        _print_summary(summary)
+    if summary.broken_pairs or summary.unreadable_files:
+        raise typer.Exit(1)
+
+
+def _print_summary(summary: ReplaySummary) -> None:
+    s = summary.as_dict()
+    print(f"strategy             {summary.strategy}")
+    if summary.embedder:
+        print(f"                     embedder {summary.embedder}, observer {summary.observer}")
+    print(f"traces               {summary.traces:,}")
+    print(f"steps                {summary.steps:,}")
+    print(f"mean full tokens     {s['mean_full_tokens']:,.0f}")
+    print(f"mean context tokens  {s['mean_context_tokens']:,.0f}")
+    print(f"ratio                {s['ratio']:.1%}")
+    print(f"broken pairs         {summary.broken_pairs}")
+    if summary.token_counter == "approximate":
+        print(_APPROXIMATE)
+    if summary.skipped_lines:
+        print(f"skipped lines        {len(summary.skipped_lines):,}")
+    if summary.unreadable_files:
+        print(f"unreadable files     {len(summary.unreadable_files):,}")
+    if summary.continued:
+        note = "they held records, contexts may show what came later"
+        print(f"continued sessions   {summary.continued:,}: {note}")
+
+
+def _check_files(traces: list[Path]) -> None:
+    """Raise ConfigError for a trace file that is a directory or does not exist."""
+    for path in traces:
+        if path.is_dir():
+            raise ConfigError(f"{path} is a directory: name the trace files in it.")
+        if not path.exists():
+            raise ConfigError(f"there is no trace file {path}: check the name.")
+
+
+def _database(db: str | None) -> str | None:
+    """The database to keep the memory in, created if needed. Raises ConfigError, StorageError."""
+    from memory_bank.bank.database import Database, database_url
+
+    if not db:
+        return None
+    url = database_url(db)
+    folder = Path(url.database or "").parent
+    if url.get_backend_name() == "sqlite" and not folder.is_dir():
+        raise ConfigError(f"there is no folder {folder} for the bank: make it, or give --db another path.")
+    Database(db).close()
+    return db
+
+
+def _count_lines(files: list[Path]) -> int | None:
+    """The lines of all files; None when one is a pipe, which can be read only once, or cannot be read."""
+    from memory_bank.lab.traces import open_lines
+
+    total = 0
+    for path in files:
+        if not path.is_file():
+            return None
+        try:
+            with open_lines(path) as lines:
+                total += sum(1 for _ in lines)
+        except (OSError, EOFError, zlib.error, gzip.BadGzipFile):
+            return None
+    return total
+
+
+@contextlib.contextmanager
+def _interrupts_between_steps() -> Iterator[Callable[[], None]]:
+    """Delay Ctrl-C until the yielded function is called, which then raises KeyboardInterrupt.
+
+    Otherwise Python could raise it in the middle of a database driver. A second Ctrl-C stops at once. Where
+    SIGINT is ignored (a background job) it stays ignored.
+    """
+    if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        yield lambda: None
+        return
+    interrupted = False
+
+    def note(_number: int, _frame: object) -> None:
+        nonlocal interrupted
+        if interrupted:
+            raise KeyboardInterrupt
+        interrupted = True
+
+    def look() -> None:
+        if interrupted:
+            raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGINT, note)
+    try:
+        yield look
+        look()
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def audit(
+    traces: list[Path] = TRACES,
+    strategy: list[str] = typer.Option(
+        [], help="Key, KEY?setting=value, or module:function; default: every memory of the configuration."
+    ),
+    config: Path | None = CONFIG,
+    budget: list[int] = typer.Option([], min=0, help="Tokens of history to try, where a strategy has them."),
+    jobs: int = typer.Option(1, min=1, help="How many processes measure."),
+    html: Path | None = typer.Option(None, help="Write a page with the frontier plot."),
+    as_json: bool = typer.Option(False, "--json", help="Print everything as JSON."),
+) -> None:
+    """Measure on recorded runs what each memory keeps of the evidence that calls needed, and advise one.
+
+    No model is called: summaries are made by extraction, and nothing leaves this machine.
+    """
+    from memory_bank import load_config
+    from memory_bank.lab.meter.audit import audit as run
+    from memory_bank.lab.meter.audit import plan_audit
+
+    plan = plan_audit(load_config(config), strategy, budget)
+    _check_files(traces)
+    with output_file(html, *traces) as target, Progress("measured", "traces") as bar:
+        report = run(traces, plan, jobs=jobs, tell=tell, progress=bar.advance)
+        if target is not None:
+            target.write(report.as_html())
+    if as_json:
+        print_json(report.as_dict())
+    else:
+        _print_audit(report)
+    if report.unreadable_files or not any(m.figures.steps for m in report.measurements):
+        raise typer.Exit(1)
+
+
+def _print_audit(report: Audit) -> None:
+    from memory_bank.lab.meter.figures import SHORT
+
+    rows = [[one_line(m.strategy.name, 60), *(c.cell(m.figures) for c in SHORT)] for m in report.measurements]
+    table(["strategy", *(c.title for c in SHORT)], rows, frozenset(range(1, len(SHORT) + 1)))
+    print()
+    for column in SHORT:
+        print(f"{column.title:<11} {column.meaning}")
+    print()
+    if report.token_counter == "approximate":
+        print(_APPROXIMATE)
+    for note in report.notes:
+        print(one_line(note, 500))
+    if report.skipped_lines:
+        print(f"skipped lines: {len(report.skipped_lines):,}")
+    if report.unreadable_files:
+        print(f"unreadable files: {len(report.unreadable_files):,}")
+    print(one_line(report.sentence, 2_000))
+
+
+def bench(
+    config: Path = typer.Option(..., help="The experiment, a TOML file."),
+    out: Path | None = typer.Option(None, help="Folder of the results; default: bench-NAME."),
+    jobs: int | None = typer.Option(None, min=1, help="How many processes; default: the experiment's."),
+    as_json: bool = typer.Option(False, "--json", help="Print the table as JSON."),
+) -> None:
+    """Run models × strategies × thresholds × cases; writes results.jsonl, table.md and report.html.
+
+    The same command continues where it was stopped: no case is done twice.
+    """
+    from memory_bank import __version__
+    from memory_bank.lab.experiments.config import load_experiment
+    from memory_bank.lab.experiments.matrix import plan_experiment
+    from memory_bank.lab.experiments.report import markdown, render_report, report_lines
+    from memory_bank.lab.experiments.runner import Results, about_run, run_experiment
+
+    experiment = load_experiment(config)
+    plan = plan_experiment(experiment, tell)
+    folder = out or Path(f"bench-{experiment.name.replace(' ', '-')}")
+    header: dict[str, Any] = {
+        "experiment": plan.hash,
+        "about": about_run(experiment, __version__),
+        "settings": {"experiment": experiment.model_dump(mode="json"), "strategies": plan.strategies},
+    }
+    with Results(folder / "results.jsonl", header) as results:
+        try:
+            with Progress("done", "units") as bar:
+                run_experiment(plan, results, jobs=jobs, progress=bar.advance)
+        except KeyboardInterrupt:
+            kept = f"{len(results.done):,} of {len(plan.units):,} units are kept in {results.path}"
+            raise Stopped(f"stopped: {kept}, the same command continues from there.") from None
+        finally:
+            lines = report_lines(plan, results.done)
+            header["runs"] = results.runs
+            page = render_report(experiment.name, lines, len(results.done), len(plan.units), header)
+            for name, text in (("table.md", markdown(lines)), ("report.html", page)):
+                with output_file(folder / name) as file:
+                    assert file is not None
+                    file.write(text)
+    if as_json:
+        print_json([line.as_row() for line in lines])
+    else:
+        _print_report(lines)
+        print(f"written to {one_line(str(folder), 500)}: results.jsonl, table.md, report.html")
+
+
+def _print_report(lines: list[ReportLine]) -> None:
+    from memory_bank.lab.experiments.report import by_suite
+
+    for suite, own in by_suite(lines).items():
+        columns = own[0].columns
+        print(one_line(suite, 100))
+        rows = [[one_line(line.label, 60), *(c.cell(line) for c in columns)] for line in own]
+        table(["strategy", *(c.title for c in columns)], rows, frozenset(range(1, len(columns) + 1)))
+        print()
+    if any(r.get("counter") == "approximate" for line in lines for r in line.results):
+        print(_APPROXIMATE)
+
+
+def explain(
+    traces: Path = typer.Argument(..., help="A file of recorded runs."),
+    trace_id: str | None = typer.Option(None, "--id", help="Which run; default: the first."),
+    step: int | None = typer.Option(None, min=1, help="Which model call of it; default: the last."),
+    strategy: str | None = typer.Option(None, help="Key in the configuration; default: its default."),
+    config: Path | None = CONFIG,
+    html: Path | None = typer.Option(None, help="Write one self-contained page."),
+    as_json: bool = typer.Option(False, "--json", help="Print the manifest as JSON."),
+) -> None:
+    """Explain one context of a recorded run: what was shown, listed, left out, and why."""
+    from memory_bank import load_config
+    from memory_bank.lab.replay import replay_trace
+    from memory_bank.lab.traces import Trace, is_turn, read_traces
+
+    _check_files([traces])
+    settings = load_config(config)
+    key = strategy or settings.default_strategy
+    trace = next((t for t in read_traces(traces) if isinstance(t, Trace) and trace_id in (None, t.id)), None)
+    if trace is None:
+        raise TraceFileError(f"{traces} has no such run: check --id.")
+    calls = sum(map(is_turn, trace.messages))
+    with contextlib.closing(replay_trace(trace, settings, key)) as steps:  # the plan reads its open bank
+        found = next((s for s in steps if s.step == (step or calls)), None)
+        if found is None:
+            raise TraceFileError(f"the run {trace.id} has {calls} model calls: choose one of them.")
+        if found.plan is None:
+            raise ConfigError(f"the strategy {key} keeps no plan: choose one of type memory_bank.")
+        if html is not None:
+            html.write_text(found.plan.as_html(), encoding="utf-8", errors="replace")
+        if as_json:
+            print_json(found.plan.manifest())
+        else:
+            _print_plan(found.plan)
+    if html is not None and not as_json:
+        print(f"wrote {html}")
+
+
+def _print_plan(plan: Plan) -> None:
+    print(f"{plan.tokens:,} tokens instead of {plan.full_tokens:,}, {plan.memory_tokens:,} of them memory")
+    rows = [
+        [
+            "–" if d.step is None else str(d.step),
+            one_line(", ".join(d.tools), 30),
+            str(d.fate),
+            "" if d.score is None else f"{d.score:.3f}",
+            f"{d.tokens:,}",
+            one_line(d.reason, 100),
+        ]
+        for d in plan.decisions
+    ]
+    table(["step", "tools", "fate", "worth", "tokens", "why"], rows, right=frozenset({0, 3, 4}))
+
+
+def train(
+    traces: list[Path] = typer.Argument(..., help="Files of recorded runs, best of several kinds of tasks."),
+    out: Path = typer.Option(..., help="Where to write the model (JSON), for the setting evidence_model."),
+    against: Path | None = typer.Option(None, help="The model to beat; default: the shipped one."),
+    as_json: bool = typer.Option(False, "--json", help="Print the figures as JSON."),
+) -> None:
+    """Train a model for selection 'evidence' on your own traces; written only if it wins on unseen ones."""
+    from memory_bank.lab.training.train import retrain
+
+    _check_files(traces)
+    new, present, won = retrain(traces, out, against)
+    if as_json:
+        print_json({"new": new, "present": present, "written": str(out) if won else None})
+    else:
+        print(f"log loss per needed value on unseen traces: new {new:.3f}, present {present:.3f}")
+        print(f"wrote {out}" if won else "not written: the new model does not win.")
+    if not won:
+        raise typer.Exit(1)

@@ -1,0 +1,294 @@
+"""The verbs of the service: serve, mcp, keys."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import threading
+from collections.abc import AsyncIterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from memory_bank.cli.bank import JSON, open_bank
+from memory_bank.cli.lab import CONFIG
+from memory_bank.cli.output import one_line, print_json, table, tell, when
+from memory_bank.errors import ConfigError, MissingExtraError
+
+if TYPE_CHECKING:
+    from mcp.server.lowlevel.server import Server
+
+    from memory_bank.bank.database import Database
+    from memory_bank.bank.keys import ApiKey
+    from memory_bank.config import Config, ServiceSettings
+
+_READ = 65_536
+_LONGEST = 16 * 2**20  # a longer line on standard input is not an MCP request
+
+
+def serve(
+    host: str | None = typer.Option(None, help="Address to listen on; default 127.0.0.1."),
+    port: int | None = typer.Option(None, min=0, max=65535, help="Port; default 8767; 0 takes a free one."),
+    db: str | None = typer.Option(None, "--db", help="Database: a file name or URL; default: your own bank."),
+    upstream: str | None = typer.Option(None, help="Base URL of the model's API; default OPENAI_BASE_URL."),
+    config: Path | None = CONFIG,
+    workers: int | None = typer.Option(None, min=1, max=64, help="How many processes; default 1."),
+    inject_tools: bool | None = typer.Option(
+        None,
+        "--inject-tools/--no-inject-tools",
+        help="Offer the memory tools to agents and answer their calls; default: no.",
+    ),
+    log_format: str | None = typer.Option(None, help="Format of the log: text or json; default text."),
+) -> None:
+    """Serve the HTTP API, the proxy and the page. Point an agent's base_url at it.
+
+    Prints its address to standard output once it answers, the log to standard error. Ctrl-C and SIGTERM
+    finish the current requests first; a second Ctrl-C stops at once.
+    """
+    from memory_bank.config import load_config
+
+    try:
+        from memory_bank.service.server.process import STOPPED
+        from memory_bank.service.server.running import serve as run
+        from memory_bank.service.server.running import with_options
+    except ModuleNotFoundError as e:
+        if e.name is None or e.name.startswith("memory_bank"):
+            raise
+        raise MissingExtraError(f"the service ({e.name.split('.')[0]})", "service") from None
+
+    given = {
+        "host": host, "port": port, "database": db, "upstream": upstream, "workers": workers,
+        "inject_tools": inject_tools, "log_format": log_format,
+    }  # fmt: skip
+    loaded = with_options(load_config(config), {k: v for k, v in given.items() if v is not None})
+    verbose = logging.getLogger("memory_bank").level == logging.DEBUG
+    code = run(loaded, verbose=verbose)
+    if code == STOPPED:
+        raise SystemExit(code)
+    raise typer.Exit(code)
+
+
+def mcp(
+    db: str | None = typer.Option(
+        None, "--db", help="The bank: a file name or URL; default: the configured one, else your own."
+    ),
+    session: str | None = typer.Option(
+        None, "--session", help="The session of requests that name none; default: the only one."
+    ),
+    config: Path | None = CONFIG,
+) -> None:
+    """Serve search_memory, get_record, list_records and the records to an MCP client over stdio.
+
+    The client starts this; Ctrl-C, SIGTERM and a closed standard input stop it. `memory-bank serve` offers
+    the same over HTTP, at /mcp.
+    """
+    import anyio
+
+    from memory_bank.config import load_config
+    from memory_bank.service.mcp import create_server
+    from memory_bank.service.server.places import default_database
+    from memory_bank.service.sessions import Sessions
+
+    loaded = load_config(config)
+    database = open_bank(db or loaded.service.database or str(default_database()))
+    try:
+        sessions = Sessions(database, loaded if config is not None else with_embedder_of(loaded, database))
+        if session is not None and not sessions.exists(None, session):
+            named = one_line(session, 80)
+            tell(f"{database.name} has no session {named!r} yet: `memory-bank sessions` lists them.")
+        came = anyio.run(_serve_stdio, create_server(sessions, session))
+        sessions.close()
+    finally:
+        database.close()
+    if came == signal.SIGINT:
+        raise typer.Exit(130)
+
+
+def with_embedder_of(config: Config, database: Database) -> Config:
+    """The configuration with the embedder that the bank was built with in the service's strategy."""
+    from memory_bank.bank.embedder import bank_embedder
+    from memory_bank.service.sessions import Sessions
+
+    known = bank_embedder(database)
+    if known is None:
+        return config
+    model = "lexical" if known[0].startswith("lexical") else known[0]
+    sessions = Sessions(database, config)
+    settings = sessions.bank_settings().model_copy(update={"embedding_model": model})
+    strategies = {**config.memory_strategies, sessions.strategy: settings}
+    return config.model_copy(update={"memory_strategies": strategies})
+
+
+async def _serve_stdio(server: Server[Any]) -> int | None:
+    """Serve one client on standard input and output; returns the signal that stopped it, or None."""
+    import anyio
+    from mcp.server.stdio import stdio_server
+
+    came: list[int] = []
+    lines = _StdinLines()
+    async with anyio.create_task_group() as group:
+
+        async def watch() -> None:
+            with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+                async for number in signals:
+                    came.append(number)
+                    group.cancel_scope.cancel()
+                    return
+
+        group.start_soon(watch)
+        try:
+            async with stdio_server(stdin=lines) as (read, write):  # type: ignore[arg-type]
+                await server.run(read, write, server.create_initialization_options())
+        except* (BrokenPipeError, anyio.BrokenResourceError, anyio.ClosedResourceError):
+            pass  # the client went away
+        group.cancel_scope.cancel()
+    return came[0] if came else None
+
+
+class _StdinLines:
+    """The lines of standard input, read by a daemon thread so that waiting never blocks the exit.
+
+    The library's own reader waits in a thread that Ctrl-C cannot stop. The thread reads from the descriptor,
+    for a daemon thread must not hold Python's buffered stdin when the interpreter ends.
+    """
+
+    def __init__(self) -> None:
+        import anyio
+        from anyio.from_thread import run
+        from anyio.lowlevel import current_token
+
+        self._send, self._receive = anyio.create_memory_object_stream[str](16)
+        token, put = current_token(), self._put
+
+        def read() -> None:
+            try:
+                rest = b""
+                while piece := os.read(0, _READ):
+                    *whole, rest = (rest + piece).split(b"\n")
+                    for line in whole:
+                        run(put, line, token=token)
+                    if len(rest) > _LONGEST:
+                        break
+                run(put, rest, token=token)
+                run(put, None, token=token)
+            except Exception:  # the event loop has ended, or the descriptor is closed
+                return
+
+        threading.Thread(target=read, name="memory_bank-stdin", daemon=True).start()
+
+    async def _put(self, line: bytes | None) -> None:
+        if line is None:
+            self._send.close()
+        elif line.strip():
+            await self._send.send(line.decode("utf-8", "replace"))
+
+    def __aiter__(self) -> AsyncIterator[str]:
+        return self._receive.__aiter__()
+
+
+keys = typer.Typer(help="Create, list and revoke API keys of the service.", rich_markup_mode=None)
+_DB = typer.Option(None, "--db", help="Database: a file name or URL; default: the one that `serve` uses.")
+
+
+@keys.command()
+def create(
+    name: str = typer.Argument(..., help="The agent or person that the key is for."),
+    db: str | None = _DB,
+    config: Path | None = CONFIG,
+    namespace: str | None = typer.Option(
+        None,
+        help="Share the sessions of the keys in this namespace (for rotation); `default`: the sessions of a "
+        "service without keys. Default: a namespace of its own.",
+    ),
+    operator: bool = typer.Option(False, "--operator", help="The key may read the service's state."),
+    requests_per_minute: int | None = typer.Option(
+        None, min=0, help="Limit of requests a minute, 0 for none; default: the service's."
+    ),
+    max_body_bytes: int | None = typer.Option(
+        None, min=1024, help="Limit of a request body in bytes; default: the service's."
+    ),
+    as_json: bool = JSON,
+) -> None:
+    """Create a key and print it once. As soon as there is a key, the service requires one."""
+    from memory_bank.bank.keys import Keys
+    from memory_bank.service.server.places import open_database
+
+    database = open_database(_settings(db, config))
+    if database.in_memory:
+        raise ConfigError("a key in memory would be lost at once: give --db the database of the service.")
+    made, key = Keys(database).create(
+        name,
+        namespace=namespace,
+        operator=operator,
+        requests_per_minute=requests_per_minute,
+        max_body_bytes=max_body_bytes,
+    )
+    database.close()
+    if as_json:
+        print_json({"key": key, **_as_json(made)})
+        return
+    print(key)
+    tell("this is the key; it is stored nowhere, so keep it now.")
+
+
+@keys.command("list")
+def list_(db: str | None = _DB, config: Path | None = CONFIG, as_json: bool = JSON) -> None:
+    """List all keys, revoked ones too. The keys themselves are not stored."""
+    from memory_bank.bank.keys import DEFAULT, Keys
+    from memory_bank.service.server.places import database_of
+
+    found = Keys(open_bank(database_of(_settings(db, config)))).all()
+    if as_json:
+        print_json({"keys": [_as_json(k) for k in found]})
+        return
+    rows = [
+        [k.key_id, one_line(k.name, 100), k.namespace or DEFAULT, "yes" if k.operator else "",
+         _limit(k.requests_per_minute), _limit(k.max_body_bytes), when(k.created),
+         when(k.revoked) if k.revoked else ""]
+        for k in found
+    ]  # fmt: skip
+    head = ["key_id", "name", "namespace", "operator", "requests/min", "body bytes", "created", "revoked"]
+    table(head, rows, right=frozenset({4, 5}), whole=frozenset({0}))
+
+
+@keys.command()
+def revoke(
+    key: str = typer.Argument(..., metavar="KEY_ID_OR_NAME", help="As `keys list` shows it."),
+    db: str | None = _DB,
+    config: Path | None = CONFIG,
+    as_json: bool = JSON,
+) -> None:
+    """Revoke a key, in running services within two seconds. What it stored is kept."""
+    from memory_bank.bank.keys import Keys
+    from memory_bank.service.server.places import database_of
+
+    database = open_bank(database_of(_settings(db, config)))
+    gone = Keys(database).revoke(key)
+    database.close()
+    if as_json:
+        print_json(_as_json(gone))
+        return
+    print(f"revoked {gone.key_id} ({one_line(gone.name, 100)}).")
+
+
+def _settings(db: str | None, config: Path | None) -> ServiceSettings:
+    from memory_bank.config import load_config
+
+    settings = load_config(config).service
+    return settings if db is None else settings.model_copy(update={"database": db})
+
+
+def _as_json(key: ApiKey) -> dict[str, Any]:
+    """A key as JSON values, without its digest."""
+    from memory_bank.bank.keys import DEFAULT
+
+    values = asdict(key)
+    del values["digest"]
+    return values | {"namespace": key.namespace or DEFAULT}
+
+
+def _limit(value: int | None) -> str:
+    return "" if value is None else f"{value:,}"

@@ -1,0 +1,278 @@
+"""The report of an experiment: one line for each strategy at a threshold on a suite, as Markdown and HTML."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from memory_bank.lab.experiments.matrix import ExperimentPlan
+from memory_bank.lab.experiments.units import unpack_row
+from memory_bank.lab.meter.figures import Figures, figures_of, old_bound
+from memory_bank.lab.pages import evidence_point, render
+from memory_bank.lab.plot import Plot, PlotPoint
+from memory_bank.lab.tables import Column, markdown_table, milliseconds, money, percent, whole
+
+MOST_CASES = 40
+"""The page shows this many cases of a line, those that lost most; the results file has all."""
+
+UnitResult = Mapping[str, Any]
+"""The JSON values of a line in the results file."""
+
+
+@dataclass(frozen=True)
+class ReportLine:
+    """A strategy at a threshold (and with a model) on a suite: the results of its units that are done."""
+
+    suite: str
+    kind: str
+    model: str | None
+    strategy: str
+    threshold: int | None
+    results: tuple[UnitResult, ...]
+
+    @property
+    def label(self) -> str:
+        """The name of the line: ``MODEL: KEY?setting=value @ threshold``."""
+        at = "" if self.threshold is None else f" @ {self.threshold}"
+        return f"{self.model}: {self.strategy}{at}" if self.model else f"{self.strategy}{at}"
+
+    @cached_property
+    def figures(self) -> Figures:
+        """Of a replay suite: the evidence meter's figures over all its cases."""
+        return figures_of([[unpack_row(row) for row in r["rows"]] for r in self.results])
+
+    @property
+    def columns(self) -> tuple[Column[ReportLine], ...]:
+        """The columns for the line's kind of suite."""
+        return REPLAY if self.kind == "replay" else LIVE
+
+    def numbers(self, *path: str) -> list[float]:
+        """A number of every result that has it."""
+        return [float(v) for r in self.results if (v := _value_at(r, path)) is not None]
+
+    def mean(self, *path: str) -> float:
+        """The mean of a number over the results; NaN where none has it."""
+        numbers = self.numbers(*path)
+        return sum(numbers) / len(numbers) if numbers else math.nan
+
+    def total(self, *path: str) -> float:
+        """The sum of a number over the results."""
+        return sum(self.numbers(*path))
+
+    def share(self, table: str, part: str, of: str) -> float:
+        """The sum of one number over the sum of another; NaN where that is 0."""
+        total = self.total(table, of)
+        return self.total(table, part) / total if total else math.nan
+
+    def as_row(self) -> dict[str, Any]:
+        """The line as JSON values: its place in the matrix, and the numbers of its columns."""
+        place = {k: getattr(self, k) for k in ("suite", "kind", "model", "strategy", "threshold")}
+        values = {c.title: c.value(self) for c in self.columns}
+        return place | {k: None if math.isnan(v) else v for k, v in values.items()}
+
+
+def _value_at(result: UnitResult, path: Sequence[str]) -> Any:
+    value: Any = result
+    for name in path:
+        value = value.get(name) if isinstance(value, Mapping) else None
+    return value
+
+
+_BILL: tuple[Column[ReportLine], ...] = (
+    Column("cost", lambda x: x.total("bill", "plain"), money, "all input tokens at the plain price"),
+    Column("cache-priced", lambda x: x.total("bill", "priced"), money,
+           "the same, tokens of the longest common prefix with the request before at the cached price"),
+    Column("cached", lambda x: x.share("bill", "cached", "tokens"), percent,
+           "tokens that a prefix cache holds, %"),
+)  # fmt: skip
+REPLAY: tuple[Column[ReportLine], ...] = (
+    Column("cases", lambda x: len(x.results), whole, "cases done"),
+    Column("evidence", lambda x: x.figures.bound_old, percent,
+           "bound recall of evidence older than the last interaction, %"),
+    Column("recall", lambda x: x.figures.recall, percent, "evidence that is present, %"),
+    Column("of history", lambda x: x.figures.share_of_history, percent,
+           "tokens beyond anchor and last interaction, % of the older ones"),
+    Column("of full", lambda x: x.figures.share_of_full, percent, "tokens, % of the full history"),
+    Column("tokens", lambda x: x.figures.tokens, whole, "mean tokens of a context"),
+    *_BILL,
+    Column("ms", lambda x: x.figures.ms, milliseconds, "mean milliseconds a step"),
+    Column("errors", lambda x: x.figures.exceptions, whole, "steps at which the strategy raised"),
+    Column("broken", lambda x: x.figures.broken, whole, "contexts with broken call/result pairs"),
+)  # fmt: skip
+LIVE: tuple[Column[ReportLine], ...] = (
+    Column("cases", lambda x: len(x.results), whole, "cases done"),
+    Column("success", lambda x: x.mean("score", "success"), percent, "cases that succeeded, %"),
+    Column("call accuracy", lambda x: x.share("score", "correct", "calls"), percent, "of the calls due, %"),
+    Column("completeness", lambda x: x.mean("score", "completeness"), lambda v: f"{v:.2f}",
+           "of the answer, 0 to 2, by the judge; a dash without one"),
+    Column("wrong calls", lambda x: x.total("score", "wrong"), whole, "calls that were not due"),
+    Column("steps", lambda x: x.mean("steps"), lambda v: f"{v:.1f}", "mean model calls a case"),
+    Column("largest", lambda x: max(x.numbers("largest"), default=math.nan), whole,
+           "tokens of the largest context"),
+    Column("overflowed", lambda x: sum(r["ended"] == "overflow" for r in x.results), whole,
+           "cases that ended because the context was too large"),
+    *_BILL,
+    Column("ms", lambda x: x.mean("ms"), milliseconds, "mean milliseconds of the strategy a step"),
+)  # fmt: skip
+
+
+def report_lines(plan: ExperimentPlan, done: Mapping[str, UnitResult]) -> list[ReportLine]:
+    """The lines of an experiment in the order of its matrix; units that are not done are left out."""
+    groups: dict[tuple[str, str, str | None, str, int | None], list[UnitResult]] = {}
+    for unit in plan.units:
+        model = unit.model.name if unit.model else None
+        found = groups.setdefault((unit.suite, unit.kind, model, unit.strategy.name, unit.threshold), [])
+        if unit.id in done:
+            found.append(done[unit.id])
+    return [ReportLine(*key, tuple(found)) for key, found in groups.items() if found]
+
+
+def by_suite(lines: Iterable[ReportLine]) -> dict[str, list[ReportLine]]:
+    """The lines of each suite, in their order."""
+    suites: dict[str, list[ReportLine]] = {}
+    for line in lines:
+        suites.setdefault(line.suite, []).append(line)
+    return suites
+
+
+def markdown(lines: Sequence[ReportLine]) -> str:
+    """A table for each suite; where there are several replay suites, one over all of them comes first."""
+    parts = []
+    replayed = by_suite(line for line in lines if line.kind == "replay")
+    if len(replayed) > 1:
+        parts.append(_overview(replayed))
+    for suite, own in by_suite(lines).items():
+        columns = own[0].columns
+        rows = [[line.label, *(c.cell(line) for c in columns)] for line in own]
+        parts.append(f"## {suite}\n\n{markdown_table(['strategy', *(c.title for c in columns)], rows)}")
+    return "\n\n".join(parts) + "\n"
+
+
+def _overview(suites: Mapping[str, Sequence[ReportLine]]) -> str:
+    """Strategies × suites with four numbers a cell, and the plain means over the suites."""
+    shown = ("evidence", "tokens", "cache-priced", "ms")
+    columns = [next(c for c in REPLAY if c.title == title) for title in shown]
+    rows = []
+    for label in dict.fromkeys(line.label for own in suites.values() for line in own):
+        found = {suite: line for suite, own in suites.items() for line in own if line.label == label}
+        cells = [" / ".join(c.cell(found[s]) for c in columns) if s in found else "–" for s in suites]
+        rows.append([label, *cells, " / ".join(c.cell(*found.values()) for c in columns)])
+    return f"## {' / '.join(shown)}\n\n{markdown_table(['strategy', *suites, 'mean'], rows)}"
+
+
+def render_report(
+    name: str, lines: Sequence[ReportLine], done: int, total: int, header: Mapping[str, Any]
+) -> str:
+    """The self-contained page of an experiment: plots, tables, and the cases of each line with their steps.
+
+    ``header`` has the experiment's hash (``experiment``), its ``settings`` and its ``runs``. The page works
+    without scripts: browsers open a closed part when a link leads into it.
+    """
+    numbers = {id(line): n for n, line in enumerate(lines)}
+    state = "all are done" if done >= total else f"{total - done:,} are not done yet"
+    replays_first = sorted(lines, key=lambda line: line.kind != "replay")
+    columns = {c.title: c for line in replays_first for c in line.columns}
+    return render(
+        "experiment.html",
+        title=f"Experiment {name}",
+        lead=f"{total:,} units, {state}.",
+        suites=[
+            {
+                "name": suite,
+                "plot": _plot(own),
+                "columns": own[0].columns,
+                "lines": [_line_part(numbers[id(line)], line) for line in own],
+            }
+            for suite, own in by_suite(lines).items()
+        ],
+        columns=list(columns.values()),
+        experiment=header["experiment"],
+        run_titles=_RUN,
+        runs=[[run.get(k, "") for k in _RUN] for run in header["runs"]],
+        settings=json.dumps(header["settings"], indent=1, ensure_ascii=False),
+    )
+
+
+_RUN = ("started", "commit", "version", "seeds", "python", "machine")
+
+
+def _plot(lines: Sequence[ReportLine]) -> Plot:
+    if lines[0].kind == "replay":
+        return Plot([p for line in lines if (p := evidence_point(line.label, line.figures))])
+    dearest = max(line.mean("bill", "priced") for line in lines) or 1.0
+    points = []
+    for line in lines:
+        cost, share = line.mean("bill", "priced"), line.mean("score", "success")
+        tooltip = f"{line.label}: {percent(share)}% succeed at {money(cost)} a case"
+        points.append(PlotPoint(line.label, cost / dearest, share, share, share, tooltip))
+    return Plot(points, "cache-priced cost, share of the dearest", "cases that succeed")
+
+
+def _line_part(number: int, line: ReportLine) -> dict[str, Any]:
+    """A line for the template, with the cases that lost most, each with its steps."""
+    replayed = line.kind == "replay"
+    ranked = sorted(line.results, key=_replay_loss if replayed else _live_score)[:MOST_CASES]
+    cases = []
+    for i, result in enumerate(ranked):
+        cells, steps = _replay_case(result) if replayed else _live_case(result)
+        bill = result["bill"]
+        costs = [f"{bill['tokens']:,}", money(bill["plain"]), money(bill["priced"])]
+        at = 1 if replayed else 3
+        cells = [str(result["seed"]), *cells[:at], *costs, *cells[at:]]
+        cases.append(
+            {"id": f"line-{number}-case-{i}", "name": result["case"], "cells": cells, "steps": steps}
+        )
+    own = ["evidence"] if replayed else ["success", "right calls", "ended"]
+    more = ["errors"] if replayed else []
+    return {
+        "id": f"line-{number}",
+        "line": line,
+        "titles": ["case", "seed", *own, "tokens", "cost", "cache-priced", *more],
+        "step_titles": _REPLAY_STEP if replayed else _LIVE_STEP,
+        "cases": cases,
+        "left": len(line.results) - len(ranked),
+    }
+
+
+_REPLAY_STEP = ("step", "turn", "tokens", "full", "cached", "evidence kept", "ages lost", "ms", "error")
+_LIVE_STEP = ("step", "tokens", "full", "cached", "ms", "calls")
+
+
+def _replay_case(result: UnitResult) -> tuple[list[str], list[list[str]]]:
+    """The cells of a replayed case, and those of its steps."""
+    rows = [unpack_row(row) for row in result["rows"]]
+    kept, values = old_bound(rows)
+    steps = []
+    for n, (row, cached) in enumerate(zip(rows, result["cached"], strict=True), 1):
+        lost = sorted(f.age for f in row.found if not f.bound)
+        found = f"{len(row.found) - len(lost)} of {len(row.found)}"
+        ages = ", ".join(map(str, lost[:12])) + (" …" if len(lost) > 12 else "")
+        numbers = [f"{v:,}" for v in (row.tokens, row.full, cached)]
+        steps.append([str(n), row.kind, *numbers, found, ages, f"{1000 * row.seconds:.1f}", row.error])
+    return [f"{kept} of {values}", str(sum(bool(row.error) for row in rows))], steps
+
+
+def _live_case(result: UnitResult) -> tuple[list[str], list[list[str]]]:
+    """The cells of a live case, and those of its steps."""
+    score = result["score"]
+    steps = []
+    for n, turn in enumerate(result["turns"], 1):
+        numbers = [f"{turn[k]:,}" for k in ("tokens", "full", "cached")]
+        calls = "; ".join(f"{c['call']}: {c['verdict']}" for c in turn["calls"]) or "an answer"
+        steps.append([str(n), *numbers, f"{turn['ms']:.1f}", calls])
+    right = f"{score['correct']} of {score['calls']}"
+    return ["yes" if score["success"] else "no", right, str(result["ended"])], steps
+
+
+def _replay_loss(result: UnitResult) -> int:
+    kept, values = old_bound([unpack_row(row) for row in result["rows"]])
+    return kept - values
+
+
+def _live_score(result: UnitResult) -> tuple[float, float]:
+    score = result["score"]
+    return float(score["success"]), score["correct"] / max(1, score["calls"])

@@ -1,0 +1,283 @@
+"""Strategies to measure: described by picklable values, started anew for every trace.
+
+A strategy sees copies of the messages before a turn and nothing else; only the oracle is given the turn's
+needs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import hashlib
+import importlib
+import inspect
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from memory_bank import Config, MemoryBankState, MemoryProcessor
+from memory_bank.errors import ConfigError
+from memory_bank.lab.meter.matching import Page, Reader
+from memory_bank.lab.meter.needs import Need
+from memory_bank.lab.meter.recall import Facts, context_pages, facts_in, recall
+from memory_bank.lab.traces import Trace
+from memory_bank.transcript import Interaction, Kind, compact, parse_messages, read
+
+FULL, ORACLE = "full", "oracle"
+
+_SESSION_CHARS = 255
+_EXCERPT = 80  # characters on either side of a value in the oracle's excerpts
+
+
+@dataclass(frozen=True, slots=True)
+class Strategy:
+    """What to measure: a key of a configuration, a plugin function, the full history or the oracle.
+
+    ``name`` is its name in tables.
+    """
+
+    name: str
+    kind: Literal["configured", "plugin", "full", "oracle"]
+    target: str = ""  # the key, or module:function
+    config: Config | None = None
+    options: tuple[tuple[str, Any], ...] = ()  # of a plugin
+
+    def start(self, trace: Trace, reader: Reader) -> StrategyRun:
+        """The strategy at the beginning of a trace. Raises ConfigError when a plugin cannot be imported."""
+        if self.kind == "configured":
+            assert self.config is not None
+            return ConfiguredRun(self.config, self.target, trace)
+        if self.kind == "plugin":
+            return _PluginRun(functools.partial(load_plugin(self.target), **dict(self.options)), trace)
+        return _OracleRun(reader) if self.kind == "oracle" else StrategyRun()
+
+    def settings(self) -> dict[str, Any]:
+        """The settings that define the strategy, as JSON values."""
+        if self.config is not None:
+            return self.config.strategy(self.target).model_dump(mode="json")
+        return {"type": self.kind, "target": self.target, **dict(self.options)}
+
+    def with_threshold(self, threshold: int | None) -> tuple[Strategy, int]:
+        """The strategy starting at a threshold, and the threshold that remains for a gate before it.
+
+        A strategy with a setting ``compact_threshold`` gets it set, and no gate; for any other, contexts up
+        to the threshold are to be passed on unchanged. Raises ConfigError when the setting refuses the value.
+        """
+        if threshold is None:
+            return self, 0
+        if self.config is None or not hasattr(self.config.strategy(self.target), "compact_threshold"):
+            return self, threshold
+        changes = {"compact_threshold": max(1, threshold)}
+        return replace(configured(self.config, self.target, changes), name=self.name), 0
+
+
+def parse_strategy(text: str, config: Config) -> Strategy:
+    """The strategy that a text names.
+
+    ``full``, ``oracle``, a key of the configuration, ``KEY?setting=value&…`` with settings changed, or
+    ``module:function?name=value&…`` for a function ``f(messages, state) -> messages``. Values are JSON, else
+    text. Raises ConfigError and UnknownStrategyError.
+    """
+    target, _, query = text.partition("?")
+    options = _parse_options(query)
+    if ":" in target:
+        load_plugin(target)
+        return Strategy(text, "plugin", target, options=tuple(options.items()))
+    if target == FULL and target not in config.memory_strategies:
+        return Strategy(text, "full")
+    if target == ORACLE and target not in config.memory_strategies:
+        return Strategy(text, "oracle")
+    return replace(configured(config, target, options), name=text)
+
+
+def configured(config: Config, key: str, changes: Mapping[str, Any] | None = None) -> Strategy:
+    """The strategy under a key, some of its settings changed. Raises ConfigError, UnknownStrategyError."""
+    settings = config.strategy(key)
+    if not changes:
+        return Strategy(key, "configured", key, config)
+    changed = type(settings)(**{**settings.model_dump(), **changes})
+    name = f"{key}?{'&'.join(f'{k}={v}' for k, v in changes.items())}"
+    strategies = {**config.memory_strategies, key: changed}
+    return Strategy(name, "configured", key, config.model_copy(update={"memory_strategies": strategies}))
+
+
+def load_plugin(target: str) -> Callable[..., Any]:
+    """The function ``module:function``. Raises ConfigError when there is none."""
+    module, _, name = target.partition(":")
+    try:
+        function: Callable[..., Any] = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError, ValueError) as e:
+        raise ConfigError(
+            f"the strategy {target} cannot be imported ({e}): check the name and PYTHONPATH."
+        ) from e
+    if not callable(function):
+        raise ConfigError(f"the strategy {target} is not a function: name one of (messages, state).")
+    return function
+
+
+def _parse_options(query: str) -> dict[str, Any]:
+    options: dict[str, Any] = {}
+    for part in filter(None, query.split("&")):
+        name, _, value = part.partition("=")
+        try:
+            options[name] = json.loads(value)
+        except ValueError:
+            options[name] = value
+    return options
+
+
+def as_messages(context: Iterable[object]) -> list[Any]:
+    """A strategy's answer as a list of dicts. Raises TypeError when it is not a list of messages."""
+    messages = []
+    for message in context:
+        dump = getattr(message, "model_dump", None)
+        whole = dump(exclude_none=True) if callable(dump) else message
+        if not isinstance(whole, dict):
+            raise TypeError("a context is a list of chat messages")
+        messages.append(whole)
+    return messages
+
+
+class TraceMemory:
+    """Where replayed traces keep their memory: in a database, or in a memory that ends with the trace.
+
+    In a database a trace's session is named after its id, so playing it again stores nothing twice. A
+    repeated id with other messages is another run: its session is ``ID#2``, ``ID#3`` and so on.
+    ``continued`` counts the traces whose session already held records: their contexts may show what comes
+    later in the trace.
+    """
+
+    def __init__(self, url: str | Path | None = None) -> None:
+        self.continued = 0
+        self._url = url
+        self._digests: dict[str, list[str]] = {}  # session → the different traces played in it
+
+    def open(self, trace: Trace) -> MemoryBankState:
+        """The state that a trace starts with; the caller closes it."""
+        if self._url is None:
+            return MemoryBankState()
+        state = MemoryBankState.open(self._url, session_id=self._session_of(trace))
+        self.continued += bool(state.fact_store.size())
+        return state
+
+    def _session_of(self, trace: Trace) -> str:
+        session = "".join(c if c.isprintable() else "?" for c in trace.id)  # every database takes it
+        if session != trace.id or len(session) > _SESSION_CHARS - 8:
+            mark = hashlib.blake2b(trace.id.encode("utf-8", "surrogatepass"), digest_size=4).hexdigest()
+            session = f"{session[: _SESSION_CHARS - 20]}~{mark}"
+        content = compact(trace.messages).encode("utf-8", "surrogatepass")
+        digest = hashlib.blake2b(content, digest_size=8).hexdigest()
+        known = self._digests.setdefault(session, [])
+        if digest not in known:
+            known.append(digest)
+        number = known.index(digest) + 1
+        return session if number == 1 else f"{session[: _SESSION_CHARS - 8]}#{number}"
+
+
+class StrategyRun:
+    """A strategy at work on one trace. This one keeps the full history."""
+
+    @property
+    def facts(self) -> Facts | None:
+        """The records that an agent could fetch by trace_id."""
+        return None
+
+    def build(self, messages: list[Any], needs: Sequence[Need] = ()) -> list[Any]:  # noqa: ARG002
+        """The context of the next model call; ``needs`` are for the oracle alone."""
+        return messages
+
+    def close(self) -> None:
+        """End the trace."""
+
+
+class ConfiguredRun(StrategyRun):
+    """A strategy of a configuration, with a memory of its own for the trace."""
+
+    def __init__(self, config: Config, key: str, trace: Trace, memory: TraceMemory | None = None) -> None:
+        self.tokens = 0  # of the last context, as the strategy counts them
+        self._key = key
+        self._processor = MemoryProcessor(config, functools.partial((memory or TraceMemory()).open, trace))
+
+    def build(self, messages: list[Any], needs: Sequence[Need] = ()) -> list[Any]:  # noqa: ARG002
+        """The context of the next model call."""
+        context, self.tokens = self._processor.apply_strategy(messages, self._key)
+        return context
+
+    @property
+    def state(self) -> Any:
+        """The strategy's state; None before the first step."""
+        return self._processor.state(self._key)
+
+    @property
+    def facts(self) -> Facts | None:
+        """The records of the state."""
+        return facts_in(self.state)
+
+    def close(self) -> None:
+        """End the trace."""
+        self._processor.close()
+
+
+class _PluginRun(StrategyRun):
+    """A function of the reference meter's form; its state is a dict that lives for one trace."""
+
+    def __init__(self, function: Callable[..., Any], trace: Trace) -> None:
+        self._function = function
+        self._state: dict[str, Any] = {"tools": trace.tools} if trace.tools else {}
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def build(self, messages: list[Any], needs: Sequence[Need] = ()) -> list[Any]:  # noqa: ARG002
+        context = self._function(messages, self._state)
+        if inspect.isawaitable(context):
+            self._loop = self._loop or asyncio.new_event_loop()
+            context = self._loop.run_until_complete(asyncio.ensure_future(context, loop=self._loop))
+        return as_messages(context)
+
+    @property
+    def facts(self) -> Facts | None:
+        return facts_in(self._state)
+
+    def close(self) -> None:
+        if self._loop is not None:
+            self._loop.close()
+
+
+class _OracleRun(StrategyRun):
+    """Anchor, last interaction, and a short excerpt for each need of the turn that they lack.
+
+    Its cost is a lower bound for what a memory can cost.
+    """
+
+    def __init__(self, reader: Reader) -> None:
+        self._reader = reader
+
+    def build(self, messages: list[Any], needs: Sequence[Need] = ()) -> list[Any]:
+        segments = parse_messages(messages)
+        last = next((s for s in reversed(segments) if isinstance(s, Interaction)), None)
+        base: list[Any] = []
+        for segment in segments:
+            if segment is last or (
+                not isinstance(segment, Interaction) and segment.kind in (Kind.SYSTEM, Kind.USER)
+            ):
+                base.extend(segment.messages)
+        pages = context_pages(base, self._reader)
+        sources = [m for m in reversed(messages) if read(m, "role") not in ("system", "user", "developer")]
+        excerpts: dict[str, None] = {}
+        for need in needs:
+            if not recall(need, pages)[1] and (excerpt := self._excerpt(need, sources)) is not None:
+                excerpts[excerpt] = None
+        return [*base, {"role": "user", "content": "\n".join(excerpts)}] if excerpts else base
+
+    def _excerpt(self, need: Need, sources: Sequence[object]) -> str | None:
+        """The latest piece of history that holds the value and binds it; unbound where none binds it."""
+        first: str | None = None
+        for page in context_pages(sources, self._reader):
+            for form in need.forms:
+                for at in page.places(form, 3):
+                    piece = page.text[max(0, at - _EXCERPT) : at + len(form.text) + _EXCERPT]
+                    if recall(need, [Page(piece)])[1]:
+                        return piece
+                    first = piece if first is None else first
+        return first
