@@ -23,11 +23,11 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from memory_bank.assembly import MemoryBankState
 from memory_bank.bank.database import Database
 from memory_bank.bank.jobs import orphaned_jobs
 from memory_bank.bank.maintenance import verify
 from memory_bank.bank.schema import insights, jobs, records
+from memory_bank.bank.session import MemoryBankState
 from memory_bank.bank.worker import Worker
 from memory_bank.config import MemoryBankSettings
 from memory_bank.models.lexical import LexicalEmbedder

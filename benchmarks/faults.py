@@ -46,9 +46,9 @@ from agents import Found
 from memory_bank import faults
 from memory_bank.bank.database import Database
 from memory_bank.bank.schema import insights
-from memory_bank.context.memory_bank import apply_memory_bank_strategy
 from memory_bank.errors import StorageError
 from memory_bank.models.lexical import LexicalEmbedder
+from memory_bank.processor import apply_memory_bank_strategy
 
 STEPS = 14
 THREADS = 4

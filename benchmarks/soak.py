@@ -33,10 +33,10 @@ import agents
 from agents import Found
 from memory_bank.bank.database import Database
 from memory_bank.bank.worker import Worker
-from memory_bank.context.memory_bank import apply_memory_bank_strategy
 from memory_bank.errors import StorageError
 from memory_bank.models.lexical import LexicalEmbedder
 from memory_bank.models.observer import Observer
+from memory_bank.processor import apply_memory_bank_strategy
 
 TURNS = 40
 WORKERS = 2

@@ -33,7 +33,7 @@ import agents
 from memory_bank.bank.database import Database
 from memory_bank.bank.facts import FactStore
 from memory_bank.bank.rows import to_row
-from memory_bank.context.memory_bank import apply_memory_bank_strategy
+from memory_bank.processor import apply_memory_bank_strategy
 from memory_bank.records import InteractionRecord
 
 Write = Callable[[], None]

@@ -166,7 +166,7 @@ def test_a_budget_of_the_day_holds_for_eight_sessions_at_once(bank_url: str) -> 
     together(*[lambda s=s: run(s) for s in states])
     assert len(model.calls) == 9
     assert sum(s.spent.calls for s in states) == 9
-    assert states[0].account.of_day().calls == 9
+    assert states[0].spending.of_day().calls == 9
     assert sum(sources(s).count("llm:m") for s in states) == 9
     for state in states:
         state.close()

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from memory_bank import MemoryBankSettings, MemoryBankState, apply_memory_bank_strategy
+from memory_bank.context.policies.evidence import evidence_of
 from memory_bank.transcript.pairing import pairing_errors
 from tests.chats import any_chats, call, good_chats, result, rounds, say, system, user
 
@@ -201,7 +202,7 @@ def test_a_fork_that_answers_an_older_call_late_is_taken_in():
     apply([*start, result("q", "PAY-3")], state, history_budget=0.5)  # the same calls, answered otherwise
     context, _ = apply([*start, result("q", "PAY-3"), *orders(3, start=5)], state, history_budget=0.5)
     assert pairing_errors(context) == []
-    assert len(state.evidence.numbers) == state.fact_store.size()
+    assert len(evidence_of(state).numbers) == state.fact_store.size()
 
 
 class Counted:

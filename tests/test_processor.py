@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from memory_bank.assembly import MemoryBankState
+from memory_bank.bank.session import MemoryBankState
 from memory_bank.config import Config, MemoryBankSettings, load_config
 from memory_bank.errors import ConfigError, MessagesError, UnknownStrategyError
 from memory_bank.processor import MemoryProcessor

@@ -14,6 +14,7 @@ from memory_bank import (
     apply_memory_bank_strategy,
     handle_tool_call,
 )
+from memory_bank.context.policies.evidence import evidence_of
 from tests.chats import rounds, system, user
 
 SETTINGS = {
@@ -76,7 +77,7 @@ def test_a_warm_state_knows_what_another_has_stored_since(bank_url) -> None:
         assert "carrier: Zephyr-3" in json.dumps(shown)
         stored = list(one.fact_store.steps())
         assert list(one.steps) == stored
-        assert list(one.evidence.numbers) == stored  # so that "#12" is what the database calls #12
+        assert list(evidence_of(one).numbers) == stored  # so that "#12" is what the database calls #12
         assert one.step_count == max(one.fact_store.steps().values())
 
 
@@ -90,7 +91,7 @@ def test_records_of_others_in_between_are_numbered_as_they_were_stored(bank_url)
         for state in (one, two):
             state.prepare(settings)
             apply_memory_bank_strategy(MESSAGES, None, settings, state)
-            assert list(state.evidence.numbers) == list(state.fact_store.steps())
+            assert list(evidence_of(state).numbers) == list(state.fact_store.steps())
             for number, trace_id in enumerate(state.fact_store.steps(), 1):
                 told = handle_tool_call(state, "get_record", {"trace_id": f"#{number}"})
                 assert f"trace_id: {trace_id}" in told

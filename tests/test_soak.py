@@ -51,7 +51,7 @@ import sys
 sys.path.insert(0, sys.argv[1])
 import agents, sqlite3
 from memory_bank.bank.database import Database
-from memory_bank.context.memory_bank import apply_memory_bank_strategy as step
+from memory_bank.processor import apply_memory_bank_strategy as step
 where = sys.argv[2]
 with agents.open_state(where, "a") as state:
     step(agents.conversation("a", 5, True), None, agents.settings_for("extractive"), state)

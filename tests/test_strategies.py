@@ -134,7 +134,7 @@ def test_progressive_begins_at_the_threshold_and_keeps_a_stable_prefix():
         context, tokens = processor.apply_strategy(CHAT[:i])
         assert tokens <= 3000
         if context == CHAT[:i]:
-            assert processor.state("it").last_report.unchanged
+            assert processor.state("it").last_plan.unchanged
             unchanged += 1
             continue
         changes += context[2] != last
@@ -232,14 +232,14 @@ def test_adaptive_takes_the_mildest_that_fits(caplog):
     processor = MemoryProcessor(config_of("adaptive", max_tokens=3000))
     for i in steps(CHAT):
         _, tokens = processor.apply_strategy(CHAT[:i])
-        report = processor.state("it").last_report
+        report = processor.state("it").last_plan
         chosen.append(report.chosen)
         assert tokens <= 3000
     assert list(dict.fromkeys(chosen))[:2] == ["no_strategy", "observation_masking"]
     assert chosen[-1] not in ("no_strategy", "truncation")
     small = MemoryProcessor(config_of("adaptive", max_tokens=5))
     small.apply_strategy(CHAT)
-    report = small.state("it").last_report
+    report = small.state("it").last_plan
     assert (report.chosen, report.over > 0) == ("truncation", True)
     assert caplog.text.count("over its budget of 5") == 1
 
@@ -257,7 +257,7 @@ def test_adaptive_with_keys_of_ones_own():
     assert processor.apply_strategy(CHAT, "it")[0] == [*CHAT[:2], *CHAT[-4:]]
     long = [*CHAT, *rounds(1, size=20_000, start=90), *rounds(1, start=91)]
     assert "retrieved-data" in text_of(processor.apply_strategy(long, "it")[0])
-    assert processor.state("it").last_report.chosen == "memory_bank"
+    assert processor.state("it").last_plan.chosen == "memory_bank"
 
 
 def test_semantic_takes_what_is_relevant_and_not_the_same_twice():
@@ -313,9 +313,9 @@ def test_what_cannot_be_met_is_said_once(caplog):
         for i in steps(CHAT[:20]):
             processor.apply_strategy(CHAT[:i])
     assert caplog.text.count("over its budget of 10") == 1
-    report = processor.state("it").last_report
+    report = processor.state("it").last_plan
     assert report.over == report.tokens - 10
-    assert report.as_dict()["over"] == report.over
+    assert report.figures()["over"] == report.over
     assert report.tokens == report.kept_tokens
 
 
@@ -338,7 +338,7 @@ def test_reset_empties_what_a_strategy_noted():
     processor.apply_strategy(CHAT)
     processor.reset_state()
     state = processor.state("it")
-    assert (state.memos, state.last_report, state.fact_store.size()) == ({}, None, 0)
+    assert (state.last_plan, state.steps, state.fact_store.size()) == (None, {}, 0)
     assert processor.apply_strategy(CHAT[:4])[0] == CHAT[:4]
 
 

@@ -252,9 +252,8 @@ class LLMOrchestrator:
 
     def _full_tokens(self, key: str, session: str | None, messages: Sequence[Any]) -> int:
         state = self.processor.state(key, session)
-        for known in (getattr(state, "last_plan", None), getattr(state, "last_report", None)):
-            if known is not None:
-                return int(known.full_tokens)
+        if state is not None and state.last_plan is not None:
+            return state.last_plan.full_tokens
         return sum(map(self._counter.count_message, messages))
 
     def _plain(self, messages: Any, model: str | None, options: dict[str, Any]) -> _Open:

@@ -1,4 +1,4 @@
-"""MemoryProcessor: picks the strategy by its key in the configuration, keeps states and sessions apart."""
+"""The doors to the pipeline: ``apply_memory_bank_strategy``, and MemoryProcessor for configured strategies."""
 
 from __future__ import annotations
 
@@ -10,48 +10,100 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from memory_bank.assembly import MemoryBankState
-from memory_bank.config import AdaptiveSettings, AnyStrategy, Config, load_config
-from memory_bank.context.adaptive import apply_adaptive
-from memory_bank.context.hierarchical import apply_hierarchical
-from memory_bank.context.masking import apply_masking
-from memory_bank.context.memory_bank import apply_memory_bank_strategy
-from memory_bank.context.plain import apply_keep_last, apply_no_strategy, apply_truncation
-from memory_bank.context.progressive import apply_progressive
-from memory_bank.context.scratchpad import apply_scratchpad
-from memory_bank.context.semantic import apply_semantic
-from memory_bank.errors import ConfigError, LoopDetectedError
+from memory_bank.bank.session import MemoryBankState, Session
+from memory_bank.config import AnyStrategy, Config, MemoryBankSettings, as_settings, load_config
+from memory_bank.context.build import build_context
+from memory_bank.context.policies import policy_of
+from memory_bank.errors import ConfigError, LoopDetectedError, StorageError
 from memory_bank.transcript.loops import repeated_calls
 from memory_bank.transcript.parsing import check_messages
-from memory_bank.transcript.tokens import open_counter
-from memory_bank.transcript.transcript import Transcript
 
 log = logging.getLogger("memory_bank.MemoryBankStrategy")
 
-_EVERY: Any = object()
+_ALL: Any = object()
 OpenState = Callable[..., MemoryBankState]
 Applied = tuple[list[Any], int]
-_PLAIN: dict[str, Callable[..., Applied]] = {
-    "no_strategy": apply_no_strategy,
-    "truncation": apply_truncation,
-    "keep_last_n": apply_keep_last,
-}
-_STORED: dict[str, Callable[..., Applied]] = {
-    "memory_bank": apply_memory_bank_strategy,
-    "observation_masking": apply_masking,
-    "progressive_summarization": apply_progressive,
-    "hierarchical": apply_hierarchical,
-    "semantic": apply_semantic,
-    "scratchpad": apply_scratchpad,
-}
+
+
+def apply_memory_bank_strategy(
+    messages: Any, llm_client: Any, settings: Any, state: MemoryBankState
+) -> Applied:
+    """Rebuild the context of the next model call: ``(messages, token_count)``.
+
+    Every interaction that is not stored yet is stored, oldest first; then the context is built of the anchor,
+    what is retrieved, and the last interaction with everything after it. Without history the messages come
+    back as they are.
+
+    Args:
+        messages: OpenAI-style chat messages, dicts or SDK objects. They are never changed.
+        llm_client: the Observer's model: an ``openai.OpenAI`` client or anything with ``generate_plain``;
+            None makes extractive summaries.
+        settings: MemoryBankSettings, a dict or any object with those attributes; None for the defaults; or a
+            Config, whose default strategy is used if it is a memory bank.
+        state: the session's memory.
+
+    Raises:
+        MessagesError, ConfigError, EmbeddingError, StorageError: nothing that was stored is lost, and the
+            same call can be made again. With ``on_storage_error="pass_through"`` a database that fails costs
+            the memory of this step only: the messages come back as they are, ``state.storage_errors`` grows,
+            ``state.last_plan`` is None, and the next step stores what this one could not.
+
+    Example::
+
+        context, tokens = apply_memory_bank_strategy(messages, None, load_config(), state)
+    """
+    if not isinstance(state, MemoryBankState):
+        raise ConfigError(_ARGUMENTS.format(f"the fourth is {_kind(state)}, not a MemoryBankState"))
+    if isinstance(settings, MemoryBankState):
+        raise ConfigError(_ARGUMENTS.format("the third is a MemoryBankState, not settings"))
+    return _apply_bank(messages, llm_client, _bank_settings(settings), state)
+
+
+_ARGUMENTS = "the arguments are (messages, llm_client, settings, state): {}."
+
+
+def _kind(value: object) -> str:
+    return "None" if value is None else f"a {type(value).__name__}"
+
+
+def _bank_settings(settings: Any) -> MemoryBankSettings:
+    if isinstance(settings, Config):
+        chosen = settings.strategy(settings.default_strategy)
+        if not isinstance(chosen, MemoryBankSettings):
+            raise ConfigError(
+                f"the configuration's default strategy {settings.default_strategy!r} is of type {chosen.type!r}: "
+                "pass config.strategy(KEY) of a memory bank, or use MemoryProcessor."
+            )
+        return chosen
+    return as_settings(settings)
+
+
+def _apply_bank(
+    messages: Any, llm_client: Any, settings: MemoryBankSettings, state: MemoryBankState
+) -> Applied:
+    with state.lock:
+        try:
+            context = build_context(messages, state, policy_of(settings, llm_client))
+        except StorageError as e:
+            if settings.on_storage_error == "raise":
+                raise
+            state.storage_errors += 1
+            state.last_plan = None
+            log.warning("the messages go through unchanged: %s", e)
+            passed = list(check_messages(messages))
+            return passed, sum(map(state.counter.count_message, passed))
+    return context.messages, context.tokens
 
 
 class MemoryProcessor:
-    """Applies configured strategies to agents' conversations.
+    """Applies configured strategies to conversations; each strategy and session has a state of its own.
 
-    ``config`` is a Config, a dict of its values, the path of a configuration file, or None for the shipped
-    one. ``open_state`` makes the state of a key when it is first needed, in memory unless given; where it has
-    a parameter ``session_id``, it is given the session's. Safe under threads.
+    Args:
+        config: a Config, a dict of its values, the path of a configuration file, or None for the shipped one.
+        open_state: makes the state of a strategy with a memory, in memory by default; where it has a
+            parameter ``session_id``, it gets the session's.
+
+    Thread-safe.
     """
 
     def __init__(
@@ -61,8 +113,8 @@ class MemoryProcessor:
     ) -> None:
         self.config = _as_config(config)
         self._open_state = open_state
-        self._states: dict[tuple[str | None, str], Any] = {}
-        self._making: dict[tuple[str | None, str], threading.RLock] = {}
+        self._states: dict[tuple[str | None, str], Session] = {}
+        self._opening: dict[tuple[str | None, str], threading.RLock] = {}
         self._lock = threading.RLock()
 
     def apply_strategy(
@@ -74,99 +126,86 @@ class MemoryProcessor:
         *,
         session_id: str | None = None,
     ) -> Applied:
-        """``(messages, token_count)`` of the strategy under ``memory_key`` (default: the configured one).
+        """``(messages, token_count)`` of the strategy under ``memory_key``, by default the configured one.
 
-        ``input_token_count`` is what the caller counted for the messages; a strategy that changes nothing
-        gives it back instead of counting again. Every ``session_id`` has states of its own. Raises
-        UnknownStrategyError, MessagesError, what the strategy raises, and, when ``loop_detection`` is
-        "raise", LoopDetectedError: after the strategy has stored what is new.
+        ``input_token_count``: the caller's count of the messages; "no_strategy" returns it instead of counting.
+        Raises UnknownStrategyError, MessagesError, what the strategy raises, and with ``loop_detection`` "raise"
+        LoopDetectedError, after the strategy has stored what is new.
         """
         key = memory_key or self.config.default_strategy
         settings = self.config.strategy(key)
-        applied = self._apply(messages, llm_client, settings, key, input_token_count, session_id)
-        if self.config.loop_detection == "warn" and isinstance(
-            state := self.state(key, session_id), MemoryBankState
-        ):
-            state.put_off("loops", partial(self._watch, messages))
+        if settings.type == "no_strategy" and input_token_count is not None:
+            applied: Applied = list(check_messages(messages)), input_token_count
+        else:
+            applied = self._apply(messages, llm_client, settings, key, session_id)
+        session = self.state(key, session_id)
+        if self.config.loop_detection == "warn" and session is not None:
+            session.run_later("loops", partial(self._check_loops, messages))
         elif self.config.loop_detection != "off":
-            self._watch(messages)
+            self._check_loops(messages)
         return applied
 
     def _apply(
-        self,
-        messages: Any,
-        llm_client: Any,
-        settings: AnyStrategy,
-        key: str,
-        count: int | None,
-        session_id: str | None,
+        self, messages: Any, llm_client: Any, settings: AnyStrategy, key: str, session_id: str | None
     ) -> Applied:
-        if settings.type == "no_strategy" and count is not None:
-            return list(check_messages(messages)), count
-        if settings.type in _PLAIN:
-            counting = self._state(key, session_id, _Counting)
-            with counting.lock:
-                return _PLAIN[settings.type](messages, llm_client, settings, counting.transcript)
-        state = self._state(key, session_id, lambda: self._opened(session_id))
-        if isinstance(settings, AdaptiveSettings):
-            strategies = {**_PLAIN, **_STORED}
-            rungs = [(n, strategies[s.type], s) for n in settings.strategies for s in [self.config.rung(n)]]
-            return apply_adaptive(messages, llm_client, settings, state, rungs)
-        return _STORED[settings.type](messages, llm_client, settings, state)
+        policy = policy_of(settings, llm_client, self.config.rung)
+        session = self._session(key, session_id, stored=policy.bank is not None)
+        if isinstance(settings, MemoryBankSettings) and isinstance(session, MemoryBankState):
+            return _apply_bank(messages, llm_client, settings, session)
+        context = build_context(messages, session, policy)
+        return context.messages, context.tokens
 
-    def _watch(self, messages: list[Any]) -> None:
+    def _check_loops(self, messages: list[Any]) -> None:
         threshold = self.config.loop_threshold
         calls = repeated_calls(messages, threshold)
         if not calls:
             return
         tools = ", ".join(dict.fromkeys(c["tool_name"] for c in calls))
-        told = f"the agent repeats itself: {len(calls)} calls in a row of {tools[:200]} with the same answer"
+        found = f"the agent repeats itself: {len(calls)} calls in a row of {tools[:200]} with the same answer"
         if self.config.loop_detection == "raise":
-            raise LoopDetectedError(f"{told}; change the prompt or the tool, or stop the agent", calls)
+            raise LoopDetectedError(f"{found}; change the prompt or the tool, or stop the agent", calls)
         if len(calls) % threshold == 0:
-            log.warning("%s", told)
+            log.warning("%s", found)
 
-    def state(self, memory_key: str, session_id: str | None = None) -> Any:
-        """The state that a strategy has built up in a session, or None."""
+    def state(self, memory_key: str, session_id: str | None = None) -> Session | None:
+        """The state of a strategy in a session, a MemoryBankState where it has a memory; None before its use."""
         return self._states.get((session_id, memory_key))
 
-    def reset_state(self, session_id: str | None = _EVERY) -> None:
-        """The end of a task: the states of a session, or all of them, are emptied; models stay loaded.
+    def reset_state(self, session_id: str | None = _ALL) -> None:
+        """End the task: empty the states of a session, by default of all. Models stay loaded.
 
-        None is the session of those steps that name none.
+        None is the session of the steps that name none.
         """
         with self._lock:
             for (session, _), state in self._states.items():
-                if session_id is _EVERY or session == session_id:
+                if session_id is _ALL or session == session_id:
                     state.reset()
 
-    def close(self, session_id: str | None = _EVERY) -> None:
-        """Close what the states of a session, or all of them, hold open, and forget them."""
+    def close(self, session_id: str | None = _ALL) -> None:
+        """Close the states of a session, by default of all, and forget them."""
         with self._lock:
-            for place in [p for p in self._states if session_id is _EVERY or p[0] == session_id]:
-                state = self._states.pop(place)
-                if isinstance(state, MemoryBankState):
-                    state.close()
+            for place in [p for p in self._states if session_id is _ALL or p[0] == session_id]:
+                self._states.pop(place).close()
 
-    def _state(self, key: str, session_id: str | None, make: Callable[[], Any]) -> Any:
+    def _session(self, key: str, session_id: str | None, *, stored: bool) -> Session:
         place = (session_id, key)
         with self._lock:
             if place in self._states:
                 return self._states[place]
-            making = self._making.setdefault(place, threading.RLock())
-        with making:  # a database may be slow: other sessions do not wait for it
+            opening = self._opening.setdefault(place, threading.RLock())
+        with opening:  # a slow database does not block other sessions
             with self._lock:
                 if place in self._states:
                     return self._states[place]
             try:
-                made = make()
+                made = self._open(session_id) if stored else Session()
                 with self._lock:
                     return self._states.setdefault(place, made)
             finally:
                 with self._lock:
-                    self._making.pop(place, None)
+                    self._opening.pop(place, None)
 
-    def _opened(self, session_id: str | None) -> MemoryBankState:
+    def _open(self, session_id: str | None) -> MemoryBankState:
         if self._open_state is None:
             return MemoryBankState() if session_id is None else MemoryBankState(session_id=session_id)
         if session_id is None:
@@ -190,16 +229,3 @@ def _as_config(config: Any) -> Config:
     if config is None or isinstance(config, (str, Path)):
         return load_config(config)
     raise ConfigError(f"a configuration is a Config, a dict or a path, not {type(config).__name__}.")
-
-
-class _Counting:
-    """What a strategy without a bank keeps of a session: its messages, counted once."""
-
-    def __init__(self) -> None:
-        self.lock = threading.RLock()
-        self.transcript = Transcript("", open_counter())
-
-    def reset(self) -> None:
-        """Forget everything."""
-        with self.lock:
-            self.transcript.reset()

@@ -39,7 +39,7 @@ def fill(
         InteractionRecord.create(i, tool, {"n": i}, {"_raw": text}, output_text=text)
         for i, text in enumerate(outputs, 1)
     ]
-    state.remember(records)
+    state.add(records)
     state.close()
     return [r.trace_id for r in records]
 

@@ -9,7 +9,7 @@ from tests.service.runs import orders, recorded
 from memory_bank.bank.database import Database
 from memory_bank.bank.usage import packed, unpacked
 from memory_bank.config import load_config
-from memory_bank.context.plan import Decision, Fate, Piece, Plan
+from memory_bank.plan import Decision, Fate, Piece, Plan
 from memory_bank.service.page import snapshot as made_of
 from memory_bank.service.page.snapshot import snapshot
 from memory_bank.service.sessions import Rebuilt, Sessions

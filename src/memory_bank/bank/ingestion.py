@@ -1,15 +1,16 @@
-"""The write way: tool outputs to records, records to facts, facts to insights; facts first."""
+"""Tool outputs as records; records stored in both stores, facts before insights."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from memory_bank.models.chat import as_chat_model
 from memory_bank.models.observer import EXTRACTIVE, Observer
 from memory_bank.ports import FactStorePort, InsightStorePort
 from memory_bank.records import InteractionRecord
+from memory_bank.transcript.interactions import Interaction
 from memory_bank.transcript.own import is_memory_tool
 
 log = logging.getLogger("memory_bank.Ingestion")
@@ -26,11 +27,11 @@ def ingest_tool_outputs(
     observer_model: str,
     step_id: int,
 ) -> list[str]:
-    """Store ``(tool_name, raw_input, raw_output)`` of one step in both stores; returns their trace_ids.
+    """Store the tool outputs ``(tool_name, raw_input, raw_output)`` of one step; return their trace_ids.
 
-    Every output becomes a record of its own and gets one Observer call, parallel ones concurrently. The
-    records are committed before the Observer is asked. Raises RecordError, StorageError, EmbeddingError,
-    ConfigError (a client that cannot be used); a failing model raises nothing.
+    Each output becomes a record and gets one Observer call; the calls run concurrently, after the records are
+    committed. A model that fails leaves an extractive summary. Raises RecordError, StorageError,
+    EmbeddingError, and ConfigError for a client that cannot be used.
     """
     records = [
         InteractionRecord.create(step_id=step_id, tool_name=name, raw_input=raw_input, raw_output=raw_output)
@@ -43,18 +44,54 @@ def ingest_tool_outputs(
     return [r.trace_id for r in records]
 
 
+def records_of(
+    interactions: Iterable[Interaction], stored: Mapping[str, int], last_step: int
+) -> tuple[list[InteractionRecord], int]:
+    """The records of interactions that are not among those ``stored``, and the step of the latest.
+
+    Each new interaction is a step; a late result belongs to the step of its interaction.
+    """
+    records: list[InteractionRecord] = []
+    for interaction in interactions:
+        ids = (*interaction.trace_ids, *interaction.earlier_ids)
+        known = next((stored[t] for t in ids if t is not None and t in stored), None)
+        step = last_step + 1 if known is None else known
+        new = [
+            InteractionRecord(
+                trace_id=trace_id,
+                step_id=step,
+                tool_name=pair.tool_name,
+                raw_input=pair.call.raw_input if pair.call else {},
+                raw_output=pair.result.raw_output,
+                call_id=pair.call.call_id if pair.call else pair.result.call_id,
+                input_text=pair.call.arguments
+                if pair.call and isinstance(pair.call.arguments, str)
+                else None,
+                output_text=pair.result.output_text,
+            )
+            for pair, trace_id in zip(interaction.pairs, interaction.trace_ids, strict=True)
+            if pair.result is not None and trace_id is not None and trace_id not in stored
+        ]
+        if new and known is None:
+            last_step += 1
+        records += new
+    return records, last_step
+
+
 def observe_again(
     fact_store: FactStorePort, insight_store: InsightStorePort, observer: Observer, user_query: str
 ) -> tuple[int, int]:
-    """Make the insights again that are marked for it, and those that are missing (none for our own tools).
+    """Make missing insights and those marked to be made again; the memory tools' answers get none.
 
-    Returns how many were made and how many of them still carry a mark.
+    Returns ``(made, marked)``: the number of insights made, and of those among them that are marked again.
     """
     with_insight = set(insight_store.trace_ids())
     wanted = [i.trace_id for i in insight_store.to_redo()]
     wanted += [t for t in fact_store.steps() if t not in with_insight]
     made = marked = 0
-    for start in range(0, len(wanted), _AT_ONCE):  # stored as they come: a stop loses no paid call but these
+    for start in range(
+        0, len(wanted), _AT_ONCE
+    ):  # stored batch by batch, so that an interruption loses one batch
         found = fact_store.get_many(wanted[start : start + _AT_ONCE])
         batch = [r for r in found if not is_memory_tool(r.tool_name, r.output_text)]
         insights = observer.observe_all(batch, user_query)

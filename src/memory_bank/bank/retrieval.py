@@ -1,17 +1,18 @@
-"""The read way: a query to ranked records, each with its summary and its raw data, shortened."""
+"""Ranked records with their summaries and their raw data, shortened; the documented text of them."""
 
 from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from memory_bank.ports import FactStorePort, InsightStorePort, WiderScopePort
 from memory_bank.records import NAMESPACE_END, Hit, InteractionRecord, Ranking
-from memory_bank.transcript.interactions import Interaction
+from memory_bank.transcript.content import content_text, read
 from memory_bank.transcript.shortening import Shortened, shorten
+from memory_bank.transcript.transcript import View
 
 log = logging.getLogger("memory_bank.Retrieval")
 
@@ -21,14 +22,14 @@ _MIMICRY = re.compile(
     r"^(?=\s*(?:\[RETRIEVED RECORD|-{19}|## Retrieved Context|(?:Summary|Raw Data): ))", re.M
 )
 _TASK_CHARS = 1_500
-_DOING_CHARS = 900
+_ACTION_CHARS = 900
 
 
 @dataclass(frozen=True, slots=True)
 class Retrieved:
-    """A record brought back: summary, raw data as shown, whether that was shortened, and its score.
+    """A retrieved record: its summary, its raw data as shown, whether that is shortened, and its score.
 
-    ``session_id`` names another session that it is of, ``record`` is then the record; both None for its own.
+    For a record of another session ``session_id`` names it and ``record`` is the record; else both are None.
     """
 
     trace_id: str
@@ -41,9 +42,9 @@ class Retrieved:
     record: InteractionRecord | None = None
 
     def as_dict(self) -> dict[str, str]:
-        """The documented form: trace_id, summary, raw_data; session_id, where it is another session's."""
-        told = {"trace_id": self.trace_id, "summary": self.summary, "raw_data": self.raw_data}
-        return told if self.session_id is None else {**told, "session_id": self.session_id}
+        """The documented form: trace_id, summary, raw_data; session_id only for a record of another session."""
+        found = {"trace_id": self.trace_id, "summary": self.summary, "raw_data": self.raw_data}
+        return found if self.session_id is None else {**found, "session_id": self.session_id}
 
 
 def retrieve_and_format(
@@ -55,7 +56,7 @@ def retrieve_and_format(
 ) -> list[dict[str, str]]:
     """The ``top_k`` records most similar to a query: ``[{"trace_id", "summary", "raw_data"}]``, best first.
 
-    ``raw_data`` has at most ``max_chars`` characters; what is shortened says so and carries its trace_id.
+    ``raw_data`` has at most ``max_chars`` characters; a shortened text ends with a note and the trace_id.
     """
     ranking = insight_store.rank(query, limit=max(0, top_k))
     return [r.as_dict() for r in retrieve(ranking, fact_store, insight_store, top_k, max_chars)]
@@ -70,9 +71,9 @@ def retrieve(
     cache: dict[tuple[str, int], Shortened] | None = None,
     wider: WiderScopePort | None = None,
 ) -> list[Retrieved]:
-    """The first ``top_k`` of a ranking with summary and raw data. ``cache`` keeps raw data once shortened.
+    """The first ``top_k`` of a ranking with summary and raw data. ``cache`` holds raw data already shortened.
 
-    ``wider`` made the ranking, where it spans several sessions; of their records nothing is kept.
+    ``wider`` is the scope that made a ranking over several sessions; other sessions' records are not cached.
     """
     hits = list(ranking[: max(0, top_k)])
     cache = {} if cache is None else cache
@@ -81,11 +82,11 @@ def retrieve(
         cache[record.trace_id, max_chars] = raw_data(record, max_chars)
     insights = insight_store.get_insights(own)
     elsewhere = [(h.session_id, h.trace_id) for h in hits if h.session_id is not None]
-    entries = wider.entries(elsewhere) if wider is not None and elsewhere else {}
+    others = wider.entries(elsewhere) if wider is not None and elsewhere else {}
     found = []
     for hit in hits:
         if hit.session_id is not None:
-            other, insight = entries.get((hit.session_id, hit.trace_id), (None, None))
+            other, insight = others.get((hit.session_id, hit.trace_id), (None, None))
             if other is not None and insight is not None:
                 found.append(_of_another(hit, other, insight.summary, max_chars))
             continue
@@ -111,10 +112,10 @@ def raw_data(record: InteractionRecord, max_chars: int) -> Shortened:
 
 
 def format_retrieved_memory(records: Sequence[dict[str, Any]]) -> str:
-    """The documented text of retrieved records; one with a ``session_id`` says whose session it is of.
+    """The documented text of retrieved records; for one with a ``session_id`` it names the session.
 
-    Lines in their data that look like the frame of this text are set off by a backslash, so that a tool
-    cannot forge another record.
+    Lines of their data that look like the frame of this text get a backslash, so that a tool cannot forge a
+    record.
     """
     blocks = [
         f"[RETRIEVED RECORD {i}]\nSummary: {_origin(r)}{_inert(r['summary'])}\n"
@@ -130,7 +131,7 @@ def _origin(record: Mapping[str, Any]) -> str:
 
 
 def session_name(session_id: str) -> str:
-    """A session's name as it stands in texts: on one line, without the namespace of a service."""
+    """A session's name for texts: on one line, without the namespace of a service."""
     return " ".join(session_id.rpartition(NAMESPACE_END)[2].split())
 
 
@@ -138,19 +139,17 @@ def _inert(text: str) -> str:
     return _MIMICRY.sub(r"\\", text)
 
 
-def retrieval_query(
-    kind: str, fixed: str, task: str, tail: Interaction | None, spoken: Collection[str] = ()
-) -> str:
-    """What is searched for: the fixed sentence, the task, or (``adaptive``) task and latest doings.
+def query_of_view(view: View, kind: Literal["fixed", "task", "adaptive"], fixed: str) -> str:
+    """What to search for at a step: the ``fixed`` sentence, the task, or the task and the latest actions.
 
-    ``spoken`` is what was said after the last interaction.
+    ``fixed`` is also used where there is no task.
     """
     if kind == "fixed":
         return fixed
-    query = task[:_TASK_CHARS].strip()
-    if kind == "adaptive" and tail is not None:
-        doings = [tail.note]
-        doings += [f"{p.tool_name} {p.call.text}" for p in tail.pairs if p.call]
-        doings += list(spoken)
-        query = f"{query}\n{' '.join(' '.join(doings).split())[:_DOING_CHARS]}"
+    query = view.task[:_TASK_CHARS].strip()
+    if kind == "adaptive" and view.tail is not None:
+        tail = view.tail
+        actions = [tail.note, *(f"{p.tool_name} {p.call.text}" for p in tail.pairs if p.call)]
+        actions += [content_text(read(m, "content")) for m in view.messages[tail.stop :]]
+        query = f"{query}\n{' '.join(' '.join(actions).split())[:_ACTION_CHARS]}"
     return query.strip() or fixed

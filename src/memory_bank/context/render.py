@@ -1,29 +1,68 @@
-"""Messages from a plan: the anchor, the retrieved context fenced as data, the tail."""
+"""Messages from a plan: anchor, memory message, kept interactions, tail; broken pairs repaired."""
 
 from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
-from memory_bank.transcript.interactions import Interaction
+from memory_bank.plan import Context, Plan
+from memory_bank.transcript.content import content_text, read
+from memory_bank.transcript.interactions import Interaction, Kind, Pair, calls_of, kind_of, result_of
 from memory_bank.transcript.own import MARK
-from memory_bank.transcript.transcript import View
 
 _LONE = re.compile("[\ud800-\udfff]")
 
 
-def fence(text: str, key: str = "") -> str:
-    """The text between marks that it cannot contain, labelled as data.
+def render(plan: Plan) -> Context:
+    """The messages of a plan: what is never dropped, the memory, interactions kept whole, the tail.
 
-    The marks carry a seal that is the same for the whole session (``key``), so that the prompt's prefix
-    stays stable; where the text holds the seal, it is broken there. Lone surrogates, which no client can
-    send, become U+FFFD.
+    The messages come in their order; the memory message stands directly before the interactions that are
+    kept whole and the tail. Where the plan is ``unchanged`` all messages are there.
+    """
+    view, choice = plan.view, plan.choice
+    out: list[Any] = []
+
+    def put(positions: Iterable[int]) -> None:
+        skip_to = -1
+        for position in positions:
+            if position < skip_to:
+                continue
+            if position in plan.repaired:
+                out.extend(plan.repaired[position])
+                skip_to = next(e.stop for e in view.interactions if e.start == position)
+            elif position in choice.replaced:
+                out.append(dict(choice.replaced[position].message))
+            else:
+                out.append(view.messages[position])
+
+    keep_all = plan.unchanged or choice.keep_all
+    put(range(view.tail_start) if keep_all else view.kept)
+    if plan.memory is not None:
+        out.append(dict(plan.memory))
+    if not keep_all:
+        for interaction in choice.whole:
+            put(range(interaction.start, interaction.stop))
+    put(range(view.tail_start, len(view.messages)))
+    return Context(out, plan)
+
+
+def memory_message(text: str, session_id: str, role: str = "user") -> dict[str, str]:
+    """The message that shows memory, its text fenced as data."""
+    return {"role": role, "content": fence(text, session_id)}
+
+
+def fence(text: str, key: str = "") -> str:
+    """Put a text between marks that it cannot contain, labelled as data.
+
+    The marks carry a seal derived from ``key`` (the session), so that it is the same at every step and the
+    prompt's prefix can be cached. Where the text contains the seal, it is split there. Lone surrogates, which
+    clients cannot send, become U+FFFD.
     """
     seal = hashlib.sha256(f"memory_bank\0{key}".encode("utf-8", "surrogatepass")).hexdigest()[:8]
     text = _LONE.sub("\ufffd", text)
-    while seal in text:  # again: where two overlap, breaking the first leaves the second
+    while seal in text:  # repeated, because occurrences may overlap
         text = text.replace(seal, f"{seal[:4]} {seal[4:]}")
     return (
         f"{MARK}{seal}>\n"
@@ -33,38 +72,97 @@ def fence(text: str, key: str = "") -> str:
     )
 
 
-def render_context(
-    view: View,
-    memory: dict[str, Any] | None,
-    tail: Sequence[Any],
-    whole: Sequence[Interaction] = (),
-    repaired: Sequence[tuple[Interaction, Sequence[Any]]] = (),
-    *,
-    everything: bool = False,
-) -> list[Any]:
-    """Anchor and whatever else is never dropped, in order; the memory; interactions kept whole; the tail.
+MISSING_RESULT = "[no result was recorded for this call]"
 
-    ``repaired`` replaces broken interactions by whole ones. ``everything`` keeps all messages before the
-    tail, so that only repairs and the tail differ from the input.
+
+def repair_interaction(interaction: Interaction, mode: str) -> tuple[list[Any], str]:
+    """The messages of an interaction with whole pairs, and a phrase that says what was done.
+
+    Mode "complete" answers unanswered calls and puts a call before an orphaned result; "drop" removes both.
+    Messages between calls and results move behind them. Items of the Responses API and interactions in which
+    two calls share an id are returned unchanged.
     """
-    instead = {interaction.start: (interaction.stop, list(new)) for interaction, new in repaired}
-    out: list[Any] = []
+    if any(read(m, "role") is None for m in interaction.messages):
+        return list(interaction.messages), "not repaired: Responses items pass through"
+    ids = [p.call.call_id for p in interaction.pairs if p.call and p.call.call_id is not None]
+    if len(ids) != len(set(ids)):
+        return list(interaction.messages), "not repaired: two calls share an id"
+    answered = {p.call.call_id for p in interaction.pairs if p.call and p.result}
+    calls = [m for m in interaction.messages if kind_of(m) is Kind.CALL]
+    lead = [m for m in interaction.messages if kind_of(m) is Kind.SAY]
+    riders = [m for m in interaction.messages if kind_of(m) in (Kind.USER, Kind.SYSTEM, Kind.OTHER)]
+    known = {c.call_id for m in calls for c in calls_of(m)}
+    given: set[Any] = set()
+    results: list[Any] = []
+    orphans: list[Any] = []
+    for m in interaction.messages:
+        if kind_of(m) is Kind.RESULT:
+            call_id = result_of(m).call_id
+            fits = call_id in known and call_id not in given
+            (results if fits else orphans).append(m)
+            given.add(call_id)
+    unanswered = [p for p in interaction.pairs if p.call and not p.result]
+    out = list(lead)
+    if mode == "complete":
+        out += [*calls, *results, *(_missing_result(p) for p in unanswered)]
+        for orphan in orphans:
+            out += _with_call(orphan)
+    else:
+        out += [m for c in calls if (m := _without(c, answered)) is not None]
+        out += results
+    done = _describe_repairs(mode, len(unanswered), len(orphans))
+    if "stands between" in interaction.fault:
+        done += "; a message in between was moved behind the results"
+    return out + riders, done
 
-    def put(positions: Iterable[int], message_at: Callable[[int], Any]) -> None:
-        skip_to = -1
-        for position in positions:
-            if position < skip_to:
-                continue
-            if position in instead:
-                skip_to, new = instead[position]
-                out.extend(new)
-            else:
-                out.append(message_at(position))
 
-    put(range(view.tail_start) if everything else view.kept, view.messages.__getitem__)
-    if memory is not None:
-        out.append(memory)
-    for entry in whole:
-        out.extend(view.messages[entry.start : entry.stop])
-    put(range(view.tail_start, len(view.messages)), lambda position: tail[position - view.tail_start])
-    return out
+def _describe_repairs(mode: str, unanswered: int, orphans: int) -> str:
+    verb = "completed" if mode == "complete" else "dropped"
+    parts = []
+    if unanswered:
+        parts.append(f"{verb} {unanswered} unanswered call{'s' if unanswered > 1 else ''}")
+    if orphans:
+        parts.append(f"{verb} {orphans} orphaned result{'s' if orphans > 1 else ''}")
+    return "; ".join(parts) or "reordered"
+
+
+def _missing_result(pair: Pair) -> dict[str, Any]:
+    assert pair.call is not None
+    if pair.call.call_id is None:
+        return {"role": "function", "name": pair.call.name, "content": MISSING_RESULT}
+    return {"role": "tool", "tool_call_id": pair.call.call_id, "content": MISSING_RESULT}
+
+
+def _with_call(orphan: Any) -> list[Any]:
+    result = result_of(orphan)
+    name = result.name or "unknown"
+    if read(orphan, "role") == "function":
+        call: dict[str, Any] = {"role": "assistant", "content": None}
+        return [call | {"function_call": {"name": name, "arguments": "{}"}}, orphan]
+    call_id = result.call_id or "call_unknown"
+    body = {"id": call_id, "type": "function", "function": {"name": name, "arguments": "{}"}}
+    if result.call_id is None:
+        orphan = {**_as_dict(orphan), "tool_call_id": call_id}
+    return [{"role": "assistant", "content": None, "tool_calls": [body]}, orphan]
+
+
+def _without(message: Any, answered: set[Any]) -> Any:
+    """An assistant message with its answered calls only; None when nothing is left of it."""
+    tool_calls = list(read(message, "tool_calls") or ())
+    kept = [c for c in tool_calls if read(c, "id") in answered]
+    legacy = read(message, "function_call")
+    if len(kept) == len(tool_calls) and (legacy is None or None in answered):
+        return message
+    rest = {k: v for k, v in _as_dict(message).items() if k not in ("tool_calls", "function_call")}
+    if kept:
+        rest["tool_calls"] = kept
+    if kept or content_text(rest.get("content")).strip():
+        return rest
+    return None
+
+
+def _as_dict(message: Any) -> dict[str, Any]:
+    if isinstance(message, Mapping):
+        return dict(message)
+    dump = getattr(message, "model_dump", None)
+    return dict(dump(exclude_none=True)) if callable(dump) else dict(vars(message))

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
+from memory_bank.errors import EmbeddingError
 from memory_bank.history.pruning import Pruning, check_steps, prune_old_observations
 from memory_bank.history.steps import (
     NO_RESULT,
@@ -24,6 +26,8 @@ from memory_bank.transcript.interactions import Interaction, Pair
 from memory_bank.transcript.jsontext import RAW
 from memory_bank.transcript.parsing import parse_messages
 
+log = logging.getLogger("memory_bank.MemoryBankStrategy")
+
 _LISTED_CALLS = 40  # lines of one placeholder; the others are counted
 
 
@@ -33,8 +37,8 @@ class StepBank(Protocol):
     @property
     def session_id(self) -> str: ...
 
-    def remember(self, records: Sequence[InteractionRecord]) -> None:
-        """Store the new ones of some records durably, with their insights."""
+    def add(self, records: Sequence[InteractionRecord]) -> int:
+        """Store the new ones of some records, facts before insights; return how many were new."""
 
 
 def to_memory_bank(state: StepBank, prune: Pruning | None = None, *, keep_last_n: int = 5) -> Pruning:
@@ -71,7 +75,7 @@ def to_memory_bank(state: StepBank, prune: Pruning | None = None, *, keep_last_n
                 stored[i] += [_Stored(r.trace_id, None) for r in texts]
                 records += texts
         if records:
-            state.remember(records)
+            _store(state, records)
         return _with_placeholders(before, after, survivors, stored)
 
     return prune_and_store
@@ -90,8 +94,15 @@ def bank_steps(state: StepBank, steps: Sequence[Step], history: Sequence[Step]) 
             records += new
             found[id(step)] = [*trace_ids_of(step), *(r.trace_id for r in new)]
     if records:
-        state.remember(records)
+        _store(state, records)
     return [found[id(s)] for s in steps]
+
+
+def _store(state: StepBank, records: Sequence[InteractionRecord]) -> None:
+    try:
+        state.add(records)
+    except EmbeddingError as e:  # the facts are stored: the insights can wait
+        log.warning("insights of pruned steps wait for the embedder: %s", e)
 
 
 def records_of(steps: Sequence[Step], session_id: str = "default") -> list[InteractionRecord]:

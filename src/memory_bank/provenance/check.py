@@ -88,7 +88,7 @@ def index_of(state: Any, messages: Any = None, tools: object = None) -> SourceIn
         missing = index.lacks(list(stored))
         if missing:
             index.read_records(state.fact_store.get_many(missing))
-        index.read_brought(state.brought)
+        index.read_brought(state.shown_elsewhere)
     return index
 
 

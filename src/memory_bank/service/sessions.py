@@ -14,14 +14,13 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from memory_bank.assembly import MemoryBankState
 from memory_bank.bank.database import Database
 from memory_bank.bank.maintenance import purge
 from memory_bank.bank.schema import records, sessions
+from memory_bank.bank.session import MemoryBankState, Session
 from memory_bank.config import Config, MemoryBankSettings
-from memory_bank.context.plan import Plan
-from memory_bank.context.report import ContextReport
 from memory_bank.errors import ConfigError, EmbeddingError, NotFoundError, StorageError
+from memory_bank.plan import Plan
 from memory_bank.processor import MemoryProcessor
 from memory_bank.service.security.access import public_name, stored_id
 from memory_bank.transcript.parsing import check_messages
@@ -51,8 +50,7 @@ _NAMES = (
 class Rebuilt:
     """A step's context. ``messages``: what is to be sent; ``shown`` the same as it may be stored.
 
-    ``plan`` is there where a memory bank made it, ``report`` where another strategy with a budget did;
-    ``milliseconds`` is what the memory took.
+    ``plan`` is the step's plan; ``milliseconds`` the time that rebuilding took.
     """
 
     session_id: str
@@ -66,8 +64,7 @@ class Rebuilt:
     unchanged: bool
     milliseconds: float
     plan: Plan | None = field(default=None, repr=False)
-    report: ContextReport | None = None
-    state: Any = field(default=None, repr=False)
+    state: Session | None = field(default=None, repr=False)
 
 
 @dataclass(slots=True)
@@ -147,13 +144,13 @@ class Sessions:
         ):  # so that the plan is this step's
             shown, tokens = self._processor.apply_strategy(seen, key, None, client, session_id=session_id)
             state = self._processor.state(key, session_id)
-            bank = isinstance(state, MemoryBankState)
-            plan = state.last_plan if bank else None
-            report = state.last_report if bank else None
-            count = len(state.steps) if bank else 0
-            if bank and state.generation != place.generation:  # new here, or reset elsewhere
-                self.database.open_session(session_id, agent, namespace)
-                place.generation = state.generation
+            plan = state.last_plan if state is not None else None
+            count = 0
+            if isinstance(state, MemoryBankState):
+                count = len(state.steps)
+                if state.generation != place.generation:  # first use, or another process reset the session
+                    self.database.open_session(session_id, agent, namespace)
+                    place.generation = state.generation
         context = shown
         if seen is not messages:  # what is stored hides secrets, what is sent has them as they came
             own = {id(s): m for s, m in zip(seen, messages, strict=True) if s is not m}
@@ -164,13 +161,12 @@ class Sessions:
             messages=context,
             shown=shown,
             tokens=tokens,
-            full_tokens=plan.full_tokens if plan else report.full_tokens if report else tokens,
+            full_tokens=plan.full_tokens if plan else tokens,
             message_count=len(messages),
             record_count=count,
             unchanged=len(context) == len(messages) and all(map(operator.is_, context, messages)),
             milliseconds=1000 * (time.perf_counter() - began),
             plan=plan,
-            report=report,
             state=state,
         )
         place.tokens = step.full_tokens
@@ -196,13 +192,13 @@ class Sessions:
         with self._lock:
             state = self._readers.pop(session_id, None)
         if state is None:
-            state = MemoryBankState.open(self.database, session_id, namespace=namespace, queued=self._queued)
+            state = MemoryBankState.open(self.database, session_id, namespace=namespace, on_jobs=self._queued)
         with self._lock:
             state = self._readers.setdefault(session_id, state)
             while len(self._readers) > self.config.service.sessions_kept:
                 self._readers.popitem(last=False)[1].close()
         with state.lock:
-            state.prepare(self.bank_settings())
+            state.prepare(self.bank_settings(), self.llm_client)
             yield state
 
     @contextmanager
@@ -298,8 +294,8 @@ class Sessions:
             session_id,
             agent_id=place.agent_id,
             namespace=place.namespace,
-            queued=self._queued,
-            puts_off=True,
+            on_jobs=self._queued,
+            defer=True,
         )
 
     @contextmanager

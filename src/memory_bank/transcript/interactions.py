@@ -162,6 +162,11 @@ class Interaction:
     tokens: int = 0
 
     @property
+    def record_ids(self) -> frozenset[str]:
+        """The trace_ids of its records, and those they had before their images came."""
+        return frozenset(t for t in (*self.trace_ids, *self.earlier_ids) if t)
+
+    @property
     def stop(self) -> int:
         """The position after its last message."""
         return self.start + len(self.messages)

@@ -46,6 +46,17 @@ class View:
         return self.interactions[:-1]
 
     @property
+    def past(self) -> Sequence[Interaction]:
+        """The interactions before the tail that may be left out: those whose pairs are whole."""
+        return [i for i in self.history if not i.fault]
+
+    @property
+    def kept_tokens(self) -> int:
+        """Tokens of what every context has: anchor, interactions with broken pairs, tail."""
+        tail = self.tokens_between(self.tail_start, len(self.messages))
+        return tail + sum(self.tokens_between(p, p + 1) for p in self.kept)
+
+    @property
     def tail(self) -> Interaction | None:
         """The last interaction."""
         return self.interactions[-1] if self.interactions else None

@@ -14,6 +14,7 @@ from memory_bank import LexicalEmbedder, MemoryBankState, apply_memory_bank_stra
 from memory_bank.bank.database import Database
 from memory_bank.bank.insights import InsightStore
 from memory_bank.bank.maintenance import purge, verify
+from memory_bank.context.policies.evidence import evidence_of
 from memory_bank.service.proxy.identity import Identity
 from memory_bank.service.proxy.rebuild import Rebuilder
 from memory_bank.service.proxy.routes import DIALECTS, read_body
@@ -48,7 +49,7 @@ def test_what_is_put_off_changes_no_context(configured, key, finished):
             assert made.plan.as_dict()["decisions"] == alone.last_plan.as_dict()["decisions"]
             if rng.random() < finished:
                 sessions.finish(made)
-                assert len(made.state.evidence.numbers) == count
+                assert len(evidence_of(made.state).numbers) == count
         made.plan.manifest()
     sessions.close()
 
@@ -60,7 +61,7 @@ def test_a_session_that_was_reset_finishes_nothing(configured):
     sessions.finish(made)
     again = sessions.rebuild(None, "s", conversation(2))
     sessions.finish(again)
-    assert len(again.state.evidence.numbers) == 2
+    assert len(evidence_of(again.state).numbers) == 2
     sessions.close()
 
 
@@ -149,7 +150,7 @@ def test_what_was_put_off_is_done_soon(configured):
 
     assert asyncio.run(run()).status == "unchanged"
     state = sessions.rebuild(None, "s", conversation(3)).state
-    assert len(state.evidence.numbers) == 3
+    assert len(evidence_of(state).numbers) == 3
     sessions.close()
 
 

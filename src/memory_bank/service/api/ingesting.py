@@ -7,9 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from memory_bank.bank.outlines import stored_ids
-from memory_bank.context.storing import keep_records, observe_records, unseen_records
-from memory_bank.models.observer import Observer
+from memory_bank.bank.ingestion import records_of
 from memory_bank.records import InteractionRecord, content_key, derive_trace_id
 from memory_bank.service.sessions import Sessions
 from memory_bank.transcript.interactions import Call
@@ -49,13 +47,11 @@ def keep_messages(
     Raises ConfigError, MessagesError, EmbeddingError, StorageError.
     """
     seen = [sessions.redacted(m) for m in messages]
-    with sessions.writing(namespace, name, agent_id=agent_id) as opened:
-        state: Any = opened  # a BankState, but that it has stores, not ports
-        transcript = Transcript(state.session_id, approximate_counter())  # nobody asks for its tokens
-        view = transcript.update(seen)
-        ids = [t for entry in view.interactions for t in entry.trace_ids if t]
-        records, step = unseen_records(view.interactions, state)
-        return _kept(sessions, state, ids, records, step, view.task)
+    with sessions.writing(namespace, name, agent_id=agent_id) as state:
+        view = Transcript(state.session_id, approximate_counter()).update(seen)  # its tokens are not used
+        ids = [t for interaction in view.interactions for t in interaction.trace_ids if t]
+        records, _ = records_of(view.interactions, state.steps, state.step_count)
+        return Kept(ids, state.add(records, task=view.task))
 
 
 def keep_outputs(
@@ -88,23 +84,7 @@ def keep_outputs(
             )
             occurred[identity] += 1
         ids = [r.trace_id for r in brought]
-        return _kept(sessions, state, ids, [r for r in brought if r.trace_id not in state.steps], step, task)
-
-
-def _kept(
-    sessions: Sessions,
-    state: Any,
-    ids: list[str],
-    records: list[InteractionRecord],
-    step: int,
-    task: str,
-) -> Kept:
-    known = stored_ids(state.database, state.session_id, ids)
-    settings = sessions.bank_settings()
-    observer = Observer.create(sessions.llm_client, settings, state.account)
-    keep_records(records, step, task, state, observer, settings)
-    observe_records(records, task, state, observer, settings)
-    return Kept(ids, len(set(ids) - known))
+        return Kept(ids, state.add(brought, task=task))
 
 
 def _redacted(sessions: Sessions, output: Output) -> Output:

@@ -61,7 +61,7 @@ def _context(api: ApiContext, name: str, body: Body) -> dict[str, Any]:
         api.namespace, name, messages, agent_id=query.agent_id, strategy=query.strategy
     )
     plan = None
-    if step.plan is not None and query.plan:
+    if step.plan is not None and step.state is not None and query.plan:
         with step.state.lock:  # the manifest reads the session's evidence
             plan = step.plan.manifest()
         with_public_names(api, plan["decisions"])
@@ -74,7 +74,7 @@ def _context(api: ApiContext, name: str, body: Body) -> dict[str, Any]:
         "unchanged": step.unchanged,
         "records": step.record_count,
         "plan": plan,
-        "report": step.report.as_dict() if step.report is not None and step.plan is None else None,
+        "report": step.plan.figures() if step.plan is not None else None,
     }
 
 

@@ -176,7 +176,7 @@ class Recorder:
 def _manifest(step: Rebuilt) -> bytes | None:
     """What the step was made of; None where its session has gone on since."""
     try:
-        if step.state is None or not hasattr(step.state, "lock"):  # there is nothing to be asked
+        if step.state is None:  # there is nothing to be asked
             return packed(snapshot(step))
         if not _stands(step) or not step.state.lock.acquire(timeout=_BUSY):
             return None
@@ -191,4 +191,4 @@ def _manifest(step: Rebuilt) -> bytes | None:
 
 
 def _stands(step: Rebuilt) -> bool:
-    return step.state.last_plan is step.plan and step.state.last_report is step.report
+    return step.state is not None and step.state.last_plan is step.plan

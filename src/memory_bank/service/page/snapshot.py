@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from memory_bank.context.plan import Decision, Fate, Plan
+from memory_bank.plan import Decision, Fate, Plan
 from memory_bank.service.sessions import Rebuilt
 from memory_bank.transcript.content import content_text, read
 from memory_bank.transcript.interactions import calls_of, result_of

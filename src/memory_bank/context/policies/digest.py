@@ -1,12 +1,12 @@
-"""Past calls as text under a budget: the newest a line each, the oldest as themes; none is passed over."""
+"""Past calls as text under a token budget: the newest one line each, the oldest grouped by tool."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from memory_bank.context.drawn import BankState
+from memory_bank.bank.session import MemoryBankState
+from memory_bank.context.render import memory_message
 from memory_bank.models.extraction import extract_summary
 from memory_bank.transcript.interactions import Interaction
 from memory_bank.transcript.shortening import cut_at_edge, shorten_text
@@ -19,6 +19,14 @@ _NOTE_CHARS = 160
 _THEMES = ((True, 160), (True, 80), (False, 160), (False, 80), (False, 40), (False, 0))
 
 Count = Callable[[str], int]
+
+
+class _Summaries(dict[str, str]):
+    """Summaries on one line, by trace_id."""
+
+
+class _Numbers(dict[str, int]):
+    """The number of every record, by trace_id."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,22 +52,22 @@ class Item:
         return cut_at_edge(text.strip("(). "), chars)
 
 
-def items_of(entries: Iterable[Interaction], state: BankState) -> list[Item]:
+def items_of(interactions: Iterable[Interaction], session: MemoryBankState) -> list[Item]:
     """The calls of some interactions with their summaries, as the bank has them or by extraction."""
-    entries = list(entries)
-    known: dict[str, str] = state.memos.setdefault("summaries", {})
-    wanted = [t for e in entries for t in e.trace_ids if t]
+    interactions = list(interactions)
+    known = session.cache(_Summaries)
+    wanted = [t for e in interactions for t in e.trace_ids if t]
     if missing := [t for t in wanted if t not in known]:
-        found = state.insight_store.get_insights(missing)
+        found = session.insight_store.get_insights(missing)
         bare = [t for t in missing if t not in found]
         summaries = {t: insight.summary for t, insight in found.items()}
-        summaries.update((r.trace_id, extract_summary(r)) for r in state.fact_store.get_many(bare))
+        summaries.update((r.trace_id, extract_summary(r)) for r in session.fact_store.get_many(bare))
         known.update((t, " ".join(text.split())) for t, text in summaries.items())
-    numbers = numbers_of(state)
+    numbers = numbers_of(session)
     items = []
-    for entry in entries:
-        note = " ".join(entry.note.split())
-        for pair, trace_id in zip(entry.pairs, entry.trace_ids, strict=True):
+    for interaction in interactions:
+        note = " ".join(interaction.note.split())
+        for pair, trace_id in zip(interaction.pairs, interaction.trace_ids, strict=True):
             if trace_id is not None:
                 summary = known.get(trace_id, "")
                 items.append(Item(numbers.get(trace_id, 0), trace_id, pair.tool_name, summary, note))
@@ -67,12 +75,12 @@ def items_of(entries: Iterable[Interaction], state: BankState) -> list[Item]:
     return items
 
 
-def numbers_of(state: BankState) -> dict[str, int]:
-    """The number of every record of the session, as ``get_record("#12")`` resolves it."""
-    cached: dict[str, int] = state.memos.setdefault("numbers", {})
-    if len(cached) != len(state.steps):
+def numbers_of(session: MemoryBankState) -> dict[str, int]:
+    """The number of every record of the session, as ``get_record("#12")`` takes it."""
+    cached = session.cache(_Numbers)
+    if len(cached) != len(session.steps):
         cached.clear()
-        cached.update((t, i) for i, t in enumerate(state.steps, 1))
+        cached.update((t, i) for i, t in enumerate(session.steps, 1))
     return cached
 
 
@@ -154,6 +162,6 @@ def fitted(text: str, room: int, count: Count) -> str:
     return best
 
 
-def key_of(entry: Interaction) -> tuple[Any, ...]:
-    """What identifies an interaction in its session."""
-    return entry.trace_ids
+def text_room(tokens: int, session: MemoryBankState) -> int:
+    """The tokens of text that fit into a memory message of ``tokens`` tokens."""
+    return tokens - session.counter.count_message(memory_message("", session.session_id)) - 2

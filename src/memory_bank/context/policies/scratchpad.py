@@ -1,4 +1,4 @@
-"""scratchpad: anchor, a pad of key values, last calls and last failures, and the last interaction."""
+"""scratchpad: a note of key values, last calls and last failures in place of past interactions."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from memory_bank.bank.session import MemoryBankState
 from memory_bank.config import ScratchpadSettings
-from memory_bank.context.digest import Item, fitted, items_of
-from memory_bank.context.drawn import BankState
-from memory_bank.context.report import ContextReport
-from memory_bank.context.storing import assembled, kept_tokens, passed, past, room_for_text, store
+from memory_bank.context.policies.digest import Item, fitted, items_of, text_room
+from memory_bank.plan import Choice, Shown
 from memory_bank.records import InteractionRecord
 from memory_bank.transcript.interactions import Interaction
 from memory_bank.transcript.jsontext import RAW
 from memory_bank.transcript.shortening import cut_at_edge, unfold
+from memory_bank.transcript.transcript import View
 
 HEADING = 'Scratchpad of the earlier tool calls; get_record("#N") gives one back whole.'
 _FAILED = re.compile(r"\b(?:error|exception|traceback|failed|failure|denied|fatal|not found)\b", re.I)
@@ -28,24 +28,25 @@ _VALUE_CHARS = 120
 _VALUES = 12  # of one key
 
 
-def apply_scratchpad(
-    messages: Any, llm_client: Any, settings: ScratchpadSettings, state: BankState
-) -> tuple[list[Any], int]:
-    """Anchor, the scratchpad of at most ``scratchpad_tokens`` tokens, and the last interaction."""
-    with state.lock:
-        view = store(messages, llm_client, settings, state)
-        report = ContextReport("scratchpad", kept_tokens(view) + settings.scratchpad_tokens)
-        entries = past(view)
-        if not entries:
-            return passed(view, state, report, "there was no history yet")
-        room = room_for_text(settings.scratchpad_tokens, state)
-        return assembled(view, state, _pad(entries, settings, state, room), [], report)
+class _Notes(dict[str, tuple[bool, list[tuple[str, str]]]]):
+    """Whether each call failed, and its key values, by trace_id."""
 
 
-def _pad(entries: Sequence[Interaction], settings: ScratchpadSettings, state: BankState, room: int) -> str:
+def choose_scratchpad(view: View, session: MemoryBankState, *, settings: ScratchpadSettings) -> Choice:
+    """A scratchpad of at most ``scratchpad_tokens`` tokens in place of all past interactions."""
+    budget = view.kept_tokens + settings.scratchpad_tokens
+    if not view.past:
+        return Choice(unchanged="there was no history yet", budget=budget)
+    text = _scratchpad(view.past, settings, session, text_room(settings.scratchpad_tokens, session))
+    return Choice(text=text, reasons=Shown(listed=view.past), budget=budget)
+
+
+def _scratchpad(
+    interactions: Sequence[Interaction], settings: ScratchpadSettings, session: MemoryBankState, room: int
+) -> str:
     """Observations and failures first, then as many key values as there is room for, the latest first."""
-    items = items_of(entries, state)
-    noted = _notes(items, state)
+    items = items_of(interactions, session)
+    noted = _notes(items, session)
     failed = [i for i in items if noted[i.trace_id][0]]
     parts = [HEADING]
     for title, chosen in (
@@ -55,7 +56,7 @@ def _pad(entries: Sequence[Interaction], settings: ScratchpadSettings, state: Ba
         if chosen:
             parts.append(f"{title}:")
             parts += [i.line(settings.observation_chars) for i in chosen]
-    count = state.counter.count_text
+    count = session.counter.count_text
     text = fitted("\n".join(parts), room, count)
     left = room - count(text) - 8
     lines: list[str] = []
@@ -82,11 +83,11 @@ def _facts(items: Sequence[Item], noted: dict[str, Any], most: int) -> Iterator[
         yield f"{key}: {', '.join(f'{v} (#{n})' for v, n in latest)}{earlier}"
 
 
-def _notes(items: Sequence[Item], state: BankState) -> dict[str, tuple[bool, list[tuple[str, str]]]]:
+def _notes(items: Sequence[Item], session: MemoryBankState) -> dict[str, tuple[bool, list[tuple[str, str]]]]:
     """Whether each call failed, and its key values; looked at once."""
-    known: dict[str, tuple[bool, list[tuple[str, str]]]] = state.memos.setdefault("noted", {})
+    known = session.cache(_Notes)
     missing = [i.trace_id for i in items if i.trace_id not in known]
-    for record in state.fact_store.get_many(missing) if missing else ():
+    for record in session.fact_store.get_many(missing) if missing else ():
         known[record.trace_id] = _note(record)
     for trace_id in missing:
         known.setdefault(trace_id, (False, []))

@@ -1,0 +1,497 @@
+"""A task's memory: ``Session`` keeps its transcript, ``MemoryBankState`` adds the stores of a bank."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TypeVar, cast
+
+from sqlalchemy.engine import Connection
+
+from memory_bank.bank.database import ANY, Database
+from memory_bank.bank.facts import FactStore
+from memory_bank.bank.ingestion import records_of
+from memory_bank.bank.insights import InsightStore, clear_session
+from memory_bank.bank.jobs import JobQueue, without_insight
+from memory_bank.bank.rows import to_rows
+from memory_bank.bank.scope import WiderScope
+from memory_bank.bank.usage import Spending
+from memory_bank.bank.worker import BackgroundObserver, Worker
+from memory_bank.config import MemoryBankSettings
+from memory_bank.errors import EmbeddingError, StorageError
+from memory_bank.faults import fault_point
+from memory_bank.models.embedding import load_embedder
+from memory_bank.models.observer import EXTRACTIVE, Observer
+from memory_bank.plan import Plan
+from memory_bank.ports import Embedder, Scope, TokenCounter
+from memory_bank.records import Insight, InteractionRecord, Spent
+from memory_bank.transcript.own import is_memory_tool
+from memory_bank.transcript.tokens import approximate_counter, open_counter
+from memory_bank.transcript.transcript import Transcript, View
+
+log = logging.getLogger("memory_bank.MemoryBankStrategy")
+
+T = TypeVar("T")
+
+
+class Session:
+    """The messages of one task and what a strategy keeps of them, without stores.
+
+    ``last_plan`` is the plan of the last step, None before the first. ``lock`` guards all of it.
+    """
+
+    def __init__(self, session_id: str = "default", counter: TokenCounter | None = None) -> None:
+        self.session_id = session_id
+        self.lock = threading.RLock()
+        self.counter: TokenCounter = counter or open_counter()
+        self.transcript = Transcript(session_id, self.counter)
+        self.last_plan: Plan | None = None
+        self.over_budget_logged = False
+        self._caches: dict[type, object] = {}
+
+    @property
+    def last_report(self) -> Plan | None:
+        """``last_plan``, under the name that it had for strategies with a budget."""
+        return self.last_plan
+
+    def cache(self, kind: Callable[[], T]) -> T:
+        """An instance of a class in which a policy keeps what it derived; made when first asked for.
+
+        A reset drops it.
+        """
+        key = cast(type, kind)
+        if key not in self._caches:
+            self._caches[key] = kind()
+        return cast(T, self._caches[key])
+
+    def run_later(self, name: str, work: Callable[[], None]) -> None:  # noqa: ARG002
+        """Do work that the context does not need. This class does it at once."""
+        work()
+
+    def reset(self) -> None:
+        """Forget everything: the task has ended."""
+        with self.lock:
+            self._forget()
+            self.last_plan = None
+
+    def close(self) -> None:
+        """Release what the session holds open: nothing."""
+
+    def _forget(self) -> None:
+        self.transcript.reset()
+        self._caches.clear()
+        self.over_budget_logged = False
+
+
+class MemoryBankState(Session):
+    """A session's memory: its stores, its transcript and its last plan.
+
+    In memory unless ``database`` or ``MemoryBankState.open`` names a file or URL. Thread-safe; a context
+    manager.
+
+    Args:
+        embedding_model: a name as in the settings, or any object with ``encode``. None takes the model that
+            the settings of the first step name.
+        database: a Database, a file name or a URL.
+        agent_id: the agent that owns the session, for a ``scope`` wider than the session.
+        namespace: the tenant that owns it, where several share a database.
+        counter: counts tokens instead of the encoding that the settings name.
+        on_jobs: called when records wait to be observed, instead of starting a thread that observes them.
+        defer: keep work that no context needs until ``finish`` is called.
+
+    Attributes:
+        fact_store: the session's FactStore.
+        insight_store: its InsightStore; None until an embedding model is known.
+        step_count: the number of the last stored step.
+        steps: trace_id to step of every stored record, in the order of storing.
+    """
+
+    def __init__(
+        self,
+        embedding_model: Embedder | str | None = None,
+        *,
+        database: Database | str | Path | None = None,
+        session_id: str = "default",
+        agent_id: str | None = None,
+        namespace: str | None = None,
+        counter: TokenCounter | None = None,
+        on_jobs: Callable[[], None] | None = None,
+        defer: bool = False,
+    ) -> None:
+        super().__init__(session_id, counter or approximate_counter())
+        self._shares_database = isinstance(database, Database)
+        self.database = database if isinstance(database, Database) else Database(database or "")
+        self.scope: Scope = "session"
+        if agent_id is not None or namespace is not None:
+            self.database.open_session(session_id, agent_id, ANY if namespace is None else namespace)
+        self.fact_store = FactStore(self.database, session_id)
+        self.insight_store = cast(InsightStore, None)  # until an embedder is bound
+        self.step_count = 0
+        self.steps: dict[str, int] = {}
+        self.unobserved: dict[
+            str, Insight | None
+        ] = {}  # stored without an insight; a draft where there is one
+        self.new_records: list[InteractionRecord] = []  # that the present step has stored
+        self.shown_elsewhere: dict[
+            tuple[str, str], InteractionRecord
+        ] = {}  # other sessions' records in contexts
+        self.storage_errors = 0
+        self.order_changes = 0  # how often other processes changed the order of stored records
+        self.settings = MemoryBankSettings()
+        self.observer = Observer()
+        self._given_counter = counter
+        self._encoding: str | None = None
+        self._task = ""
+        self._generation: int | None = None
+        self._jobs = JobQueue(self.database, session_id)
+        self._background = BackgroundObserver()
+        self._on_jobs = on_jobs
+        self._may_have_jobs = False
+        self.defer = defer
+        self._deferred: dict[str, Callable[[], None]] = {}
+        if embedding_model is not None:
+            self._bind_embedder(embedding_model)
+
+    @classmethod
+    def open(
+        cls,
+        url: str | Path | Database,
+        session_id: str = "default",
+        embedding_model: Embedder | str | None = None,
+        *,
+        agent_id: str | None = None,
+        namespace: str | None = None,
+        counter: TokenCounter | None = None,
+        on_jobs: Callable[[], None] | None = None,
+        defer: bool = False,
+    ) -> MemoryBankState:
+        """Open a durable session: a file name, ``sqlite:///bank.db`` or ``postgresql://user@host/database``.
+
+        A session that exists continues where it stopped, in this process or another. ``agent_id`` is stored
+        the first time it is given. A Database that is passed in stays open when the session is closed.
+
+        Raises DatabaseOpenError, DatabaseVersionError, EmbedderLoadError, EmbedderMismatchError, and
+        ConfigError for a session of another agent or namespace.
+        """
+        return cls(
+            embedding_model,
+            database=url,
+            session_id=session_id,
+            agent_id=agent_id,
+            namespace=namespace,
+            counter=counter,
+            on_jobs=on_jobs,
+            defer=defer,
+        )
+
+    # the step of a strategy
+
+    def prepare(self, settings: MemoryBankSettings, llm_client: object = None) -> None:
+        """Begin a step: take its settings, and load what is stored and not known yet.
+
+        The settings' embedder and counter are used unless the session was given its own. Raises ConfigError,
+        EmbedderLoadError, EmbedderMismatchError, StorageError.
+        """
+        self.settings = settings
+        self._deferred = {}  # this step does that work itself or defers it again
+        if self._given_counter is None and self._encoding != settings.token_encoding:
+            self._encoding = settings.token_encoding
+            self.counter = open_counter(settings.token_encoding)
+            self.transcript = Transcript(self.session_id, self.counter)
+        if self.insight_store is None:
+            self._bind_embedder(settings.embedding_model)
+        generation, count = self.database.extent(self.session_id)
+        if generation != self._generation:  # first use, or another process reset the session
+            self._load()
+            self._generation = generation
+        elif count != len(self.steps):
+            self._load_order()
+        self.observer = Observer.create(llm_client, settings, self.spending)
+        self.scope = settings.scope
+        self.new_records = []
+
+    def store(self, view: View, *, insights_later: bool = False) -> None:
+        """Store the interactions of a view that are not stored yet: facts in one transaction, then insights.
+
+        ``insights_later``: no context of this step needs them, so that they may be deferred.
+        """
+        records, step = records_of(view.new, self.steps, self.step_count)
+        later = insights_later and self.defer and self.observer.name == EXTRACTIVE
+        self._store_facts(records, step, view.task, drafts=not later)
+        self.transcript.acknowledge()
+        self._store_insights(records, view.task, later=later)
+
+    def add(self, records: Sequence[InteractionRecord], *, task: str = "") -> int:
+        """Store records that do not come from the transcript, by the same path; return how many were new.
+
+        Records that are stored already are not changed. Before the first step of a session without an
+        embedding model only the facts are stored; the first step makes the insights. Raises RecordError,
+        StorageError, and EmbeddingError: the facts are stored then, and ``flush`` tries the insights again.
+        """
+        with self.lock:
+            known = {r.trace_id for r in self.fact_store.get_many([r.trace_id for r in records])}
+            new = [r for r in {r.trace_id: r for r in records}.values() if r.trace_id not in known]
+            self._store_facts(new, max([self.step_count, *(r.step_id for r in new)]), task)
+            if self.insight_store is not None:
+                self._store_insights(new, task)
+            return len(new)
+
+    def run_later(self, name: str, work: Callable[[], None]) -> None:
+        """Do work that no context needs: at once, or in ``finish`` if the session defers.
+
+        The next step does it itself, or defers it again under the same name.
+        """
+        if self.defer:
+            self._deferred[name] = work
+        else:
+            work()
+
+    def finish(self) -> None:
+        """Do the work that the last step deferred.
+
+        Raises StorageError, EmbeddingError; the next step does that work then.
+        """
+        with self.lock:
+            deferred, self._deferred = self._deferred, {}
+            for work in deferred.values():
+                work()
+
+    # what is stored
+
+    @property
+    def generation(self) -> int | None:
+        """How often the session was reset, as far as is known here; None before the first step."""
+        return self._generation
+
+    @property
+    def wider(self) -> WiderScope | None:
+        """The other sessions that ``scope`` includes; None when it includes none."""
+        if self.scope == "session":
+            return None
+        return WiderScope(self.database, self.session_id, self.scope, self.insight_store)
+
+    @property
+    def spending(self) -> Spending:
+        """The account in which the Observer's calls are booked."""
+        return Spending(self.database, self.session_id)
+
+    @property
+    def spent(self) -> Spent:
+        """What the session's Observer has cost."""
+        return self.spending.of_session()
+
+    @property
+    def pending(self) -> int:
+        """The number of stored records that have no summary yet."""
+        waiting = 0 if self.settings.observer_mode == "off" else len(self.unobserved)
+        return self._jobs.open_count() + waiting
+
+    def reset(self) -> None:
+        """End the task: empty both stores, the step count and the plan. Models stay loaded."""
+        with self.lock:
+            self.fact_store.clear()
+            if self.insight_store is not None:
+                self.insight_store.clear()
+            else:
+                clear_session(self.database, self.session_id)
+            self.database.set_task(self.session_id, "")
+            super().reset()
+            self.step_count = 0
+            self._generation = None
+            log.debug("session %s was reset", self.session_id)
+
+    def flush(self, timeout: float | None = None) -> int:
+        """Wait until every stored record has its summary; return the number of those that have none.
+
+        ``timeout`` in seconds; None waits without a limit. With ``observer_mode`` "inline" or "off" the only
+        records that wait are those of a step in another thread, and those whose summary the embedder
+        refused; for these it is asked again.
+        """
+        until = None if timeout is None else time.monotonic() + max(0.0, timeout)
+        if self._deferred:
+            self.finish()
+        left = self._flush_drafts(timeout)
+        self._background.wake()
+        pause = 0.01
+        while (open_ := self._jobs.open_count()) and self._background.works():
+            if until is not None and time.monotonic() >= until:
+                break
+            time.sleep(pause if until is None else max(0.0, min(pause, until - time.monotonic())))
+            pause = min(0.2, 1.5 * pause)
+        return left + open_
+
+    def close(self) -> None:
+        """Close the session's own database. What is stored stays stored; what is queued stays queued."""
+        self._background.stop()
+        if self._deferred and self.lock.acquire(blocking=False):  # a step that hangs is not waited for
+            try:
+                self.finish()
+            except (StorageError, EmbeddingError) as e:
+                log.debug("deferred work is left to the next step: %s", type(e).__name__)
+            finally:
+                self.lock.release()
+        if not self._shares_database:
+            self.database.close()
+
+    def __enter__(self) -> MemoryBankState:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        try:
+            self.flush(0)
+        except StorageError as e:
+            if self.settings.on_storage_error != "pass_through":
+                raise
+            log.warning("insights that are not stored yet are made when the session is opened again: %s", e)
+        finally:
+            self.close()
+
+    # the write path
+
+    def _store_facts(
+        self, records: Sequence[InteractionRecord], step: int, task: str, *, drafts: bool = True
+    ) -> None:
+        """Commit records with the jobs of those that a model is to summarise.
+
+        ``drafts``: make extractive summaries where no model makes them within the step. With an embedder that
+        answers at once they are committed in the same transaction; any other is asked after the commit.
+        """
+        if not records:
+            return
+        if task and task != self._task:  # kept, so that insights can be made again later
+            self.database.set_task(self.session_id, task)
+            self._task = task
+        mode = self.settings.observer_mode
+        observed = [r for r in records if not is_memory_tool(r.tool_name, r.output_text)]
+        queued = [r.trace_id for r in observed if mode == "background" and self.observer.sends(r)]
+        made: list[Insight] = []
+        if drafts and (mode == "background" or (mode == "inline" and self.observer.name == EXTRACTIVE)):
+            made = [self.observer.extract(r) for r in observed]
+        if made and self.insight_store is not None and _answers_at_once(self.insight_store):
+            prepared = self.insight_store.prepare(made)
+            rows = to_rows(records, self.session_id)
+
+            def write(c: Connection) -> None:
+                self.insight_store.insert(c, prepared)
+                self.fact_store.insert(c, rows, queued)
+
+            self.database.submit(write, self.session_id)
+            fault_point("facts.stored")
+        else:
+            self.fact_store.store_many(records, queued)
+            if mode != "off" and self.insight_store is not None:
+                by_id = {d.trace_id: d for d in made}
+                self.unobserved.update((r.trace_id, by_id.get(r.trace_id)) for r in records)
+        self.steps.update((r.trace_id, r.step_id) for r in records)
+        self.step_count = step
+        self.new_records = list(records)
+
+    def _store_insights(
+        self, records: Sequence[InteractionRecord], task: str, *, later: bool = False
+    ) -> None:
+        """Store insights of new records, and of those that an earlier, interrupted step left without one."""
+        if self.unobserved and self.settings.observer_mode != "off":
+
+            def work() -> None:
+                self._observe(records, task)
+
+            if later:
+                self.run_later("insights", work)
+            else:
+                work()
+        if self.settings.observer_mode == "background":
+            self._start_worker(bool(records))
+
+    def _observe(self, records: Sequence[InteractionRecord], task: str) -> None:
+        wanted = [t for t, draft in self.unobserved.items() if draft is None]
+        new = {r.trace_id: r for r in records}
+        earlier = [t for t in wanted if t not in new]
+        found = self.fact_store.get_many(earlier) if earlier else []
+        found += [new[t] for t in wanted if t in new]
+        found = [r for r in found if not is_memory_tool(r.tool_name, r.output_text)]
+        if self.settings.observer_mode == "inline":
+            drafts = self.observer.observe_all(found, task)
+        else:
+            drafts = [self.observer.extract(r) for r in found]
+            queued = [r.trace_id for r in found if self.observer.sends(r)]
+            self._jobs.add(queued)
+            self._may_have_jobs = self._may_have_jobs or bool(queued)
+        self.unobserved.update((d.trace_id, d) for d in drafts)
+        ready = [draft for draft in self.unobserved.values() if draft is not None]
+        # If the embedder fails, the drafts wait for the next step.
+        self.insight_store.add_many(ready, generation=self._generation)
+        self.unobserved.clear()
+
+    def _start_worker(self, news: bool) -> None:
+        """Make the background Observer work at the queue, unless there is nothing in it."""
+        if self.observer.name == EXTRACTIVE or not (news or self._may_have_jobs):
+            return
+        self._may_have_jobs = False
+        if self._on_jobs is not None:
+            self._on_jobs()
+            return
+        model, observer, attempts = (
+            self.insight_store.embedding_model, self.observer, self.settings.observer_attempts,
+        )  # fmt: skip
+
+        def worker() -> Worker:
+            return Worker(self.database, observer, model, self.session_id, attempts=attempts)
+
+        self._background.work(worker, (observer.chat, self.settings))
+
+    def _flush_drafts(self, timeout: float | None) -> int:
+        if not self.lock.acquire(timeout=-1 if timeout is None else max(0.0, timeout)):
+            return max(1, len(self.unobserved))
+        try:
+            drafts = [d for d in self.unobserved.values() if d is not None]
+            if drafts and self.insight_store is not None:
+                try:
+                    self.insight_store.add_many(drafts)
+                except EmbeddingError as e:
+                    log.warning("%d insights still wait: %s", len(drafts), e)
+                else:
+                    for draft in drafts:
+                        del self.unobserved[draft.trace_id]
+            return 0 if self.settings.observer_mode == "off" else len(self.unobserved)
+        finally:
+            self.lock.release()
+
+    # loading
+
+    def _bind_embedder(self, model: Embedder | str) -> None:
+        if isinstance(model, str):
+            model = load_embedder(model)
+        self.insight_store = InsightStore(model, self.database, self.session_id)
+
+    def _load(self) -> None:
+        """Read the session's steps, and which records an interrupted step left without an insight."""
+        self._forget()
+        self.steps = self.fact_store.steps()
+        self.step_count = max(self.steps.values(), default=0)
+        self.unobserved = dict.fromkeys(without_insight(self.database, self.session_id))
+        self._task = self.database.get_task(self.session_id)
+        self._may_have_jobs = self._jobs.open_count() > 0
+
+    def _load_order(self) -> None:
+        """Read the session's steps again: another process has stored records."""
+        steps = self.fact_store.steps()
+        if any(a != b for a, b in zip(self.steps, steps, strict=False)):
+            self.order_changes += 1
+        self.steps = steps
+        self.step_count = max(steps.values(), default=0)
+
+    def _forget(self) -> None:
+        super()._forget()
+        self.steps = {}
+        self.unobserved = {}
+        self.new_records = []
+        self.shown_elsewhere.clear()
+        self._deferred = {}
+        self._task = ""
+
+
+def _answers_at_once(store: InsightStore) -> bool:
+    return bool(getattr(type(store.embedding_model), "instant", False))

@@ -1,0 +1,138 @@
+"""The pipeline of every strategy: read the messages, store what is new, choose, plan, render."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from memory_bank.bank.session import MemoryBankState, Session
+from memory_bank.config import MemoryBankSettings
+from memory_bank.context.render import memory_message, render, repair_interaction
+from memory_bank.faults import fault_point
+from memory_bank.plan import Choice, Context, Plan
+from memory_bank.transcript.transcript import View
+
+log = logging.getLogger("memory_bank.MemoryBankStrategy")
+
+
+@dataclass(frozen=True)
+class Policy:
+    """A context strategy: what it chooses, and what the pipeline needs to know to carry that out.
+
+    ``choose`` gets the view of the messages and the session in which they are stored. ``bank``: the settings
+    by which records are stored; None stores nothing. ``reads_insights``: a choice needs the insights of the
+    present step, so that they are stored before it.
+    """
+
+    name: str
+    choose: Callable[[View, Any], Choice]
+    bank: MemoryBankSettings | None = None
+    llm_client: object = None
+    reads_insights: bool = True
+
+
+def build_context(messages: Sequence[object], session: Session, policy: Policy) -> Context:
+    """Build the context of the next model call. ``messages`` are never changed.
+
+    Raises MessagesError, ConfigError, EmbeddingError, StorageError. Nothing that was stored is lost then, and
+    the same call can be made again.
+    """
+    with session.lock:
+        if policy.bank is not None and isinstance(session, MemoryBankState):
+            session.prepare(policy.bank, policy.llm_client)
+        view = session.transcript.update(messages)
+        if policy.bank is not None and isinstance(session, MemoryBankState):
+            session.store(view, insights_later=not policy.reads_insights)
+        choice = policy.choose(view, session)
+        context = render(make_plan(view, choice, session, policy))
+        _record_plan(context.plan, session)
+        fault_point("step.done")
+        return context
+
+
+def make_plan(view: View, choice: Choice, session: Session, policy: Policy) -> Plan:
+    """Count what a choice costs, repair broken pairs, and keep the messages where the choice saves nothing."""
+    count = session.counter.count_message
+    repaired, repairs = _repairs(view, choice.repair_pairs)
+    memory = None
+    if choice.text and not choice.unchanged:
+        memory = memory_message(choice.text, session.session_id, choice.role)
+    memory_tokens = _memory_tokens(memory, session)
+    kept = view.kept_tokens
+    if choice.keep_all:
+        tokens = view.full_tokens + memory_tokens
+    else:
+        tokens = kept + memory_tokens + sum(e.tokens for e in choice.whole)
+    saved = sum(view.tokens_between(p, p + 1) - r.tokens for p, r in choice.replaced.items())
+    tokens -= saved
+    why = choice.unchanged
+    if not why and not choice.may_cost_more and tokens >= view.full_tokens:
+        why = "the full history costs no more"
+    if why:
+        memory, memory_tokens, tokens = None, 0, view.full_tokens - saved
+    for start, new in repaired.items():
+        tokens += sum(map(count, new)) - view.tokens_between(start, _stop(view, start))
+    observer = embedder = ""
+    if policy.bank is not None and isinstance(session, MemoryBankState):
+        observer, embedder = session.observer.name, session.insight_store.embedder_name
+    return Plan(
+        view=view,
+        choice=choice,
+        strategy=policy.name,
+        tokens=tokens,
+        full_tokens=view.full_tokens,
+        kept_tokens=kept,
+        memory_tokens=memory_tokens,
+        unchanged=bool(why),
+        why_unchanged=why,
+        counter=session.counter.name,
+        embedder=embedder,
+        observer=observer,
+        memory=memory,
+        repaired=repaired,
+        repairs=repairs,
+        previous=None if session.last_plan is None else replace(session.last_plan, previous=None),
+    )
+
+
+def _memory_tokens(memory: Mapping[str, str] | None, session: Session) -> int:
+    """Tokens of the memory message; those of the step before are known."""
+    if memory is None:
+        return 0
+    last = session.last_plan
+    if last is not None and last.memory == memory and last.counter == session.counter.name:
+        return last.memory_tokens
+    return session.counter.count_message(memory)
+
+
+def _repairs(view: View, mode: str) -> tuple[dict[int, Sequence[Any]], dict[int, str]]:
+    repaired: dict[int, Sequence[Any]] = {}
+    repairs: dict[int, str] = {}
+    if mode != "off":
+        for interaction in view.interactions:
+            if interaction.fault:
+                start = interaction.start
+                repaired[start], repairs[start] = repair_interaction(interaction, mode)
+    return repaired, repairs
+
+
+def _stop(view: View, start: int) -> int:
+    return next(e.stop for e in view.interactions if e.start == start)
+
+
+def _record_plan(plan: Plan, session: Session) -> None:
+    """Keep the plan in the session; log once in a session that a budget cannot be met."""
+    session.last_plan = plan
+    if plan.over and not session.over_budget_logged:
+        session.over_budget_logged = True
+        log.warning(
+            "%s: the context has %s tokens, %s over its budget of %s: "
+            "system prompt, user turns and last interaction alone take %s",
+            plan.strategy, f"{plan.tokens:,}", f"{plan.over:,}", f"{plan.budget:,}", f"{plan.kept_tokens:,}",
+        )  # fmt: skip
+    log.debug(
+        "%s: %d messages of %d tokens become a context of %d tokens",
+        plan.strategy, len(plan.view.messages), plan.full_tokens, plan.tokens,
+    )  # fmt: skip

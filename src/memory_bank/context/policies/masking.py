@@ -1,0 +1,77 @@
+"""observation_masking: older outputs are cut to their beginning and their trace_id."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from memory_bank.bank.session import MemoryBankState
+from memory_bank.config import MaskingSettings
+from memory_bank.plan import Choice, Replacement, Shown
+from memory_bank.transcript.content import content_text, read
+from memory_bank.transcript.interactions import Interaction, Kind, kind_of, result_of
+from memory_bank.transcript.shortening import cut_at_edge
+from memory_bank.transcript.transcript import View
+
+
+class _Masked(dict[tuple[str, int], Replacement | None]):
+    """Masked messages by trace_id and ``max_length``; None for an output that is short enough."""
+
+
+def choose_masking(view: View, session: MemoryBankState, *, settings: MaskingSettings) -> Choice:
+    """All messages; outputs before the last ``keep_last`` interactions keep ``max_length`` characters.
+
+    The cut is marked ``[masked: …, trace_id …]``; ``get_record`` with that id returns the whole output.
+    """
+    cache = session.cache(_Masked)
+    replaced: dict[int, Replacement] = {}
+    part: list[Interaction] = []
+    for interaction in view.interactions[: max(0, len(view.interactions) - settings.keep_last)]:
+        for position, trace_id in _results(interaction):
+            key = (trace_id, settings.max_length)
+            if key not in cache:
+                masked = _masked(view.messages[position], settings.max_length, trace_id)
+                count = session.counter.count_message
+                cache[key] = None if masked is None else Replacement(masked, count(masked))
+            shorter = cache[key]
+            if shorter is not None and shorter.tokens < view.tokens_between(position, position + 1):
+                replaced[position] = shorter
+                part.append(interaction)
+    return Choice(
+        replaced=replaced,
+        keep_all=True,
+        unchanged="" if replaced else "no older output is longer than the limit",
+        reasons=Shown(view.history, part),
+    )
+
+
+def _results(interaction: Interaction) -> list[tuple[int, str]]:
+    """The positions of an interaction's results with their trace_ids."""
+    left = [
+        (p.result, t)
+        for p, t in zip(interaction.pairs, interaction.trace_ids, strict=True)
+        if p.result is not None and t is not None
+    ]
+    found = []
+    for i, message in enumerate(interaction.messages):
+        if kind_of(message) is not Kind.RESULT:
+            continue
+        result = result_of(message)
+        for at, (known, trace_id) in enumerate(left):
+            if known.content is result.content and known.call_id == result.call_id:
+                found.append((interaction.start + i, trace_id))
+                del left[at]
+                break
+    return found
+
+
+def _masked(message: Any, max_length: int, trace_id: str) -> dict[str, Any] | None:
+    """A tool message cut to its beginning and its id; None where that is no shorter."""
+    if not isinstance(message, dict):
+        return None
+    key = "content" if read(message, "content") is not None else "output"
+    text = content_text(message.get(key))
+    if len(text) <= max_length and isinstance(message.get(key), str):
+        return None
+    head = cut_at_edge(text, max_length)
+    mark = f"[masked: {len(text):,} characters; get_record gives the whole: trace_id {trace_id}]"
+    return {**message, key: f"{head}\n{mark}" if head else mark}

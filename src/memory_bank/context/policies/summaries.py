@@ -1,0 +1,184 @@
+"""progressive_summarization and hierarchical: recent interactions whole, older ones as summaries."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any
+
+from memory_bank.bank.session import MemoryBankState
+from memory_bank.config import HierarchicalSettings, ProgressiveSettings
+from memory_bank.context.policies.digest import Item, digest, fitted, items_of, ranges, text_room
+from memory_bank.models.summarizing import Summarizer, told
+from memory_bank.plan import Choice, Shown
+from memory_bank.transcript.interactions import Interaction
+from memory_bank.transcript.transcript import View
+
+_WORDS_PER_TOKEN = 0.6
+_WHOLE_SHARE = 0.7  # of the room for history, where older calls need some too
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Interactions that were summarised together: their trace_ids and calls.
+
+    ``text`` is the model's running summary up to their end; "" while extractive summaries are shown instead.
+    ``tried``: the model has failed at them.
+    """
+
+    keys: tuple[Any, ...]
+    items: tuple[Item, ...]
+    text: str = ""
+    tried: bool = False
+
+
+class _Blocks(dict[ProgressiveSettings, list[Block]]):
+    """The running summary of each settings."""
+
+
+def choose_progressive(
+    view: View, session: MemoryBankState, *, settings: ProgressiveSettings, llm_client: object
+) -> Choice:
+    """Unchanged below ``compact_threshold`` tokens; above, old interactions go into a running summary.
+
+    The summary then stays the same until the context reaches the threshold again. Every interaction that
+    leaves the context goes into it once, in order. Only what is never dropped can exceed the threshold.
+    """
+    interactions, budget = view.past, settings.compact_threshold
+    present = {e.trace_ids for e in interactions}
+    cache = session.cache(_Blocks)
+    blocks = _still_valid(cache.get(settings, []), present)
+    folded = set(chain.from_iterable(b.keys for b in blocks))
+    recent = [e for e in interactions if e.trace_ids not in folded]
+    if not blocks and view.full_tokens <= budget:
+        return Choice(unchanged="the context has not reached the threshold", budget=budget)
+    room = budget - view.kept_tokens
+    text = _text(blocks, settings.summary_tokens, session)
+    calls = 0
+    if _sum(recent) + _cost(text, session) > room:
+        keep = _window(recent, room, settings, session)
+        fold, recent = recent[: len(recent) - keep], recent[len(recent) - keep :]
+        if fold:
+            new = Block(tuple(e.trace_ids for e in fold), tuple(items_of(fold, session)))
+            blocks, calls = _summarised([*blocks, new], view, llm_client, settings, session)
+            text = _text(blocks, settings.summary_tokens, session)
+        if _sum(recent) + _cost(text, session) > room:  # no room for all of the summary: show a part of it
+            text = _text(blocks, text_room(room - _sum(recent), session), session)
+    cache[settings] = blocks
+    kept = {id(e) for e in recent}
+    return Choice(
+        text=text,
+        whole=recent,
+        may_cost_more=bool(folded - present),  # the summary tells of interactions that the list has lost
+        reasons=Shown(recent, listed=[e for e in interactions if id(e) not in kept]),
+        budget=budget,
+        model_calls=calls,
+    )
+
+
+def choose_hierarchical(view: View, session: MemoryBankState, *, settings: HierarchicalSettings) -> Choice:
+    """At most ``max_tokens``: recent interactions whole, older calls one line each, the oldest by tool."""
+    interactions, budget = view.past, settings.max_tokens
+    if len(interactions) < settings.keep_last and view.full_tokens <= budget:
+        return Choice(unchanged="there are no older interactions", budget=budget)
+    room = budget - view.kept_tokens
+    window = interactions[max(0, len(interactions) - settings.keep_last + 1) :]
+    share = room
+    if len(window) < len(interactions) or _sum(window) > room:  # older calls need a part of the room
+        share = int(room * _WHOLE_SHARE)
+    n = 0
+    while n < len(window) and window[-n - 1].tokens <= share:
+        n += 1
+        share -= window[-n].tokens
+    whole, older = interactions[len(interactions) - n :], interactions[: len(interactions) - n]
+    text = digest(
+        items_of(older, session),
+        text_room(room - _sum(whole), session),
+        session.counter.count_text,
+        chars=settings.summary_chars,
+        most_lines=settings.summarize_last,
+    )
+    return Choice(text=text, whole=whole, reasons=Shown(whole, listed=older), budget=budget)
+
+
+def _sum(interactions: Sequence[Interaction]) -> int:
+    return sum(e.tokens for e in interactions)
+
+
+def _cost(text: str, session: MemoryBankState) -> int:
+    """Tokens of the message that shows a text, rounded up."""
+    return session.counter.count_text(text) - text_room(0, session) if text else 0
+
+
+def _window(
+    recent: Sequence[Interaction], room: int, settings: ProgressiveSettings, session: MemoryBankState
+) -> int:
+    """The number of recent interactions to keep whole, so that a summary of full length fits too."""
+    cap = settings.summary_tokens - text_room(0, session)
+    keep = min(settings.keep_last - 1, len(recent))
+    while keep and _sum(recent[-keep:]) + cap > room:
+        keep -= 1
+    return keep
+
+
+def _still_valid(blocks: Sequence[Block], present: set[Any]) -> list[Block]:
+    """The blocks before the first difference between the conversation now and when they were made.
+
+    Messages that a client has dropped from the beginning make no difference.
+    """
+    seen = False
+    for i, block in enumerate(blocks):
+        for key in block.keys:
+            if key in present:
+                seen = True
+            elif seen:
+                return list(blocks[:i])
+    return list(blocks)
+
+
+def _summarised(
+    blocks: list[Block],
+    view: View,
+    llm_client: object,
+    settings: ProgressiveSettings,
+    session: MemoryBankState,
+) -> tuple[list[Block], int]:
+    """The blocks, the last ones merged by the model if there are enough of them; the number of model calls."""
+    summarizer = Summarizer.create(llm_client, settings.summary_model, settings.summary_timeout)
+    done = next((i + 1 for i in reversed(range(len(blocks))) if blocks[i].text), 0)
+    waiting = blocks[done:]
+    fresh = sum(len(b.keys) for b in waiting if not b.tried)
+    if summarizer is None or fresh < settings.block:
+        return blocks, 0
+    items = list(chain.from_iterable(b.items for b in waiting))
+    records = {r.trace_id: r for r in session.fact_store.get_many([i.trace_id for i in items])}
+    shown = [told(i.number, records[i.trace_id], i.note) for i in items if i.trace_id in records]
+    text: str | None = blocks[done - 1].text if done else ""
+    words = max(20, int(settings.summary_tokens * _WORDS_PER_TOKEN))
+    calls = 0
+    for part in summarizer.blocks(shown):
+        calls += 1
+        text = summarizer.extend(text or "", part, view.task, words)
+        if text is None:
+            tried = [Block(b.keys, b.items, tried=True) for b in waiting]
+            return [*blocks[:done], *tried], calls
+    keys = tuple(chain.from_iterable(b.keys for b in waiting))
+    return [*blocks[:done], Block(keys, tuple(items), text or "")], calls
+
+
+def _text(blocks: Sequence[Block], room: int, session: MemoryBankState) -> str:
+    """The running summary in at most ``room`` tokens: the model's, then the calls it has not seen yet."""
+    count = session.counter.count_text
+    done = next((i + 1 for i in reversed(range(len(blocks))) if blocks[i].text), 0)
+    waiting = list(chain.from_iterable(b.items for b in blocks[done:]))
+    if room <= 0:
+        return ""
+    if not done:
+        return digest(waiting, room, count)
+    seen = [i.number for b in blocks[:done] for i in b.items]
+    head = f'Summary of the calls {ranges(seen)} (get_record("#N") gives one back whole):\n'
+    share = room if not waiting else room * 2 // 3
+    text = fitted(head + blocks[done - 1].text, share, count)
+    rest = digest(waiting, room - count(text) - 1, count) if waiting else ""
+    return fitted(f"{text}\n{rest}", room, count) if rest else text

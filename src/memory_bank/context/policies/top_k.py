@@ -1,0 +1,142 @@
+"""Selection "top_k", the classic memory bank: the most similar records with summary and raw data."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
+from functools import cached_property
+from itertools import islice
+
+from memory_bank.bank.retrieval import (
+    Retrieved,
+    format_retrieved_memory,
+    query_of_view,
+    retrieve,
+    session_name,
+)
+from memory_bank.bank.session import MemoryBankState
+from memory_bank.config import MemoryBankSettings
+from memory_bank.plan import Choice, Decision, Fate, Piece
+from memory_bank.records import Ranking
+from memory_bank.transcript.interactions import Interaction
+from memory_bank.transcript.shortening import Shortened
+from memory_bank.transcript.transcript import View
+
+_NEAR_MISSES = 5
+_SHORTENED_KEPT = 256
+
+
+class _ShortenedOutputs(dict[tuple[str, int], Shortened]):
+    """Outputs shortened once, by trace_id and length."""
+
+
+def choose_top_k(view: View, session: MemoryBankState, *, settings: MemoryBankSettings) -> Choice:
+    """The ``top_k`` records most similar to the retrieval query, without those of the tail.
+
+    A wider scope ranks other sessions' records together with the session's own, even without any history.
+    """
+    session.scope = settings.scope
+    store, wider = session.insight_store, session.wider
+    rank = store.rank if wider is None else wider.rank
+    query = query_of_view(view, settings.retrieval_query, settings.fixed_query)
+    in_tail = view.tail.record_ids if view.tail else frozenset[str]()
+    base = Choice(
+        role=settings.memory_role, repair_pairs=settings.repair_pairs, query=query, may_cost_more=True
+    )
+    nothing = "there was no history yet"
+
+    def rank_all() -> Ranking:
+        return rank(query, in_tail)
+
+    if wider is None and len(session.steps) <= len(in_tail) and store.is_empty():
+        return replace(base, unchanged=nothing, reasons=TopKReasons([], rank_all))
+    ranking = rank(query, in_tail, limit=max(1, settings.top_k))
+    cache = session.cache(_ShortenedOutputs)
+    if len(cache) > _SHORTENED_KEPT:
+        cache.clear()
+    limit = settings.max_chars_per_record
+    found = retrieve(ranking, session.fact_store, store, settings.top_k, limit, cache, wider)
+    for r in found:
+        if r.session_id is not None and r.record is not None:
+            session.shown_elsewhere[r.session_id, r.trace_id] = r.record
+    reasons = TopKReasons(found, rank_all)
+    if not view.history and not len(ranking):
+        return replace(base, unchanged=nothing, reasons=reasons)
+    text = format_retrieved_memory([r.as_dict() for r in found]) if found else ""
+    return replace(base, text=text, reasons=reasons)
+
+
+class TopKReasons:
+    """Reasons of the classic selection: rank and score of every record; see ``plan.Reasons``."""
+
+    def __init__(self, retrieved: Sequence[Retrieved], rank_all: Callable[[], Ranking]) -> None:
+        self.retrieved = tuple(retrieved)
+        self._shown = {r.trace_id: (i, r) for i, r in enumerate(retrieved, 1) if r.session_id is None}
+        self._rank_all = rank_all
+
+    @cached_property
+    def _ranking(self) -> Ranking:
+        return self._rank_all()
+
+    @cached_property
+    def _scores(self) -> dict[str, float]:
+        return self._ranking.as_dict()  # every interaction is of the session itself
+
+    @cached_property
+    def _places(self) -> dict[str, int]:
+        return {h.trace_id: i for i, h in enumerate(self._ranking, 1) if h.session_id is None}
+
+    def pieces(self, *, explained: bool = True) -> list[Piece]:  # noqa: ARG002
+        """See Reasons."""
+        return [
+            Piece(r.trace_id, _session_phrase(r.session_id), f"{r.summary}\n{r.raw_data}", r.score)
+            for r in self.retrieved
+        ]
+
+    def near_misses(self) -> list[Piece]:
+        """See Reasons."""
+        shown = {(r.session_id, r.trace_id) for r in self.retrieved}
+        rest = (h for h in self._ranking if (h.session_id, h.trace_id) not in shown)
+        return [
+            Piece(h.trace_id, _session_phrase(h.session_id), "", h.score) for h in islice(rest, _NEAR_MISSES)
+        ]
+
+    def decide(self, interaction: Interaction) -> tuple[Fate, float | None, str]:
+        """See Reasons."""
+        ids = [t for t in interaction.trace_ids if t]
+        score = max((self._scores[t] for t in ids if t in self._scores), default=None)
+        found = [self._shown[t] for t in ids if t in self._shown]
+        if not found:
+            best = min((self._places[t] for t in ids if t in self._places), default=None)
+            if best is None:
+                return Fate.LEFT_OUT, score, "it has no insight yet"
+            reason = f"rank {best} of {len(self._ranking)}, beyond the {len(self.retrieved)} shown"
+            return Fate.LEFT_OUT, score, reason
+        reason = ", ".join(f"retrieved record {i} (rank {self._places.get(r.trace_id, i)})" for i, r in found)
+        cut = [r for _, r in found if r.cut]
+        if cut:
+            shown, whole = len(cut[0].raw_data), cut[0].whole_chars
+            reason += f"; raw data shortened to {shown:,} of {whole:,} characters"
+        if len(found) < len(ids):
+            reason += f"; {len(ids) - len(found)} parallel call(s) left out"
+        whole_shown = not cut and len(found) == len(ids)
+        return (Fate.KEPT if whole_shown else Fate.PART), score, reason
+
+    def beyond(self, here: Collection[str]) -> list[Decision]:
+        """See Reasons."""
+        made = []
+        for i, r in enumerate(self.retrieved, 1):
+            if r.session_id is None and r.trace_id in here:
+                continue
+            why = "; its messages are no longer in the list"
+            if r.session_id is not None:
+                why = f", {_session_phrase(r.session_id)}"
+            tools = () if r.record is None else (r.record.tool_name,)
+            fate = Fate.PART if r.cut else Fate.KEPT
+            reason = f"retrieved record {i}{why}"
+            made.append(Decision(None, (r.trace_id,), tools, fate, r.score, reason, 0, r.session_id))
+        return made
+
+
+def _session_phrase(session_id: str | None) -> str:
+    return "" if session_id is None else f"of the session {session_name(session_id)}"

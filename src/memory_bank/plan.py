@@ -1,0 +1,313 @@
+"""The plan of one step: what the context shows of every past interaction, why, and at what cost."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from functools import cached_property
+from typing import Any, Literal, Protocol
+
+from memory_bank.transcript.interactions import Interaction
+from memory_bank.transcript.transcript import View
+
+
+class Fate(StrEnum):
+    """What the context shows of a past interaction."""
+
+    KEPT = "kept"  # everything it returned
+    PART = "shown in part"
+    LISTED = "listed"  # its calls are named, without their content
+    LEFT_OUT = "left out"
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """The fate of one past interaction, and the reason.
+
+    ``step`` is its place in the conversation, from 1; None for a record whose messages are no longer in the
+    list. ``score`` is the best score among its records, None where they were not ranked. ``tokens`` is its
+    cost in the full history. ``session_id`` names another session, for a record that a wider ``scope``
+    retrieved; None for the session's own.
+    """
+
+    step: int | None
+    trace_ids: tuple[str, ...]
+    tools: tuple[str, ...]
+    fate: Fate
+    score: float | None
+    reason: str
+    tokens: int
+    session_id: str | None = None
+
+    def as_dict(self) -> dict[str, Any]:
+        """JSON values; ``session_id`` only for a record of another session."""
+        origin = {} if self.session_id is None else {"session_id": self.session_id}
+        return origin | {
+            "step": self.step,
+            "trace_ids": list(self.trace_ids),
+            "tools": list(self.tools),
+            "fate": str(self.fate),
+            "score": self.score,
+            "reason": self.reason,
+            "tokens": self.tokens,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A piece of a record that the context shows, or would show with a larger budget.
+
+    ``reasons`` are its most probable values: each with its probability and the features that weigh most (in
+    log-odds); empty where the policy knows only ``score``.
+    """
+
+    trace_id: str
+    tool: str
+    text: str
+    score: float
+    reasons: tuple[tuple[str, float, tuple[tuple[str, float], ...]], ...] = ()
+
+    def as_dict(self) -> dict[str, Any]:
+        """JSON values."""
+        values = [{"value": v, "probability": p, "features": dict(f)} for v, p, f in self.reasons]
+        return {
+            "trace_id": self.trace_id,
+            "tool": self.tool,
+            "text": self.text,
+            "score": self.score,
+            "values": values,
+        }
+
+
+class Reasons(Protocol):
+    """Explains a choice. It is asked when a plan is read, not at each step."""
+
+    def pieces(self, *, explained: bool = True) -> list[Piece]:
+        """The pieces shown of past records, in their order in the context; ``explained``: with reasons."""
+
+    def near_misses(self) -> list[Piece]:
+        """The pieces that come next with a larger budget, best first."""
+
+    def decide(self, interaction: Interaction) -> tuple[Fate, float | None, str]:
+        """Fate, score and reason of a past interaction with whole pairs."""
+
+    def beyond(self, here: Collection[str]) -> list[Decision]:
+        """Decisions on shown records whose trace_id is not in ``here``."""
+
+
+class Shown:
+    """Reasons of a policy that scores nothing: interactions kept whole, shown in part, listed or left out."""
+
+    def __init__(
+        self,
+        whole: Collection[Interaction] = (),
+        part: Collection[Interaction] = (),
+        listed: Collection[Interaction] = (),
+    ) -> None:
+        self._fates = {e.start: Fate.LISTED for e in listed}
+        self._fates |= {e.start: Fate.PART for e in part}
+        self._fates |= {e.start: Fate.KEPT for e in whole}
+
+    def pieces(self, *, explained: bool = True) -> list[Piece]:  # noqa: ARG002
+        """See Reasons."""
+        return []
+
+    def near_misses(self) -> list[Piece]:
+        """See Reasons."""
+        return []
+
+    def decide(self, interaction: Interaction) -> tuple[Fate, float | None, str]:
+        """See Reasons."""
+        fate = self._fates.get(interaction.start, Fate.LEFT_OUT)
+        return fate, None, _REASONS[fate]
+
+    def beyond(self, here: Collection[str]) -> list[Decision]:  # noqa: ARG002
+        """See Reasons."""
+        return []
+
+
+_REASONS = {
+    Fate.KEPT: "kept whole",
+    Fate.PART: "its outputs are shortened",
+    Fate.LISTED: "summarised in the memory message",
+    Fate.LEFT_OUT: "older than what the strategy keeps",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Replacement:
+    """A message to be sent in place of another, and its tokens."""
+
+    message: Any
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What a policy wants the context to show besides the anchor and the tail.
+
+    ``text``: the content of the memory message, "" for none; ``role``: its role. ``whole``: past interactions
+    that are kept as they are.
+    ``replaced``: messages by position that are sent in another form. ``keep_all``: all other messages are
+    kept, in their order. ``unchanged``: why the messages need no change, or "". ``may_cost_more``: the context
+    is used even where the full history costs no more, because it holds something that the messages lack.
+    ``repair_pairs``: what is done about broken pairs. ``budget``: tokens of the whole context. ``chosen``: the
+    strategy that an adaptive one took. ``model_calls``: calls of a model that the choice made.
+    """
+
+    text: str = ""
+    role: str = "user"
+    whole: Sequence[Interaction] = ()
+    replaced: Mapping[int, Replacement] = field(default_factory=dict)
+    keep_all: bool = False
+    unchanged: str = ""
+    may_cost_more: bool = False
+    reasons: Reasons = field(default_factory=Shown)
+    query: str = ""
+    repair_pairs: Literal["off", "complete", "drop"] = "off"
+    budget: int | None = None
+    chosen: str = ""
+    model_calls: int = 0
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The plan of one step: its token counts at once, the decision on every past interaction when asked for.
+
+    ``tokens`` and ``full_tokens`` count the context and all messages with ``counter``; ``kept_tokens`` is the
+    part that every context has: anchor, interactions with broken pairs, tail. ``unchanged``: the messages are
+    sent as they came, for the reason ``why_unchanged``. ``strategy`` is the type of the strategy. ``previous``
+    is the plan of the step before.
+    """
+
+    view: View
+    choice: Choice
+    strategy: str
+    tokens: int
+    full_tokens: int
+    kept_tokens: int
+    memory_tokens: int
+    unchanged: bool
+    why_unchanged: str
+    counter: str
+    embedder: str = ""
+    observer: str = ""
+    memory: Mapping[str, str] | None = None
+    repaired: Mapping[int, Sequence[Any]] = field(default_factory=dict)  # by position of the interaction
+    repairs: Mapping[int, str] = field(default_factory=dict)  # what was done, by the same position
+    previous: Plan | None = None
+
+    @property
+    def query(self) -> str:
+        """What was searched for; "" where nothing was."""
+        return self.choice.query
+
+    @property
+    def budget(self) -> int | None:
+        """The most tokens that the context should have; None where there is no limit."""
+        return self.choice.budget
+
+    @property
+    def chosen(self) -> str:
+        """The strategy that an adaptive one took, else ""."""
+        return self.choice.chosen
+
+    @property
+    def over(self) -> int:
+        """Tokens above the budget; more than 0 only if what every context has is larger than the budget."""
+        return 0 if self.budget is None else max(0, self.tokens - self.budget)
+
+    @cached_property
+    def decisions(self) -> tuple[Decision, ...]:
+        """One for every past interaction, in order, then those on records whose messages are gone."""
+        return tuple(self.decided())
+
+    def decided(self) -> Iterator[Decision]:
+        """Iterate over ``decisions`` without keeping them."""
+        for step, interaction in enumerate(self.view.history, 1):
+            yield self._decide(step, interaction)
+        if not self.unchanged:
+            here = {t for interaction in self.view.interactions for t in interaction.trace_ids if t}
+            yield from self.choice.reasons.beyond(here)
+
+    def _decide(self, step: int, interaction: Interaction) -> Decision:
+        score: float | None = None
+        if self.unchanged:
+            fate, reason = Fate.KEPT, f"the messages went through unchanged: {self.why_unchanged}"
+        elif interaction.fault:
+            done = self.repairs.get(interaction.start, "passed through as it came")
+            fate, reason = Fate.KEPT, f"its pairs are broken ({interaction.fault}): {done}"
+        else:
+            fate, score, reason = self.choice.reasons.decide(interaction)
+        ids = tuple(t for t in interaction.trace_ids if t)
+        tools = tuple(p.tool_name for p in interaction.pairs)
+        return Decision(step, ids, tools, fate, score, reason, interaction.tokens)
+
+    def figures(self) -> dict[str, Any]:
+        """The token counts and labels as JSON values, without the decisions."""
+        return {
+            "strategy": self.strategy,
+            "chosen": self.chosen,
+            "tokens": self.tokens,
+            "full_tokens": self.full_tokens,
+            "kept_tokens": self.kept_tokens,
+            "memory_tokens": self.memory_tokens,
+            "budget": self.budget,
+            "over": self.over,
+            "unchanged": self.unchanged,
+            "why_unchanged": self.why_unchanged,
+            "model_calls": self.choice.model_calls,
+            "query": self.query,
+            "counter": self.counter,
+            "embedder": self.embedder,
+            "observer": self.observer,
+        }
+
+    def as_dict(self) -> dict[str, Any]:
+        """The figures and the decisions as JSON values."""
+        return {**self.figures(), "decisions": [d.as_dict() for d in self.decisions]}
+
+    def manifest(self) -> dict[str, Any]:
+        """``as_dict`` with the pieces that are shown, nearly shown, and gone since the step before."""
+        return {**self.as_dict(), **self.shown()}
+
+    def shown(self) -> dict[str, Any]:
+        """The pieces that are shown, nearly shown, and gone since the step before, as JSON values.
+
+        Ask before the session's next step: afterwards the reasons are those of that step.
+        """
+        pieces = [] if self.unchanged else self.choice.reasons.pieces()
+        near = [] if self.unchanged else self.choice.reasons.near_misses()
+        earlier: list[Piece] = []
+        if self.previous is not None and not self.previous.unchanged:
+            earlier = self.previous.choice.reasons.pieces(explained=False)
+        now = {(p.trace_id, p.text) for p in pieces}
+        before = {(p.trace_id, p.text) for p in earlier}
+        return {
+            "pieces": [p.as_dict() | {"new": (p.trace_id, p.text) not in before} for p in pieces],
+            "near_misses": [p.as_dict() for p in near],
+            "gone": [p.as_dict() for p in earlier if (p.trace_id, p.text) not in now],
+        }
+
+    def as_html(self) -> str:
+        """The manifest as one self-contained page."""
+        from memory_bank.plan_page import render_manifest
+
+        return render_manifest(self.manifest())
+
+
+ContextReport = Plan  # its former name where a strategy had a budget
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """The messages for the next model call, and the plan they were rendered from."""
+
+    messages: list[Any]
+    plan: Plan
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of the messages."""
+        return self.plan.tokens
