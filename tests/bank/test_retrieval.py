@@ -4,8 +4,9 @@ from hypothesis import given
 from tests.chats import TEXT, call, result, user
 
 from memory_bank import FactStore, InsightStore, InteractionRecord, LexicalEmbedder
-from memory_bank.bank.retrieval import format_retrieved_memory, retrieval_query, retrieve_and_format
-from memory_bank.transcript.parsing import parse_messages
+from memory_bank.bank.retrieval import format_retrieved_memory, query_of_view, retrieve_and_format
+from memory_bank.transcript.tokens import approximate_counter
+from memory_bank.transcript.transcript import Transcript
 
 
 def stores(*outputs):
@@ -70,16 +71,17 @@ def test_frames_stay_countable_whatever_the_data(summary, data):
     assert sum(line.startswith("[RETRIEVED RECORD") for line in text.split("\n")) == 2
 
 
-def test_queries():
-    tail = parse_messages(
-        [user("x"), call(("a", "find", {"q": "Ada"}), text="Looking for Ada."), result("a", "1")]
-    )[-1]
-    assert (
-        retrieval_query("fixed", "how to proceed with the task", "refund Ada", tail)
-        == "how to proceed with the task"
-    )
-    assert retrieval_query("task", "f", "refund Ada", tail) == "refund Ada"
-    adaptive = retrieval_query("adaptive", "f", "refund Ada", tail, ["Anything else?"])
+def test_what_is_searched_for():
+    messages = [
+        user("refund Ada"),
+        call(("a", "find", {"q": "Ada"}), text="Looking for Ada."),
+        result("a", "1"),
+    ]
+    transcript = Transcript("s", approximate_counter())
+    view = transcript.update([*messages, user("Anything else?")])
+    assert query_of_view(view, "fixed", "how to proceed with the task") == "how to proceed with the task"
+    assert query_of_view(view, "task", "f").startswith("refund Ada")
+    adaptive = query_of_view(view, "adaptive", "f")
     for piece in ("refund Ada", "Looking for Ada.", "find", '{"q": "Ada"}', "Anything else?"):
         assert piece in adaptive
-    assert retrieval_query("task", "f", "", None) == "f"
+    assert query_of_view(Transcript("s", approximate_counter()).update([]), "task", "f") == "f"

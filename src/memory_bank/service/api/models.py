@@ -166,10 +166,10 @@ class BuiltContext(ResponseModel):
     unchanged: bool = Field(description="whether the messages are those of the request")
     records: Count = Field(description="records of the session")
     plan: dict[str, Any] | None = Field(
-        description="what happened to every past interaction, and why; null if the strategy has no plan"
+        description="what happened to every past interaction, and why; null if it was not asked for"
     )
     report: dict[str, Any] | None = Field(
-        description="figures of the step, from strategies with a budget but without a plan"
+        description="token counts of the step, its budget, and why the messages are unchanged if they are"
     )
 
 
