@@ -38,7 +38,7 @@ MAP: dict[str, set[str]] = {
     },
     "lab": {"errors", "history", "selection", "testing", "transcript"},  # and the face
     "cli": {
-        "bank", "config", "context", "errors", "lab", "models", "ports", "records", "service", "shipped", "transcript",
+        "bank", "config", "context", "errors", "lab", "models", "plan", "ports", "records", "service", "shipped", "transcript",
     },
 }  # fmt: skip
 FACE = {"__init__", "__main__"}

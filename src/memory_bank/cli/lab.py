@@ -26,10 +26,10 @@ from memory_bank.cli.output import (
 from memory_bank.errors import ConfigError, TraceFileError
 
 if TYPE_CHECKING:
-    from memory_bank.context.plan import Plan
     from memory_bank.lab.experiments.report import ReportLine
     from memory_bank.lab.meter.audit import Audit
     from memory_bank.lab.replay import ReplaySummary
+    from memory_bank.plan import Plan
 
 TRACES = typer.Argument(..., help="Files of JSON lines {id, messages}, plain or .gz.")
 CONFIG = typer.Option(None, "--config", help="Configuration file; default: the shipped one.")
