@@ -1,11 +1,12 @@
 """Pages that mkdocs generates from the code at build time, and the check that the site needs no network.
 
 ``generated`` maps the path of each page to its Markdown: the public names (for mkdocstrings), the command
-line's help, the settings, the HTTP API, the changelog and the architecture.
+line's help, the settings, the HTTP API, the modules, the changelog and the architecture.
 """
 
 from __future__ import annotations
 
+import ast
 import json
 import re
 import types
@@ -287,6 +288,38 @@ def http_page() -> str:
     return "\n".join(lines) + "\n"
 
 
+def modules_page() -> str:
+    """Every module of the package with its length and the first line of its docstring."""
+    package = ROOT / "src" / "memory_bank"
+    lines = [MODULES_INTRO]
+    folders = [package, *sorted(p for p in package.rglob("*") if p.is_dir() and (p / "__init__.py").exists())]
+    for folder in folders:
+        paths = [p for p in sorted(folder.glob("*.py")) if not p.name.startswith("__")]
+        about = first_line_of(folder / "__init__.py")
+        if not about:  # migrations are described by their names
+            continue
+        lines += ["", f"## {folder.relative_to(package.parent).as_posix()}/", "", about]
+        lines += ["", "| module | lines | what it holds |", "|---|---:|---|"] if paths else []
+        for path in paths:
+            length = path.read_text().count("\n")
+            lines.append(
+                f"| `{path.relative_to(package).as_posix()}` | {length} | {cell(first_line_of(path))} |"
+            )
+    return "\n".join(lines) + "\n"
+
+
+MODULES_INTRO = """\
+# Modules
+
+Every module of the package with the first line of its docstring. [Architecture](architecture.md) shows which
+folder may import which."""
+
+
+def first_line_of(path: Path) -> str:
+    """The first line of a module's docstring."""
+    return (ast.get_docstring(ast.parse(path.read_text())) or "").partition("\n")[0].replace("``", "`")
+
+
 def included(name: str) -> str:
     """A page of the repository's root, its links made relative to the site."""
     return (ROOT / name).read_text().replace("](docs/", "](")
@@ -310,6 +343,7 @@ def generated() -> dict[str, str]:
         "reference/http.md": http_page(),
         "changelog.md": included("CHANGELOG.md"),
         "architecture.md": included("ARCHITECTURE.md"),
+        "modules.md": modules_page(),
     }
 
 
