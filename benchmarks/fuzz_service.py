@@ -19,10 +19,8 @@ import argparse
 import contextlib
 import copy
 import json
-import os
 import random
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -39,6 +37,8 @@ import schemathesis.openapi
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from schemathesis import GenerationMode
 from schemathesis.checks import CHECKS, load_all_checks
+
+from proxy_ends import service
 
 ROOT = Path(__file__).parents[1]
 # What a document cannot say: that `after` names a session, a name is printable, `raw` goes without `path`.
@@ -75,32 +75,10 @@ class Run:
 
 
 @contextlib.contextmanager
-def serving(folder: Path) -> Iterator[tuple[str, Path, subprocess.Popen[str]]]:
-    """The service as a process on a free port and a fresh database."""
-    database = folder / "bank.db"
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        port = s.getsockname()[1]
-    command = [sys.executable, "-m", "memory_bank", "serve", "--port", str(port), "--db", str(database)]
-    environment = {k: v for k, v in os.environ.items() if not k.startswith(("MEMORY_BANK_", "OPENAI_"))}
-    environment["OPENAI_BASE_URL"] = "http://127.0.0.1:9"  # nobody is there: nothing is to go on to it
-    log = folder / "service.log"
-    with log.open("w") as out:
-        process = subprocess.Popen(command, env=environment, stdout=out, stderr=out, text=True)
-    try:
-        until = time.monotonic() + 60
-        while time.monotonic() < until and process.poll() is None:
-            with contextlib.suppress(requests.RequestException):
-                requests.get(f"http://127.0.0.1:{port}/v1/stats", timeout=5)
-                break
-            time.sleep(0.1)
-        else:
-            raise SystemExit(f"the service did not start: {log.read_text()[-2000:]}")
-        yield f"http://127.0.0.1:{port}", database, process
-    finally:
-        if process.poll() is None:
-            process.kill()
-            process.wait()
+def serving(folder: Path) -> Iterator[tuple[str, Path, subprocess.Popen[bytes]]]:
+    """The service on a fresh database, with an upstream that nobody answers at; its log is service.log."""
+    with (folder / "service.log").open("w") as log, service("http://127.0.0.1:9", folder, log) as served:
+        yield f"http://127.0.0.1:{served.port}", folder / "bank.db", served.process
 
 
 def recorded() -> list[dict[str, Any]]:
@@ -361,7 +339,7 @@ def fuzz(url: str, count: int, number: int, timeout: float, run: Run) -> None:
         silent = silent + 1 if run.sent.total() == before else 0
 
 
-def ended(process: subprocess.Popen[str], database: Path, run: Run) -> None:
+def ended(process: subprocess.Popen[bytes], database: Path, run: Run) -> None:
     """The service must answer to the end, end when told to, and leave a clean database."""
     if process.poll() is not None:
         run.note("the service ended by itself", f"exit code {process.returncode}")

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import sqlalchemy as sa
 from tests.cli.conftest import COMMAND, environment, line, run_of, write
 
 from memory_bank.bank.catalog import list_sessions
@@ -65,9 +66,12 @@ def sizes(url: str) -> dict[str, int]:
 
 @pytest.mark.parametrize("how", ["SIGINT", "SIGKILL"])
 def test_purge_in_the_middle(filled: str, how: str) -> None:
-    time.sleep(1.1)
+    database = Database(filled)
+    with database.write() as c:
+        c.execute(sa.text('UPDATE records SET "timestamp" = "timestamp" - 60'))
+    database.close()
     done = run(
-        "purge", "--db", filled, "--older-than", "1s", "--json", MEMORY_BANK_FAULT=f"purge.executed:2:{how}"
+        "purge", "--db", filled, "--older-than", "30s", "--json", MEMORY_BANK_FAULT=f"purge.executed:2:{how}"
     )
     assert sizes(filled) == {"a": 0, "b": 4, "c": 4}  # the first transaction, and nothing of the second
     if how == "SIGKILL":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -135,15 +136,19 @@ def test_it_works_until_it_is_stopped(bank_url: str, server: Any, number: int, c
 
 
 def test_jobs_at_hand_are_ended(bank_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    go_on = threading.Event()
+
     def slow(body: Any) -> Any:
-        time.sleep(1.5)
+        go_on.wait(30)
         return say("slowly")
 
     fill(bank_url, n=20)
     with ScriptedServer(slow) as server:
         running = worker(bank_url, server)
-        until(lambda: len(server.requests) >= 1)
+        until(lambda: len(server.requests) >= 8)
         running.send_signal(signal.SIGINT)
+        time.sleep(0.5)  # the signal has arrived before a job ends
+        go_on.set()
         out, _ = running.communicate(timeout=30)
     done = json.loads(out)
     assert running.returncode == 130

@@ -176,8 +176,8 @@ def test_a_bar_on_a_terminal_only(cli, two, monkeypatch):
     shown = []
     monkeypatch.setattr(verb, "is_terminal", lambda: True)
     monkeypatch.setattr(output, "is_terminal", lambda: True)
-    monkeypatch.setattr(output.Progress, "advance", lambda bar, done, total=None: shown.append(done))
+    monkeypatch.setattr(output.ProgressBar, "advance", lambda bar, done, total=None: shown.append(done))
     assert cli("replay", two, "--json").json()["traces"] == 2
     assert shown == [1, 2]
-    with output.Progress("replayed", "traces", total=2) as bar:
+    with output.ProgressBar("replayed", "traces", total=2) as bar:
         assert bar._bar.tasks[0].total == 2

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from memory_bank.cli.output import (
-    Progress,
+    ProgressBar,
     Stopped,
     is_terminal,
     json_line,
@@ -62,7 +62,7 @@ def replay(
     with (
         _interrupts_between_steps() as look,
         output_file(out, *traces, *([Path(db)] if db else [])) as target,
-        Progress("replayed", "traces", total=_count_lines(traces) if is_terminal() else None) as bar,
+        ProgressBar("replayed", "traces", total=_count_lines(traces) if is_terminal() else None) as bar,
     ):
         memory = TraceMemory(_database(db))
         for trace in files:
@@ -196,7 +196,7 @@ def audit(
 
     plan = plan_audit(load_config(config), strategy, budget)
     _check_files(traces)
-    with output_file(html, *traces) as target, Progress("measured", "traces") as bar:
+    with output_file(html, *traces) as target, ProgressBar("measured", "traces") as bar:
         report = run(traces, plan, jobs=jobs, tell=tell, progress=bar.advance)
         if target is not None:
             target.write(report.as_html())
@@ -254,7 +254,7 @@ def bench(
     }
     with Results(folder / "results.jsonl", header) as results:
         try:
-            with Progress("done", "units") as bar:
+            with ProgressBar("done", "units") as bar:
                 run_experiment(plan, results, jobs=jobs, progress=bar.advance)
         except KeyboardInterrupt:
             kept = f"{len(results.done):,} of {len(plan.units):,} units are kept in {results.path}"

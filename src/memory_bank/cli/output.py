@@ -128,7 +128,7 @@ def counter_line(text: str, last: bool = False) -> None:
         print(f"\r{text} ", end="\n" if last else "", file=sys.stderr)
 
 
-class Progress:
+class ProgressBar:
     """A progress bar on a terminal, nothing elsewhere: ``done`` before it, ``units`` behind the numbers."""
 
     def __init__(self, done: str, units: str, total: int | None = None) -> None:
@@ -149,7 +149,7 @@ class Progress:
         if self._bar is not None:
             self._bar.update(self._task, completed=done, total=total)
 
-    def __enter__(self) -> Progress:
+    def __enter__(self) -> ProgressBar:
         if self._bar is not None:
             self._bar.start()
         return self
