@@ -1,4 +1,4 @@
-"""What the benchmarks of a bank under load share: agents with known conversations, a server, and the checks.
+"""Shared by the load benchmarks: agents with known conversations, a PostgreSQL server, and the checks.
 
 An agent's conversation follows from a name and nothing else, so that whoever comes after a killed process
 knows what it must have stored. Not a benchmark of its own.

@@ -1,4 +1,4 @@
-"""What share of the evidence that calls need each strategy keeps, on recorded runs, and at what price.
+"""Measures which share of the evidence that calls need each strategy keeps on recorded runs, and its price.
 
     python benchmarks/evidence.py toolathlon_dev livemcpbench --strategy memory_bank_local --jobs 2
     python benchmarks/evidence.py run.jsonl.gz --strategy 'memory_bank_local?top_k=8' --html frontier.html

@@ -1,4 +1,4 @@
-"""What a bank has lost, stored twice or left undone after its process was killed: should be nothing.
+"""Kills processes that use a bank, and checks that nothing is lost, stored twice or left undone.
 
     python benchmarks/faults.py --kills 360 --database sqlite,postgres --jobs 2 [--seed 0]
 

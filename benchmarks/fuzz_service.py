@@ -1,4 +1,4 @@
-"""The service under odd requests: no 500, no hang, nothing that the OpenAPI document does not say.
+"""Sends odd requests to the service: no 5xx, no hang, nothing that the OpenAPI document does not allow.
 
     python benchmarks/fuzz_service.py --requests 20000
     python benchmarks/fuzz_service.py --requests 400 --seed 1

@@ -1,4 +1,4 @@
-"""Why older evidence was missed: counts by reason, on recorded runs, with weights that never saw them.
+"""Counts the reasons why older evidence was missed, on recorded runs that the weights never saw.
 
     python benchmarks/misses.py toolathlon_dev=2000 livemcpbench=700 intercode_sql_gpt4=75
     python benchmarks/misses.py livemcpbench=600 --show 20

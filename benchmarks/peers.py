@@ -1,4 +1,4 @@
-"""What share of the evidence two peers keep, measured with the same instrument: Headroom and Strands Agents.
+"""Measures two other tools with the same meter: Headroom and Strands Agents.
 
     python benchmarks/peers.py toolathlon_dev livemcpbench intercode_sql_gpt4 --jobs 2
     python benchmarks/peers.py run.jsonl.gz --peer strands --limit 20 --venv ~/.cache/peers
