@@ -26,7 +26,7 @@ from memory_bank.lab.training.train import replay_steps
 from memory_bank.selection.candidates import fold
 from memory_bank.selection.index import EvidenceIndex
 from memory_bank.selection.model import Model, load_model
-from memory_bank.transcript.content import content_text, read
+from memory_bank.transcript.messages import content_text, read
 from memory_bank.transcript.tokens import FRAME_TOKENS
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -7,7 +7,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from memory_bank.transcript.items import HOSTED, OUTPUT_OF
+from memory_bank.transcript.responses import HOSTED, OUTPUT_OF
 
 Item = dict[str, Any]
 WORDS = st.text(  # no two surrogates side by side: JSON makes one letter of them

@@ -63,7 +63,7 @@ _HOMES = {
     "ProvenanceGuard": "provenance",
     "apply_memory_bank_strategy": "processor",
     "check_call": "provenance",
-    "extract_tool_outputs": "transcript.parsing",
+    "extract_tool_outputs": "transcript.messages",
     "format_retrieved_memory": "bank.retrieval",
     "handle_tool_call": "tools",
     "ingest_tool_outputs": "bank.ingestion",
@@ -133,8 +133,8 @@ _FORMER = {  # names that were imported from here before; they still are
     ),
     "ContextReport": "plan",
     "Hit": "records",
-    "parse_messages": "transcript.parsing",
-    "render_messages": "transcript.parsing",
+    "parse_messages": "transcript.messages",
+    "render_messages": "transcript.messages",
 }
 
 
@@ -168,4 +168,4 @@ if TYPE_CHECKING:
     from memory_bank.provenance import CallReport, ProvenanceGuard, check_call
     from memory_bank.records import Insight, InteractionRecord
     from memory_bank.tools import TOOL_SCHEMAS, handle_tool_call, is_memory_tool, memory_tools
-    from memory_bank.transcript.parsing import extract_tool_outputs
+    from memory_bank.transcript.messages import extract_tool_outputs

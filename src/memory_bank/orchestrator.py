@@ -16,7 +16,7 @@ from memory_bank.config import Config, Price
 from memory_bank.errors import ConfigError, ModelError
 from memory_bank.models.chat import as_chat_model, is_async, model_error, usage_of
 from memory_bank.processor import MemoryProcessor, OpenState
-from memory_bank.transcript.parsing import check_messages
+from memory_bank.transcript.messages import check_messages
 from memory_bank.transcript.tokens import open_counter
 
 KEPT = 1_000

@@ -8,7 +8,7 @@ from enum import StrEnum
 from functools import cached_property
 from typing import Any, Literal, Protocol
 
-from memory_bank.transcript.interactions import Interaction
+from memory_bank.transcript.messages import Interaction
 from memory_bank.transcript.transcript import View
 
 

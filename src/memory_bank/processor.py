@@ -15,8 +15,8 @@ from memory_bank.config import AnyStrategy, Config, MemoryBankSettings, as_setti
 from memory_bank.context.build import build_context
 from memory_bank.context.policies import policy_of
 from memory_bank.errors import ConfigError, LoopDetectedError, StorageError
-from memory_bank.transcript.loops import repeated_calls
-from memory_bank.transcript.parsing import check_messages
+from memory_bank.transcript.messages import check_messages
+from memory_bank.transcript.pairing import repeated_calls
 
 log = logging.getLogger("memory_bank.MemoryBankStrategy")
 

@@ -166,19 +166,25 @@ class Ranking(Sequence[Hit]):
         return {t: float(s) for t, s in zip(self.trace_ids, self.scores, strict=True)}
 
 
-def content_key(*parts: bytes) -> bytes:
-    """A 32-byte key of some byte strings, length-prefixed so that no two lists share one."""
-    h = hashlib.sha256()
+def content_key(*parts: str | bytes) -> bytes:
+    """A 32-byte key of some texts or byte strings, length-prefixed so that no two lists share one."""
+    digest = hashlib.sha256()
     for part in parts:
-        h.update(len(part).to_bytes(8, "big"))
-        h.update(part)
-    return h.digest()
+        data = part.encode("utf-8", "surrogatepass") if isinstance(part, str) else part
+        digest.update(len(data).to_bytes(8, "big"))
+        digest.update(data)
+    return digest.digest()
+
+
+def call_key(call_id: str | None, tool_name: str, arguments: str, output: str) -> bytes:
+    """What identifies an answered call among the calls of its session; arguments and output as text."""
+    return content_key(call_id or "", tool_name, arguments, output)
 
 
 def derive_trace_id(session_id: str, key: bytes, ordinal: int) -> str:
-    """The trace_id of a call whose content has ``key``: the same call in the same session, the same id.
+    """The trace_id of the call with a ``call_key``: the same call in the same session has the same id.
 
-    ``ordinal`` counts equals: the same call, honestly made twice with the same outcome, is two records.
+    ``ordinal`` counts equals: a call that is made twice, with the same outcome, is two records.
     """
-    digest = content_key(session_id.encode("utf-8", "surrogatepass"), key, ordinal.to_bytes(8, "big"))
+    digest = content_key(session_id, key, ordinal.to_bytes(8, "big"))
     return str(uuid.UUID(bytes=digest[:16], version=5))

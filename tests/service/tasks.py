@@ -8,8 +8,7 @@ from typing import Any
 
 from memory_bank.service.app import Service
 from memory_bank.testing import Reply, calls, say
-from memory_bank.transcript.interactions import Interaction
-from memory_bank.transcript.parsing import parse_messages
+from memory_bank.transcript.messages import Interaction, parse_messages
 from memory_bank.transcript.tokens import open_counter
 
 SYSTEM = "You check the orders of a shop."

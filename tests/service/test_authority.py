@@ -14,7 +14,7 @@ from memory_bank.config import Config, load_config
 from memory_bank.context.render import fence
 from memory_bank.service.security.access import stored_id
 from memory_bank.service.sessions import Sessions
-from memory_bank.transcript.own import MARK
+from memory_bank.transcript.messages import MARK
 from memory_bank.transcript.pairing import pairing_errors
 
 STRATEGIES = sorted(

@@ -10,9 +10,7 @@ from memory_bank.bank.database import Database
 from memory_bank.config import load_config
 from memory_bank.service.sessions import Sessions
 from memory_bank.testing import ScriptedServer, call, say
-from memory_bank.transcript.interactions import Interaction
-from memory_bank.transcript.own import is_memory_tool
-from memory_bank.transcript.parsing import parse_messages
+from memory_bank.transcript.messages import Interaction, is_memory_tool, parse_messages
 
 agents = pytest.importorskip("agents")
 mcp = pytest.importorskip("agents.mcp")

@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memory_bank.transcript.itempairs import item_errors
-from memory_bank.transcript.items import HOSTED, OUTPUT_OF
+from memory_bank.transcript.responses import HOSTED, OUTPUT_OF, item_errors
 
 USER: dict[str, Any] = {"role": "user", "content": "q"}
 THOUGHT = {"type": "reasoning", "id": "rs_1", "summary": []}

@@ -28,11 +28,19 @@ from memory_bank import MemoryBankSettings, MemoryBankState, apply_memory_bank_s
 from memory_bank.errors import HistoryError
 from memory_bank.processor import MemoryProcessor
 from memory_bank.testing import Reply, ScriptedServer, say
-from memory_bank.transcript.interactions import Interaction
-from memory_bank.transcript.itempairs import item_errors
-from memory_bank.transcript.items import CALL_OF, HOSTED, OUTPUT_OF, call_id_of, item_type
-from memory_bank.transcript.parsing import carries_only_media, parse_messages
-from memory_bank.transcript.responses import _APART, from_items, stands_alone, to_items
+from memory_bank.transcript.messages import Interaction, carries_only_media, parse_messages
+from memory_bank.transcript.responses import (
+    _POSITION_FREE,
+    CALL_OF,
+    HOSTED,
+    OUTPUT_OF,
+    call_id_of,
+    from_items,
+    item_errors,
+    item_type,
+    stands_alone,
+    to_items,
+)
 
 EVIDENCE = MemoryBankSettings(
     selection="evidence", observer_model="extractive", embedding_model="lexical", history_budget=60
@@ -135,7 +143,7 @@ def test_a_hosted_call_is_a_pair_of_its_own(kind: str) -> None:
 
 
 def test_every_type_of_item_that_the_client_library_knows_has_its_place() -> None:
-    known = {*OUTPUT_OF, *CALL_OF, *HOSTED, *_APART, "message", "reasoning", "item_reference"}
+    known = {*OUTPUT_OF, *CALL_OF, *HOSTED, *_POSITION_FREE, "message", "reasoning", "item_reference"}
     types = {
         t for member in get_args(ResponseInputItemParam) for t in _literals(get_type_hints(member)["type"])
     }

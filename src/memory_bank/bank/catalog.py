@@ -15,7 +15,7 @@ from memory_bank.bank.rows import from_row, is_session_id, is_trace_id
 from memory_bank.bank.schema import insights, jobs, records, sessions
 from memory_bank.bank.usage import spent_by_session
 from memory_bank.records import Insight, InteractionRecord, Spent
-from memory_bank.transcript.own import MARKS, is_memory_tool
+from memory_bank.transcript.messages import MARKS, is_memory_tool
 
 _BATCH = 256
 

@@ -10,8 +10,7 @@ from memory_bank.models.chat import as_chat_model
 from memory_bank.models.observer import EXTRACTIVE, Observer
 from memory_bank.ports import FactStorePort, InsightStorePort
 from memory_bank.records import InteractionRecord
-from memory_bank.transcript.interactions import Interaction
-from memory_bank.transcript.own import is_memory_tool
+from memory_bank.transcript.messages import Interaction, is_memory_tool
 
 log = logging.getLogger("memory_bank.Ingestion")
 

@@ -10,7 +10,7 @@ from sqlalchemy.engine import Connection
 
 from memory_bank.bank.database import Database
 from memory_bank.bank.schema import insights, jobs, records
-from memory_bank.transcript.own import MARKS, is_memory_tool
+from memory_bank.transcript.messages import MARKS, is_memory_tool
 
 AHEAD = 5.0
 """Seconds by which a time may lie ahead of the clock before the clock is taken to have jumped back."""

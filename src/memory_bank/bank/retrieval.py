@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from memory_bank.ports import FactStorePort, InsightStorePort, WiderScopePort
 from memory_bank.records import NAMESPACE_END, Hit, InteractionRecord, Ranking
-from memory_bank.transcript.content import content_text, read
+from memory_bank.transcript.messages import content_text, read
 from memory_bank.transcript.shortening import Shortened, shorten
 from memory_bank.transcript.transcript import View
 

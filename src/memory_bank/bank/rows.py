@@ -13,7 +13,7 @@ from typing import Any, TypedDict
 from sqlalchemy.engine import RowMapping
 
 from memory_bank.errors import RecordConflictError, RecordError
-from memory_bank.records import Insight, InteractionRecord, content_key, derive_trace_id
+from memory_bank.records import Insight, InteractionRecord, call_key, derive_trace_id
 from memory_bank.transcript.jsontext import RAW, compact, dump_value, parse_arguments, parse_output
 
 ARGUMENT_BYTES = 1_000
@@ -245,10 +245,8 @@ def _content_keys(record: InteractionRecord, output: str) -> list[bytes]:
     outputs = [output]
     if record.output_text is None:
         outputs.append(dump_value(record.raw_output))
-    contents = [(record.call_id or "", record.tool_name, a or "", o) for a in arguments for o in outputs]
-    return list(
-        dict.fromkeys(content_key(*(t.encode("utf-8", "surrogatepass") for t in c)) for c in contents)
-    )
+    keys = [call_key(record.call_id, record.tool_name, a or "", o) for a in arguments for o in outputs]
+    return list(dict.fromkeys(keys))
 
 
 class Rederiving:

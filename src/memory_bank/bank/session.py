@@ -28,7 +28,7 @@ from memory_bank.models.observer import EXTRACTIVE, Observer
 from memory_bank.plan import Plan
 from memory_bank.ports import Embedder, Scope, TokenCounter
 from memory_bank.records import Insight, InteractionRecord, Spent
-from memory_bank.transcript.own import is_memory_tool
+from memory_bank.transcript.messages import is_memory_tool
 from memory_bank.transcript.tokens import approximate_counter, open_counter
 from memory_bank.transcript.transcript import Transcript, View
 

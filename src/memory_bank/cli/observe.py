@@ -148,7 +148,7 @@ def _extract_missing(database: Database, model: Embedder, session: str | None) -
     from memory_bank.bank.facts import FactStore
     from memory_bank.bank.insights import InsightStore
     from memory_bank.models.observer import Observer
-    from memory_bank.transcript.own import is_memory_tool
+    from memory_bank.transcript.messages import is_memory_tool
 
     made = 0
     observer = Observer()

@@ -8,9 +8,17 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from memory_bank.plan import Context, Plan
-from memory_bank.transcript.content import content_text, read
-from memory_bank.transcript.interactions import Interaction, Kind, Pair, calls_of, kind_of, result_of
-from memory_bank.transcript.own import MARK
+from memory_bank.transcript.messages import (
+    MARK,
+    Interaction,
+    MessageKind,
+    Pair,
+    calls_of,
+    content_text,
+    kind_of,
+    read,
+    result_of,
+)
 
 _LONE = re.compile("[\ud800-\udfff]")
 
@@ -88,15 +96,19 @@ def repair_interaction(interaction: Interaction, mode: str) -> tuple[list[Any], 
     if len(ids) != len(set(ids)):
         return list(interaction.messages), "not repaired: two calls share an id"
     answered = {p.call.call_id for p in interaction.pairs if p.call and p.result}
-    calls = [m for m in interaction.messages if kind_of(m) is Kind.CALL]
-    lead = [m for m in interaction.messages if kind_of(m) is Kind.SAY]
-    riders = [m for m in interaction.messages if kind_of(m) in (Kind.USER, Kind.SYSTEM, Kind.OTHER)]
+    calls = [m for m in interaction.messages if kind_of(m) is MessageKind.CALL]
+    lead = [m for m in interaction.messages if kind_of(m) is MessageKind.SAY]
+    riders = [
+        m
+        for m in interaction.messages
+        if kind_of(m) in (MessageKind.USER, MessageKind.SYSTEM, MessageKind.OTHER)
+    ]
     known = {c.call_id for m in calls for c in calls_of(m)}
     given: set[Any] = set()
     results: list[Any] = []
     orphans: list[Any] = []
     for m in interaction.messages:
-        if kind_of(m) is Kind.RESULT:
+        if kind_of(m) is MessageKind.RESULT:
             call_id = result_of(m).call_id
             fits = call_id in known and call_id not in given
             (results if fits else orphans).append(m)

@@ -22,9 +22,8 @@ from memory_bank.history.steps import (
     trace_ids_of,
 )
 from memory_bank.records import InteractionRecord, content_key, derive_trace_id
-from memory_bank.transcript.interactions import Interaction, Pair
 from memory_bank.transcript.jsontext import RAW
-from memory_bank.transcript.parsing import parse_messages
+from memory_bank.transcript.messages import Interaction, Pair, parse_messages
 
 log = logging.getLogger("memory_bank.MemoryBankStrategy")
 
@@ -215,8 +214,7 @@ def _text_records(step: Step, session_id: str) -> list[InteractionRecord]:
         name, text = step.type, step_text(step).split("\n", 1)[-1]
     if not text.strip():
         return []
-    parts = (name, str(step.step_number), repr(step.timestamp), text)
-    key = content_key(*(p.encode("utf-8", "surrogatepass") for p in parts))
+    key = content_key(name, str(step.step_number), repr(step.timestamp), text)
     trace_id = derive_trace_id(session_id, key, 0)
     number = step.step_number
     return [

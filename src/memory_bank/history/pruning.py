@@ -24,7 +24,7 @@ from memory_bank.history.steps import (
 )
 from memory_bank.history.values import is_amount, positive
 from memory_bank.ports import ChatModel, Embedder, TokenCounter
-from memory_bank.transcript.content import content_text, read
+from memory_bank.transcript.messages import content_text, read
 from memory_bank.transcript.shortening import shorten_text
 from memory_bank.transcript.tokens import open_counter
 

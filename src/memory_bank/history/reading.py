@@ -30,9 +30,18 @@ from memory_bank.history.steps import (
     Wire,
     check_wire,
 )
-from memory_bank.transcript.content import content_text, is_text_part, part_text, read
-from memory_bank.transcript.interactions import Interaction, Kind, Segment, Utterance, kind_of
-from memory_bank.transcript.parsing import parse_messages
+from memory_bank.transcript.messages import (
+    Interaction,
+    MessageKind,
+    Segment,
+    Utterance,
+    content_text,
+    is_text_part,
+    kind_of,
+    parse_messages,
+    part_text,
+    read,
+)
 
 
 def steps_from_messages(
@@ -89,18 +98,18 @@ class _StepReader:
             return _action(segment), 1
         content = read(segment.message, "content")
         text = content_text(content)
-        if segment.kind is Kind.SYSTEM:
+        if segment.kind is MessageKind.SYSTEM:
             return SystemPromptStep(text), 1
-        if segment.kind is Kind.USER:
+        if segment.kind is MessageKind.USER:
             return _task_or_note(content, text), 1
-        if segment.kind is not Kind.SAY:
+        if segment.kind is not MessageKind.SAY:
             return ScratchpadStep(text), 1
         if self.wire == "text" and (action := self._text_action(i, text)) is not None:
             return action
         following = self._segment(i + 1)
-        if _is_utterance(following, Kind.USER) and read(following.message, "content") == PROCEED:
+        if _is_utterance(following, MessageKind.USER) and read(following.message, "content") == PROCEED:
             return PlanningStep(text), 2
-        if has_task and (following is None or _is_utterance(following, Kind.USER)):
+        if has_task and (following is None or _is_utterance(following, MessageKind.USER)):
             return FinalAnswerStep(text), 1
         return ActionStep(text), 1
 
@@ -113,7 +122,7 @@ class _StepReader:
         used = 1
         if CALLING not in text:  # a thought, its calls in the next message
             following = self._segment(i + 1)
-            if not _is_utterance(following, Kind.SAY):
+            if not _is_utterance(following, MessageKind.SAY):
                 return None
             thought, text, used = text, content_text(read(following.message, "content")), 2
             if not text.startswith(CALLING):
@@ -124,7 +133,7 @@ class _StepReader:
             return None
         observations: list[Observation] = []
         error = None
-        while _is_utterance(following := self._segment(i + used), Kind.USER):
+        while _is_utterance(following := self._segment(i + used), MessageKind.USER):
             content = read(following.message, "content")
             body = content_text(content)
             if body.startswith(OBSERVATION):
@@ -139,7 +148,7 @@ class _StepReader:
         return ActionStep(thought or head.rstrip() or None, tuple(calls), tuple(observations), error), used
 
 
-def _is_utterance(segment: Segment | None, kind: Kind) -> TypeGuard[Utterance]:
+def _is_utterance(segment: Segment | None, kind: MessageKind) -> TypeGuard[Utterance]:
     return isinstance(segment, Utterance) and segment.kind is kind
 
 
@@ -192,7 +201,7 @@ def _action(interaction: Interaction) -> ActionStep:
     numbers = count(1)
     order: dict[object, int] = {}
     for message in interaction.messages:
-        if kind_of(message) is Kind.RESULT:
+        if kind_of(message) is MessageKind.RESULT:
             order.setdefault(read(message, "tool_call_id"), len(order))
     for pair in interaction.pairs:
         call_id = None

@@ -9,8 +9,8 @@ from typing import Any, ClassVar, Literal, Self, TypeVar, cast
 
 from memory_bank.errors import HistoryError
 from memory_bank.history.values import Json, freeze, image_url, is_amount, positive, thaw
-from memory_bank.transcript.content import content_text, is_text_part, media_kinds
 from memory_bank.transcript.jsontext import compact, parse_arguments, parse_output
+from memory_bank.transcript.messages import content_text, is_text_part, media_kinds
 from memory_bank.transcript.shortening import cut_at_edge, shorten, shorten_text
 
 Wire = Literal["tools", "text"]

@@ -23,7 +23,7 @@ from memory_bank.lab.meter.matching import Page, Reader
 from memory_bank.lab.meter.needs import Need
 from memory_bank.lab.meter.recall import Facts, context_pages, facts_in, recall
 from memory_bank.lab.traces import Trace
-from memory_bank.transcript import Interaction, Kind, compact, parse_messages, read
+from memory_bank.transcript import Interaction, MessageKind, compact, parse_messages, read
 
 FULL, ORACLE = "full", "oracle"
 
@@ -259,7 +259,8 @@ class _OracleRun(StrategyRun):
         base: list[Any] = []
         for segment in segments:
             if segment is last or (
-                not isinstance(segment, Interaction) and segment.kind in (Kind.SYSTEM, Kind.USER)
+                not isinstance(segment, Interaction)
+                and segment.kind in (MessageKind.SYSTEM, MessageKind.USER)
             ):
                 base.extend(segment.messages)
         pages = context_pages(base, self._reader)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from memory_bank.errors import TraceFileError
-from memory_bank.transcript import Kind, calls_of, content_text, is_text_part, kind_of, read
+from memory_bank.transcript import MessageKind, calls_of, content_text, is_text_part, kind_of, read
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +106,7 @@ def message_texts(message: object) -> list[str]:
     texts = content_texts(read(message, "content"))
     if texts == [""]:
         texts = []
-    if kind_of(message) is Kind.CALL:
+    if kind_of(message) is MessageKind.CALL:
         texts += [f"{call.name} {call.text}" for call in calls_of(message)]
     if read(message, "role") is None and (output := read(message, "output")) is not None:
         texts += content_texts(output)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from itertools import islice
 from typing import Any
 
 from memory_bank.records import InteractionRecord
-from memory_bank.transcript.jsontext import RAW, compact
+from memory_bank.transcript.jsontext import RAW, compact, leaves
 from memory_bank.transcript.shortening import cut_at_edge, unfold
 
 MAX_CHARS = 1_400  # about 200 words
@@ -59,9 +59,9 @@ def _of_value(value: Any) -> str:
     errors: dict[str, None] = {}
     named: dict[str, None] = {}
     rest: dict[str, None] = {}
-    for i, (key, leaf, depth) in enumerate(_leaves(value)):
-        if i >= _SCAN_LEAVES:
-            break
+    # The shallow ones first: what is said once counts more than row 400.
+    told = (leaf for leaf in leaves(value, breadth_first=True) if leaf.value not in (None, ""))
+    for leaf, key, depth, _ in islice(told, _SCAN_LEAVES):
         shown = cut_at_edge(" ".join(str(leaf)[:400].split()), 160)
         item = f"{key}: {shown}" if key else shown
         low = key.lower()
@@ -97,23 +97,6 @@ def _shape(value: Any) -> str:
 
 def _count(value: Any) -> str:
     return f"{len(value)} items" if isinstance(value, list) else f"{len(value)} fields"
-
-
-def _leaves(value: Any) -> Iterator[tuple[str, Any, int]]:
-    """Scalars with key and depth, the shallow ones first: what is said once counts more than row 400."""
-    level: list[tuple[str, Any]] = [("", value)]
-    depth = 0
-    while level:
-        deeper: list[tuple[str, Any]] = []
-        for key, node in level:
-            if isinstance(node, dict):
-                deeper.extend((str(k), v) for k, v in node.items())
-            elif isinstance(node, list):
-                deeper.extend((key, v) for v in node)
-            elif node is not None and node != "":
-                yield key, node, depth
-        level = deeper
-        depth += 1
 
 
 def _of_text(text: str) -> str:

@@ -25,10 +25,9 @@ from memory_bank.provenance.identifiers import (
     runs,
 )
 from memory_bank.provenance.index import PATH_JOINTS, KnownIdentifier, Source, SourceIndex
-from memory_bank.provenance.places import leaves
 from memory_bank.provenance.report import CallReport, Nearest, Origin, Place, ValueReport
-from memory_bank.transcript.interactions import Call, calls_of
-from memory_bank.transcript.jsontext import RAW
+from memory_bank.transcript.jsontext import RAW, compact, inner_json, is_deep, leaves
+from memory_bank.transcript.messages import Call, calls_of
 
 log = logging.getLogger("memory_bank.Provenance")
 
@@ -167,8 +166,10 @@ class _CallCheck:
             arguments = arguments[RAW]
         elif isinstance(arguments, dict):
             self.makes_new = self.makes_new or _runs_maker(arguments)
-        for path, key, leaf in leaves(arguments):
-            yield from self._check(_argument(path, key, leaf))
+        if is_deep(arguments):
+            arguments = compact(arguments)
+        for leaf in leaves(arguments, opened=inner_json):
+            yield from self._check(_argument(leaf.path, leaf.key, leaf.value))
 
     def _check(self, argument: _Argument) -> Iterator[ValueReport]:
         if argument.kind is ValueKind.TRIVIAL:

@@ -24,13 +24,10 @@ from memory_bank.provenance.identifiers import (
     normal,
     runs,
 )
-from memory_bank.provenance.places import inner_json, leaves
 from memory_bank.provenance.report import Place
 from memory_bank.records import InteractionRecord
-from memory_bank.transcript.content import content_text, read
-from memory_bank.transcript.interactions import Interaction, kind_of
-from memory_bank.transcript.interactions import Kind as MessageKind
-from memory_bank.transcript.jsontext import compact, plain
+from memory_bank.transcript.jsontext import compact, inner_json, leaves, plain
+from memory_bank.transcript.messages import Interaction, MessageKind, content_text, kind_of, read
 from memory_bank.transcript.tokens import approximate_counter
 from memory_bank.transcript.transcript import Transcript, View
 
@@ -212,9 +209,10 @@ class Source:
         """The place of a value (in normal form): a JSON path of the output, ``line N``, or ""."""
         value = inner_json(self.text) if len(self.text) <= _PLACED_CHARS else None
         if value is not None:
-            for path, _, leaf in leaves(value):
-                if find(normal(leaf if isinstance(leaf, str) else compact(leaf)), wanted) >= 0:
-                    return path
+            for leaf in leaves(value, opened=inner_json):
+                text = leaf.value if isinstance(leaf.value, str) else compact(leaf.value)
+                if find(normal(text), wanted) >= 0:
+                    return leaf.path
         if wanted.isascii():
             words = r"\s+".join(re.escape(w) for w in wanted.split(" "))
             match = re.search(words, self.text, re.I)
@@ -402,18 +400,19 @@ def _identifiers_of(source: Source, number: int) -> Iterator[KnownIdentifier]:
             yield KnownIdentifier(token, normal(token), kind, "", number, f"line {line}")
         return
     scanned = 0
-    for path, key, leaf in leaves(value):
-        if isinstance(leaf, str):
-            scanned += len(leaf)
+    for leaf in leaves(value, opened=inner_json):
+        scalar, key = leaf.value, leaf.key
+        if isinstance(scalar, str):
+            scanned += len(scalar)
             if scanned > _SCANNED_CHARS:
                 return
-            kind = kind_of_text(leaf, key)
+            kind = kind_of_text(scalar, key)
             if kind in IDENTIFIERS:
-                yield KnownIdentifier(leaf.strip(), normal(leaf), kind, key, number, path)
+                yield KnownIdentifier(scalar.strip(), normal(scalar), kind, key, number, leaf.path)
             elif kind is ValueKind.TEXT:
-                for token, inner, _ in identifiers_in(leaf):
-                    yield KnownIdentifier(token, normal(token), inner, key, number, path)
-        elif isinstance(leaf, int) and not isinstance(leaf, bool):
-            kind = kind_of_number(leaf, key)
+                for token, inner, _ in identifiers_in(scalar):
+                    yield KnownIdentifier(token, normal(token), inner, key, number, leaf.path)
+        elif isinstance(scalar, int) and not isinstance(scalar, bool):
+            kind = kind_of_number(scalar, key)
             if kind in IDENTIFIERS:
-                yield KnownIdentifier(str(leaf), str(leaf), kind, key, number, path)
+                yield KnownIdentifier(str(scalar), str(scalar), kind, key, number, leaf.path)

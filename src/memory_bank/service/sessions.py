@@ -23,7 +23,7 @@ from memory_bank.errors import ConfigError, EmbeddingError, NotFoundError, Stora
 from memory_bank.plan import Plan
 from memory_bank.processor import MemoryProcessor
 from memory_bank.service.security.access import public_name, stored_id
-from memory_bank.transcript.parsing import check_messages
+from memory_bank.transcript.messages import check_messages
 
 log = logging.getLogger("memory_bank.Service")
 

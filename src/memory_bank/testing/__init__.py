@@ -12,8 +12,8 @@ from memory_bank.testing.agent import run_agent
 from memory_bank.testing.model import Request, ScriptedModel
 from memory_bank.testing.replies import Reply, call, calls, fail, say
 from memory_bank.testing.server import LoggedRequest, ScriptedServer
-from memory_bank.transcript.itempairs import item_errors
 from memory_bank.transcript.pairing import pairing_errors
+from memory_bank.transcript.responses import item_errors
 
 __all__ = [
     "LoggedRequest",

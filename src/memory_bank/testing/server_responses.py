@@ -10,8 +10,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from memory_bank.testing.replies import Reply, as_json, fail, in_pieces
-from memory_bank.transcript.itempairs import item_errors
-from memory_bank.transcript.items import ROLES, item_type
+from memory_bank.transcript.responses import ROLES, item_errors, item_type
 
 PATH = "/v1/responses"
 CONVERSATIONS = "/v1/conversations"

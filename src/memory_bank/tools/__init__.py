@@ -8,7 +8,7 @@ from memory_bank.tools.handlers import (
     handle_tool_call,
     memory_tools,
 )
-from memory_bank.transcript.own import GET_RECORD, LIST_RECORDS, SEARCH_MEMORY, is_memory_tool
+from memory_bank.transcript.messages import GET_RECORD, LIST_RECORDS, SEARCH_MEMORY, is_memory_tool
 
 __all__ = [
     "GET_RECORD",

@@ -27,7 +27,7 @@ from memory_bank.tools.selection import (
     select_lines,
 )
 from memory_bank.transcript.jsontext import compact, parse_arguments
-from memory_bank.transcript.own import GET_RECORD, LIST_RECORDS, SEARCH_MEMORY, is_memory_tool
+from memory_bank.transcript.messages import GET_RECORD, LIST_RECORDS, SEARCH_MEMORY, is_memory_tool
 from memory_bank.transcript.shortening import cut_at_edge, shorten
 
 MAX_CHARS = 20_000

@@ -12,7 +12,7 @@ from memory_bank.errors import EmbeddingError
 from memory_bank.provenance.identifiers import find, identifiers_in, normal, runs
 from memory_bank.provenance.index import Source
 from memory_bank.records import Ranking
-from memory_bank.transcript.own import is_memory_tool
+from memory_bank.transcript.messages import is_memory_tool
 
 _MAX_EXACT_CHARS = 200  # longer texts are not searched for exactly
 _RUNS = 4  # runs of letters and digits, the longest, that the database filters by

@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from types import EllipsisType
 from typing import Any
 
-from memory_bank.provenance.places import join_key
-from memory_bank.transcript.jsontext import compact, is_deep
+from memory_bank.transcript.jsontext import compact, is_deep, join_key
 
 LINE_CHARS = 2_000
 """Longer lines are wrapped: each piece is a line of its own."""

@@ -10,24 +10,24 @@ from typing import TYPE_CHECKING, Any
 
 _HOMES = {
     "ENCODING": "tokens",
-    "Interaction": "interactions",
-    "Kind": "interactions",
+    "Interaction": "messages",
+    "MessageKind": "messages",
     "TokenCounter": "tokens",
-    "calls_of": "interactions",
+    "calls_of": "messages",
     "compact": "jsontext",
-    "content_text": "content",
-    "is_text_part": "content",
-    "kind_of": "interactions",
+    "content_text": "messages",
+    "is_text_part": "messages",
+    "kind_of": "messages",
     "open_counter": "tokens",
     "pairing_errors": "pairing",
-    "parse_messages": "parsing",
-    "read": "content",
+    "parse_messages": "messages",
+    "read": "messages",
 }
 
 __all__ = [
     "ENCODING",
     "Interaction",
-    "Kind",
+    "MessageKind",
     "TokenCounter",
     "calls_of",
     "compact",
@@ -51,9 +51,16 @@ def __getattr__(name: str) -> Any:
 
 if TYPE_CHECKING:
     from memory_bank.ports import TokenCounter
-    from memory_bank.transcript.content import content_text, is_text_part, read
-    from memory_bank.transcript.interactions import Interaction, Kind, calls_of, kind_of
     from memory_bank.transcript.jsontext import compact
+    from memory_bank.transcript.messages import (
+        Interaction,
+        MessageKind,
+        calls_of,
+        content_text,
+        is_text_part,
+        kind_of,
+        parse_messages,
+        read,
+    )
     from memory_bank.transcript.pairing import pairing_errors
-    from memory_bank.transcript.parsing import parse_messages
     from memory_bank.transcript.tokens import ENCODING, open_counter

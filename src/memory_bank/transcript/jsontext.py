@@ -1,16 +1,19 @@
-"""JSON as tools write it: text to values and back, never failing and never losing a character."""
+"""JSON as tools write it: text to values and back without errors or loss, and the walk over a value."""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
-from typing import Any
+import re
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
 
 from memory_bank.errors import RecordError
 
 RAW = "_raw"  # the key under which text that is not JSON is kept
 _MAX_DEPTH = 200  # deeper values are handled as text
+_PLAIN_KEY = re.compile(r"[^\W\d][\w-]*\Z")
 
 
 def parse_output(text: str) -> Any:
@@ -40,7 +43,7 @@ def parse_arguments(arguments: Any) -> Any:
 
 
 def is_deep(value: Any, limit: int = _MAX_DEPTH) -> bool:
-    """Whether a JSON value nests deeper than ``limit``; looks at containers only, without recursion."""
+    """Whether a JSON value nests deeper than ``limit``, without recursion."""
     level = [value]
     for _ in range(limit):
         level = [
@@ -53,6 +56,92 @@ def is_deep(value: Any, limit: int = _MAX_DEPTH) -> bool:
         if not level:
             return False
     return True
+
+
+def is_raw(value: object) -> bool:
+    """Whether a value is ``{"_raw": …}``, which stands for text that is not JSON."""
+    return isinstance(value, dict) and list(value) == [RAW]
+
+
+def inner_json(text: str) -> Any:
+    """The object or list that a text holds as JSON (text parts of MCP do), or None."""
+    if text[:64].lstrip()[:1] not in ("{", "["):
+        return None
+    value = parse_output(text)
+    return value if isinstance(value, (dict, list)) and not is_raw(value) else None
+
+
+class Leaf(NamedTuple):
+    """A scalar in a JSON value.
+
+    ``key`` is the name of the innermost member around it, "" without one; ``depth`` counts the containers.
+    """
+
+    value: Any
+    key: str
+    depth: int
+    trail: _Trail | None
+
+    @property
+    def path(self) -> str:
+        """Where it stands, in the form that ``get_record`` accepts: ``items[3].sku``."""
+        steps: list[str | int] = []
+        trail = self.trail
+        while trail is not None:
+            trail, step = trail
+            steps.append(step)
+        path = ""
+        for step in reversed(steps):
+            path = join_key(path, step) if isinstance(step, str) else f"{path}[{step}]"
+        return path
+
+
+_Trail = tuple["_Trail | None", str | int]
+"""The way to a node: that to its container, and its key or index there."""
+
+
+def leaves(
+    value: object, *, opened: Callable[[str], Any] | None = None, breadth_first: bool = False
+) -> Iterator[Leaf]:
+    """The scalars of a JSON value, in order, without recursion; ``breadth_first``: the shallow ones first.
+
+    ``opened`` (``inner_json``, for example) returns the value that a text holds as JSON, or None; the scalars
+    of that value then take the place of the text.
+    """
+    pending = deque([iter([Leaf(value, "", 0, None)])])
+    while pending:
+        for node in pending[-1]:
+            inner = node.value
+            if opened is not None and isinstance(inner, str) and (found := opened(inner)) is not None:
+                inner = found
+            if isinstance(inner, (dict, list, tuple)):
+                children = _children(inner, node)
+                if breadth_first:
+                    pending.appendleft(children)
+                else:
+                    pending.append(children)
+                    break
+            else:
+                yield node if inner is node.value else node._replace(value=inner)
+        else:
+            pending.pop()
+
+
+def _children(container: Any, node: Leaf) -> Iterator[Leaf]:
+    trail, depth = node.trail, node.depth + 1
+    if isinstance(container, dict):
+        for key, child in container.items():
+            yield Leaf(child, str(key), depth, (trail, str(key)))
+    else:
+        for i, child in enumerate(container):
+            yield Leaf(child, node.key, depth, (trail, i))
+
+
+def join_key(path: str, key: str) -> str:
+    """The path of an object's member: ``a.b``, or ``a["odd key"]`` where the key has other characters."""
+    if _PLAIN_KEY.match(key):
+        return f"{path}.{key}" if path else key
+    return f"{path}[{compact(key)}]"
 
 
 def plain(value: Any) -> Any:

@@ -10,8 +10,8 @@ from functools import lru_cache
 from typing import Any
 
 from memory_bank.ports import TextCounter, TokenCounter
-from memory_bank.transcript.content import is_text_part, part_text, read
 from memory_bank.transcript.jsontext import compact, plain
+from memory_bank.transcript.messages import is_text_part, part_text, read
 
 log = logging.getLogger("memory_bank.Tokens")
 

@@ -1,4 +1,4 @@
-"""A conversation as it grows: each message is parsed, counted and identified once in its life."""
+"""A conversation as it grows: each message is parsed, counted and identified once."""
 
 from __future__ import annotations
 
@@ -13,9 +13,17 @@ from typing import Any
 
 from memory_bank.ports import TokenCounter
 from memory_bank.records import derive_trace_id
-from memory_bank.transcript.content import read
-from memory_bank.transcript.interactions import Interaction, Kind, Segment, Utterance, kind_of
-from memory_bank.transcript.parsing import Parser, check_messages, task_text
+from memory_bank.transcript.messages import (
+    Interaction,
+    MessageKind,
+    Parser,
+    Segment,
+    Utterance,
+    check_messages,
+    kind_of,
+    read,
+    task_text,
+)
 
 _LATEST = 64  # messages at the end that are compared at every step
 _IN_TURN = 256  # older messages that are compared in one step
@@ -72,13 +80,13 @@ class View:
 
 
 class Transcript:
-    """Follows one session's message list from step to step.
+    """Follows one session's message list from step to step; a step costs only its new messages.
 
-    What is the same as at the last step is compared, not parsed again: the cost of a step is what is new.
-    A system prompt or user message that was edited is taken over in its place; a list that differs otherwise
-    (a fork, a retry, a client that dropped or edited messages) is parsed anew from the first difference.
-    Where the list holds the very objects of the last step, what is kept in every context and the latest
-    messages are compared in full, the older interactions in turns, 256 messages a step.
+    Messages that are equal to those of the last step are not parsed again. An edited system prompt or user
+    message is replaced in its place; a list that differs otherwise (a fork, a retry, a client that dropped or
+    edited messages) is parsed again from the first difference. Where the list holds the very objects of the
+    last step, the messages that every context keeps and the latest ones are compared in full, the older
+    ones in turns, 256 a step.
     """
 
     def __init__(self, session_id: str, counter: TokenCounter) -> None:
@@ -88,40 +96,38 @@ class Transcript:
 
     def reset(self) -> None:
         """Forget everything."""
-        self._objects: list[Any] = []  # the caller's messages
-        self._snapshot: list[Any] = []  # what they held
-        self._turn = 0
+        self._objects: list[object] = []  # the caller's messages
+        self._snapshot: list[object] = []  # copies of them
+        self._compared = 0  # the older message that is compared next
         self._task: str | None = None  # known once it stands in a closed segment
         self._task_sought = 0
         self._tokens_before = [0]
         self._parser = Parser()
-        self._read = 0  # closed segments taken over
+        self._read = 0  # closed segments that are counted and identified
         self._interactions: list[Interaction] = []
         self._starts: list[int] = []  # of the interactions
-        self._keys: list[tuple[bytes, ...]] = []  # content keys of the interactions' answered pairs
+        self._keys: list[tuple[bytes, ...]] = []  # content keys of their answered pairs
         self._occurrences: Counter[bytes] = Counter()
         self._kept: list[int] = []
         self._acknowledged = 0
 
-    def update(self, messages: Any) -> View:
-        """Take in the present list of messages. Raises MessagesError when it is no list."""
+    def update(self, messages: object) -> View:
+        """Parse what is new in the present list of messages. Raises MessagesError when it is no list."""
         messages = check_messages(messages)
         same = self._reconcile(messages)
         for message in messages[same:]:
             self._objects.append(message)
-            self._snapshot.append(_freeze(message))
+            self._snapshot.append(_snapshot_of(message))
             self._tokens_before.append(self._tokens_before[-1] + self.counter.count_message(message))
             self._parser.feed(message)
-        self._take_closed()
+        self._identify_closed()
         return self._view(messages)
 
     def acknowledge(self) -> None:
         """Note that the interactions of the last view are stored: later views do not count them as new."""
         self._acknowledged = len(self._interactions)
 
-    # ------------------------------------------------------------------
-
-    def _take_closed(self) -> None:
+    def _identify_closed(self) -> None:
         closed = self._parser.closed
         for segment in closed[self._read :]:
             if isinstance(segment, Interaction):
@@ -168,12 +174,12 @@ class Transcript:
             self._task = task_text(self._parser.closed[self._task_sought :])
             self._task_sought = len(self._parser.closed)
         task = self._task if self._task is not None else task_text(pending)
-        # A prefix view of a list that only grows is safe to share: it is cut, never changed, on a rewind.
+        # The list of counts is safe to share: it only grows, and is replaced when messages change.
         new = interactions[min(self._acknowledged, max(0, len(interactions) - 1)) :]
         return View(messages, interactions, kept, tail_start, task or "", self._tokens_before, new)
 
-    def _reconcile(self, messages: Sequence[Any]) -> int:
-        """Make what is known agree with the list's beginning; returns how many messages are known."""
+    def _reconcile(self, messages: Sequence[object]) -> int:
+        """Forget or replace what differs from the list; returns how many of its messages are known then."""
         n = min(len(self._snapshot), len(messages))
         changed = self._changed(messages, n)
         stop = next((i for i in changed if not self._is_patchable(i, messages[i])), n)
@@ -186,13 +192,13 @@ class Transcript:
         self._objects[:stop] = messages[:stop]
         return stop
 
-    def _changed(self, messages: Sequence[Any], n: int) -> list[int]:
+    def _changed(self, messages: Sequence[object], n: int) -> list[int]:
         """The positions below ``n`` at which a message is not what it was."""
         head = messages[:n]
         positions: Iterable[int] = range(n)
         if n == len(self._objects) and all(map(is_, head, self._objects)):
-            turn = range(self._turn, min(n, self._turn + _IN_TURN))
-            self._turn = turn.stop if turn.stop < n else 0
+            turn = range(self._compared, min(n, self._compared + _IN_TURN))
+            self._compared = turn.stop if turn.stop < n else 0
             latest = range(max(0, n - _LATEST), n)
             kept = self._kept[: bisect_left(self._kept, latest.start)]
             positions = sorted({*kept, *latest, *turn})
@@ -204,12 +210,12 @@ class Transcript:
                 pass
         return [i for i in positions if not _same(self._snapshot[i], messages[i])]
 
-    def _is_patchable(self, position: int, message: Any) -> bool:
-        """Whether a changed message is a text of system or user that changes nothing around it."""
+    def _is_patchable(self, position: int, message: object) -> bool:
+        """Whether a changed message is a text of system or user, so that its neighbours stay as parsed."""
         segment = self._closed_at(position)
         return (
             isinstance(segment, Utterance)
-            and segment.kind in (Kind.SYSTEM, Kind.USER)
+            and segment.kind in (MessageKind.SYSTEM, MessageKind.USER)
             and kind_of(message) is segment.kind
             and all(isinstance(read(m, "content"), str) for m in (message, self._snapshot[position]))
         )
@@ -219,12 +225,12 @@ class Transcript:
         i = bisect_right(closed, position, key=lambda s: s.start) - 1
         return closed[i] if i >= 0 and closed[i].stop > position else None
 
-    def _patch(self, positions: Sequence[int], messages: Sequence[Any]) -> None:
+    def _patch(self, positions: Sequence[int], messages: Sequence[object]) -> None:
         counts = [b - a for a, b in pairwise(self._tokens_before)]
         closed = self._parser.closed
         for i in positions:
             counts[i] = self.counter.count_message(messages[i])
-            self._snapshot[i] = _freeze(messages[i])
+            self._snapshot[i] = _snapshot_of(messages[i])
             at = bisect_right(closed, i, key=lambda s: s.start) - 1
             closed[at] = Utterance(i, messages[i], kind_of(messages[i]))
         self._tokens_before = list(accumulate(counts, initial=0))
@@ -235,7 +241,10 @@ class Transcript:
         self._task_sought = 0
 
     def _rewind(self, position: int) -> int:
-        """Forget what was read from ``position`` on and from the last interaction that may reach there."""
+        """Forget the messages from ``position`` on, and the last interaction that may reach there.
+
+        Returns the position from which messages are to be parsed again.
+        """
         closed = self._parser.closed
         cut = len(closed)
         while cut and closed[cut - 1].stop >= position:
@@ -243,8 +252,8 @@ class Transcript:
         while cut and not isinstance(closed[cut - 1], Interaction):
             cut -= 1
         cut = max(0, cut - 1)
-        start = closed[cut].start if cut < len(closed) else self._first_pending(position)
-        start = min(start, position)
+        rest = closed[cut:] or self._parser.pending()
+        start = min(rest[0].start, position) if rest else position
         parser = Parser(start)
         parser.closed = closed[:cut]
         self._parser = parser
@@ -260,19 +269,15 @@ class Transcript:
         self._forget_task()
         return start
 
-    def _first_pending(self, position: int) -> int:
-        pending: list[Segment] = self._parser.pending()
-        return pending[0].start if pending else position
 
-
-def _same(a: Any, b: Any) -> bool:
+def _same(a: object, b: object) -> bool:
     try:
         return bool(a == b)
-    except Exception:  # too deep, or a foreign object: read it again
+    except Exception:  # too deep, or a foreign object: parse it again
         return False
 
 
-def _freeze(message: Any) -> Any:
+def _snapshot_of(message: object) -> object:
     """A copy of a message's containers; texts are shared, so comparing an unchanged one is cheap."""
     try:
         return _copy(message)
@@ -280,17 +285,16 @@ def _freeze(message: Any) -> Any:
         return message
 
 
-def _copy(value: Any) -> Any:
+def _copy(value: object) -> object:
     if isinstance(value, str) or value is None:
         return value
-    kind = type(value)
-    if kind is dict:
+    if type(value) is dict:
         return {k: _copy(v) for k, v in value.items()}
-    if kind is list:
+    if type(value) is list:
         return [_copy(v) for v in value]
-    if kind in (int, float, bool):
+    if type(value) in (int, float, bool):
         return value
     try:
         return copy.deepcopy(value)
-    except Exception:  # locks, sockets and the like: compared as they are
+    except Exception:  # locks, sockets and the like: compared by identity
         return value

@@ -29,7 +29,7 @@ from memory_bank.service.security.access import LOCAL
 from memory_bank.service.sessions import Sessions
 from memory_bank.testing import Reply, ScriptedServer, call, calls, fail, run_agent, say
 from memory_bank.testing.replies import cut, raw
-from memory_bank.transcript.itempairs import item_errors
+from memory_bank.transcript.responses import item_errors
 
 ITEM_TOOLS = [{"type": "function", **tool["function"]} for tool in TOOLS]
 SESSION = {"x-memory-session": "task"}

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from memory_bank.bank.session import MemoryBankState
 from memory_bank.context.render import memory_message
 from memory_bank.models.extraction import extract_summary
-from memory_bank.transcript.interactions import Interaction
+from memory_bank.transcript.messages import Interaction
 from memory_bank.transcript.shortening import cut_at_edge, shorten_text
 
 HEADING = (

@@ -17,10 +17,16 @@ from memory_bank.records import InteractionRecord
 from memory_bank.selection.index import EvidenceIndex, Reason, Selection
 from memory_bank.selection.model import MODEL_FILE, Model, load_model
 from memory_bank.selection.similarity import Similarity
-from memory_bank.transcript.content import content_text, read
-from memory_bank.transcript.interactions import Interaction, Kind, kind_of, result_of
 from memory_bank.transcript.jsontext import compact, parse_output
-from memory_bank.transcript.own import is_memory_tool
+from memory_bank.transcript.messages import (
+    Interaction,
+    MessageKind,
+    content_text,
+    is_memory_tool,
+    kind_of,
+    read,
+    result_of,
+)
 from memory_bank.transcript.shortening import shorten
 from memory_bank.transcript.transcript import View
 from memory_bank.vectors import encode_documents, encode_queries
@@ -205,7 +211,7 @@ def _shortened_tail(view: View, session: MemoryBankState, most: int) -> dict[int
     for position in range(view.tail_start, len(view.messages)):
         message = view.messages[position]
         content = message.get("content") if isinstance(message, dict) else None
-        if not isinstance(content, str) or len(content) <= most or kind_of(message) is not Kind.RESULT:
+        if not isinstance(content, str) or len(content) <= most or kind_of(message) is not MessageKind.RESULT:
             continue
         trace_id = ids.get(result_of(message).call_id)
         short = shorten(parse_output(content), most, text=content, trace_id=trace_id)

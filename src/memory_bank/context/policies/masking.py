@@ -7,8 +7,7 @@ from typing import Any
 from memory_bank.bank.session import MemoryBankState
 from memory_bank.config import MaskingSettings
 from memory_bank.plan import Choice, Replacement, Shown
-from memory_bank.transcript.content import content_text, read
-from memory_bank.transcript.interactions import Interaction, Kind, kind_of, result_of
+from memory_bank.transcript.messages import Interaction, MessageKind, content_text, kind_of, read, result_of
 from memory_bank.transcript.shortening import cut_at_edge
 from memory_bank.transcript.transcript import View
 
@@ -53,7 +52,7 @@ def _results(interaction: Interaction) -> list[tuple[int, str]]:
     ]
     found = []
     for i, message in enumerate(interaction.messages):
-        if kind_of(message) is not Kind.RESULT:
+        if kind_of(message) is not MessageKind.RESULT:
             continue
         result = result_of(message)
         for at, (known, trace_id) in enumerate(left):

@@ -11,8 +11,8 @@ from memory_bank.config import ScratchpadSettings
 from memory_bank.context.policies.digest import Item, fitted, items_of, text_room
 from memory_bank.plan import Choice, Shown
 from memory_bank.records import InteractionRecord
-from memory_bank.transcript.interactions import Interaction
 from memory_bank.transcript.jsontext import RAW
+from memory_bank.transcript.messages import Interaction
 from memory_bank.transcript.shortening import cut_at_edge, unfold
 from memory_bank.transcript.transcript import View
 

@@ -16,7 +16,7 @@ from memory_bank.config import SemanticSettings
 from memory_bank.context.policies.digest import items_of, numbers_of, ranges
 from memory_bank.context.render import memory_message
 from memory_bank.plan import Choice, Shown
-from memory_bank.transcript.interactions import Interaction
+from memory_bank.transcript.messages import Interaction
 from memory_bank.transcript.transcript import View
 from memory_bank.vectors import encode_documents, encode_queries
 

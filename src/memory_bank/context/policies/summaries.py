@@ -12,7 +12,7 @@ from memory_bank.config import HierarchicalSettings, ProgressiveSettings
 from memory_bank.context.policies.digest import Item, digest, fitted, items_of, ranges, text_room
 from memory_bank.models.summarizing import Summarizer, told
 from memory_bank.plan import Choice, Shown
-from memory_bank.transcript.interactions import Interaction
+from memory_bank.transcript.messages import Interaction
 from memory_bank.transcript.transcript import View
 
 _WORDS_PER_TOKEN = 0.6

@@ -18,7 +18,7 @@ from memory_bank.bank.session import MemoryBankState
 from memory_bank.config import MemoryBankSettings
 from memory_bank.plan import Choice, Decision, Fate, Piece
 from memory_bank.records import Ranking
-from memory_bank.transcript.interactions import Interaction
+from memory_bank.transcript.messages import Interaction
 from memory_bank.transcript.shortening import Shortened
 from memory_bank.transcript.transcript import View
 

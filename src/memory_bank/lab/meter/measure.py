@@ -17,7 +17,7 @@ from memory_bank.lab.processes import ProgressReport, run_tasks
 from memory_bank.lab.replay import play
 from memory_bank.lab.strategies import Strategy, StrategyRun
 from memory_bank.lab.traces import Trace
-from memory_bank.transcript import ENCODING, Kind, TokenCounter, content_text, kind_of, read
+from memory_bank.transcript import ENCODING, MessageKind, TokenCounter, content_text, kind_of, read
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,14 +131,17 @@ class _TokensBefore:
     def __init__(self, messages: Sequence[object], costs: Costs) -> None:
         tokens = [costs.of(m) for m in messages]
         kinds = [kind_of(m) for m in messages]
-        anchor = (t if k in (Kind.SYSTEM, Kind.USER) else 0 for t, k in zip(tokens, kinds, strict=True))
+        anchor = (
+            t if k in (MessageKind.SYSTEM, MessageKind.USER) else 0
+            for t, k in zip(tokens, kinds, strict=True)
+        )
         self.full = list(accumulate(tokens, initial=0))
         self.anchor = list(accumulate(anchor, initial=0))
         self.last = [0]
         latest = 0
         for count, kind in zip(tokens, kinds, strict=True):
-            if kind is Kind.CALL:
+            if kind is MessageKind.CALL:
                 latest = count
-            elif kind is Kind.RESULT:
+            elif kind is MessageKind.RESULT:
                 latest += count
             self.last.append(latest)

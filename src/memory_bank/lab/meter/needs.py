@@ -26,7 +26,7 @@ from memory_bank.lab.meter.values import (
     parsed_arguments,
 )
 from memory_bank.lab.traces import Trace, content_texts, is_turn, message_texts
-from memory_bank.transcript import Kind, calls_of, compact, kind_of, read
+from memory_bank.transcript import MessageKind, calls_of, compact, kind_of, read
 
 MOST_NEEDS = 20
 """At most this many values of a turn count, chosen by a hash: long code must not outweigh the rest."""
@@ -116,7 +116,9 @@ def needs_of(
         kind = kind_of(message)
         if is_turn(message) and index.outputs:
             turns.append(
-                NeedyTurn(position, "call" if kind is Kind.CALL else "say", index.needs(message, constants))
+                NeedyTurn(
+                    position, "call" if kind is MessageKind.CALL else "say", index.needs(message, constants)
+                )
             )
         index.add(position, message, kind)
     return turns
@@ -146,26 +148,26 @@ class _SearchIndex:
         self._reader = reader
         self._schema = schema
 
-    def add(self, position: int, message: object, kind: Kind) -> None:
+    def add(self, position: int, message: object, kind: MessageKind) -> None:
         """Add the next message."""
         texts = message_texts(message)
         page = self._reader.read("\0".join(texts), lambda: " \n ".join(map(normalise, texts)))
         for word in page.words:
             self._holding.setdefault(word, []).append(position)
         self._pages.append(page)
-        if kind is Kind.RESULT:
+        if kind is MessageKind.RESULT:
             self.outputs.add(position)
-        elif kind in (Kind.SYSTEM, Kind.USER):
+        elif kind in (MessageKind.SYSTEM, MessageKind.USER):
             self._asked.add(position)
         elif is_turn(message):
             self._own.add(position)
-        if kind is Kind.CALL:
+        if kind is MessageKind.CALL:
             self._turns.append(position)
 
     def needs(self, message: object, constants: frozenset[str]) -> tuple[Need, ...]:
         """The evidence of the next turn."""
         candidates: dict[str, NeedKind]
-        calls = calls_of(message) if kind_of(message) is Kind.CALL else []
+        calls = calls_of(message) if kind_of(message) is MessageKind.CALL else []
         if calls:
             candidates = call_values((c.arguments for c in calls), self._in_an_output)
         else:

@@ -16,9 +16,7 @@ from memory_bank.selection.features import FEATURES, CurrentStep, describe
 from memory_bank.selection.index import EvidenceIndex
 from memory_bank.selection.model import MODEL_FILE, Model, load_model, save_model
 from memory_bank.selection.tables import Array
-from memory_bank.transcript.content import content_text, read
-from memory_bank.transcript.interactions import Interaction, Kind
-from memory_bank.transcript.parsing import parse_messages
+from memory_bank.transcript.messages import Interaction, MessageKind, content_text, parse_messages, read
 
 OTHERS = 250
 """Values of one step that its calls do not need and that are sampled."""
@@ -45,7 +43,7 @@ def replay_steps(messages: Sequence[object], index: EvidenceIndex) -> Iterator[R
         if isinstance(segment, Interaction):
             calls = [(p, p.call.text if p.call else "") for p in segment.pairs]
             note = segment.note
-        elif segment.kind is Kind.SAY:
+        elif segment.kind is MessageKind.SAY:
             calls = []
             note = content_text(read(segment.message, "content"))
         else:

@@ -10,8 +10,8 @@ from typing import Any
 from memory_bank.bank.ingestion import records_of
 from memory_bank.records import InteractionRecord, content_key, derive_trace_id
 from memory_bank.service.sessions import Sessions
-from memory_bank.transcript.interactions import Call
 from memory_bank.transcript.jsontext import dump_value, parse_output
+from memory_bank.transcript.messages import Call
 from memory_bank.transcript.tokens import approximate_counter
 from memory_bank.transcript.transcript import Transcript
 
@@ -109,7 +109,7 @@ def _identity(output: Output, key: str | None) -> bytes:
     parts = [output.call_id or "", output.tool_name, _call(output).text, text]
     if key is not None and output.call_id is None:
         parts.append(key)
-    return content_key(*(p.encode("utf-8", "surrogatepass") for p in parts))
+    return content_key(*parts)
 
 
 def _record(output: Output, trace_id: str, step: int) -> InteractionRecord:

@@ -30,7 +30,7 @@ from memory_bank.service.api.requests import (
 from memory_bank.service.api.sessions import with_public_names
 from memory_bank.service.proxy.body import Body, render_array
 from memory_bank.tools.search import SearchMatch, search_session
-from memory_bank.transcript.parsing import check_messages
+from memory_bank.transcript.messages import check_messages
 
 router = APIRouter(prefix="/v1", tags=["memory"])
 

@@ -8,9 +8,7 @@ from typing import Any
 
 from memory_bank.plan import Decision, Fate, Plan
 from memory_bank.service.sessions import Rebuilt
-from memory_bank.transcript.content import content_text, read
-from memory_bank.transcript.interactions import calls_of, result_of
-from memory_bank.transcript.own import MARK
+from memory_bank.transcript.messages import MARK, calls_of, content_text, read, result_of
 
 FIRST_MESSAGES, LAST_MESSAGES = 20, 180
 """Of a longer context the first and the last so many messages are kept."""

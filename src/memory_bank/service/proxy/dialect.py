@@ -11,7 +11,7 @@ from memory_bank.service.proxy.body import JsonObject
 from memory_bank.service.proxy.events import Event
 from memory_bank.tools import GET_RECORD, LIST_RECORDS, SEARCH_MEMORY
 from memory_bank.transcript.jsontext import parse_arguments
-from memory_bank.transcript.own import is_memory_tool
+from memory_bank.transcript.messages import is_memory_tool
 
 MEMORY_TOOLS = frozenset({SEARCH_MEMORY, GET_RECORD, LIST_RECORDS})
 

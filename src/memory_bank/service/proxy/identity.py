@@ -36,10 +36,8 @@ from memory_bank.bank.rows import is_session_id
 from memory_bank.errors import ConfigError, StorageError
 from memory_bank.records import content_key
 from memory_bank.service.security.access import LONGEST_NAME, public_name, stored_id
-from memory_bank.transcript.content import is_text_part
-from memory_bank.transcript.interactions import Interaction, Kind, Pair, kind_of
 from memory_bank.transcript.jsontext import dump_value, flat_text
-from memory_bank.transcript.parsing import Parser
+from memory_bank.transcript.messages import Interaction, MessageKind, Pair, Parser, is_text_part, kind_of
 
 HEADER = "x-memory-session"
 LATEST = 16
@@ -396,9 +394,9 @@ def digest_chain(
     """The digests of a list; None before the first assistant tool call."""
     canonical = canonical or canonical_bytes
     kinds = [kind_of(m) for m in messages]
-    if Kind.CALL not in kinds:
+    if MessageKind.CALL not in kinds:
         return None
-    first = kinds.index(Kind.CALL)
+    first = kinds.index(MessageKind.CALL)
     rolling = hashlib.sha256(seed)
     digests: list[str] = []  # digests[i] is that of the messages up to first + i
     for i, message in enumerate(messages):
@@ -414,18 +412,20 @@ def digest_chain(
     return DigestChain(digests[-1], digests[latest[-1].stop - 1 - first], positions, ends[::-1], latest)
 
 
-def _may_end(kinds: Sequence[Kind], i: int) -> bool:
+def _may_end(kinds: Sequence[MessageKind], i: int) -> bool:
     """Whether a request may have ended at a position: not between a call and its results."""
-    return i + 1 == len(kinds) or (kinds[i] is not Kind.CALL and kinds[i + 1] is not Kind.RESULT)
+    return i + 1 == len(kinds) or (
+        kinds[i] is not MessageKind.CALL and kinds[i + 1] is not MessageKind.RESULT
+    )
 
 
 def _latest_interactions(
-    seed: bytes, messages: Sequence[object], kinds: Sequence[Kind]
+    seed: bytes, messages: Sequence[object], kinds: Sequence[MessageKind]
 ) -> list[MarkedInteraction]:
     start, calls = len(kinds), 0
-    while start and (calls <= LATEST or kinds[start - 1] is Kind.CALL):
+    while start and (calls <= LATEST or kinds[start - 1] is MessageKind.CALL):
         start -= 1
-        calls += kinds[start] is Kind.CALL
+        calls += kinds[start] is MessageKind.CALL
     parser = Parser(start)
     for message in messages[start:]:
         parser.feed(message)

@@ -21,8 +21,7 @@ from memory_bank.service.proxy.dialect import (
 )
 from memory_bank.service.proxy.events import Event, rewrite_event
 from memory_bank.tools import TOOL_SCHEMAS
-from memory_bank.transcript.items import OUTPUT_OF, item_type
-from memory_bank.transcript.responses import from_items, stands_alone, to_items
+from memory_bank.transcript.responses import OUTPUT_OF, from_items, item_type, stands_alone, to_items
 
 _STARTED = frozenset({"response.created", "response.queued", "response.in_progress"})
 _ENDED = frozenset({"response.completed", "response.incomplete", "response.failed"})

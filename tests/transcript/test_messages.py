@@ -7,9 +7,16 @@ from hypothesis import given
 from tests.chats import any_chats, call, good_chats, result, rounds, say, system, user
 
 from memory_bank.errors import MessagesError
-from memory_bank.transcript.interactions import Interaction, Kind, Utterance
+from memory_bank.transcript.messages import (
+    Interaction,
+    MessageKind,
+    Utterance,
+    extract_tool_outputs,
+    parse_messages,
+    render_messages,
+    task_text,
+)
 from memory_bank.transcript.pairing import pairing_errors
-from memory_bank.transcript.parsing import extract_tool_outputs, parse_messages, render_messages, task_text
 
 
 def interactions(messages):
@@ -47,9 +54,9 @@ def test_segments_lie_side_by_side(messages):
 
 @given(any_chats())
 def test_every_result_is_in_exactly_one_pair(messages):
-    from memory_bank.transcript.interactions import kind_of
+    from memory_bank.transcript.messages import kind_of
 
-    results = sum(1 for m in messages if kind_of(m) is Kind.RESULT)
+    results = sum(1 for m in messages if kind_of(m) is MessageKind.RESULT)
     own = sum(
         1 for m in messages if isinstance(m, dict) and m.get("type") == "web_search_call" and "role" not in m
     )

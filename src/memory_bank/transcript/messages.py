@@ -1,0 +1,639 @@
+"""Messages of every API as interactions: what a message says, what it calls, and what belongs together.
+
+A message is a dict or an SDK object of the Chat Completions API (legacy functions included), or an item of
+the Responses API. Nothing inside a list of messages makes a function of this module raise.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from typing import Any
+
+from memory_bank.errors import MessagesError
+from memory_bank.records import InteractionRecord, call_key
+from memory_bank.transcript.jsontext import compact, dump_value, parse_arguments, parse_output, plain
+
+_TEXT_TYPES = frozenset({"text", "input_text", "output_text", "refusal", "summary_text", "reasoning_text"})
+HOSTED = frozenset(
+    {"web_search_call", "file_search_call", "code_interpreter_call", "image_generation_call", "mcp_call"}
+)
+"""Types of Responses items that the provider answers itself: call and result are one item."""
+# How frameworks introduce the image of a tool in a user message that follows the tool's result.
+_MEDIA_MARKS = ("<tool_result", "This is file ", "Observation:")
+
+
+def read(obj: object, key: str) -> Any:
+    """A field of a dict or of an SDK object; None when it is absent."""
+    if isinstance(obj, Mapping):
+        return obj.get(key)
+    try:
+        return getattr(obj, key, None)
+    except Exception:  # a property of a foreign object may raise anything
+        return None
+
+
+# What a content says
+
+
+def content_text(content: object) -> str:
+    """The readable text of a content: strings as they are, text parts joined, other parts named."""
+    if isinstance(content, str):
+        return content
+    if content is None:
+        return ""
+    if isinstance(content, (list, tuple)):
+        return "\n".join(part_text(part) for part in content)
+    return compact(plain(content))
+
+
+def message_text(message: object) -> str:
+    """The readable text of a message's content."""
+    return content_text(read(message, "content"))
+
+
+def part_text(part: object) -> str:
+    """The text of one content part; ``[image]``, ``[file report.pdf]`` and so on for other parts."""
+    if isinstance(part, str):
+        return part
+    text = read(part, "text")
+    if text is None:
+        text = read(part, "refusal")
+    if isinstance(text, str):
+        return text
+    kind = read(part, "type")
+    if not isinstance(kind, str):
+        return compact(plain(part))
+    name = read(part, "filename") or read(read(part, "file"), "filename")
+    label = kind.removeprefix("input_").removesuffix("_url")
+    return f"[{label} {name}]" if isinstance(name, str) and name else f"[{label}]"
+
+
+def is_text_part(part: object) -> bool:
+    """Whether a content part carries text and nothing else."""
+    if isinstance(part, str):
+        return True
+    kind = read(part, "type")
+    return isinstance(kind, str) and kind in _TEXT_TYPES and isinstance(read(part, "text"), str)
+
+
+def media_kinds(content: object) -> list[str]:
+    """The names of the parts that are not text, in order: ``["image", "file"]``."""
+    if not isinstance(content, (list, tuple)):
+        return []
+    return [part_text(p).strip("[]") for p in content if not is_text_part(p)]
+
+
+def carries_only_media(message: object) -> bool:
+    """Whether a user message holds nothing that the user said: only images or files of a tool's result."""
+    content = read(message, "content")
+    if not media_kinds(content):
+        return False
+    texts = [part_text(p) for p in content if read(p, "type") in ("text", "input_text") or isinstance(p, str)]
+    return all(not t.strip() or t.lstrip().startswith(_MEDIA_MARKS) for t in texts)
+
+
+def verbatim_text(content: object) -> str | None:
+    """The exact text of a tool's output, where the content is text and nothing else."""
+    if isinstance(content, str):
+        return content
+    if isinstance(content, (list, tuple)) and len(content) == 1 and is_text_part(content[0]):
+        part = content[0]
+        if isinstance(part, str):
+            return part
+        if isinstance(part, Mapping) and set(part) <= {"type", "text"}:
+            return str(part["text"])
+    return None
+
+
+# Our own tools
+
+MARK = "<retrieved-data seal="
+MARKS = (MARK, f'{{"result":"{MARK}', f'{{"result": "{MARK}')
+"""How an answer of the memory tools begins: as text, or as MCP's structured content, written as JSON."""
+SEARCH_MEMORY = "search_memory"
+GET_RECORD = "get_record"
+LIST_RECORDS = "list_records"
+_MEMORY_TOOL = re.compile(
+    r"(?:.*(?:memory[_-]?bank|\bmemory)(?:__|[-._/:]))?(?:search_memory|get_record|list_records)\Z",
+    re.I | re.S,
+)
+
+
+def is_memory_tool(name: str, output: str | None = None) -> bool:
+    """Whether a tool of this name is a memory tool of this library, also under a prefix.
+
+    An example of a prefix is ``memory_bank__get_record``. With ``output``, whether it also answers as they
+    do: an application may have a ``get_record`` of its own. Answers of memory tools are not summarised,
+    because they quote the bank.
+    """
+    if not isinstance(name, str) or not _MEMORY_TOOL.match(name):
+        return False
+    return output is None or output.startswith(MARKS)
+
+
+# Kinds of messages, calls and results
+
+
+class MessageKind(StrEnum):
+    """What a message is to the parser."""
+
+    SYSTEM = "system"
+    USER = "user"
+    SAY = "say"  # an assistant message without calls
+    CALL = "call"  # an assistant message or item that calls tools
+    RESULT = "result"
+    REASONING = "reasoning"
+    OTHER = "other"  # of an unknown kind; kept as it came
+
+
+def kind_of(message: object) -> MessageKind:
+    """Classify a chat message or a Responses item by role, calls and type."""
+    role = read(message, "role")
+    if role == "assistant":
+        has_calls = bool(read(message, "tool_calls")) or _is_legacy_call(read(message, "function_call"))
+        return MessageKind.CALL if has_calls else MessageKind.SAY
+    if role in ("tool", "function"):
+        return MessageKind.RESULT
+    if role == "user":
+        return MessageKind.USER
+    if role in ("system", "developer"):
+        return MessageKind.SYSTEM
+    if role is None:
+        item = read(message, "type")
+        if item == "reasoning":
+            return MessageKind.REASONING
+        if isinstance(item, str):
+            if item == "function_call" or item.endswith("_call"):
+                return MessageKind.CALL
+            if item.endswith("_call_output"):
+                return MessageKind.RESULT
+    return MessageKind.OTHER
+
+
+def _is_legacy_call(value: object) -> bool:
+    return value is not None and isinstance(read(value, "name"), str)
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One tool call as the assistant made it; ``arguments`` as they came (text, object, nothing)."""
+
+    call_id: str | None
+    name: str
+    arguments: object
+
+    @property
+    def raw_input(self) -> Any:
+        """The arguments as an object; ``{"_raw": …}`` where they are none."""
+        return parse_arguments(self.arguments)
+
+    @property
+    def text(self) -> str:
+        """The arguments as text."""
+        if isinstance(self.arguments, str):
+            return self.arguments
+        return "" if self.arguments is None else compact(plain(self.arguments))
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What came back for a call; ``extra`` holds the contents of user messages that carry its images."""
+
+    call_id: str | None
+    content: Any
+    name: str | None = None
+    extra: tuple[Any, ...] = ()
+
+    @property
+    def output_text(self) -> str | None:
+        """The exact output where it is text and nothing else, or None."""
+        return None if self.extra else verbatim_text(self.content)
+
+    @property
+    def raw_output(self) -> Any:
+        """The output's JSON value; ``{"_raw": text}`` where text is not JSON."""
+        text = self.output_text
+        if text is not None:
+            return parse_output(text)
+        if self.extra:
+            return {"content": plain(self.content), "attached": [plain(e) for e in self.extra]}
+        return plain(self.content)
+
+    @property
+    def text(self) -> str:
+        """The output as readable text; parts that are not text are named."""
+        return "\n".join(content_text(c) for c in (self.content, *self.extra))
+
+
+def calls_of(message: object) -> list[Call]:
+    """The calls of an assistant message or a Responses item, in order."""
+    item = read(message, "type")
+    if read(message, "role") is None and isinstance(item, str):
+        name = read(message, "name") or item
+        arguments = _first_given(message, "arguments", "input", "action")
+        return [Call(_id(read(message, "call_id") or read(message, "id")), str(name), arguments)]
+    calls = []
+    tool_calls = read(message, "tool_calls")
+    for call in tool_calls if isinstance(tool_calls, (list, tuple)) else ():
+        body = _first_given(call, "function", "custom")
+        if body is None:
+            body = call
+        arguments = _first_given(body, "arguments", "input")
+        calls.append(Call(_id(read(call, "id")), str(read(body, "name") or "unknown"), arguments))
+    legacy = read(message, "function_call")
+    if _is_legacy_call(legacy):
+        calls.append(Call(None, str(read(legacy, "name")), read(legacy, "arguments")))
+    return calls
+
+
+def result_of(message: object) -> Result:
+    """The result in a tool message, a legacy function message or a ``*_call_output`` item."""
+    content = read(message, "content")
+    if content is None and read(message, "role") is None:
+        content = read(message, "output")
+    name = read(message, "name")
+    call_id = _id(_first_given(message, "tool_call_id", "call_id"))
+    return Result(call_id, content, name if isinstance(name, str) else None)
+
+
+def _hosted_result(message: object) -> Result | None:
+    """The result that a hosted tool's item holds itself, or None."""
+    item = read(message, "type")
+    if read(message, "role") is not None or not isinstance(item, str) or item not in HOSTED:
+        return None
+    output = _first_given(message, "output", "results")
+    return Result(_id(read(message, "call_id") or read(message, "id")), output, str(item))
+
+
+def _first_given(obj: object, *keys: str) -> Any:
+    """The first of some fields that is not None."""
+    for key in keys:
+        value = read(obj, key)
+        if value is not None:
+            return value
+    return None
+
+
+def _id(value: object) -> str | None:
+    return value if isinstance(value, str) or value is None else str(value)
+
+
+# Interactions
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """A call with its result; either may be missing in a broken history."""
+
+    call: Call | None
+    result: Result | None
+
+    @property
+    def tool_name(self) -> str:
+        """The tool's name; ``"unknown"`` for a result without a call."""
+        if self.call is not None:
+            return self.call.name
+        return (self.result.name if self.result else None) or "unknown"
+
+    def before_images(self) -> list[Pair]:
+        """The pair as it was before each message that brought images for its result."""
+        if self.result is None:
+            return []
+        extra = self.result.extra
+        return [replace(self, result=replace(self.result, extra=extra[:n])) for n in range(len(extra))]
+
+    def content_key(self) -> bytes:
+        """What identifies the pair in its session: call id, name, arguments and output."""
+        call, result = self.call, self.result
+        call_id = (call.call_id if call else None) or (result.call_id if result else None)
+        output = result.output_text if result else ""
+        if output is None:
+            output = dump_value(result.raw_output) if result else ""
+        return call_key(call_id, self.tool_name, call.text if call else "", output)
+
+    def to_record(self, trace_id: str, step_id: int, timestamp: float | None = None) -> InteractionRecord:
+        """The record of an answered call; ``timestamp`` in Unix seconds, the present time unless given."""
+        call, result = self.call, self.result
+        assert result is not None, "a call without a result has no record"
+        return InteractionRecord(
+            trace_id=trace_id,
+            step_id=step_id,
+            tool_name=self.tool_name,
+            raw_input=call.raw_input if call else {},
+            raw_output=result.raw_output,
+            timestamp=time.time() if timestamp is None else timestamp,
+            call_id=call.call_id if call else result.call_id,
+            input_text=call.arguments if call and isinstance(call.arguments, str) else None,
+            output_text=result.output_text,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Interaction:
+    """An assistant turn with its calls, all their results and the messages among them; never split.
+
+    ``messages`` are the originals, in order, from position ``start`` of the list. ``fault`` is empty when
+    every call is answered once, directly after the turn; else it says what is wrong.
+
+    A ``Transcript`` also fills in ``trace_ids``, one for each pair (None where there is no result),
+    ``earlier_ids``, which its records may have had before a user message brought their images, and
+    ``tokens``, the tokens of its messages. They are empty in what ``parse_messages`` returns.
+    """
+
+    start: int
+    messages: tuple[Any, ...]
+    pairs: tuple[Pair, ...]
+    fault: str = ""
+    trace_ids: tuple[str | None, ...] = ()
+    earlier_ids: tuple[str, ...] = ()
+    tokens: int = 0
+
+    @property
+    def stop(self) -> int:
+        """The position after its last message."""
+        return self.start + len(self.messages)
+
+    @property
+    def record_ids(self) -> frozenset[str]:
+        """The trace_ids of its records, and those they had before their images came."""
+        return frozenset(t for t in (*self.trace_ids, *self.earlier_ids) if t)
+
+    @property
+    def note(self) -> str:
+        """What the assistant said in this turn, besides its calls."""
+        return "\n".join(
+            t for m in self.messages if read(m, "role") == "assistant" and (t := message_text(m))
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Utterance:
+    """One message outside any interaction: system, user, assistant text, or of an unknown kind."""
+
+    start: int
+    message: Any
+    kind: MessageKind
+
+    @property
+    def messages(self) -> tuple[Any, ...]:
+        """The message alone."""
+        return (self.message,)
+
+    @property
+    def stop(self) -> int:
+        """The position after it."""
+        return self.start + 1
+
+
+Segment = Interaction | Utterance
+
+
+def check_messages(messages: object) -> Sequence[Any]:
+    """The messages, when they are a list or a tuple.
+
+    Raises MessagesError otherwise: a string or a single message is the usual mistake.
+    """
+    if not isinstance(messages, (list, tuple)):
+        raise MessagesError(
+            f"messages must be a list of chat messages, not {type(messages).__name__}: "
+            "pass the list that you would send to the model."
+        )
+    return messages
+
+
+def parse_messages(messages: object) -> list[Segment]:
+    """Parse a list of messages into segments; ``render_messages`` of them gives the list back.
+
+    Raises MessagesError when ``messages`` is no list.
+    """
+    parser = Parser()
+    for message in check_messages(messages):
+        parser.feed(message)
+    return parser.segments()
+
+
+def render_messages(segments: Iterable[Segment]) -> list[Any]:
+    """The messages of some segments, the very objects that were parsed, in order."""
+    return [m for segment in segments for m in segment.messages]
+
+
+def latest_interactions(messages: Sequence[object], count: int) -> list[Interaction]:
+    """At most the last ``count`` interactions of a list; the cost does not grow with the list."""
+    start, calls = len(messages), 0
+    while start:
+        kind = kind_of(messages[start - 1])
+        if calls > count and kind not in (MessageKind.CALL, MessageKind.REASONING):
+            break  # in the Responses API, the calls of one turn are several items, with reasoning among them
+        start -= 1
+        calls += kind is MessageKind.CALL
+    parser = Parser(start)
+    for message in messages[start:]:
+        parser.feed(message)
+    return [s for s in parser.segments() if isinstance(s, Interaction)][-count:]
+
+
+def extract_tool_outputs(messages: object) -> list[tuple[str, Any, Any]]:
+    """``(tool_name, raw_input, raw_output)`` of every answered call of the last interaction.
+
+    Output that is not JSON becomes ``{"_raw": text}``; without an interaction the list is empty. Raises
+    MessagesError when ``messages`` is no list.
+    """
+    interactions = [s for s in parse_messages(messages) if isinstance(s, Interaction)]
+    return [
+        (pair.tool_name, pair.call.raw_input if pair.call else {}, pair.result.raw_output)
+        for interaction in interactions[-1:]
+        for pair in interaction.pairs
+        if pair.result is not None
+    ]
+
+
+def task_text(segments: Iterable[Segment]) -> str | None:
+    """What the user asked for: the text of the first user message, None without one."""
+    for segment in segments:
+        if isinstance(segment, Utterance) and segment.kind is MessageKind.USER:
+            return message_text(segment.message)
+    return None
+
+
+class Parser:
+    """Groups messages into segments, one message at a time; ``closed`` segments are final.
+
+    An assistant turn with calls opens an interaction. Assistant text and reasoning directly before it belong
+    to it, and so do its results in any order, and a user message that only carries the images of its results.
+    A message in a place where a provider would refuse it stays where it came and marks the interaction with a
+    fault.
+    """
+
+    def __init__(self, start: int = 0) -> None:
+        self.closed: list[Segment] = []
+        self.position = start
+        self._lead: list[Utterance] = []  # may belong to the call that follows
+        self._open: _OpenInteraction | None = None
+        self._between: list[Utterance] = []  # after an unanswered call: part of it if a result still comes
+
+    def feed(self, message: object) -> None:
+        """Parse the next message."""
+        position, self.position = self.position, self.position + 1
+        kind = kind_of(message)
+        if kind is MessageKind.CALL:
+            self._feed_call(position, message)
+        elif kind is MessageKind.RESULT:
+            self._feed_result(position, message)
+        elif kind in (MessageKind.SAY, MessageKind.REASONING):
+            if kind is MessageKind.SAY and self._lead and self._lead[-1].kind is MessageKind.SAY:
+                self._close()  # the earlier text stands alone
+            self._lead.append(Utterance(position, message, kind))
+        else:
+            self._feed_utterance(Utterance(position, message, kind))
+
+    def segments(self) -> list[Segment]:
+        """All segments so far, the open ones as they would be if nothing followed."""
+        return self.closed + self.pending()
+
+    def pending(self) -> list[Segment]:
+        """The segments that are not final yet."""
+        built: list[Segment] = [] if self._open is None else [self._open.build()]
+        return [*built, *self._between, *self._lead]
+
+    def _feed_call(self, position: int, message: object) -> None:
+        is_item = read(message, "role") is None
+        joins = (
+            self._open is not None
+            and is_item
+            and self._open.takes_items()
+            and not self._between
+            and all(utterance.kind is MessageKind.REASONING for utterance in self._lead)
+        )
+        lead, self._lead = self._lead, []
+        if not joins:
+            self._close()
+            self._open = _OpenInteraction(lead[0].start if lead else position, is_item)
+        assert self._open is not None
+        self._open.messages.extend(utterance.message for utterance in lead)
+        self._open.add_call(message)
+
+    def _feed_result(self, position: int, message: object) -> None:
+        if self._open is not None and not self._lead:
+            waits = self._open.waits_for(message)
+            if waits and self._between:
+                self._open.interrupt(self._between)
+                self._between = []
+            if waits or not self._between:  # a result without a call stays with the turn that it follows
+                self._open.add_result(message)
+                return
+        self._close()
+        self._open = _OpenInteraction(position, read(message, "role") is None)
+        self._open.add_result(message)
+
+    def _feed_utterance(self, utterance: Utterance) -> None:
+        if self._open is not None and not self._lead:
+            if (
+                utterance.kind is MessageKind.USER
+                and not self._between
+                and self._open.has_results
+                and carries_only_media(utterance.message)
+            ):
+                self._open.attach(utterance.message)
+                return
+            if self._open.unanswered:
+                self._between.append(utterance)
+                return
+        self._close()
+        self.closed.append(utterance)
+
+    def _close(self) -> None:
+        self.closed.extend(self.pending())
+        self._open = None
+        self._between = []
+        self._lead = []
+
+
+@dataclass(slots=True)
+class _OpenInteraction:
+    """The interaction being parsed."""
+
+    start: int
+    is_item: bool
+    messages: list[object] = field(default_factory=list)
+    has_results: bool = False
+    unanswered: dict[int, None] = field(default_factory=dict)  # numbers of calls
+    _calls: list[Call] = field(default_factory=list)
+    _results: list[Result | None] = field(default_factory=list)  # one for each call
+    _orphans: list[Result] = field(default_factory=list)
+    _faults: dict[str, None] = field(default_factory=dict)
+    _ids: set[str] = field(default_factory=set)
+    # calls by ("id", id) and ("name", name), oldest first
+    _queues: dict[tuple[str, str | None], deque[int]] = field(default_factory=dict)
+    _last_answered: int | None = None
+
+    def takes_items(self) -> bool:
+        """Whether another call item joins: parallel calls are several items before the first result."""
+        return self.is_item and not self.has_results
+
+    def add_call(self, message: object) -> None:
+        self.messages.append(message)
+        hosted = _hosted_result(message)
+        for call in calls_of(message):
+            if call.call_id is not None:
+                if call.call_id in self._ids:
+                    self._faults["two calls share an id"] = None
+                self._ids.add(call.call_id)
+            i = len(self._calls)
+            self._calls.append(call)
+            self._results.append(hosted)
+            if hosted is None:
+                self.unanswered[i] = None
+                self._queues.setdefault(("id", call.call_id), deque()).append(i)
+                self._queues.setdefault(("name", call.name), deque()).append(i)
+
+    def _match(self, result: Result) -> int | None:
+        """The unanswered call that a result is for: by id, else by name, else, without an id, the first."""
+        if result.call_id is None and result.name is None:
+            return next(iter(self.unanswered), None)
+        key = ("id", result.call_id) if result.call_id is not None else ("name", result.name)
+        queue = self._queues.get(key)
+        while queue and queue[0] not in self.unanswered:
+            queue.popleft()
+        return queue[0] if queue else None
+
+    def waits_for(self, message: object) -> bool:
+        return self._match(result_of(message)) is not None
+
+    def add_result(self, message: object) -> None:
+        self.messages.append(message)
+        self.has_results = True
+        result = result_of(message)
+        i = self._match(result)
+        if i is None:
+            self._orphans.append(result)
+            self._faults["a result has no call"] = None
+            return
+        self._results[i] = result
+        del self.unanswered[i]
+        self._last_answered = i
+
+    def attach(self, message: object) -> None:
+        """Add a user message that carries the images of the results."""
+        self.messages.append(message)
+        i = self._last_answered
+        result = self._results[i] if i is not None else None
+        if i is not None and result is not None:
+            self._results[i] = replace(result, extra=(*result.extra, read(message, "content")))
+
+    def interrupt(self, between: list[Utterance]) -> None:
+        """Add messages that stood between a call and its result."""
+        self.messages.extend(utterance.message for utterance in between)
+        self._faults["a message stands between a call and its result"] = None
+
+    def build(self) -> Interaction:
+        faults = dict(self._faults)
+        if self.unanswered:
+            faults["a call has no result"] = None
+        pairs = [Pair(c, r) for c, r in zip(self._calls, self._results, strict=True)]
+        pairs.extend(Pair(None, r) for r in self._orphans)
+        return Interaction(self.start, tuple(self.messages), tuple(pairs), "; ".join(faults))
