@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -25,8 +23,6 @@ from memory_bank.selection.candidates import (
 Array = NDArray[Any]
 NEVER = -1_000_000
 """An interaction before all others: the event has not happened."""
-_SYMBOLS = "{}()[]<>=;+\\"
-_NAME_BREAK = re.compile(r"[\W_]+")
 
 
 class Table:
@@ -113,40 +109,26 @@ class EvidenceTables:
         self.ids: dict[str, int] = {}  # of values, by form
         self.forms: list[str] = []
         self.parts: list[tuple[str, ...]] = []  # words of each value
-        # Interactions: `first` shown or used, `seen` last shown, used or noted, `out` last in an output,
-        # `used` and `first_use` by a call, `noted` in a note. Of neighbours: `row_used` a value of the
-        # segment, `after_used` the value before it, `successor` one up to two places before it in its list.
+        # Interactions: `seen` last shown, used or noted, `used` and `first_use` by a call. Of neighbours:
+        # `row_used` a value of the segment, `successor` one up to two places before it in its list.
         # Where it was shown last: `record`, `segment`, `rank` in the record, `key`, `source` (tool and key),
         # lists `column` and `like` with the position in each. `agent`: the agent wrote it first.
         self.values = Table(
             kind=_INT, length=_REAL, shape=_INT, digits=_REAL, words=_REAL, cell=_REAL, agent=_REAL,
-            visible=("?", 0), overlap=_REAL, first=_TIME, seen=_TIME, out=_TIME, record=("i4", -1),
-            segment=("i4", -1), rank=_INT, key=_INT, source=_INT, column=_INT, column_at=_INT, like=_INT,
-            like_at=_INT, records=_REAL, uses=_REAL, leaf_uses=_REAL, used=_TIME, notes=_REAL, noted=_TIME,
-            successor=_TIME, successor_by=_REAL, like_successor=_TIME, row_used=_TIME, row_uses=_REAL,
-            after_used=_TIME, first_use=_TIME, word_weight=_REAL, has_event=("?", 0), changed=("?", 1),
+            visible=("?", 0), overlap=_REAL, seen=_TIME, record=("i4", -1), segment=("i4", -1), rank=_INT,
+            key=_INT, source=_INT, column=_INT, column_at=_INT, like=_INT, like_at=_INT, records=_REAL,
+            uses=_REAL, leaf_uses=_REAL, used=_TIME, first_use=_TIME, successor=_TIME, successor_by=_REAL,
+            like_successor=_TIME, row_used=_TIME, row_uses=_REAL, word_weight=_REAL, has_event=("?", 0),
+            changed=("?", 1),
         )  # fmt: skip
-        self.eventful = Table(value=_INT)  # values with an event that ages: they were used, noted or followed
-        self.records = Table(
-            interaction=_INT, tool=_INT, values=_REAL, size=_REAL, ordinal=_REAL, supplied=_REAL,
-            supplied_at=_TIME, note=_REAL, error=_REAL, echo=_REAL, used_place=_TIME,
-        )  # fmt: skip
-        self.segments = Table(
-            record=_INT,
-            tokens=_INT,
-            block=_INT,
-            place=_INT,
-            start=_INT,
-            count=_INT,
-            task=_REAL,
-            symbols=_REAL,
-        )
-        self.pairs = Table(segment=_INT, value=_INT)  # values by segment: `start` and `count` of the segment
-        self.words = Interner(count=_REAL)
-        self.terms = Table(segment=_INT, word=_INT, weight=_REAL)  # words by segment
+        self.eventful = Table(value=_INT)  # values with an event that ages: they were used or followed
+        self.records = Table(interaction=_INT, tool=_INT, values=_REAL, note=_REAL, error=_REAL)
+        self.segments = Table(record=_INT, tokens=_INT, block=_INT, place=_INT, start=_INT, count=_INT)
+        self.pairs = Table(value=_INT)  # values by segment: `start` and `count` of the segment
+        self.words = Interner(count=_REAL)  # with the segments that have each
         self.value_terms = Table(value=_INT, word=_INT, weight=_REAL)  # words by value
-        self.tools = Interner(records=_REAL, supplied=_REAL, supplied_at=_TIME, used_values=_REAL)
-        self.keys = Interner(total=_REAL, used=_REAL, used_at=_TIME, argument=_REAL)
+        self.tools = Interner(last=_INT)  # with the last record of each
+        self.keys = Interner(total=_REAL, used=_REAL, used_at=_TIME)
         self.sources = Interner(total=_REAL, used=_REAL, used_at=_TIME)
         self.shapes = Interner(total=_REAL, used=_REAL, used_at=_TIME)
         self.kinds = Table(total=_REAL, used=_REAL)
@@ -155,28 +137,22 @@ class EvidenceTables:
         self.likes = ValueLists("like", "like_successor")
         self.owners = {
             "kind": self.kinds, "key": self.keys.table, "source": self.sources.table,
-            "shape": self.shapes.table, "column": self.columns.table, "like": self.likes.table,
-            "first": self.values, "record": self.records, "segment": self.segments,
+            "shape": self.shapes.table, "like": self.likes.table, "record": self.records,
+            "segment": self.segments,
         }  # fmt: skip
-        self.follow: dict[tuple[int, int], float] = {}  # (tool of the call before, tool that supplied): calls
         self.next_tools: dict[int, dict[int, float]] = {}
         self.tool_calls: dict[int, float] = {}
-        self.inputs: dict[str, dict[int, dict[int, float]]] = {  # what each tool's calls took, with counts
-            name: {} for name in ("source", "shape", "key", "argument")
+        self.inputs: dict[str, dict[int, dict[int, float]]] = {  # what each tool's calls used, with counts
+            name: {} for name in ("source", "shape", "key")
         }
-        self.argument_words: set[str] = set()
         self.parsed: list[ParsedRecord] = []
         self.first_segment: list[int] = []  # of each record
-        self.first_term: list[int] = []
         self.last_tool = 0
-        self.interactions = 0
         self.anchor: list[str] = []
         self._anchor_text = ""
         self._anchor_forms: set[str] = set()
         self._anchor_words: set[str] = set()
-        self._anchored = self._anchored_terms = 0  # values and terms that were compared with the anchor
-        self._changed_segment = 0
-        self._key_overlap: list[float] = []
+        self._anchored = 0  # values that were compared with the anchor
         self.tools("")
         self.keys("")
 
@@ -185,7 +161,6 @@ class EvidenceTables:
         """Add one call or note; return the number of its record."""
         record = self.records.grow(1)
         self.parsed.append(item)
-        self.interactions = max(self.interactions, item.interaction + 1)
         tool = self.tools(item.tool)
         if not item.note:
             self._add_uses(item, tool)
@@ -193,7 +168,7 @@ class EvidenceTables:
         self._add_output(item, record, tool)
         return record
 
-    def _new_value(self, form: str, kind: int, interaction: int, text: str = "") -> int:
+    def _new_value(self, form: str, kind: int, text: str = "") -> int:
         v = self.values
         value = self.ids[form] = v.grow(1)
         self.forms.append(form)
@@ -205,7 +180,6 @@ class EvidenceTables:
         )
         v["words"][value] = min(6, form.count(" ") + 1)
         v["digits"][value] = sum(c.isdigit() for c in form) / len(form)
-        v["first"][value] = interaction
         parts = tuple(dict.fromkeys(words_of(text or form)))
         self.parts.append(parts)
         if parts:
@@ -219,20 +193,17 @@ class EvidenceTables:
     def _add_uses(self, item: ParsedRecord, tool: int) -> None:
         """Add what a call used: of its values, and of the records, keys and lists that supplied them."""
         now, v = item.interaction, self.values
-        suppliers: set[int] = set()  # tools
         taken: dict[str, set[int]] = {name: set() for name in self.inputs}
         touched: list[int] = []
         self.tool_calls[tool] = self.tool_calls.get(tool, 0.0) + 1
         after = self.next_tools.setdefault(self.last_tool, {})
         after[tool] = after.get(tool, 0.0) + 1
         for use in item.uses:
-            if use.key and use.leaf:
-                taken["argument"].add(self._add_argument(use.key))
             value = self.ids.get(use.form)
             if value is None:
                 kind = KIND["phrase"] if " " in use.form else kind_of(use.form)
                 if use.leaf or kind_of(use.form) != KIND["word"]:
-                    value = self._new_value(use.form, kind, now)
+                    value = self._new_value(use.form, kind)
                     v["agent"][value] = v["uses"][value] = 1
                     v["used"][value] = v["seen"][value] = v["first_use"][value] = now
                     touched.append(value)
@@ -247,8 +218,8 @@ class EvidenceTables:
             plain = v["kind"][value] in (KIND["capital"], KIND["word"])
             if origin < 0 or v["visible"][value] or (plain and not use.leaf):
                 continue
-            self._add_supply(value, origin, now, suppliers)
-            for name in ("source", "shape", "key"):
+            self._add_supply(value, now)
+            for name in taken:
                 taken[name].add(int(v[name][value]))
         if touched:
             self._touch(np.array(touched, np.int32), event=True)
@@ -257,31 +228,11 @@ class EvidenceTables:
             for number in numbers:
                 counts[number] = counts.get(number, 0.0) + 1
 
-    def _add_argument(self, name: str) -> int:
-        key = self.keys(name)
-        self.keys.table["argument"][key] += 1
-        if self.keys.table["argument"][key] == 1:
-            self.argument_words.update(_name_words(name))
-            self._key_overlap.clear()
-        return key
-
-    def _add_supply(self, value: int, origin: int, now: int, suppliers: set[int]) -> None:
-        """Add that a call at interaction `now` used `value`, which record `origin` showed last."""
-        v, r = self.values, self.records
+    def _add_supply(self, value: int, now: int) -> None:
+        """Add that a call at interaction `now` used a value that a record showed."""
+        v = self.values
         segment = int(v["segment"][value])
-        r["supplied"][origin] += 1
-        r["supplied_at"][origin] = now
-        r["used_place"][origin] = self.segments["place"][segment]
         self.kinds["used"][v["kind"][value]] += 1
-        origin_tool = int(r["tool"][origin])
-        tools = self.tools.table
-        tools["used_values"][origin_tool] += 1
-        tools["supplied_at"][origin_tool] = now
-        if origin_tool not in suppliers:
-            suppliers.add(origin_tool)
-            tools["supplied"][origin_tool] += 1
-            pair = (self.last_tool, origin_tool)
-            self.follow[pair] = self.follow.get(pair, 0.0) + 1
         for name, owners in (("key", self.keys), ("source", self.sources), ("shape", self.shapes)):
             owners.table["used"][v[name][value]] += 1
             owners.table["used_at"][v[name][value]] = now
@@ -301,16 +252,12 @@ class EvidenceTables:
         v["row_used"][row] = now
         v["row_uses"][row] += 1
         self._touch(row, event=True)
-        where = np.flatnonzero(row == value)
-        if len(where) and where[0] + 1 < len(row):
-            v["after_used"][row[where[0] + 1]] = now
 
     def _add_output(self, item: ParsedRecord, record: int, tool: int) -> None:
         now, v = item.interaction, self.values
         first = self.segments.append(
             tokens=item.tokens,
             block=[s.block for s in item.cut.segments],
-            symbols=[sum(map(s.text.count, _SYMBOLS)) / len(s.text) for s in item.cut.segments],
             place=np.arange(len(item.tokens)),
         )
         self.segments["record"][first:] = record
@@ -321,42 +268,35 @@ class EvidenceTables:
             for c in found:
                 value = self.ids.get(c.form)
                 if value is None:
-                    value = self._new_value(c.form, c.kind, now, c.text)
+                    value = self._new_value(c.form, c.kind, c.text)
                 shown.setdefault(value, (segment, c))
                 pairs.append(value)
         counts = np.array([len(c) for c in item.candidates], dtype=np.int32)
-        start = self.pairs.append(
-            segment=np.repeat(np.arange(first, self.segments.size), counts), value=pairs
-        )
+        start = self.pairs.append(value=pairs)
         self.segments["count"][first:] = counts
         self.segments["start"][first:] = start + np.cumsum(counts) - counts
-        self._add_terms(item, first)
+        words = [self.words(text) for of_segment in item.words for text in of_segment]
+        np.add.at(self.words.table["count"], np.array(words, np.int32), 1)
         r = self.records
         r["interaction"][record] = now
         r["tool"][record] = tool
         r["values"][record] = len(shown)
-        r["size"][record] = item.cut.chars
-        r["ordinal"][record] = self.tools.table["records"][tool]
         r["note"][record] = item.note
         r["error"][record] = item.error
-        self.tools.table["records"][tool] += 1
+        self.tools.table["last"][tool] = record
         if not shown:
             return
         ids = np.fromiter(shown, dtype=np.int32, count=len(shown))
         ranks = np.arange(len(ids))
         v["seen"][ids] = now
         if item.note:
-            v["notes"][ids] += 1
-            v["noted"][ids] = now
             fresh = v["record"][ids] < 0
             v["agent"][ids[fresh]] = 1
             self._place(ids[fresh], ranks[fresh], record, tool, shown)
         else:
-            r["echo"][record] = float((v["out"][ids] > NEVER).mean())
-            v["out"][ids] = now
             v["records"][ids] += 1
             self._place(ids, ranks, record, tool, shown)
-        self._touch(ids, event=item.note)
+        self._touch(ids, event=False)
 
     def _place(
         self, ids: Array, ranks: Array, record: int, tool: int, shown: Mapping[int, tuple[int, Candidate]]
@@ -386,35 +326,16 @@ class EvidenceTables:
         np.add.at(self.sources.table["total"], sources, 1)
         np.add.at(self.shapes.table["total"], v["shape"][ids], 1)
 
-    def _add_terms(self, item: ParsedRecord, first: int) -> None:
-        words = np.array([self.words(text) for of_segment in item.words for text in of_segment], np.int32)
-        counts = np.array([len(of_segment) for of_segment in item.words], np.int32)
-        segments = np.repeat(np.arange(first, self.segments.size), counts)
-        start = self.terms.append(segment=segments, word=words)
-        self.first_term.append(start)
-        known = self.words.table["count"]
-        np.add.at(known, words, 1)
-        self.terms["weight"][start:] = 1 / np.sqrt(known[words])
-
     # -- the anchor ------------------------------------------------------------
     def set_anchor(self, texts: Sequence[str]) -> None:
-        """Compare the values and segments with the texts of the anchor: those that it shows are `visible`."""
+        """Compare the values with the texts of the anchor: those that it shows are `visible`."""
         if list(texts) != self.anchor:
             self.anchor = list(texts)
             self._anchor_text = fold("\n".join(texts))
             self._anchor_forms = {form for text in texts for form in forms_in(text)}
             self._anchor_words = set(words_of(self._anchor_text))
-            self._anchored = self._anchored_terms = 0
+            self._anchored = 0
             self.values["visible"][:] = False
-        start = self._anchored_terms
-        if start < self.terms.size or not self._anchored:
-            flags = self.words.flags(self._anchor_words)
-            segment, weight = self.terms["segment"], self.terms["weight"]
-            first = int(segment[start]) if start < self.terms.size else self.segments.size
-            terms = start + np.flatnonzero(flags[self.terms["word"][start:]])
-            self.segments["task"][first:] = self.log_sums(segment[terms], weight[terms])[first:]
-            self._changed_segment = min(self._changed_segment, first)
-            self._anchored_terms = self.terms.size
         visible, overlap = self.values["visible"], self.values["overlap"]
         for value in range(self._anchored, self.values.size):
             form, parts = self.forms[value], self.parts[value]
@@ -434,14 +355,6 @@ class EvidenceTables:
         """Return how many records are older than an interaction."""
         return int(np.searchsorted(self.records["interaction"], interaction))
 
-    def log_sums(self, segments: Array, weights: Array) -> Array:
-        """Return log(1 + sum of the weights) by segment."""
-        total = np.bincount(segments, weights=weights, minlength=self.segments.size)
-        out = np.zeros(len(total), np.float32)
-        at = np.flatnonzero(total)
-        out[at] = np.log1p(total[at])
-        return out
-
     def next_tool_shares(self, last_tool: int) -> list[tuple[int, float]]:
         """Return (tool, share / its calls) of the tools that may come after `last_tool`, by past calls."""
         after = self.next_tools.get(last_tool, {})
@@ -449,14 +362,6 @@ class EvidenceTables:
         calls = sum(self.tool_calls.values())
         shares = ((t, (after.get(t, 0.0) + n / calls) / total, n) for t, n in self.tool_calls.items())
         return [(tool, share / (number + 0.5)) for tool, share, number in shares if share > 0.01]
-
-    def key_overlap(self) -> Array:
-        """Return by key: the share of its words that stand in names of arguments."""
-        for name in islice(self.keys.ids, len(self._key_overlap), None):
-            parts = _name_words(str(name))
-            found = sum(p in self.argument_words for p in parts)
-            self._key_overlap.append(found / len(parts) if parts else 0.0)
-        return np.array(self._key_overlap, dtype=np.float32)
 
     # -- what changed ----------------------------------------------------------
     def _touch(self, ids: Array, event: bool) -> None:
@@ -473,15 +378,6 @@ class EvidenceTables:
         changed = np.flatnonzero(self.values["changed"])
         self.values["changed"][changed] = False
         return changed
-
-    def pop_changed_segment(self) -> int:
-        """Return the first segment that changed since the last call of this."""
-        first, self._changed_segment = self._changed_segment, self.segments.size
-        return first
-
-
-def _name_words(name: str) -> list[str]:
-    return [part for part in _NAME_BREAK.split(name) if part]
 
 
 def _stands_in(form: str, text: str) -> bool:

@@ -22,8 +22,8 @@ OTHERS = 250
 """Values of one step that its calls do not need and that are sampled."""
 HELD_OUT = 5
 """Every fifth trace decides whether a new model is better."""
-MARGIN = 0.001
-"""Cross entropy by which a new model must be better."""
+MARGIN = 0.01
+"""Share by which a new model's cross entropy must be lower; fits differ by less than that by chance."""
 _PLAIN_KINDS = (KIND["word"], KIND["capital"], KIND["name"])
 
 
@@ -152,7 +152,7 @@ def retrain(files: Sequence[Path], out: Path, against: Path | None = None) -> tu
     present = held_out_loss(load_model(against or MODEL_FILE), held)
     if trial == present == float("inf"):
         raise TraceFileError("the traces hold too few calls that needed older values: give more of them.")
-    better = trial < present - MARGIN
+    better = trial < (1 - MARGIN) * present
     if better:
         train_model(samples, out, held_out=round(trial, 4), sets=[p.name for p in files])
     return trial, present, better

@@ -1,0 +1,44 @@
+"""Model files name their features: any order will do, other features are refused."""
+
+import json
+
+import numpy as np
+import pytest
+
+from memory_bank.errors import ConfigError
+from memory_bank.selection.features import FEATURE_NAMES, FEATURES
+from memory_bank.selection.model import MODEL_FILE, load_model, save_model
+
+
+def test_every_feature_has_a_name_of_its_own():
+    assert len(set(FEATURE_NAMES)) == len(FEATURES)
+
+
+def test_a_model_file_may_order_its_features_freely(tmp_path):
+    data = json.loads(MODEL_FILE.read_text())
+    last = len(data["features"]) - 1
+    data["features"].reverse()
+    data["weights"].reverse()
+    data["feature"] = [[last - f for f in tree] for tree in data["feature"]]
+    file = tmp_path / "model.json"
+    file.write_text(json.dumps(data))
+    x = np.random.default_rng(0).random((len(FEATURES), 50), dtype=np.float32)
+    np.testing.assert_array_equal(load_model(file).log_odds(x), load_model().log_odds(x))
+
+
+def test_what_is_saved_is_read_again(tmp_path):
+    model, file = load_model(), tmp_path / "model.json"
+    save_model(model, file, {"sets": ["a"]})
+    x = np.random.default_rng(0).random((len(FEATURES), 50), dtype=np.float32)
+    np.testing.assert_allclose(load_model(file).log_odds(x), model.log_odds(x), atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [("{", "cannot be read"), ("[]", "cannot be read"), ('{"features": ["length"]}', "other features")],
+)
+def test_a_file_that_does_not_fit_is_refused(tmp_path, text, told):
+    file = tmp_path / "model.json"
+    file.write_text(text)
+    with pytest.raises(ConfigError, match=told):
+        load_model(file)
