@@ -1,4 +1,4 @@
-# The service in a container: `docker build -t memory-bank .`; docs/operations.md tells the rest.
+# The service in a container: `docker build -t memory-bank .`; see docs/operations.md.
 # Its port is open beyond the container, so it starts only with a key in its database:
 #   docker run --rm -v memory-bank:/data memory-bank memory-bank keys create --operator me
 #   docker run -p 127.0.0.1:8767:8767 -v memory-bank:/data -e OPENAI_API_KEY memory-bank
