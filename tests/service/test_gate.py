@@ -359,7 +359,7 @@ def test_what_is_open_without_a_key(service, database):
 
 def test_keys_that_were_known_hold_while_the_database_is_away(database, caplog):
     from memory_bank.errors import NotAuthorizedError, StorageError
-    from memory_bank.service.security.keyring import Keyring
+    from memory_bank.service.security.access import Keyring
 
     class Leaving(Database):
         away = False
@@ -394,7 +394,7 @@ def test_keys_that_were_known_hold_while_the_database_is_away(database, caplog):
     keyring.close()
     leaving.close()
     assert [r.message for r in caplog.records].count(
-        "the keys cannot be read from the database: those known before stay in force."
+        "the keys cannot be read from the database: the known ones stay valid."
     ) == 1
 
 
@@ -550,7 +550,7 @@ def test_a_name_is_what_it_leads_to(database, monkeypatch):
 
 
 def test_a_name_that_leads_nowhere(database):
-    with pytest.raises(ConfigError, match="leads nowhere"):
+    with pytest.raises(ConfigError, match="is unknown"):
         check_binding(configured(host="no..name").service, database)
 
 

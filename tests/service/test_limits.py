@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memory_bank.errors import TooManyRequestsError
-from memory_bank.service.security.limits import Limits
+from memory_bank.service.security.access import RateLimits
 
 
 class Clock:
@@ -28,7 +28,7 @@ def taken(limits, key, per_minute, times):
 
 def test_a_bucket_is_emptied_at_once_and_filled_by_and_by():
     clock = Clock()
-    limits = Limits(clock=clock)
+    limits = RateLimits(clock=clock)
     assert taken(limits, "a", 60, 100) == 60
     with pytest.raises(TooManyRequestsError) as refused:
         limits.take("a", 60)
@@ -41,12 +41,12 @@ def test_a_bucket_is_emptied_at_once_and_filled_by_and_by():
 
 
 def test_workers_share_a_limit():
-    assert [taken(Limits(4, clock=Clock()), "a", 60, 100) for _ in range(4)] == [15] * 4
-    assert taken(Limits(64, clock=Clock()), "a", 2, 100) == 1
+    assert [taken(RateLimits(4, clock=Clock()), "a", 60, 100) for _ in range(4)] == [15] * 4
+    assert taken(RateLimits(64, clock=Clock()), "a", 2, 100) == 1
 
 
 def test_no_limit_and_one_that_changed():
-    limits = Limits(clock=Clock())
+    limits = RateLimits(clock=Clock())
     assert taken(limits, "a", 0, 10_000) == 10_000
     assert taken(limits, "a", 3, 10) == 3
     assert taken(limits, "a", 5, 10) == 5
@@ -55,7 +55,7 @@ def test_no_limit_and_one_that_changed():
 @given(st.integers(1, 600), st.integers(1, 8), st.lists(st.floats(0, 30), min_size=1, max_size=60))
 def test_never_more_than_a_bucket_and_what_flows_in(per_minute, workers, pauses):
     clock = Clock()
-    limits = Limits(workers, clock=clock)
+    limits = RateLimits(workers, clock=clock)
     came = 0
     for pause in pauses:
         clock.now += pause

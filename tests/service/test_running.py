@@ -91,7 +91,7 @@ def _logging_as_it_was() -> Any:
     ("options", "env", "code", "says"),
     [
         (["--host", "0.0.0.0"], {}, 2, "keys create"),
-        (["--host", "no.such.host.invalid"], {}, 2, "leads nowhere"),
+        (["--host", "no.such.host.invalid"], {}, 2, "is unknown"),
         (["--host", "203.0.113.1"], {}, 1, "cannot be listened on"),
         (["--host", ""], {}, 2, "--host: "),
         (["--db", "/no/such/folder/b.db"], {}, 1, "its folder does not exist"),

@@ -36,9 +36,9 @@ from memory_bank.service.proxy.injection import Injection
 from memory_bank.service.proxy.rebuild import Rebuilder
 from memory_bank.service.proxy.routes import Exchange, Proxy, forward, model_routes, upstream_routes
 from memory_bank.service.proxy.upstream import Upstream
+from memory_bank.service.security.access import Keyring
 from memory_bank.service.security.gate import Gate
-from memory_bank.service.security.hosts import Doors
-from memory_bank.service.security.keyring import Keyring
+from memory_bank.service.security.hosts import AllowedHosts
 from memory_bank.service.security.redaction import Redaction
 from memory_bank.service.server.places import open_database
 from memory_bank.service.sessions import Rebuilt, Sessions
@@ -224,7 +224,9 @@ def create_app(config: Config) -> FastAPI:
     app.router.routes[:0] = model_routes()  # what is asked at every step need not be compared with all others
     describe(app)
     app.add_middleware(EncodedSlashes)
-    app.add_middleware(Gate, settings=config.service, doors=Doors(config.service))  # added last: before all
+    app.add_middleware(
+        Gate, settings=config.service, hosts=AllowedHosts(config.service)
+    )  # added last: before all
     return app
 
 

@@ -1,22 +1,37 @@
-"""Who asks: the caller of a request, and how the sessions of different callers are kept apart."""
+"""Callers: their keys, their rate limits, and the namespace that separates their sessions."""
 
 from __future__ import annotations
 
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
+from typing import Protocol
 
-from memory_bank.errors import ConfigError
+from memory_bank.bank.database import Database
+from memory_bank.bank.keys import ApiKey, Keys, digest_of, key_id_of
+from memory_bank.errors import ConfigError, NotAuthorizedError, StorageError, TooManyRequestsError
 from memory_bank.records import NAMESPACE_END
 
+log = logging.getLogger("memory_bank.Service")
+
 LONGEST_NAME = 180
+"""Characters of a session's name."""
+NO_KEY = "no valid key: send Authorization: Bearer mb_… (or x-memory-key: mb_…)."
+_UNKNOWN = ApiKey("", "", None, False, 0.0, digest=digest_of(""))  # what an unknown key is compared with
+_REFRESH_AGE = 0.5  # seconds after which the keys are read again in the background
+_WAIT_AGE = 1.0  # seconds after which a request waits for them
+_MAX_WAIT = 1.0  # seconds
 
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who makes a request. ``namespace`` None: that of a service without keys.
+    """Who makes a request. ``namespace`` is None in a service without keys.
 
-    ``operator``: may see how the service as a whole does. ``requests_per_minute`` and ``max_body_bytes`` are
-    the key's own limits, None: as the settings say.
+    ``operator``: may see health details and metrics. ``requests_per_minute`` and ``max_body_bytes`` are the
+    key's own limits; None: those of the settings apply.
     """
 
     namespace: str | None = None
@@ -27,28 +42,126 @@ class Caller:
 
 
 LOCAL = Caller(operator=True)
-"""Who asks a service without keys: the user of this machine."""
-
+"""The caller in a service without keys: the user of this machine."""
 NOBODY = Caller(namespace="")
-"""Who asks, without a key, for what needs none: no session is in this namespace."""
+"""The caller without a key on a route that needs none; no session is in this namespace."""
 
 
-def caller_of(request: Any) -> Caller:
-    """The caller of a request, as the gate has found it out."""
-    caller: Caller = request.state.caller
+class _HasState(Protocol):
+    @property
+    def state(self) -> object: ...
+
+
+def caller_of(request: _HasState) -> Caller:
+    """The caller of a request, as the gate has determined it."""
+    caller: Caller = request.state.caller  # type: ignore[attr-defined]
     return caller
 
 
 def stored_id(namespace: str | None, name: str) -> str:
-    """The session_id in the database of what a caller calls ``name``.
-
-    Raises ConfigError for a name that cannot be one.
-    """
+    """The session_id in the database of the session that a caller names. Raises ConfigError."""
     if not name or len(name) > LONGEST_NAME or not name.isprintable() or NAMESPACE_END in name:
         raise ConfigError(f"a session's name is 1 to {LONGEST_NAME} printable characters.")
     return name if namespace is None else f"{namespace}{NAMESPACE_END}{name}"
 
 
 def public_name(namespace: str | None, session_id: str) -> str:
-    """What a caller calls the session of this id."""
+    """The name by which a caller knows the session with this id."""
     return session_id if namespace is None else session_id.removeprefix(f"{namespace}{NAMESPACE_END}")
+
+
+class Keyring:
+    """The keys in the database, read again every second. For one event loop.
+
+    The constructor reads them and may raise StorageError. If the database fails later, the known keys stay
+    valid.
+    """
+
+    def __init__(self, database: Database, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self.required = False
+        self._stored = Keys(database)
+        self._clock = clock
+        self._valid: dict[str, ApiKey] = {}
+        self._read_at = 0.0
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="memory-bank-keys")
+        self._reading: asyncio.Future[None] | None = None
+        self._failing = False
+        self._read()
+
+    async def refresh(self) -> None:
+        """Read the keys again if they are older than a second; waits at most a second for the database."""
+        age = self._clock() - self._read_at
+        if age > _REFRESH_AGE:
+            if self._reading is None or self._reading.done():
+                loop = asyncio.get_running_loop()
+                self._reading = loop.run_in_executor(self._thread, self._read_again)
+            if age > _WAIT_AGE:
+                await asyncio.wait({self._reading}, timeout=_MAX_WAIT)
+
+    def caller(self, key: str | None) -> Caller:
+        """The caller with this key; ``LOCAL`` as long as no key was ever created.
+
+        Raises NotAuthorizedError with the same sentence for every reason.
+        """
+        if not self.required:
+            return LOCAL
+        presented = key or ""
+        known = self._valid.get(key_id_of(presented) or "", _UNKNOWN)
+        if not known.fits(presented) or known is _UNKNOWN:
+            raise NotAuthorizedError(NO_KEY)
+        return Caller(
+            namespace=known.namespace,
+            key_id=known.key_id,
+            operator=known.operator,
+            requests_per_minute=known.requests_per_minute,
+            max_body_bytes=known.max_body_bytes,
+        )
+
+    def close(self) -> None:
+        """Stop the thread."""
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
+    def _read_again(self) -> None:
+        try:
+            self._read()
+        except StorageError:
+            if not self._failing:
+                log.warning("the keys cannot be read from the database: the known ones stay valid.")
+            self._failing = True
+
+    def _read(self) -> None:
+        began = self._clock()
+        every = self._stored.all()
+        self._valid = {k.key_id: k for k in every if k.revoked is None}
+        self.required = self.required or bool(every)  # a database that loses its keys opens nothing
+        self._read_at = began
+        self._failing = False
+
+
+class RateLimits:
+    """A token bucket of requests per key. Each of ``workers`` processes grants its share of the limit.
+
+    A bucket holds the share of one minute and is refilled continuously. For one event loop.
+    """
+
+    def __init__(self, workers: int = 1, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self.workers = workers
+        self.clock = clock
+        self._buckets: dict[str | None, tuple[float, float, float]] = {}  # requests left, when, size
+
+    def take(self, key: str | None, per_minute: int) -> None:
+        """Count a request; 0 per minute is unlimited. Raises TooManyRequestsError."""
+        if not per_minute:
+            return
+        share = per_minute / self.workers
+        size = max(1.0, share)
+        now = self.clock()
+        left, then, had = self._buckets.get(key, (size, now, size))
+        left = min(size, left + (now - then) * share / 60) if had == size else size
+        if left < 1:
+            self._buckets[key] = (left, now, size)
+            raise TooManyRequestsError(
+                f"more than {per_minute:,} requests per minute: wait, then send it again.",
+                (1 - left) * 60 / share,
+            )
+        self._buckets[key] = (left - 1, now, size)

@@ -1,15 +1,19 @@
-"""What every request passes before a handler sees it: who asks, and whether it may."""
+"""The outermost middleware: checks host, web page, key, rate limit and body size of every request.
+
+Starlette's TrustedHostMiddleware and CORSMiddleware do not fit: the first does not know the address at which
+a request arrived, and the second lets requests of foreign pages through and only omits headers.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import re
-import secrets
 import traceback
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import orjson
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from memory_bank.bank.database import Database
 from memory_bank.bank.keys import Keys
@@ -23,134 +27,133 @@ from memory_bank.errors import (
     TooLargeError,
 )
 from memory_bank.service import failures
-from memory_bank.service.security.access import LOCAL, NOBODY, Caller
-from memory_bank.service.security.hosts import Doors, address_of, check_loopback
-from memory_bank.service.security.keyring import NO_KEY, Keyring
-from memory_bank.service.security.limits import Limits
+from memory_bank.service.security.access import LOCAL, NO_KEY, NOBODY, Caller, Keyring, RateLimits
+from memory_bank.service.security.hosts import AllowedHosts, address_of, check_loopback
 
 log = logging.getLogger("memory_bank.Service")
 
-_OPEN = ("/", "/health", "/openapi.json")  # and what is below /static/: for everyone, read only
-_GIVEN_ID = re.compile(rb"[\x21-\x7e]{1,128}")
-_KEYLESS = (
-    "without keys the service answers over loopback only: run  memory-bank keys create NAME , or bind it to "
-    "127.0.0.1."
+Headers = Iterable[tuple[bytes, bytes]]
+
+_OPEN_PATHS = ("/", "/health", "/openapi.json")  # and /static/…: readable without a key
+_NO_KEYS = (
+    "without keys the service answers on loopback addresses only: create one with  memory-bank keys create "
+    "NAME , or bind 127.0.0.1."
 )
-_TOLD = b", ".join(  # what a page elsewhere may read of the headers
+_EXPOSED = b", ".join(  # headers that an allowed page of another origin may read
     (
         b"x-request-id", b"x-memory-request-id", b"x-memory-status", b"x-memory-reason", b"x-memory-session",
         b"x-memory-tokens", b"x-memory-fetched", b"retry-after",
     )
 )  # fmt: skip
+_CORS = frozenset(
+    {b"access-control-allow-origin", b"access-control-allow-credentials", b"access-control-expose-headers"}
+)
 
 
 def check_binding(settings: ServiceSettings, database: Database) -> None:
-    """Refuse to listen beyond loopback for a service without keys. Raises ConfigError."""
+    """Raise ConfigError if a service without keys would listen on an address that is not loopback."""
     if not check_loopback(settings.host) and not Keys(database).all():
         raise ConfigError(
-            f"without keys only loopback is served, and {settings.host} is not: run  memory-bank keys create "
-            "NAME  first, or bind 127.0.0.1."
+            f"without keys the service listens on loopback only, and {settings.host} is not: create a key "
+            "with  memory-bank keys create NAME , or bind 127.0.0.1."
         )
 
 
 class Gate:
-    """ASGI middleware, the outermost: host, page, key, rate and size are looked at.
+    """ASGI middleware that admits a request or answers it with an error.
 
-    Leaves in the scope's state: ``caller`` (Caller), ``request_id``, and ``key_header``, the header that
-    brought a key of ours (None: none did). Every answer gets the request's id: as ``x-request-id``, or as
-    ``x-memory-request-id`` where it has one already.
+    Sets ``caller`` (Caller) in the scope's state, and ``key_header``, the header with a key of this service
+    or None.
     """
 
-    def __init__(self, app: Any, settings: ServiceSettings, doors: Doors) -> None:
+    def __init__(self, app: ASGIApp, settings: ServiceSettings, hosts: AllowedHosts) -> None:
         self.app = app
         self.settings = settings
-        self._doors = doors
-        self._limits = Limits(settings.workers)
+        self._hosts = hosts
+        self._limits = RateLimits(settings.workers)
 
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        if scope["type"] == "websocket":  # there is none here
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "websocket":  # there is none
             await send({"type": "websocket.close", "code": 1008})
             return
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        asked = _Asked(scope["headers"])
-        state = scope.setdefault("state", {})
-        state.setdefault("request_id", asked.request_id)  # unless who notes requests has given one
-        state["key_header"] = None
-        answer = _Answer(send, state["request_id"])
+        headers = _RequestHeaders(scope["headers"])
+        scope.setdefault("state", {})["key_header"] = None
+        response = _Response(send)
         try:
-            if await self._admitted(scope, asked, answer):
-                body = _Body(receive, answer, self._longest(state["caller"]))
-                body.check(asked.length)
-                await self.app(scope, body.receive, answer.send)
-                if answer.instead is not None:
-                    raise answer.instead
+            if await self._admitted(scope, headers, response):
+                body = _LimitedBody(receive, response, self._max_body(scope["state"]["caller"]))
+                body.check(headers.length)
+                await self.app(scope, body.receive, response.send)
+                if response.replaced_by is not None:
+                    raise response.replaced_by
         except MemoryBankError as e:
-            await answer.tell(*failures.failure(e))
-        except (asyncio.CancelledError, BrokenOff):
+            await response.send_error(*failures.failure(e))
+        except (asyncio.CancelledError, ResponseAborted):
             raise
         except Exception as e:
-            log.error("an unforeseen %s at %s", type(e).__name__, _places(e))  # its words may be contents
-            said = f"an unforeseen {type(e).__name__}: see the log."
-            await answer.tell(500, failures.body(said, "unforeseen", 500))
+            log.error("unexpected %s at %s", type(e).__name__, _locations(e))  # its text may have content
+            message = f"unexpected {type(e).__name__}: see the log."
+            await response.send_error(500, failures.body(message, "unforeseen", 500))
 
-    async def _admitted(self, scope: Any, asked: _Asked, answer: _Answer) -> bool:
-        """Whether the request goes on; else it is answered. Raises ServiceError."""
-        method = scope["method"]
+    async def _admitted(self, scope: Scope, headers: _RequestHeaders, response: _Response) -> bool:
+        """Whether the request goes on; if not, it has been answered. Raises ServiceError."""
         server = scope.get("server")
         local = server[0] if server else None
-        host = self._doors.check_host(asked.hosts, local)
-        page = self._doors.check_page(asked.origins, host, scope["scheme"], {**asked.fetch, "method": method})
+        host = self._hosts.check_host(headers.hosts, local)
+        fetch = {**headers.fetch, "method": scope["method"]}
+        page = self._hosts.check_page(headers.origins, host, scope["scheme"], fetch)
         if page is not None:
-            answer.page = page.encode("latin-1")
-            if method == "OPTIONS" and asked.preflight:
-                await answer.preflight(asked.wanted_headers)
+            response.page = page.encode("latin-1")
+            if scope["method"] == "OPTIONS" and headers.preflight:
+                await response.send_preflight(headers.wanted_headers)
                 return False
-        scope["state"]["caller"] = await self._caller(scope, asked, local)
+        scope["state"]["caller"] = await self._caller(scope, headers, local)
         return True
 
-    async def _caller(self, scope: Any, asked: _Asked, local: str | None) -> Caller:
+    async def _caller(self, scope: Scope, headers: _RequestHeaders, local: str | None) -> Caller:
         keyring: Keyring = scope["app"].state.service.keyring
         await keyring.refresh()
-        keys, scope["state"]["key_header"] = asked.keys()
+        keys, scope["state"]["key_header"] = headers.keys()
         if len(keys) > 1:
             raise NotAuthorizedError(NO_KEY)
-        if keyring.required and not keys and _is_open(scope):
+        is_open = _is_open(scope)
+        if keyring.required and not keys and is_open:
             return NOBODY
         caller = keyring.caller(keys[0] if keys else None)
         if caller is LOCAL:
             address = address_of(local or "")
             if address is not None and not address.is_loopback:
-                raise OriginError(_KEYLESS)
-        if not _is_open(scope):
+                raise OriginError(_NO_KEYS)
+        if not is_open:
             own = caller.requests_per_minute
             self._limits.take(caller.key_id, self.settings.requests_per_minute if own is None else own)
         return caller
 
-    def _longest(self, caller: Caller) -> int:
+    def _max_body(self, caller: Caller) -> int:
         return self.settings.max_body_bytes if caller.max_body_bytes is None else caller.max_body_bytes
 
 
-class BrokenOff(Exception):
-    """An answer that cannot be ended: the connection is closed, so that the client notices."""
+class ResponseAborted(Exception):
+    """A response that cannot be completed: the server closes the connection, so that the client notices."""
 
 
-class _Asked:
-    """What the gate looks at in a request's headers."""
+class _RequestHeaders:
+    """The headers that the gate reads."""
 
     __slots__ = (
-        "_bearer", "_own", "fetch", "hosts", "length", "origins", "preflight", "request_id", "wanted_headers",
+        "_bearer", "_own", "fetch", "hosts", "length", "origins", "preflight", "wanted_headers",
     )  # fmt: skip
 
-    def __init__(self, headers: Any) -> None:
+    def __init__(self, headers: Headers) -> None:
         self.hosts: list[str] = []
         self.origins: list[str] = []
         self.fetch: dict[str, str] = {}
         self.length = 0
         self.preflight = False
         self.wanted_headers = b""
-        self.request_id = ""
         self._own: list[str] = []
         self._bearer: list[str] = []
         for name, value in headers:
@@ -166,39 +169,36 @@ class _Asked:
                 self.length = int(value) if value.isdigit() and len(value) < 20 else 0
             elif name == b"origin":
                 self.origins.append(value.decode("latin-1"))
-            elif name == b"x-request-id":
-                self.request_id = value.decode() if _GIVEN_ID.fullmatch(value) else ""
             elif name.startswith(b"sec-fetch-"):
                 self.fetch[name[10:].decode("latin-1")] = value.decode("latin-1").lower()
             elif name == b"access-control-request-method":
                 self.preflight = True
             elif name == b"access-control-request-headers":
                 self.wanted_headers = value
-        self.request_id = self.request_id or secrets.token_hex(16)
 
     def keys(self) -> tuple[list[str], str | None]:
-        """The service keys that are presented, and in which header: ``x-memory-key`` before others."""
+        """The keys of this service and the header that has them; ``x-memory-key`` has precedence."""
         if self._own:
             return self._own, "x-memory-key"
         return self._bearer, "authorization" if self._bearer else None
 
 
-class _Body:
-    """A request's body as it comes in, up to its longest."""
+class _LimitedBody:
+    """A request's body, read up to a maximum size."""
 
-    __slots__ = ("_answer", "_left", "_longest", "_receive")
+    __slots__ = ("_left", "_max", "_receive", "_response")
 
-    def __init__(self, receive: Any, answer: _Answer, longest: int) -> None:
+    def __init__(self, receive: Receive, response: _Response, max_bytes: int) -> None:
         self._receive = receive
-        self._answer = answer
-        self._longest = longest
-        self._left = longest
+        self._response = response
+        self._max = max_bytes
+        self._left = max_bytes
 
     def check(self, length: int) -> None:
-        if length > self._longest:
+        if length > self._max:
             raise self._too_large()
 
-    async def receive(self) -> Any:
+    async def receive(self) -> Message:
         message = await self._receive()
         if message["type"] == "http.request":
             self._left -= len(message.get("body", b""))
@@ -207,46 +207,47 @@ class _Body:
         return message
 
     def _too_large(self) -> TooLargeError:
-        error = TooLargeError(f"the request's body is longer than {self._longest:,} bytes: send less.")
-        self._answer.instead = error
+        error = TooLargeError(f"the request's body is longer than {self._max:,} bytes: send less.")
+        self._response.replaced_by = error
         return error
 
 
-class _Answer:
-    """An answer on its way out: headers added, failures in the one shape."""
+class _Response:
+    """The response: adds headers, and sends errors in the one form."""
 
-    __slots__ = ("_begun", "_id", "_send", "instead", "page")
+    __slots__ = ("_begun", "_send", "page", "replaced_by")
 
-    def __init__(self, send: Any, request_id: str) -> None:
-        self.page: bytes | None = None  # the origin of a page elsewhere that may read the answer
-        self.instead: ServiceError | None = None  # what is answered whatever the handler makes of it
+    def __init__(self, send: Send) -> None:
+        self.page: bytes | None = None  # the allowed origin of a page that may read the response
+        self.replaced_by: ServiceError | None = None  # sent instead of whatever the handler sends
         self._send = send
-        self._id = request_id.encode()
         self._begun = False
 
-    async def send(self, message: Any) -> None:
-        if self.instead is not None:
+    async def send(self, message: Message) -> None:
+        if self.replaced_by is not None:
             if self._begun:
-                raise BrokenOff("an answer was broken off: its request went on too long")
+                raise ResponseAborted("a response was aborted: the request's body is too long")
             return
         if message["type"] == "http.response.start":
             self._begun = True
-            message = {**message, "headers": self._completed(message.get("headers", ()))}
+            message = {**message, "headers": self._headers(message.get("headers", ()))}
         await self._send(message)
 
-    async def tell(self, status: int, told: dict[str, Any], headers: dict[str, str] | None = None) -> None:
-        """Answer with a failure. Raises BrokenOff where an answer has begun."""
-        self.instead = None
+    async def send_error(
+        self, status: int, content: Mapping[str, Any], headers: Mapping[str, str] | None = None
+    ) -> None:
+        """Answer with an error. Raises ResponseAborted if a response has begun."""
+        self.replaced_by = None
         if self._begun:
-            raise BrokenOff(f"an answer was broken off: {told['error']['code']}") from None
-        body = orjson.dumps(told)
+            raise ResponseAborted(f"a response was aborted: {content['error']['code']}") from None
+        body = orjson.dumps(content)
         sent = [(k.encode(), v.encode()) for k, v in (headers or {}).items()]
         sent += [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
         await self.send({"type": "http.response.start", "status": status, "headers": sent})
         await self.send({"type": "http.response.body", "body": body})
 
-    async def preflight(self, wanted: bytes) -> None:
-        """Tell a browser that the page may send what it asks to send."""
+    async def send_preflight(self, wanted: bytes) -> None:
+        """Allow a browser to send the request that it asks for."""
         headers = [
             (b"access-control-allow-methods", b"GET, POST, PUT, PATCH, DELETE, HEAD"),
             (b"access-control-allow-headers", wanted or b"authorization, content-type"),
@@ -256,36 +257,30 @@ class _Answer:
         await self.send({"type": "http.response.start", "status": 204, "headers": headers})
         await self.send({"type": "http.response.body", "body": b""})
 
-    def _completed(self, headers: Any) -> list[tuple[bytes, bytes]]:
+    def _headers(self, headers: Headers) -> list[tuple[bytes, bytes]]:
         out = list(headers)
         names = {name.lower() for name, _ in out}
-        out.append((b"x-memory-request-id" if b"x-request-id" in names else b"x-request-id", self._id))
         if b"x-content-type-options" not in names:
             out.append((b"x-content-type-options", b"nosniff"))
         if b"cache-control" not in names and b"x-memory-status" not in names:
             out.append((b"cache-control", b"no-store"))
         if self.page is not None:
-            out = [(k, v) for k, v in out if k.lower() not in _OF_PAGES]
+            out = [(k, v) for k, v in out if k.lower() not in _CORS]
             out += [
                 (b"access-control-allow-origin", self.page),
-                (b"access-control-expose-headers", _TOLD),
+                (b"access-control-expose-headers", _EXPOSED),
                 (b"vary", b"origin"),
             ]
         return out
 
 
-_OF_PAGES = frozenset(
-    {b"access-control-allow-origin", b"access-control-allow-credentials", b"access-control-expose-headers"}
-)
-
-
-def _is_open(scope: Any) -> bool:
+def _is_open(scope: Scope) -> bool:
     """Whether a request needs no key."""
     path: str = scope["path"]
-    return scope["method"] in ("GET", "HEAD") and (path in _OPEN or path.startswith("/static/"))
+    return scope["method"] in ("GET", "HEAD") and (path in _OPEN_PATHS or path.startswith("/static/"))
 
 
-def _places(error: Exception) -> str:
-    """Where an error came from, without its words."""
+def _locations(error: Exception) -> str:
+    """The innermost frames of an error, without its text."""
     frames = traceback.extract_tb(error.__traceback__)[-6:]
     return " < ".join(f"{frame.filename.rsplit('/', 1)[-1]}:{frame.lineno}" for frame in reversed(frames))

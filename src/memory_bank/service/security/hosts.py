@@ -1,8 +1,8 @@
-"""Who calls the service by which name, and which web pages may: against rebinding and foreign pages.
+"""Host names and web pages that may call the service: protection against DNS rebinding and foreign pages.
 
-A name that an attacker's name server points at this machine lets a web page in the user's browser talk to
-what listens on loopback. The browser then sends the attacker's name as ``Host``; so only names that are known
-to be ours are answered, with and without keys.
+A name server can point an attacker's name at this machine, so that a page in the user's browser reaches what
+listens on loopback. The browser then sends the attacker's name as ``Host``; therefore only known names are
+accepted, with and without keys.
 """
 
 from __future__ import annotations
@@ -19,15 +19,14 @@ _PORT = {"http": 80, "https": 443}
 _HOST = re.compile(r"(?:\[([0-9a-f:.]{2,45})\]|([a-z0-9_](?:[a-z0-9._-]{0,253})))(?::(\d{0,5}))?")
 _ORIGIN = re.compile(r"([a-z][a-z0-9+.-]{0,40})://([^/\s@]{1,260})")
 
-NOT_OURS = (
-    "this service is not called by that name: use its address or localhost, or list the name in "
-    "allowed_hosts."
+HOST_REFUSED = (
+    "this host name is not allowed: use the service's address or localhost, or add the name to allowed_hosts."
 )
-NOT_THIS_PAGE = "this web page may not call the service: list its origin in allowed_origins."
+PAGE_REFUSED = "this web page may not call the service: add its origin to allowed_origins."
 
 
 def host_and_port(text: str) -> tuple[str, int | None] | None:
-    """A ``Host`` header as (name or address in its one form, port or None); None where it is no host.
+    """Parse a ``Host`` header into (normalised name or address, port or None); None if it is invalid.
 
     >>> host_and_port("LOCALHOST.:8767"), host_and_port("[0:0:0:0:0:0:0:1]:80")
     (('localhost', 8767), ('::1', 80))
@@ -50,7 +49,7 @@ def host_and_port(text: str) -> tuple[str, int | None] | None:
 
 
 def address_of(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
-    """An IP address; one of IPv4 within IPv6 is that of IPv4. None for a name."""
+    """Parse an IP address, an IPv4-mapped one as IPv4; None for a name."""
     try:
         found = ipaddress.ip_address(text)
     except ValueError:
@@ -60,13 +59,13 @@ def address_of(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | Non
 
 
 def is_loopback(host: str) -> bool:
-    """Whether an address, or the name ``localhost``, is this machine's own."""
+    """Whether a host is a loopback address or ``localhost``."""
     known = address_of(host)
     return host == "localhost" if known is None else known.is_loopback
 
 
 def origin_of(text: str) -> tuple[str, str, int | None] | None:
-    """An ``Origin`` as (scheme, host, port); None for ``null`` and whatever else is none."""
+    """Parse an ``Origin`` into (scheme, host, port); None for ``null`` and invalid ones."""
     found = _ORIGIN.fullmatch(text.lower())
     where = host_and_port(found[2]) if found else None
     if found is None or where is None:
@@ -74,8 +73,8 @@ def origin_of(text: str) -> tuple[str, str, int | None] | None:
     return found[1], where[0], where[1] or _PORT.get(found[1])
 
 
-class Doors:
-    """The names and origins that a service's settings let in. Raises ConfigError for what can be neither."""
+class AllowedHosts:
+    """The host names and origins that the settings allow. Raises ConfigError for invalid ones."""
 
     def __init__(self, settings: ServiceSettings) -> None:
         self._hosts: set[tuple[str, int | None]] = set()
@@ -85,7 +84,7 @@ class Doors:
             except UnicodeError:
                 known = None
             if known is None:
-                raise ConfigError(f"allowed_hosts: {name!r} is no host name: write  bank.example .")
+                raise ConfigError(f"allowed_hosts: {name!r} is no host name such as bank.example .")
             self._hosts.add(known)
         bound = address_of(settings.host) or settings.host.lower().removesuffix(".")
         self._bound = str(bound)
@@ -93,23 +92,25 @@ class Doors:
         for origin in settings.allowed_origins:
             page = origin_of(origin.removesuffix("/"))
             if page is None:
-                raise ConfigError(f"allowed_origins: {origin!r} is no origin: write  https://tools.example .")
+                raise ConfigError(
+                    f"allowed_origins: {origin!r} is no origin: write it like  https://tools.example ."
+                )
             self._origins[page] = origin.removesuffix("/")
-        self._seen: set[tuple[str, str | None]] = set()
+        self._accepted: set[tuple[str, str | None]] = set()
 
     def check_host(self, hosts: Sequence[str], server: str | None) -> str:
-        """The one ``Host`` of a request that came in at the address ``server``. Raises OriginError."""
+        """The ``Host`` of a request that arrived at the address ``server``. Raises OriginError."""
         if len(hosts) != 1:
-            raise OriginError("a request names its host once: send one Host header.")
+            raise OriginError("a request must have exactly one Host header.")
         asked = (hosts[0], server)
-        if asked not in self._seen:
-            if not self._is_ours(*asked):
-                raise OriginError(NOT_OURS)
-            if len(self._seen) < 1_000:
-                self._seen.add(asked)
+        if asked not in self._accepted:
+            if not self._is_allowed(*asked):
+                raise OriginError(HOST_REFUSED)
+            if len(self._accepted) < 1_000:
+                self._accepted.add(asked)
         return hosts[0]
 
-    def _is_ours(self, host: str, server: str | None) -> bool:
+    def _is_allowed(self, host: str, server: str | None) -> bool:
         known = host_and_port(host)
         if known is None:
             return False
@@ -119,26 +120,26 @@ class Doors:
         return server is not None and name == str(address_of(server) or server)
 
     def check_page(self, origins: Sequence[str], host: str, scheme: str, fetch: dict[str, str]) -> str | None:
-        """The origin of a page elsewhere that may call the service; None where no other page calls.
+        """The origin of an allowed page of another site; None if no such page makes the request.
 
-        ``fetch`` are the request's ``Sec-Fetch-`` headers, ``method`` among them. Raises OriginError.
+        ``fetch`` has the request's ``Sec-Fetch-`` headers and its ``method``. Raises OriginError.
         """
         if origins:
             page = origin_of(origins[0]) if len(origins) == 1 else None
             if page is not None and page in self._origins:
                 return origins[0]
             if page is None or not _is_same(page, host, scheme):
-                raise OriginError(NOT_THIS_PAGE)
+                raise OriginError(PAGE_REFUSED)
             return None
-        if fetch.get("site") in ("cross-site", "same-site"):  # another port of localhost is of the same site
+        if fetch.get("site") in ("cross-site", "same-site"):  # another port of localhost is the same site
             followed = fetch.get("mode") == "navigate" and fetch.get("dest") == "document"
             if not followed or fetch.get("method") not in ("GET", "HEAD"):
-                raise OriginError(NOT_THIS_PAGE)
+                raise OriginError(PAGE_REFUSED)
         return None
 
 
 def _is_same(page: tuple[str, str, int | None], host: str, scheme: str) -> bool:
-    """Whether a page comes from the service itself; TLS may end before it, so https counts as its http."""
+    """Whether a page is the service's own. A proxy may terminate TLS, so https is accepted for http."""
     known = host_and_port(host)
     if known is None or page[0] not in (scheme, "https"):
         return False
@@ -146,15 +147,12 @@ def _is_same(page: tuple[str, str, int | None], host: str, scheme: str) -> bool:
 
 
 def check_loopback(host: str) -> bool:
-    """Whether everything that listens at ``host`` is reached from this machine only.
-
-    Raises ConfigError for a name that leads nowhere.
-    """
+    """Whether ``host`` is only reachable from this machine. Raises ConfigError for an unknown name."""
     known = address_of(host)
     if known is not None:
         return known.is_loopback
     try:
         found = {str(info[4][0]).partition("%")[0] for info in socket.getaddrinfo(host, None)}
     except (OSError, UnicodeError):
-        raise ConfigError(f"the host {host!r} leads nowhere: give an address such as 127.0.0.1.") from None
+        raise ConfigError(f"the host {host!r} is unknown: give an address such as 127.0.0.1.") from None
     return all(is_loopback(address) for address in found)

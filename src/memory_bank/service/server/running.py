@@ -94,7 +94,7 @@ def listening(config: Config) -> socket.socket:
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
     except (OSError, UnicodeError):
-        raise ConfigError(f"the host {host!r} leads nowhere: give an address such as 127.0.0.1.") from None
+        raise ConfigError(f"the host {host!r} is unknown: give an address such as 127.0.0.1.") from None
     sock = socket.socket(family, kind, proto)
     try:
         if os.name == "posix":
