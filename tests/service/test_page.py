@@ -7,7 +7,7 @@ import pytest
 from tests.service.processes import serve
 
 import memory_bank
-from memory_bank.service.page.files import POLICY, page_files
+from memory_bank.service.page.files import POLICY
 
 STATIC = Path(memory_bank.__file__).parent / "service" / "page" / "static"
 STYLE = (STATIC / "style.css").read_text()
@@ -61,7 +61,7 @@ def test_the_page_loads_nothing_from_elsewhere_and_has_no_script_or_style_within
     assert not re.search(r"@import|url\(|importScripts|//cdn", everything)
     assert set(re.findall(r"https?://[^\s\"'`]+", everything)) == {"http://www.w3.org/2000/svg"}
     for name in re.findall(r"from \"\./([\w.]+)\"", everything):
-        assert name in page_files()
+        assert name in SCRIPTS
 
 
 def test_no_script_ever_makes_markup_of_text():

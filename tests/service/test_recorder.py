@@ -134,7 +134,7 @@ def test_a_database_that_is_away_is_waited_for_and_told_of_once(database, sessio
     database.away = False
     assert recorder.drain(30)
     assert numbers(database) == list(range(1, 42))
-    said = [r.getMessage() for r in told if "wait to be noted" in r.getMessage()]
+    said = [r.getMessage() for r in told if "wait to be recorded" in r.getMessage()]
     assert len(said) == 1
 
 
@@ -148,7 +148,7 @@ def test_patience_ends(database, sessions, told):
     database.away = False
     recorder.take(made)
     recorder.close()
-    assert any("1 steps could not be noted" in r.getMessage() for r in told)
+    assert any("1 steps could not be recorded" in r.getMessage() for r in told)
 
 
 def test_too_many_that_wait_are_let_go_the_oldest_first(database, sessions, recorder, monkeypatch):
@@ -212,5 +212,5 @@ def test_what_cannot_be_told_costs_no_figures_and_says_nothing_of_contents(
     assert recorder.drain(30)
     assert [s.messages for s in list_steps(database, "a")][-2:] == [7, 8]
     said = "\n".join(r.getMessage() for r in told)
-    assert "could not be noted (TypeError)" in said
+    assert "could not be made (TypeError)" in said
     assert "secret" not in said

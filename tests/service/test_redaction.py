@@ -256,7 +256,7 @@ def test_an_expression_that_takes_too_long_hides_what_it_could_not_check(caplog)
     assert shown == {"role": "tool", "tool_call_id": "c", "content": "[redacted: not checked in time]"}
     assert len(ticks) > 5  # other threads went on meanwhile
     assert [r.getMessage() for r in caplog.records] == [
-        "redact: rule 1 takes too long; texts that it cannot check are hidden."
+        "redact: rule 1 takes too long; texts that it cannot check are redacted."
     ]
     began = time.monotonic()
     redaction.text(hostile)

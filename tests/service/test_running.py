@@ -37,7 +37,7 @@ def test_without_any_configuration(tmp_path: Path) -> None:
     for said in (
         f"serves at {service.address}\n", f"database  sqlite:///{bank}\n", "upstream  http://127.0.0.1:9/v1\n",
         "strategy  memory_bank_cached, summaries: by extraction\n", f"OPENAI_BASE_URL={service.address}/v1\n",
-        f"page      {service.address}/\n", "ending: open requests have 10 s\n", "ended\n",
+        f"page      {service.address}/\n", "shutting down: open requests have 10 s\n", "stopped\n",
     ):  # fmt: skip
         assert said in service.log
     assert list(verify(Database(bank))) == []
@@ -47,7 +47,7 @@ def test_ctrl_c(tmp_path: Path) -> None:
     with serve("--db", tmp_path / "b.db", "--log-format", "json") as service:
         assert service.end(signal.SIGINT) == 130
     told = [json.loads(line) for line in service.lines]  # nothing on standard error but JSON
-    assert [t["message"] for t in told] == ["serving", "ending: open requests have 10 s", "ended"]
+    assert [t["message"] for t in told] == ["serving", "shutting down: open requests have 10 s", "stopped"]
     assert told[0]["address"] == service.address
     assert told[0]["workers"] == 1
 
@@ -92,7 +92,7 @@ def _logging_as_it_was() -> Any:
     [
         (["--host", "0.0.0.0"], {}, 2, "keys create"),
         (["--host", "no.such.host.invalid"], {}, 2, "is unknown"),
-        (["--host", "203.0.113.1"], {}, 1, "cannot be listened on"),
+        (["--host", "203.0.113.1"], {}, 1, "cannot be used"),
         (["--host", ""], {}, 2, "--host: "),
         (["--db", "/no/such/folder/b.db"], {}, 1, "its folder does not exist"),
         (["--db", "mysql://x@y/z"], {}, 1, "a mysql database cannot be opened"),
@@ -140,7 +140,7 @@ def test_a_port_that_is_taken(tmp_path: Path) -> None:
         second = start("--db", tmp_path / "never.db", port=port)
         assert second.wait() == 1
         assert second.lines == [
-            f"memory-bank: 127.0.0.1:{port} is in use: end what listens there, or choose another --port.\n"
+            f"memory-bank: 127.0.0.1:{port} is in use: stop what listens there, or choose another --port.\n"
         ]
         assert not (tmp_path / "never.db").exists()
         with serve("--db", tmp_path / "b.db") as third:
@@ -182,7 +182,7 @@ def test_open_requests_end_and_new_ones_are_refused(tmp_path: Path, held: Held) 
     with serve("--db", tmp_path / "b.db", "--upstream", held.base_url) as service:
         open_ = asked(service, held)
         service.process.send_signal(signal.SIGTERM)
-        until(lambda: "ending" in service.log)
+        until(lambda: "shutting down" in service.log)
         until(service.refuses)
         held.go.set()
         answer = open_.getresponse()
@@ -216,7 +216,7 @@ def test_a_stream_goes_on_to_its_end(tmp_path: Path) -> None:
     ):
         answer = streamed(service)
         service.process.send_signal(signal.SIGTERM)
-        until(lambda: "ending" in service.log)
+        until(lambda: "shutting down" in service.log)
         assert answer.read().endswith(b"data: [DONE]\n\n")
         assert service.wait() == 0
 
@@ -240,7 +240,7 @@ def test_ctrl_c_again_ends_it_at_once(tmp_path: Path, held: Held) -> None:
     with serve("--db", tmp_path / "b.db", "--upstream", held.base_url, **env) as service:
         open_ = asked(service, held)
         service.process.send_signal(signal.SIGINT)
-        until(lambda: "ending" in service.log)
+        until(lambda: "shutting down" in service.log)
         service.process.send_signal(signal.SIGTERM)  # once more from a supervisor: nothing is cut for that
         time.sleep(0.3)
         assert service.process.poll() is None
@@ -248,7 +248,7 @@ def test_ctrl_c_again_ends_it_at_once(tmp_path: Path, held: Held) -> None:
         assert service.wait() == 130
         with pytest.raises((http.client.HTTPException, OSError)):
             open_.getresponse()
-    assert "ended" not in service.log
+    assert "stopped" not in service.log
 
 
 def test_what_hangs_in_a_thread_does_not_keep_it_alive(tmp_path: Path) -> None:
@@ -272,7 +272,7 @@ def test_what_hangs_in_a_thread_does_not_keep_it_alive(tmp_path: Path) -> None:
     with process:
         assert process.process.stdout.readline().startswith("http://127.0.0.1:")
         assert process.end() == 0
-    assert "what still runs is ended" in process.log
+    assert "shutdown took too long" in process.log
 
 
 def test_nobody_listens_to_what_it_says(tmp_path: Path) -> None:

@@ -45,7 +45,7 @@ def test_one_that_dies_is_replaced_and_its_figures_stay(two: Process) -> None:
     first = two.children()
     assert len(first) == 2
     os.kill(first[0], signal.SIGKILL)
-    until(lambda: "a worker ended and is replaced: by SIGKILL" in two.log)
+    until(lambda: "a worker stopped and is replaced: by SIGKILL" in two.log)
     until(lambda: len(set(two.children()) - {first[0]}) == 2)
     for _ in range(10):
         assert two.ask("/health?live").status == 200
@@ -68,7 +68,7 @@ def test_the_end_of_all(two: Process, tmp_path: Path) -> None:
     assert two.ask("/health?live").status == 200
     assert two.end(signal.SIGINT) == 130
     assert not any(map(alive, workers))
-    assert two.log.count("ended\n") == 3
+    assert two.log.count("stopped\n") == 3
     assert list(tmp_path.glob("memory-bank-figures-*")) == []
 
 
@@ -88,7 +88,7 @@ def test_open_requests_of_all_end_and_ctrl_c_again_ends_them_at_once(tmp_path: P
         connection.request("GET", "/v1/models")
         until(lambda: held.got)
         service.process.send_signal(signal.SIGINT)
-        until(lambda: "ending" in service.log)
+        until(lambda: "shutting down" in service.log)
         until(service.refuses)
         service.process.send_signal(signal.SIGINT)
         assert service.wait() == 130

@@ -89,7 +89,7 @@ def mcp(
 
     from memory_bank.config import load_config
     from memory_bank.service.mcp import create_server
-    from memory_bank.service.server.places import default_database
+    from memory_bank.service.server.database import default_database
     from memory_bank.service.sessions import Sessions
 
     loaded = load_config(config)
@@ -214,7 +214,7 @@ def create(
 ) -> None:
     """Create a key and print it once. As soon as there is a key, the service requires one."""
     from memory_bank.bank.keys import Keys
-    from memory_bank.service.server.places import open_database
+    from memory_bank.service.server.database import open_database
 
     database = open_database(_settings(db, config))
     if database.in_memory:
@@ -238,7 +238,7 @@ def create(
 def list_(db: str | None = _DB, config: Path | None = CONFIG, as_json: bool = JSON) -> None:
     """List all keys, revoked ones too. The keys themselves are not stored."""
     from memory_bank.bank.keys import DEFAULT, Keys
-    from memory_bank.service.server.places import database_of
+    from memory_bank.service.server.database import database_of
 
     found = Keys(open_bank(database_of(_settings(db, config)))).all()
     if as_json:
@@ -263,7 +263,7 @@ def revoke(
 ) -> None:
     """Revoke a key, in running services within two seconds. What it stored is kept."""
     from memory_bank.bank.keys import Keys
-    from memory_bank.service.server.places import database_of
+    from memory_bank.service.server.database import database_of
 
     database = open_bank(database_of(_settings(db, config)))
     gone = Keys(database).revoke(key)

@@ -1,4 +1,4 @@
-"""The application: its parts put together, what every request passes, how it begins and ends."""
+"""The application: its parts, middleware and routes, start and shutdown."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from memory_bank.service.api.openapi import describe
 from memory_bank.service.api.requests import EncodedSlashes
 from memory_bank.service.operations.health import Operations, add_operations
 from memory_bank.service.operations.metrics import Metrics
-from memory_bank.service.operations.observing import Observing, chat_of
-from memory_bank.service.operations.requests import Noted
+from memory_bank.service.operations.observer import BackgroundObserver, chat_of
+from memory_bank.service.operations.request_log import RequestLog
 from memory_bank.service.operations.telemetry import Telemetry
 from memory_bank.service.page import files
 from memory_bank.service.page.recorder import Recorder
@@ -40,7 +40,7 @@ from memory_bank.service.security.access import Keyring
 from memory_bank.service.security.gate import Gate
 from memory_bank.service.security.hosts import AllowedHosts
 from memory_bank.service.security.redaction import Redaction
-from memory_bank.service.server.places import open_database
+from memory_bank.service.server.database import open_database
 from memory_bank.service.sessions import Rebuilt, Sessions
 
 try:
@@ -59,10 +59,7 @@ OPENAI = "https://api.openai.com/v1"
 
 
 class Service:
-    """What the handlers of one worker share: settings, database, sessions, the proxy, who looks after them.
-
-    Who wants to know what became of requests through the proxy adds a function to ``exchanges``.
-    """
+    """What the handlers of one process share. ``exchanges`` are called after each proxied request."""
 
     def __init__(self, config: Config, database: Database, metrics: Metrics, telemetry: Telemetry) -> None:
         self.config = config
@@ -72,7 +69,7 @@ class Service:
         self.telemetry = telemetry
         upstream = upstream_of(self.settings)
         chat = chat_of(config, upstream)
-        self.observing = Observing(database, config, chat)
+        self.observing = BackgroundObserver(database, config, chat)
         cache = MessageCache()
         redaction = Redaction.of(self.settings)
         self.recorder = Recorder(database, self.settings.steps_kept)
@@ -103,27 +100,27 @@ class Service:
         )
         database.failed = metrics.database_errors.inc
         self.ending = threading.Event()
-        """Set when the process is about to end: what streams without an end of its own ends now."""
+        """Set at the beginning of a shutdown: endless streams stop."""
         self._until: float | None = None
 
     def tell(self, exchange: Exchange) -> None:
-        """Hand what became of a request to ``exchanges``; one of them that fails hurts nobody."""
+        """Report a finished request to ``exchanges``; an error of one of them is logged."""
         for told in self.exchanges:
             try:
                 told(exchange)
             except Exception as e:
-                log.error("what watches the proxy failed: %s", type(e).__name__)
+                log.error("an observer of the proxy failed: %s", type(e).__name__)
 
     def end(self, seconds: float) -> None:
-        """The process is about to end: nothing new is begun, and ``close`` takes no longer than so."""
+        """Begin a shutdown: start no new jobs; ``close`` has ``seconds``."""
         self._until = time.monotonic() + seconds
         self.ending.set()
         self.observing.end()
 
     def close(self) -> None:
-        """Note the last steps, close the sessions, then the database.
+        """Finish the current jobs, record the last steps, close the sessions and the database.
 
-        What waits for the Observer stays there, free for others.
+        Queued jobs stay in the database.
         """
         seconds = self.settings.shutdown_timeout
         until = self._until if self._until is not None else time.monotonic() + seconds
@@ -139,7 +136,7 @@ class Service:
             self.metrics.upstream_errors.inc()
 
     def _stepped(self, step: Rebuilt) -> None:
-        """A context was rebuilt: by the proxy or by the API."""
+        """Report a context that the proxy or the API has built."""
         self.metrics.step_seconds.observe(step.milliseconds / 1000)
         self.metrics.tokens.labels("full").inc(step.full_tokens)
         self.metrics.tokens.labels("sent").inc(step.tokens)
@@ -149,7 +146,7 @@ class Service:
 
 
 def upstream_of(settings: ServiceSettings) -> str:
-    """The base URL that requests go on to, without a slash at its end. Raises ConfigError."""
+    """The base URL that requests are forwarded to, without a trailing slash. Raises ConfigError."""
     url = (settings.upstream or os.environ.get("OPENAI_BASE_URL") or OPENAI).strip().rstrip("/")
     try:
         parts = urlsplit(url)
@@ -159,29 +156,29 @@ def upstream_of(settings: ServiceSettings) -> str:
     if not fits or parts.query or parts.fragment or parts.username is not None or not url.isprintable():
         raise ConfigError(
             "the upstream is no URL such as https://api.openai.com/v1: check --upstream or OPENAI_BASE_URL "
-            "(keys are no part of it)."
+            "(it must not contain a key)."
         )
     return url
 
 
-# That of FastAPI itself (since 0.16x) tells of paths, which hold names, and of the words of errors.
+# FastAPI's own telemetry reports paths, which contain names, and the texts of errors.
 _NO_TELEMETRY: Any = dict.fromkeys(("tracing", "metrics", "logs", "operation_spans", "auto_configure"), False)
 
 
 class _Application(FastAPI):
-    """FastAPI, with everything that it answers noted, its own 500 included."""
+    """FastAPI inside the request log, which also sees FastAPI's own 500."""
 
     metrics: Metrics
     tracing: Telemetry
 
     def build_middleware_stack(self) -> Any:
-        return Noted(super().build_middleware_stack(), self.metrics, self.tracing)
+        return RequestLog(super().build_middleware_stack(), self.metrics, self.tracing)
 
 
 def create_app(config: Config) -> FastAPI:
-    """The application of a configuration; the database is opened when it starts.
+    """Create the application. The database is opened at startup.
 
-    Raises ConfigError for an upstream that is no URL, and for hosts and origins that are none.
+    Raises ConfigError for an invalid upstream, host or origin.
     """
 
     @asynccontextmanager
@@ -205,13 +202,13 @@ def create_app(config: Config) -> FastAPI:
         title="memory_bank",
         version=__version__,
         lifespan=lifespan,
-        docs_url=None,  # their pages load scripts from elsewhere
+        docs_url=None,  # its page loads scripts from another site
         redoc_url=None,
         telemetry=_NO_TELEMETRY,
         generate_unique_id_function=lambda route: route.name,
     )
     app.metrics, app.tracing = Metrics(), tracing
-    _say_failures(app)
+    _handle_errors(app)
     add_operations(app)
     app.include_router(sessions.router)
     app.include_router(memory.router)
@@ -219,9 +216,9 @@ def create_app(config: Config) -> FastAPI:
     app.include_router(sessions.steps_router)
     app.include_router(files.router)
     app.router.routes += [Route(path, UnknownRoute(), include_in_schema=False) for path in _API_PATHS]
-    app.router.routes.append(Route("/mcp", _Mcp(), methods=["POST"]))
+    app.router.routes.append(Route("/mcp", McpEndpoint(), methods=["POST"]))
     app.router.routes.extend(upstream_routes())
-    app.router.routes[:0] = model_routes()  # what is asked at every step need not be compared with all others
+    app.router.routes[:0] = model_routes()  # first, as they are called at every step
     describe(app)
     app.add_middleware(EncodedSlashes)
     app.add_middleware(
@@ -253,10 +250,10 @@ class UnknownRoute:
         return False
 
 
-class _Mcp:
-    """The MCP server as an endpoint, where its extra is installed. It is loaded when it is asked first."""
+class McpEndpoint:
+    """The MCP server as an endpoint; its packages are imported on the first request."""
 
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         mcp = await to_thread.run_sync(importlib.import_module, "memory_bank.service.mcp")
         service: Service = scope["app"].state.service
         async with mcp.over_http(service.sessions, service.settings.max_body_bytes) as manager:
@@ -264,13 +261,13 @@ class _Mcp:
 
 
 def service_of(request: Request) -> Service:
-    """The parts that a request's handler works with."""
+    """The service that answers a request."""
     service: Service = request.app.state.service
     return service
 
 
-def _say_failures(app: FastAPI) -> None:
-    """Every failure in the one shape; the gate tells of those that nobody foresaw."""
+def _handle_errors(app: FastAPI) -> None:
+    """Answer expected errors in the one form; the gate answers unexpected ones."""
 
     async def ours(request: Request, error: Exception) -> JSONResponse:  # noqa: ARG001
         assert isinstance(error, MemoryBankError)

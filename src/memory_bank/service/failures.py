@@ -1,4 +1,4 @@
-"""The error tree as HTTP: one status and one shape for each error, nothing below knows of it."""
+"""The error tree as HTTP responses: a status and a code for each error, one form of body."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from memory_bank.errors import (
     UpstreamError,
 )
 
-# The first that fits holds; special errors stand before what they descend from.
+# The first match applies: subclasses come before their base classes.
 STATUSES: tuple[tuple[type[MemoryBankError], int, str], ...] = (
     (NotFoundError, 404, "not_found"),
     (NotAuthorizedError, 401, "not_authorized"),
@@ -58,7 +58,7 @@ STATUSES: tuple[tuple[type[MemoryBankError], int, str], ...] = (
 
 
 def failure(error: MemoryBankError) -> tuple[int, dict[str, Any], dict[str, str]]:
-    """Status, body and headers that tell of an error."""
+    """The status, body and headers of the response to an error."""
     status, code = _entry(error)
     headers = {}
     if isinstance(error, TooManyRequestsError):
@@ -71,7 +71,7 @@ def failure(error: MemoryBankError) -> tuple[int, dict[str, Any], dict[str, str]
 
 
 def code_of(error: MemoryBankError) -> str:
-    """The one word that an error is known by, in its body and in headers."""
+    """The code of an error, as it is in its body and in headers."""
     return _entry(error)[1]
 
 
@@ -80,6 +80,6 @@ def _entry(error: MemoryBankError) -> tuple[int, str]:
 
 
 def body(message: str, code: str, status: int) -> dict[str, Any]:
-    """The one shape of an error: that of OpenAI's API, so that its clients show the sentence."""
+    """An error's body in the form of OpenAI's API, so that its clients show the message."""
     kind = "server_error" if status >= 500 else "invalid_request_error"
     return {"error": {"message": message, "type": kind, "param": None, "code": code}}

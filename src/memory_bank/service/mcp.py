@@ -1,4 +1,4 @@
-"""The MCP server: our tools and the records as resources, read only, over any transport."""
+"""The MCP server: the memory tools, and records as resources. Read only, for any transport."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from anyio import to_thread
 
 from memory_bank import __version__
 from memory_bank.errors import MemoryBankError, MissingExtraError, NotFoundError
+from memory_bank.records import RecordLine
 from memory_bank.service.security.access import LOCAL, Caller, caller_of
 from memory_bank.service.sessions import Sessions
 from memory_bank.tools import (
@@ -39,9 +40,9 @@ Context = ServerRequestContext[Any, Any]
 RECORD = "memory://sessions/{session}/records/{trace_id}"
 SESSIONS = "memory://sessions"
 RESOURCE_CHARS = 1_000_000
-"""The longest text of a resource; ``get_record`` reads on in what is longer."""
+"""The longest text of a resource; the tool ``get_record`` reads the rest of a longer one."""
 _PAGE = 100
-_NAMES_TOLD = 10
+_NAMES_SHOWN = 10
 _RECORD = re.compile(r"memory://sessions/([^/?#]+)/records/([^/?#]+)\Z")
 _TITLES = {
     SEARCH_MEMORY: "Search earlier tool outputs",
@@ -63,17 +64,16 @@ _INSTRUCTIONS = (
 )
 
 
-class _Unclear(Exception):
-    """The session that is meant cannot be told; the text is the sentence that says what to do."""
+class InvalidMcpRequest(Exception):
+    """A request that names no valid session or resource; the text says what to do."""
 
 
 def create_server(sessions: Sessions, session: str | None = None) -> Server[Any]:
-    """The server over the sessions of a bank. ``session``: which one is meant where a request names none.
+    """Create the server. ``session`` is the default session of requests that name none.
 
-    The caller is the one that the gate has written into the HTTP request; over other transports the user of
-    this machine.
+    Over HTTP the caller is the one that the gate has set; over other transports the user of this machine.
     """
-    memory = _Memory(sessions, session)
+    memory = _McpHandlers(sessions, session)
     return Server(
         "memory_bank",
         version=__version__,
@@ -90,10 +90,10 @@ def create_server(sessions: Sessions, session: str | None = None) -> Server[Any]
 
 @asynccontextmanager
 async def over_http(sessions: Sessions, max_body_bytes: int) -> AsyncIterator[StreamableHTTPSessionManager]:
-    """The server as an ASGI endpoint (``handle_request``) for one request or more.
+    """The server as an ASGI endpoint (``handle_request``).
 
-    No request depends on one before it, so workers need no sticky sessions. Host and origin are the gate's to
-    check: the library's own check is off, or it would refuse hosts that the settings allow.
+    Requests are independent, so workers need no sticky sessions. The gate checks host and origin; the
+    library's own check is off, because it would refuse hosts that the settings allow.
     """
     manager = StreamableHTTPSessionManager(
         create_server(sessions),
@@ -106,8 +106,8 @@ async def over_http(sessions: Sessions, max_body_bytes: int) -> AsyncIterator[St
         yield manager
 
 
-class _Memory:
-    """The handlers of the requests of MCP."""
+class _McpHandlers:
+    """The handlers of MCP requests."""
 
     def __init__(self, sessions: Sessions, session: str | None) -> None:
         self.sessions = sessions
@@ -130,7 +130,7 @@ class _Memory:
                     span = self.sessions.traced("search_memory", session_id) if searches else nullcontext()
                     with span:
                         return answer_tool_call(state, params.name, given)
-            except _Unclear as e:
+            except InvalidMcpRequest as e:
                 return ToolAnswer(str(e), refused=True)
             except NotFoundError:
                 return ToolAnswer(self._no_session(caller), refused=True)
@@ -138,10 +138,10 @@ class _Memory:
                 return ToolAnswer(f"The memory could not be read: {e}", refused=True)
 
         answer = await to_thread.run_sync(work)
-        told = None if answer.refused else {"result": answer.text, "records": list(answer.records)}
+        structured = None if answer.refused else {"result": answer.text, "records": list(answer.records)}
         return types.CallToolResult(
             content=[types.TextContent(type="text", text=answer.text)],
-            structured_content=told,
+            structured_content=structured,
             is_error=answer.refused,
         )
 
@@ -158,7 +158,7 @@ class _Memory:
     async def list_resources(
         self, ctx: Context, params: types.PaginatedRequestParams | None
     ) -> types.ListResourcesResult:
-        """The list of sessions, and the records of the session that is meant, where one is."""
+        """The list of sessions, and the records of the requested session, if there is one."""
         caller, header = _caller(ctx)
         cursor = params.cursor if params else None
 
@@ -191,17 +191,17 @@ class _Memory:
                 return self._names_as_json(caller)
             match = _RECORD.match(uri)
             if match is None:
-                raise _Unclear(f"There is no such resource: there are {SESSIONS} and {RECORD}.")
+                raise InvalidMcpRequest(f"There is no such resource: there are {SESSIONS} and {RECORD}.")
             name, trace_id = (unquote(part) for part in match.groups())
             with self.sessions.reading(caller.namespace, name) as state:
                 answer = answer_tool_call(state, GET_RECORD, {"trace_id": trace_id}, max_chars=RESOURCE_CHARS)
             if answer.refused:
-                raise _Unclear(answer.text)
+                raise InvalidMcpRequest(answer.text)
             return types.TextResourceContents(uri=uri, mime_type="text/plain", text=answer.text)
 
         try:
             return types.ReadResourceResult(contents=[await to_thread.run_sync(work)])
-        except _Unclear as e:
+        except InvalidMcpRequest as e:
             raise _invalid(str(e)) from None
         except NotFoundError:
             raise _invalid(self._no_session(caller)) from None
@@ -209,24 +209,24 @@ class _Memory:
             raise MCPError(types.INTERNAL_ERROR, f"The memory could not be read: {e}") from None
 
     def _session(self, caller: Caller, wanted: Any, header: str | None) -> str:
-        """The name of the session that a request means. Raises _Unclear."""
+        """The name of the session that a request is about. Raises InvalidMcpRequest."""
         if wanted is not None and not isinstance(wanted, str):
-            raise _Unclear("session is the name of a session, a text.")
+            raise InvalidMcpRequest("session is the name of a session, a text.")
         name = wanted or header or self.session
         if name:
             return name
-        names = self.sessions.names(caller.namespace, _NAMES_TOLD + 1)
+        names = self.sessions.names(caller.namespace, _NAMES_SHOWN + 1)
         if len(names) == 1:
             return names[0]
         if not names:
-            raise _Unclear(self._no_session(caller))
-        raise _Unclear(
+            raise InvalidMcpRequest(self._no_session(caller))
+        raise InvalidMcpRequest(
             f"There are several sessions: name one by the argument session or the header x-memory-session: "
-            f"{_told(names)}."
+            f"{_quoted_names(names)}."
         )
 
     def _place(self, caller: Caller, header: str | None, cursor: str | None) -> tuple[str | None, int]:
-        """Which session's records are listed, after which number; (None, 0) where no session is meant."""
+        """The session whose records are listed, and the number to continue after; (None, 0) without one."""
         if cursor is not None:
             try:
                 name, after = json.loads(cursor)
@@ -237,16 +237,17 @@ class _Memory:
             return name, after
         try:
             return self._session(caller, None, header), 0
-        except _Unclear:
+        except InvalidMcpRequest:
             return None, 0
 
     def _no_session(self, caller: Caller) -> str:
-        names = self.sessions.names(caller.namespace, _NAMES_TOLD + 1)
+        names = self.sessions.names(caller.namespace, _NAMES_SHOWN + 1)
         if not names:
             return (
                 "There is no session yet: it begins with the first tool output that an agent's memory keeps."
             )
-        return f"There is no session of this name: there {'is' if len(names) == 1 else 'are'} {_told(names)}."
+        are = "is" if len(names) == 1 else "are"
+        return f"There is no session of this name: there {are} {_quoted_names(names)}."
 
     def _names_as_json(self, caller: Caller) -> types.TextResourceContents:
         names = self.sessions.names(caller.namespace, _PAGE)
@@ -256,7 +257,7 @@ class _Memory:
 
 
 def _caller(ctx: Context) -> tuple[Caller, str | None]:
-    """Who asks, and the session that a header names."""
+    """The caller, and the session that a header names."""
     request: Any = ctx.request
     if request is None:
         return LOCAL, None
@@ -264,7 +265,7 @@ def _caller(ctx: Context) -> tuple[Caller, str | None]:
 
 
 def _tool(function: Mapping[str, Any]) -> types.Tool:
-    """One of our tools: what may be null for a model may be left out here, and the session may be named."""
+    """The schema of a tool for MCP: nullable parameters are optional, and ``session`` is added."""
     given = function["parameters"]["properties"]
     properties = {**given, "session": {
         "type": ["string", "null"], "description": "The session, where there are several; null for the own."
@@ -293,7 +294,7 @@ def _index() -> types.Resource:
     )
 
 
-def _resource(session: str, line: Any) -> types.Resource:
+def _resource(session: str, line: RecordLine) -> types.Resource:
     uri = RECORD.replace("{session}", quote(session, safe="")).replace("{trace_id}", quote(line.trace_id))
     tool = " ".join(sendable(line.tool_name).split())
     return types.Resource(
@@ -305,9 +306,9 @@ def _resource(session: str, line: Any) -> types.Resource:
     )
 
 
-def _told(names: list[str]) -> str:
-    shown = ", ".join(json.dumps(n, ensure_ascii=False) for n in names[:_NAMES_TOLD])
-    return shown + (" and more" if len(names) > _NAMES_TOLD else "")
+def _quoted_names(names: list[str]) -> str:
+    shown = ", ".join(json.dumps(n, ensure_ascii=False) for n in names[:_NAMES_SHOWN])
+    return shown + (" and more" if len(names) > _NAMES_SHOWN else "")
 
 
 def _invalid(sentence: str) -> MCPError:

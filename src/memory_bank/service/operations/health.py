@@ -1,4 +1,4 @@
-"""How the service does: ``GET /health`` with a ping of each part, ``GET /metrics`` for Prometheus."""
+"""``GET /health``, which checks each part of the service, and ``GET /metrics`` for Prometheus."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from memory_bank.bank.embedder import check_embedder
 from memory_bank.bank.jobs import oldest_job
 from memory_bank.errors import MemoryBankError, MissingExtraError, NotAuthorizedError, StorageError
 from memory_bank.models.embedding import load_embedder
-from memory_bank.service.operations.metrics import CONTENT_TYPE, Metrics, Waiting
-from memory_bank.service.operations.observing import Observing
+from memory_bank.service.operations.metrics import CONTENT_TYPE, Metrics, QueueState
+from memory_bank.service.operations.observer import BackgroundObserver
 from memory_bank.service.security.access import Caller, caller_of
 from memory_bank.service.sessions import Sessions
 
@@ -29,57 +29,57 @@ except ImportError:
     raise MissingExtraError("the service (FastAPI, httpx2)", "service") from None
 
 PATIENCE = 2.0
-"""Seconds that a ping may take."""
-_THREADS = 4  # of pings: one that hangs keeps up no request
-_FRESH = {"database": 1.0, "upstream": 5.0}  # seconds for which a ping is believed
+"""Seconds that a check may take."""
+_THREADS = 4  # for checks, so that one that hangs blocks no request
+_FRESH = {"database": 1.0, "upstream": 5.0}  # seconds for which a result is reused
 _FRESH_ELSE = 2.0
 
-Ping = Callable[[], dict[str, Any]]
-"""Runs in a thread; what it gives is told to operators, what it raises means that the part is away."""
+Check = Callable[[], dict[str, Any]]
+"""Runs in a thread. Returns details for operators; an exception means that the part is unavailable."""
 
 
-class _Part:
-    """One part of the service, asked at most every so many seconds, by one request at a time."""
+class _CheckedPart:
+    """One part of the service with its latest result."""
 
-    def __init__(self, name: str, ping: Ping, limiter: anyio.CapacityLimiter) -> None:
-        self._ping = ping
+    def __init__(self, name: str, check: Check, limiter: anyio.CapacityLimiter) -> None:
+        self._check = check
         self._fresh = _FRESH.get(name, _FRESH_ELSE)
         self._limiter = limiter
         self._lock = anyio.Lock()
-        self._asked = float("-inf")
-        self._told: dict[str, Any] = {}
+        self._checked_at = float("-inf")
+        self._result: dict[str, Any] = {}
 
-    async def ask(self) -> dict[str, Any]:
-        """``{"ok": …, "ms": …}`` and what else the part tells of itself."""
+    async def result(self) -> dict[str, Any]:
+        """``{"ok": …, "ms": …}`` and the details of the check."""
         async with self._lock:
-            if time.monotonic() - self._asked > self._fresh:
-                self._told = await self._answer()
-                self._asked = time.monotonic()
-        return self._told
+            if time.monotonic() - self._checked_at > self._fresh:
+                self._result = await self._run()
+                self._checked_at = time.monotonic()
+        return self._result
 
-    async def _answer(self) -> dict[str, Any]:
+    async def _run(self) -> dict[str, Any]:
         began = time.perf_counter()
-        told: dict[str, Any] | None = None
+        found: dict[str, Any] | None = None
         try:
             with anyio.move_on_after(PATIENCE):
-                told = await to_thread.run_sync(self._ping, abandon_on_cancel=True, limiter=self._limiter)
+                found = await to_thread.run_sync(self._check, abandon_on_cancel=True, limiter=self._limiter)
         except MemoryBankError as e:
-            told = {"ok": False, "trouble": str(e)}
+            found = {"ok": False, "trouble": str(e)}
         except Exception as e:
-            told = {"ok": False, "trouble": type(e).__name__}
-        if told is None:
-            told = {"ok": False, "trouble": f"no answer within {PATIENCE:g} s"}
-        return {"ok": True, "ms": round(1000 * (time.perf_counter() - began), 1)} | told
+            found = {"ok": False, "trouble": type(e).__name__}
+        if found is None:
+            found = {"ok": False, "trouble": f"no answer within {PATIENCE:g} s"}
+        return {"ok": True, "ms": round(1000 * (time.perf_counter() - began), 1)} | found
 
 
 class Operations:
-    """Asks the parts of a service how they do. For one event loop."""
+    """Health checks and metrics of a service. For one event loop."""
 
     def __init__(
         self,
         database: Database,
         sessions: Sessions,
-        observing: Observing,
+        observing: BackgroundObserver,
         metrics: Metrics,
         upstream: str,
     ) -> None:
@@ -90,39 +90,39 @@ class Operations:
         self._upstream = upstream
         self._client = httpx2.Client(timeout=PATIENCE, follow_redirects=False)
         self._limiter = anyio.CapacityLimiter(_THREADS)
-        self._parts: dict[str, _Part] = {}
-        self.add("database", self._ask_database)
-        self.add("upstream", self._ask_upstream)
-        self.add("embedder", self._ask_embedder)
-        self.add("observer", self._ask_observer)
+        self._parts: dict[str, _CheckedPart] = {}
+        self.add("database", self._check_database)
+        self.add("upstream", self._check_upstream)
+        self.add("embedder", self._check_embedder)
+        self.add("observer", self._check_observer)
 
-    def add(self, name: str, ping: Ping) -> None:
-        """One more part that tells how it does."""
-        self._parts[name] = _Part(name, ping, self._limiter)
+    def add(self, name: str, check: Check) -> None:
+        """Add a part to check."""
+        self._parts[name] = _CheckedPart(name, check, self._limiter)
 
     async def health(self, *, details: bool) -> tuple[int, dict[str, Any]]:
-        """Status and body. Without details the database alone is asked: it decides the status.
+        """Return status and body: 503 if the database is unavailable, else 200.
 
-        503 while it is away. Upstream is asked for its name only, never with a key.
+        Without details only the database is checked. Upstream is checked without a key.
         """
         found: dict[str, dict[str, Any]] = {}
 
-        async def ask(name: str) -> None:
-            found[name] = await self._parts[name].ask()
+        async def check(name: str) -> None:
+            found[name] = await self._parts[name].result()
 
         names = list(self._parts) if details else ["database"]
         async with anyio.create_task_group() as group:
             for name in names:
-                group.start_soon(ask, name)
-        well = all(told["ok"] for told in found.values())
+                group.start_soon(check, name)
+        well = all(part["ok"] for part in found.values())
         body: dict[str, Any] = {"status": "ok" if well else "degraded", "version": __version__}
         if details:
             body["parts"] = {name: found[name] for name in names}
         return (200 if found["database"]["ok"] else 503), body
 
     async def scrape(self) -> bytes:
-        """The figures of all workers, for Prometheus."""
-        waiting: Waiting | None = None
+        """The metrics of all workers in Prometheus' text format."""
+        waiting: QueueState | None = None
         with anyio.move_on_after(PATIENCE):
             waiting = await to_thread.run_sync(self._waiting, abandon_on_cancel=True, limiter=self._limiter)
         self._metrics.sessions.set(self._sessions.held)
@@ -132,30 +132,30 @@ class Operations:
         """Close the connection to upstream."""
         self._client.close()
 
-    def _waiting(self) -> Waiting | None:
+    def _waiting(self) -> QueueState | None:
         try:
-            return Waiting(*oldest_job(self._database))
+            return QueueState(*oldest_job(self._database))
         except StorageError:
             return None
 
-    def _ask_database(self) -> dict[str, Any]:
+    def _check_database(self) -> dict[str, Any]:
         with self._database.read() as c:
             c.execute(sa.text("SELECT 1")).all()
         return {"name": self._database.name}
 
-    def _ask_upstream(self) -> dict[str, Any]:
+    def _check_upstream(self) -> dict[str, Any]:
         try:
             answer = self._client.head(self._upstream)
         except httpx2.HTTPError as e:
             return {"ok": False, "trouble": type(e).__name__}
-        return {"status": answer.status_code}  # whatever it says to a caller without a key, it is there
+        return {"status": answer.status_code}  # any status means that it is reachable
 
-    def _ask_embedder(self) -> dict[str, Any]:
+    def _check_embedder(self) -> dict[str, Any]:
         model = load_embedder(self._sessions.bank_settings().embedding_model)
         check_embedder(self._database, model.name, None)
         return {"name": model.name}
 
-    def _ask_observer(self) -> dict[str, Any]:
+    def _check_observer(self) -> dict[str, Any]:
         jobs, oldest = oldest_job(self._database)
         well = self._observing.settings is None or self._observing.works
         return {"ok": well, "name": self._observing.name, "jobs": jobs, "oldest_seconds": round(oldest, 1)}
@@ -164,9 +164,9 @@ class Operations:
 def add_operations(app: FastAPI) -> None:
     """The routes ``/health`` and ``/metrics``."""
 
-    @app.get("/health", tags=["operations"], summary="How the service does")
+    @app.get("/health", tags=["operations"], summary="Health of the service")
     async def health(request: Request, live: str | None = None) -> JSONResponse:
-        """``?live``: whether the process answers, nothing else is asked. Operators see each part."""
+        """With ``?live`` nothing is checked except that the process answers. Operators see each part."""
         if live is not None:
             return JSONResponse({"status": "ok", "version": __version__})
         operations: Operations = request.app.state.service.operations
@@ -174,10 +174,10 @@ def add_operations(app: FastAPI) -> None:
         status, body = await operations.health(details=caller.operator)
         return JSONResponse(body, status, {"cache-control": "no-store"})
 
-    @app.get("/metrics", tags=["operations"], summary="Figures for Prometheus", response_class=Response)
+    @app.get("/metrics", tags=["operations"], summary="Metrics for Prometheus", response_class=Response)
     async def metrics(request: Request) -> Response:
-        """For operators: once there are keys, one made with ``--operator`` is needed."""
+        """For operators: once a key exists, a key created with ``--operator`` is required."""
         if not caller_of(request).operator:
-            raise NotAuthorizedError("these figures are for operators: send a key made with --operator.")
+            raise NotAuthorizedError("metrics are for operators: send a key created with --operator.")
         operations: Operations = request.app.state.service.operations
         return Response(await operations.scrape(), media_type=CONTENT_TYPE)

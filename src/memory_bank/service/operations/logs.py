@@ -1,4 +1,4 @@
-"""The log of a service: a line an event, for people or for programs, and no contents in either."""
+"""The service's log: one line per event, as text or JSON, without stored content."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ log = logging.getLogger("memory_bank.Service")
 requests = logging.getLogger("memory_bank.Requests")
 
 request_id: ContextVar[str] = ContextVar("memory_bank_request_id", default="")
-"""The id of the request that the present task or thread works for."""
+"""The id of the current request."""
 
 OURS = "memory_bank"
 _LONGEST = 2_000
@@ -27,9 +27,9 @@ _OWN_KEYS = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", 
 
 
 def set_up(form: Literal["text", "json"], *, verbose: bool = False) -> None:
-    """Let all loggers of this process write to standard error in one form.
+    """Write all logs of this process to standard error in one form.
 
-    Ours tell from INFO on, with ``verbose`` from DEBUG on; those of other packages from WARNING on.
+    The level is INFO for ours, DEBUG with ``verbose``, and WARNING for other packages.
     """
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonLines() if form == "json" else TextLines())
@@ -42,27 +42,27 @@ def set_up(form: Literal["text", "json"], *, verbose: bool = False) -> None:
         logging.getLogger(name).propagate = name != "uvicorn.access"
         logging.getLogger(name).setLevel(logging.WARNING)
     logging.captureWarnings(True)
-    logging.raiseExceptions = False  # a line that cannot be written would be shown with its values
+    logging.raiseExceptions = False  # otherwise a failing handler prints the values of its line
 
 
 class TextLines(logging.Formatter):
     """``2026-01-31T12:00:00.123Z INFO Requests: request GET /health 200 key=value …``."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """One line; nothing in it is obeyed by a terminal or taken for another line."""
+        """Format as one line without control characters."""
         parts = [f"{_when(record)} {record.levelname} {_short_name(record)}: {_message(record)}"]
         parts += [f"{k}={_shown(v)}" for k, v in _fields(record).items()]
         if record.exc_info:
-            parts.append("| " + " < ".join(_trouble(record.exc_info[1], record.exc_info[2])))
+            parts.append("| " + " < ".join(_error_chain(record.exc_info[1], record.exc_info[2])))
         return escaped(" ".join(parts))
 
 
 class JsonLines(logging.Formatter):
-    """One JSON object a line, in ASCII: ``time``, ``level``, ``logger``, ``message``, what more is told."""
+    """One ASCII JSON object per line: ``time``, ``level``, ``logger``, ``message``, then the extra fields."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """One line."""
-        told: dict[str, Any] = {
+        """Format as one line."""
+        fields: dict[str, Any] = {
             "time": _when(record),
             "level": record.levelname.lower(),
             "logger": _short_name(record),
@@ -70,12 +70,12 @@ class JsonLines(logging.Formatter):
             **_fields(record),
         }
         if record.exc_info:
-            told["trouble"] = _trouble(record.exc_info[1], record.exc_info[2])
-        return json.dumps(told, default=str)
+            fields["trouble"] = _error_chain(record.exc_info[1], record.exc_info[2])
+        return json.dumps(fields, default=str)
 
 
 def escaped(text: str) -> str:
-    """Text in which control characters, odd spaces and lone surrogates are escapes."""
+    """The text with control characters, unusual spaces and lone surrogates escaped."""
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
@@ -94,7 +94,7 @@ def _short_name(record: logging.LogRecord) -> str:
 
 
 def _message(record: logging.LogRecord) -> str:
-    """Ours as they are; of others the first line, since what follows may tell of values."""
+    """Our messages as they are; of others the first line, as later lines may quote values."""
     text = record.getMessage()
     if _is_ours(record):
         return text[:_LONGEST]
@@ -102,7 +102,7 @@ def _message(record: logging.LogRecord) -> str:
 
 
 def _fields(record: logging.LogRecord) -> dict[str, Any]:
-    """What was given as ``extra``, and the id of the request."""
+    """The ``extra`` fields, and the id of the request."""
     given = {k: v for k, v in vars(record).items() if k not in _OWN_KEYS} if _is_ours(record) else {}
     known = request_id.get()
     return {"id": known, **given} if known and "id" not in given else given
@@ -113,21 +113,21 @@ def _shown(value: Any) -> str:
     return text if text and " " not in text and '"' not in text else json.dumps(text, ensure_ascii=False)
 
 
-def _trouble(error: BaseException | None, trace: TracebackType | None) -> list[str]:
-    """An error as places and types, innermost first; the words of errors that are not ours hold contents."""
-    told: list[str] = []
+def _error_chain(error: BaseException | None, trace: TracebackType | None) -> list[str]:
+    """An error as types and frames, innermost first. Only our own errors' texts are free of content."""
+    chain: list[str] = []
     seen: set[int] = set()
-    while error is not None and id(error) not in seen and len(told) < _FRAMES:
+    while error is not None and id(error) not in seen and len(chain) < _FRAMES:
         seen.add(id(error))
         what = type(error).__name__
-        told.append(f"{what}: {error}"[:_LONGEST] if isinstance(error, MemoryBankError) else what)
+        chain.append(f"{what}: {error}"[:_LONGEST] if isinstance(error, MemoryBankError) else what)
         frames = traceback.extract_tb(trace, limit=-_FRAMES)
-        told += [f"{_file(f.filename)}:{f.lineno} {f.name}" for f in reversed(frames)]
+        chain += [f"{_file(f.filename)}:{f.lineno} {f.name}" for f in reversed(frames)]
         error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
         trace = error.__traceback__ if error is not None else None
-    return told[: 2 * _FRAMES]
+    return chain[: 2 * _FRAMES]
 
 
 def _file(name: str) -> str:
-    """The end of a path: that of a package, not that of the machine."""
+    """The last three parts of a path."""
     return "/".join(name.replace("\\", "/").split("/")[-3:])

@@ -1,4 +1,4 @@
-"""Figures of a service for Prometheus, summed over its workers; no label holds a name, a key or a content."""
+"""Prometheus metrics of the service, summed over its workers. Labels have no names, keys or content."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from memory_bank import __version__
 from memory_bank.errors import MissingExtraError
 
 try:
-    from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+    from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Metric, generate_latest
     from prometheus_client.core import GaugeMetricFamily
     from prometheus_client.multiprocess import MultiProcessCollector
 except ImportError:
     raise MissingExtraError("the service (prometheus-client)", "service") from None
 
 SHARED = "PROMETHEUS_MULTIPROC_DIR"
-"""The environment variable that names the folder in which the workers of one service add up their figures."""
+"""The environment variable with the folder that the workers of one service share."""
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -27,66 +27,66 @@ _SLOW = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60
 
 
 @dataclass(frozen=True, slots=True)
-class Waiting:
-    """What waits for the Observer in the whole database: jobs, and the age of the oldest in seconds."""
+class QueueState:
+    """Jobs that wait for the Observer in the whole database, and the age of the oldest in seconds."""
 
     jobs: int
     oldest: float
 
 
 class Metrics:
-    """The figures of one worker; ``scrape`` gives those of all."""
+    """The metrics of one worker; ``scrape`` returns those of all workers."""
 
     def __init__(self) -> None:
         registry = self._registry = CollectorRegistry()
         self._shared = bool(os.environ.get(SHARED))
 
-        def counter(name: str, told: str, *labels: str) -> Counter:
-            return Counter(f"memory_bank_{name}", told, labels, registry=registry)
+        def counter(name: str, text: str, *labels: str) -> Counter:
+            return Counter(f"memory_bank_{name}", text, labels, registry=registry)
 
-        def histogram(name: str, told: str, buckets: tuple[float, ...], *labels: str) -> Histogram:
-            return Histogram(f"memory_bank_{name}", told, labels, buckets=buckets, registry=registry)
+        def histogram(name: str, text: str, buckets: tuple[float, ...], *labels: str) -> Histogram:
+            return Histogram(f"memory_bank_{name}", text, labels, buckets=buckets, registry=registry)
 
-        def gauge(name: str, told: str, *labels: str, mode: Any = "livesum") -> Gauge:
-            return Gauge(f"memory_bank_{name}", told, labels, registry=registry, multiprocess_mode=mode)
+        def gauge(name: str, text: str, *labels: str, mode: Any = "livesum") -> Gauge:
+            return Gauge(f"memory_bank_{name}", text, labels, registry=registry, multiprocess_mode=mode)
 
-        self.requests = counter("requests", "Requests that were answered.", "method", "route", "status")
+        self.requests = counter("requests", "Requests answered.", "method", "route", "status")
         self.request_seconds = histogram(
             "request_seconds", "Seconds from a request to the end of its answer.", _SLOW, "route"
         )
         self.first_byte_seconds = histogram(
             "first_byte_seconds", "Seconds from a request to the first byte of its answer.", _SLOW, "route"
         )
-        self.running = gauge("requests_running", "Requests that are being answered.")
+        self.running = gauge("requests_running", "Requests in progress.")
         self.step_seconds = histogram("step_seconds", "Seconds that memory took for one step.", _FAST)
         self.tokens = counter("tokens", "Tokens of contexts: of the full history, and as sent.", "kind")
         self.memory = counter("memory", "Model calls by what memory did.", "status")
         self.sessions = gauge("sessions_held", "Sessions held in memory.")
-        self.database_errors = counter("database_errors", "Operations that the database refused.")
-        self.upstream_errors = counter("upstream_errors", "Requests that upstream did not answer.")
+        self.database_errors = counter("database_errors", "Database operations that failed.")
+        self.upstream_errors = counter("upstream_errors", "Requests without a response from upstream.")
         gauge("build_info", "Version of memory_bank.", "version", mode="max").labels(__version__).set(1)
         for kind in ("full", "sent"):
             self.tokens.labels(kind)
 
-    def scrape(self, waiting: Waiting | None) -> bytes:
-        """All figures as Prometheus reads them. ``waiting`` None: the database is away."""
+    def scrape(self, waiting: QueueState | None) -> bytes:
+        """All metrics in Prometheus' text format. ``waiting`` None: the database is unavailable."""
         registry = self._registry
         if self._shared:
             registry = CollectorRegistry()
             MultiProcessCollector(registry)  # type: ignore[no-untyped-call]
         whole = CollectorRegistry()
-        whole.register(_Both(registry, waiting))
+        whole.register(_AllMetrics(registry, waiting))
         return generate_latest(whole)
 
 
-class _Both:
-    """What workers have counted, and what the database tells."""
+class _AllMetrics:
+    """The counters of the workers, and the state of the database."""
 
-    def __init__(self, counted: CollectorRegistry, waiting: Waiting | None) -> None:
+    def __init__(self, counted: CollectorRegistry, waiting: QueueState | None) -> None:
         self._counted = counted
         self._waiting = waiting
 
-    def collect(self) -> Iterator[Any]:
+    def collect(self) -> Iterator[Metric]:
         for metric in self._counted.collect():
             metric.samples = [s for s in metric.samples if not s.name.endswith("_created")]
             yield metric
@@ -97,13 +97,13 @@ class _Both:
             jobs = GaugeMetricFamily("memory_bank_queue_jobs", "Records that wait for the Observer.")
             jobs.add_metric([], self._waiting.jobs)
             yield jobs
-            oldest = GaugeMetricFamily("memory_bank_queue_oldest_seconds", "How long the oldest one waits.")
+            oldest = GaugeMetricFamily("memory_bank_queue_oldest_seconds", "Age of the oldest of them.")
             oldest.add_metric([], self._waiting.oldest)
             yield oldest
 
 
 def forget_worker(pid: int, folder: str) -> None:
-    """A worker is gone: what it held is no longer counted, what it did stays."""
+    """Remove a dead worker's gauges; its counters stay."""
     from prometheus_client.multiprocess import mark_process_dead
 
     mark_process_dead(pid, folder)  # type: ignore[no-untyped-call]

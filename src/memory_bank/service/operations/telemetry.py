@@ -1,7 +1,10 @@
 """Spans and metrics by OpenTelemetry's conventions for generative AI; without an SDK they cost little.
 
 The names are those of the repository open-telemetry/semantic-conventions-genai (status: development), as
-strings: the constants of the Python package are deprecated. No attribute holds a content.
+strings: the constants of the Python package are deprecated. No attribute has content.
+
+The package opentelemetry-instrumentation-asgi does not fit: it puts every request's path and URL into span
+attributes, and these contain session names.
 """
 
 from __future__ import annotations
@@ -92,9 +95,9 @@ _call: ContextVar[_Call | None] = ContextVar("memory_bank_model_call", default=N
 
 
 class Telemetry:
-    """What a service tells of itself. ``upstream`` is the base URL of the model's API.
+    """Spans and metrics of the service. ``upstream`` is the base URL of the model's API.
 
-    ``tracer_provider`` and ``meter_provider``: in place of those of the process.
+    ``tracer_provider`` and ``meter_provider`` replace those of the process.
     """
 
     def __init__(self, upstream: str, *, tracer_provider: Any = None, meter_provider: Any = None) -> None:
@@ -135,7 +138,7 @@ class Telemetry:
             span.end()
 
     def answered(self, span: Any, method: str, route: str, status: int) -> None:
-        """Tell of a request's end."""
+        """Complete the span of an answered request."""
         if not span.is_recording():
             return
         span.update_name(f"{method} {route}")
@@ -145,7 +148,7 @@ class Telemetry:
             _failed(span, str(status))
 
     def carry(self, headers: Headers) -> list[tuple[bytes, bytes]]:
-        """Begin the request's call upstream: the headers with which it goes there, its trace among them."""
+        """Begin the span of the call upstream; returns the headers with its trace context."""
         call = _call.get()
         if call is not None and call.span is None:
             call.span = self._tracer.start_span("POST", kind=SpanKind.CLIENT, attributes=self._server)
@@ -156,7 +159,7 @@ class Telemetry:
         return [*((n, v) for n, v in headers if n.lower() not in names), *ours]
 
     def exchanged(self, exchange: Exchanged) -> None:
-        """The call upstream has ended; called in the request that made it."""
+        """Complete the span of the call upstream and record its metrics, in the context of its request."""
         call = _call.get()
         span = call.span if call is not None else None
         error = _error_of(exchange)
@@ -182,7 +185,7 @@ class Telemetry:
             if model_call:
                 span.update_name(f"chat {model}")
                 name = exchange.session
-                attributes |= _told(
+                attributes |= _without_none(
                     {
                         "gen_ai.conversation.id": name and stored_id(exchange.namespace, name),
                         "gen_ai.usage.input_tokens": exchange.input_tokens,
@@ -198,7 +201,7 @@ class Telemetry:
                 {
                     **attributes,
                     "http.request.method": exchange.method,
-                    **_told({"http.response.status_code": exchange.status}),
+                    **_without_none({"http.response.status_code": exchange.status}),
                 }
             )
             if error is not None:
@@ -208,9 +211,9 @@ class Telemetry:
 
     @contextmanager
     def memory(self, operation: str, session: str | None = None) -> Iterator[Any]:
-        """A span around work on memory: ``search_memory``, ``create_memory``, ``delete_memory`` and so on.
+        """A span around an operation such as ``search_memory``, ``create_memory`` or ``delete_memory``.
 
-        The span takes further attributes of ``gen_ai.memory``; an error is told by its type.
+        Of an error only the type is recorded.
         """
         span = self._tracer.start_span(operation, attributes=_memory(operation, session))
         with trace.use_span(span, end_on_exit=True, record_exception=False, set_status_on_exception=False):
@@ -221,7 +224,7 @@ class Telemetry:
                 raise
 
     def stepped(self, session: str, strategy: str, records: int, milliseconds: float) -> None:
-        """A context was rebuilt just now: what was new was stored, and what may be needed was chosen."""
+        """Record the span of a context that has just been built."""
         end = time.time_ns()
         span = self._tracer.start_span(
             "search_memory",
@@ -238,16 +241,16 @@ def _memory(operation: str, session: str | None) -> dict[str, Any]:
     return {
         "gen_ai.operation.name": operation,
         "gen_ai.provider.name": "memory_bank",
-        **_told({"gen_ai.conversation.id": session, "gen_ai.memory.store.id": session}),
+        **_without_none({"gen_ai.conversation.id": session, "gen_ai.memory.store.id": session}),
     }
 
 
-def _told(values: dict[str, Any]) -> dict[str, Any]:
+def _without_none(values: dict[str, Any]) -> dict[str, Any]:
     return {k: v for k, v in values.items() if v is not None}
 
 
 def _error_of(exchange: Exchanged) -> str | None:
-    """The kind of a failure in one word, None where there is none."""
+    """The kind of a failure in one word, or None."""
     if exchange.outcome not in ("complete", "client_gone"):
         return exchange.outcome
     return str(exchange.status) if exchange.status is not None and exchange.status >= 400 else None

@@ -1,4 +1,4 @@
-"""Notes every step for the page, beside the requests: figures always, what it was made of if that can be."""
+"""Records every step for the page in the background: its figures always, its manifest if possible."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ from memory_bank.service.sessions import Rebuilt
 log = logging.getLogger("memory_bank.Service")
 
 DETAILED = 32
-"""Steps that may wait to be looked at in full; of those that come beyond, only the figures are noted."""
+"""Steps that may wait for their manifest; of further ones only the figures are recorded."""
 WAITING = 100_000
-"""Steps that may wait for a database that is away; beyond, the oldest are let go."""
+"""Steps that may wait for the database; beyond that, the oldest are dropped."""
 PATIENCE = 600.0
-"""Seconds in which a batch is tried again."""
-_TOGETHER = 256  # steps in one transaction; so many may wait for it in full
-_GATHER = 0.2  # seconds in which they gather
-_SETTLED = 0.1  # seconds after which a step is looked at: an agent that has gone on by then is not held up
-_REST = 4.0  # times as long as a look took the next one waits: requests go first
-_BUSY = 1.0  # seconds that a session at work is waited for: it may be finishing this very step
+"""Seconds for which writing a batch is retried."""
+_TOGETHER = 256  # steps in one transaction, and steps with manifests that may wait for it
+_GATHER = 0.2  # seconds to collect a batch
+_SETTLED = 0.1  # seconds before a manifest is made, so that an agent that goes on is not delayed
+_REST = 4.0  # pause before the next manifest, in durations of the last: requests have priority
+_BUSY = 1.0  # seconds to wait for a busy session, which may be finishing this step
 _PAUSES = 0.2, 5.0  # seconds between attempts, the first and the longest
 
 
 class Recorder:
-    """Notes the steps it is told of; ``take`` costs some microseconds.
+    """Records steps; ``take`` costs a few microseconds.
 
-    One thread looks at each step a moment later, if its session still stands there, another one writes them.
-    ``kept``: the latest steps of a session that keep what they were made of; 0: none does. ``lost`` counts
-    steps that could not be noted.
+    One thread makes the manifest of each step, unless its session has gone on by then; another one writes.
+    ``kept`` is the number of latest steps per session that keep a manifest. ``lost`` counts steps that could
+    not be recorded.
     """
 
     def __init__(self, database: Database, kept: int, *, patience: float = PATIENCE) -> None:
@@ -44,16 +44,16 @@ class Recorder:
         self.patience = patience
         self.lost = 0
         self._new: deque[tuple[NewStep, Rebuilt | None, float]] = deque()
-        self._detailed = 0  # of the new
+        self._detailed = 0  # of the new ones, those that wait for a manifest
         self._ready: deque[NewStep] = deque()
         self._open = 0  # steps taken that are neither written nor lost
         self._change = threading.Condition()
         self._closing = threading.Event()
-        self._until = float("inf")  # when a closed recorder gives up
+        self._until = float("inf")  # the deadline of a closed recorder
         self._threads: list[threading.Thread] = []
 
     def take(self, step: Rebuilt) -> None:
-        """Note a step soon. Never waits for anything."""
+        """Record a step later. Never blocks."""
         figures = NewStep(
             session_id=step.session_id,
             created=time.time(),
@@ -71,24 +71,27 @@ class Recorder:
                 self.lost += 1
                 return
             if self._open >= WAITING:
-                self._let_go()
+                self._drop_oldest()
             whole = self.kept > 0 and self._detailed < DETAILED and len(self._ready) < _TOGETHER
             self._detailed += whole
             self._new.append((figures, step if whole else None, time.monotonic() + _SETTLED))
             self._open += 1
             if not self._threads:
-                for work, name in ((self._look, "memory-bank-steps"), (self._write, "memory-bank-noting")):
+                for work, name in (
+                    (self._make_manifests, "memory-bank-steps"),
+                    (self._write, "memory-bank-noting"),
+                ):
                     self._threads.append(threading.Thread(target=work, name=name, daemon=True))
                     self._threads[-1].start()
             self._change.notify_all()
 
     def drain(self, timeout: float) -> bool:
-        """Wait until everything taken so far is written; False where that takes longer."""
+        """Wait until all steps taken so far are written; False after ``timeout`` seconds."""
         with self._change:
             return self._change.wait_for(lambda: not self._open, timeout)
 
     def close(self, timeout: float = 10.0) -> None:
-        """Write what waits, as far as that is done in so many seconds, and end."""
+        """Write the waiting steps, for at most ``timeout`` seconds, and stop."""
         with self._change:
             self._until = time.monotonic() + timeout
             self._closing.set()
@@ -98,10 +101,10 @@ class Recorder:
         with self._change:
             self.lost += self._open
         if self.lost:
-            log.warning("%d steps could not be noted for the page", self.lost)
+            log.warning("%d steps could not be recorded for the page", self.lost)
 
-    def _let_go(self) -> None:
-        """The oldest step that waits goes. Under the lock."""
+    def _drop_oldest(self) -> None:
+        """Drop the oldest waiting step. Call it with the lock held."""
         if self._ready:
             self._ready.popleft()
         else:
@@ -110,8 +113,8 @@ class Recorder:
         self._open -= 1
         self.lost += 1
 
-    def _look(self) -> None:
-        """Make new steps ready to be written, until the recorder is closed and there are none."""
+    def _make_manifests(self) -> None:
+        """Prepare new steps for writing, until the recorder is closed and none are left."""
         while True:
             with self._change:
                 self._change.wait_for(lambda: bool(self._new) or self._closing.is_set())
@@ -132,7 +135,7 @@ class Recorder:
                 self._closing.wait(_REST * (time.monotonic() - began))
 
     def _write(self) -> None:
-        """Write what is ready, until the recorder is closed and everything written, or its time is over."""
+        """Write prepared steps, until the recorder is closed and all are written or its time is over."""
         while True:
             with self._change:
                 self._change.wait_for(
@@ -146,27 +149,27 @@ class Recorder:
             written = self._written(batch)
             with self._change:
                 if not written and self._closing.is_set():
-                    return  # what is left counts as lost
+                    return  # the rest counts as lost
                 self._open -= len(batch)
                 self.lost += 0 if written else len(batch)
                 self._change.notify_all()
 
     def _written(self, batch: list[NewStep]) -> bool:
-        """Write steps, again and again where the database refuses; False when patience or time ended."""
-        until, pause, told = time.monotonic() + self.patience, _PAUSES[0], False
+        """Write steps, retrying if the database fails; False when the time for that is over."""
+        until, pause, warned = time.monotonic() + self.patience, _PAUSES[0], False
         while True:
             try:
                 add_steps(self.database, batch, self.kept)
             except StorageError as e:
-                if not told:
-                    log.warning("steps wait to be noted for the page: %s", e)
-                told = True
+                if not warned:
+                    log.warning("steps wait to be recorded for the page: %s", e)
+                warned = True
             else:
                 return True
             left = min(until, self._until) - time.monotonic()
             if left <= 0:
                 return False
-            with self._change:  # wakes when it is closed, to try once more
+            with self._change:  # ``close`` wakes it for a last attempt
                 self._change.wait_for(self._closing.is_set, min(pause, left))
             if self._closing.is_set():
                 time.sleep(max(0.0, min(_PAUSES[0], self._until - time.monotonic())))
@@ -174,21 +177,21 @@ class Recorder:
 
 
 def _manifest(step: Rebuilt) -> bytes | None:
-    """What the step was made of; None where its session has gone on since."""
+    """The manifest of a step; None if its session has gone on since."""
     try:
-        if step.state is None:  # there is nothing to be asked
+        if step.state is None:  # there is no session to ask
             return packed(snapshot(step))
-        if not _stands(step) or not step.state.lock.acquire(timeout=_BUSY):
+        if not _is_latest(step) or not step.state.lock.acquire(timeout=_BUSY):
             return None
         try:
-            made = snapshot(step) if _stands(step) else None
+            made = snapshot(step) if _is_latest(step) else None
         finally:
             step.state.lock.release()
         return None if made is None else packed(made)
-    except Exception as e:  # the figures are noted in any case; the error might quote contents
-        log.warning("what a step was made of could not be noted (%s)", type(e).__name__)
+    except Exception as e:  # the figures are recorded in any case; the error's text may have content
+        log.warning("the manifest of a step could not be made (%s)", type(e).__name__)
         return None
 
 
-def _stands(step: Rebuilt) -> bool:
+def _is_latest(step: Rebuilt) -> bool:
     return step.state is not None and step.state.last_plan is step.plan

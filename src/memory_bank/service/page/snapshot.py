@@ -1,4 +1,4 @@
-"""A step as it is kept to be looked at: what its plan decided, and its context as sent, within bounds."""
+"""The manifest of a step for the page: the decisions of its plan and its context as sent, within bounds."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from memory_bank.service.sessions import Rebuilt
 from memory_bank.transcript.messages import MARK, calls_of, content_text, read, result_of
 
 FIRST_MESSAGES, LAST_MESSAGES = 20, 180
-"""Of a longer context the first and the last so many messages are kept."""
+"""Messages of a longer context that are kept: the first and the last."""
 TEXT_CHARS = 20_000
 CONTEXT_CHARS = 300_000
-"""Characters kept of one text and of a whole context; the latest messages come first."""
+"""Characters kept of one text, and of a whole context beginning with its latest message."""
 LEAST_CHARS = 200
 DECISIONS = 300
-"""Past interactions of each fate that are kept in full, the newest; of all there are counts."""
+"""Decisions of each fate that are kept, the newest; all are counted."""
 REASON_CHARS = 400
 
 _RETRIEVED = re.compile(r"^\[RETRIEVED RECORD (\d+)\]$", re.M)
@@ -26,13 +26,13 @@ _CALL_LINE = re.compile(r"^#(\d+)(?= |$).*$", re.M)
 
 
 def snapshot(step: Rebuilt) -> dict[str, Any]:
-    """The manifest of a step, its plan None where the strategy makes none. Texts may hold lone surrogates.
+    """Make the manifest of a step. Its plan is None if the strategy makes none.
 
-    The step must be its session's latest, and nothing else of that session run meanwhile: the plan's choice
-    is asked now.
+    The step must be its session's latest, and the session must be locked: the plan reads its evidence now.
+    Texts may have lone surrogates.
     """
     plan = None
-    known: _Known = _Known()
+    known: _MemoryParts = _MemoryParts()
     if step.plan is not None:
         plan, known = _plan(step.plan, step.state)
     return {
@@ -42,8 +42,8 @@ def snapshot(step: Rebuilt) -> dict[str, Any]:
     }
 
 
-class _Known:
-    """What parts of a memory text are told by: its pieces, records by number, the fate of each record."""
+class _MemoryParts:
+    """What identifies the parts of a memory text: its pieces, records by number, the fate of each record."""
 
     def __init__(
         self,
@@ -57,12 +57,12 @@ class _Known:
         self.shown = {p["trace_id"] for p in pieces}
 
 
-def _plan(plan: Plan, state: Any) -> tuple[dict[str, Any], _Known]:
+def _plan(plan: Plan, state: Any) -> tuple[dict[str, Any], _MemoryParts]:
     decisions, fates, omitted = _decisions(plan)
     shown = plan.shown()
     numbered = list(getattr(state, "steps", ()))
     numbers = {t: n for n, t in enumerate(numbered, 1)}
-    known = _Known(shown["pieces"], numbered, {t: str(d.fate) for d in decisions for t in d.trace_ids})
+    known = _MemoryParts(shown["pieces"], numbered, {t: str(d.fate) for d in decisions for t in d.trace_ids})
     told = [
         d.as_dict() | {"reason": d.reason[:REASON_CHARS], "numbers": [numbers.get(t) for t in d.trace_ids]}
         for d in decisions
@@ -86,7 +86,7 @@ def _plan(plan: Plan, state: Any) -> tuple[dict[str, Any], _Known]:
 
 
 def _decisions(plan: Plan) -> tuple[list[Decision], dict[str, dict[str, int]], int]:
-    """The newest decisions of each fate in their order; interactions and tokens by fate; how many more."""
+    """The newest decisions of each fate in order; interactions and tokens by fate; the number left out."""
     fates = {str(f): {"interactions": 0, "tokens": 0} for f in Fate}
     newest: dict[Fate, list[tuple[int, Decision]]] = {f: [] for f in Fate}
     count = 0
@@ -103,7 +103,7 @@ def _decisions(plan: Plan) -> tuple[list[Decision], dict[str, dict[str, int]], i
     return [d for _, d in kept], fates, count - len(kept)
 
 
-def _context(step: Rebuilt, known: _Known) -> list[dict[str, Any]]:
+def _context(step: Rebuilt, known: _MemoryParts) -> list[dict[str, Any]]:
     messages = list(enumerate(step.shown))
     gap = len(messages) - FIRST_MESSAGES - LAST_MESSAGES
     if gap > 0:
@@ -112,7 +112,7 @@ def _context(step: Rebuilt, known: _Known) -> list[dict[str, Any]]:
     names = {
         call.call_id: call.name for _, m in messages for call in calls_of(m) if read(m, "role") == "assistant"
     }
-    room = _Room()
+    room = _TextBudget()
     told = [_message(m, places.get(id(m)), known, names, room) for _, m in reversed(messages)][::-1]
     if gap > 0:
         told.insert(FIRST_MESSAGES, {"left_out": gap})
@@ -120,7 +120,7 @@ def _context(step: Rebuilt, known: _Known) -> list[dict[str, Any]]:
 
 
 def _places(plan: Plan | None, wanted: set[int]) -> dict[int, dict[str, Any]]:
-    """What each of the client's own messages is in the plan, by the identity of the message."""
+    """The part of the plan that each of the client's messages is in, by the identity of the message."""
     if plan is None:
         return {}
     view, earlier = plan.view, plan.previous.view if plan.previous else None
@@ -147,7 +147,11 @@ def _places(plan: Plan | None, wanted: set[int]) -> dict[int, dict[str, Any]]:
 
 
 def _message(
-    message: Any, place: Mapping[str, Any] | None, known: _Known, names: Mapping[Any, str], room: _Room
+    message: Any,
+    place: Mapping[str, Any] | None,
+    known: _MemoryParts,
+    names: Mapping[Any, str],
+    room: _TextBudget,
 ) -> dict[str, Any]:
     role = read(message, "role")
     text = content_text(read(message, "content"))
@@ -168,14 +172,14 @@ def _message(
     return told
 
 
-class _Room:
+class _TextBudget:
     """The characters that are left for a context."""
 
     def __init__(self) -> None:
         self.left = CONTEXT_CHARS
 
     def cut(self, text: str) -> list[dict[str, Any]]:
-        """The text as parts; of one too long its beginning and its end, and how much is missing between."""
+        """The text as parts; a text that is too long as its beginning, the size of the gap, and its end."""
         limit = min(TEXT_CHARS, max(LEAST_CHARS, self.left))
         self.left -= min(len(text), limit)
         if len(text) <= limit:
@@ -188,10 +192,10 @@ class _Room:
         ]
 
 
-def _parts(text: str, known: _Known, room: _Room) -> Iterator[dict[str, Any]]:
-    """A memory text in parts: pieces of records, lines that name a call, what stands between."""
+def _parts(text: str, known: _MemoryParts, room: _TextBudget) -> Iterator[dict[str, Any]]:
+    """Split a memory text into pieces of records, lines that name a call, and the text between them."""
     end = 0
-    for start, stop, piece in _found(text, known):
+    for start, stop, piece in _find_pieces(text, known):
         yield from _lines(text[end:start], known, room)
         trace_id = known.pieces[piece]["trace_id"]
         fate = known.fates.get(trace_id, str(Fate.PART))
@@ -201,8 +205,8 @@ def _parts(text: str, known: _Known, room: _Room) -> Iterator[dict[str, Any]]:
     yield from _lines(text[end:], known, room)
 
 
-def _found(text: str, known: _Known) -> Iterator[tuple[int, int, int]]:
-    """``(start, stop, number of the piece)`` of the pieces in a text, in order."""
+def _find_pieces(text: str, known: _MemoryParts) -> Iterator[tuple[int, int, int]]:
+    """Find the pieces in a text: ``(start, stop, number of the piece)``, in order."""
     marks = list(_RETRIEVED.finditer(text))
     if marks and len(marks) == len(known.pieces):
         ends = [m.start() for m in marks[1:]] + [text.rfind("\n") if "\n" in text else len(text)]
@@ -220,8 +224,8 @@ def _found(text: str, known: _Known) -> Iterator[tuple[int, int, int]]:
             at = start + lead + len(body)
 
 
-def _lines(text: str, known: _Known, room: _Room) -> Iterator[dict[str, Any]]:
-    """Text between pieces: the lines that name a call (``#12 get_order …``) and the rest."""
+def _lines(text: str, known: _MemoryParts, room: _TextBudget) -> Iterator[dict[str, Any]]:
+    """Split text between pieces into lines that name a call (``#12 get_order …``) and the rest."""
     end = 0
     for line in _CALL_LINE.finditer(text):
         number = int(line[1])

@@ -1,8 +1,8 @@
-"""What must not be stored: a message as it came, and as it may be kept.
+"""Redaction: replaces what must not be stored in messages, values and texts.
 
-Two kinds of rules: secrets of known forms (``secrets.py``), and regular expressions of the user. Those are
-matched by the package ``regex``, which lets other threads go on meanwhile and stops at a time limit: a text
-for which an expression takes too long is hidden as a whole, since it has not been checked.
+Two kinds of rules: secrets of known forms (``secrets.py``), and the user's regular expressions. The package
+``regex`` matches the latter, because it releases the interpreter lock and has a time limit: a text that an
+expression takes too long for is redacted as a whole.
 """
 
 from __future__ import annotations
@@ -29,26 +29,26 @@ _UNCHECKED = "[redacted: not checked in time]"
 _UNSETTLED = "[redacted: not settled]"
 _KEPT = frozenset(
     {"role", "id", "tool_call_id", "call_id", "type", "index"}
-)  # what holds a conversation together
-_PARTS = frozenset(  # kinds of parts of a message: by them it can be read
+)  # they link the messages of a conversation
+_PARTS = frozenset(  # types of message parts, which must stay readable
     {
         "text", "input_text", "output_text", "refusal", "image_url", "input_image", "file", "input_file",
         "input_audio", "function", "custom", "summary_text", "reasoning_text",
     }
 )  # fmt: skip
-_JSON = ("{", "[", '"')  # what a JSON text that holds texts begins with
-_DEPTH = 60  # of nesting; what is deeper is looked at as text
-_ROUNDS = 20  # until nothing more is found in what was left
-_RESULTS = 200_000  # texts whose result is remembered
-_RESULT_CHARS = 16_000_000  # of results that differ from their text
-_SECONDS = 0.25  # for one expression and one text, and as much again for each million characters
+_JSON = ("{", "[", '"')  # first characters of a JSON text with strings
+_DEPTH = 60  # deeper values are treated as text
+_ROUNDS = 20  # passes until nothing more is found
+_RESULTS = 200_000  # texts whose results are cached
+_RESULT_CHARS = 16_000_000  # of cached results that differ from their text
+_SECONDS = 0.25  # per expression and text, and again per million characters
 
 
 class Redaction:
-    """Gives a message, a value or a text as it may be stored: the very same object where nothing is hidden.
+    """Redacts messages, values and texts; returns the same object if nothing is redacted.
 
-    What is hidden reads ``[redacted: KIND]``; doing it again changes nothing more. Texts are looked at once:
-    results are remembered. Safe under threads. Raises ConfigError for an expression that cannot be used.
+    Redacted text becomes ``[redacted: KIND]``; redaction is idempotent. Results are cached by text. Thread
+    safe. Raises ConfigError for an invalid expression.
     """
 
     def __init__(
@@ -59,18 +59,18 @@ class Redaction:
         self._rules = [(f"rule {number}", _rule(number, e)) for number, e in enumerate(expressions, 1)]
         self._known: OrderedDict[int, str | None] = OrderedDict()  # None: nothing to hide
         self._chars = 0
-        self._told: set[str] = set()
+        self._warned: set[str] = set()
         self._lock = threading.Lock()
 
     @classmethod
     def of(cls, settings: ServiceSettings) -> Redaction | None:
-        """That of the settings; None where they ask for none. Raises ConfigError."""
+        """The redaction of the settings, or None if they have none. Raises ConfigError."""
         if not settings.redact and not settings.redact_secrets:
             return None
         return cls(settings.redact, secrets=settings.redact_secrets)
 
     def message(self, message: Any) -> Any:
-        """A chat message. Its role and the ids of its calls stay: by them a conversation holds together."""
+        """Redact a chat message; its role and call ids stay."""
         if not isinstance(message, dict):
             if isinstance(message, (str, int, float, list, type(None))):
                 return self._value(message, "")
@@ -88,12 +88,12 @@ class Redaction:
         return message if changed is None else changed
 
     def value(self, value: Any) -> Any:
-        """Any JSON value."""
+        """Redact a JSON value."""
         return self._value(value, "")
 
     def text(self, text: str) -> str:
-        """A text; where it is JSON, it stays JSON, and its texts are looked at, too."""
-        place = hash(text) << 32 | len(text)  # seeded anew in every process: nobody makes two alike
+        """Redact a text. JSON stays JSON, and its strings are redacted as well."""
+        place = hash(text) << 32 | len(text)  # hashes are seeded per process
         with self._lock:
             if place in self._known:
                 self._known.move_to_end(place)
@@ -115,7 +115,7 @@ class Redaction:
         return calls if all(map(operator.is_, shown, calls)) else shown
 
     def _value(self, value: Any, name: str, depth: int = 0, *, inner: bool = False) -> Any:
-        """A value of a field of this name, "" for none. ``inner``: of a text, whose result is remembered."""
+        """Redact the value of a field (``name`` may be ""). ``inner``: it is part of a cached text."""
         if value is None or isinstance(value, bool):
             return value
         if isinstance(value, (str, int, float)):
@@ -149,12 +149,12 @@ class Redaction:
             safe = self._value(field, str(shown_key), depth + 1, inner=inner)
             same = same and shown_key is key and safe is field
             while shown_key is not key and (shown_key in out or shown_key in value):
-                shown_key += "+"  # two names that are hidden stay two
+                shown_key += "+"  # two redacted names stay different
             out[shown_key] = safe
         return value if same else out
 
     def _settled(self, text: str, depth: int) -> str:
-        """A text in which nothing is left to hide; the same object where nothing was."""
+        """Redact a text until nothing more is found."""
         shown = text
         for _ in range(_ROUNDS):
             before = shown
@@ -164,7 +164,7 @@ class Redaction:
         return _UNSETTLED
 
     def _once(self, text: str, depth: int) -> str:
-        """Hide what is found once; in JSON with escapes first in its values, for they are what is meant."""
+        """One pass. In JSON with escapes the values come first, because they are what the text means."""
         begins = text[:1] if text[:1] in _JSON else text.lstrip()[:1]
         is_json = depth < _DEPTH and begins != "" and begins in _JSON
         if is_json and (self._rules or "\\" in text):
@@ -178,13 +178,13 @@ class Redaction:
         secrets = secrets_in(text) if self.secrets else []
         shown = _hidden(text, [*secrets, *asked])
         if secrets and is_json and _read(shown) is None and _read(text) is not None:
-            # a number was hidden, or what only looked like one secret were two values
+            # the redaction broke the JSON: a number, or one match over two values
             safe = self._in_values(text, depth)
             return safe if safe is not text else _hidden(text, asked)
         return shown
 
     def _in_values(self, text: str, depth: int) -> str:
-        """A JSON text with what its values hide hidden; the same object where that is nothing."""
+        """Redact the values in a JSON text; the same object if there is nothing to redact."""
         read = _read(text)
         if read is None or not (self._rules or _may_hide(*read)):
             return text
@@ -193,7 +193,7 @@ class Redaction:
         return text if safe is value else json.dumps(safe, ensure_ascii=False)
 
     def _matches(self, text: str) -> list[Span]:
-        """What the user's rules match. Raises TimeoutError."""
+        """The matches of the user's expressions. Raises TimeoutError."""
         spans: list[Span] = []
         limit = self._seconds * (1 + len(text) / 1_000_000)
         for kind, rule in self._rules:
@@ -202,15 +202,15 @@ class Redaction:
                     (*m.span(), kind) for m in rule.finditer(text, timeout=limit, concurrent=True) if m[0]
                 ]
             except TimeoutError:
-                if kind not in self._told:
-                    self._told.add(kind)
-                    log.warning("redact: %s takes too long; texts that it cannot check are hidden.", kind)
+                if kind not in self._warned:
+                    self._warned.add(kind)
+                    log.warning("redact: %s takes too long; texts that it cannot check are redacted.", kind)
                 raise
         return spans
 
 
 def _rule(number: int, expression: str) -> Any:
-    import regex  # takes a while to load, and most services have no rules
+    import regex  # slow to import, and most services have no rules
 
     try:
         return regex.compile(expression)
@@ -223,7 +223,7 @@ def _mark(kind: str) -> str:
 
 
 def _around(span: Span, marks: list[tuple[int, int]]) -> Span | None:
-    """A span with the marks that it touches; None for one within a mark."""
+    """A span extended by the marks that it overlaps; None for a span within a mark."""
     start, end, kind = span
     first = bisect_right(marks, start, key=lambda m: m[1])
     last = bisect_left(marks, end, key=lambda m: m[0])
@@ -235,10 +235,7 @@ def _around(span: Span, marks: list[tuple[int, int]]) -> Span | None:
 
 
 def _hidden(text: str, spans: Iterable[Span]) -> str:
-    """The text with marks in place of spans; those that overlap have one, that of the first and longest.
-
-    What is within a mark already stays so.
-    """
+    """Replace spans by marks. Overlapping spans get one mark, that of the first and longest; marks stay."""
     if "[redacted: " in text:
         marks = [m.span() for m in _MARK.finditer(text)]
         spans = [found for span in spans if (found := _around(span, marks))]
@@ -259,7 +256,7 @@ def _hidden(text: str, spans: Iterable[Span]) -> str:
 
 
 def _may_hide(value: Any) -> bool:
-    """Whether the texts of a value, their escapes undone, may hold what its JSON did not show."""
+    """Whether the unescaped strings of a value may have something to redact."""
     texts: list[str] = []
     stack = [value]
     while stack:
@@ -278,7 +275,7 @@ def _may_hide(value: Any) -> bool:
 
 
 def _read(text: str) -> tuple[Any] | None:
-    """The value of a JSON text, in a tuple; None where it is none."""
+    """The value of a JSON text in a tuple, or None."""
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):

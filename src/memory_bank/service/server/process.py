@@ -1,4 +1,4 @@
-"""One process that serves: begun whole or not at all, ended in order, and at once when it is asked again."""
+"""One serving process: start, graceful shutdown, and an immediate stop on a second Ctrl-C."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ import socket
 import sys
 import threading
 from collections.abc import Callable
-from typing import Any, NoReturn
+from types import FrameType
+from typing import NoReturn
 
 from memory_bank.config import Config
 from memory_bank.errors import MemoryBankError, MissingExtraError
@@ -18,13 +19,15 @@ from memory_bank.service.app import create_app
 
 try:
     import uvicorn
+    from fastapi import FastAPI
+    from starlette.types import Receive, Scope, Send
 except ImportError:
     raise MissingExtraError("the service (uvicorn)", "service") from None
 
 log = logging.getLogger("memory_bank.Service")
 
 GRACE = 5.0
-"""Seconds beyond ``shutdown_timeout`` after which a process that has not ended is ended."""
+"""Seconds after ``shutdown_timeout`` when a process that still runs is killed."""
 STOPPED = 130
 """The exit code after Ctrl-C."""
 
@@ -36,8 +39,8 @@ def serve_here(
     *,
     ends_on: tuple[signal.Signals, ...] = (signal.SIGINT, signal.SIGTERM),
 ) -> int:
-    """Serve in this process until a signal ends it; 0, or 130 after Ctrl-C. Raises what the start raises."""
-    watched = _Watched(create_app(config))
+    """Serve in this process until a signal; returns 0, or 130 after Ctrl-C. Raises what the start raises."""
+    watched = _StartupRecorder(create_app(config))
     settings = uvicorn.Config(
         watched,
         lifespan="on",
@@ -51,7 +54,7 @@ def serve_here(
     )
     server = _Server(settings, watched, started, ends_on)
     quiet = logging.getLogger("uvicorn.error")
-    quiet.setLevel(logging.CRITICAL)  # why it does not start is told once, by us
+    quiet.setLevel(logging.CRITICAL)  # a failed start is reported once, by us
     try:
         server.run([sock])
     except SystemExit:
@@ -62,14 +65,14 @@ def serve_here(
     return server.code
 
 
-class _Watched:
-    """The application, whose failure to start is kept as it is."""
+class _StartupRecorder:
+    """The application; keeps the error of a failed start."""
 
-    def __init__(self, app: Any) -> None:
+    def __init__(self, app: FastAPI) -> None:
         self.app = app
         self.failure: MemoryBankError | None = None
 
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             await self.app(scope, receive, send)
         except MemoryBankError as e:
@@ -79,18 +82,18 @@ class _Watched:
 
 
 class _Server(uvicorn.Server):
-    """uvicorn's, ended by signals as the service ends: in order once, at once when asked again."""
+    """uvicorn's server with the service's own shutdown."""
 
     def __init__(
         self,
         config: uvicorn.Config,
-        watched: _Watched,
+        watched: _StartupRecorder,
         started: Callable[[], None],
         ends_on: tuple[signal.Signals, ...],
     ) -> None:
         super().__init__(config)
         self._watched = watched
-        self._told = started
+        self._started_callback = started
         self._ends_on = ends_on
         self.code = 0
 
@@ -99,18 +102,18 @@ class _Server(uvicorn.Server):
         if self.started:
             logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
             _collect_less()
-            self._told()
+            self._started_callback()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         seconds = float(self.config.timeout_graceful_shutdown or 0.0)
-        log.info("ending: open requests have %g s", seconds)
+        log.info("shutting down: open requests have %g s", seconds)
         end_by(seconds + GRACE, self.code)
         self._watched.app.state.service.end(seconds)
         await super().shutdown(sockets)
-        log.info("ended")
+        log.info("stopped")
 
-    def handle_exit(self, sig: int, frame: Any) -> None:  # noqa: ARG002
-        """The first signal ends in order; Ctrl-C after it at once."""
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002
+        """The first signal shuts down gracefully; Ctrl-C after it stops at once."""
         if sig not in self._ends_on:
             return
         if self.should_exit and sig == signal.SIGINT:
@@ -121,17 +124,17 @@ class _Server(uvicorn.Server):
 
 
 def _collect_less() -> None:
-    """What was loaded by now stays: it is not looked at again, and what is new less often than by default."""
+    """Exempt everything loaded so far from garbage collection, and collect less often than by default."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(20_000, 20, 50)
 
 
 def end_by(seconds: float, code: int) -> None:
-    """End this process after so many seconds, whatever still runs in it: what is stored is stored whole."""
+    """Kill this process after ``seconds``. Transactions keep what is stored complete."""
 
     def end() -> None:
-        log.warning("what still runs is ended")
+        log.warning("shutdown took too long: the process is killed")
         at_once(code)
 
     timer = threading.Timer(seconds, end)
@@ -140,7 +143,7 @@ def end_by(seconds: float, code: int) -> None:
 
 
 def at_once(code: int) -> NoReturn:
-    """End this process here and now."""
+    """Exit this process immediately."""
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()

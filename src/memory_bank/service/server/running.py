@@ -1,4 +1,4 @@
-"""The service from the command line: what it needs is looked at before anything is served."""
+"""Starting the service: check its configuration, listen, announce, serve."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import os
 import socket
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import asdict, dataclass
+from typing import Any, TextIO
 from urllib.parse import urlsplit
 
 from pydantic import ValidationError
@@ -19,9 +19,9 @@ from memory_bank.config import Config, MemoryBankSettings, ServiceSettings
 from memory_bank.errors import ConfigError, ServiceError
 from memory_bank.service.app import upstream_of
 from memory_bank.service.operations import logs
-from memory_bank.service.operations.observing import chat_of
+from memory_bank.service.operations.observer import chat_of
 from memory_bank.service.security.gate import check_binding
-from memory_bank.service.server.places import open_database
+from memory_bank.service.server.database import open_database
 from memory_bank.service.server.process import serve_here
 from memory_bank.service.server.workers import Workers
 from memory_bank.settings.base import message_of
@@ -33,8 +33,8 @@ _OPTIONS = {"database": "db"}  # settings whose option has another name
 
 
 @dataclass(frozen=True, slots=True)
-class Serving:
-    """What a service that has begun tells of itself."""
+class StartupInfo:
+    """What a service announces when it has started."""
 
     address: str
     database: str
@@ -44,7 +44,7 @@ class Serving:
     workers: int
 
     def text(self) -> str:
-        """For a person at a terminal."""
+        """The announcement for a terminal."""
         workers = f", {self.workers} workers" if self.workers > 1 else ""
         return (
             f"memory-bank {__version__} serves at {self.address}{workers}\n"
@@ -57,7 +57,7 @@ class Serving:
 
 
 def with_options(config: Config, given: Mapping[str, Any]) -> Config:
-    """A configuration with settings of the service as the command line gave them. Raises ConfigError."""
+    """The configuration with settings of the command line. Raises ConfigError."""
     try:
         service = ServiceSettings(**{**config.service.model_dump(exclude_unset=True), **given})
     except ValidationError as e:
@@ -68,13 +68,11 @@ def with_options(config: Config, given: Mapping[str, Any]) -> Config:
 
 
 def serve(config: Config, *, verbose: bool = False) -> int:
-    """Serve until a signal ends it; 0, or 130 after Ctrl-C.
+    """Serve until a signal; returns the exit code, 0 or 130 after Ctrl-C.
 
-    The address goes to standard output, on a line of its own, once requests are answered; all else that is
-    told goes to standard error.
-
-    Raises, before anything is served: ConfigError, ServiceError for an address that cannot be listened on,
-    StorageError for the database, EmbeddingError.
+    When requests are answered, the address is written to standard output; everything else goes to standard
+    error. Raises before serving: ConfigError, ServiceError for an address that cannot be used, StorageError,
+    EmbeddingError.
     """
     with listening(config) as sock:
         config = _at(config, sock)
@@ -87,7 +85,7 @@ def serve(config: Config, *, verbose: bool = False) -> int:
 
 
 def listening(config: Config) -> socket.socket:
-    """A socket at the address of the settings; nobody can connect to it yet. Raises ServiceError."""
+    """Bind a socket to the configured address, without listening yet. Raises ServiceError."""
     host, port = config.service.host, config.service.port
     try:
         family, kind, proto, _, where = socket.getaddrinfo(
@@ -107,7 +105,7 @@ def listening(config: Config) -> socket.socket:
 
 
 def _listen(sock: socket.socket, config: Config) -> None:
-    """From now on clients can connect. Raises ServiceError where another was faster."""
+    """Let clients connect. Raises ServiceError if the address has been taken meanwhile."""
     try:
         sock.listen(BACKLOG)
     except OSError as e:
@@ -117,20 +115,20 @@ def _listen(sock: socket.socket, config: Config) -> None:
 def _unbound(host: str, port: int, error: OSError) -> ServiceError:
     what = f"{_bracketed(host)}:{port}"
     if error.errno == errno.EADDRINUSE:
-        return ServiceError(f"{what} is in use: end what listens there, or choose another --port.")
+        return ServiceError(f"{what} is in use: stop what listens there, or choose another --port.")
     if error.errno == errno.EACCES:
-        return ServiceError(f"{what} may not be listened on: choose a --port over 1023.")
-    return ServiceError(f"{what} cannot be listened on ({error.strerror}): choose another --host or --port.")
+        return ServiceError(f"{what} needs more rights: choose a --port over 1023.")
+    return ServiceError(f"{what} cannot be used ({error.strerror}): choose another --host or --port.")
 
 
 def _at(config: Config, sock: socket.socket) -> Config:
-    """The configuration with the port that the system gave."""
+    """The configuration with the port that the system assigned."""
     service = config.service.model_copy(update={"port": sock.getsockname()[1]})
     return config.model_copy(update={"service": service})
 
 
 def address_of(config: Config) -> str:
-    """The base URL for a client on this machine, or on another where the service listens to all."""
+    """The base URL for clients; that of this machine if the service listens on all addresses."""
     host = config.service.host
     if host in ("0.0.0.0", "::", ""):
         host = "127.0.0.1" if host != "::" else "::1"
@@ -141,11 +139,10 @@ def _bracketed(host: str) -> str:
     return f"[{host}]" if ":" in host else host
 
 
-def checked(config: Config) -> Serving:
-    """See that everything is there that a service needs, and say what it is.
+def checked(config: Config) -> StartupInfo:
+    """Check everything that a service needs.
 
-    Makes the database, or brings it up to date, so that several workers find it ready. Raises ConfigError,
-    StorageError.
+    Creates or migrates the database, so that workers find it ready. Raises ConfigError, StorageError.
     """
     settings = config.service
     name = settings.strategy or config.default_strategy
@@ -156,7 +153,7 @@ def checked(config: Config) -> Serving:
     database = open_database(settings)
     try:
         if database.in_memory and settings.workers > 1:
-            raise ConfigError("a database in memory is for one process: set workers to 1, or name a file.")
+            raise ConfigError("workers cannot share a database in memory: set workers to 1, or name a file.")
         check_binding(settings, database)
         where = database.name
     finally:
@@ -165,11 +162,11 @@ def checked(config: Config) -> Serving:
     if chat is not None and isinstance(strategy, MemoryBankSettings) and strategy.observer_mode != "off":
         model = strategy.observer_model
         observer = observer if model == "extractive" else f"by {model}"
-    return Serving(address_of(config), where, upstream, name, observer, settings.workers)
+    return StartupInfo(address_of(config), where, upstream, name, observer, settings.workers)
 
 
 def _check_upstream(config: Config, upstream: str) -> None:
-    """Refuse a service that would forward to itself, as where its clients' OPENAI_BASE_URL is set for it."""
+    """Raise ConfigError if the service would forward to itself, as with its clients' OPENAI_BASE_URL."""
     parts = urlsplit(upstream)
     port = parts.port or (443 if parts.scheme == "https" else 80)
     if port != config.service.port:
@@ -177,23 +174,23 @@ def _check_upstream(config: Config, upstream: str) -> None:
     own = {config.service.host, "localhost", "127.0.0.1", "::1"}
     if parts.hostname in own or parts.hostname in (socket.gethostname(), socket.getfqdn()):
         raise ConfigError(
-            f"the upstream {upstream} is this service itself: give the model's API with --upstream, or unset "
-            "OPENAI_BASE_URL where the service is started."
+            f"the upstream {upstream} is this service itself: name the model's API with --upstream, or unset "
+            "OPENAI_BASE_URL for the service."
         )
 
 
-def announce(serving: Serving, config: Config) -> None:
-    """Say that requests are answered, and how to make some."""
+def announce(serving: StartupInfo, config: Config) -> None:
+    """Announce that requests are answered, and at which address."""
     if config.service.log_format == "json":
-        told = {f: getattr(serving, f) for f in serving.__dataclass_fields__}
-        log.info("serving", extra={"version": __version__, **told})
+        fields = asdict(serving)
+        log.info("serving", extra={"version": __version__, **fields})
     else:
         _write(sys.stderr, serving.text())
     _write(sys.stdout, serving.address)
 
 
-def _write(stream: Any, text: str) -> None:
+def _write(stream: TextIO, text: str) -> None:
     try:
         print(text, file=stream, flush=True)
-    except (OSError, ValueError, AttributeError):  # closed: there is nobody to tell
+    except (OSError, ValueError, AttributeError):  # the stream is closed
         return

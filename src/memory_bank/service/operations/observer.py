@@ -1,11 +1,10 @@
-"""The Observer of a service: one worker a process, at the queue of all sessions."""
+"""The background Observer of the service: one thread per process, for the queue of all sessions."""
 
 from __future__ import annotations
 
 import logging
 import os
 import threading
-from typing import Any
 
 from memory_bank.bank.database import Database
 from memory_bank.bank.worker import Worker
@@ -14,16 +13,17 @@ from memory_bank.errors import ConfigError, EmbeddingError
 from memory_bank.models.chat import OpenAIChat
 from memory_bank.models.embedding import load_embedder
 from memory_bank.models.observer import EXTRACTIVE, Observer
+from memory_bank.ports import ChatModel
 
 log = logging.getLogger("memory_bank.Observer")
 
-_FIRST_PAUSE, _LONGEST_PAUSE = 2.0, 60.0  # seconds until a model that cannot be loaded is tried again
+_FIRST_PAUSE, _LONGEST_PAUSE = 2.0, 60.0  # seconds before a failed start is tried again
 
 
 def chat_of(config: Config, base_url: str) -> OpenAIChat | None:
-    """The model that summarises, at the upstream and with the service's own key; None without a key.
+    """The chat model of the Observer, at the upstream with OPENAI_API_KEY; None without a key.
 
-    Raises ConfigError where the service's strategy needs one.
+    Raises ConfigError if the service's strategy needs a key.
     """
     key = os.environ.get("OPENAI_API_KEY")
     if key:
@@ -32,17 +32,17 @@ def chat_of(config: Config, base_url: str) -> OpenAIChat | None:
     model = _model_of(config, config.strategy(name))
     if model is not None:
         raise ConfigError(
-            f"the strategy {name!r} has {model!r} write summaries, and there is no key for it: set "
-            "OPENAI_API_KEY (any text will do for a local server), or choose 'extractive'."
+            f"the strategy {name!r} needs a key for its model {model!r}: set OPENAI_API_KEY (any text for a "
+            "local server), or choose 'extractive'."
         )
     return None
 
 
 def observed_by(config: Config) -> MemoryBankSettings | None:
-    """The settings by which records are observed: those of the service's strategy if a model observes there.
+    """The settings of the Observer: those of the service's strategy if it uses a model.
 
-    Else those of the first other one that leaves records to be observed: a request may name it. None: no
-    model observes.
+    Otherwise those of the first other strategy with background observation, which a request may name. None if
+    no strategy uses a model.
     """
     name = config.service.strategy or config.default_strategy
     own = config.strategy(name)
@@ -55,13 +55,13 @@ def observed_by(config: Config) -> MemoryBankSettings | None:
     return None
 
 
-class Observing:
-    """Works off what is to be observed in a thread of its own: requests never wait for it.
+class BackgroundObserver:
+    """Observes queued records in its own thread, with the limits and prices of the settings.
 
-    Limits and prices are those of the settings. Several processes share the queue of one database.
+    Several processes may work on the queue of one database.
     """
 
-    def __init__(self, database: Database, config: Config, chat: Any) -> None:
+    def __init__(self, database: Database, config: Config, chat: ChatModel | None) -> None:
         self.database = database
         self.settings = observed_by(config) if chat is not None else None
         self._chat = chat
@@ -72,38 +72,38 @@ class Observing:
 
     @property
     def name(self) -> str:
-        """Who observes: ``llm:MODEL`` or ``extractive``."""
+        """The name of the Observer: ``llm:MODEL`` or ``extractive``."""
         return EXTRACTIVE if self.settings is None else f"llm:{self.settings.observer_model}"
 
     @property
     def works(self) -> bool:
-        """Whether its thread is at work."""
+        """Whether the thread is running."""
         return self._thread is not None and self._thread.is_alive()
 
     def start(self) -> None:
-        """Begin, if a model observes: also with what was queued before."""
+        """Start the thread, if a model observes; it also processes jobs queued earlier."""
         if self.settings is None or self._thread is not None:
             return
-        Observer.create(self._chat, self.settings)  # a limit without a price is told now
+        Observer.create(self._chat, self.settings)  # raises for a limit without a price
         self._thread = threading.Thread(target=self._run, name="memory-bank-observing", daemon=True)
         self._thread.start()
 
     def wake(self) -> None:
-        """Something was queued."""
+        """Say that a job was queued."""
         self._wake.set()
 
     def end(self) -> None:
-        """Take no further job; returns at once."""
+        """Start no further job. Returns at once."""
         self._stop.set()
         self._wake.set()
 
     def close(self, timeout: float) -> None:
-        """Take no further job, wait so many seconds for those at hand, and leave the rest free for others."""
+        """Start no further job, wait ``timeout`` seconds for the current ones, release those not finished."""
         self.end()
         if self._thread is not None:
             self._thread.join(timeout)
             if self._thread.is_alive() and self._worker is not None:
-                log.info("jobs at hand are left to others")
+                log.info("unfinished jobs are released")
                 self._worker.abandon()
 
     def _run(self) -> None:
@@ -113,10 +113,10 @@ class Observing:
                 self._worker = worker = self._made()
                 worker.run(self._stop, wake=self._wake)
                 return
-            except EmbeddingError as e:  # its model cannot be loaded: no summary could be stored
-                log.warning("observing waits: %s", e)
+            except EmbeddingError as e:  # the embedder cannot be loaded, so no summary could be stored
+                log.warning("the Observer cannot start yet: %s", e)
             except Exception:
-                log.exception("observing begins again")
+                log.exception("the Observer failed and starts again")
             self._stop.wait(pause)
             pause = min(_LONGEST_PAUSE, 2 * pause)
 
@@ -137,7 +137,7 @@ def _observes(settings: AnyStrategy) -> bool:
 
 
 def _model_of(config: Config, settings: AnyStrategy) -> str | None:
-    """The model that a strategy asks, None where it asks none."""
+    """The model that a strategy uses, or None."""
     if isinstance(settings, AdaptiveSettings):
         return next((m for s in settings.strategies if (m := _model_of(config, config.rung(s)))), None)
     if isinstance(settings, MemoryBankSettings):

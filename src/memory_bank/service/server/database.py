@@ -1,4 +1,4 @@
-"""Which database a service works on, for itself and for the verbs that prepare it."""
+"""The service's database: where it is, and opening it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def database_of(settings: ServiceSettings) -> str:
 
 
 def open_database(settings: ServiceSettings) -> Database:
-    """The database that the settings name, made where there is none.
+    """Open the database of the settings, creating it if necessary.
 
     Raises DatabaseOpenError, DatabaseVersionError.
     """

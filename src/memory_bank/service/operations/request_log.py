@@ -1,4 +1,4 @@
-"""What is noted of every request, whoever answers it: an id, a line in the log, figures, a span."""
+"""The id, log line, metrics and span of every request."""
 
 from __future__ import annotations
 
@@ -6,7 +6,10 @@ import logging
 import re
 import time
 import uuid
+from collections.abc import Iterable
 from typing import Any
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from memory_bank.service.operations.logs import request_id, requests
 from memory_bank.service.operations.metrics import Metrics
@@ -14,34 +17,34 @@ from memory_bank.service.operations.telemetry import Telemetry
 
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 STATUSES = frozenset({"rebuilt", "unchanged", "passed", "failed"})
-"""What ``x-memory-status`` may say."""
+"""The values of ``x-memory-status``."""
 GONE = 499
-"""The status of a request whose client went away before there was an answer."""
+"""The status of a request whose client disconnected before the response."""
 QUIET = frozenset({"/health", "/metrics"})
-"""Routes that machines ask all the time: what is well with them is told with ``--verbose`` only."""
+"""Routes that monitors poll: their successes are logged with ``--verbose`` only."""
 
 _ID = re.compile(rb"[A-Za-z0-9._-]{1,64}")
 
 
-class Noted:
-    """ASGI: the outermost layer of the application.
+class RequestLog:
+    """ASGI middleware around the whole application; the one place that makes request ids.
 
-    It changes nothing but one header: ``x-request-id`` is ours where upstream gave none, else
-    ``x-memory-request-id`` is. It is that of the client where it may stand in a
-    log, and in the scope's state.
+    The id is the client's ``x-request-id`` if it is safe to log, else a new one; it is in the scope's state.
+    The response gets it as ``x-request-id``, or as ``x-memory-request-id`` if upstream has set an own
+    ``x-request-id``.
     """
 
-    def __init__(self, app: Any, metrics: Metrics, telemetry: Telemetry) -> None:
+    def __init__(self, app: ASGIApp, metrics: Metrics, telemetry: Telemetry) -> None:
         self.app = app
         self.metrics = metrics
         self.telemetry = telemetry
 
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
         method = scope["method"] if scope["method"] in METHODS else "OTHER"
-        note = _Note(send, _given_id(scope["headers"]) or uuid.uuid4().hex)
+        note = _ObservedResponse(send, _given_id(scope["headers"]) or uuid.uuid4().hex)
         scope.setdefault("state", {})["request_id"] = note.id
         known = request_id.set(note.id)
         self.metrics.running.inc()
@@ -51,18 +54,18 @@ class Noted:
                     await self.app(scope, receive, note.send)
                 except Exception:
                     note.status = note.status or 500
-                    if not note.complete:  # else it has been answered, and logged where that was done
+                    if not note.complete:  # otherwise it was answered and logged further in
                         raise
                 finally:
                     route = _route(scope)
                     note.status = note.status or GONE
                     self.telemetry.answered(span, method, route, note.status)
-                    self._tell(note, method, route, scope)
+                    self._record(note, method, route, scope)
         finally:
             self.metrics.running.dec()
             request_id.reset(known)
 
-    def _tell(self, note: _Note, method: str, route: str, scope: Any) -> None:
+    def _record(self, note: _ObservedResponse, method: str, route: str, scope: Scope) -> None:
         seconds = time.perf_counter() - note.began
         m = self.metrics
         m.requests.labels(method, route, str(note.status)).inc()
@@ -74,7 +77,7 @@ class Noted:
         level = logging.DEBUG if route in QUIET and note.status < 400 else logging.INFO
         if not requests.isEnabledFor(level):
             return
-        told: dict[str, Any] = {
+        fields: dict[str, Any] = {
             "method": method,
             "route": route,
             "status": note.status,
@@ -82,34 +85,34 @@ class Noted:
             "bytes": note.bytes,
         }
         if not note.complete:
-            told["cut"] = True
+            fields["cut"] = True
         if note.memory:
-            told["memory"] = note.memory
+            fields["memory"] = note.memory
         if note.upstream_id:
-            told["upstream_id"] = note.upstream_id
+            fields["upstream_id"] = note.upstream_id
         key = getattr(scope["state"].get("caller"), "key_id", None)
         if key:
-            told["key"] = key
-        requests.log(level, "request", extra=told)
+            fields["key"] = key
+        requests.log(level, "request", extra=fields)
 
 
-class _Note:
+class _ObservedResponse:
     """One request's answer, as it goes by."""
 
     __slots__ = ("_send", "began", "bytes", "complete", "first", "id", "memory", "status", "upstream_id")
 
-    def __init__(self, send: Any, own_id: str) -> None:
+    def __init__(self, send: Send, own_id: str) -> None:
         self._send = send
         self.id = own_id
         self.began = time.perf_counter()
         self.first: float | None = None
-        self.status = 0  # none was sent yet
+        self.status = 0  # not sent yet
         self.bytes = 0
         self.complete = False
         self.memory = ""
         self.upstream_id = ""
 
-    async def send(self, message: Any) -> None:
+    async def send(self, message: Message) -> None:
         if message["type"] == "http.response.start":
             self.status = message["status"]
             message = {**message, "headers": self._headers(list(message.get("headers", ())))}
@@ -122,14 +125,14 @@ class _Note:
             self.complete = True
 
     def _headers(self, headers: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
-        """With our id, by which the log can be searched."""
-        given, told = b"", False
+        """The headers with the request's id."""
+        given, named = b"", False
         for name, value in headers:
             lowered = name.lower()
             if lowered == b"x-request-id":
                 given = value
             elif lowered == b"x-memory-request-id":
-                told = True
+                named = True
             elif lowered == b"x-memory-status":
                 word = value.decode("latin-1")
                 self.memory = word if word in STATUSES else "other"
@@ -139,21 +142,21 @@ class _Note:
         if given == own:
             return headers
         self.upstream_id = given.decode("ascii") if _ID.fullmatch(given) else "odd"
-        return headers if told else [*headers, (b"x-memory-request-id", own)]
+        return headers if named else [*headers, (b"x-memory-request-id", own)]
 
 
-def _given_id(headers: Any) -> str:
-    """The id that the client gave its request, if it may stand in a log."""
+def _given_id(headers: Iterable[tuple[bytes, bytes]]) -> str:
+    """The client's ``x-request-id`` if it is safe to log, else ""."""
     for name, value in headers:
         if name == b"x-request-id":
             return value.decode("ascii") if _ID.fullmatch(value) else ""
     return ""
 
 
-def _route(scope: Any) -> str:
-    """The template of the route, not the path: that holds names. Of a mounted application its place."""
+def _route(scope: Scope) -> str:
+    """The template of the route; the path itself has names in it."""
     route = scope.get("route")
-    if route is None and (endpoint := scope.get("endpoint")) is not None:  # FastAPI tells its own routes only
+    if route is None and (endpoint := scope.get("endpoint")) is not None:  # set by FastAPI's own routes only
         routes = scope["app"].router.routes
         route = next((r for r in routes if endpoint in (_of(r, "endpoint"), _of(r, "app"))), None)
     path = _of(route, "path_format") or _of(route, "path")
