@@ -1,7 +1,7 @@
 """Shared by the load benchmarks: agents with known conversations, a PostgreSQL server, and the checks.
 
-An agent's conversation follows from a name and nothing else, so that whoever comes after a killed process
-knows what it must have stored. Not a benchmark of its own.
+An agent's conversation is derived from its name, so that the process that follows a killed one knows what it
+must have stored. Not a benchmark itself.
 """
 
 from __future__ import annotations

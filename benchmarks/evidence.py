@@ -6,11 +6,11 @@
         --strategy 'evbench.strategies:keep_last?n=3' --compare-reference ../shared/evidence
 
 A data set is a trace file, or the name of one (NAME.jsonl.gz, NAME.jsonl) in ``--data-dir``, by default
-``../shared/data`` beside the repository; without any, all of that folder. A strategy is a key of the
+``../shared/data``, seen from the repository; without any name, every file of that folder. A strategy is a key of the
 configuration, ``KEY?setting=value``, a plugin ``module:function?name=value`` of the form
 ``f(messages, state) -> messages``, ``full`` or ``oracle``. Prints a Markdown table for each set and the plain
 mean over the sets. ``{set}`` in a strategy stands for the data set's name:
-with ``evidence_model=benchmarks/models/no_{set}.json`` each set is measured with a model that never saw it.
+with ``evidence_model=benchmarks/models/no_{set}.json`` each set is measured with a model that was not trained on it.
 Figures do not depend on ``--jobs``, times do. Intervals come from 500 resamples of the
 traces with seed 0.
 
@@ -120,7 +120,7 @@ def arguments() -> argparse.Namespace:
     )
     parser.add_argument("--config", type=Path)
     parser.add_argument("--counter", help="a tiktoken encoding, approximate or reference")
-    parser.add_argument("--limit", type=int, help="so many traces of each set, evenly spread")
+    parser.add_argument("--limit", type=int, help="limit of traces of each set, evenly spread")
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--json", type=Path, help="write the figures with commit, settings and machine")
     parser.add_argument("--html", type=Path, help="write a page with the frontier plots")

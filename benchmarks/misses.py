@@ -119,8 +119,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("sets", nargs="+", metavar="NAME=BUDGET")
     parser.add_argument("--data-dir", type=Path, default=ROOT.parent / "shared" / "data")
     parser.add_argument("--model", default=str(ROOT / "benchmarks" / "models" / "no_{set}.json"))
-    parser.add_argument("--limit", type=int, help="so many traces of each set, evenly spread")
-    parser.add_argument("--show", type=int, default=0, help="print so many misses")
+    parser.add_argument("--limit", type=int, help="limit of traces of each set, evenly spread")
+    parser.add_argument("--show", type=int, default=0, help="how many misses to print")
     return parser.parse_args()
 
 

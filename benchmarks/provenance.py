@@ -1,4 +1,4 @@
-"""False alarms and detection of memory_bank.provenance over recorded runs.
+"""Measures false alarms and detection of memory_bank.provenance on recorded runs.
 
     python benchmarks/provenance.py [FILES...] [--limit N] [--seed 0] [--show 12] [--out results.json]
 

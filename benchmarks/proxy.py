@@ -1,4 +1,4 @@
-"""What the proxy adds to a model's answer: to its first byte, to the whole, with streams and with history.
+"""Measures what the proxy adds to a model's answer: to its first byte and its last, with streams and history.
 
     python benchmarks/proxy.py [--part streams,history,rss] [--rounds 5]
     python benchmarks/proxy.py --part fuzz [--requests 20000] [--seed 1] [FILE.jsonl …]

@@ -1,7 +1,6 @@
-"""What stands at both ends of the proxy when it is measured: an upstream that streams, and those who ask.
+"""Both ends of the proxy while it is measured: an upstream that streams, and clients.
 
-Both speak HTTP over plain asyncio protocols, so that they cost little beside the proxy. Not a benchmark of
-its own.
+Both speak HTTP over plain asyncio protocols, so that they take little time themselves. Not a benchmark.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a service loses, stores twice or leaves undone when its processes are killed under load: nothing.
+"""Kills services under load, and checks that nothing is lost, stored twice or left undone.
 
     python benchmarks/service_faults.py --kills 60 --database sqlite,postgres --way context,proxy [--seed 0]
 

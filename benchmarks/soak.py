@@ -1,11 +1,11 @@
-"""Many agents for long: memory and handles stay flat, nothing is lost, whoever is killed meanwhile.
+"""Runs many agents for long: memory and handles stay flat, and nothing is lost when workers are killed.
 
     python benchmarks/soak.py    (10 minutes on each database)
     python benchmarks/soak.py --seconds 20 --processes 2 --sessions 4 --database sqlite
 
 Processes of agents, each with sessions in threads on one database: a session applies the strategy to a
 growing conversation, with an Observer in the background whose model takes a few milliseconds; after 40
-turns the next session begins. Beside them two workers (a ``Worker`` without a session) take jobs of all
+turns the next session begins. At the same time two workers (a ``Worker`` without a session) take jobs of all
 sessions; one of them is killed by SIGKILL, in turns, every two seconds, and replaced. At the end a worker
 whose clock is ahead ends what the dead held, and everything acknowledged is compared to the letter.
 Resident memory and open handles are those of the agents' processes, after a fifth of the time and at the

@@ -1,4 +1,4 @@
-"""What a step costs after n past steps: should be what is new, not what is old.
+"""Measures what a step costs after n past steps: it should depend on what is new, not on the history.
 
     python benchmarks/step_overhead.py [--out results.json]
     python benchmarks/step_overhead.py --part observer,crowd [--database sqlite,postgres] [--records 1000000]

@@ -1,4 +1,4 @@
-"""Durable writes a second, beside the bare database: how much of its speed is left.
+"""Measures durable writes a second, and compares them with the bare database.
 
     python benchmarks/throughput.py [--database sqlite,postgres] [--writers 1,8,64] [--seconds 2] [--rounds 3]
 
