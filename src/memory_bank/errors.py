@@ -4,42 +4,42 @@ MemoryBankError
 ├ ConfigError (ValueError)        settings or configuration: unknown key, wrong value, missing file
 │ ├ PromptError                   a prompt file is missing or lacks a placeholder
 │ └ UnknownStrategyError          no strategy under that key
-├ MessagesError (TypeError)       what was passed is not a list of chat messages
+├ MessagesError (TypeError)       the messages are not a list of chat messages
 ├ HistoryError (ValueError)       a step, a limit or a call on a typed history cannot be used
 │ ├ StepOrderError                a step's number is lower than that of the step before it
-│ ├ StepFileError                 a file of steps is damaged; what could be read is in ``steps``
-│ ├ ImageError                    what was given as an image is none
+│ ├ StepFileError                 a file of steps is damaged; ``steps`` are those before the damage
+│ ├ ImageError                    a value given as an image is not one
 │ └ TokenBudgetError              no pruning meets the budget; ``smallest`` is the smallest that can be met
 ├ TraceFileError (ValueError)     a trace file cannot be read
 ├ RecordError (ValueError)        a record cannot be stored as it is
 │ └ RecordConflictError           another record already has this trace_id
-├ StorageError                    the database refused or went away
+├ StorageError                    the database refused an operation or cannot be reached
 │ ├ DatabaseOpenError             it cannot be opened at all
 │ └ DatabaseVersionError          it was written by a newer memory_bank
-├ EmbeddingError                  an embedder failed or returned nonsense
+├ EmbeddingError                  an embedder failed or returned no array of finite numbers
 │ ├ EmbedderLoadError             the model cannot be loaded
 │ └ EmbedderMismatchError         the bank was built with another embedder
-├ ModelError                      a chat model failed or answered nothing usable
-├ LoopDetectedError (RuntimeError) an agent makes the same call with the same answer again and again
+├ ModelError                      a chat model failed or returned no usable answer
+├ LoopDetectedError (RuntimeError) an agent repeats the same call with the same answer
 ├ ProvenanceError (ValueError)    a tool call was blocked: a value in it has no source
 ├ BodyError (ValueError)          a request's JSON cannot be edited to the byte; its text is one short reason
 ├ ServiceError                    the service refuses a request
 │ ├ InvalidRequestError (ValueError) a body or a parameter is not what the route takes
 │ ├ NotFoundError (LookupError)   there is no such session, record or route for this caller
-│ ├ NotAuthorizedError            no valid key, or one that does not allow this
-│ ├ OriginError                   called by a host name or a web page that is not allowed
+│ ├ NotAuthorizedError            the key is missing, invalid, or does not allow this
+│ ├ OriginError                   the host name or the origin of a request is not allowed
 │ ├ TooLargeError                 the request's body is too long
-│ ├ TooManyRequestsError          a key's limit is reached; ``retry_after`` says for how long
+│ ├ TooManyRequestsError          a key's limit is reached; ``retry_after`` is in seconds
 │ └ UpstreamError                 the model's API cannot be reached
 └ MissingExtraError (ImportError) an optional dependency is not installed
 
 Messages are one sentence that says what to do. They name tools, ids, sizes and files, never contents.
-Errors of other libraries are turned into these once, at the seam where that library is called.
+Errors of other libraries are translated where that library is called.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 
@@ -60,7 +60,7 @@ class UnknownStrategyError(ConfigError):
 
 
 class MessagesError(MemoryBankError, TypeError):
-    """The messages passed are not a list of chat messages."""
+    """The messages are not a list of chat messages."""
 
 
 class HistoryError(MemoryBankError, ValueError):
@@ -80,7 +80,7 @@ class StepFileError(HistoryError):
 
 
 class ImageError(HistoryError):
-    """What was given as an image is none."""
+    """A value given as an image is not one."""
 
 
 class TokenBudgetError(HistoryError):
@@ -104,7 +104,7 @@ class RecordConflictError(RecordError):
 
 
 class StorageError(MemoryBankError):
-    """The database refused an operation or went away."""
+    """The database refused an operation or cannot be reached."""
 
 
 class DatabaseOpenError(StorageError):
@@ -128,15 +128,16 @@ class EmbedderMismatchError(EmbeddingError):
 
 
 class ModelError(MemoryBankError):
-    """A chat model could not be called or answered nothing usable."""
+    """A chat model could not be called or returned no usable answer."""
 
 
 class LoopDetectedError(MemoryBankError, RuntimeError):
-    """An agent goes round in circles; ``calls`` are the repeated ones, oldest first, as dicts of call_id,
-    tool_name, arguments and output.
+    """An agent repeats the same call with the same answer.
+
+    ``calls`` are the repeated ones, oldest first, as dicts of call_id, tool_name, arguments and output.
     """
 
-    def __init__(self, message: str, calls: Any) -> None:
+    def __init__(self, message: str, calls: Iterable[dict[str, Any]]) -> None:
         super().__init__(message)
         self.calls = tuple(calls)
 
@@ -162,15 +163,15 @@ class InvalidRequestError(ServiceError, ValueError):
 
 
 class NotFoundError(ServiceError, LookupError):
-    """There is no such session, record or route, as far as this caller may know."""
+    """There is no such session, record or route for this caller."""
 
 
 class NotAuthorizedError(ServiceError):
-    """The request brings no valid key, or one that does not allow this."""
+    """The key is missing, invalid, or does not allow this."""
 
 
 class OriginError(ServiceError):
-    """The request came by a host name or from a web page that is not allowed."""
+    """The host name or the origin of the request is not allowed."""
 
 
 class TooLargeError(ServiceError):
@@ -178,7 +179,7 @@ class TooLargeError(ServiceError):
 
 
 class TooManyRequestsError(ServiceError):
-    """A limit of requests is reached; ``retry_after`` (seconds) says for how long."""
+    """A limit of requests is reached; ``retry_after`` is the number of seconds to wait."""
 
     def __init__(self, message: str, retry_after: float) -> None:
         super().__init__(message)
@@ -186,7 +187,7 @@ class TooManyRequestsError(ServiceError):
 
 
 class UpstreamError(ServiceError):
-    """The model's API cannot be reached or broke off."""
+    """The model's API cannot be reached or closed the connection."""
 
 
 class MissingExtraError(MemoryBankError, ImportError):

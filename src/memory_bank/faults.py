@@ -1,8 +1,8 @@
-"""Points at which a test may kill this process: what must survive a crash is tried at every one of them.
+"""Points at which a test may kill this process, to check what survives a crash.
 
-Armed by ``MEMORY_BANK_FAULT=NAME`` or ``NAME:N`` (at the N-th passing), or ``NAME:N:SIGINT`` for another
-signal than SIGKILL; otherwise a point costs one comparison. Not meant for anything but tests and
-``benchmarks/faults.py``.
+``MEMORY_BANK_FAULT=NAME`` arms a point; ``NAME:N`` kills at the N-th call, ``NAME:N:SIGINT`` with another
+signal than SIGKILL. A point that is not armed costs one comparison. Only tests and ``benchmarks/faults.py``
+use them.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import signal
 
-POINTS = (  # of an agent's steps and of what works beside it
+POINTS = (  # of an agent's steps and of its background work
     "write.begun",
     "write.executed",
     "write.committed",
@@ -32,7 +32,7 @@ _signal = getattr(signal, _how or "SIGKILL")
 
 
 def fault_point(name: str) -> None:
-    """Die here, by SIGKILL unless another signal was named, if this point is armed."""
+    """Kill this process if the point is armed."""
     if not _name:
         return
     global _left

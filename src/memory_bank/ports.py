@@ -1,4 +1,4 @@
-"""The seams: what the core asks of stores, models, embedders and counters, and nothing more."""
+"""Protocols of stores, chat models, embedders and token counters."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, Literal, Protocol, runtime_checkable
 from memory_bank.records import Insight, InteractionRecord, Ranking, RecordLine
 
 Scope = Literal["session", "agent", "all"]
-"""Whose records a search may find."""
+"""Whose records a search may find: those of the session, of its agent's sessions, of all sessions."""
 
 
 @runtime_checkable
@@ -25,7 +25,7 @@ class FactStorePort(Protocol):
     def store_many(self, records: Sequence[InteractionRecord], to_observe: Collection[str] = ()) -> None:
         """Store several records in one transaction: all or none.
 
-        ``to_observe``: trace_ids of those that a model is to summarise, noted in the same transaction.
+        ``to_observe``: trace_ids of records that a model is to summarise, stored in the same transaction.
         """
 
     def get(self, trace_id: str) -> InteractionRecord | None:
@@ -38,7 +38,7 @@ class FactStorePort(Protocol):
         """The step_id of every record by trace_id, oldest first."""
 
     def page(self, after: int = 0, limit: int = 50, tool: str | None = None) -> list[RecordLine]:
-        """The records of a number above ``after``, oldest first; of one tool, where it is named."""
+        """The records with a number above ``after``, oldest first; only those of ``tool``, if given."""
 
     def clear(self) -> None:
         """Remove every record of the session."""
@@ -61,13 +61,13 @@ class InsightStorePort(Protocol):
         """The trace_ids of the ``top_k`` most similar summaries, best first; ties: the newer first."""
 
     def rank(self, query: str, exclude: Collection[str] = (), limit: int | None = None) -> Ranking:
-        """The insights but the excluded, best first, at most ``limit``; ties (1e-6): the newer first."""
+        """The insights without the excluded, best first, at most ``limit``; ties (1e-6): newer first."""
 
     def get_summary(self, trace_id: str) -> str | None:
         """The summary, or None."""
 
     def get_insight(self, trace_id: str) -> Insight | None:
-        """The summary with its source and its mark, or None."""
+        """The insight, or None."""
 
     def get_insights(self, trace_ids: Sequence[str]) -> dict[str, Insight]:
         """The insights found, by trace_id, in the order asked for; missing ids are left out."""
@@ -76,7 +76,7 @@ class InsightStorePort(Protocol):
         """All ids that have an insight, oldest first."""
 
     def to_redo(self) -> list[Insight]:
-        """The insights that are to be made again, oldest first."""
+        """The insights whose ``redo`` is set, oldest first."""
 
     def clear(self) -> None:
         """Remove every insight of the session; the embedding model stays loaded."""
@@ -89,10 +89,10 @@ class InsightStorePort(Protocol):
 
 
 class WiderScopePort(Protocol):
-    """What a scope of more than one session adds; a record elsewhere is named by (session_id, trace_id)."""
+    """A scope of more than one session; a record of another one is named by (session_id, trace_id)."""
 
     def rank(self, query: str, exclude: Collection[str] = (), limit: int | None = None) -> Ranking:
-        """As an InsightStore's, over all sessions of the scope; hits of other sessions name theirs."""
+        """As in ``InsightStorePort``, over all sessions of the scope; hits of other sessions name theirs."""
 
     def entries(
         self, where: Sequence[tuple[str, str]]
@@ -100,7 +100,7 @@ class WiderScopePort(Protocol):
         """Records with their insights, by (session_id, trace_id); those not found are left out."""
 
     def elsewhere(self, trace_id: str, *, beginning: bool = False) -> list[tuple[str, str]]:
-        """Where other sessions have a record of this trace_id, or beginning; the newest first."""
+        """(session_id, trace_id) of other sessions' records with this trace_id, or prefix; newest first."""
 
     def size(self) -> int:
         """How many records the scope has, the session's own included."""
@@ -108,34 +108,34 @@ class WiderScopePort(Protocol):
 
 @runtime_checkable
 class Embedder(Protocol):
-    """Texts to vectors. ``encode`` alone is enough; the rest is used where a class defines it."""
+    """Texts to vectors; only ``encode`` is required."""
 
-    def encode(self, texts: list[str]) -> Any:
-        """An array of shape (n, d), one row a text."""
+    def encode(self, texts: list[str]) -> object:
+        """An array of shape (n, d), one row for each text."""
 
 
 @runtime_checkable
 class NamedEmbedder(Embedder, Protocol):
-    """An embedder that knows its name and treats queries in their own way, as all of ours do."""
+    """An embedder with a name and an own method for queries, as all in this package."""
 
     @property
     def name(self) -> str:
-        """What the bank writes down: two embedders of one name give the same vectors."""
+        """The name that the bank stores: two embedders of one name give the same vectors."""
 
-    def encode_queries(self, texts: list[str]) -> Any:
-        """As ``encode``, for the texts that are searched with."""
+    def encode_queries(self, texts: list[str]) -> object:
+        """As ``encode``, for queries."""
 
 
 @runtime_checkable
 class ChatModel(Protocol):
-    """A language model without memory of its own."""
+    """A language model."""
 
-    def generate_plain(self, *, input_messages: list[dict[str, Any]], model: str) -> Any:
-        """Answer: a string, or an OpenAI-shaped chat completion. May raise anything."""
+    def generate_plain(self, *, input_messages: list[dict[str, Any]], model: str) -> object:
+        """The answer: a string, or an OpenAI-shaped chat completion. May raise anything."""
 
 
 class SpendingLimits(Protocol):
-    """What a model may cost at most, over a session and over a day (UTC); None: no limit."""
+    """Limits on calls, tokens and cost of a model, per session and per day (UTC); None: no limit."""
 
     @property
     def calls_per_session(self) -> int | None: ...
@@ -166,7 +166,7 @@ class TokenCounter(Protocol):
     def count_text(self, text: str) -> int:
         """Tokens of a text; special-token text counts as plain text and never raises."""
 
-    def count_message(self, message: Any) -> int:
+    def count_message(self, message: object) -> int:
         """Tokens of a chat message with its calls, and 4 for its frame."""
 
 

@@ -1,4 +1,4 @@
-"""Prompts: loaded from files, filled in one pass so that no value is read as a placeholder."""
+"""Prompts: loaded from files, filled in one pass so that values are never scanned for placeholders."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ def load_prompt(name: str, path: str | None = None) -> str:
 def fill_prompt(template: str, values: dict[str, str]) -> list[dict[str, str]]:
     """Chat messages of a template whose parts begin with ``=== system ===`` and ``=== user ===``.
 
-    ``{{ name }}`` becomes the value of that name; values are never scanned again. Raises PromptError when
-    the template has no user part, lacks a value's placeholder or has one that nobody fills.
+    ``{{ name }}`` is replaced by the value of that name; values are never scanned again. Raises PromptError
+    when the template has no user part, lacks a placeholder of ``values``, or has another one.
     """
     pieces = _PART.split(template)
     parts = dict(zip(pieces[1::2], pieces[2::2], strict=True))

@@ -1,4 +1,4 @@
-"""What the bank remembers, as frozen values: a record of one tool call, its insight, a search hit."""
+"""The values that a bank stores and returns: records of tool calls, insights, search hits, costs."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from dataclasses import dataclass, field
 from typing import Any, overload
 
 NAMESPACE_END = "␟"
-"""In a session_id of a service, between namespace and name; no name has it."""
+"""Separates namespace and name in a session_id of the service; no name contains it."""
 
 
 @dataclass(frozen=True, slots=True)
 class InteractionRecord:
-    """One tool call: what was asked and what came back.
+    """One tool call: its arguments and its output.
 
     ``raw_input`` and ``raw_output`` are JSON values (dict, list, str, int, float, bool, None). Where the
-    arguments or the output arrived as text, ``input_text`` and ``output_text`` hold that text to the letter,
-    and the raw values are what it parses to (``{"_raw": text}`` where it is not JSON).
+    arguments or the output arrived as text, ``input_text`` and ``output_text`` hold exactly that text, and
+    the raw values are what it parses to (``{"_raw": text}`` where it is not JSON).
     """
 
     trace_id: str
@@ -59,7 +59,7 @@ class InteractionRecord:
 
 @dataclass(frozen=True, slots=True)
 class RecordLine:
-    """A record in a list: its number in its session (1 is the oldest), what was called, how much came back.
+    """A record in a list; ``number`` is its position in its session (1 is the oldest).
 
     ``arguments`` is the beginning of the arguments' text, ``output_bytes`` the output's length in UTF-8.
     """
@@ -74,10 +74,10 @@ class RecordLine:
 
 @dataclass(frozen=True, slots=True)
 class Insight:
-    """The summary of one record, by whom it was made, and whether it is to be made again.
+    """The summary of one record.
 
-    ``source`` is ``"extractive"`` or ``"llm:MODEL"``; ``redo`` is the reason why the summary is only a
-    stand-in, or None when it is final.
+    ``source`` is ``"extractive"`` or ``"llm:MODEL"``; ``redo`` is the reason why the summary is to be made
+    again, or None when it is final.
     """
 
     trace_id: str

@@ -1,4 +1,4 @@
-"""Where the files that travel with the package are: in the wheel, or in the checkout it was built from."""
+"""The paths of files shipped with the package: in the wheel, or in the checkout."""
 
 from __future__ import annotations
 
@@ -11,9 +11,7 @@ _CHECKOUT = _PACKAGE.parents[1]
 def shipped_file(name: str) -> Path:
     """The path of a shipped file, such as ``prompts/observer.prompt.md``; it may not exist."""
     in_wheel = _PACKAGE / "_shipped" / name
-    if in_wheel.exists():
-        return in_wheel
-    return _CHECKOUT / name
+    return in_wheel if in_wheel.exists() else _CHECKOUT / name
 
 
 def shipped_trace(name: str) -> Path:

@@ -1,19 +1,19 @@
-"""Texts to unit vectors, by any embedder: whatever it returns is checked here, once."""
+"""Texts to unit vectors by any embedder, whose results are checked here."""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from memory_bank.errors import EmbeddingError, MemoryBankError
+from memory_bank.ports import Embedder
 
 
-def embedder_name(model: Any) -> str:
-    """The name the bank writes down for an embedder of any make.
+def embedder_name(model: object) -> str:
+    """The name that the bank stores for an embedder.
 
     Its ``name`` where the class (or the object itself) defines it as a string, else a ``model_name_or_path``
     (FlagEmbedding), else the name of its class.
@@ -26,23 +26,25 @@ def embedder_name(model: Any) -> str:
     return type(model).__qualname__
 
 
-def encode_documents(model: Any, texts: Sequence[str]) -> npt.NDArray[np.float32]:
-    """The texts to be found, as float32 of shape (n, d), rows of length 1 (a zero row stays zero).
+def encode_documents(model: Embedder, texts: Sequence[str]) -> npt.NDArray[np.float32]:
+    """Documents as float32 of shape (n, d), rows of length 1 (a zero row stays zero).
 
-    For no texts the model is not asked: shape (0, d), or (0, 0) where d is not known. Raises EmbeddingError
+    For no texts the model is not called: shape (0, d), or (0, 0) where d is not known. Raises EmbeddingError
     when the model fails or returns anything but n rows of d finite numbers.
     """
     return _encoded(model, model.encode, texts)
 
 
-def encode_queries(model: Any, texts: Sequence[str]) -> npt.NDArray[np.float32]:
+def encode_queries(model: Embedder, texts: Sequence[str]) -> npt.NDArray[np.float32]:
     """As ``encode_documents``, for queries: by ``encode_queries`` where the model's class has it."""
     if callable(getattr(type(model), "encode_queries", None)):
-        return _encoded(model, model.encode_queries, texts)
+        return _encoded(model, model.encode_queries, texts)  # type: ignore[attr-defined]
     return _encoded(model, model.encode, texts)
 
 
-def _encoded(model: Any, encode: Callable[[list[str]], Any], texts: Sequence[str]) -> npt.NDArray[np.float32]:
+def _encoded(
+    model: Embedder, encode: Callable[[list[str]], object], texts: Sequence[str]
+) -> npt.NDArray[np.float32]:
     texts = list(texts)
     if not texts:
         dimension = getattr(model, "dimension", None)
@@ -59,16 +61,16 @@ def _encoded(model: Any, encode: Callable[[list[str]], Any], texts: Sequence[str
     return _unit_rows(answer, len(texts), embedder_name(model))
 
 
-def _unit_rows(answer: Any, n: int, name: str) -> npt.NDArray[np.float32]:
+def _unit_rows(answer: object, n: int, name: str) -> npt.NDArray[np.float32]:
     try:
         rows = np.asarray(answer, dtype=np.float64)
     except Exception as exc:
-        raise _nonsense(name, n, f"a {type(answer).__name__} that is no array of numbers") from exc
+        raise _invalid(name, n, f"a {type(answer).__name__} that is no array of numbers") from exc
     if rows.ndim != 2 or rows.shape[0] != n or rows.shape[1] == 0:
-        raise _nonsense(name, n, f"an array of shape {rows.shape}")
+        raise _invalid(name, n, f"an array of shape {rows.shape}")
     if not np.isfinite(rows).all():
         bad = int((~np.isfinite(rows)).any(axis=1).sum())
-        raise _nonsense(name, n, f"{bad} rows with numbers that are not finite")
+        raise _invalid(name, n, f"{bad} rows with numbers that are not finite")
     # By the largest number first, so that squaring neither overflows nor vanishes.
     largest = np.abs(rows).max(axis=1, keepdims=True)
     rows = np.divide(rows, largest, out=np.zeros_like(rows), where=largest > 0)
@@ -77,7 +79,7 @@ def _unit_rows(answer: Any, n: int, name: str) -> npt.NDArray[np.float32]:
     return np.ascontiguousarray(unit, dtype=np.float32)
 
 
-def _nonsense(name: str, n: int, what: str) -> EmbeddingError:
+def _invalid(name: str, n: int, what: str) -> EmbeddingError:
     return EmbeddingError(
         f"the embedder {name!r} returned {what} for {n} texts: its encode must take a list of strings and "
         "return an (n, d) array of finite numbers"

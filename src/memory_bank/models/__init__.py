@@ -1,5 +1,4 @@
-"""Clients of models that live elsewhere: chat models and embedders, one module a kind.
+"""Chat models, embedders, and the summaries that are made with them or by extraction.
 
-Import from the modules: ``memory_bank.models.chat`` and so on. Nothing is loaded here, so that an embedder
-that nobody asked for costs no import.
+Import from the modules (``memory_bank.models.chat`` and so on): nothing is loaded here.
 """

@@ -1,48 +1,86 @@
-"""Chat models: the openai client behind the ChatModel port, and what can be read from any model's answer."""
+"""Chat models: the openai client as a ``ChatModel``, calls with a time limit, and the text of any answer."""
 
 from __future__ import annotations
 
 import inspect
 import re
-from typing import TYPE_CHECKING, Any
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
 from urllib.parse import urlsplit
 
 from memory_bank.errors import ConfigError, ModelError
+from memory_bank.ports import ChatModel
+from memory_bank.transcript.messages import read
 
-if TYPE_CHECKING:
-    from memory_bank.ports import ChatModel
+
+def ask(chat: ChatModel, messages: Sequence[dict[str, Any]], model: str, timeout: float | None) -> object:
+    """The answer of a chat model.
+
+    Raises TimeoutError when it takes longer than ``timeout`` seconds (the call then goes on in its thread,
+    and its answer is dropped), and whatever the model raises.
+    """
+    if timeout is None:
+        return chat.generate_plain(input_messages=list(messages), model=model)
+    answers: list[object] = []
+    errors: list[BaseException] = []
+
+    def call() -> None:
+        try:
+            answers.append(chat.generate_plain(input_messages=list(messages), model=model))
+        except BaseException as e:
+            errors.append(e)
+
+    thread = threading.Thread(target=call, name="memory-bank-observer-call", daemon=True)
+    thread.start()
+    thread.join(timeout)
+    if errors:
+        raise errors[0]
+    if not answers:
+        raise TimeoutError
+    return answers[0]
 
 
-def reply_text(answer: Any) -> str:
-    """The text that a chat model answered, ``""`` when there is none; never raises.
+def reply_text(answer: object) -> str:
+    """The text of a chat model's answer, ``""`` when there is none; never raises.
 
     ``answer`` is a str, an OpenAI-shaped completion (SDK object, SimpleNamespace or dict) with
     ``choices[0].message.content``, or a message with ``content``. Content is a str, None or a list of parts,
-    of which the texts are joined.
+    whose texts are joined.
     """
     if isinstance(answer, str):
         return answer
-    choices = _get(answer, "choices")
-    if choices is None:
-        return _content_text(_get(answer, "content"))
-    try:
-        first = choices[0]
-    except Exception:
+    choices = read(answer, "choices")
+    if choices is not None:
+        try:
+            answer = read(choices[0], "message")
+        except Exception:
+            return ""
+    content = read(answer, "content")
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, (list, tuple)):
         return ""
-    return _content_text(_get(_get(first, "message"), "content"))
+    texts = (part if isinstance(part, str) else read(part, "text") for part in content)
+    return "".join(text for text in texts if isinstance(text, str))
 
 
-def usage_of(answer: Any) -> tuple[int, int]:
-    """The (prompt, completion) tokens that a model reported with its answer; 0 for what is unknown."""
-    usage = _get(answer, "usage")
-    return (
-        _count(_get(usage, "prompt_tokens")) or _count(_get(usage, "input_tokens")),
-        _count(_get(usage, "completion_tokens")) or _count(_get(usage, "output_tokens")),
+def usage_of(answer: object) -> tuple[int, int]:
+    """The (prompt, completion) tokens that a model reported with its answer; 0 where it reported none."""
+    usage = read(answer, "usage")
+    return _tokens(usage, "prompt_tokens", "input_tokens"), _tokens(
+        usage, "completion_tokens", "output_tokens"
     )
 
 
+def _tokens(usage: object, *names: str) -> int:
+    """The first positive number under some names, 0 without one."""
+    values = (read(usage, name) for name in names)
+    return next((v for v in values if isinstance(v, int) and not isinstance(v, bool) and v > 0), 0)
+
+
 class OpenAIChat:
-    """A ``ChatModel`` on any OpenAI-compatible endpoint, through the real openai client.
+    """A ``ChatModel`` on any OpenAI-compatible endpoint, through the openai client.
 
     ``client`` is an ``openai.OpenAI`` to use as it is; without one, a client is made from ``base_url``
     (default OPENAI_BASE_URL, or OpenAI itself), ``api_key`` (default OPENAI_API_KEY), ``timeout`` in seconds
@@ -75,17 +113,17 @@ class OpenAIChat:
         self._client = client
 
     def __eq__(self, other: object) -> bool:
-        """Whether both speak through the same client."""
+        """Whether both use the same client."""
         return isinstance(other, OpenAIChat) and self._client is other._client
 
     def __hash__(self) -> int:
         return hash(id(self._client))
 
     def generate_plain(self, *, input_messages: list[dict[str, Any]], model: str, **options: Any) -> Any:
-        """One chat completion (the client's own object); ``options`` go to the client's ``create``.
+        """One chat completion (the client's own object); ``options`` are passed to the client's ``create``.
 
-        Text that UTF-8 cannot carry (lone surrogates) goes out as U+FFFD; else messages go as given, and are
-        never changed. Raises ModelError when there is no completion; one that has no text is handed back.
+        Messages are sent as given and not changed; lone surrogates, which UTF-8 cannot encode, are sent as
+        U+FFFD. Raises ModelError when there is no completion; one without text is returned.
         """
         if options.get("stream"):
             raise ConfigError(
@@ -99,7 +137,7 @@ class OpenAIChat:
                 answer = create(messages=_encodable(input_messages), model=model, **options)
         except Exception as error:
             raise model_error(error, model, self._client) from error
-        if isinstance(answer, str) or _get(answer, "choices") is None:
+        if isinstance(answer, str) or read(answer, "choices") is None:
             raise ModelError(
                 f"the endpoint{_host(self._client)} answered, but with no chat completion: "
                 "check base_url (it often ends in /v1) and the model name"
@@ -107,22 +145,22 @@ class OpenAIChat:
         return answer
 
 
-def is_async(client: Any) -> bool:
+def is_async(client: object) -> bool:
     """Whether an openai client is an asynchronous one."""
-    create = getattr(getattr(getattr(client, "chat", None), "completions", None), "create", None)
+    create = _create_of(client)
     return callable(create) and (_is_async(create) or type(client).__name__.startswith("Async"))
 
 
-def model_error(error: Exception, model: str, client: Any) -> ModelError:
-    """What a client raised, as our error: one sentence without anything that was said or sent."""
+def model_error(error: Exception, model: str, client: object) -> ModelError:
+    """A client's error as a ModelError: one sentence without any content of the call."""
     return ModelError(_sentence(error, model, _host(client)))
 
 
-def as_chat_model(client: Any) -> ChatModel | None:
-    """The ``ChatModel`` that an ``llm_client`` is: none, one already, or an openai client to be wrapped.
+def as_chat_model(client: object) -> ChatModel | None:
+    """An ``llm_client`` as a ``ChatModel``: None, a chat model as it is, an openai client in an OpenAIChat.
 
-    Anything with a callable ``generate_plain`` is returned as it is; an ``openai.OpenAI`` comes back in an
-    OpenAIChat. Raises ConfigError for an asynchronous client, a class, or anything else.
+    Anything with a callable ``generate_plain`` is a chat model. Raises ConfigError for an asynchronous
+    client, a class, or anything else.
     """
     if client is None:
         return None
@@ -132,23 +170,26 @@ def as_chat_model(client: Any) -> ChatModel | None:
     if callable(own):
         if _is_async(own):
             raise ConfigError(f"generate_plain of {type(client).__name__} is async: pass a synchronous one")
-        model: ChatModel = client
+        model: ChatModel = client  # type: ignore[assignment]
         return model
-    create = getattr(getattr(getattr(client, "chat", None), "completions", None), "create", None)
-    if not callable(create):
+    if not callable(_create_of(client)):
         raise ConfigError(
             f"llm_client cannot be a {type(client).__name__}: pass an openai.OpenAI client, "
             "an object with generate_plain(input_messages=, model=), or None"
         )
-    if _is_async(create) or type(client).__name__.startswith("Async"):
+    if is_async(client):
         raise ConfigError(
             f"{type(client).__name__} is asynchronous: pass a synchronous client such as openai.OpenAI"
         )
     return OpenAIChat(client)
 
 
+def _create_of(client: object) -> object:
+    return getattr(getattr(getattr(client, "chat", None), "completions", None), "create", None)
+
+
 def _sentence(error: Exception, model: str, host: str) -> str:
-    """What went wrong in a call and what to do, without anything that was said or sent."""
+    """What went wrong in a call and what to do, without any content of the call."""
     import openai
 
     who = f"the chat model {str(model)[:80]!a}{host}"
@@ -158,8 +199,10 @@ def _sentence(error: Exception, model: str, host: str) -> str:
         return f"{who} cannot be reached, or hung up: check base_url and the network"
     if isinstance(error, openai.APIStatusError):
         status, code = error.status_code, getattr(error, "code", None)
-        told = f", {code}" if isinstance(code, str) and re.fullmatch(r"[\w.-]{1,60}", code, re.ASCII) else ""
-        return f"{who} refused (HTTP {status}{told}): {_advice(status)}"
+        reason = (
+            f", {code}" if isinstance(code, str) and re.fullmatch(r"[\w.-]{1,60}", code, re.ASCII) else ""
+        )
+        return f"{who} refused (HTTP {status}{reason}): {_advice(status)}"
     return (
         f"{who} gave no usable answer ({type(error).__name__}): "
         "check base_url, the options passed and the endpoint's log"
@@ -180,10 +223,10 @@ def _advice(status: int) -> str:
     return "check that the messages fit the model, in shape and in length"
 
 
-def _host(client: Any) -> str:
+def _host(client: object) -> str:
     """`` at HOST`` of a client, without the credentials that an address may carry; empty when unknown."""
     try:
-        parts = urlsplit(str(client.base_url))
+        parts = urlsplit(str(read(client, "base_url")))
         port = f":{parts.port}" if parts.port else ""
         return f" at {parts.hostname}{port}" if parts.hostname else ""
     except Exception:
@@ -201,28 +244,5 @@ def _encodable(value: Any) -> Any:
     return value
 
 
-def _is_async(function: Any) -> bool:
+def _is_async(function: Callable[..., object]) -> bool:
     return inspect.iscoroutinefunction(inspect.unwrap(function))
-
-
-def _get(value: Any, name: str) -> Any:
-    """A key of a dict or an attribute of an object, None when there is none."""
-    if isinstance(value, dict):
-        return value.get(name)
-    try:
-        return getattr(value, name, None)
-    except Exception:
-        return None
-
-
-def _content_text(content: Any) -> str:
-    if isinstance(content, str):
-        return content
-    if not isinstance(content, (list, tuple)):
-        return ""
-    texts = (part if isinstance(part, str) else _get(part, "text") for part in content)
-    return "".join(text for text in texts if isinstance(text, str))
-
-
-def _count(value: Any) -> int:
-    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else 0

@@ -13,12 +13,12 @@ from memory_bank.ports import NamedEmbedder
 
 OPENAI_PREFIX = "openai:"
 
-#: So many loaded models are kept; the one not asked for the longest goes first.
+#: Loaded models that are kept; of more, the one that was used least recently is dropped.
 MAX_LOADED = 4
 
 
 class _Loading:
-    """A place for one model: whoever comes first loads it, the others wait."""
+    """One model: the first thread loads it, the others wait."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -32,12 +32,12 @@ _loaded_lock = threading.Lock()
 def load_embedder(spec: str) -> NamedEmbedder:
     """The embedder that a setting names.
 
-    ``"lexical"`` is built in; ``"openai:NAME"`` asks an OpenAI-compatible endpoint (OPENAI_BASE_URL,
+    ``"lexical"`` is built in; ``"openai:NAME"`` calls an OpenAI-compatible endpoint (OPENAI_BASE_URL,
     OPENAI_API_KEY); anything else is a model name of the Hugging Face hub or a folder, for FlagEmbedding.
-    Models are kept for the life of the process and shared: asking twice, from any thread, loads once. An
-    openai embedder holds no weights and is made anew, so that it follows the environment.
+    Loaded models are shared by all threads and kept, up to four. An openai embedder holds no weights and is
+    made at each call, so that it follows the environment.
 
-    Raises EmbedderLoadError, with the cause and the ways out, when the model cannot be loaded.
+    Raises EmbedderLoadError, with the cause and what to do, when the model cannot be loaded.
     """
     spec = spec.strip()
     if spec.startswith(OPENAI_PREFIX):

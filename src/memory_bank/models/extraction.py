@@ -1,4 +1,4 @@
-"""One record to one summary without a model: what the call was, and the telling values of its output."""
+"""One record to one summary without a model: the call, and the values of its output that identify it."""
 
 from __future__ import annotations
 
@@ -7,18 +7,20 @@ from itertools import islice
 from typing import Any
 
 from memory_bank.records import InteractionRecord
-from memory_bank.transcript.jsontext import RAW, compact, leaves
+from memory_bank.transcript.jsontext import RAW, compact, is_raw, leaves
 from memory_bank.transcript.shortening import cut_at_edge, unfold
 
 MAX_CHARS = 1_400  # about 200 words
-_SCAN_CHARS = 60_000  # of a text, so much is looked at from each end
+_SCAN_CHARS = 60_000  # characters read at each end of a text
 _SCAN_LEAVES = 4_000
 _ARGUMENT_CHARS = 300
 
 _ERROR = re.compile(
     r"\b(?:\w*(?:error|exception|traceback|failed|failure|denied|not found|fatal)\w*)\b", re.I
 )
-_IDENTIFIER = re.compile(  # each alternative is tried once a run of letters, or a long one would take minutes
+# Broader than the patterns of provenance and of the meter: a summary may mention what is no identifier. Each
+# alternative is tried once for a run of letters, or a long one would take minutes.
+_IDENTIFIER = re.compile(
     r"https?://[^\s\"'<>)\]]+"
     r"|(?<![\w.+-])[\w.+-]+@[\w-]+\.[\w.]+"
     r"|(?<![\w.~/-])(?:[\w.~-]*/){2,}[\w.~-]+"
@@ -32,36 +34,34 @@ def extract_summary(record: InteractionRecord) -> str:
     """A summary of at most 1,400 characters: the call, then errors, counts, headers, identifiers, names."""
     call = f"Called {record.tool_name}({_arguments(record.raw_input)})."
     value = record.raw_output
-    text = value[RAW] if isinstance(value, dict) and list(value) == [RAW] else None
-    if isinstance(text, str):
-        body = _of_text(text)
+    if is_raw(value) and isinstance(value[RAW], str):
+        body = _text_summary(value[RAW])
     else:
         try:
-            body = _of_value(unfold(value))
+            body = _value_summary(unfold(value))
         except RecursionError:
-            body = _of_text(compact(value))
+            body = _text_summary(compact(value))
     return cut_at_edge(f"{call} {body}", MAX_CHARS)
 
 
 def _arguments(value: Any) -> str:
-    if isinstance(value, dict):
-        if list(value) == [RAW]:
-            shown = str(value[RAW])
-        else:
-            shown = ", ".join(f"{k}={v if isinstance(v, str) else compact(v)}" for k, v in value.items())
+    if is_raw(value):
+        shown = str(value[RAW])
+    elif isinstance(value, dict):
+        shown = ", ".join(f"{k}={v if isinstance(v, str) else compact(v)}" for k, v in value.items())
     else:
         shown = compact(value)
     return cut_at_edge(" ".join(shown[: 2 * _ARGUMENT_CHARS].split()), _ARGUMENT_CHARS)
 
 
-def _of_value(value: Any) -> str:
+def _value_summary(value: object) -> str:
     parts = [_shape(value)]
     errors: dict[str, None] = {}
     named: dict[str, None] = {}
     rest: dict[str, None] = {}
     # The shallow ones first: what is said once counts more than row 400.
-    told = (leaf for leaf in leaves(value, breadth_first=True) if leaf.value not in (None, ""))
-    for leaf, key, depth, _ in islice(told, _SCAN_LEAVES):
+    given = (leaf for leaf in leaves(value, breadth_first=True) if leaf.value not in (None, ""))
+    for leaf, key, depth, _ in islice(given, _SCAN_LEAVES):
         shown = cut_at_edge(" ".join(str(leaf)[:400].split()), 160)
         item = f"{key}: {shown}" if key else shown
         low = key.lower()
@@ -81,10 +81,11 @@ def _of_value(value: Any) -> str:
     return " ".join(p for p in parts if p)
 
 
-def _shape(value: Any) -> str:
+def _shape(value: object) -> str:
     if isinstance(value, dict):
+        nouns: dict[type, str] = {list: "items", dict: "fields"}
         fields = ", ".join(
-            f"{k} ({_count(v)})" if isinstance(v, (list, dict)) else str(k) for k, v in value.items()
+            f"{k} ({len(v)} {nouns[type(v)]})" if type(v) in nouns else str(k) for k, v in value.items()
         )
         return f"Returned an object with {len(value)} fields: {cut_at_edge(fields, 300)}."
     if isinstance(value, list):
@@ -95,11 +96,7 @@ def _shape(value: Any) -> str:
     return "Returned:"
 
 
-def _count(value: Any) -> str:
-    return f"{len(value)} items" if isinstance(value, list) else f"{len(value)} fields"
-
-
-def _of_text(text: str) -> str:
+def _text_summary(text: str) -> str:
     if not text.strip():
         return "Returned nothing."
     seen = text if len(text) <= 2 * _SCAN_CHARS else f"{text[:_SCAN_CHARS]}\n{text[-_SCAN_CHARS:]}"

@@ -1,4 +1,4 @@
-"""FlagEmbedding's FlagModel as an embedder: found without waiting, asked once, clear when it cannot load."""
+"""FlagEmbedding's FlagModel as an embedder; it fails within seconds where the model cannot be loaded."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import os
 import re
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,11 +21,11 @@ import numpy.typing as npt
 
 from memory_bank.errors import EmbedderLoadError, MissingExtraError
 
-#: What a model of BERT's kind reads; the tokens after it are not seen.
+#: Tokens that a BERT model reads; later ones are ignored.
 MAX_TOKENS = 512
 #: Longer texts are cut before the tokenizer: 512 tokens are some 2,500 characters of prose.
 MAX_CHARS = 30_000
-#: Seconds that the Hugging Face hub has to answer, once, before a model counts as not to be had.
+#: Seconds that the Hugging Face hub has to answer one request before loading fails.
 HUB_TIMEOUT = 10.0
 
 BGE_INSTRUCTIONS = {
@@ -42,8 +42,8 @@ _HASHED = ("config.json", "tokenizer_config.json", "merges.txt", *_TOKENIZERS)
 _log = logging.getLogger("memory_bank.InsightStore")
 
 
-class _Found(NamedTuple):
-    """A model before it is loaded: where from, under which name, and what its files say of its use."""
+class _ModelFiles(NamedTuple):
+    """The files of a model before it is loaded: where they are, its name, pooling and query instruction."""
 
     source: str
     name: str
@@ -54,8 +54,8 @@ class _Found(NamedTuple):
 class FlagEmbedder:
     """Texts to vectors by an encoder model through FlagEmbedding, such as ``BAAI/bge-small-en-v1.5``.
 
-    ``model_name_or_folder`` is a name on the Hugging Face hub or a folder in transformers' format. What is
-    not given is decided by the model's files:
+    ``model_name_or_folder`` is a name on the Hugging Face hub or a folder in transformers' format. Options
+    that are not given are taken from the model's files:
 
     - ``pooling_method``, ``"cls"`` or ``"mean"``: as ``1_Pooling/config.json`` (sentence-transformers) says,
       else ``"cls"``, which BGE models use.
@@ -64,14 +64,14 @@ class FlagEmbedder:
       in ``config.json``), else none; ``""`` is none. Only ``encode_queries`` puts it before a text.
     - ``device``: the first that FlagEmbedding finds; half precision on a GPU only.
 
-    ``name`` is the hub name, or for a folder ``folder:TYPE-DIMENSION-HASH``, hashed from weights,
-    configuration and tokenizer: a folder that is moved stays the same embedder, one whose weights are
-    exchanged does not. A pooling other than cls is appended (``+mean``), as it gives other vectors.
+    ``name`` is the hub name, or for a folder ``folder:TYPE-DIMENSION-HASH``, a hash of weights, configuration
+    and tokenizer: a folder that is moved is the same embedder, a folder with other weights is another one. A
+    pooling other than cls is appended (``+mean``), because it gives other vectors.
 
-    A hub model in the local cache is loaded without asking the network. One that is not there is asked for
-    once, within 10 seconds, so an unreachable hub is an error in seconds; HF_HUB_OFFLINE is respected.
-    Loading sets TOKENIZERS_PARALLELISM=false unless the environment sets it. Threads may share an embedder;
-    one of them encodes at a time.
+    A hub model in the local cache is loaded without the network. Any other is requested once, with a timeout
+    of 10 seconds, so that an unreachable hub is an error in seconds; HF_HUB_OFFLINE is respected. Loading
+    sets TOKENIZERS_PARALLELISM=false unless the environment sets it. Threads may share an embedder; one of
+    them encodes at a time.
 
     Raises EmbedderLoadError when FlagEmbedding is not installed or the model cannot be loaded.
     """
@@ -109,18 +109,18 @@ class FlagEmbedder:
 
     @property
     def name(self) -> str:
-        """What the bank writes down: the hub name, or a hash of the folder's content."""
+        """The name that the bank stores: the hub name, or a hash of the folder's content."""
         return self._name
 
     def encode(self, texts: Sequence[str]) -> npt.NDArray[np.float32]:
-        """Embed texts: float32 of shape (n, d), rows of length 1; what is past 512 tokens is not seen."""
+        """Embed the first 512 tokens of texts: float32 of shape (n, d), rows of length 1."""
         return self._encode(self._model.encode, texts)
 
     def encode_queries(self, texts: Sequence[str]) -> npt.NDArray[np.float32]:
         """As ``encode``, with the query instruction before each text."""
         return self._encode(self._model.encode_queries, texts)
 
-    def _encode(self, encode: Any, texts: Sequence[str]) -> npt.NDArray[np.float32]:
+    def _encode(self, encode: Callable[..., Any], texts: Sequence[str]) -> npt.NDArray[np.float32]:
         rows = np.zeros((len(texts), self.dimension), dtype=np.float32)
         # Longest first, for little padding; slices under the batch size, for no progress bar.
         order = sorted(range(len(texts)), key=lambda i: -len(texts[i]))
@@ -159,7 +159,7 @@ def _load(source: str, pooling: str, instruction: str, device: str | None) -> An
                 return torch.nn.functional.normalize(rows, dim=-1).numpy()
 
         def check_one_pass(self) -> None:
-            """Use the short way where it gives what FlagEmbedding gives; a later release may differ."""
+            """Use the single pass where it gives FlagEmbedding's vectors; a later release may differ."""
             probe: dict[str, Any] = {"sentences": ["one", "two words"], "batch_size": 3, "max_length": 16}
             expected = self.encode(**probe)
             agreed = False
@@ -176,7 +176,7 @@ def _load(source: str, pooling: str, instruction: str, device: str | None) -> An
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """No progress bars and no loading reports from transformers and huggingface_hub meanwhile."""
+    """Suppress the progress bars and reports of transformers and huggingface_hub."""
     hub: Any = importlib.import_module("huggingface_hub.utils")
     reports: Any = importlib.import_module("transformers.utils.logging")
     with contextlib.ExitStack() as stack:
@@ -191,8 +191,8 @@ def _quiet() -> Iterator[None]:
         yield
 
 
-def _find(model: str) -> _Found:
-    """Look a model up, without FlagEmbedding, so that what cannot be had is told at once."""
+def _find(model: str) -> _ModelFiles:
+    """The files of a model. Raises EmbedderLoadError, before FlagEmbedding is imported, without them."""
     folder = Path(os.path.expanduser(model))
     is_folder = bool(model.strip()) and folder.is_dir()
     is_hub_name = bool(re.fullmatch(r"\w[\w.-]*(/\w[\w.-]*)?", model)) and not folder.exists()
@@ -207,7 +207,7 @@ def _find(model: str) -> _Found:
             f"'memory-bank[bge]'  or {_LEXICAL}"
         ) from MissingExtraError("FlagEmbedding", "bge")
     try:
-        return _found_in(folder, str(folder), None) if is_folder else _on_hub(model)
+        return _files_in(folder, str(folder), None) if is_folder else _on_hub(model)
     except Exception as exc:
         where = "holds no model" if is_folder else "is not on this machine and cannot be downloaded"
         raise EmbedderLoadError(
@@ -216,10 +216,10 @@ def _find(model: str) -> _Found:
         ) from exc
 
 
-def _on_hub(name: str) -> _Found:
-    """A model of the hub: from the local cache when it is complete there, else by one question to the hub.
+def _on_hub(name: str) -> _ModelFiles:
+    """A model of the hub: from the local cache when it is complete there, else by one request to the hub.
 
-    Left to itself, transformers asks and asks again: 47 s until an unreachable hub is an error.
+    transformers itself repeats its requests: an unreachable hub would be an error after 47 s.
     """
     hub: Any = importlib.import_module("huggingface_hub")
     look = functools.partial(hub.try_to_load_from_cache, name)
@@ -238,7 +238,7 @@ def _on_hub(name: str) -> _Found:
         with contextlib.suppress(Exception):  # transformers alone does not download how to pool
             fetch(*_EXTRAS)
     folder = Path(look("config.json")).parent
-    return _found_in(folder, str(folder) if cached else name, name)
+    return _files_in(folder, str(folder) if cached else name, name)
 
 
 def _complete(folder: Path) -> bool:
@@ -249,8 +249,8 @@ def _complete(folder: Path) -> bool:
     return weights and tokenizer and all((folder / shard).exists() for shard in shards)
 
 
-def _found_in(folder: Path, source: str, hub_name: str | None) -> _Found:
-    """What the files of a model say: its name (unless the hub gave one), its pooling, its instruction."""
+def _files_in(folder: Path, source: str, hub_name: str | None) -> _ModelFiles:
+    """The name (unless the hub gave one), pooling and instruction that the files of a model give."""
     config = _json(folder / "config.json")
     modes = _json(folder / _EXTRAS[0])
     chosen = [key for key, on in modes.items() if key.startswith("pooling_mode_") and on]
@@ -259,16 +259,16 @@ def _found_in(folder: Path, source: str, hub_name: str | None) -> _Found:
     prompts = _json(folder / _EXTRAS[1]).get("prompts") or {}
     # A snapshot of the hub's cache is models--OWNER--NAME/snapshots/REVISION.
     places = [hub_name] if hub_name else [folder.name, *folder.resolve().parts[-3::2]]
-    told = [*places, str(config.get("_name_or_path", "")).replace("_", "-")]
-    bge = next((match for place in told if (match := _BGE.search(place))), None)
+    names = [*places, str(config.get("_name_or_path", "")).replace("_", "-")]
+    bge = next((match for place in names if (match := _BGE.search(place))), None)
     instruction = prompts.get("query") or (BGE_INSTRUCTIONS[bge[1].lower()] if bge else "")
     kind = f"{config.get('model_type', 'model')}-{config.get('hidden_size', 0)}"
     name = hub_name or f"folder:{kind}-{_content_hash(folder)}"
-    return _Found(source, name, pooling, str(instruction))
+    return _ModelFiles(source, name, pooling, str(instruction))
 
 
 def _content_hash(folder: Path) -> str:
-    """Twelve hex digits of what decides the vectors: weights, configuration, tokenizer."""
+    """Twelve hex digits of a hash of the files that decide the vectors: weights, configuration, tokenizer."""
     if not _complete(folder):  # without a tokenizer, transformers would make up an empty one
         raise FileNotFoundError("weights or tokenizer are missing")
     weights = next(files for pattern in _WEIGHTS if (files := sorted(folder.glob(pattern))))
@@ -281,17 +281,17 @@ def _content_hash(folder: Path) -> str:
 
 
 def _json(path: Path) -> dict[str, Any]:
-    """What a JSON file holds; nothing when there is none."""
+    """The object in a JSON file; empty when there is no file."""
     found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
     return found
 
 
 def _readable(text: str) -> str:
-    """The text as a tokenizer can take it: of bounded length, lone surrogates replaced."""
+    """The text for the tokenizer: cut to a bounded length, lone surrogates replaced."""
     return text[:MAX_CHARS].encode("utf-8", "replace").decode()
 
 
 def _cause(exc: BaseException) -> str:
-    """The kind of an error and the first line of what it says."""
+    """The type of an error and the first line of its message."""
     first = next(iter(str(exc).strip().splitlines()), "").rstrip(" .:")[:200]
     return f"{type(exc).__name__}: {first}" if first else type(exc).__name__

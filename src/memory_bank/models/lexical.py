@@ -1,4 +1,4 @@
-"""The lexical embedder: hashed words, sub-words and identifiers as vectors, with numpy and nothing else."""
+"""The lexical embedder: hashed words, sub-words and identifiers as vectors, with numpy alone."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ import numpy.typing as npt
 
 Features = tuple[npt.NDArray[np.intp], npt.NDArray[np.float64]]
 
-#: A text longer than this is read at its head and its tail only.
+#: Of a longer text only the head and the tail are read.
 MAX_CHARS = 64_000
 TAIL_CHARS = 16_000
 
-# What a token weighs: an identifier that matches as a whole says more than any word.
+# Weights of tokens: an identifier that matches as a whole says more than any word.
 IDENTIFIER, WORD, PART, STOP_WORD = 2.5, 1.0, 0.5, 0.1
 # All character n-grams of a word together weigh this share of the word.
 SUBWORDS = 0.6
@@ -32,7 +32,7 @@ _CAMEL = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[^\W\d_A-Z]+|\d+")
 _CJK = re.compile(r"[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af\uf900-\ufaff]")
 _DIGIT = re.compile(r"\d")
 
-# Words of English that say nothing about a call, and the frame words of summaries of calls.
+# English words that say nothing about a call, and words that every summary of a call has.
 _STOP_WORDS = frozenset(
     re.findall(
         r"\w+",
@@ -46,20 +46,20 @@ _STOP_WORDS = frozenset(
 
 
 class LexicalEmbedder:
-    """Texts to vectors by hashing what is written, without a model; an ``Embedder`` named ``lexical-v1``.
+    """Texts to vectors by hashing their words, without a model; an ``Embedder`` named ``lexical-v1``.
 
     A text becomes the signed sum of its hashed features, scaled to length 1: identifiers as wholes
     (``ORD-48213``, ``user_id``, ``a@b.com``), their parts (at separators, camelCase humps and between letters
     and digits), words without case, and the character n-grams of words, which let "refunded" find "refund".
-    Counts are damped (1 + ln n), stop-words nearly silent. It sees spelling, not meaning: "car" does not find
-    "vehicle". The method is feature hashing: Weinberger et al., 2009, arXiv:0902.2206.
+    Counts are damped (1 + ln n), stop-words weigh little. It compares spelling, not meaning: "car" does not
+    find "vehicle". The method is feature hashing: Weinberger et al., 2009, arXiv:0902.2206.
 
     The same text gives the same vector in every process and whatever else is in the batch. Time is linear; of
     a text over 64,000 characters only the first 48,000 and the last 16,000 are read. Safe to share between
     threads.
     """
 
-    instant = True  # no model, no network: nobody need store facts before asking it
+    instant = True  # no model and no network: it may be called before the facts are stored
 
     name = "lexical-v1"
     dimension = 512
@@ -114,7 +114,7 @@ class LexicalEmbedder:
 
 
 def _hashed(tokens: list[str], dimension: int) -> list[Features]:
-    """For each token the places in the vector that it adds to, and how much, signs included."""
+    """For each token the indices of the vector that it adds to, and its signed weights there."""
     hashes: list[int] = []
     weights: list[float] = []
     ends: list[int] = []
@@ -164,7 +164,7 @@ def _weighted(token: str) -> Iterator[tuple[bytes, float]]:
 
 
 def _parts(piece: str) -> list[str]:
-    """The humps of a camelCase name, letters and digits apart; one part where they change too often."""
+    """The humps of a camelCase name, letters and digits apart; the whole where there are more than five."""
     if piece.isdigit() or (piece.isalpha() and (piece.islower() or piece.isupper())):
         return [piece]
     parts = _CAMEL.findall(piece)

@@ -1,9 +1,8 @@
-"""One record to one summary: by a language model, or by extraction when there is none or it fails."""
+"""The Observer: one record to one summary, by a language model, or by extraction without one."""
 
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
@@ -11,7 +10,7 @@ from typing import Any, Protocol, TypeVar
 
 from memory_bank.config import MemoryBankSettings, ObserverBudget, Price
 from memory_bank.errors import ConfigError, MemoryBankError
-from memory_bank.models.chat import as_chat_model, reply_text, usage_of
+from memory_bank.models.chat import as_chat_model, ask, reply_text, usage_of
 from memory_bank.models.extraction import extract_summary
 from memory_bank.ports import ChatModel
 from memory_bank.prompts import fill_prompt, load_prompt
@@ -35,15 +34,15 @@ class Account(Protocol):
     """Where calls are booked before they are made, so that limits hold."""
 
     def reserve(self, model: str, expected: Spent, limits: ObserverBudget) -> str | None:
-        """Book a call; the reason when a limit forbids it, and nothing is booked then."""
+        """Book a call and return None, or return the reason why a limit forbids it, without booking it."""
 
     def settle(self, model: str, expected: Spent, actual: Spent) -> None:
-        """Put in place of what a booked call was expected to cost what it did cost."""
+        """Replace the expected cost of a booked call by the actual one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Trouble:
-    """Why there is no summary by the model. ``again``: another attempt may succeed."""
+    """The reason why there is no summary by the model. ``again``: another attempt may succeed."""
 
     reason: str
     again: bool
@@ -51,10 +50,10 @@ class Trouble:
 
 @dataclass(frozen=True)
 class Observer:
-    """How summaries are made. Without a chat model, or with model ``"extractive"``, by extraction.
+    """Makes summaries; by extraction without a chat model, or with the model ``"extractive"``.
 
-    ``timeout`` are seconds after which a call is given up; outputs of fewer than ``min_chars`` characters are
-    never sent; ``account`` is asked before every call whether ``budget`` allows it.
+    ``timeout``: seconds after which a call is given up. Outputs of fewer than ``min_chars`` characters are
+    never sent. ``account`` is asked before every call whether ``budget`` allows it.
     """
 
     chat: ChatModel | None = None
@@ -70,11 +69,11 @@ class Observer:
 
     @classmethod
     def create(
-        cls, llm_client: Any, settings: MemoryBankSettings, account: Account | None = None
+        cls, llm_client: object, settings: MemoryBankSettings, account: Account | None = None
     ) -> Observer:
-        """The Observer that some settings ask for.
+        """The Observer of some settings.
 
-        Raises ConfigError for a client that cannot be used, and where a limit of cost has no price.
+        Raises ConfigError for a client that cannot be used, and for a limit on the cost without a price.
         """
         extractive = settings.observer_model == EXTRACTIVE
         price = settings.observer_prices.get(settings.observer_model)
@@ -99,25 +98,26 @@ class Observer:
 
     @property
     def name(self) -> str:
-        """What insights are labelled with: ``"extractive"`` or ``"llm:MODEL"``."""
+        """The source of its insights: ``"extractive"`` or ``"llm:MODEL"``."""
         return EXTRACTIVE if self.chat is None or self.model == EXTRACTIVE else f"llm:{self.model}"
 
     def booking(self, account: Account | None) -> Observer:
-        """The same, with another account."""
+        """This Observer with another account."""
         return replace(self, account=account)
 
     def sends(self, record: InteractionRecord) -> bool:
-        """Whether a record is for the model: there is one, and the output is worth a call."""
+        """Whether a record is sent to the model: there is one, and the output is not too short."""
         if self.name == EXTRACTIVE:
             return False
         return not self.min_chars or _size(record) >= self.min_chars
 
     def extract(self, record: InteractionRecord, trouble: str | None = None) -> Insight:
-        """A summary without a model; ``trouble`` marks it to be made again."""
+        """A summary without a model; ``trouble``, a reason, marks it to be made again."""
         return Insight(record.trace_id, extract_summary(record), EXTRACTIVE, trouble)
 
     def ask(self, record: InteractionRecord, user_query: str) -> Insight | Trouble:
-        """A summary by the model, or why there is none; books the call."""
+        """A summary by the model, or the reason why there is none; books the call."""
+        assert self.chat is not None, "only records that are sent are asked about"
         messages = self._messages(record, user_query)
         expected = self._expected(messages)
         if self.account is not None:
@@ -125,9 +125,9 @@ class Observer:
             if refused:
                 return Trouble(refused, again=False)
         try:
-            answer = self._answer(messages)
+            answer = ask(self.chat, messages, self.model, self.timeout)
             summary = reply_text(answer).strip()
-        except TimeoutError:  # what it cost is not known: it stays booked as expected
+        except TimeoutError:  # its cost is unknown: it stays booked as expected
             return Trouble(f"the model did not answer within {self.timeout:g} s", again=True)
         except Exception as e:  # whatever a foreign model raises costs an insight, never a fact
             self._settle(expected, Spent(calls=1))
@@ -139,7 +139,7 @@ class Observer:
         return Insight(record.trace_id, summary[:_SUMMARY_CHARS], self.name)
 
     def observe(self, record: InteractionRecord, user_query: str) -> Insight:
-        """Summarise a record. A model that fails or says nothing leaves an extractive summary, marked."""
+        """Summarise a record; by extraction, marked to be made again, where the model fails."""
         if not self.sends(record):
             return self.extract(record)
         answer = self.ask(record, user_query)
@@ -163,20 +163,14 @@ class Observer:
         with ThreadPoolExecutor(workers, thread_name_prefix="memory-bank-observer") as pool:
             return list(pool.map(do, records))
 
-    def _answer(self, messages: list[dict[str, str]]) -> Any:
-        chat = self.chat
-        assert chat is not None
-        return within(self.timeout, lambda: chat.generate_plain(input_messages=messages, model=self.model))
-
     def _expected(self, messages: list[dict[str, str]]) -> Spent:
-        """What a call may cost at most."""
-        count = approximate_counter().count_message
-        prompt = sum(count(m) for m in messages)
+        """The cost of a call with the longest summary expected."""
+        prompt = sum(map(approximate_counter().count_message, messages))
         return self._priced(prompt, _SUMMARY_TOKENS)
 
-    def _actual(self, answer: Any, expected: Spent, summary: str) -> Spent:
+    def _actual(self, answer: object, expected: Spent, summary: str) -> Spent:
         prompt, completion = usage_of(answer)
-        if not prompt and not completion:  # the model did not tell
+        if not prompt and not completion:  # the model did not report them
             prompt, completion = expected.prompt_tokens, approximate_counter().count_text(summary)
         return self._priced(prompt, completion)
 
@@ -190,8 +184,8 @@ class Observer:
             return
         try:
             self.account.settle(self.model, expected, actual)
-        except MemoryBankError as e:  # the summary is paid for: better its price as expected than none
-            log.warning("what a call cost stays booked as expected: %s", e)
+        except MemoryBankError as e:  # the summary is kept, booked at its expected cost
+            log.warning("a call stays booked at its expected cost: %s", e)
 
     def _messages(self, record: InteractionRecord, user_query: str) -> list[dict[str, str]]:
         output = shorten(record.raw_output, self.max_chars, text=record.output_text).text
@@ -208,31 +202,8 @@ class Observer:
         )
 
 
-def within(seconds: float | None, do: Callable[[], T]) -> T:
-    """What ``do`` returns or raises; TimeoutError when that takes longer. ``do`` then runs on, unheard."""
-    if seconds is None:
-        return do()
-    results: list[T] = []
-    errors: list[BaseException] = []
-
-    def run() -> None:
-        try:
-            results.append(do())
-        except BaseException as e:
-            errors.append(e)
-
-    thread = threading.Thread(target=run, name="memory-bank-observer-call", daemon=True)
-    thread.start()
-    thread.join(seconds)
-    if errors:
-        raise errors[0]
-    if not results:
-        raise TimeoutError
-    return results[0]
-
-
 def _size(record: InteractionRecord) -> int:
-    """Characters of an output, without writing out more of a value than needed."""
+    """Characters of an output, counted up to a million where it is not text."""
     if record.output_text is not None:
         return len(record.output_text)
     return len(shorten(record.raw_output, 1_000_000).text)
@@ -242,7 +213,7 @@ def observe_tool_output(
     user_query: str,
     tool_name: str,
     raw_output: Any,
-    llm_client: Any,
+    llm_client: object,
     model: str,
     *,
     raw_input: Any = None,

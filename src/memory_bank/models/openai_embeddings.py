@@ -1,4 +1,4 @@
-"""Embeddings from OpenAI or any endpoint that speaks its protocol, in batches, through the openai client."""
+"""Embeddings from OpenAI or a compatible endpoint, in batches, through the openai client."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ class OpenAIEmbedder:
     """Texts to vectors by an OpenAI-compatible ``/embeddings`` endpoint.
 
     ``client`` is an ``openai.OpenAI`` to use as it is; without one, a client is made from ``base_url``
-    (default OPENAI_BASE_URL, or OpenAI itself), ``api_key`` (default OPENAI_API_KEY; an endpoint with a
-    ``base_url`` of its own may do without) and ``timeout`` in seconds.
+    (default OPENAI_BASE_URL, or OpenAI itself), ``api_key`` (default OPENAI_API_KEY; not needed with a
+    ``base_url``) and ``timeout`` in seconds.
 
     A request holds at most ``batch_size`` texts and 300,000 bytes. Of a text the first 8,191 bytes of UTF-8
-    are sent, which never are more than the 8,192 tokens that OpenAI reads; lone surrogates are replaced.
-    Texts that are empty or blank are not sent, as the API refuses them: their row is zero. Threads may share
-    an embedder.
+    are sent, which are never more than the 8,192 tokens that OpenAI reads; lone surrogates are replaced.
+    Empty and blank texts are not sent, because the API refuses them: their row is zero. Threads may share an
+    embedder.
 
     Raises EmbedderLoadError when there is no key.
     """
@@ -56,7 +56,7 @@ class OpenAIEmbedder:
 
     @property
     def name(self) -> str:
-        """What the bank writes down: ``openai:`` and the model's name."""
+        """The name that the bank stores: ``openai:`` and the model's name."""
         return f"openai:{self._model}"
 
     @property
@@ -65,9 +65,9 @@ class OpenAIEmbedder:
         return self._dimension
 
     def encode(self, texts: Sequence[str]) -> npt.NDArray[np.float32]:
-        """Embed texts: float32 of shape (n, d), one row a text; (0, 0) when there was nothing to ask.
+        """Embed texts: float32 of shape (n, d), one row for each text; (0, 0) for no texts.
 
-        Raises EmbeddingError when the endpoint fails or answers something else than one vector a text.
+        Raises EmbeddingError when the endpoint fails or does not return one vector for each text.
         """
         inputs = [_sendable(text) for text in texts]
         asked = [i for i, text in enumerate(inputs) if text]
@@ -83,7 +83,7 @@ class OpenAIEmbedder:
         return rows
 
     def encode_queries(self, texts: Sequence[str]) -> npt.NDArray[np.float32]:
-        """As ``encode``: the endpoint knows no difference."""
+        """As ``encode``: the endpoint treats queries like other texts."""
         return self.encode(texts)
 
     def _batches(self, inputs: list[str]) -> Iterator[list[str]]:
@@ -108,7 +108,7 @@ class OpenAIEmbedder:
             order = [item.index for item in answer.data]
             vectors = [item.embedding for item in answer.data]
         except openai.OpenAIError as exc:
-            raise EmbeddingError(self._said(exc)) from exc
+            raise EmbeddingError(self._explain(exc)) from exc
         except Exception as exc:
             raise EmbeddingError(
                 f"{self.name} answered something that is no list of embeddings ({type(exc).__name__}): check "
@@ -129,8 +129,8 @@ class OpenAIEmbedder:
         self._dimension = rows.shape[1]
         return rows
 
-    def _said(self, exc: Exception) -> str:
-        """What an error of the client means, without what was sent and what came back."""
+    def _explain(self, exc: Exception) -> str:
+        """A client's error in one sentence, without any content of the call."""
         import openai
 
         if isinstance(exc, openai.APITimeoutError):

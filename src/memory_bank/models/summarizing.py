@@ -1,14 +1,13 @@
-"""A block of past calls into a running summary, by a language model; nothing when it fails."""
+"""Running summaries of blocks of past calls, by a language model."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from memory_bank.models.chat import as_chat_model, reply_text
-from memory_bank.models.observer import EXTRACTIVE, within
+from memory_bank.models.chat import as_chat_model, ask, reply_text
+from memory_bank.models.observer import EXTRACTIVE
 from memory_bank.ports import ChatModel
 from memory_bank.prompts import fill_prompt, load_prompt
 from memory_bank.records import InteractionRecord
@@ -31,8 +30,8 @@ class Summarizer:
     timeout: float | None = None
 
     @classmethod
-    def create(cls, llm_client: Any, model: str, timeout: float | None) -> Summarizer | None:
-        """The summarizer that some settings ask for; None where extraction does it.
+    def create(cls, llm_client: object, model: str, timeout: float | None) -> Summarizer | None:
+        """A summarizer; None without a client, or with the model ``"extractive"``.
 
         Raises ConfigError for a client that cannot be used.
         """
@@ -42,7 +41,7 @@ class Summarizer:
         return None if chat is None else cls(chat, model, timeout)
 
     def blocks(self, calls: Sequence[str]) -> list[list[str]]:
-        """The calls in as few requests as hold them."""
+        """The calls grouped into as few requests as can hold them."""
         found: list[list[str]] = [[]]
         size = 0
         for call in calls:
@@ -54,7 +53,7 @@ class Summarizer:
         return found
 
     def extend(self, summary: str, calls: Sequence[str], task: str, words: int) -> str | None:
-        """A new summary that holds the old one and the calls; None, with a WARNING, when there is none."""
+        """A new summary of the old one and the calls; None, with a WARNING, when the model fails."""
         messages = fill_prompt(
             load_prompt("summary"),
             {
@@ -65,10 +64,7 @@ class Summarizer:
             },
         )
         try:
-            answer = within(
-                self.timeout, lambda: self.chat.generate_plain(input_messages=messages, model=self.model)
-            )
-            text = reply_text(answer).strip()
+            text = reply_text(ask(self.chat, messages, self.model, self.timeout)).strip()
         except Exception as e:  # whatever a foreign model raises costs a summary, never a fact
             log.warning("the summary's model failed with %s: an extractive one stands in", type(e).__name__)
             return None
