@@ -143,7 +143,7 @@ class LoopDetectedError(MemoryBankError, RuntimeError):
 
 
 class ProvenanceError(MemoryBankError, ValueError):
-    """A tool call was blocked; ``report`` (a ``CallReport``) says which values have no source."""
+    """A tool call was blocked; ``report`` (a ``CallReport``) names the values without a source."""
 
     def __init__(self, message: str, report: Any) -> None:
         super().__init__(message)

@@ -1,12 +1,13 @@
-"""Long outputs made short by their structure: never in the middle of an item, always saying so."""
+"""Long outputs shortened by their structure; every cut says how much is missing."""
 
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from memory_bank.transcript.jsontext import RAW, compact, parse_output
+from memory_bank.transcript.jsontext import compact, is_raw, parse_output
 
 _SHOWN_ITEMS = 12  # a long list shares its room among this many items at first
 _MARK = 24  # what a count of items or keys left out takes at most
@@ -29,17 +30,18 @@ def shorten(value: Any, max_chars: int, *, text: str | None = None, trace_id: st
 
     ``value`` is the parsed output (None for plain text); ``text`` its original text, used as it is where it
     fits or is no JSON.
-    Objects keep their keys and lists their first items; strings, lines and items are cut at their edges, and
-    each cut says how much is missing. A note at the end tells the share shown and the ``trace_id`` of the
-    whole. With ``max_chars`` too small for a note, the note is what is dropped. Linear in the input.
+    Objects keep their keys and lists their first items; strings, lines and items are cut between words, and
+    each cut says how much is missing. A note at the end gives the length and the ``trace_id`` of the whole; it
+    is left out where ``max_chars`` is too small for it. Linear in the input.
     """
-    is_text = text is not None and (value is None or (isinstance(value, dict) and list(value) == [RAW]))
+    is_text = text is not None and (value is None or is_raw(value))
     source = text if text is not None else compact(value)
     if len(source) <= max_chars:
         return Shortened(source, len(source), False)
     dense = source
     if not is_text:
-        value = _unfolded(value)
+        with suppress(RecursionError):
+            value = unfold(value)
         dense = compact(value)
         if len(dense) <= max_chars:
             return Shortened(dense, len(source), False)
@@ -58,13 +60,6 @@ def shorten(value: Any, max_chars: int, *, text: str | None = None, trace_id: st
     if not body or len(body) > room:
         body = shorten_text(dense, room)
     return Shortened(body + note, len(source), True)
-
-
-def _unfolded(value: Any) -> Any:
-    try:
-        return unfold(value)
-    except RecursionError:
-        return value
 
 
 def _note(whole: int, trace_id: str | None) -> str:
@@ -150,7 +145,7 @@ def unfold(value: Any) -> Any:
     if isinstance(value, str):
         if value[:1] in "{[" and len(value) > 2:
             inner = parse_output(value)
-            return value if isinstance(inner, dict) and list(inner) == [RAW] else unfold(inner)
+            return value if is_raw(inner) else unfold(inner)
         return value
     if isinstance(value, dict):
         return {k: unfold(v) for k, v in value.items()}
@@ -160,7 +155,7 @@ def unfold(value: Any) -> Any:
 
 
 class _Packer:
-    """Fits a JSON value into a room: every node is measured once, then given its share."""
+    """Writes a JSON value in a number of characters: measures every node once, then divides the room."""
 
     def __init__(self, value: Any) -> None:
         self.value = value

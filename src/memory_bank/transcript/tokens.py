@@ -1,4 +1,4 @@
-"""How many tokens a text or a message costs: by tiktoken, or by a labelled approximation."""
+"""Token counts of texts and messages: by tiktoken, or by a labelled approximation."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _LOAD_SECONDS = 5.0
 
 
 class MessageCounter:
-    """Counts messages by counting their texts; the part all counters share."""
+    """A ``TokenCounter`` that counts messages by their texts, with a function that counts a text."""
 
     def __init__(self, name: str, approximate: bool, count: TextCounter) -> None:
         self.name = name
@@ -46,7 +46,7 @@ class MessageCounter:
         tokens = sum(t for _, t in counted)
         return tokens if chars == n else round(tokens * n / chars)
 
-    def count_message(self, message: Any) -> int:
+    def count_message(self, message: object) -> int:
         """Tokens of a chat message or a Responses item: content, calls and frame."""
         total = FRAME_TOKENS
         content = read(message, "content")
@@ -73,7 +73,7 @@ class MessageCounter:
                 total += self.count_message({"role": "tool", "content": output}) - FRAME_TOKENS
         return total
 
-    def _count_call(self, body: Any) -> int:
+    def _count_call(self, body: object) -> int:
         total = 0
         for key in ("name", "arguments", "input"):
             value = read(body, key)
@@ -90,9 +90,8 @@ _FOREIGN = re.compile(r"[^\x00-\x7f]")
 def approximate_count(text: str) -> int:
     """An estimate without a vocabulary, linear in the text.
 
-    One token for every eight letters or three digits begun, 1.1 for a run of ASCII signs, 0.8 for a
-    character beyond ASCII, half a token for a line break. Within 13% of o200k_base on the recorded
-    tool outputs it was tried on.
+    One token for each eight letters or three digits, or a part of them, 1.1 for a run of ASCII signs, 0.8 for
+    a character beyond ASCII, half a token for a line break. Within 13% of o200k_base on recorded tool outputs.
     """
     if not text:
         return 0
@@ -103,22 +102,22 @@ def approximate_count(text: str) -> int:
 
 
 def approximate_counter() -> TokenCounter:
-    """The counter that needs no vocabulary."""
+    """The counter that estimates, without a vocabulary."""
     return MessageCounter("approximate", True, approximate_count)
 
 
 @lru_cache(maxsize=8)
 def open_counter(encoding: str = ENCODING) -> TokenCounter:
-    """The counter of a tiktoken encoding; where its vocabulary cannot be had, the approximate one.
+    """The counter of a tiktoken encoding; the approximate one where its vocabulary cannot be loaded.
 
-    tiktoken looks in its cache (``TIKTOKEN_CACHE_DIR``) and downloads otherwise; that is given five
-    seconds, so that a closed network costs no more. ``"approximate"`` asks for the estimate outright.
+    tiktoken reads its cache (``TIKTOKEN_CACHE_DIR``) or downloads, which may take five seconds at most.
+    ``"approximate"`` gives the approximate counter.
     """
     if encoding == "approximate":
         return approximate_counter()
     encode = _load_encoding(encoding)
     if encode is None:
-        log.info("the vocabulary %s cannot be had: token counts are approximate", encoding)
+        log.info("the vocabulary %s cannot be loaded: token counts are approximate", encoding)
         return approximate_counter()
     return MessageCounter(encoding, False, encode)
 
