@@ -1,4 +1,4 @@
-"""The sessions of a bank as the service works with them: rebuilt, read, at most so many held."""
+"""Sessions in the service: contexts are rebuilt, memory is read, a limited number is open."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TypeVar, cast
 
 import sqlalchemy as sa
 
@@ -27,8 +27,9 @@ from memory_bank.transcript.messages import check_messages
 
 log = logging.getLogger("memory_bank.Service")
 
-Redact = Callable[[Any], Any]
-Traced = Callable[[str, str], AbstractContextManager[Any]]
+T = TypeVar("T")
+Redact = Callable[[object], object]
+Trace = Callable[[str, str], AbstractContextManager[object]]
 _s = sessions.c
 _KNOWN = sa.select(_s.session_id).where(
     _s.session_id == sa.bindparam("session"),
@@ -48,15 +49,15 @@ _NAMES = (
 
 @dataclass(frozen=True, slots=True)
 class Rebuilt:
-    """A step's context. ``messages``: what is to be sent; ``shown`` the same as it may be stored.
+    """The context of a step: ``messages`` to send, and ``shown``, the same with secrets hidden.
 
     ``plan`` is the step's plan; ``milliseconds`` the time that rebuilding took.
     """
 
     session_id: str
     strategy: str
-    messages: list[Any]
-    shown: list[Any] = field(repr=False)
+    messages: list[object]
+    shown: list[object] = field(repr=False)
     tokens: int
     full_tokens: int
     message_count: int
@@ -68,40 +69,39 @@ class Rebuilt:
 
 
 @dataclass(slots=True)
-class _Place:
-    """A session in use: whose it is, and the lock under which its steps follow one another.
+class _OpenSession:
+    """A session in use, and the lock that serializes its steps.
 
-    ``generation``: that of the session when it was last known to be there. ``users``: steps at work.
-    ``tokens``: of its full history.
+    ``generation``: the session's when it was last registered in the database. ``users``: running steps.
+    ``tokens``: of the session's full history.
     """
 
     namespace: str | None
     agent_id: str | None
-    lock: Any = field(default_factory=threading.RLock)
+    lock: AbstractContextManager[object] = field(default_factory=threading.RLock)
     generation: int | None = None
     users: int = 0
     tokens: int = 0
 
 
 class Sessions:
-    """Opens sessions of one database for callers of any namespace, and closes those that wait longest.
+    """Opens sessions of a database for callers of all namespaces, and closes the least recently used.
 
-    ``redact`` gives a message as it may be stored (the same object where nothing is to be hidden).
-    ``rebuilt`` is told of every step, ``queued`` of records to be observed in the background, ``traced``
-    makes the span of an operation on a session. Safe under threads, and beside other processes at the same
-    database.
+    ``redact`` returns a message without secrets (the same object if it has none). ``rebuilt`` is called after
+    every step, ``queued`` when records wait for the background observer; ``traced`` makes the span of an
+    operation on a session. Thread-safe, also with other processes on the same database.
     """
 
     def __init__(
         self,
         database: Database,
         config: Config,
-        llm_client: Any = None,
+        llm_client: object = None,
         *,
         redact: Redact | None = None,
         rebuilt: Callable[[Rebuilt], None] | None = None,
         queued: Callable[[], None] | None = None,
-        traced: Traced | None = None,
+        traced: Trace | None = None,
     ) -> None:
         self.database = database
         self.config = config
@@ -109,11 +109,11 @@ class Sessions:
         self.strategy = config.service.strategy or config.default_strategy
         config.strategy(self.strategy)
         self._redact = redact
-        self._told = rebuilt
+        self._on_rebuilt = rebuilt
         self._queued = queued
         self.traced = traced or _untraced
         self._processor = MemoryProcessor(config, self._open)
-        self._places: OrderedDict[str, _Place] = OrderedDict()
+        self._open_sessions: OrderedDict[str, _OpenSession] = OrderedDict()
         self._readers: OrderedDict[str, MemoryBankState] = OrderedDict()
         self._lock = threading.Lock()
 
@@ -121,15 +121,15 @@ class Sessions:
         self,
         namespace: str | None,
         name: str,
-        messages: list[Any],
+        messages: list[object],
         *,
         agent_id: str | None = None,
         strategy: str | None = None,
-        llm_client: Any = None,
+        llm_client: object = None,
     ) -> Rebuilt:
-        """The context of the next model call, after what is new in the messages is stored.
+        """Store what is new in the messages, and return the context of the next model call.
 
-        Raises what MemoryProcessor.apply_strategy raises, and ConfigError for a name that cannot be one.
+        Raises what MemoryProcessor.apply_strategy raises, and ConfigError for an invalid name.
         """
         began = time.perf_counter()
         session_id = stored_id(namespace, name)
@@ -139,20 +139,20 @@ class Sessions:
         seen = messages if self._redact is None else [self._redact(m) for m in check_messages(messages)]
         client = llm_client if llm_client is not None else self.llm_client
         with (
-            self._using(session_id, namespace, agent) as place,
-            place.lock,
-        ):  # so that the plan is this step's
+            self._using(session_id, namespace, agent) as used,
+            used.lock,  # the plan must be this step's
+        ):
             shown, tokens = self._processor.apply_strategy(seen, key, None, client, session_id=session_id)
             state = self._processor.state(key, session_id)
             plan = state.last_plan if state is not None else None
             count = 0
             if isinstance(state, MemoryBankState):
                 count = len(state.steps)
-                if state.generation != place.generation:  # first use, or another process reset the session
+                if state.generation != used.generation:  # first use, or another process reset the session
                     self.database.open_session(session_id, agent, namespace)
-                    place.generation = state.generation
+                    used.generation = state.generation
         context = shown
-        if seen is not messages:  # what is stored hides secrets, what is sent has them as they came
+        if seen is not messages:  # secrets are hidden in what is stored, not in what is sent
             own = {id(s): m for s, m in zip(seen, messages, strict=True) if s is not m}
             context = [own.get(id(m), m) for m in shown]
         step = Rebuilt(
@@ -169,25 +169,25 @@ class Sessions:
             plan=plan,
             state=state,
         )
-        place.tokens = step.full_tokens
-        if self._told is not None:
-            self._told(step)
+        used.tokens = step.full_tokens
+        if self._on_rebuilt is not None:
+            self._on_rebuilt(step)
         return step
 
     def finish(self, step: Rebuilt) -> None:
-        """Do what a step put off so that its context came sooner; what fails is left to the next step."""
-        if not isinstance(step.state, MemoryBankState):
+        """Do the work that a step put off to return its context sooner; on failure the next step does it."""
+        if step.state is None:
             return
         try:
             step.state.finish()
-        except StorageError as e:  # the next step meets it, too, and tells
-            log.debug("what a step put off is left to the next: %s", e)
+        except StorageError as e:  # the next step raises it
+            log.debug("the work put off by a step is left to the next step: %s", e)
         except EmbeddingError as e:
             log.warning("summaries wait for the next step: %s", e)
 
     @contextmanager
     def reading(self, namespace: str | None, name: str) -> Iterator[MemoryBankState]:
-        """A session's memory, for searches and for ``handle_tool_call``. Raises NotFoundError."""
+        """A session's memory, locked, for searches and ``handle_tool_call``. Raises NotFoundError."""
         session_id = self.known(namespace, name)
         with self._lock:
             state = self._readers.pop(session_id, None)
@@ -205,9 +205,9 @@ class Sessions:
     def writing(
         self, namespace: str | None, name: str, *, agent_id: str | None = None
     ) -> Iterator[MemoryBankState]:
-        """As ``reading``, to store what a caller brings: the session is made where it is not there.
+        """As ``reading``, for storing records; creates the session if needed.
 
-        Raises ConfigError for a name that cannot be one, and for a session of another agent.
+        Raises ConfigError for an invalid name and for a session of another agent.
         """
         agent = None if agent_id is None else stored_id(namespace, agent_id)
         session_id = stored_id(namespace, name)
@@ -215,23 +215,21 @@ class Sessions:
         with self.traced("create_memory", session_id), self.reading(namespace, name) as state:
             yield state
 
-    def redacted(self, message: Any) -> Any:
-        """A message as it may be stored; the same object where nothing is to be hidden."""
-        return message if self._redact is None else self._redact(message)
+    def redacted(self, message: T) -> T:
+        """A message without secrets; the same object if it has none."""
+        return message if self._redact is None else cast("T", self._redact(message))
 
     def bank_settings(self) -> MemoryBankSettings:
-        """Settings by which a session's memory is read: those of the strategy, or of one that has a bank."""
-        found: Any = self.config.strategy(self.strategy)
-        if isinstance(found, MemoryBankSettings):
-            return found
-        bank = getattr(found, "bank", None)
-        made = bank() if callable(bank) else None
-        if isinstance(made, MemoryBankSettings):
-            return made
+        """The settings for reading a session's memory: those of the strategy, or of its memory bank."""
+        settings: object = self.config.strategy(self.strategy)
+        bank = getattr(settings, "bank", None)
+        for found in (settings, bank() if callable(bank) else None):
+            if isinstance(found, MemoryBankSettings):
+                return found
         return MemoryBankSettings(observer_model="extractive", embedding_model="lexical")
 
     def exists(self, namespace: str | None, name: str) -> bool:
-        """Whether a namespace has such a session."""
+        """Whether a namespace has a session of this name."""
         try:
             session_id = stored_id(namespace, name)
         except ConfigError:
@@ -247,20 +245,20 @@ class Sessions:
         return [public_name(namespace, session_id) for session_id in found]
 
     def has_records(self, namespace: str | None, name: str) -> bool:
-        """Whether a namespace has such a session, and something is stored in it."""
+        """Whether a namespace has a session of this name with records."""
         if not self.exists(namespace, name):
             return False
         with self.database.read() as c:
             return c.execute(_ANY, {"session": stored_id(namespace, name)}).first() is not None
 
     def known(self, namespace: str | None, name: str) -> str:
-        """The id in the database of a session that is there. Raises NotFoundError."""
+        """The database id of an existing session. Raises NotFoundError."""
         if not self.exists(namespace, name):
-            raise NotFoundError("there is no such session: GET /v1/sessions lists those there are.")
+            raise NotFoundError("there is no such session: GET /v1/sessions lists the sessions.")
         return stored_id(namespace, name)
 
     def reset(self, namespace: str | None, name: str) -> None:
-        """The end of a task: what is remembered goes, steps and lineage with it. Raises NotFoundError."""
+        """Delete a session's records, insights, steps and lineage. Raises NotFoundError."""
         session_id = self.known(namespace, name)
         with self.traced("delete_memory", session_id):
             for _ in purge(self.database, session_id=session_id):
@@ -268,87 +266,87 @@ class Sessions:
         self._forget(session_id)
 
     def delete(self, namespace: str | None, name: str) -> None:
-        """As ``reset``, and the session is no longer there, until something comes for it again."""
+        """Reset a session and mark it as deleted, until it is used again. Raises NotFoundError."""
         self.reset(namespace, name)
         self.database.mark_deleted(stored_id(namespace, name))
 
     @property
     def held(self) -> int:
-        """How many sessions are held in memory."""
-        return len(self._places)
+        """How many sessions are open."""
+        return len(self._open_sessions)
 
     def close(self) -> None:
-        """Close all sessions; what is queued stays queued. The database stays open."""
+        """Close all sessions but not the database; queued jobs stay in it."""
         self._processor.close()
         with self._lock:
             for state in self._readers.values():
                 state.close()
             self._readers.clear()
-            self._places.clear()
+            self._open_sessions.clear()
 
     def _open(self, session_id: str) -> MemoryBankState:
         with self._lock:
-            place = self._places.get(session_id, _Place(None, None))
+            used = self._open_sessions.get(session_id, _OpenSession(None, None))
         return MemoryBankState.open(
             self.database,
             session_id,
-            agent_id=place.agent_id,
-            namespace=place.namespace,
+            agent_id=used.agent_id,
+            namespace=used.namespace,
             on_jobs=self._queued,
             defer=True,
         )
 
     @contextmanager
-    def _using(self, session_id: str, namespace: str | None, agent: str | None) -> Iterator[_Place]:
-        """A session while a step is made; where too many are held, those that wait longest are closed."""
+    def _using(self, session_id: str, namespace: str | None, agent: str | None) -> Iterator[_OpenSession]:
+        """Hold a session open during a step; closes the least recently used sessions above the limits."""
         with self._lock:
-            place = self._places.get(session_id)
-            if place is not None and place.namespace != namespace:
+            used = self._open_sessions.get(session_id)
+            if used is not None and used.namespace != namespace:
                 raise ConfigError(f"there can be no session {session_id!r} here: choose another session_id.")
-            if place is None:
-                place = self._places[session_id] = _Place(namespace, agent)
-            self._places.move_to_end(session_id)
-            place.users += 1
-            old = self._too_many()
+            if used is None:
+                used = self._open_sessions[session_id] = _OpenSession(namespace, agent)
+            self._open_sessions.move_to_end(session_id)
+            used.users += 1
+            old = self._evict()
         try:
             for s in old:
                 self._processor.close(s)
-            if place.generation is None or (agent is not None and place.agent_id != agent):
+            if used.generation is None or (agent is not None and used.agent_id != agent):
                 try:
                     self.database.open_session(session_id, agent, namespace)
-                except ConfigError:  # it is another's: nothing of it is held here
+                except ConfigError:  # the session belongs to another agent or namespace
                     with self._lock:
-                        if self._places.get(session_id) is place and place.generation is None:
-                            del self._places[session_id]
+                        if self._open_sessions.get(session_id) is used and used.generation is None:
+                            del self._open_sessions[session_id]
                     raise
-                place.agent_id = agent or place.agent_id
-            yield place
+                used.agent_id = agent or used.agent_id
+            yield used
         finally:
             with self._lock:
-                place.users -= 1
+                used.users -= 1
 
-    def _too_many(self) -> list[str]:
-        """Take the sessions that wait longest off the list until the rest may be held."""
-        count, tokens = len(self._places), sum(p.tokens for p in self._places.values())
+    def _evict(self) -> list[str]:
+        """Remove the least recently used idle sessions above the limits; returns their ids."""
+        count, tokens = len(self._open_sessions), sum(p.tokens for p in self._open_sessions.values())
         most = self.config.service
         old = []
-        for session_id, place in list(self._places.items()):
+        for session_id, used in list(self._open_sessions.items()):
             if count <= most.sessions_kept and tokens <= most.tokens_kept:
                 break
-            if not place.users:
-                del self._places[session_id]
+            if not used.users:
+                del self._open_sessions[session_id]
                 old.append(session_id)
-                count, tokens = count - 1, tokens - place.tokens
+                count, tokens = count - 1, tokens - used.tokens
         return old
 
     def _forget(self, session_id: str) -> None:
         with self._lock:
-            self._places.pop(session_id, None)
+            self._open_sessions.pop(session_id, None)
             reader = self._readers.pop(session_id, None)
         self._processor.close(session_id)
         if reader is not None:
             reader.close()
 
 
-def _untraced(operation: str, session_id: str) -> AbstractContextManager[Any]:  # noqa: ARG001
+def _untraced(operation: str, session_id: str) -> AbstractContextManager[object]:  # noqa: ARG001
     return nullcontext()

@@ -1,11 +1,11 @@
-"""What tests of agents with memory need, shipped: fakes that speak the real protocols, and contracts.
+"""Fakes that speak the real protocols, and contract tests, for testing agents with memory.
 
 - ``ScriptedModel``: a chat model that answers from a list.
-- ``ScriptedServer``: an OpenAI-compatible HTTP server on loopback (chats and responses), strict about pairs;
-  faults such as half, cut and raw are in ``memory_bank.testing.server``.
-- ``pairing_errors``, ``item_errors``: the checks that providers make on messages, and on input items.
+- ``ScriptedServer``: an OpenAI-compatible HTTP server on loopback (chats and responses) that refuses broken
+  pairs; faults such as half, cut and raw are in ``memory_bank.testing.server``.
+- ``pairing_errors``, ``item_errors``: the checks of providers on messages and on input items.
 - ``run_agent``: a reference agent loop.
-- contract classes, in modules of their own because they import pytest: ``chat_contract`` and others.
+- Contract classes are in modules that import pytest: ``chat_contract`` and others.
 """
 
 from memory_bank.testing.agent import run_agent

@@ -1,4 +1,4 @@
-"""A reference agent: the loop that calls tools, with the one line where memory comes in."""
+"""A reference agent: a loop that calls tools, with a hook for memory."""
 
 from __future__ import annotations
 
@@ -21,15 +21,16 @@ def run_agent(
     prepare: Callable[[Messages], Messages] | None = None,
     max_steps: int = 50,
 ) -> Messages:
-    """Let a model call tools until it answers in words; returns the full conversation, the answer last.
+    """Let a model call tools until it answers without a call; returns the whole conversation.
 
-    ``client`` is an ``openai.OpenAI``, ``tools`` are its function definitions, ``handlers`` the functions by
-    name, called with the arguments as keywords. Before every model call ``prepare`` is given the conversation
-    and returns what the model shall see of it; the conversation itself stays whole. After ``max_steps`` model
-    calls the loop ends as it is, with tool results last. What a tool raises goes to the model as text.
-    ``messages`` is not changed.
+    - ``client``: an ``openai.OpenAI``.
+    - ``messages``: the conversation so far; not modified.
+    - ``tools``: function definitions; ``handlers``: the functions by name, called with keyword arguments. An
+      exception of a tool is sent to the model as a JSON error.
+    - ``prepare``: called with the conversation before every model call; returns the messages to send.
+    - ``max_steps``: the number of model calls after which the loop ends, with tool results last.
 
-    Raises what the client raises, ModelError when the model answers with no choice at all.
+    Raises ModelError when the model answers without a choice, and what the client raises.
     """
     messages = list(messages)
     options: dict[str, Any] = {"tools": tools} if tools else {}
@@ -48,7 +49,7 @@ def run_agent(
 
 
 def _output(call: Any, handlers: Mapping[str, Callable[..., Any]]) -> str:
-    """What the tool returned, as text; what it raised, as a JSON error."""
+    """The tool's result as text; its exception as a JSON error."""
     try:
         result = handlers[call.function.name](**json.loads(call.function.arguments or "{}"))
         return result if isinstance(result, str) else json.dumps(result)

@@ -1,4 +1,4 @@
-"""An HTTP listener on loopback: one function answers, pieces go out as they come, hang-ups are noticed."""
+"""An HTTP server on loopback: one function answers, bodies are sent in pieces, disconnects are counted."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 LOOK = 0.02
-"""Seconds between two looks at whether a waiting client is still there."""
+"""Seconds between two checks whether a waiting client is still connected."""
 
 
 @dataclass(frozen=True, slots=True)
-class Incoming:
-    """A request: its path with the query, header names in lower case, the body as it came."""
+class HttpRequest:
+    """A request: the path with the query, header names in lower case, the body as bytes."""
 
     method: str
     path: str
@@ -26,10 +26,10 @@ class Incoming:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
-    """What is sent back: seconds of ``delay`` before the first byte, of ``pause`` between two pieces.
+class HttpAnswer:
+    """An answer; ``delay`` is in seconds before the first byte, ``pause`` between two pieces.
 
-    ``chunked`` pieces are sent as chunks; ``cut`` closes the connection after so many bytes of the body.
+    ``chunked``: one chunk for each piece. ``cut``: close the connection after that many bytes of the body.
     """
 
     status: int
@@ -41,17 +41,17 @@ class Answer:
     cut: int | None = None
 
 
-class Listener(ThreadingHTTPServer):
-    """The listening socket, and the open connections, so that all can be closed at once.
+class LoopbackServer(ThreadingHTTPServer):
+    """A server on a free port; ``stop`` closes all its connections.
 
-    ``hangups`` counts the clients that went away before they had their whole answer.
+    ``hangups`` counts the clients that disconnected before their answer was complete.
     """
 
     daemon_threads = True
     block_on_close = False
     request_queue_size = 128
 
-    def __init__(self, respond: Callable[[Incoming], Answer]) -> None:
+    def __init__(self, respond: Callable[[HttpRequest], HttpAnswer]) -> None:
         self.respond = respond
         self.closing = threading.Event()
         self.open: set[socket.socket] = set()
@@ -60,11 +60,11 @@ class Listener(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), _Handler)
 
     def start(self) -> None:
-        """Serve, in a thread of its own."""
+        """Serve in a thread."""
         threading.Thread(target=self.serve_forever, args=(LOOK,), daemon=True).start()
 
     def stop(self) -> None:
-        """Close everything at once; hanging answers are dropped."""
+        """Close everything at once; unfinished answers are dropped."""
         self.closing.set()
         self.shutdown()
         self.server_close()
@@ -87,24 +87,24 @@ class Listener(ThreadingHTTPServer):
         super().shutdown_request(request)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A client that went away is no news."""
+        """Ignore clients that disconnect."""
 
     def count_hangup(self) -> None:
-        """Note a client that went away, unless it was this server that closed."""
+        """Count a client that disconnected, unless this server is closing."""
         if not self.closing.is_set():
             with self._lock:
                 self.hangups += 1
 
 
 class _Handler(BaseHTTPRequestHandler):
-    """One connection; requests on it are read and answered in turn."""
+    """One connection, whose requests are answered one after the other."""
 
-    server: Listener
+    server: LoopbackServer
     protocol_version = "HTTP/1.1"
     disable_nagle_algorithm = True
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Nothing on stderr."""
+        """Write nothing to stderr."""
 
     def do_POST(self) -> None:
         body = self._read_body()
@@ -112,7 +112,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.close_connection = True
             return
         headers = {k.lower(): v for k, v in self.headers.items()}
-        answer = self.server.respond(Incoming(self.command, self.path, headers, body))
+        answer = self.server.respond(HttpRequest(self.command, self.path, headers, body))
         if not self._wait(answer.delay) or answer.cut == 0:
             _hang_up(self.connection)
             return
@@ -128,7 +128,7 @@ class _Handler(BaseHTTPRequestHandler):
     do_GET = do_DELETE = do_PUT = do_PATCH = do_POST  # noqa: N815 (names of the base class)
 
     def _read_body(self) -> bytes | None:
-        """The request's body, also where it comes in chunks; None when the client left before its end."""
+        """The request's body, also if it is chunked; None when the client disconnected before its end."""
         if "chunked" not in self.headers.get("transfer-encoding", "").lower():
             size = int(self.headers.get("content-length") or 0)
             body = self.rfile.read(size)
@@ -142,8 +142,8 @@ class _Handler(BaseHTTPRequestHandler):
                 return b"".join(parts)
         return None
 
-    def _send(self, answer: Answer) -> bool:
-        """Send the answer; whether it was sent to its end."""
+    def _send(self, answer: HttpAnswer) -> bool:
+        """Send an answer; returns whether it was sent completely."""
         size = str(sum(map(len, answer.pieces)))
         framing = {"transfer-encoding": "chunked"} if answer.chunked else {"content-length": size}
         self.send_response(answer.status)
@@ -165,7 +165,7 @@ class _Handler(BaseHTTPRequestHandler):
         return True
 
     def _wait(self, seconds: float) -> bool:
-        """Wait so long; whether the answer is still wanted then."""
+        """Wait; returns whether the client is still connected and the server running."""
         until = time.monotonic() + seconds
         while not self.server.closing.is_set():
             if self._is_gone():
@@ -178,7 +178,7 @@ class _Handler(BaseHTTPRequestHandler):
         return False
 
     def _is_gone(self) -> bool:
-        """Whether the client has closed its end."""
+        """Whether the client has closed the connection."""
         self.connection.setblocking(False)
         try:
             return not self.connection.recv(1, socket.MSG_PEEK)

@@ -1,4 +1,4 @@
-"""A chat model that answers from a script and remembers what it was asked."""
+"""A chat model that answers from a script and records its calls."""
 
 from __future__ import annotations
 
@@ -21,20 +21,19 @@ class Request:
 
 
 class ScriptedModel:
-    """A ``ChatModel`` that needs no network: ``ScriptedModel(["first answer", "second"])``.
+    """A ``ChatModel`` without a network: ``ScriptedModel(["first answer", "second"])``.
 
-    ``script`` is a list of replies, taken in order, or one function ``(messages, model) -> reply`` that makes
-    them all. A reply is
+    ``script`` is a list of replies, or a function ``(messages, model) -> reply`` for all calls. A reply is
 
-    - a str or None: the text of the answer; usage is unknown unless ``usage=(prompt, completion)`` is given;
-    - a dict: a whole completion when it has ``choices``, else the assistant message;
-    - an exception, or its class: raised;
+    - a str or None: the text of the answer, with ``usage`` (prompt, completion) if given;
+    - a dict: a completion if it has ``choices``, else the assistant message;
+    - an exception or its class: raised;
     - a function ``(messages, model) -> reply``, called without a lock, so it may block;
-    - an object with ``choices``: handed out as it is.
+    - an object with ``choices``: returned unchanged.
 
-    Answers have ``.choices[0].message.content`` as those of the openai client do. ``calls`` lists the
-    requests in the order in which they took their replies. Safe under threads. When a list runs out,
-    ``generate_plain`` raises ModelError; with ``loop_last=True`` the last reply is given again instead.
+    Answers have ``.choices[0].message.content`` like those of the openai client. ``calls`` lists the requests
+    in the order of their replies. When a list has ended, ``generate_plain`` raises ModelError, or repeats the
+    last reply with ``loop_last=True``. Thread-safe.
     """
 
     def __init__(
@@ -53,7 +52,7 @@ class ScriptedModel:
         self._lock = threading.Lock()
 
     def generate_plain(self, *, input_messages: list[dict[str, Any]], model: str) -> Any:
-        """The next reply as a completion. Raises what the script says, ModelError when it has run out."""
+        """The next reply as a completion. Raises the script's exceptions, ModelError when it has ended."""
         request = Request(_copied(input_messages), model)
         with self._lock:
             self.calls.append(request)
@@ -114,7 +113,7 @@ def completion(
 
 
 def _namespace(value: Any) -> Any:
-    """Dicts as objects, all the way down."""
+    """Dicts as objects, recursively."""
     if isinstance(value, dict):
         return SimpleNamespace(**{str(k): _namespace(v) for k, v in value.items()})
     if isinstance(value, list):
@@ -123,7 +122,7 @@ def _namespace(value: Any) -> Any:
 
 
 def _copied(messages: list[dict[str, Any]]) -> tuple[dict[str, Any], ...]:
-    """The messages as they are now, whatever their owner does to them later."""
+    """A copy of the messages that later changes do not affect."""
     try:
         return tuple(copy.deepcopy(messages))
     except Exception:  # too deep, or holding what cannot be copied

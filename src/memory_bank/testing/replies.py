@@ -1,25 +1,29 @@
-"""What a scripted server answers: replies, faults, and how a script writes them down."""
+"""Replies of a scripted server, faults included, and the functions that make them."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
+
+JsonObject: TypeAlias = dict[str, Any]
+"""A JSON object of a request or an answer."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reply:
     """One answer of the server, or one fault.
 
-    ``tool_calls`` are ``(name, arguments)`` or ``(name, arguments, id)``; arguments are a dict, or text that
-    is sent to the letter; an id that is not given is made, unique on this server. ``usage`` is (prompt,
-    completion) tokens; None gives a quarter of the characters. A ``status`` of 400 or more sends ``content``
-    as the message of an error in OpenAI's shape, with ``param`` and ``code``. ``delay`` is in seconds, before
-    the first byte, ``pause`` between the pieces of a streamed answer; closing the server ends both. ``raw``
-    replaces the body; a list is sent in such pieces where the answer is streamed. ``cut`` closes the
-    connection after so many bytes of the body; 0 sends nothing at all. ``reasoning`` comes before the answer:
-    an item of its own in the Responses API, ``reasoning_content`` in a chat.
+    - ``tool_calls``: ``(name, arguments)`` or ``(name, arguments, id)``; arguments are a dict, or text sent
+      unchanged. Without an id the server makes a unique one.
+    - ``usage``: (prompt, completion) tokens; None gives a quarter of the characters.
+    - ``status``: 400 or more sends an error in OpenAI's shape: ``content`` is its message, with ``param`` and
+      ``code``.
+    - ``delay``: seconds before the first byte; ``pause``: seconds between the pieces of a streamed answer.
+    - ``raw``: the body; of a list, each element is one piece of a streamed answer.
+    - ``cut``: close the connection after that many bytes of the body; 0 sends nothing.
+    - ``reasoning``: an item before the answer in the Responses API, ``reasoning_content`` in a chat.
     """
 
     content: str | None = None
@@ -37,7 +41,7 @@ class Reply:
 
 
 def say(text: str | None) -> Reply:
-    """An answer in words."""
+    """A text answer."""
     return Reply(content=text)
 
 
@@ -65,27 +69,27 @@ def fail(
 
 
 def raw(body: str | bytes | Sequence[str | bytes], status: int = 200, **headers: str) -> Reply:
-    """A body sent as it is: ``raw("")`` is an empty one, ``raw('{"choices": []}')`` has no choices."""
+    """A body that is sent unchanged: ``raw("")``, ``raw('{"choices": []}')``."""
     return Reply(raw=body, status=status, headers={k.replace("_", "-"): v for k, v in headers.items()})
 
 
 def half() -> Reply:
-    """A complete HTTP answer whose JSON stops in the middle."""
+    """A complete HTTP answer with truncated JSON."""
     return raw('{"id": "chatcmpl-half", "object": "chat.completion", "choices": [{"index": 0, "mess')
 
 
 def cut(after: int = 0) -> Reply:
-    """A connection closed after so many bytes of the body; 0: before anything was answered."""
+    """A connection closed after that many bytes of the body; 0: without any answer."""
     return Reply(content="this answer is not sent to its end " * 20, cut=after)
 
 
-def as_json(body: Any) -> Reply:
-    """A whole JSON body."""
+def as_json(body: object) -> Reply:
+    """A JSON body."""
     return Reply(raw=json.dumps(body))
 
 
 def broken(what: str, error: BaseException) -> Reply:
-    """The answer when a script cannot give one: a 500 that the openai client does not retry."""
+    """The answer to a failing script: a 500 that the openai client does not retry."""
     return Reply(f"{what}: {type(error).__name__}: {error}", status=500, headers={"x-should-retry": "false"})
 
 
@@ -103,6 +107,6 @@ def error_body(reply: Reply) -> bytes:
 
 
 def in_pieces(text: str) -> list[str]:
-    """At most 64 pieces, of 8 characters where that is enough."""
+    """Split a text into at most 64 pieces of at least 8 characters."""
     size = max(8, -(-len(text) // 64))
     return [text[i : i + size] for i in range(0, len(text), size)]

@@ -1,4 +1,4 @@
-"""An OpenAI-compatible HTTP server on loopback that answers from a script, is strict and can fail."""
+"""An OpenAI-compatible HTTP server on loopback with a script, strict checks and faults."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from memory_bank.testing.loopback import Answer, Incoming, Listener
+from memory_bank.testing.loopback import HttpAnswer, HttpRequest, LoopbackServer
 from memory_bank.testing.replies import (
+    JsonObject,
     Reply,
     as_json,
     broken,
@@ -31,7 +32,7 @@ from memory_bank.testing.replies import (
     say,
 )
 from memory_bank.testing.server_responses import PATH as RESPONSES
-from memory_bank.testing.server_responses import Responses
+from memory_bank.testing.server_responses import ScriptedResponses
 from memory_bank.transcript.pairing import pairing_errors
 
 __all__ = [
@@ -55,10 +56,7 @@ SECRET_HEADERS = frozenset({"authorization", "proxy-authorization", "api-key", "
 
 @dataclass(frozen=True, slots=True)
 class LoggedRequest:
-    """A request as it came: header names in lower case, keys redacted, body parsed (None: no JSON).
-
-    ``data`` is the body to the byte.
-    """
+    """A request: header names in lower case, keys redacted, ``body`` parsed (None: not JSON) and ``data``."""
 
     method: str
     path: str
@@ -70,22 +68,23 @@ class LoggedRequest:
 class ScriptedServer:
     """``with ScriptedServer([call("search", query="x"), say("done")]) as server: … server.base_url``.
 
-    Serves POST /v1/chat/completions and /v1/responses (plain and ``stream: true``), POST /v1/embeddings
-    (floats and base64) and GET /v1/models; responses can be fetched, deleted and continued, in conversations
-    too. ``script`` is a list (or any iterable) of replies, or a function from the request's body to one; it
-    answers chats and responses. A reply is a ``Reply``, a str, a dict (sent as the whole JSON body) or a
-    function of the body. When the script fails or has ended, the answer is a 500 that says so and is not
-    retried by the openai client.
+    Serves POST /v1/chat/completions and /v1/responses (also with ``stream: true``), POST /v1/embeddings
+    (floats and base64) and GET /v1/models. Responses can be fetched, deleted and continued, also in
+    conversations. ``requests`` lists all requests in order of arrival.
 
-    With ``strict``, messages and items with a broken pair are refused with 400, as providers do, without
-    taking a reply; ``refused`` lists what was found. With ``api_key``, requests that bear another one are
-    refused with 401. ``requests`` lists every request in order of arrival. ``embed`` turns a list of texts
-    into vectors of one length, or a Reply; ``models`` are the names that GET /v1/models gives.
+    - ``script``: an iterable of replies, or a function from the request's body to a reply; it answers chats
+      and responses. A reply is a ``Reply``, a str, a dict (the JSON body) or a function of the request's
+      body. When the script fails or has ended, the answer is a 500 that the openai client does not retry.
+    - ``strict``: messages and items with a broken pair are refused with 400, as providers do, without taking
+      a reply; ``refused`` lists the errors.
+    - ``embed``: a function from texts to vectors of one length, or to a Reply.
+    - ``models``: the names that GET /v1/models returns.
+    - ``api_key``: requests with another key are refused with 401.
     """
 
     def __init__(
         self,
-        script: Iterable[Any] | Callable[[dict[str, Any]], Any] = (),
+        script: Iterable[Any] | Callable[[JsonObject], Any] = (),
         *,
         strict: bool = True,
         embed: Callable[[list[str]], Any] | None = None,
@@ -102,8 +101,8 @@ class ScriptedServer:
         self._taken = 0
         self._lock = threading.Lock()
         self._numbers: Counter[str] = Counter()
-        self._responses = Responses(self._number)
-        self._listener: Listener | None = None
+        self._responses = ScriptedResponses(self._number)
+        self._listener: LoopbackServer | None = None
         self._hangups = 0
 
     @property
@@ -115,18 +114,18 @@ class ScriptedServer:
 
     @property
     def hangups(self) -> int:
-        """How many clients went away before they had their whole answer; noticed within about 0.05 s."""
+        """How many clients disconnected before their answer was complete; noticed within about 0.05 s."""
         return self._hangups + (self._listener.hangups if self._listener else 0)
 
     def start(self) -> ScriptedServer:
         """Listen on a free loopback port."""
         if self._listener is None:
-            self._listener = Listener(self._respond)
+            self._listener = LoopbackServer(self._respond)
             self._listener.start()
         return self
 
     def close(self) -> None:
-        """Stop at once: connections are closed, hanging answers dropped. The log stays."""
+        """Stop at once: connections are closed, unfinished answers dropped. ``requests`` stays."""
         listener, self._listener = self._listener, None
         if listener is not None:
             listener.stop()
@@ -138,8 +137,8 @@ class ScriptedServer:
     def __exit__(self, *error: object) -> None:
         self.close()
 
-    def _respond(self, request: Incoming) -> Answer:
-        """Log a request, and make what goes over the wire for it."""
+    def _respond(self, request: HttpRequest) -> HttpAnswer:
+        """Log a request and build its HTTP answer."""
         try:
             body = json.loads(request.body)
         except (ValueError, RecursionError):
@@ -159,7 +158,7 @@ class ScriptedServer:
         except Exception as error:
             reply = broken("the reply cannot be sent", error)
             kind, pieces = self.render(reply, path, body, len(request.body))
-        return Answer(
+        return HttpAnswer(
             reply.status,
             pieces,
             {"content-type": kind, "x-request-id": f"req_{number}", **reply.headers},
@@ -170,7 +169,7 @@ class ScriptedServer:
         )
 
     def answer(self, method: str, path: str, body: Any) -> Reply:
-        """The reply to a request, to be rendered."""
+        """The reply to a request."""
         try:
             if (method, path) == ("GET", "/v1/models"):
                 data = [{"id": m, "object": "model", "created": 0, "owned_by": "me"} for m in self.models]
@@ -187,10 +186,10 @@ class ScriptedServer:
                 return self._embeddings(body)
             refusal = self._refused_chat(body) if path == CHAT else self._refused_response(body)
             return refusal or self._scripted(body)
-        except BaseException as error:  # whatever a script does, its client gets an answer
+        except BaseException as error:  # a failing script is answered too
             return broken("the script failed", error)
 
-    def _refused_chat(self, body: dict[str, Any]) -> Reply | None:
+    def _refused_chat(self, body: JsonObject) -> Reply | None:
         messages = body.get("messages")
         if not isinstance(messages, list) or not messages:
             return fail(400, "Invalid 'messages': expected an array with minimum length 1", param="messages")
@@ -199,14 +198,14 @@ class ScriptedServer:
             return fail(400, "Invalid 'messages': " + "; ".join(errors[:5]), param="messages")
         return None
 
-    def _refused_response(self, body: dict[str, Any]) -> Reply | None:
+    def _refused_response(self, body: JsonObject) -> Reply | None:
         refusal = self._responses.refusal(body)
         if refusal is None and self.strict and (errors := self._responses.errors(body)):
             self.refused.extend(errors)
             return fail(400, errors[0], param="input")
         return refusal
 
-    def _scripted(self, body: dict[str, Any]) -> Reply:
+    def _scripted(self, body: JsonObject) -> Reply:
         """The next reply of the script."""
         with self._lock:
             try:
@@ -226,7 +225,7 @@ class ScriptedServer:
             raise reply
         raise TypeError(f"{type(reply).__name__} is no Reply, str, dict or function")
 
-    def _embeddings(self, body: dict[str, Any]) -> Reply:
+    def _embeddings(self, body: JsonObject) -> Reply:
         given = body.get("input")
         items = [given] if isinstance(given, str) or _is_tokens(given) else given
         if not isinstance(items, list) or not all(isinstance(t, str) or _is_tokens(t) for t in items or [0]):
@@ -246,7 +245,7 @@ class ScriptedServer:
         return as_json({"object": "list", "data": data, "model": body["model"], "usage": usage})
 
     def render(self, reply: Reply, path: str, body: Any, size: int) -> tuple[str, list[bytes]]:
-        """The content type and the body of a reply, in pieces; several when it is streamed."""
+        """The content type and the body of a reply, in several pieces when it is streamed."""
         streamed = isinstance(body, dict) and bool(body.get("stream")) and reply.status < 400
         if reply.raw is not None:
             given = [reply.raw] if isinstance(reply.raw, (str, bytes)) else reply.raw
@@ -265,7 +264,7 @@ class ScriptedServer:
         usage["total_tokens"] = prompt + completion
         reason = "tool_calls" if tool_calls else "stop"
         if not streamed:
-            message: dict[str, Any] = {"role": "assistant", "content": reply.content, "refusal": None}
+            message: JsonObject = {"role": "assistant", "content": reply.content, "refusal": None}
             if reply.reasoning is not None:
                 message["reasoning_content"] = reply.reasoning
             if tool_calls:
@@ -277,7 +276,7 @@ class ScriptedServer:
         options = body.get("stream_options")
         with_usage = isinstance(options, dict) and bool(options.get("include_usage"))
         deltas: list[tuple[Any, Any]] = [(d, None) for d in _deltas(reply, tool_calls)]
-        chunks: list[dict[str, Any]] = [
+        chunks: list[JsonObject] = [
             {**head, "choices": [{"index": 0, "delta": d, "finish_reason": r}]}
             for d, r in [*deltas, ({}, reason)]
         ]
@@ -286,7 +285,7 @@ class ScriptedServer:
             chunks.append({**head, "choices": [], "usage": usage})
         return "text/event-stream", [f"data: {c}\n\n".encode() for c in [*map(json.dumps, chunks), "[DONE]"]]
 
-    def _tool_call(self, name: str, arguments: Any, call_id: str | None = None) -> dict[str, Any]:
+    def _tool_call(self, name: str, arguments: Any, call_id: str | None = None) -> JsonObject:
         text = arguments if isinstance(arguments, str) else json.dumps(arguments)
         call_id = call_id if call_id is not None else self._number("call_")
         return {"id": call_id, "type": "function", "function": {"name": name, "arguments": text}}
@@ -299,7 +298,7 @@ class ScriptedServer:
 
 
 def hashed_embedding(texts: list[str], dimension: int = 64) -> list[list[float]]:
-    """Unit vectors of hashed words: texts that share words are near; the same in every process."""
+    """Unit vectors of hashed words: similar for texts that share words, equal in every process."""
     vectors = []
     for text in texts:
         vector = [0.0] * dimension
@@ -311,7 +310,7 @@ def hashed_embedding(texts: list[str], dimension: int = 64) -> list[list[float]]
     return vectors
 
 
-def _deltas(reply: Reply, tool_calls: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+def _deltas(reply: Reply, tool_calls: list[JsonObject]) -> Iterator[JsonObject]:
     yield {"role": "assistant", "content": None if reply.content is None else ""}
     for piece in in_pieces(reply.reasoning or ""):
         yield {"reasoning_content": piece}

@@ -1,4 +1,4 @@
-"""The Responses API of the scripted server: items from replies, whole or as events, and kept for later."""
+"""The Responses API of the scripted server: complete, as events, and stored."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from memory_bank.testing.replies import Reply, as_json, fail, in_pieces
+from memory_bank.testing.replies import JsonObject, Reply, as_json, fail, in_pieces
 from memory_bank.transcript.responses import ROLES, item_errors, item_type
 
 PATH = "/v1/responses"
 CONVERSATIONS = "/v1/conversations"
 
-Item = dict[str, Any]
-Event = tuple[str, dict[str, Any]]
+Item = JsonObject
+Event = tuple[str, JsonObject]
 
 _PARTS = {
     True: ("output_text", "refusal"),  # of the assistant
@@ -24,20 +24,20 @@ _PARTS = {
 }
 
 
-class Responses:
-    """The responses a server made, their items and its conversations; ``number`` makes ids of a prefix."""
+class ScriptedResponses:
+    """The responses, items and conversations of a server; ``number`` makes an id with a prefix."""
 
     def __init__(self, number: Callable[[str], str]) -> None:
         self._number = number
         self._lock = threading.Lock()
-        self._made: dict[str, dict[str, Any]] = {}  # responses by id
-        self._after: dict[str, list[Item]] = {}  # what was said up to and with a response
+        self._made: dict[str, JsonObject] = {}  # responses by id
+        self._after: dict[str, list[Item]] = {}  # all items up to the end of a response
         self._conversations: dict[str, list[Item]] = {}
         self._items: dict[str, Item] = {}
-        self._needs: dict[str, str] = {}  # the reasoning that an item of ours came from
+        self._needs: dict[str, str] = {}  # the reasoning item that must precede an item
 
     def answer(self, method: str, path: str) -> Reply | None:
-        """The answer to what is asked about responses and conversations; None for what is no such path."""
+        """The answer to a request for stored responses or conversations; None for any other path."""
         if (method, path) == ("POST", CONVERSATIONS):
             made = self._number("conv_")
             self._conversations[made] = []
@@ -52,8 +52,8 @@ class Responses:
         del self._made[response_id], self._after[response_id]
         return as_json({"id": response_id, "object": "response", "deleted": True})
 
-    def refusal(self, body: dict[str, Any]) -> Reply | None:
-        """The error for a request that names nothing to answer, or what this server does not hold."""
+    def refusal(self, body: JsonObject) -> Reply | None:
+        """The error for a request without input or with unknown ids; None for a valid one."""
         previous, conversation = body.get("previous_response_id"), _conversation(body)
         for name, named in (("previous_response_id", previous), ("conversation", conversation)):
             if not isinstance(named, (str, type(None))):
@@ -79,13 +79,13 @@ class Responses:
                 return fail(404, f"Item with id '{item.get('id')}' not found.", param="input")
         return None
 
-    def errors(self, body: dict[str, Any]) -> list[str]:
-        """What a provider would refuse in a request's items, with those it holds before them."""
+    def errors(self, body: JsonObject) -> list[str]:
+        """What a provider would refuse in a request's items, together with the stored ones before them."""
         wrong = [e for i, item in enumerate(_items(body.get("input"))) if (e := _wrong_message(i, item))]
         items = self._said(body)
         return wrong + item_errors(items) + self._missing_reasoning(items)
 
-    def render(self, reply: Reply, body: dict[str, Any], size: int, streamed: bool) -> list[bytes]:
+    def render(self, reply: Reply, body: JsonObject, size: int, streamed: bool) -> list[bytes]:
         """The body of a reply: one piece, or one for each event."""
         response = self._response(reply, body, size)
         if not streamed:
@@ -96,8 +96,8 @@ class Responses:
             pieces.append(f"event: {kind}\ndata: {data}\n\n".encode())
         return pieces
 
-    def _said(self, body: dict[str, Any]) -> list[Item]:
-        """All items of a request: those kept from before, its own, references resolved."""
+    def _said(self, body: JsonObject) -> list[Item]:
+        """All items of a request: the stored ones, then its own with references resolved."""
         before = self._after.get(body.get("previous_response_id") or "", [])
         before = before or self._conversations.get(_conversation(body) or "", [])
         return [*before, *(self._resolved(item) for item in _items(body.get("input")))]
@@ -106,7 +106,7 @@ class Responses:
         return self._items.get(item["id"], item) if item_type(item) == "item_reference" else item
 
     def _missing_reasoning(self, items: list[Item]) -> list[str]:
-        """Items of ours that came with reasoning, and are sent back without it."""
+        """Errors for items that were made with reasoning and are sent back without it."""
         errors, seen = [], set()
         for item in items:
             own = item.get("id") if isinstance(item, dict) else None
@@ -121,7 +121,7 @@ class Responses:
                 )
         return errors
 
-    def _response(self, reply: Reply, body: dict[str, Any], size: int) -> dict[str, Any]:
+    def _response(self, reply: Reply, body: JsonObject, size: int) -> JsonObject:
         output = self._output(reply, body)
         said = sum(len(str(i.get("arguments") or i.get("input") or "")) for i in output)
         thought = len(reply.reasoning or "") // 4
@@ -160,8 +160,8 @@ class Responses:
         self._keep(body, response)
         return response
 
-    def _output(self, reply: Reply, body: dict[str, Any]) -> list[Item]:
-        """A reply as items: reasoning, then what is said, then the calls."""
+    def _output(self, reply: Reply, body: JsonObject) -> list[Item]:
+        """A reply as items: reasoning, message, calls."""
         output: list[Item] = []
         if reply.reasoning is not None:
             summary = [{"type": "summary_text", "text": reply.reasoning}] if reply.reasoning else []
@@ -187,7 +187,7 @@ class Responses:
                 output.append({"id": self._number("fc_"), "type": "function_call", **made, "arguments": text})
         return output
 
-    def _keep(self, body: dict[str, Any], response: dict[str, Any]) -> None:
+    def _keep(self, body: JsonObject, response: JsonObject) -> None:
         if not response["store"]:
             return
         output = response["output"]
@@ -202,7 +202,7 @@ class Responses:
                 self._needs.update((item["id"], output[0]["id"]) for item in output[1:])
 
 
-def _events(response: dict[str, Any]) -> Iterator[Event]:
+def _events(response: JsonObject) -> Iterator[Event]:
     start = {**response, "status": "in_progress", "output": [], "usage": None}
     yield "response.created", {"response": start}
     yield "response.in_progress", {"response": start}
@@ -223,13 +223,13 @@ def _events(response: dict[str, Any]) -> Iterator[Event]:
     yield "response.completed", {"response": response}
 
 
-def _piecewise(name: str, where: dict[str, Any], field: str, text: str) -> Iterator[Event]:
+def _piecewise(name: str, where: JsonObject, field: str, text: str) -> Iterator[Event]:
     for piece in in_pieces(text):
         yield f"{name}.delta", {**where, "delta": piece}
     yield f"{name}.done", {**where, field: text}
 
 
-def _text_events(item: Item, where: dict[str, Any]) -> Iterator[Event]:
+def _text_events(item: Item, where: JsonObject) -> Iterator[Event]:
     for i, part in enumerate(item["content"]):
         here = {**where, "content_index": i}
         yield "response.content_part.added", {**here, "part": {**part, "text": ""}}
@@ -238,7 +238,7 @@ def _text_events(item: Item, where: dict[str, Any]) -> Iterator[Event]:
         yield "response.content_part.done", {**here, "part": part}
 
 
-def _reasoning_events(item: Item, where: dict[str, Any]) -> Iterator[Event]:
+def _reasoning_events(item: Item, where: JsonObject) -> Iterator[Event]:
     for i, part in enumerate(item["summary"]):
         here = {**where, "summary_index": i}
         yield "response.reasoning_summary_part.added", {**here, "part": {**part, "text": ""}}
@@ -252,13 +252,13 @@ def _items(given: Any) -> list[Any]:
     return given if isinstance(given, list) else []
 
 
-def _conversation(body: dict[str, Any]) -> Any:
+def _conversation(body: JsonObject) -> Any:
     given = body.get("conversation")
     return given.get("id") if isinstance(given, dict) else given
 
 
 def _wrong_message(i: int, item: Any) -> str | None:
-    """What is wrong with a message as an item; None for a good one, and for what is no message."""
+    """What is wrong with a message item; None for a valid one, and for other items."""
     if item_type(item) != "message":
         return None
     role = item.get("role")

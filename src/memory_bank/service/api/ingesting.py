@@ -90,7 +90,7 @@ def keep_outputs(
 def _redacted(sessions: Sessions, output: Output) -> Output:
     """The output as it may be stored, hidden in it what would be in the messages of its call."""
     function = {"name": output.tool_name, "arguments": output.raw_input}
-    said = {
+    said: dict[str, Any] = {
         "role": "assistant",
         "tool_calls": [{"id": output.call_id, "type": "function", "function": function}],
     }
