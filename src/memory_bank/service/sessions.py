@@ -176,7 +176,7 @@ class Sessions:
 
     def finish(self, step: Rebuilt) -> None:
         """Do the work that a step put off to return its context sooner; on failure the next step does it."""
-        if step.state is None:
+        if not isinstance(step.state, MemoryBankState):
             return
         try:
             step.state.finish()
