@@ -104,7 +104,7 @@ def _parse_array(text: str, start: int) -> tuple[Elements, int]:
     while is_open:
         element, end = _raw_decode(text, at)
         found.append((element, (at, end)))
-        at = _skip(text, end)
+        at = end if text[end] in ",]" else _skip(text, end)
         is_open = _continues(text[at], "]")
         if is_open:
             at = _skip(text, at + 1)
@@ -113,7 +113,9 @@ def _parse_array(text: str, start: int) -> tuple[Elements, int]:
 
 def _skip(text: str, at: int) -> int:
     """The first position from ``at`` on that holds no white space."""
-    return cast("re.Match[str]", _whitespace.match(text, at)).end()
+    match = _whitespace.match(text, at)
+    assert match is not None
+    return match.end()
 
 
 def _continues(character: str, closing: str) -> bool:
