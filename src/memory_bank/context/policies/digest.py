@@ -7,9 +7,10 @@ from dataclasses import dataclass
 
 from memory_bank.bank.session import MemoryBankState
 from memory_bank.context.render import memory_message
+from memory_bank.history.budgets import fit_text, newest_within
 from memory_bank.models.extraction import extract_summary
 from memory_bank.transcript.messages import Interaction
-from memory_bank.transcript.shortening import cut_at_edge, shorten_text
+from memory_bank.transcript.shortening import cut_at_edge
 
 HEADING = (
     'Earlier tool calls, shortened; get_record("#N") or get_record with the trace_id gives one back whole.'
@@ -98,16 +99,13 @@ def digest(
     lines = [item.line(chars) for item in items[max(0, len(items) - most) :]]
     costs = [count(line) + 1 for line in lines]
     share = left if len(lines) == len(items) and sum(costs) <= left else int(left * _LINES_SHARE)
-    n = 0
-    while n < len(lines) and costs[-n - 1] <= share:
-        n += 1
-        share -= costs[-n]
+    n = newest_within(costs, share)
     shown = lines[len(lines) - n :]
     old = items[: len(items) - n]
     parts = [HEADING]
     if old:
         parts.append(themes(old, left - sum(costs[len(costs) - n :]), count))
-    return fitted("\n".join(p for p in [*parts, *shown] if p), room, count)
+    return fit_text("\n".join(p for p in [*parts, *shown] if p), room, count)
 
 
 def themes(items: Sequence[Item], room: int, count: Count) -> str:
@@ -120,7 +118,7 @@ def themes(items: Sequence[Item], room: int, count: Count) -> str:
         text = "\n".join(_theme(tool, group, with_ids, chars) for tool, group in groups.items())
         if count(text) <= room:
             return text
-    return fitted(text, room, count)
+    return fit_text(text, room, count)
 
 
 def _theme(tool: str, items: Sequence[Item], with_ids: bool, chars: int) -> str:
@@ -140,26 +138,6 @@ def ranges(numbers: Sequence[int]) -> str:
         else:
             parts.append([n, n])
     return ", ".join(f"#{a}" if a == b else f"#{a} to #{b}" for a, b in parts)
-
-
-def fitted(text: str, room: int, count: Count) -> str:
-    """The text in at most so many tokens, cut by lines and words; each cut says how much is missing."""
-    if room <= 0:
-        return ""
-    if count(text) <= room:
-        return text
-    low, high = 0, min(len(text), room * 8)
-    best = ""
-    while low < high:  # the longest that fits, to within a few characters
-        middle = (low + high + 1) // 2
-        shown = shorten_text(text, middle)
-        if count(shown) <= room:
-            low, best = middle, shown
-        else:
-            high = middle - 1
-        if high - low < 8:
-            break
-    return best
 
 
 def text_room(tokens: int, session: MemoryBankState) -> int:

@@ -11,6 +11,7 @@ from pathlib import Path
 from memory_bank.bank.session import MemoryBankState
 from memory_bank.config import MemoryBankSettings
 from memory_bank.context.render import memory_message
+from memory_bank.history.budgets import newest_within
 from memory_bank.plan import Choice, Decision, Fate, Piece, Replacement
 from memory_bank.ports import Embedder, TokenCounter
 from memory_bank.records import InteractionRecord
@@ -179,14 +180,8 @@ def _notes(view: View, trace_ids: set[str]) -> dict[str, str]:
 
 def _recent(view: View, most: int, budget: int) -> list[Interaction]:
     """The last interactions before the tail: at most ``most``, as many as fit."""
-    chosen: list[Interaction] = []
-    for interaction in reversed(view.history[-most:] if most else ()):
-        budget -= interaction.tokens
-        if budget < 0:
-            break
-        if not interaction.fault:
-            chosen.insert(0, interaction)
-    return chosen
+    count = newest_within([e.tokens for e in view.history], budget, most)
+    return [e for e in view.history[len(view.history) - count :] if not e.fault]
 
 
 def _anchor(view: View) -> list[str]:

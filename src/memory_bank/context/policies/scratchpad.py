@@ -8,7 +8,8 @@ from typing import Any
 
 from memory_bank.bank.session import MemoryBankState
 from memory_bank.config import ScratchpadSettings
-from memory_bank.context.policies.digest import Item, fitted, items_of, text_room
+from memory_bank.context.policies.digest import Item, items_of, text_room
+from memory_bank.history.budgets import fit_text
 from memory_bank.plan import Choice, Shown
 from memory_bank.records import InteractionRecord
 from memory_bank.transcript.jsontext import RAW
@@ -57,7 +58,7 @@ def _scratchpad(
             parts.append(f"{title}:")
             parts += [i.line(settings.observation_chars) for i in chosen]
     count = session.counter.count_text
-    text = fitted("\n".join(parts), room, count)
+    text = fit_text("\n".join(parts), room, count)
     left = room - count(text) - 8
     lines: list[str] = []
     for line in _facts(items, noted, settings.facts):
@@ -65,7 +66,7 @@ def _scratchpad(
         if left < 0:
             break
         lines.append(line)
-    return fitted("\n".join([text, "Key values:", *lines]), room, count) if lines else text
+    return fit_text("\n".join([text, "Key values:", *lines]), room, count) if lines else text
 
 
 def _facts(items: Sequence[Item], noted: dict[str, Any], most: int) -> Iterator[str]:

@@ -1,7 +1,4 @@
-"""semantic: past interactions whole, chosen by relevance with diversity (MMR) under a budget.
-
-Maximal marginal relevance: Carbonell and Goldstein, SIGIR 1998.
-"""
+"""semantic: past interactions whole, chosen by relevance with diversity (MMR) under a budget."""
 
 from __future__ import annotations
 
@@ -15,6 +12,7 @@ from memory_bank.bank.session import MemoryBankState
 from memory_bank.config import SemanticSettings
 from memory_bank.context.policies.digest import items_of, numbers_of, ranges
 from memory_bank.context.render import memory_message
+from memory_bank.history.budgets import choose_diverse
 from memory_bank.plan import Choice, Shown
 from memory_bank.transcript.messages import Interaction
 from memory_bank.transcript.transcript import View
@@ -43,25 +41,13 @@ def choose_semantic(view: View, session: MemoryBankState, *, settings: SemanticS
 
 
 def _chosen(view: View, room: int, settings: SemanticSettings, session: MemoryBankState) -> list[Interaction]:
-    """Greedy by marginal relevance, of what still fits; of equals the newer first."""
+    """The relevant and diverse interactions that fit, in their order."""
     interactions = view.past
     vectors = _vectors(interactions, session)
     query = query_of_view(view, settings.retrieval_query, "the task")
     relevance = vectors @ encode_queries(session.insight_store.embedding_model, [query])[0]
-    nearest = np.zeros(len(interactions), dtype=np.float32)
-    left = set(range(len(interactions)))
-    taken = []
-    while left:
-        left = {i for i in left if interactions[i].tokens <= room}
-        if not left:
-            break
-        worth = (1 - settings.diversity) * relevance - settings.diversity * nearest
-        best = max(left, key=lambda i: (round(float(worth[i]), 6), i))
-        left.remove(best)
-        taken.append(best)
-        room -= interactions[best].tokens
-        nearest = np.maximum(nearest, vectors @ vectors[best])
-    return [interactions[i] for i in sorted(taken)]
+    costs = [e.tokens for e in interactions]
+    return [interactions[i] for i in choose_diverse(vectors, relevance, settings.diversity, costs, room)]
 
 
 def _vectors(interactions: Sequence[Interaction], session: MemoryBankState) -> npt.NDArray[np.float32]:

@@ -9,7 +9,8 @@ from typing import Any
 
 from memory_bank.bank.session import MemoryBankState
 from memory_bank.config import HierarchicalSettings, ProgressiveSettings
-from memory_bank.context.policies.digest import Item, digest, fitted, items_of, ranges, text_room
+from memory_bank.context.policies.digest import Item, digest, items_of, ranges, text_room
+from memory_bank.history.budgets import fit_text, newest_within
 from memory_bank.models.summarizing import Summarizer, told
 from memory_bank.plan import Choice, Shown
 from memory_bank.transcript.messages import Interaction
@@ -87,10 +88,7 @@ def choose_hierarchical(view: View, session: MemoryBankState, *, settings: Hiera
     share = room
     if len(window) < len(interactions) or _sum(window) > room:  # older calls need a part of the room
         share = int(room * _WHOLE_SHARE)
-    n = 0
-    while n < len(window) and window[-n - 1].tokens <= share:
-        n += 1
-        share -= window[-n].tokens
+    n = newest_within([e.tokens for e in window], share)
     whole, older = interactions[len(interactions) - n :], interactions[: len(interactions) - n]
     text = digest(
         items_of(older, session),
@@ -116,10 +114,7 @@ def _window(
 ) -> int:
     """The number of recent interactions to keep whole, so that a summary of full length fits too."""
     cap = settings.summary_tokens - text_room(0, session)
-    keep = min(settings.keep_last - 1, len(recent))
-    while keep and _sum(recent[-keep:]) + cap > room:
-        keep -= 1
-    return keep
+    return newest_within([e.tokens for e in recent], room - cap, settings.keep_last - 1)
 
 
 def _still_valid(blocks: Sequence[Block], present: set[Any]) -> list[Block]:
@@ -179,6 +174,6 @@ def _text(blocks: Sequence[Block], room: int, session: MemoryBankState) -> str:
     seen = [i.number for b in blocks[:done] for i in b.items]
     head = f'Summary of the calls {ranges(seen)} (get_record("#N") gives one back whole):\n'
     share = room if not waiting else room * 2 // 3
-    text = fitted(head + blocks[done - 1].text, share, count)
+    text = fit_text(head + blocks[done - 1].text, share, count)
     rest = digest(waiting, room - count(text) - 1, count) if waiting else ""
-    return fitted(f"{text}\n{rest}", room, count) if rest else text
+    return fit_text(f"{text}\n{rest}", room, count) if rest else text
