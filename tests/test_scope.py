@@ -22,7 +22,7 @@ from memory_bank import (
 )
 from memory_bank.bank.database import Database
 from memory_bank.bank.embedder import re_embed
-from memory_bank.bank.insights import InsightStore
+from memory_bank.bank.stores import InsightStore
 from memory_bank.testing.insight_contract import NumbersEmbedder
 from tests.chats import call, result, rounds, system, user
 

@@ -144,7 +144,7 @@ def test_a_full_disk_is_an_error_otherwise(tmp_path: Path) -> None:
 import resource, sys
 from memory_bank import StorageError
 from memory_bank.bank.database import Database
-from memory_bank.bank.facts import FactStore
+from memory_bank.bank.stores import FactStore
 from memory_bank.testing.store_contracts import a_record
 store = FactStore(Database(sys.argv[1]))
 store.store(a_record(1))

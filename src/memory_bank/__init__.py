@@ -48,10 +48,10 @@ _HOMES = {
     "CallReport": "provenance",
     "Config": "config",
     "Decision": "plan",
-    "FactStore": "bank.facts",
+    "FactStore": "bank.stores",
     "Fate": "plan",
     "Insight": "records",
-    "InsightStore": "bank.insights",
+    "InsightStore": "bank.stores",
     "InteractionRecord": "records",
     "LLMOrchestrator": "orchestrator",
     "LexicalEmbedder": "models.lexical",
@@ -152,11 +152,10 @@ def __dir__() -> list[str]:
 
 
 if TYPE_CHECKING:
-    from memory_bank.bank.facts import FactStore
     from memory_bank.bank.ingestion import ingest_tool_outputs
-    from memory_bank.bank.insights import InsightStore
     from memory_bank.bank.retrieval import format_retrieved_memory, retrieve_and_format
     from memory_bank.bank.session import MemoryBankState
+    from memory_bank.bank.stores import FactStore, InsightStore
     from memory_bank.config import Config, MemoryBankSettings, load_config
     from memory_bank.errors import MemoryBankError
     from memory_bank.models.embedding import load_embedder

@@ -18,10 +18,11 @@ from alembic.migration import MigrationContext
 
 from memory_bank.bank import sqlite as module
 from memory_bank.bank.database import Database
-from memory_bank.bank.facts import FactStore
+from memory_bank.bank.embedder import bank_embedder
 from memory_bank.bank.migrations import known_revisions, upgrade
 from memory_bank.bank.schema import HEAD, metadata
 from memory_bank.bank.sqlite import schema_script
+from memory_bank.bank.stores import FactStore
 from memory_bank.errors import ConfigError, DatabaseOpenError, DatabaseVersionError, StorageError
 from memory_bank.testing.store_contracts import a_record, together
 
@@ -132,7 +133,7 @@ def test_the_database_of_another_application(tmp_path: Path, with_alembic: bool)
         other.execute("INSERT INTO alembic_version VALUES ('abc')")
     other.commit()
     before = schema(other)
-    assert "something else" in refused(tmp_path / "other.db")
+    assert "another program" in refused(tmp_path / "other.db")
     assert schema(other) == before
 
 
@@ -168,6 +169,7 @@ def test_files_and_folders_that_may_not_be_written(tmp_path: Path) -> None:
 import os
 from memory_bank.errors import DatabaseOpenError
 from memory_bank.bank.database import Database
+from memory_bank.bank.embedder import bank_embedder
 from memory_bank.bank.migrations import known_revisions
 Database(), known_revisions()  # import everything while it may be read
 if os.geteuid() == 0:
@@ -213,7 +215,8 @@ def python(script: str, *args: object) -> subprocess.Popen[str]:
 OPEN = """
 import sys
 from memory_bank.bank.database import Database
-from memory_bank.bank.facts import FactStore
+from memory_bank.bank.embedder import bank_embedder
+from memory_bank.bank.stores import FactStore
 from memory_bank.testing.store_contracts import a_record
 print("ready", flush=True)
 import os, time
@@ -245,6 +248,7 @@ KILL_IN_MIGRATION = """
 import os, signal, sys
 from alembic import op
 from memory_bank.bank.database import Database
+from memory_bank.bank.embedder import bank_embedder
 made = 0
 create_table = op.create_table
 def create_and_die(*a, **k):
@@ -269,7 +273,8 @@ def test_a_kill_in_a_migration_leaves_nothing(tmp_path: Path) -> None:
 STORE = """
 import itertools, sys
 from memory_bank.bank.database import Database
-from memory_bank.bank.facts import FactStore
+from memory_bank.bank.embedder import bank_embedder
+from memory_bank.bank.stores import FactStore
 from memory_bank.testing.store_contracts import a_record
 store = FactStore(Database(sys.argv[1]))
 for n in itertools.count(int(sys.argv[2])):
@@ -349,7 +354,7 @@ def test_tasks_and_generations_are_kept_by_session(tmp_path: Path) -> None:
     )
     one.clear()
     assert (database.generation("one"), database.generation("two"), database.generation("no")) == (1, 0, 0)
-    assert database.get_value("embedder") is None
+    assert bank_embedder(database) is None
 
 
 def test_many_threads_read_while_one_writes(tmp_path: Path) -> None:

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memory_bank.bank.database import Database
-from memory_bank.bank.facts import FactStore
 from memory_bank.bank.rows import from_row, to_row
+from memory_bank.bank.stores import FactStore
 from memory_bank.records import InteractionRecord
 from memory_bank.testing.store_contracts import FactStoreContract, a_record
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from memory_bank.bank import insights as module
 from memory_bank.bank import search
+from memory_bank.bank import stores as module
 from memory_bank.bank.database import Database
-from memory_bank.bank.insights import InsightStore
+from memory_bank.bank.stores import InsightStore
 from memory_bank.records import Insight
 from memory_bank.testing.insight_contract import InsightStoreContract, NumbersEmbedder
 

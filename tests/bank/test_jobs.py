@@ -7,9 +7,8 @@ from collections.abc import Iterator
 import pytest
 
 from memory_bank.bank.database import Database
-from memory_bank.bank.facts import FactStore
-from memory_bank.bank.insights import InsightStore
 from memory_bank.bank.jobs import LONGEST_WAIT, JobQueue, orphaned_jobs
+from memory_bank.bank.stores import FactStore, InsightStore
 from memory_bank.records import Insight
 from memory_bank.testing.insight_contract import NumbersEmbedder
 from memory_bank.testing.store_contracts import a_record, together

@@ -1,4 +1,4 @@
-"""Sessions as a service lists them, on every database."""
+"""Lists of sessions and records, on every database: paged, counted, found, and read in pieces."""
 
 from __future__ import annotations
 
@@ -6,14 +6,36 @@ import pytest
 import sqlalchemy as sa
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.chats import TEXT
 
+from memory_bank.bank import listing as module
 from memory_bank.bank.database import Database
-from memory_bank.bank.facts import FactStore
-from memory_bank.bank.insights import InsightStore
 from memory_bank.bank.jobs import JobQueue
-from memory_bank.bank.listing import Tokens, list_page, namespace_totals, session_figures
+from memory_bank.bank.listing import (
+    PIECE,
+    Tokens,
+    beginning_with,
+    count_records,
+    find_record,
+    has_session,
+    holding,
+    list_outlines,
+    list_page,
+    list_sessions,
+    namespace_totals,
+    numbered,
+    outlines,
+    pieces,
+    session_details,
+    stored_ids,
+    whole,
+)
 from memory_bank.bank.schema import sessions, spending, steps
+from memory_bank.bank.stores import FactStore, InsightStore
+from memory_bank.errors import StorageError
 from memory_bank.records import Insight, InteractionRecord, Spent
+from memory_bank.testing.insight_contract import NumbersEmbedder
+from memory_bank.testing.store_contracts import a_record
 
 
 class Plain:
@@ -80,8 +102,8 @@ def test_a_namespace_sees_its_own_sessions_only(database):
     for cursor in ("n/theirs", "nowhere"):
         assert list_page(database, None, 10, cursor) is None
     assert list_page(database, "n", 10, "mine") is None
-    assert session_figures(database, None, "n/theirs") is None
-    assert session_figures(database, "n", "mine") is None
+    assert session_details(database, None, "n/theirs") is None
+    assert session_details(database, "n", "mine") is None
 
 
 def test_a_deleted_session_is_not_listed_but_still_a_place_to_go_on_from(database):
@@ -89,7 +111,7 @@ def test_a_deleted_session_is_not_listed_but_still_a_place_to_go_on_from(databas
     database.mark_deleted("b")
     assert names_of(list_page(database, None, 10)) == ["c", "a"]
     assert names_of(list_page(database, None, 10, "b")) == ["a"]
-    assert session_figures(database, None, "b") is None
+    assert session_details(database, None, "b") is None
     assert namespace_totals(database, None).sessions == 2
 
 
@@ -148,9 +170,9 @@ def test_figures_of_a_session_and_the_sums_of_a_namespace(database):
         note(database, session, 1, 2**40, 100)
     note(database, "n/a", 2, 50, 50)
     database.set_task("n/a", "the whole \ud800 task" + "x" * 10_000)
-    found = session_figures(database, "n", "n/a")
-    assert found.line.task.startswith("the whole \ud800 task")
-    assert len(found.line.task) > 10_000
+    found = session_details(database, "n", "n/a")
+    assert found.task.startswith("the whole \ud800 task")
+    assert len(found.task) > 10_000
     assert (found.unobserved, found.to_redo, found.attempts) == (3, 0, 0)
     assert found.spent == Spent(1, 10, 2, 0.5)
     assert found.tokens == Tokens(2, 2**40 + 50, 150)
@@ -179,3 +201,177 @@ def test_pages_have_every_session_once_whatever_their_times(names, limit, data):
             break
         after = lines[-1].session_id
     assert [(s.created, s.session_id) for s in seen] == sorted(zip(times, names, strict=True), reverse=True)
+
+
+# all sessions of a bank
+
+
+def test_sessions_are_counted(database):
+    one, two = FactStore(database, "one"), FactStore(database, "two")
+    FactStore(database, "empty")
+    database.set_task("one", "find it")
+    one.store_many([a_record(n) for n in range(7)])
+    two.store_many([a_record(n) for n in range(100, 103)])
+    insights = InsightStore(NumbersEmbedder(), database, "one")
+    insights.add_many([Insight(f"trace-{n:05}", "1 0", redo="failed" if n < 2 else None) for n in range(4)])
+    insights.add_many([Insight(f"by hand {n}", "1 0") for n in range(3)])  # insights without a record
+    InsightStore(NumbersEmbedder(), database, "two").add("trace-00000", "1 0")  # a record of another session
+    found = [
+        (s.session_id, s.records, s.steps, s.insights, s.unobserved, s.to_redo, s.last_written, s.task)
+        for s in list_sessions(database)
+    ]
+    assert found == [
+        ("two", 3, 35, 1, 3, 0, 1_700_000_102.0, ""),
+        ("one", 7, 3, 7, 3, 2, 1_700_000_006.0, "find it"),
+        ("empty", 0, 0, 0, 0, 0, None, ""),
+    ]
+    assert has_session(database, "empty")
+    assert not has_session(database, "no")
+
+
+def test_a_record_is_found_in_whichever_session_it_is(database):
+    FactStore(database, "one").store_many([a_record(1), a_record(2)])
+    FactStore(database, "two").store_many([a_record(1, raw_output="other"), a_record(3)])
+    InsightStore(NumbersEmbedder(), database, "two").add_many(
+        [Insight("trace-00003", "1 0", "llm:x", "again")]
+    )
+    assert find_record(database, "trace-00003") == (
+        "two",
+        a_record(3),
+        Insight("trace-00003", "1 0", "llm:x", "again"),
+    )
+    assert find_record(database, "trace-00001") == ("one", a_record(1), None)
+    assert find_record(database, "no") is None
+
+
+# records
+
+
+def record(n, output, **more):
+    raw = {"_raw": output} if isinstance(output, str) else output
+    text = output if isinstance(output, str) else None
+    return InteractionRecord.create(n, f"tool_{n}", {"n": n}, raw, output_text=text, **more)
+
+
+def store(database, *outputs, session="s"):
+    records = [record(n, output) for n, output in enumerate(outputs, 1)]
+    facts = FactStore(database, session)
+    for r in records:
+        facts.store(r)
+    return records
+
+
+def test_records_are_numbered_from_the_oldest_on_page_by_page(database):
+    mine = store(database, *(f"out {n}" for n in range(1, 6)))
+    store(database, "theirs", session="other")
+    more = record(6, "late")
+    FactStore(database, "s").store(more)
+    mine.append(more)
+    assert [(o.number, o.trace_id) for o in list_outlines(database, "s", 10)] == [
+        (n, r.trace_id) for n, r in enumerate(mine, 1)
+    ]
+    assert [o.number for o in list_outlines(database, "s", 2, 3)] == [4, 5]
+    assert list_outlines(database, "s", 2, 6) == []
+    assert [o.number for o in list_outlines(database, "s", 5, 0, "tool_5")] == [5]
+    assert list_outlines(database, "s", 5, 5, "tool_5") == []
+    assert count_records(database, "s") == 6
+    assert [numbered(database, "s", n) for n in (0, 1, 6, 7)] == [None, mine[0].trace_id, more.trace_id, None]
+
+
+def test_an_outline_says_how_much_there_is_and_what_became_of_it(database):
+    records = store(database, "é" * 10, {"a": [1, 2]}, "plain")
+    InsightStore(Plain(), database, "s").add_many([Insight(records[0].trace_id, "short", redo="again")])
+    JobQueue(database, "s").add([records[1].trace_id])
+    first, second, third = outlines(database, "s", [r.trace_id for r in records])
+    assert (first.output_bytes, first.output_head, first.output_verbatim) == (20, ("é" * 10).encode(), True)
+    assert (first.summary, first.source, first.redo, first.attempts) == ("short", "extractive", "again", None)
+    assert (second.output_verbatim, second.output_head, second.attempts) == (False, b'{"a": [1, 2]}', 0)
+    assert second.input_head == b'{"n": 2}'
+    assert (third.summary, third.error) == (None, None)
+
+
+def test_outlines_come_in_the_order_asked_for_of_one_session_only(database):
+    a, b = store(database, "a", "b")
+    other = store(database, "c", session="other")[0]
+    found = outlines(database, "s", [b.trace_id, "no such", other.trace_id, a.trace_id, b.trace_id, "\0"])
+    assert [(o.trace_id, o.number) for o in found] == [(b.trace_id, 2), (a.trace_id, 1)]
+    assert stored_ids(database, "s", [a.trace_id, other.trace_id, "x"]) == {a.trace_id}
+
+
+def test_a_record_is_found_by_the_beginning_of_its_id(database):
+    facts = FactStore(database, "s")
+    for trace_id in ("abc_1-x", "abcd%2", "ABCe"):
+        facts.store(InteractionRecord(trace_id, 1, "t", {}, 1))
+    assert beginning_with(database, "s", "abc", 5) == ["ABCe", "abcd%2", "abc_1-x"]
+    assert beginning_with(database, "s", "ABC_", 5) == ["abc_1-x"]
+    assert beginning_with(database, "s", "abcd%", 5) == ["abcd%2"]
+    assert beginning_with(database, "s", "%", 5) == beginning_with(database, "s", "\0", 5) == []
+    assert len(beginning_with(database, "s", "abc", 2)) == 2
+
+
+LONG = "0123456789abcdé" * 150_000  # over 2 MiB
+
+
+def test_a_long_text_is_read_in_pieces_to_the_letter(database):
+    store(database, "small", LONG)
+    _, outline = list_outlines(database, "s", 5)
+    read = list(pieces(database, outline, "output"))
+    assert max(map(len, read)) == PIECE
+    assert b"".join(read) == LONG.encode()
+    assert whole(database, outline, "output") == LONG
+    assert whole(database, outline, "input") == '{"n": 2}'
+    assert outline.output_head == LONG.encode()[: len(outline.output_head)]
+    assert 0 < len(outline.output_head) < 5_000
+
+
+def test_a_record_that_goes_while_it_is_read_is_an_error(database):
+    store(database, LONG)
+    (outline,) = list_outlines(database, "s", 5)
+    reading = pieces(database, outline, "output")
+    next(reading)
+    FactStore(database, "s").clear()
+    with pytest.raises(StorageError):
+        list(reading)
+
+
+def test_the_database_finds_words_in_outputs(database):
+    store(
+        database, "Order ORD-1001 is late\0 and NUL", {"order": "ord-1002", "umlaut": "Straße"},
+        'escaped \\u00e4 and "quoted"', "lone \ud800 surrogate, ORD-1001 again", "nothing here", "Ärger",
+    )  # fmt: skip
+
+    def numbers(*groups, **more):
+        return [o.number for o in holding(database, "s", groups, 10, **more)]
+
+    assert numbers(["ORD-1001"]) == [4, 1]
+    assert numbers(["ord-100"]) == [4, 2, 1]
+    assert numbers(["nul"]) == [1]  # after a NUL
+    assert numbers(["straße"]) == [2]
+    assert numbers(["straSSe", "straße"]) == [2]
+    assert numbers(["\\u00e4"]) == [3]
+    assert numbers(['"quoted"']) == [3]
+    assert numbers(["Ärger"]) == [6]
+    assert numbers(["ord-1001"], ["again"]) == [4]
+    assert numbers(["%"]) == numbers(["ORD_1001"]) == []
+    before = holding(database, "s", [["ord"]], 10)[0].seq
+    assert numbers(["ord-1001"], before=before) == [1]
+    assert [o.number for o in holding(database, "s", [["ord"]], 1)] == [4]
+
+
+def test_words_are_found_in_one_session_only(database):
+    store(database, "secret-17", session="other")
+    store(database, "plain")
+    assert holding(database, "s", [["secret-17"]], 10) == []
+
+
+@given(st.lists(TEXT, min_size=1, max_size=4), st.integers(1, 7))
+def test_any_text_comes_back_whatever_the_pieces(texts, size):
+    database = Database()
+    store(database, *texts)
+    before = module.PIECE
+    module.PIECE = size
+    try:
+        for outline, text in zip(list_outlines(database, "s", 9), texts, strict=True):
+            assert whole(database, outline, "output") == text
+    finally:
+        module.PIECE = before

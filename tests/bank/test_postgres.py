@@ -15,12 +15,11 @@ from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from tests.postgres import Server, python
 
-from memory_bank.bank.catalog import find_record, has_session, list_sessions
 from memory_bank.bank.database import Database
 from memory_bank.bank.embedder import bank_embedder, re_embed
-from memory_bank.bank.facts import FactStore
-from memory_bank.bank.insights import InsightStore
+from memory_bank.bank.listing import find_record, has_session, list_sessions
 from memory_bank.bank.schema import HEAD, insights, metadata
+from memory_bank.bank.stores import FactStore, InsightStore
 from memory_bank.errors import (
     ConfigError,
     EmbedderMismatchError,
@@ -171,8 +170,8 @@ WORKER = """
 import sys, threading
 from memory_bank.records import Insight
 from memory_bank.bank.database import Database
-from memory_bank.bank.facts import FactStore
-from memory_bank.bank.insights import InsightStore
+from memory_bank.bank.stores import FactStore
+from memory_bank.bank.stores import InsightStore
 from memory_bank.testing.insight_contract import NumbersEmbedder
 from memory_bank.testing.store_contracts import a_record, together
 print("ready", flush=True)

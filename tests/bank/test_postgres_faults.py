@@ -13,10 +13,9 @@ from collections.abc import Iterator
 import pytest
 from tests.postgres import Server, python
 
-from memory_bank.bank.catalog import list_sessions
 from memory_bank.bank.database import Database
-from memory_bank.bank.facts import FactStore
-from memory_bank.bank.insights import InsightStore
+from memory_bank.bank.listing import list_sessions
+from memory_bank.bank.stores import FactStore, InsightStore
 from memory_bank.errors import (
     DatabaseOpenError,
     DatabaseVersionError,
@@ -133,7 +132,7 @@ def test_a_newer_schema(postgres: Server) -> None:
 def test_the_database_of_another_application(postgres: Server) -> None:
     other = postgres.new("template0")
     postgres.sql("CREATE TABLE customers (name text)", other)
-    assert "something else" in refused(postgres.url(other))
+    assert "another program" in refused(postgres.url(other))
     assert postgres.sql("SELECT tablename FROM pg_tables WHERE schemaname = 'public'", other) == [
         ("customers",)
     ]
@@ -267,7 +266,7 @@ def test_a_kill_in_a_migration_leaves_nothing(postgres: Server) -> None:
 STORE = """
 import itertools, sys
 from memory_bank.bank.database import Database
-from memory_bank.bank.facts import FactStore
+from memory_bank.bank.stores import FactStore
 from memory_bank.testing.store_contracts import a_record
 store = FactStore(Database(sys.argv[1]))
 for n in itertools.count(int(sys.argv[2])):

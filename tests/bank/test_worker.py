@@ -11,9 +11,8 @@ import openai
 import pytest
 
 from memory_bank.bank.database import Database
-from memory_bank.bank.facts import FactStore
-from memory_bank.bank.insights import InsightStore, clear_session
 from memory_bank.bank.jobs import JobQueue
+from memory_bank.bank.stores import FactStore, InsightStore, clear_session
 from memory_bank.bank.worker import Worker
 from memory_bank.errors import EmbeddingError, StorageError
 from memory_bank.models.chat import OpenAIChat

@@ -1,36 +1,44 @@
-"""A worker that holds jobs of several sessions holds them all until it has come to the last one."""
+"""A worker renews the leases of all jobs that it has taken, also those of the sessions that follow."""
 
 import threading
 import time
 
+import sqlalchemy as sa
+
 from memory_bank import LexicalEmbedder
 from memory_bank.bank.database import Database
-from memory_bank.bank.facts import FactStore
 from memory_bank.bank.jobs import JobQueue
+from memory_bank.bank.schema import jobs
+from memory_bank.bank.stores import FactStore
 from memory_bank.bank.worker import Worker
 from memory_bank.models.observer import Observer
 from memory_bank.testing.store_contracts import a_record
 
 
-class Slow:
-    """A model that takes its time, and counts."""
+class UntilRenewed:
+    """A model that answers when the leases of all jobs have been renewed, and counts its calls."""
 
-    def __init__(self):
+    def __init__(self, database):
         self.calls = 0
+        self.database = database
+
+    def leases(self):
+        with self.database.read() as c:
+            return dict(c.execute(sa.select(jobs.c.seq, jobs.c.expires)).all())
 
     def generate_plain(self, *, input_messages, model):
         self.calls += 1
-        time.sleep(1.5)
+        before = self.leases()
+        while any(expires <= before[seq] for seq, expires in self.leases().items()):
+            time.sleep(0.02)
         return "a summary"
 
 
 def test_jobs_of_other_sessions_are_not_taken_meanwhile(bank_url):
     for session in ("a", "b", "c"):
         FactStore(Database(bank_url), session).store_many([a_record(1)], ["trace-00001"])
-    model = Slow()
-    worker = Worker(
-        Database(bank_url), Observer(model, "m"), LexicalEmbedder(), lease=3.0
-    )  # less than all three take
+    model = UntilRenewed(Database(bank_url))
+    worker = Worker(Database(bank_url), Observer(model, "m"), LexicalEmbedder(), lease=2.5)
     thread = threading.Thread(target=worker.step)
     other, taken = JobQueue(Database(bank_url)), []
     thread.start()

@@ -11,12 +11,11 @@ import pytest
 from tests.chats import call, result, rounds, user
 
 from memory_bank import LexicalEmbedder, MemoryBankSettings, MemoryBankState, apply_memory_bank_strategy
-from memory_bank.bank.catalog import list_sessions
 from memory_bank.bank.database import Database
-from memory_bank.bank.facts import FactStore
-from memory_bank.bank.insights import InsightStore
 from memory_bank.bank.jobs import JobQueue
+from memory_bank.bank.listing import list_sessions
 from memory_bank.bank.maintenance import Counts, Purged, purge, verify
+from memory_bank.bank.stores import FactStore, InsightStore
 from memory_bank.bank.usage import Spending
 from memory_bank.cli.bank import seconds_of
 from memory_bank.errors import ConfigError

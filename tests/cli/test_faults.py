@@ -17,10 +17,10 @@ import pytest
 import sqlalchemy as sa
 from tests.cli.conftest import COMMAND, environment, line, run_of, write
 
-from memory_bank.bank.catalog import list_sessions
 from memory_bank.bank.database import Database
 from memory_bank.bank.embedder import bank_embedder
-from memory_bank.bank.facts import FactStore
+from memory_bank.bank.listing import list_sessions
+from memory_bank.bank.stores import FactStore
 from memory_bank.bank.transfer import export_lines
 from memory_bank.testing.store_contracts import a_record
 

@@ -16,8 +16,8 @@ from tests.cli.conftest import COMMAND, environment
 
 from memory_bank import MemoryBankSettings, MemoryBankState, apply_memory_bank_strategy
 from memory_bank.bank.database import Database
-from memory_bank.bank.insights import InsightStore
 from memory_bank.bank.jobs import JobQueue
+from memory_bank.bank.stores import InsightStore
 from memory_bank.testing import ScriptedServer, fail, say
 from memory_bank.testing.insight_contract import NumbersEmbedder
 from memory_bank.tools import handle_tool_call

@@ -14,11 +14,10 @@ from tests.chats import JSON, TEXT
 from tests.cli.conftest import COMMAND, environment
 
 from memory_bank import InteractionRecord, LexicalEmbedder, MemoryBankState
-from memory_bank.bank.catalog import list_sessions
 from memory_bank.bank.database import Database
-from memory_bank.bank.facts import FactStore
-from memory_bank.bank.insights import InsightStore
 from memory_bank.bank.jobs import JobQueue
+from memory_bank.bank.listing import list_sessions
+from memory_bank.bank.stores import FactStore, InsightStore
 from memory_bank.bank.transfer import (
     ImportedSession,
     RefusedSession,

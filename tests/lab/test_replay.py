@@ -6,8 +6,8 @@ import tracemalloc
 import pytest
 from tests.chats import rounds, say, system, user
 
-from memory_bank.bank.catalog import list_sessions
 from memory_bank.bank.database import Database
+from memory_bank.bank.listing import list_sessions
 from memory_bank.config import Config, MemoryBankSettings, NoStrategySettings
 from memory_bank.lab.replay import ReplaySummary, replay_trace
 from memory_bank.lab.strategies import TraceMemory

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from tests.chats import JSON, call, good_chats, result, rounds, system, user
 from tests.service.api_server import client, configured, serving
 
-from memory_bank.bank.facts import FactStore
+from memory_bank.bank.stores import FactStore
 from memory_bank.config import Config, load_config
 from memory_bank.service.api.models import (
     BuiltContext,

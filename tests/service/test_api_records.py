@@ -14,9 +14,9 @@ from tests.chats import JSON, TEXT
 from tests.service.api_server import client, configured, serving
 from tests.service.test_api import api, ingested, told
 
-from memory_bank.bank import outlines
-from memory_bank.bank.facts import FactStore
+from memory_bank.bank import listing
 from memory_bank.bank.jobs import JobQueue
+from memory_bank.bank.stores import FactStore
 from memory_bank.errors import StorageError
 from memory_bank.records import InteractionRecord
 from memory_bank.service.api import record_parts, records
@@ -362,12 +362,12 @@ def test_texts_in_pieces_cut_no_character(http, letters, size):
     store = FactStore(http.app.state.service.database, "s")
     record = InteractionRecord.create(1, "t", {}, {"_raw": text}, output_text=text)
     store.store(record)
-    before = outlines.PIECE, records._MAX_PARSED
-    outlines.PIECE, records._MAX_PARSED = size, 0
+    before = listing.PIECE, records._MAX_PARSED
+    listing.PIECE, records._MAX_PARSED = size, 0
     try:
         shown = json.loads(got(http, record.trace_id).content)
     finally:
-        outlines.PIECE, records._MAX_PARSED = before
+        listing.PIECE, records._MAX_PARSED = before
     assert shown["output_text"] == text
     assert shown["raw_output"] is None or not text
 

@@ -14,8 +14,8 @@ from tests.chats import rounds, system, user
 from tests.service.processes import until
 
 from memory_bank.bank.database import Database
-from memory_bank.bank.insights import InsightStore
 from memory_bank.bank.jobs import JobQueue, oldest_job
+from memory_bank.bank.stores import InsightStore
 from memory_bank.bank.usage import spent_by_session
 from memory_bank.errors import ConfigError
 from memory_bank.models.chat import OpenAIChat

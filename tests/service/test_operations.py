@@ -128,7 +128,7 @@ def test_the_database_goes_and_comes_back(
 
 def test_another_embedder_than_the_banks(configured: Any, upstream: Any, tmp_path: Any) -> None:
     from memory_bank.bank.database import Database
-    from memory_bank.bank.insights import InsightStore
+    from memory_bank.bank.stores import InsightStore
     from memory_bank.testing.insight_contract import NumbersEmbedder
 
     database = Database(tmp_path / "bank.db")

@@ -18,7 +18,7 @@ from tests.service.processes import serve
 from tests.service.runs import orders, recorded
 
 from memory_bank.bank.database import Database
-from memory_bank.bank.facts import FactStore
+from memory_bank.bank.stores import FactStore
 from memory_bank.bank.usage import NewStep, add_steps, get_step, packed
 from memory_bank.records import InteractionRecord
 

@@ -21,8 +21,8 @@ from tests.postgres import Server
 from tests.service.processes import Process, serve
 
 from memory_bank.bank.database import Database
-from memory_bank.bank.facts import FactStore
 from memory_bank.bank.maintenance import verify
+from memory_bank.bank.stores import FactStore
 from memory_bank.testing import ScriptedServer, say
 from memory_bank.transcript.pairing import pairing_errors
 

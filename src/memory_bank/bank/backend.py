@@ -1,4 +1,4 @@
-"""What a kind of database does in its own way; ``sqlite`` and ``postgres`` are the two there are."""
+"""The interface to a kind of database; ``sqlite`` and ``postgres`` implement it."""
 
 from __future__ import annotations
 
@@ -15,10 +15,9 @@ from sqlalchemy.exc import DBAPIError
 class Backend(Protocol):
     """A kind of database. ``name`` is its URL without secrets.
 
-    ``in_memory``: one connection for all threads, gone when closed. ``ranks``: similarity is computed by the
-    database, not by an index beside it. ``leaders``: how many transactions the writes of a process's
-    threads share at a time, 0: each has its own. ``elsewhere``: what to do where the database is somebody
-    else's.
+    ``in_memory``: all threads share one connection, and closing it deletes the data. ``ranks``: the database
+    computes similarities itself. ``leaders``: how many shared transactions a process runs at a time; with 0
+    every write has its own. ``elsewhere``: advice for a database that belongs to another program.
     """
 
     name: str
@@ -28,86 +27,89 @@ class Backend(Protocol):
     leaders: int
 
     def check(self, must_exist: bool) -> None:
-        """Refuse what can be seen to fail, in better words than a driver's. Raises DatabaseOpenError."""
+        """Check the URL before a driver does. Raises DatabaseOpenError."""
 
     def create_engine(self) -> Engine:
-        """An engine whose connections are set up. Raises DatabaseOpenError when the driver is missing."""
+        """An engine with configured connections. Raises DatabaseOpenError if the driver is missing."""
 
     def reading(self, engine: Engine) -> Engine:
         """The engine for connections that only read."""
 
-    def first(self, reader: Engine, statement: sa.Select[Any], values: Mapping[str, Any]) -> Any:
-        """The first row of a statement that every step asks."""
+    def first(
+        self, reader: Engine, statement: sa.Select[*tuple[Any, ...]], values: Mapping[str, object]
+    ) -> Sequence[Any] | None:
+        """The first row of a statement that every step executes."""
 
-    def turn(self) -> AbstractContextManager[Any]:
-        """What a writer holds among the threads of its process."""
+    def turn(self) -> AbstractContextManager[object]:
+        """The lock that a writer holds among the threads of its process."""
 
     def begin_snapshot(self, c: Connection) -> None:
-        """Begin a transaction that reads, and sees what was there at its first statement."""
+        """Begin a transaction that only reads, all of it from the state at its first statement."""
 
     def begin_write(self, c: Connection) -> None:
         """Begin a transaction that writes."""
 
     def begin_migration(self, c: Connection) -> None:
-        """As ``begin_write``, and alone: others who want to migrate wait until it has ended."""
+        """As ``begin_write``; other migrations wait until it has ended."""
 
     def prepare(self, c: Connection) -> None:
-        """Make what the first migration needs. Raises DatabaseOpenError where that is not allowed."""
+        """Create what the first migration needs. Raises DatabaseOpenError if that is not permitted."""
 
     def tables(self, c: Connection) -> set[str]:
-        """The names of all tables. Raises DatabaseOpenError where there is no place for any."""
+        """The names of all tables. Raises DatabaseOpenError if tables cannot be created."""
 
     def now(self, c: Connection) -> float:
-        """Unix seconds by the clock that all users of the database share."""
+        """Unix seconds by the clock that all processes share."""
 
     def insert_or_ignore(self, table: sa.Table) -> sa.Insert:
-        """An INSERT that leaves alone what is there already."""
+        """An INSERT that skips existing rows."""
 
     def lock_bank(self, c: Connection, *, exclusive: bool) -> bool:
-        """Keep the bank's embedder as it is (or others from knowing it) to the end of a transaction.
+        """Lock the bank's embedder until the end of a transaction: shared, or exclusively to change it.
 
-        False where every write is alone anyway. Taken before ``lock_session``.
+        False if every write is exclusive anyway. Taken before ``lock_session``.
         """
 
     def lock_session(self, c: Connection, session_id: str | None) -> None:
-        """Let one writer at a time into a session (None: into all): ``seq`` is then the order of commits."""
+        """Lock a session (None: all) for writing, so that ``seq`` is the order of commits."""
 
     def lock_name(self, c: Connection, name: str) -> None:
-        """Let one writer at a time do what goes under a name, to the end of a transaction; taken first."""
+        """Lock a name until the end of a transaction; taken before the other locks."""
 
     def hold(self, c: Connection, session_ids: Collection[str], bank: bool) -> Collection[str]:
-        """As ``lock_session``, and ``lock_bank`` where ``bank``, for several writes at once.
+        """As ``lock_session`` for several sessions, and as ``lock_bank`` if ``bank``.
 
-        Waits for no session that another transaction holds, and says which it got. Both are free then.
+        Skips sessions that another transaction holds and returns those that it locked; for these,
+        ``lock_session`` and ``lock_bank`` then have nothing to do.
         """
 
     def locking_insert(
-        self, c: Connection, table: sa.Table, rows: Sequence[Mapping[str, Any]], session_id: str
+        self, c: Connection, table: sa.Table, rows: Sequence[Mapping[str, object]], session_id: str
     ) -> Callable[[], sa.Insert] | None:
-        """``insert_or_ignore`` of a row that locks its session as well; None: there is no such short way."""
+        """An ``insert_or_ignore`` of one row that locks its session too; None if that is not possible."""
 
     def read_bytes(self, c: Connection, column: sa.Column[Any], seq: int, start: int, size: int) -> bytes:
-        """So many bytes of one row's value, from ``start`` on; the rest of it is not taken into memory."""
+        """``size`` bytes of one row's value from ``start`` on, without reading the rest into memory."""
 
     def holds(self, column: sa.Column[Any], text: str) -> sa.ColumnElement[bool]:
-        """Whether a stored text has a text in it, to the letter, but for the case of ASCII letters."""
+        """The condition that a stored text contains a text, ignoring the case of ASCII letters."""
 
     def say(self, error: BaseException) -> str:
-        """What went wrong with a statement, on one line and without contents."""
+        """The reason why a statement failed, on one line and without values."""
 
     def say_unopened(self, error: BaseException) -> str:
-        """Why a database cannot be opened, and what to do about it, on one line."""
+        """The reason why a database cannot be opened, and what to do, on one line."""
 
 
 _LOWER = {ord(c): c.lower() for c in string.ascii_uppercase}
 
 
 def ascii_lower(text: str) -> str:
-    """A text with its ASCII letters in lower case, all others as they are."""
+    """A text with its ASCII letters in lower case."""
     return text.translate(_LOWER)
 
 
 def first_line(error: BaseException) -> str:
-    """What a driver said, without the statement and its parameters: those hold contents."""
+    """The first line of a driver's error, without the statement and its parameters, which hold contents."""
     cause = error.orig if isinstance(error, DBAPIError) and error.orig is not None else error
     return str(cause).strip().split("\n", 1)[0].rstrip(".") or type(cause).__name__

@@ -1,4 +1,4 @@
-"""One database: opened, migrated, and every foreign error turned into ours."""
+"""The database of a bank: opening, migrating, transactions, sessions; driver errors become ours."""
 
 from __future__ import annotations
 
@@ -7,48 +7,51 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection, make_url
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from memory_bank.bank.backend import Backend
+from memory_bank.bank.group_commit import GroupWriter
 from memory_bank.bank.rows import is_session_id
-from memory_bank.bank.schema import HEAD, bank, records, sessions
+from memory_bank.bank.schema import (
+    HEAD,
+    SESSION,
+    bank,
+    count_of,
+    of_session,
+    records,
+    sessions,
+)
 from memory_bank.bank.sqlite import Sqlite
-from memory_bank.bank.writer import GroupWriter
 from memory_bank.errors import ConfigError, DatabaseOpenError, DatabaseVersionError, StorageError
 from memory_bank.faults import fault_point
 from memory_bank.records import NAMESPACE_END
 
 T = TypeVar("T")
 ANY: Any = object()
-"""Whatever namespace a session is in."""
+"""Any namespace, as an argument."""
 
-# Statements are built once: building one costs more than running it.
 _s = sessions.c
-_mine = _s.session_id == sa.bindparam("session")
+_mine = _s.session_id == SESSION
 _GENERATION = sa.select(_s.generation).where(_mine)
 _EXTENT = sa.select(
     _GENERATION.scalar_subquery(),
-    sa.select(sa.func.count())
-    .select_from(records)
-    .where(records.c.session_id == sa.bindparam("session"))
-    .scalar_subquery(),
+    count_of(records).where(of_session(records)).scalar_subquery(),
 )
 _AGENT = sa.select(_s.agent_id).where(_mine)
 _OWNERS = sa.select(_s.agent_id, _s.namespace, _s.deleted).where(_mine)
 _REVIVE = sa.update(sessions).where(_mine, _s.deleted.is_not(None)).values(deleted=None)
 _DELETE = sa.update(sessions).where(_mine).values(deleted=sa.bindparam("at"))
-_SET_AGENT = (  # with a new generation: whoever searches the agent's sessions notices the one that joins
+_SET_AGENT = (  # with a new generation, so that searches over the agent's sessions notice
     sa.update(sessions)
     .where(_mine, _s.agent_id.is_(None))
     .values(agent_id=sa.bindparam("new_agent"), generation=_s.generation + 1)
 )
 _TASK = sa.select(_s.task).where(_mine)
 _SET_TASK = sa.update(sessions).where(_mine).values(task=sa.bindparam("new_task"))
-_VALUE = sa.select(bank.c.value).where(bank.c.key == sa.bindparam("wanted"))
 
 
 def database_url(where: str | Path) -> sa.URL:
@@ -72,12 +75,20 @@ def database_url(where: str | Path) -> sa.URL:
         ) from None
 
 
-class Database:
-    """A bank's database: SQLite in a file (WAL, ``synchronous=FULL``) or in memory, or PostgreSQL.
+class _CompiledInsert(NamedTuple):
+    """An INSERT as SQL; the order of its positional parameters, None if they are named; their converters."""
 
-    Safe under threads: writes wait up to 5 s for one another, those of one process to SQLite take turns.
-    Raises DatabaseOpenError when it cannot be opened or is no bank, DatabaseVersionError when a newer
-    memory_bank wrote it; StorageError when it later refuses an operation.
+    sql: str
+    order: list[str] | None
+    processors: dict[str, Callable[[object], object] | None]
+
+
+class Database:
+    """The database of a bank: SQLite in a file (WAL, ``synchronous=FULL``) or in memory, or PostgreSQL.
+
+    Thread-safe: writes wait up to 5 s for one another; with SQLite, those of one process take turns.
+    Raises DatabaseOpenError if it cannot be opened or is not a bank, DatabaseVersionError if a newer
+    memory_bank wrote it, and StorageError if an operation fails later.
     """
 
     def __init__(self, where: str | Path = "", *, must_exist: bool = False) -> None:
@@ -88,12 +99,10 @@ class Database:
         self.in_memory = self._backend.in_memory
         self.ranks = self._backend.ranks
         self._backend.check(must_exist)
-        self.failed: Callable[[], None] | None = None  # told of every operation that is refused
+        self.failed: Callable[[], None] | None = None  # called at every operation that fails
         self._closed = False
         self._inserts: dict[str, sa.Insert] = {}
-        self._compiled: dict[
-            tuple[str, bool, tuple[str, ...]], tuple[str, list[str] | None, dict[str, Any]]
-        ] = {}
+        self._compiled: dict[tuple[str, bool, tuple[str, ...]], _CompiledInsert] = {}
         self._open_session = self._backend.insert_or_ignore(sessions)
         self._engine = self._backend.create_engine()
         self._reader = self._backend.reading(self._engine)
@@ -119,7 +128,7 @@ class Database:
         )
 
     def _migrate(self, must_exist: bool) -> None:
-        """Bring the schema up to date, in one transaction, by one process at a time."""
+        """Run the missing migrations, in one transaction, in one process at a time."""
         if self.in_memory:
             return
         with self._reader.connect() as connection:
@@ -131,7 +140,7 @@ class Database:
         from memory_bank.bank.migrations import known_revisions, upgrade
 
         with self._transaction(migrating=True) as connection:
-            revision = self._revision(connection)  # another process may have been faster
+            revision = self._revision(connection)  # another process may have migrated meanwhile
             if revision is not None and revision not in known_revisions():
                 raise DatabaseVersionError(
                     f"{self.name} was written by a newer memory_bank (schema {revision}, this one "
@@ -148,7 +157,7 @@ class Database:
             return None
         if not {"alembic_version", bank.name} <= tables:
             raise DatabaseOpenError(
-                f"{self.name} is a database of something else: {self._backend.elsewhere}."
+                f"{self.name} is a database of another program: {self._backend.elsewhere}."
             )
         version = connection.exec_driver_sql("SELECT version_num FROM alembic_version").scalar()
         return None if version is None else str(version)
@@ -167,20 +176,20 @@ class Database:
             yield connection
 
     def read_bytes(self, column: sa.Column[Any], seq: int, start: int, size: int) -> bytes:
-        """So many bytes of a value of the row ``seq``, from ``start`` on, without reading the whole of it.
+        """``size`` bytes of a value of the row ``seq`` from ``start`` on, without reading the rest.
 
-        Raises StorageError, also where the row is gone.
+        Raises StorageError, also if the row was deleted.
         """
         with self.read() as c:
             return self._backend.read_bytes(c, column, seq, start, size)
 
     def holds(self, column: sa.Column[Any], text: str) -> sa.ColumnElement[bool]:
-        """Whether a stored text has a text in it, to the letter, but for the case of ASCII letters."""
+        """The condition that a stored text contains a text, ignoring the case of ASCII letters."""
         return self._backend.holds(column, text)
 
     @contextmanager
     def snapshot(self) -> Iterator[Connection]:
-        """A connection for many reads that all see the bank as it was at one moment."""
+        """A connection for several reads of one state of the bank."""
         with self._mapped(), self._guard(), self._engine.connect() as connection:
             self._backend.begin_snapshot(connection)
             try:
@@ -190,15 +199,15 @@ class Database:
 
     @contextmanager
     def write(self) -> Iterator[Connection]:
-        """A connection in a transaction: committed at the end, rolled back on any error."""
+        """A connection in a transaction, committed at the end and rolled back on any error."""
         with self._mapped(), self._transaction() as connection:
             yield connection
 
     def submit(self, operation: Callable[[Connection], T], session_id: str) -> T:
-        """Run a write to a session and return what it returns, once that is on disk.
+        """Run a write to a session and return its result once it is committed.
 
-        Writes of this process's threads that wait share a transaction; one that fails undoes its own changes
-        only. It must not roll back itself, and may be run again after what it did was rolled back.
+        Waiting writes of this process's threads share a transaction; one that fails undoes only its own
+        changes. A write must not roll back itself, and may be run again after it was rolled back.
         """
         with self._mapped():
             if self._writer is not None:
@@ -207,7 +216,7 @@ class Database:
                 return operation(connection)
 
     def now(self, c: Connection) -> float:
-        """Unix seconds: the server's, where several hosts share it."""
+        """Unix seconds, by the clock of the server if there is one."""
         return self._backend.now(c)
 
     @contextmanager
@@ -222,7 +231,7 @@ class Database:
                 yield connection
                 fault_point("write.executed")
             except BaseException:
-                with suppress(Exception):  # what led here says more than a rollback that fails, too
+                with suppress(Exception):  # the first error is the one to raise
                     connection.rollback()
                 raise
             try:
@@ -237,7 +246,7 @@ class Database:
             fault_point("write.committed")
 
     def insert_or_ignore(self, table: sa.Table) -> sa.Insert:
-        """An INSERT that leaves alone what is there already; its ``rowcount`` says how many were not."""
+        """An INSERT that skips existing rows; its ``rowcount`` is the number of inserted ones."""
         found = self._inserts.get(table.name)
         if found is None:
             found = self._backend.insert_or_ignore(table).execution_options(preserve_rowcount=True)
@@ -248,15 +257,13 @@ class Database:
         self,
         c: Connection,
         table: sa.Table,
-        rows: Sequence[Mapping[str, Any]],
+        rows: Sequence[Mapping[str, object]],
         session_id: str | None = None,
     ) -> int:
-        """Insert rows of the same columns, but for those that are there already; how many were not.
+        """Insert rows of the same columns, skip existing ones, and return how many were inserted.
 
-        ``session_id``: of that session, which is locked before (``lock_session``), in one way there and back.
-
-        For the statements of every step: compiled once, since SQLAlchemy's way to each costs as much again as
-        the database.
+        ``session_id``: locks this session first (``lock_session``), in one round trip where possible. The
+        statement is compiled once: at every step, SQLAlchemy would take as much time as the database.
         """
         locking = None
         if session_id is not None:
@@ -269,36 +276,35 @@ class Database:
             statement = self._backend.insert_or_ignore(table) if locking is None else locking()
             compiled: Any = statement.compile(dialect=self._engine.dialect, column_keys=list(rows[0]))
             processors = {k: compiled._bind_processors.get(k) for k in rows[0]}
-            found = self._compiled[key] = str(compiled), compiled.positiontup, processors
+            found = _CompiledInsert(str(compiled), compiled.positiontup, processors)
+            self._compiled[key] = found
         sql, order, processors = found
         values: list[Any] = [
             {k: v if (p := processors[k]) is None else p(v) for k, v in row.items()} for row in rows
         ]
         if order is not None:
             values = [tuple([value[k] for k in order]) for value in values]
-        given = values if len(values) > 1 else values[0]
-        done = c.exec_driver_sql(sql, given, execution_options={"preserve_rowcount": True})
-        return done.rowcount
+        parameters = values if len(values) > 1 else values[0]
+        return c.exec_driver_sql(sql, parameters, execution_options={"preserve_rowcount": True}).rowcount
 
     def lock_bank(self, c: Connection, *, exclusive: bool = False) -> bool:
-        """Within a write, keep the bank's embedder as it is; ``exclusive``: let no other write know it.
+        """Within a write, lock the bank's embedder: shared, or exclusively to change it.
 
-        False where every write is alone anyway. Comes before ``lock_session``, or two writes stop each other.
+        False if every write is exclusive anyway. Must come before ``lock_session``, or two writes deadlock.
         """
         return self._backend.lock_bank(c, exclusive=exclusive)
 
     def lock_session(self, c: Connection, session_id: str | None) -> None:
-        """Within a write, be the only writer of a session (None: of all), so that ``seq`` is the order of
-        commits in it."""
+        """Within a write, lock a session (None: all), so that ``seq`` is the order of commits in it."""
         self._backend.lock_session(c, session_id)
 
     def lock_name(self, c: Connection, name: str) -> None:
-        """Within a write, and before its other locks: be the only writer of what goes under a name."""
+        """Within a write, and before its other locks: lock a name."""
         self._backend.lock_name(c, name)
 
     @contextmanager
     def _guard(self) -> Iterator[None]:
-        """In memory there is one connection for all threads: reads take turns with writes."""
+        """In memory, reads and writes of all threads take turns on the one connection."""
         with self.write_lock if self.in_memory else nullcontext():
             yield
 
@@ -306,7 +312,7 @@ class Database:
     def _mapped(self) -> Iterator[None]:
         if self._closed:
             raise StorageError(
-                "the bank was in memory and has been closed, what it held is gone: open a new one."
+                "the bank was in memory and has been closed, its contents are lost: open a new one."
             )
         try:
             yield
@@ -318,22 +324,17 @@ class Database:
             ) from e
 
     def close(self) -> None:
-        """Close all connections; a later use opens them again, but what was in memory is gone."""
+        """Close all connections; later use opens them again, but a bank in memory is lost."""
         with self.write_lock:
             self._closed = self.in_memory
             self._engine.dispose()
 
-    # what concerns the bank as a whole
-
-    def get_value(self, key: str) -> str | None:
-        """A fact about the bank, or None."""
-        with self.read() as c:
-            return c.execute(_VALUE, {"wanted": key}).scalar()
+    # sessions
 
     def open_session(self, session_id: str, agent_id: str | None = None, namespace: str | None = ANY) -> None:
-        """Make sure that a session exists, and that it is the agent's and the namespace's, if they are named.
+        """Create a session if it does not exist; set its agent if it has none.
 
-        Raises ConfigError for an id that no database takes, and for a session of another agent or namespace.
+        Raises ConfigError for an invalid id, and for a session of another agent or namespace.
         """
         if not is_session_id(session_id):
             raise ConfigError(
@@ -353,7 +354,7 @@ class Database:
                 known = c.execute(_OWNERS, {"session": session_id}).one()
                 if namespace in (ANY, known[1]):
                     self.revive(c, session_id)
-                    if agent_id is not None:  # it may have been there without one
+                    if agent_id is not None:  # an existing session may have none
                         c.execute(_SET_AGENT, {"session": session_id, "new_agent": agent_id})
                         known = c.execute(_OWNERS, {"session": session_id}).one()
         if namespace not in (ANY, known[1]):
@@ -368,36 +369,37 @@ class Database:
             )
 
     def revive(self, c: Connection, session_id: str) -> None:
-        """Within a write: a session that was deleted is there again."""
+        """Within a write, list a deleted session again."""
         c.execute(_REVIVE, {"session": session_id})
 
     def mark_deleted(self, session_id: str) -> None:
-        """Take a session off the list of those that are there; its row, and what its Observer spent, stay."""
+        """Mark a session as deleted; its row, and what its Observer spent, stay."""
         with self.write() as c:
             c.execute(_DELETE, {"session": session_id, "at": time.time()})
 
     def agent_of(self, session_id: str) -> str | None:
-        """Whose session it is; None where no agent was named."""
+        """The agent of a session, or None."""
         with self.read() as c:
             return c.execute(_AGENT, {"session": session_id}).scalar()
 
     def generation(self, session_id: str) -> int:
-        """How often a session was reset."""
+        """The generation of a session: it grows whenever rows are deleted."""
         with self.read() as c:
             return c.execute(_GENERATION, {"session": session_id}).scalar() or 0
 
     def extent(self, session_id: str) -> tuple[int, int]:
-        """How often a session was reset, and how many records it has."""
+        """The generation of a session, and the number of its records."""
         with self._mapped(), self._guard():
-            generation, count = self._backend.first(self._reader, _EXTENT, {"session": session_id})
-            return generation or 0, count
+            row = self._backend.first(self._reader, _EXTENT, {"session": session_id})
+            assert row is not None  # it has no FROM clause
+            return row[0] or 0, row[1]
 
     def generation_within(self, c: Connection, session_id: str) -> int:
-        """Within a write: how often a session was reset."""
+        """As ``generation``, within a write."""
         return c.execute(_GENERATION, {"session": session_id}).scalar() or 0
 
     def set_task(self, session_id: str, task: str) -> None:
-        """Write down what the session's user asked for."""
+        """Store what the session's user asked for."""
         with self.write() as c:
             c.execute(_SET_TASK, {"session": session_id, "new_task": task})
 

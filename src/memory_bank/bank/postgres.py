@@ -1,4 +1,4 @@
-"""PostgreSQL with pgvector: how it is reached, locked and set up, and what its errors ask for."""
+"""PostgreSQL with pgvector: connecting, locking, migrating, and advice for its errors."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import select
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import sqlalchemy as sa
 from sqlalchemy import event
@@ -19,18 +19,22 @@ from memory_bank.bank.backend import ascii_lower, first_line
 from memory_bank.bank.schema import bank, sessions
 from memory_bank.errors import DatabaseOpenError
 
+if TYPE_CHECKING:
+    import psycopg
+    from sqlalchemy.pool import ConnectionPoolEntry
+
 LOCK_TIMEOUT_MS = 5_000
 MIGRATION_TIMEOUT_MS = 60_000
 _CONNECTIONS = 15
-_ASKED_AFTER = 10.0  # seconds without use
+_ASKED_AFTER = 10.0  # seconds without use before a connection is tested by a query
 _HELD, _USED = "memory_bank.held", "memory_bank.used"  # keys of a connection's info
-_MIGRATING = 0x6D656D62616E6B  # "membank": the advisory lock of who migrates
+_MIGRATING = 0x6D656D62616E6B  # "membank": the advisory lock of migrations
 _SECRETS = ("password", "sslpassword")
 
-# What libpq takes, where the URL does not say otherwise: no call waits long for a server that is not there.
+# Parameters of libpq that the URL may override: no call waits long for an unreachable server.
 _CONNECT: dict[str, Any] = {
     "application_name": "memory_bank",
-    "client_encoding": "utf8",  # or psycopg gives bytes for text where the database has no encoding
+    "client_encoding": "utf8",  # without it psycopg returns bytes if the database has no encoding
     "connect_timeout": 5,
     "keepalives_idle": 30,
     "tcp_user_timeout": 30_000,  # ms
@@ -56,7 +60,7 @@ _HOLD = (
 _LOCK_NAME = sa.text("SELECT pg_advisory_xact_lock(hashtextextended(:name, 0))")
 _LOCK_SESSIONS = sa.select(sessions.c.session_id).order_by(sessions.c.session_id).with_for_update()
 
-# What a server or libpq says where a connection fails (no SQLSTATE is told there) → what to do about it.
+# Patterns of connection errors, which have no SQLSTATE, and what to do.
 _ADVICE = (
     (r"password|role .* does not exist|authentication", "check the URL's user and password"),
     (r"database .* does not exist", "create that database, or name another one"),
@@ -72,7 +76,7 @@ class Postgres:
 
     in_memory = False
     ranks = True
-    leaders = 4  # who waits for a session that another process holds keeps up its own transaction only
+    leaders = 4  # a transaction that waits for a session of another process does not block the others
     elsewhere = (
         "name an empty one, or give the bank a schema of its own by  ?options=-csearch_path=NAME,public"
     )
@@ -99,41 +103,43 @@ class Postgres:
                 pool_use_lifo=True,
                 pool_timeout=10,
             )
-        except ImportError as e:  # psycopg, or the libpq it speaks through
+        except ImportError as e:  # psycopg or libpq
             raise DatabaseOpenError(
                 f"{self.name} needs psycopg, which is not there: run  pip install 'memory-bank[postgres]'."
             ) from e
 
         @event.listens_for(engine, "connect")
-        def _configure(connection: Any, _record: Any) -> None:
+        def _configure(connection: psycopg.Connection, _record: object) -> None:
             connection.execute(f"SET lock_timeout = {LOCK_TIMEOUT_MS}")
-            connection.execute("SET idle_in_transaction_session_timeout = 60000")  # of a process that hangs
+            connection.execute("SET idle_in_transaction_session_timeout = 60000")  # for a process that hangs
             connection.commit()
 
         event.listen(engine, "checkout", _test)
-        event.listen(engine, "checkin", _note)
+        event.listen(engine, "checkin", _note_use)
         return engine
 
     def reading(self, engine: Engine) -> Engine:
-        """See Backend. A read is one statement: it needs no transaction around it."""
+        """See Backend. A read is one statement and needs no transaction."""
         return engine.execution_options(isolation_level="AUTOCOMMIT")
 
-    def first(self, reader: Engine, statement: sa.Select[Any], values: Mapping[str, Any]) -> Any:
+    def first(
+        self, reader: Engine, statement: sa.Select[*tuple[Any, ...]], values: Mapping[str, object]
+    ) -> Sequence[Any] | None:
         """See Backend."""
         with reader.connect() as c:
             return c.execute(statement, values).first()
 
-    def turn(self) -> AbstractContextManager[Any]:
+    def turn(self) -> AbstractContextManager[object]:
         """See Backend."""
         return nullcontext()
 
     def begin_snapshot(self, c: Connection) -> None:
-        """See Backend. Whoever reads along may take their time."""
+        """See Backend. Without the timeout: the reader may be slow."""
         c.exec_driver_sql("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
         c.exec_driver_sql("SET LOCAL idle_in_transaction_session_timeout = 0")
 
     def begin_write(self, c: Connection) -> None:
-        """See Backend. It begins with its first statement."""
+        """See Backend. The transaction begins with its first statement."""
         c.info.pop(_HELD, None)
 
     def begin_migration(self, c: Connection) -> None:
@@ -185,7 +191,7 @@ class Postgres:
         return postgresql.insert(table).on_conflict_do_nothing()
 
     def lock_bank(self, c: Connection, *, exclusive: bool) -> bool:
-        """See Backend. Reading goes on in either mode."""
+        """See Backend. Neither mode blocks reads."""
         if not exclusive and _HELD in c.info:
             return True
         c.exec_driver_sql(f"LOCK TABLE {bank.name} IN {'EXCLUSIVE' if exclusive else 'ROW SHARE'} MODE")
@@ -213,9 +219,9 @@ class Postgres:
         return held
 
     def locking_insert(
-        self, c: Connection, table: sa.Table, rows: Sequence[Mapping[str, Any]], session_id: str
+        self, c: Connection, table: sa.Table, rows: Sequence[Mapping[str, object]], session_id: str
     ) -> Callable[[], sa.Insert] | None:
-        """See Backend. The count is there when the lock is held, and only then the row's ``seq`` is drawn."""
+        """See Backend. The subquery takes the lock, and only then ``seq`` is drawn from its sequence."""
         if len(rows) > 1 or session_id in c.info.get(_HELD, ()):
             return None
 
@@ -223,7 +229,7 @@ class Postgres:
             mine = sessions.c.session_id == sa.bindparam("session_id", type_=sessions.c.session_id.type)
             held = sa.select(sa.literal_column("1").label("one")).where(mine).with_for_update().cte("held")
             counted = sa.select(sa.func.count().label("n")).select_from(held).subquery("counted")
-            types = {name: table.c[name].type for name in rows[0]}  # told: NULL alone would be text
+            types = {name: table.c[name].type for name in rows[0]}  # explicit: NULL alone would be text
             values = [sa.cast(sa.bindparam(name, type_=kind), kind) for name, kind in types.items()]
             query = sa.select(*values).select_from(counted)
             return postgresql.insert(table).from_select(list(rows[0]), query).on_conflict_do_nothing()
@@ -239,7 +245,7 @@ class Postgres:
         return bytes(found)
 
     def holds(self, column: sa.Column[Any], text: str) -> sa.ColumnElement[bool]:
-        """See Backend. Bytes are compared in a form that any text has, also one that is no valid UTF-8."""
+        """See Backend. Compares the escape format of bytea, which also invalid UTF-8 has."""
         stored = sa.func.lower(sa.func.encode(sa.type_coerce(column, sa.LargeBinary), "escape"))
         given = "".join(
             chr(b) if 0 < b < 128 and b != 92 else "\\\\" if b == 92 else f"\\{b:03o}"
@@ -261,14 +267,14 @@ class Postgres:
         return f"{what}: {next(advice, 'check the URL, and that the server runs')}"
 
 
-def _test(connection: Any, record: Any, _proxy: Any) -> None:
-    """Before a connection is used: whether it still is one.
+def _test(connection: psycopg.Connection, record: ConnectionPoolEntry, _proxy: object) -> None:
+    """Test a connection before it is used. Raises InvalidatePoolError.
 
-    A server that went away has closed its end, which shows at once; only a connection long unused, whose
-    server may have vanished without a word, is asked.
+    If the server has closed it, the socket is readable; only a connection unused for some time, whose server
+    may have vanished silently, is tested by a query.
     """
     quiet = time.monotonic() - record.info.get(_USED, 0.0) < _ASKED_AFTER
-    if quiet and not connection.closed and not _has_word(connection.fileno()):
+    if quiet and not connection.closed and not _is_readable(connection.fileno()):
         return
     try:
         connection.execute("SELECT 1")
@@ -277,12 +283,12 @@ def _test(connection: Any, record: Any, _proxy: Any) -> None:
         raise InvalidatePoolError("the server has closed the connection") from e
 
 
-def _note(connection: Any, record: Any) -> None:  # noqa: ARG001
+def _note_use(_connection: object, record: ConnectionPoolEntry) -> None:
     record.info[_USED] = time.monotonic()
 
 
-def _has_word(descriptor: int) -> bool:
-    """Whether a socket on which nothing is expected has something to read: most likely its end."""
+def _is_readable(descriptor: int) -> bool:
+    """Whether a socket on which nothing is expected is readable: most likely it was closed."""
     if not hasattr(select, "poll"):
         return True
     poll = select.poll()
@@ -291,12 +297,12 @@ def _has_word(descriptor: int) -> bool:
 
 
 def _plain(error: BaseException) -> str:
-    """The first line without libpq's preamble."""
+    """The first line of an error without the preamble of libpq."""
     return re.sub(r"^connection failed: (?=connection )|(?<=failed: )FATAL:\s+", "", first_line(error))
 
 
 def _lost(error: BaseException) -> bool:
-    """Whether there is no connection (any more): broken, or never made."""
+    """Whether the connection is broken or was never made."""
     return isinstance(error, DBAPIError) and (
         error.connection_invalidated
         or (isinstance(error, sa.exc.OperationalError) and error.statement is None)

@@ -224,7 +224,7 @@ def of_session(table: sa.Table) -> sa.ColumnElement[bool]:
     return table.c.session_id == SESSION
 
 
-def count_of(table: sa.Table) -> sa.Select[int]:
+def count_of(table: sa.FromClause) -> sa.Select[int]:
     """A statement that counts the rows of a table."""
     return sa.select(sa.func.count()).select_from(table)
 

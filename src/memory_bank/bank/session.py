@@ -12,12 +12,10 @@ from typing import TypeVar, cast
 from sqlalchemy.engine import Connection
 
 from memory_bank.bank.database import ANY, Database
-from memory_bank.bank.facts import FactStore
 from memory_bank.bank.ingestion import records_of
-from memory_bank.bank.insights import InsightStore, clear_session
 from memory_bank.bank.jobs import JobQueue, without_insight
 from memory_bank.bank.rows import to_rows
-from memory_bank.bank.scope import WiderScope
+from memory_bank.bank.stores import FactStore, InsightStore, WiderScope, clear_session
 from memory_bank.bank.usage import Spending
 from memory_bank.bank.worker import BackgroundObserver, Worker
 from memory_bank.config import MemoryBankSettings

@@ -1,4 +1,4 @@
-"""Works off the queue of records to be observed: in a thread beside the agent, or in a process of its own."""
+"""The worker that has queued records summarised, in a thread of the agent's process or in its own."""
 
 from __future__ import annotations
 
@@ -10,33 +10,32 @@ import time
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 from memory_bank.bank.database import Database
-from memory_bank.bank.facts import FactStore
-from memory_bank.bank.insights import InsightStore
 from memory_bank.bank.jobs import Job, JobQueue
+from memory_bank.bank.stores import FactStore, InsightStore
 from memory_bank.bank.usage import Spending
 from memory_bank.errors import EmbeddingError, MemoryBankError, StorageError
 from memory_bank.faults import fault_point
 from memory_bank.models.observer import Observer, Trouble
+from memory_bank.ports import Embedder
 from memory_bank.records import Insight, InteractionRecord
 
 log = logging.getLogger("memory_bank.Observer")
 
 LEASE = 60.0
-"""Seconds a job is held beyond the longest call; a worker that lives renews its leases."""
+"""Seconds a job is leased in addition to the longest call; a running worker renews its leases."""
 FIRST_RETRY = 2.0
-"""Seconds before the second attempt; each further one waits twice as long."""
+"""Seconds before the second attempt; the delay doubles with each further one."""
 LONGEST_RETRY = 300.0
 LONGEST_SLEEP = 5.0
-"""Seconds between two looks at an empty queue."""
-_MOST_PAID = 1_000  # summaries kept that could not be stored
+"""Seconds between two checks of an empty queue."""
+_MOST_PAID = 1_000  # summaries cached that could not be stored
 
 
 @dataclass(slots=True)
-class Progress:
-    """What a worker did: jobs ended with the model's summary, with an extractive one, to be tried again."""
+class WorkerCounts:
+    """How many jobs ended with the model's summary, with an extractive one, and to be tried again."""
 
     observed: int = 0
     extracted: int = 0
@@ -44,17 +43,17 @@ class Progress:
 
 
 class Worker:
-    """Takes jobs under a lease, has their records summarised, and ends each in one transaction.
+    """Leases jobs, has their records summarised, and finishes each job in one transaction.
 
-    One session's, or with ``session_id`` None those of all. A failed attempt waits longer each time; after
-    the last one the extractive summary stays, with the reason. Not safe under threads.
+    With ``session_id`` None the jobs of all sessions. The delay grows with each failed attempt; after the
+    last one the extractive summary stays, marked with the reason. Not thread-safe.
     """
 
     def __init__(
         self,
         database: Database,
         observer: Observer,
-        embedder: Any,
+        embedder: Embedder,
         session_id: str | None = None,
         *,
         attempts: int = 5,
@@ -70,13 +69,13 @@ class Worker:
         self.lease = lease + (observer.timeout or 0.0)
         self.first_retry = first_retry
         self.owner = f"{socket.gethostname()[:20]}:{os.getpid()}:{uuid.uuid4().hex[:16]}"
-        self.progress = Progress()
+        self.progress = WorkerCounts()
         self._held: list[Job] = []
         self._stores: dict[str, tuple[FactStore, InsightStore]] = {}
-        self._paid: dict[int, Insight] = {}  # by job: what could not be embedded or stored is not asked again
+        self._paid: dict[int, Insight] = {}  # by job: insights that could not be stored
 
     def step(self) -> int:
-        """Take as many jobs as are observed at once, and end them; how many were taken.
+        """Take as many jobs as are observed concurrently and finish them; returns how many were taken.
 
         Raises StorageError, EmbeddingError; the jobs are free again then, or when their lease ends.
         """
@@ -89,20 +88,20 @@ class Worker:
             for session_id in dict.fromkeys(j.session_id for j in taken):
                 self._work([j for j in taken if j.session_id == session_id], session_id, taken)
         except BaseException:
-            self._let_go(taken)
+            self._release(taken)
             raise
         finally:
             self._held = []
         return len(taken)
 
     def abandon(self) -> None:
-        """Let go of the jobs at hand, from another thread, when nobody waits for them any longer.
+        """Release the current jobs; called from another thread when nobody waits for them any more.
 
-        They are free at once, and what ``step`` still brings for them is not taken.
+        They are free at once; results that ``step`` still gets for them are dropped.
         """
         held = self._held
         if held:
-            self._let_go(held)
+            self._release(held)
 
     def run(
         self,
@@ -111,12 +110,12 @@ class Worker:
         once: bool = False,
         wake: threading.Event | None = None,
         idle: float | None = None,
-        told: Callable[[], None] | None = None,
+        on_step: Callable[[], None] | None = None,
     ) -> None:
         """Work until ``stop`` is set, or with ``once`` until no job is left; ``wake`` ends a wait early.
 
-        ``idle``: seconds without any job after which it ends. ``told`` is called after each round of jobs. A
-        database or an embedder that fails is told and tried again after a while; with ``once`` it raises
+        ``idle``: seconds without any job after which it returns. ``on_step`` is called after each round of
+        jobs. A database or an embedder that fails is logged and tried again later; with ``once`` it raises
         StorageError, EmbeddingError.
         """
         failures = 0
@@ -125,8 +124,8 @@ class Worker:
             try:
                 if self.step():
                     failures, last = 0, time.monotonic()
-                    if told is not None:
-                        told()
+                    if on_step is not None:
+                        on_step()
                     continue
                 pause = self.queue.wait()
             except (StorageError, EmbeddingError) as e:
@@ -154,7 +153,7 @@ class Worker:
             j.trace_id: self._paid[j.seq] for j in jobs if j.seq in self._paid
         }
         asked = [r for r in found if r.trace_id not in by_id]
-        with self._renewing(held):  # those of other sessions wait for their turn
+        with _Renewal(self.queue, self.owner, held, self.lease):  # also those of the sessions that follow
             answers = observer.each(asked, lambda r: self._answer(observer, r, task))
         fault_point("jobs.observed")
         by_id.update(zip((r.trace_id for r in asked), answers, strict=True))
@@ -171,7 +170,7 @@ class Worker:
             if isinstance(answer, Trouble):
                 log.warning("%s for %s: its extractive summary stays", answer.reason, job.trace_id)
                 answer = observer.extract(records[job.trace_id], answer.reason)
-            ended.append((job, answer))  # None: the record is gone, and so is its job
+            ended.append((job, answer))  # None: the record was deleted
         insights.finish(self.owner, ended)
         for job in jobs:
             self._paid.pop(job.seq, None)
@@ -182,9 +181,6 @@ class Worker:
 
     def _answer(self, observer: Observer, record: InteractionRecord, task: str) -> Insight | Trouble:
         return observer.ask(record, task) if observer.sends(record) else observer.extract(record)
-
-    def _renewing(self, jobs: list[Job]) -> _Renewal:
-        return _Renewal(self.queue, self.owner, jobs, self.lease)
 
     def _stores_of(self, session_id: str) -> tuple[FactStore, InsightStore]:
         found = self._stores.get(session_id)
@@ -198,7 +194,7 @@ class Worker:
     def _delay(self, attempts: int) -> float:
         return min(LONGEST_RETRY, self.first_retry * 2.0 ** min(attempts - 1, 20))
 
-    def _let_go(self, taken: list[Job]) -> None:
+    def _release(self, taken: list[Job]) -> None:
         try:
             self.queue.release(self.owner, taken)
         except MemoryBankError:
@@ -206,7 +202,7 @@ class Worker:
 
 
 class _Renewal:
-    """Renews leases in a thread while records are observed, so that a long call is not taken for a death."""
+    """Renews leases in a thread while records are observed, so that they outlive a long call."""
 
     def __init__(self, queue: JobQueue, owner: str, jobs: list[Job], lease: float) -> None:
         self._queue, self._owner, self._jobs, self._lease = queue, owner, jobs, lease
@@ -229,7 +225,7 @@ class _Renewal:
 
 
 class BackgroundObserver:
-    """A worker for one session in a thread of this process: started when there is work, gone when idle."""
+    """A worker for one session in a thread of this process: started when there is work, ended when idle."""
 
     IDLE = 30.0
 
@@ -238,21 +234,21 @@ class BackgroundObserver:
         self._wake = threading.Event()
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
-        self._made_for: object = None
+        self._settings: object = None
 
-    def work(self, worker: Callable[[], Worker], wanted: object = None) -> None:
-        """See that somebody works: wakes the thread, or starts one with a new worker.
+    def work(self, worker: Callable[[], Worker], settings: object = None) -> None:
+        """Wake the thread, or start one with a new worker.
 
-        ``wanted`` stands for the worker's settings: where it is another than before, so is the worker.
+        ``settings`` are compared with those before: if they differ, a new worker replaces the old one.
         """
         with self._lock:
-            if self.works() and self._made_for == wanted:
+            if self.works() and self._settings == settings:
                 self._wake.set()
                 return
-            self._stop.set()  # of a former one: it ends its jobs at hand and goes
+            self._stop.set()  # a former thread finishes its current jobs and ends
             self._wake.set()
             self._stop, self._wake = threading.Event(), threading.Event()
-            self._made_for = wanted
+            self._settings = settings
             self._thread = threading.Thread(
                 target=self._run,
                 args=(worker(), self._stop, self._wake),
@@ -268,22 +264,22 @@ class BackgroundObserver:
             except Exception:
                 log.exception("the background observer stops; its jobs stay in the queue")
                 return
-            with self._lock:  # who wakes it now is either seen here, or finds it gone
+            with self._lock:  # a wake-up is seen here, or finds no thread
                 if stop.is_set() or not wake.is_set():
                     if self._stop is stop:
                         self._thread = None
                     return
 
     def works(self) -> bool:
-        """Whether there is a thread at work."""
+        """Whether the thread is running."""
         return self._thread is not None and self._thread.is_alive() and not self._stop.is_set()
 
     def wake(self) -> None:
-        """Look at the queue now."""
+        """Check the queue now."""
         self._wake.set()
 
     def stop(self, timeout: float | None = 1.0) -> None:
-        """Take no further job; wait so many seconds for those at hand. What is left stays in the queue."""
+        """Take no further job and wait up to ``timeout`` seconds for the current ones."""
         with self._lock:
             self._stop.set()
             self._wake.set()

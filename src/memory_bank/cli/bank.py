@@ -30,6 +30,7 @@ from memory_bank.errors import ConfigError, EmbedderMismatchError, StorageError
 
 if TYPE_CHECKING:
     from memory_bank.bank.database import Database
+    from memory_bank.bank.listing import SessionDetails
     from memory_bank.bank.maintenance import Purged
     from memory_bank.bank.transfer import ImportedSession
     from memory_bank.ports import NamedEmbedder
@@ -56,7 +57,7 @@ def open_bank(db: str) -> Database:
 
 def the_session(database: Database, wanted: str | None) -> str:
     """The session asked for, else the only one. Raises StorageError, ConfigError when there is none."""
-    from memory_bank.bank.catalog import has_session, list_sessions
+    from memory_bank.bank.listing import has_session, list_sessions
 
     if wanted is not None:
         if not has_session(database, wanted):
@@ -72,14 +73,16 @@ def the_session(database: Database, wanted: str | None) -> str:
 
 def sessions(db: str = DB, as_json: bool = JSON) -> None:
     """List the sessions of a bank."""
-    from memory_bank.bank.catalog import list_sessions
     from memory_bank.bank.embedder import bank_embedder
+    from memory_bank.bank.listing import list_sessions
 
     database = open_bank(db)
     found = list_sessions(database)
     if as_json:
         embedder = bank_embedder(database)
-        print_json({"embedder": embedder[0] if embedder else None, "sessions": [asdict(s) for s in found]})
+        print_json(
+            {"embedder": embedder[0] if embedder else None, "sessions": [_session_values(s) for s in found]}
+        )
         return
     rows = [
         [one_line(s.session_id, 255), f"{s.records:,}", f"{s.steps:,}", f"{s.insights:,}",
@@ -93,6 +96,14 @@ def sessions(db: str = DB, as_json: bool = JSON) -> None:
     table(["session", *numbers, "last written", "task"], rows, right=frozenset(range(1, 10)))
 
 
+def _session_values(session: SessionDetails) -> dict[str, object]:
+    keys = (
+        "session_id", "records", "steps", "insights", "unobserved", "to_redo", "last_written", "task", "jobs",
+        "failing", "attempts",
+    )  # fmt: skip
+    return {**{key: getattr(session, key) for key in keys}, "spent": asdict(session.spent)}
+
+
 def show(
     trace_id: str = typer.Argument(..., help="The trace_id of a record."),
     db: str = DB,
@@ -100,7 +111,7 @@ def show(
     as_json: bool = JSON,
 ) -> None:
     """Show one record: the call, its raw output, its summary."""
-    from memory_bank.bank.catalog import find_record
+    from memory_bank.bank.listing import find_record
     from memory_bank.bank.transfer import record_line
     from memory_bank.transcript.jsontext import compact, dump_value
 
@@ -137,9 +148,8 @@ def search(
     as_json: bool = JSON,
 ) -> None:
     """Search a session's insights by similarity."""
-    from memory_bank.bank.catalog import list_sessions
-    from memory_bank.bank.facts import FactStore
-    from memory_bank.bank.insights import InsightStore
+    from memory_bank.bank.listing import list_sessions
+    from memory_bank.bank.stores import FactStore, InsightStore
 
     database = open_bank(db)
     if session is None and not list_sessions(database):

@@ -73,7 +73,7 @@ def observe(
     try:
         with _stopping(stop) as stopped_by:
             queued = queue_unmade(database, session)
-            worker.run(stop, once=once, told=_progress(worker))
+            worker.run(stop, once=once, on_step=_progress(worker))
     finally:
         if is_terminal():
             print(file=sys.stderr)
@@ -144,9 +144,8 @@ def _progress(worker: Worker) -> Callable[[], None] | None:
 
 def _extract_missing(database: Database, model: Embedder, session: str | None) -> int:
     """Make the missing insights by extraction; returns how many."""
-    from memory_bank.bank.catalog import list_sessions
-    from memory_bank.bank.facts import FactStore
-    from memory_bank.bank.insights import InsightStore
+    from memory_bank.bank.listing import list_sessions
+    from memory_bank.bank.stores import FactStore, InsightStore
     from memory_bank.models.observer import Observer
     from memory_bank.transcript.messages import is_memory_tool
 
@@ -166,7 +165,7 @@ def _extract_missing(database: Database, model: Embedder, session: str | None) -
 
 def _marked(database: Database, session: str | None) -> int:
     """How many insights are marked to be made again."""
-    from memory_bank.bank.catalog import list_sessions
+    from memory_bank.bank.listing import list_sessions
 
     return sum(s.to_redo for s in list_sessions(database) if session in (None, s.session_id))
 

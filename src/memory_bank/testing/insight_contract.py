@@ -1,4 +1,4 @@
-"""What every InsightStore keeps to: subclass InsightStoreContract in a test file and say how to make one."""
+"""The contract of InsightStores: subclass InsightStoreContract and implement ``make_store``."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from memory_bank.testing.store_contracts import together
 
 
 class NumbersEmbedder:
-    """A text is its vector: ``"0.6 0.8"``; words at its end are not read. Counts the texts it embedded."""
+    """Reads the vector from the text, such as ``"0.6 0.8"``, ignoring words; counts the embedded texts."""
 
     def __init__(self, name: str = "numbers") -> None:
         self.name = name
@@ -30,25 +30,25 @@ class NumbersEmbedder:
 
 
 class InsightStoreContract:
-    """The clauses. A backend gives ``make_store`` and declares what else it can.
+    """The tests of the contract. A backend implements ``make_store`` and declares its capabilities.
 
-    ``durable``: what was stored outlives the object (``reopen``). ``shared``: two objects may work on one
-    session at a time (``second``).
+    ``durable``: insights outlive the object (``reopen``). ``shared``: two objects may use one session at a
+    time (``second``).
     """
 
     durable = False
     shared = False
 
     def make_store(self, embedder: Any, session_id: str = "default") -> Any:
-        """A store of a session; within one test of the same bank, in every test of a fresh one."""
+        """A store of a session: of the same bank within one test, of a new one in every test."""
         raise NotImplementedError
 
     def second(self, store: Any) -> Any:
-        """Another object on the same bank, session and embedder, as another process would open it."""
+        """Another store of the same session and embedder, opened as another process would."""
         raise NotImplementedError
 
     def reopen(self, store: Any) -> Any:
-        """Close a store's bank, open it again."""
+        """Close the bank of a store and open it again."""
         raise NotImplementedError
 
     @pytest.fixture

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from memory_bank.bank.index import best_first
 from memory_bank.bank.rows import (
     ARGUMENT_BYTES,
     RecordRow,
@@ -18,6 +17,7 @@ from memory_bank.bank.rows import (
     text_of,
     to_rows,
 )
+from memory_bank.bank.search import best_first
 from memory_bank.errors import EmbedderMismatchError
 from memory_bank.ports import Embedder
 from memory_bank.records import Insight, InteractionRecord, Ranking, RecordLine

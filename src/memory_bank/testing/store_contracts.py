@@ -1,4 +1,4 @@
-"""What every FactStore keeps to: subclass FactStoreContract in a test file and say how to make one.
+"""The contract of FactStores: subclass FactStoreContract in a test file and implement ``make_store``.
 
 The contract of InsightStores is in ``insight_contract``.
 """
@@ -33,7 +33,7 @@ NO_VALUES: list[Any] = [{1, 2}, b"bytes", {1: "x"}, {"a": [object()]}, {None: 1}
 
 
 def a_record(n: int, **changes: Any) -> InteractionRecord:
-    """The n-th record of a session, always the same one; ``changes`` replace fields."""
+    """The n-th test record, always with the same content; ``changes`` replace fields."""
     record = InteractionRecord(
         f"trace-{n:05}",
         n // 3 + 1,
@@ -47,7 +47,7 @@ def a_record(n: int, **changes: Any) -> InteractionRecord:
 
 
 def together(*jobs: Callable[[], object]) -> None:
-    """Run jobs in threads that start at one moment; the first error is raised here."""
+    """Run jobs in threads that start at the same time; raises the first error."""
     start, errors = threading.Barrier(len(jobs)), []
 
     def run(job: Callable[[], object]) -> None:
@@ -67,10 +67,10 @@ def together(*jobs: Callable[[], object]) -> None:
 
 
 class FactStoreContract:
-    """The clauses. A backend gives ``make_store`` and declares what else it can.
+    """The tests of the contract. A backend implements ``make_store`` and declares its capabilities.
 
-    ``durable``: what was stored outlives the object (``reopen``). ``shared``: two objects may work on one
-    session at a time (``second``). ``sessions``: it refuses session ids that no database takes.
+    ``durable``: records outlive the object (``reopen``). ``shared``: two objects may use one session at a
+    time (``second``). ``sessions``: invalid session ids are refused.
     """
 
     durable = False
@@ -78,15 +78,15 @@ class FactStoreContract:
     sessions = True
 
     def make_store(self, session_id: str = "default") -> Any:
-        """A store of a session; within one test of the same bank, in every test of a fresh one."""
+        """A store of a session: of the same bank within one test, of a new one in every test."""
         raise NotImplementedError
 
     def second(self, store: Any) -> Any:
-        """Another object on the same bank and session, as another process would open it."""
+        """Another store of the same session, opened as another process would."""
         raise NotImplementedError
 
     def reopen(self, store: Any) -> Any:
-        """Close a store's bank, open it again."""
+        """Close the bank of a store and open it again."""
         raise NotImplementedError
 
     @pytest.fixture

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from memory_bank.bank.outlines import Outline
+from memory_bank.bank.listing import Outline
 from memory_bank.bank.retrieval import raw_data, session_name
 from memory_bank.context.render import fence
 from memory_bank.errors import MemoryBankError

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from memory_bank.bank.database import Database
-from memory_bank.bank.outlines import Outline, holding, outlines, whole
+from memory_bank.bank.listing import Outline, holding, outlines, whole
 from memory_bank.errors import EmbeddingError
 from memory_bank.provenance.identifiers import find, identifiers_in, normal, runs
 from memory_bank.provenance.index import Source

@@ -10,8 +10,8 @@ import sqlalchemy as sa
 from tests.chats import call, result
 
 from memory_bank.bank.database import Database
-from memory_bank.bank.facts import FactStore
 from memory_bank.bank.schema import sessions
+from memory_bank.bank.stores import FactStore
 from memory_bank.config import Config
 from memory_bank.service.proxy.identity import Identity, SessionMatch, looks_random
 from memory_bank.service.security.access import stored_id

@@ -24,8 +24,8 @@ from tests.service.proxied import (
 from tests.service.proxy.test_routes import CHAT, LONG, OK
 
 from memory_bank.bank.database import Database
-from memory_bank.bank.facts import FactStore
 from memory_bank.bank.maintenance import verify
+from memory_bank.bank.stores import FactStore
 from memory_bank.service.proxy.identity import Identity
 from memory_bank.service.proxy.rebuild import Rebuilder
 from memory_bank.testing import ScriptedServer, fail, say

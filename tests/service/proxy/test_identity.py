@@ -17,12 +17,11 @@ from tests.chats import rounds, say, system, user
 from tests.service.proxy.conversing import Messages, World, masked, random_id, turn
 
 from memory_bank.bank.database import Database
-from memory_bank.bank.facts import FactStore
-from memory_bank.bank.insights import InsightStore
 from memory_bank.bank.jobs import JobQueue
 from memory_bank.bank.lineage import KEPT
 from memory_bank.bank.maintenance import verify
 from memory_bank.bank.schema import lineage, metadata, sessions
+from memory_bank.bank.stores import FactStore, InsightStore
 from memory_bank.errors import ConfigError
 from memory_bank.models.embedding import load_embedder
 from memory_bank.service.proxy.identity import Identity, SessionMatch

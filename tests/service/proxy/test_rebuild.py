@@ -12,8 +12,8 @@ from tests.chats import call, result, system, user
 
 from memory_bank import LexicalEmbedder, MemoryBankState, apply_memory_bank_strategy
 from memory_bank.bank.database import Database
-from memory_bank.bank.insights import InsightStore
 from memory_bank.bank.maintenance import purge, verify
+from memory_bank.bank.stores import InsightStore
 from memory_bank.context.policies.evidence import evidence_of
 from memory_bank.service.proxy.identity import Identity
 from memory_bank.service.proxy.rebuild import Rebuilder

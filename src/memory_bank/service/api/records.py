@@ -9,7 +9,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query
 from fastapi.responses import Response, StreamingResponse
 
-from memory_bank.bank.outlines import (
+from memory_bank.bank.listing import (
     Outline,
     Text,
     beginning_with,

@@ -9,7 +9,7 @@ from fastapi import APIRouter, Path, Query
 from fastapi.responses import Response
 
 from memory_bank.bank import usage
-from memory_bank.bank.listing import SessionLine, list_page, namespace_totals, session_figures
+from memory_bank.bank.listing import SessionInfo, list_page, namespace_totals, session_details
 from memory_bank.errors import InvalidRequestError, NotFoundError
 from memory_bank.service.api.models import (
     Curve,
@@ -67,7 +67,7 @@ def _session_page(api: ApiContext, query: SessionsQuery) -> dict[str, Any]:
     return {"sessions": rows, "next": rows[-1]["name"] if more else None}
 
 
-def _session(api: ApiContext, line: SessionLine) -> dict[str, Any]:
+def _session(api: ApiContext, line: SessionInfo) -> dict[str, Any]:
     return {
         "name": api.public(line.session_id),
         "agent": api.public_or_none(line.agent_id),
@@ -89,15 +89,14 @@ async def get_session(api: Api, name: SessionName) -> Response:
 
 
 def _session_detail(api: ApiContext, name: str) -> dict[str, Any]:
-    found = session_figures(api.database, api.namespace, api.known(name))
+    found = session_details(api.database, api.namespace, api.known(name))
     if found is None:
         raise NotFoundError("the session has just been deleted.")
-    line = found.line
     return {
-        **_session(api, line),
+        **_session(api, found),
         "unobserved": found.unobserved,
         "to_redo": found.to_redo,
-        "queue": {"open": line.jobs, "failing": line.failing, "attempts": found.attempts},
+        "queue": {"open": found.jobs, "failing": found.failing, "attempts": found.attempts},
         "spend": asdict(found.spent),
         "tokens": asdict(found.tokens),
     }

@@ -1,4 +1,4 @@
-"""The index of a session: what is replaced ranks by its new text, at the price of a row."""
+"""The vector index of a session: a replaced insight ranks by its new text, and costs a dead row."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memory_bank.bank.database import Database
-from memory_bank.bank.index import SessionIndex
-from memory_bank.bank.insights import InsightStore
+from memory_bank.bank.search import VectorIndex
+from memory_bank.bank.stores import InsightStore
 from memory_bank.records import Insight
 from memory_bank.testing.insight_contract import NumbersEmbedder
 from memory_bank.testing.reference import InMemoryInsightStore
@@ -21,9 +21,9 @@ VECTOR = st.lists(NUMBER, min_size=3, max_size=3).map(" ".join)
 BATCH = st.lists(st.tuples(st.integers(0, 12), VECTOR), max_size=25)
 
 
-def index_of(store: InsightStore) -> SessionIndex:
+def index_of(store: InsightStore) -> VectorIndex:
     store.rank("1 0 0")
-    return store._search._index  # type: ignore[attr-defined,no-any-return]
+    return store._searches["session"]._index  # type: ignore[attr-defined,no-any-return]
 
 
 def test_a_replaced_summary_ranks_by_its_new_text() -> None:
@@ -66,12 +66,12 @@ def test_rebuilds_stay_bounded_and_dead_rows_too() -> None:
 
 
 def test_few_dead_rows_are_kept() -> None:
-    index = SessionIndex()
+    index = VectorIndex()
     vector = np.array([1, 0], dtype="<f4").tobytes()
     for seq in range(65):
-        index.extend([(seq, "only", vector)])
+        index.extend([(seq, (None, "only"), vector)])
     assert (index.size, index.dead, index.rebuilds) == (1, 64, 0)
-    index.extend([(65, "only", vector)])
+    index.extend([(65, (None, "only"), vector)])
     assert (index.size, index.dead, index.rebuilds, index.last_seq) == (1, 0, 1, 65)
 
 
@@ -106,13 +106,14 @@ def test_any_adding_and_replacing_agrees_with_the_reference(steps: list[Any]) ->
 
 @given(st.lists(st.tuples(st.integers(0, 5), VECTOR), min_size=150, max_size=250), VECTOR)
 def test_rebuilding_changes_no_ranking(rows: list[tuple[int, str]], query: str) -> None:
-    index, fresh = SessionIndex(), SessionIndex()
+    index, fresh = VectorIndex(), VectorIndex()
     vectors = [np.array(text.split(), dtype="<f4") for _, text in rows]
     for seq, (key, _) in enumerate(rows):
-        index.extend([(seq, key, vectors[seq].tobytes())])
+        index.extend([(seq, (None, str(key)), vectors[seq].tobytes())])
     last = {key: seq for seq, (key, _) in enumerate(rows)}
-    fresh.extend([(seq, rows[seq][0], vectors[seq].tobytes()) for seq in sorted(last.values())])
+    fresh.extend([(seq, (None, str(rows[seq][0])), vectors[seq].tobytes()) for seq in sorted(last.values())])
     asked = np.array([query.split()], dtype=np.float32)
     assert index.rebuilds >= 1
     for limit in (None, 0, 2):
-        assert list(index.rank(asked, (), limit).trace_ids) == list(fresh.rank(asked, (), limit).trace_ids)
+        found, expected = (i.rank(asked, (), limit, wider=False).trace_ids for i in (index, fresh))
+        assert list(found) == list(expected)

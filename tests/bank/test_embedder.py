@@ -1,4 +1,4 @@
-"""A bank seen as a whole: sessions, records wherever they are, export, and a new embedder."""
+"""The embedder of a bank: another one is refused, re-embedding changes all summaries or none."""
 
 from __future__ import annotations
 
@@ -8,21 +8,12 @@ from typing import Any
 
 import pytest
 
-from memory_bank.bank.catalog import (
-    SessionInfo,
-    export_records,
-    find_record,
-    has_session,
-    list_sessions,
-)
 from memory_bank.bank.database import Database
 from memory_bank.bank.embedder import bank_embedder, check_embedder, re_embed
-from memory_bank.bank.facts import FactStore
-from memory_bank.bank.insights import InsightStore, clear_session
+from memory_bank.bank.stores import InsightStore, clear_session
 from memory_bank.errors import EmbedderMismatchError, EmbeddingError, StorageError
 from memory_bank.records import Insight
 from memory_bank.testing.insight_contract import NumbersEmbedder
-from memory_bank.testing.store_contracts import a_record
 
 
 class Turned(NumbersEmbedder):
@@ -47,68 +38,6 @@ def database(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Databas
         database = Database("" if request.param == "memory" else tmp_path / "bank.db")
     yield database
     database.close()
-
-
-def test_sessions_are_counted(database: Database) -> None:
-    one, two = FactStore(database, "one"), FactStore(database, "two")
-    FactStore(database, "empty")
-    database.set_task("one", "find it")
-    one.store_many([a_record(n) for n in range(7)])
-    two.store_many([a_record(n) for n in range(100, 103)])
-    insights = InsightStore(NumbersEmbedder(), database, "one")
-    insights.add_many([Insight(f"trace-{n:05}", "1 0", redo="failed" if n < 2 else None) for n in range(4)])
-    insights.add_many([Insight(f"by hand {n}", "1 0") for n in range(3)])  # insights without a record
-    InsightStore(NumbersEmbedder(), database, "two").add("trace-00000", "1 0")  # a record of another session
-    assert list_sessions(database) == [
-        SessionInfo("two", 3, 35, 1, 3, 0, 1_700_000_102.0, ""),
-        SessionInfo("one", 7, 3, 7, 3, 2, 1_700_000_006.0, "find it"),
-        SessionInfo("empty", 0, 0, 0, 0, 0, None, ""),
-    ]
-    assert has_session(database, "empty")
-    assert not has_session(database, "no")
-
-
-def test_a_record_is_found_in_whichever_session_it_is(database: Database) -> None:
-    FactStore(database, "one").store_many([a_record(1), a_record(2)])
-    FactStore(database, "two").store_many([a_record(1, raw_output="other"), a_record(3)])
-    InsightStore(NumbersEmbedder(), database, "two").add_many(
-        [Insight("trace-00003", "1 0", "llm:x", "again")]
-    )
-    assert find_record(database, "trace-00003") == (
-        "two",
-        a_record(3),
-        Insight("trace-00003", "1 0", "llm:x", "again"),
-    )
-    assert find_record(database, "trace-00001") == ("one", a_record(1), None)
-    assert find_record(database, "no") is None
-
-
-def test_everything_is_exported_oldest_first(database: Database) -> None:
-    one, two = FactStore(database, "one"), FactStore(database, "two")
-    for start in range(0, 660, 60):
-        one.store_many([a_record(n) for n in range(start, start + 60)])
-        two.store(a_record(start))
-    InsightStore(NumbersEmbedder(), database, "one").add_many(
-        [Insight(f"trace-{n:05}", "1 0") for n in range(600)]
-    )
-    entries = list(export_records(database, "one"))
-    assert [record for _, record, _ in entries] == [a_record(n) for n in range(660)]
-    assert [insight is None for _, _, insight in entries] == [False] * 600 + [True] * 60
-    assert len(list(export_records(database))) == 671
-    assert list(export_records(database, "no")) == []
-
-
-def test_an_export_may_be_written_beside(database: Database) -> None:
-    store = FactStore(database)
-    store.store_many([a_record(n) for n in range(600)])
-    seen = 0
-    for seen, _ in enumerate(export_records(database), 1):
-        if seen == 100:
-            store.store(a_record(999))
-    assert seen == 601
-
-
-# the embedder
 
 
 def fill(database: Database, n: int = 600) -> list[InsightStore]:

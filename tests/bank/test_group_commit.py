@@ -15,9 +15,9 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from memory_bank.bank.database import Database
-from memory_bank.bank.facts import FactStore
+from memory_bank.bank.group_commit import GroupWriter
 from memory_bank.bank.schema import bank
-from memory_bank.bank.writer import GroupWriter
+from memory_bank.bank.stores import FactStore
 from memory_bank.errors import RecordConflictError, StorageError
 from memory_bank.testing.store_contracts import a_record, together
 
@@ -66,11 +66,11 @@ class Line:
             except BaseException as e:
                 self.outcomes[name] = e
 
-        waiting = len(self.writer._line)
+        waiting = len(self.writer._queue)
         self.threads.append(threading.Thread(target=run))
         self.threads[-1].start()
         if name != "gate":
-            while len(self.writer._line) == waiting:
+            while len(self.writer._queue) == waiting:
                 time.sleep(0.001)
 
     def open(self) -> dict[str, Any]:
@@ -153,10 +153,10 @@ def test_ctrl_c_in_a_waiting_thread_lets_the_others_go_on(database: Database, pl
     line = Line(writer_of(database))
     if place == "last":
         line.start("other", put("other"))
-    waiting = len(line.writer._line)
+    waiting = len(line.writer._queue)
 
     def interrupt() -> None:
-        while len(line.writer._line) == waiting:
+        while len(line.writer._queue) == waiting:
             time.sleep(0.001)
         signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
 
@@ -182,7 +182,7 @@ def test_whose_session_is_another_transactions_goes_by_itself(database: Database
     result: list[str] = []
     other = threading.Thread(target=lambda: result.append(writer.run(put("alone"), "busy")))
     other.start()
-    while len(writer._line) < 2:
+    while len(writer._queue) < 2:
         time.sleep(0.001)
     line.open()
     other.join(30)
@@ -196,7 +196,7 @@ def test_several_leaders_run_every_write_once(tmp_path: Path) -> None:
     together(*[lambda k=k: [writer.run(put(f"{k}/{i}"), "s") for i in range(10)] for k in range(24)])
     assert len(keys(database)) == 240
     assert writer._free == 3
-    assert not writer._line
+    assert not writer._queue
     database.close()
 
 

@@ -1,0 +1,217 @@
+"""Group commit: the waiting writes of one process's threads share a transaction.
+
+The first writer leads: it runs all waiting writes, commits once, and hands the lead to the next in the queue.
+A single write has no overhead. If one of several fails, all are run again, each within a savepoint, so that
+it undoes only itself: failures are rare and savepoints cost time.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Collection, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, Generic, Protocol, TypeGuard, TypeVar
+
+from sqlalchemy.engine import Connection
+
+from memory_bank.errors import StorageError
+
+MOST = 256
+"""The most writes in one transaction."""
+
+T = TypeVar("T")
+Operation = Callable[[Connection], T]
+
+
+class Mergeable(Protocol):
+    """An operation on rows of its session only, of which several are cheaper done as one."""
+
+    def __call__(self, c: Connection) -> None: ...
+
+    def merged(self, c: Connection, operations: Sequence[Any]) -> None:
+        """Do several operations of this class, this one included; raises if they must run one by one."""
+
+
+def _is_mergeable(operation: object) -> TypeGuard[Mergeable]:
+    return hasattr(operation, "merged")
+
+
+class _Write(Generic[T]):
+    """A write in the queue and its result."""
+
+    __slots__ = ("alone", "done", "error", "operation", "result", "session_id", "turn")
+
+    def __init__(self, operation: Operation[T], session_id: str) -> None:
+        self.operation = operation
+        self.session_id = session_id
+        self.turn = threading.Event()  # set when it is done, or when it has to lead
+        self.done = False
+        self.alone = False  # another transaction holds its session: it runs by itself
+        self.result: T
+        self.error: BaseException | None = None
+
+
+class GroupWriter:
+    """Runs writes in shared transactions; ``transaction()`` opens one and commits it at its end.
+
+    ``hold(c, sessions, bank)`` is called first if there are several writes. It locks those sessions that no
+    other transaction holds, without waiting, and returns them; ``bank``: the writes may set the embedder.
+    ``leaders``: how many transactions run at a time.
+    """
+
+    def __init__(
+        self,
+        transaction: Callable[[], AbstractContextManager[Connection]],
+        hold: Callable[[Connection, Collection[str], bool], Collection[str]],
+        leaders: int = 1,
+    ) -> None:
+        self._transaction = transaction
+        self._hold = hold
+        self._lock = threading.Lock()
+        self._queue: deque[_Write[Any]] = deque()
+        self._free = leaders
+
+    def run(self, operation: Operation[T], session_id: str) -> T:
+        """The result of ``operation`` once it is committed; if it raises, nothing of it is stored.
+
+        The operation may be run a second time after the first was rolled back.
+        """
+        write = _Write(operation, session_id)
+        leads = False
+        try:
+            with self._lock:
+                self._queue.append(write)
+                if self._free:
+                    self._free -= 1
+                    leads = True
+                    write.turn.set()  # so that no other leader takes it
+            if not leads:
+                write.turn.wait()
+                leads = not write.done
+        except BaseException:
+            self._withdraw(write, leads)
+            raise
+        if leads:
+            self._lead(write)
+        if write.alone:
+            with self._transaction() as c:
+                return operation(c)
+        if write.error is not None:
+            raise write.error
+        return write.result
+
+    def _withdraw(self, write: _Write[T], leads: bool) -> None:
+        """Remove an interrupted write; if it had to lead, the next one leads."""
+        with self._lock:
+            if write in self._queue:
+                self._queue.remove(write)
+                if leads or write.turn.is_set():
+                    self._hand_over()
+
+    def _hand_over(self) -> None:
+        """Let the next write lead that does not lead yet. Called under the lock."""
+        for write in self._queue:
+            if not write.turn.is_set():
+                write.turn.set()
+                return
+        self._free += 1
+
+    def _lead(self, own: _Write[T]) -> None:
+        batch: list[_Write[Any]] = []
+        try:
+            with self._lock:  # other leaders take themselves
+                waiting = [w for w in self._queue if w is not own and not w.turn.is_set()]
+                batch = [own, *waiting[: MOST - 1]]
+                taken = set(batch)
+                self._queue = deque(w for w in self._queue if w not in taken)
+            self._commit(batch)
+        finally:
+            with self._lock:
+                if own in self._queue:
+                    self._queue.remove(own)
+                self._hand_over()
+            for write in batch:
+                write.done = True
+                if write is not own:
+                    write.turn.set()
+
+    def _commit(self, batch: list[_Write[Any]]) -> None:
+        try:
+            if len(batch) > 1 and self._run_together(batch):
+                return
+            self._run_with_savepoints([w for w in batch if not w.alone])
+        except Exception as e:
+            _fail(batch, e)
+        except BaseException as e:  # Ctrl-C in the leader: the others get a StorageError
+            error = StorageError(
+                "a write was interrupted that others shared a transaction with: make the same call again, "
+                "what was kept is not stored twice."
+            )
+            error.__cause__ = e
+            _fail(batch, error)
+            raise
+
+    def _run_together(self, batch: list[_Write[Any]]) -> bool:
+        """Run the writes in one transaction; False if one failed, and then nothing is written."""
+        failed = False
+        try:
+            with self._transaction() as c:
+                mergeable: dict[type, list[Mergeable]] = {}
+                plain: list[_Write[Any]] = []
+                bank = any(not _is_mergeable(w.operation) for w in batch)
+                held = self._hold(c, {w.session_id for w in batch}, bank)
+                for write in batch:
+                    write.alone = write.session_id not in held
+                    if write.alone:
+                        continue
+                    operation = write.operation
+                    if _is_mergeable(operation):
+                        write.result = None
+                        mergeable.setdefault(type(operation), []).append(operation)
+                    else:
+                        plain.append(write)
+                failed = True
+                for operations in mergeable.values():
+                    operations[0].merged(c, operations)
+                for write in plain:
+                    write.result = write.operation(c)
+                failed = False
+        except Exception:
+            if failed:
+                return False
+            raise
+        return True
+
+    def _run_with_savepoints(self, batch: list[_Write[Any]]) -> None:
+        """Run the writes in one transaction; one that fails undoes only itself."""
+        with self._transaction() as c:
+            if len(batch) > 1:
+                held = self._hold(c, {w.session_id for w in batch}, True)
+                for write in batch:
+                    write.alone = write.session_id not in held
+            for write in batch:
+                if len(batch) == 1:
+                    write.result = write.operation(c)
+                elif not write.alone:
+                    _run_within_savepoint(c, write)
+
+
+def _fail(batch: list[_Write[Any]], error: BaseException) -> None:
+    for write in batch:
+        write.alone = False
+        write.error = write.error or error
+
+
+def _run_within_savepoint(c: Connection, write: _Write[T]) -> None:
+    savepoint = c.begin_nested()
+    try:
+        write.result = write.operation(c)
+    except Exception as e:
+        try:
+            savepoint.rollback()
+        except Exception as failed:  # a full disk: SQLite has rolled back the whole transaction
+            raise e from failed
+        write.error = e
+    else:
+        savepoint.commit()
