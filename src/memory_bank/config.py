@@ -1,4 +1,4 @@
-"""The configuration: strategies by key, from a file and the environment; an unknown key is refused."""
+"""The configuration: strategies by key, read from a file and the environment; unknown keys are refused."""
 
 from __future__ import annotations
 
@@ -14,19 +14,27 @@ from pydantic import BaseModel, Field, ValidationError
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, SettingsError
 
 from memory_bank.errors import ConfigError, UnknownStrategyError
-from memory_bank.settings.bank import FIXED_QUERY, MemoryBankSettings, ObserverBudget, Price
-from memory_bank.settings.base import Int, Settings, hint, message_of
-from memory_bank.settings.context import (
+from memory_bank.settings import (
+    FIXED_QUERY,
     AdaptiveSettings,
     HierarchicalSettings,
+    Int,
+    KeepLastSettings,
     MaskingSettings,
+    MemoryBankSettings,
+    NoStrategySettings,
+    ObserverBudget,
+    Price,
     ProgressiveSettings,
     ScratchpadSettings,
     SemanticSettings,
+    ServiceSettings,
+    Settings,
     StoredSettings,
+    TruncationSettings,
+    hint,
+    message_of,
 )
-from memory_bank.settings.plain import KeepLastSettings, NoStrategySettings, TruncationSettings
-from memory_bank.settings.service import ServiceSettings
 from memory_bank.shipped import shipped_file
 
 __all__ = [
@@ -75,7 +83,7 @@ STRATEGY_TYPES = tuple(_MODELS)
 
 
 class Config(BaseSettings):
-    """A configuration: the strategies by key. Environment variables win over what is passed in.
+    """A configuration: the strategies by key. Environment variables override values that are passed in.
 
     ``MEMORY_BANK_MEMORY_STRATEGIES__memory_bank__TOP_K=5`` sets one value. Raises ConfigError: an unknown
     key, a wrong value, in the arguments or in the environment.
@@ -89,20 +97,21 @@ class Config(BaseSettings):
         env_ignore_empty=True,
     )
     default_strategy: str = Field(
-        default="memory_bank", min_length=1, description="the strategy when none is named"
+        default="memory_bank", min_length=1, description="key of the strategy that is used when none is named"
     )
     memory_strategies: dict[str, StrategySettings] = Field(
         default_factory=lambda: dict[str, StrategySettings](memory_bank=MemoryBankSettings())
     )
     loop_detection: Literal["off", "warn", "raise"] = Field(
-        default="warn", description="what is done about the same call with the same answer, again and again"
+        default="warn", description="action when the agent repeats the same call with the same answer"
     )
-    loop_threshold: Int = Field(default=3, ge=2, description="so many times in a row are a loop")
+    loop_threshold: Int = Field(default=3, ge=2, description="equal calls in a row that count as a loop")
     prices: dict[str, Price] = Field(
-        default_factory=dict, description="price of a million tokens by model, for what LLMOrchestrator sends"
+        default_factory=dict,
+        description="price of a million tokens by model, for the trace of LLMOrchestrator",
     )
 
-    service: ServiceSettings = Field(default=ServiceSettings(), description="of `memory-bank serve`")
+    service: ServiceSettings = Field(default=ServiceSettings(), description="settings of `memory-bank serve`")
 
     def __init__(self, **values: Any) -> None:
         try:
@@ -124,7 +133,7 @@ class Config(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,  # noqa: ARG003  as the base class names it
         file_secret_settings: PydanticBaseSettingsSource,  # noqa: ARG003
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """One source: what is passed in, with the environment laid over it."""
+        """One source: the values passed in, overridden by the environment."""
         return (_Merged(settings_cls, init_settings, env_settings),)
 
     def strategy(self, key: str) -> AnyStrategy:
@@ -157,7 +166,7 @@ class Config(BaseSettings):
 
 
 class _Merged(PydanticBaseSettingsSource):
-    """Settings passed in, and over them, value by value, those of the environment."""
+    """Values passed in, each overridden by its environment variable."""
 
     def __init__(
         self,
@@ -170,7 +179,7 @@ class _Merged(PydanticBaseSettingsSource):
         self._env = env
 
     def get_field_value(self, field: Any, field_name: str) -> tuple[Any, str, bool]:  # noqa: ARG002
-        """Never asked: the call below gives all at once."""
+        """Not used: ``__call__`` returns all values."""
         return None, field_name, False
 
     def __call__(self) -> dict[str, Any]:
@@ -195,7 +204,7 @@ class _Merged(PydanticBaseSettingsSource):
 
 
 def _laid_over(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    """Strategies with single values replaced. The environment knows no case: its keys find their like."""
+    """Strategies with single values replaced. Keys of the environment match without regard to case."""
     merged = {k: v.model_dump(exclude_unset=True) | {"type": v.type} if isinstance(v, Settings) else v
               for k, v in below.items()}  # fmt: skip
     spelled = {k.lower(): k for k in merged}
@@ -215,7 +224,7 @@ def _laid_over(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, 
 
 
 def _check_environment() -> None:
-    """Refuse a variable that looks like a setting and is none: pydantic-settings passes over those."""
+    """Raise ConfigError for a variable with our prefix that names no setting; pydantic-settings ignores those."""
     for variable in os.environ:
         if not variable.upper().startswith(ENV_PREFIX) or variable == FAULT:
             continue
@@ -259,10 +268,10 @@ def load_config(path: str | Path | None = None) -> Config:
 
 
 def as_settings(settings: Any) -> MemoryBankSettings:
-    """MemoryBankSettings of themselves, None (defaults), a dict, or any object with those attributes.
+    """MemoryBankSettings from themselves, None (defaults), a dict, or any object with those attributes.
 
-    A dict is read as keywords: unknown keys are refused. Of a foreign object only plain values count (text,
-    numbers, paths): a namespace, a dataclass or a test double serves. Raises ConfigError for wrong values.
+    A dict is read as keywords: unknown keys are refused. Of other objects only plain values are read
+    (text, numbers, paths). Raises ConfigError for wrong values.
     """
     if isinstance(settings, MemoryBankSettings):
         return settings
@@ -283,7 +292,7 @@ def as_settings(settings: Any) -> MemoryBankSettings:
 
 
 def _as_plain(value: Any, otherwise: Any) -> Any:
-    """Text, numbers and tables, those of numpy and pathlib as Python's own; else ``otherwise``."""
+    """Text, numbers and tables as Python's own types; anything else is ``otherwise``."""
     if isinstance(value, (str, bool)):
         return value
     if isinstance(value, Integral):
@@ -296,13 +305,13 @@ def _as_plain(value: Any, otherwise: Any) -> Any:
 
 
 def _variable(loc: list[str]) -> str | None:
-    """The environment variable that says what stands at a place of the configuration, if one does."""
+    """The environment variable that sets the value at a place of the configuration, if there is one."""
     name = (ENV_PREFIX + "__".join(loc)).upper()
     return next((v for v in os.environ if v.upper() == name), None)
 
 
 def _sentence(error: ValidationError) -> str:
-    """The first thing that is wrong with a configuration, as one sentence that says where."""
+    """The first validation error of a configuration as one sentence that names the place."""
     first = error.errors(include_url=False, include_input=False)[0]
     loc = [str(p) for p in first["loc"]]
     strategy = _MODELS.get(loc[2]) if loc[0] == "memory_strategies" and len(loc) > 2 else None

@@ -14,7 +14,7 @@ from tests.chats import JSON, TEXT, any_chats, call, result
 
 from memory_bank.errors import ConfigError
 from memory_bank.service.security.redaction import Redaction
-from memory_bank.settings.service import ServiceSettings
+from memory_bank.settings import ServiceSettings
 from memory_bank.transcript.pairing import pairing_errors
 
 # None of these is a key of anybody.

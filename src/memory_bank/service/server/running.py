@@ -24,7 +24,7 @@ from memory_bank.service.security.gate import check_binding
 from memory_bank.service.server.database import open_database
 from memory_bank.service.server.process import serve_here
 from memory_bank.service.server.workers import Workers
-from memory_bank.settings.base import message_of
+from memory_bank.settings import message_of
 
 log = logging.getLogger("memory_bank.Service")
 
