@@ -232,7 +232,7 @@ def test_similarity_is_one_more_feature_and_embeds_a_piece_once():
         context, _ = apply(messages, state, history_budget=200, similarity_weight=4.0)
         without, _ = apply(messages, plain, history_budget=200)
     assert json.dumps(context).count("VES-") > json.dumps(without).count("VES-")
-    shown = state.last_plan.choice.pieces()
+    shown = state.last_plan.choice.reasons.pieces()
     told = [feature for piece in shown for _, _, features in piece.reasons for feature, _ in features]
     assert "similarity" in told
     pieces = [t for t in embedder.texts if t.startswith("id | what")]

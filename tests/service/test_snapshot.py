@@ -91,7 +91,7 @@ def test_what_changed_since_the_step_before_is_told(sessions):
     for messages in recorded("shop-refunds"):
         step = sessions.rebuild(None, "a", messages, strategy="memory_bank")
     plan = snapshot(step)["plan"]
-    before = {(p.trace_id, p.text) for p in step.plan.previous.choice.pieces(explained=False)}
+    before = {(p.trace_id, p.text) for p in step.plan.previous.choice.reasons.pieces(explained=False)}
     now = {(p["trace_id"], p["text"]) for p in plan["pieces"]}
     assert {(p["trace_id"], p["text"]) for p in plan["pieces"] if p["new"]} == now - before
     assert {(p["trace_id"], p["text"]) for p in plan["gone"]} == before - now
