@@ -292,9 +292,9 @@ class Plan:
 
     def as_html(self) -> str:
         """The manifest as one self-contained page."""
-        from memory_bank.plan_page import render_manifest
+        from memory_bank.plan_page import render_plan
 
-        return render_manifest(self.manifest())
+        return render_plan(self.manifest())
 
 
 ContextReport = Plan  # its former name where a strategy had a budget
