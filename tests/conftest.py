@@ -21,7 +21,7 @@ settings.load_profile("ci" if os.environ.get("CI") else "default")
 LONG = (  # what starts many processes or loads a model: begun first, so that no core waits for it at the end
     "service/test_proxy_fuzz", "service/test_shared", "service/test_running", "service/test_page_in_browser",
     "service/test_workers", "service/test_proxy_clients", "service/test_proxy_agents", "models/test_flag",
-    "cli/test_observe", "cli/test_faults", "test_docs", "test_soak", "test_strategies", "service/", "cli/", "lab/",
+    "cli/test_observe", "cli/test_faults", "test_docs", "test_soak", "context/test_strategies", "service/", "cli/", "lab/",
 )  # fmt: skip
 
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.chats import any_chats, call, good_chats, result, rounds, say, system, user
 
 from memory_bank import (
     EmbeddingError,
@@ -19,7 +20,6 @@ from memory_bank import (
 )
 from memory_bank.testing import ScriptedModel
 from memory_bank.transcript.pairing import pairing_errors
-from tests.chats import any_chats, call, good_chats, result, rounds, say, system, user
 
 LOCAL = MemoryBankSettings(
     embedding_model="lexical", observer_model="extractive", token_encoding="approximate"

@@ -13,7 +13,7 @@ from memory_bank.lab.meter.audit import plan_audit
 from memory_bank.lab.replay import replay_trace
 from memory_bank.lab.traces import read_traces
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 LOCAL = sorted(k for k in load_config().memory_strategies if k != "memory_bank_classic")
 WRONG = [
     ("keep_last_n", "n", 0), ("keep_last_n", "n", -1), ("keep_last_n", "n", True), ("keep_last_n", "n", "five"),

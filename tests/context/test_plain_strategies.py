@@ -6,11 +6,11 @@ import json
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.chats import any_chats, good_chats, rounds, say, system, user
 
 from memory_bank import MemoryProcessor, handle_tool_call
 from memory_bank.transcript.pairing import pairing_errors
 from memory_bank.transcript.tokens import open_counter
-from tests.chats import any_chats, good_chats, rounds, say, system, user
 
 KEYS = ["no_strategy", "truncation", "keep_last_n", "observation_masking"]
 

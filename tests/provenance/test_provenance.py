@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.chats import JSON, TEXT, any_chats, call, result, rounds, say, system, user
 
 from memory_bank import (
     ConfigError,
@@ -19,7 +20,6 @@ from memory_bank import (
 from memory_bank.provenance import Origin, ProvenanceError, ProvenanceGuard, check_call
 from memory_bank.provenance.identifiers import ValueKind, find, hard_runs, kind_of_text, normal
 from memory_bank.provenance.index import distance
-from tests.chats import JSON, TEXT, any_chats, call, result, rounds, say, system, user
 
 LOCAL = MemoryBankSettings(
     embedding_model="lexical", observer_model="extractive", token_encoding="approximate"

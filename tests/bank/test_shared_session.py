@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests.chats import rounds, system, user
+
 from memory_bank import (
     InteractionRecord,
     MemoryBankSettings,
@@ -15,7 +17,6 @@ from memory_bank import (
     handle_tool_call,
 )
 from memory_bank.context.policies.evidence import evidence_of
-from tests.chats import rounds, system, user
 
 SETTINGS = {
     "selection": "evidence",

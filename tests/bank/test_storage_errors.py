@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.chats import rounds, system, user
+from tests.postgres import Server
 
 from memory_bank import MemoryBankSettings, MemoryBankState, StorageError, apply_memory_bank_strategy
 from memory_bank.bank.database import Database
 from memory_bank.bank.maintenance import verify
 from memory_bank.tools import handle_tool_call
-from tests.chats import rounds, system, user
-from tests.postgres import Server
 
 
 def settings(**more: Any) -> MemoryBankSettings:

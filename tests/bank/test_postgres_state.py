@@ -5,9 +5,9 @@ import subprocess
 import sys
 
 import pytest
+from tests.chats import call, result, rounds, system, user
 
 from memory_bank import MemoryBankSettings, MemoryBankState, StorageError, apply_memory_bank_strategy
-from tests.chats import call, result, rounds, system, user
 
 SETTINGS = {
     "top_k": MemoryBankSettings(

@@ -7,6 +7,7 @@ import time
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.chats import JSON, TEXT, call, good_chats, result, rounds, user
 
 from memory_bank import InteractionRecord, MemoryBankSettings, MemoryBankState, apply_memory_bank_strategy
 from memory_bank.tools import (
@@ -25,7 +26,6 @@ from memory_bank.tools.selection import (
     parse_exact,
     select,
 )
-from tests.chats import JSON, TEXT, call, good_chats, result, rounds, user
 
 LOCAL = MemoryBankSettings(
     embedding_model="lexical", observer_model="extractive", token_encoding="approximate"

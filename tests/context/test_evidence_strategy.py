@@ -6,11 +6,11 @@ from itertools import pairwise, takewhile
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.chats import any_chats, call, good_chats, result, rounds, say, system, user
 
 from memory_bank import MemoryBankSettings, MemoryBankState, apply_memory_bank_strategy
 from memory_bank.context.policies.evidence import evidence_of
 from memory_bank.transcript.pairing import pairing_errors
-from tests.chats import any_chats, call, good_chats, result, rounds, say, system, user
 
 LOCAL = {
     "selection": "evidence",
