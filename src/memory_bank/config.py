@@ -257,13 +257,13 @@ def load_config(path: str | Path | None = None) -> Config:
         if "default_strategy" in config.model_fields_set:
             config.strategy(config.default_strategy)
     except ConfigError as e:
-        told = str(e)
-        if told.startswith("Config: "):
-            raise type(e)(told.replace("Config: ", f"{file}: ", 1)) from None
+        text = str(e)
+        if text.startswith("Config: "):
+            raise type(e)(text.replace("Config: ", f"{file}: ", 1)) from None
         if not isinstance(e, UnknownStrategyError):
             raise
         where = _variable(["default_strategy"]) or f"{file}: default_strategy"
-        raise UnknownStrategyError(f"{where}: {told}") from None
+        raise UnknownStrategyError(f"{where}: {text}") from None
     return config
 
 
@@ -318,14 +318,14 @@ def _sentence(error: ValidationError) -> str:
     if strategy is not None:
         del loc[2]  # the type of the strategy, which pydantic puts between
     cause = first.get("ctx", {}).get("error")
-    told = str(cause).split(": ", 1)[1] if isinstance(cause, ConfigError) else ""  # a strategy's own sentence
-    if told:
-        loc.append(told.split(" ")[0].rstrip(":"))
+    text = str(cause).split(": ", 1)[1] if isinstance(cause, ConfigError) else ""  # a strategy's own sentence
+    if text:
+        loc.append(text.split(" ")[0].rstrip(":"))
     place = f"Config: {'.'.join(loc)}"
     if variable := _variable(loc):
         place = f"the environment variable {variable}"
-    if told:
-        return place + told.removeprefix(loc[-1])
+    if text:
+        return place + text.removeprefix(loc[-1])
     if first["type"] == "extra_forbidden":
         if loc[0] == "service" and len(loc) > 1:
             return f"{place} is no setting: {hint(loc[-1], ServiceSettings.model_fields, 'remove it.')}"

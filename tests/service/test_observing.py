@@ -21,7 +21,7 @@ from memory_bank.errors import ConfigError
 from memory_bank.models.chat import OpenAIChat
 from memory_bank.models.lexical import LexicalEmbedder
 from memory_bank.service.app import create_app
-from memory_bank.service.operations.observer import BackgroundObserver, chat_of, observed_by
+from memory_bank.service.operations.observer import ServiceObserver, chat_of, observed_by
 from memory_bank.service.security.access import stored_id
 from memory_bank.service.sessions import Sessions
 from memory_bank.testing import Reply, ScriptedServer, say
@@ -61,8 +61,8 @@ def config_for(configured: Any, model: ScriptedServer, **more: Any) -> Any:
     return configured({"mine": {**BACKGROUND, **more}}, strategy="mine", upstream=model.base_url)
 
 
-def observing_for(database: Database, config: Any) -> BackgroundObserver:
-    return BackgroundObserver(database, config, chat_of(config, config.service.upstream))
+def observing_for(database: Database, config: Any) -> ServiceObserver:
+    return ServiceObserver(database, config, chat_of(config, config.service.upstream))
 
 
 def test_jobs_of_sessions_that_nobody_touches_any_more(

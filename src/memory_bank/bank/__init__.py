@@ -1,1 +1,1 @@
-"""Where records and insights rest: SQLite beside a FAISS index, PostgreSQL with pgvector, plain memory."""
+"""Records and insights in a database: SQLite with a FAISS index, or PostgreSQL with pgvector."""

@@ -116,7 +116,7 @@ class Keys:
             return _read(c)
 
     def revoke(self, which: str) -> ApiKey:
-        """Make a key, named by key_id or name, invalid for good; one that is so already stays as it is.
+        """Revoke a key, named by key_id or name; a revoked key stays revoked.
 
         Raises NotFoundError.
         """

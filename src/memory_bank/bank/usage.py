@@ -145,7 +145,7 @@ def _exceeded(spent: Spent, more: Spent, limits: SpendingLimits, period: str) ->
 # The steps of a session
 
 _SWEEP = 256
-"""Every so many steps all old manifests are deleted; in between, those that the newest replace."""
+"""Steps between two deletions of all old manifests; in between, only those that the newest replace go."""
 
 _t = steps.c
 _FIGURES = (

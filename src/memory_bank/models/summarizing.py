@@ -74,7 +74,7 @@ class Summarizer:
         return text
 
 
-def told(number: int, record: InteractionRecord, note: str = "") -> str:
+def call_line(number: int, record: InteractionRecord, note: str = "") -> str:
     """A call as the model is shown it."""
     arguments = shorten(record.raw_input, _ARGUMENT_CHARS, text=record.input_text).text
     output = shorten(record.raw_output, _CALL_CHARS, text=record.output_text).text

@@ -25,7 +25,7 @@ from memory_bank.service.api.openapi import describe
 from memory_bank.service.api.requests import EncodedSlashes
 from memory_bank.service.operations.health import Operations, add_operations
 from memory_bank.service.operations.metrics import Metrics
-from memory_bank.service.operations.observer import BackgroundObserver, chat_of
+from memory_bank.service.operations.observer import ServiceObserver, chat_of
 from memory_bank.service.operations.request_log import RequestLog
 from memory_bank.service.operations.telemetry import Telemetry
 from memory_bank.service.page import files
@@ -69,7 +69,7 @@ class Service:
         self.telemetry = telemetry
         upstream = upstream_of(self.settings)
         chat = chat_of(config, upstream)
-        self.observing = BackgroundObserver(database, config, chat)
+        self.observing = ServiceObserver(database, config, chat)
         cache = MessageCache()
         redaction = Redaction.of(self.settings)
         self.recorder = Recorder(database, self.settings.steps_kept)
@@ -105,9 +105,9 @@ class Service:
 
     def tell(self, exchange: Exchange) -> None:
         """Report a finished request to ``exchanges``; an error of one of them is logged."""
-        for told in self.exchanges:
+        for listener in self.exchanges:
             try:
-                told(exchange)
+                listener(exchange)
             except Exception as e:
                 log.error("an observer of the proxy failed: %s", type(e).__name__)
 
@@ -271,13 +271,13 @@ def _handle_errors(app: FastAPI) -> None:
 
     async def ours(request: Request, error: Exception) -> JSONResponse:  # noqa: ARG001
         assert isinstance(error, MemoryBankError)
-        status, told, headers = failures.failure(error)
-        return JSONResponse(told, status, headers)
+        status, body, headers = failures.failure(error)
+        return JSONResponse(body, status, headers)
 
     async def theirs(request: Request, error: Exception) -> JSONResponse:  # noqa: ARG001
         assert isinstance(error, HTTPException)
-        told = failures.body(str(error.detail), "http_error", error.status_code)
-        return JSONResponse(told, error.status_code, error.headers)
+        body = failures.body(str(error.detail), "http_error", error.status_code)
+        return JSONResponse(body, error.status_code, error.headers)
 
     async def invalid(request: Request, error: Exception) -> JSONResponse:  # noqa: ARG001
         assert isinstance(error, RequestValidationError)

@@ -126,7 +126,7 @@ class StrategyContract:
             allowed = self.budget(prefix)
             if allowed is not None and tokens > allowed:
                 kept = [m for m in context if m in prefix]
-                assert tokens == sum(map(count, kept)), "beside what must be kept there is something else"
+                assert tokens == sum(map(count, kept)), "the context holds more than what must be kept"
                 assert sum(1 for m in context if m.get("tool_calls")) <= 1
 
     def test_a_run_that_forks_and_one_that_loses_its_beginning_go_through(self) -> None:

@@ -48,7 +48,7 @@ class Item:
         )
 
     def gist(self, chars: int) -> str:
-        """The call without its tool's name, in at most so many characters."""
+        """The call without its tool's name, in at most ``chars`` characters."""
         text = self.summary.removeprefix(f"Called {self.tool}")
         return cut_at_edge(text.strip("(). "), chars)
 

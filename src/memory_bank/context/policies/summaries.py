@@ -11,7 +11,7 @@ from memory_bank.bank.session import MemoryBankState
 from memory_bank.config import HierarchicalSettings, ProgressiveSettings
 from memory_bank.context.policies.digest import Item, digest, items_of, ranges, text_room
 from memory_bank.history.budgets import fit_text, newest_within
-from memory_bank.models.summarizing import Summarizer, told
+from memory_bank.models.summarizing import Summarizer, call_line
 from memory_bank.plan import Choice, Shown
 from memory_bank.transcript.messages import Interaction
 from memory_bank.transcript.transcript import View
@@ -148,7 +148,7 @@ def _summarised(
         return blocks, 0
     items = list(chain.from_iterable(b.items for b in waiting))
     records = {r.trace_id: r for r in session.fact_store.get_many([i.trace_id for i in items])}
-    shown = [told(i.number, records[i.trace_id], i.note) for i in items if i.trace_id in records]
+    shown = [call_line(i.number, records[i.trace_id], i.note) for i in items if i.trace_id in records]
     text: str | None = blocks[done - 1].text if done else ""
     words = max(20, int(settings.summary_tokens * _WORDS_PER_TOKEN))
     calls = 0

@@ -272,5 +272,5 @@ def _is_overflow(error: openai.APIStatusError) -> bool:
     """Whether an endpoint refused a request for its length."""
     if error.status_code == 413 or error.code == "context_length_exceeded":
         return True
-    told = error.message.lower()
-    return error.status_code == 400 and any(w in told for w in _OVERFLOW_WORDS)
+    text = error.message.lower()
+    return error.status_code == 400 and any(w in text for w in _OVERFLOW_WORDS)

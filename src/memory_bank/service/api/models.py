@@ -208,7 +208,7 @@ class Hits(ResponseModel):
     note: str | None = Field(description="which part of the search failed")
 
 
-class RecordRow(ResponseModel):
+class RecordItem(ResponseModel):
     """A record in a list."""
 
     trace_id: str = Field(examples=[TRACE_ID])
@@ -225,7 +225,7 @@ class RecordRow(ResponseModel):
 class RecordPage(ResponseModel):
     """Records, oldest first."""
 
-    records: list[RecordRow]
+    records: list[RecordItem]
     next: int | None = Field(description="value of `after` for the next page; null on the last page")
 
 
@@ -359,7 +359,7 @@ _MANIFEST: dict[str, Any] = {
 }
 
 
-class StepFigures(ResponseModel):
+class StepItem(ResponseModel):
     """One step. ``detailed``: its manifest is still stored."""
 
     model_config = ConfigDict(json_schema_extra={"examples": [_STEP]})
@@ -381,7 +381,7 @@ class StepPage(ResponseModel):
     model_config = ConfigDict(
         json_schema_extra={"examples": [{"steps": [_STEP], "next": 12, "first": 1, "last": 40}]}
     )
-    steps: list[StepFigures]
+    steps: list[StepItem]
     next: int | None = Field(description="value of `after` for the next page; null on the last page")
     first: int | None = Field(description="number of the first stored step")
     last: int | None = Field(description="number of the last stored step")
@@ -438,7 +438,7 @@ class StepDetail(ResponseModel):
     model_config = ConfigDict(
         json_schema_extra={"examples": [{"step": _STEP, "manifest": _MANIFEST, "changes": []}]}
     )
-    step: StepFigures
+    step: StepItem
     manifest: dict[str, Any] | None
     changes: list[dict[str, Any]] | None
 

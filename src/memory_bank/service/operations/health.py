@@ -17,7 +17,7 @@ from memory_bank.bank.jobs import oldest_job
 from memory_bank.errors import MemoryBankError, MissingExtraError, NotAuthorizedError, StorageError
 from memory_bank.models.embedding import load_embedder
 from memory_bank.service.operations.metrics import CONTENT_TYPE, Metrics, QueueState
-from memory_bank.service.operations.observer import BackgroundObserver
+from memory_bank.service.operations.observer import ServiceObserver
 from memory_bank.service.security.access import Caller, caller_of
 from memory_bank.service.sessions import Sessions
 
@@ -79,7 +79,7 @@ class Operations:
         self,
         database: Database,
         sessions: Sessions,
-        observing: BackgroundObserver,
+        observing: ServiceObserver,
         metrics: Metrics,
         upstream: str,
     ) -> None:

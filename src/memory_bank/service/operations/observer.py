@@ -55,7 +55,7 @@ def observed_by(config: Config) -> MemoryBankSettings | None:
     return None
 
 
-class BackgroundObserver:
+class ServiceObserver:
     """Observes queued records in its own thread, with the limits and prices of the settings.
 
     Several processes may work on the queue of one database.

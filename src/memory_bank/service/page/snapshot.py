@@ -63,7 +63,7 @@ def _plan(plan: Plan, state: Any) -> tuple[dict[str, Any], _MemoryParts]:
     numbered = list(getattr(state, "steps", ()))
     numbers = {t: n for n, t in enumerate(numbered, 1)}
     known = _MemoryParts(shown["pieces"], numbered, {t: str(d.fate) for d in decisions for t in d.trace_ids})
-    told = [
+    entries = [
         d.as_dict() | {"reason": d.reason[:REASON_CHARS], "numbers": [numbers.get(t) for t in d.trace_ids]}
         for d in decisions
     ]
@@ -79,7 +79,7 @@ def _plan(plan: Plan, state: Any) -> tuple[dict[str, Any], _MemoryParts]:
         "why_unchanged": plan.why_unchanged if plan.unchanged else "",
         "first": plan.previous is None,
         "fates": fates,
-        "decisions": told,
+        "decisions": entries,
         "decisions_omitted": omitted,
         **shown,
     }, known
@@ -113,10 +113,10 @@ def _context(step: Rebuilt, known: _MemoryParts) -> list[dict[str, Any]]:
         call.call_id: call.name for _, m in messages for call in calls_of(m) if read(m, "role") == "assistant"
     }
     room = _TextBudget()
-    told = [_message(m, places.get(id(m)), known, names, room) for _, m in reversed(messages)][::-1]
+    entries = [_message(m, places.get(id(m)), known, names, room) for _, m in reversed(messages)][::-1]
     if gap > 0:
-        told.insert(FIRST_MESSAGES, {"left_out": gap})
-    return told
+        entries.insert(FIRST_MESSAGES, {"left_out": gap})
+    return entries
 
 
 def _places(plan: Plan | None, wanted: set[int]) -> dict[int, dict[str, Any]]:
@@ -157,19 +157,19 @@ def _message(
     text = content_text(read(message, "content"))
     memory = place is None and text.startswith(MARK) and role not in ("tool", "assistant")
     other = {"part": "memory" if memory else "other", "step": None, "new": False}
-    told: dict[str, Any] = dict(place or other)
-    told["role"] = role if isinstance(role, str) else ""
-    told["parts"] = list(_parts(text, known, room)) if memory else room.cut(text)
-    told["calls"] = [
+    entry: dict[str, Any] = dict(place or other)
+    entry["role"] = role if isinstance(role, str) else ""
+    entry["parts"] = list(_parts(text, known, room)) if memory else room.cut(text)
+    entry["calls"] = [
         {"call_id": call.call_id, "name": call.name, "arguments": room.cut(call.text)}
         for call in (calls_of(message) if role == "assistant" else ())
     ]
-    told["tool"] = None
+    entry["tool"] = None
     if role in ("tool", "function"):
         result = result_of(message)
-        told["tool"] = result.name or names.get(result.call_id)
-        told["call_id"] = result.call_id
-    return told
+        entry["tool"] = result.name or names.get(result.call_id)
+        entry["call_id"] = result.call_id
+    return entry
 
 
 class _TextBudget:

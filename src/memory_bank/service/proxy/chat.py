@@ -9,10 +9,10 @@ from memory_bank.service.proxy.body import JsonObject
 from memory_bank.service.proxy.dialect import (
     MEMORY_TOOLS,
     EventKind,
+    ModelToolCall,
     ModelTurn,
     NotRebuiltError,
     RequestHistory,
-    ToolCall,
     TurnStream,
     add_usage,
     as_object,
@@ -51,7 +51,7 @@ class ChatDialect:
         message = as_object(choice.get("message")) if choice else None
         return ModelTurn(usage=usage) if message is None else _turn_of(message, usage)
 
-    def result(self, call: ToolCall, text: str) -> JsonObject | None:
+    def result(self, call: ModelToolCall, text: str) -> JsonObject | None:
         """See Dialect."""
         return {"role": "tool", "tool_call_id": call.item["id"], "content": text}
 
@@ -62,7 +62,7 @@ class ChatDialect:
 
 def _turn_of(message: JsonObject, usage: JsonObject | None) -> ModelTurn:
     """A turn from its message."""
-    calls: list[ToolCall] = []
+    calls: list[ModelToolCall] = []
     made = message.get("tool_calls")
     for i, call in enumerate(made if isinstance(made, list) else ()):
         if not isinstance(call, dict):
@@ -74,7 +74,7 @@ def _turn_of(message: JsonObject, usage: JsonObject | None) -> ModelTurn:
             name, arguments = function.get("name"), function.get("arguments")
             item["function"] = {**function, "arguments": valid_arguments(arguments)}
         is_memory = isinstance(name, str) and name in MEMORY_TOOLS
-        calls.append(ToolCall(name if isinstance(name, str) else "", arguments, is_memory, item))
+        calls.append(ModelToolCall(name if isinstance(name, str) else "", arguments, is_memory, item))
     said = {k: v for k, v in message.items() if v is not None} | {
         "role": "assistant",
         "content": message.get("content"),

@@ -32,7 +32,7 @@ class RequestHistory:
 
 
 @dataclass(frozen=True, slots=True)
-class ToolCall:
+class ModelToolCall:
     """A tool call in a model's answer; ``item`` is the call as it goes into the next request.
 
     ``is_memory`` tells that it calls a memory tool, which the proxy answers; the client answers all others.
@@ -48,7 +48,7 @@ class ToolCall:
 class ModelTurn:
     """One answer of the model; ``messages`` represent it in the next request, without tool results."""
 
-    calls: Sequence[ToolCall] = ()
+    calls: Sequence[ModelToolCall] = ()
     messages: Sequence[object] = field(default=(), repr=False)
     usage: JsonObject | None = None
 
@@ -77,7 +77,7 @@ class Dialect(Protocol):
     def read_answer(self, answer: JsonObject, request: JsonObject) -> ModelTurn:
         """The turn in a complete answer to a request."""
 
-    def result(self, call: ToolCall, text: str) -> JsonObject | None:
+    def result(self, call: ModelToolCall, text: str) -> JsonObject | None:
         """The message that answers a call; None for a call that text cannot answer."""
 
     def open_stream(self, request: JsonObject) -> TurnStream:

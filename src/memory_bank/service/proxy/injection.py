@@ -11,7 +11,7 @@ from anyio import to_thread
 
 from memory_bank.errors import BodyError, MemoryBankError, UpstreamError
 from memory_bank.service.proxy.body import JsonObject, parse_body
-from memory_bank.service.proxy.dialect import ModelTurn, ToolCall, TurnStream, add_usage, as_object
+from memory_bank.service.proxy.dialect import ModelToolCall, ModelTurn, TurnStream, add_usage, as_object
 from memory_bank.service.proxy.events import EventSplitter
 from memory_bank.service.proxy.routes import LARGE, ModelRequest, SendUpstream
 from memory_bank.service.proxy.upstream import Headers, UpstreamAnswer
@@ -66,7 +66,7 @@ class Injection:
                     log.warning("no tools are offered, memory cannot be read: %s", type(e).__name__)
         return found
 
-    async def call_tools(self, request: ModelRequest, calls: Sequence[ToolCall]) -> list[str]:
+    async def call_tools(self, request: ModelRequest, calls: Sequence[ModelToolCall]) -> list[str]:
         """The results of the calls of a turn, in their order."""
         texts: list[str] | None = None
         with anyio.move_on_after(self.timeout):
@@ -76,7 +76,7 @@ class Injection:
             texts = ["The memory did not answer in time." if c.is_memory else NOT_YET for c in calls]
         return texts
 
-    def _call_tools(self, request: ModelRequest, calls: Sequence[ToolCall]) -> list[str]:
+    def _call_tools(self, request: ModelRequest, calls: Sequence[ModelToolCall]) -> list[str]:
         session = request.memory.session
         assert session is not None
         room = max(LEAST_CHARS, MAX_CHARS // max(1, sum(call.is_memory for call in calls)))

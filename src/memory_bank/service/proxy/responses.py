@@ -9,10 +9,10 @@ from memory_bank.service.proxy.body import JsonObject
 from memory_bank.service.proxy.dialect import (
     MEMORY_TOOLS,
     EventKind,
+    ModelToolCall,
     ModelTurn,
     NotRebuiltError,
     RequestHistory,
-    ToolCall,
     TurnStream,
     add_usage,
     as_object,
@@ -60,7 +60,7 @@ class ResponsesDialect:
         items = output if isinstance(output, list) and answer.get("status") != "failed" else []
         return _turn_of(items, as_object(answer.get("usage")), request)
 
-    def result(self, call: ToolCall, text: str) -> JsonObject | None:
+    def result(self, call: ModelToolCall, text: str) -> JsonObject | None:
         """See Dialect."""
         kind = item_type(call.item)
         if kind not in _TEXT_ANSWERED:
@@ -74,7 +74,7 @@ class ResponsesDialect:
 
 def _turn_of(items: Sequence[object], usage: JsonObject | None, request: JsonObject) -> ModelTurn:
     """A turn from its items. A call that text cannot answer is left out: the model makes it again."""
-    calls: list[ToolCall] = []
+    calls: list[ModelToolCall] = []
     kept: list[object] = []
     for item in items:
         if not isinstance(item, dict):
@@ -90,9 +90,9 @@ def _turn_of(items: Sequence[object], usage: JsonObject | None, request: JsonObj
             arguments = item.get("arguments")
             item = {**item, "arguments": valid_arguments(arguments)}
             is_memory = isinstance(name, str) and name in MEMORY_TOOLS
-            calls.append(ToolCall(str(name or ""), arguments, is_memory, item))
+            calls.append(ModelToolCall(str(name or ""), arguments, is_memory, item))
         elif kind in OUTPUT_OF:
-            calls.append(ToolCall(str(name or ""), item.get("input"), False, item))
+            calls.append(ModelToolCall(str(name or ""), item.get("input"), False, item))
         if kind in _TEXT_ANSWERED or kind not in OUTPUT_OF:
             kept.append(item)
     return ModelTurn(calls, kept, usage)
