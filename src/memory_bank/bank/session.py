@@ -51,6 +51,22 @@ class Session:
         self._caches: dict[type, object] = {}
 
     @property
+    def embedder_name(self) -> str:
+        """The name of the embedding model; "" where there is none."""
+        return ""
+
+    @property
+    def observer_name(self) -> str:
+        """The label of the step's insights, "extractive" or "llm:MODEL"; "" where there are none."""
+        return ""
+
+    def prepare(self, settings: MemoryBankSettings | None, llm_client: object = None) -> None:
+        """Begin a step. A session without stores has nothing to load."""
+
+    def store(self, view: View, *, insights_later: bool = False) -> None:
+        """Store what is new in a view. This class stores nothing."""
+
+    @property
     def last_report(self) -> Plan | None:
         """``last_plan``, under the name that it had for strategies with a budget."""
         return self.last_plan
@@ -187,12 +203,23 @@ class MemoryBankState(Session):
 
     # the step of a strategy
 
-    def prepare(self, settings: MemoryBankSettings, llm_client: object = None) -> None:
+    @property
+    def embedder_name(self) -> str:
+        """The name of the embedding model, "" until one is known."""
+        return "" if self.insight_store is None else self.insight_store.embedder_name
+
+    @property
+    def observer_name(self) -> str:
+        """What the step's insights are labelled with: "extractive" or "llm:MODEL"."""
+        return self.observer.name
+
+    def prepare(self, settings: MemoryBankSettings | None, llm_client: object = None) -> None:
         """Begin a step: take its settings, and load what is stored and not known yet.
 
         The settings' embedder and counter are used unless the session was given its own. Raises ConfigError,
         EmbedderLoadError, EmbedderMismatchError, StorageError.
         """
+        settings = self.settings if settings is None else settings
         self.settings = settings
         self._deferred = {}  # this step does that work itself or defers it again
         if self._given_counter is None and self._encoding != settings.token_encoding:

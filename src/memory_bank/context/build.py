@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from memory_bank.bank.session import MemoryBankState, Session
+from memory_bank.bank.session import Session
 from memory_bank.config import MemoryBankSettings
 from memory_bank.context.render import memory_message, render, repair_interaction
 from memory_bank.faults import fault_point
@@ -22,8 +22,8 @@ class Policy:
     """A context strategy: what it chooses, and what the pipeline needs to know to carry that out.
 
     ``choose`` gets the view of the messages and the session in which they are stored. ``bank``: the settings
-    by which records are stored; None stores nothing. ``reads_insights``: a choice needs the insights of the
-    present step, so that they are stored before it.
+    by which a MemoryBankState stores records; None for a policy that needs no memory. ``reads_insights``: a
+    choice needs the insights of the present step, so that they are stored before it.
     """
 
     name: str
@@ -40,11 +40,9 @@ def build_context(messages: Sequence[object], session: Session, policy: Policy) 
     the same call can be made again.
     """
     with session.lock:
-        if policy.bank is not None and isinstance(session, MemoryBankState):
-            session.prepare(policy.bank, policy.llm_client)
+        session.prepare(policy.bank, policy.llm_client)
         view = session.transcript.update(messages)
-        if policy.bank is not None and isinstance(session, MemoryBankState):
-            session.store(view, insights_later=not policy.reads_insights)
+        session.store(view, insights_later=not policy.reads_insights)
         choice = policy.choose(view, session)
         context = render(make_plan(view, choice, session, policy))
         _record_plan(context.plan, session)
@@ -74,9 +72,6 @@ def make_plan(view: View, choice: Choice, session: Session, policy: Policy) -> P
         memory, memory_tokens, tokens = None, 0, view.full_tokens - saved
     for start, new in repaired.items():
         tokens += sum(map(count, new)) - view.tokens_between(start, _stop(view, start))
-    observer = embedder = ""
-    if policy.bank is not None and isinstance(session, MemoryBankState):
-        observer, embedder = session.observer.name, session.insight_store.embedder_name
     return Plan(
         view=view,
         choice=choice,
@@ -88,8 +83,8 @@ def make_plan(view: View, choice: Choice, session: Session, policy: Policy) -> P
         unchanged=bool(why),
         why_unchanged=why,
         counter=session.counter.name,
-        embedder=embedder,
-        observer=observer,
+        embedder=session.embedder_name,
+        observer=session.observer_name,
         memory=memory,
         repaired=repaired,
         repairs=repairs,
