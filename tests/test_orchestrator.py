@@ -296,6 +296,16 @@ def test_loops_are_warned_of_once_or_not_at_all(caplog):
         assert caplog.text.count("repeats itself") == wanted
 
 
+@pytest.mark.parametrize("key", ["hierarchical", "none"])
+def test_the_check_for_loops_does_not_parse_the_messages_again(key, monkeypatch):
+    monkeypatch.setattr(
+        "memory_bank.transcript.pairing.latest_interactions", lambda *_: pytest.fail("parsed")
+    )
+    it = LLMOrchestrator(ScriptedModel(["ok"]), looping("raise"), model="m", memory_key=key)
+    with pytest.raises(LoopDetectedError):
+        it.processor.apply_strategy([user(), *same(3)], key)
+
+
 def test_a_long_loop_is_counted_whole():
     with pytest.raises(LoopDetectedError) as e:
         LLMOrchestrator(ScriptedModel(["ok"]), looping("raise", 2), model="m").generate([user(), *same(60)])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import logging
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from memory_bank.config import AnyStrategy, Config, MemoryBankSettings, as_setti
 from memory_bank.context.build import build_context
 from memory_bank.context.policies import policy_of
 from memory_bank.errors import ConfigError, LoopDetectedError, StorageError
-from memory_bank.transcript.messages import check_messages
+from memory_bank.transcript.messages import Interaction, check_messages
 from memory_bank.transcript.pairing import repeated_calls
 
 log = logging.getLogger("memory_bank.MemoryBankStrategy")
@@ -134,15 +134,20 @@ class MemoryProcessor:
         """
         key = memory_key or self.config.default_strategy
         settings = self.config.strategy(key)
+        parsed = None
         if settings.type == "no_strategy" and input_token_count is not None:
             applied: Applied = list(check_messages(messages)), input_token_count
+            session = self.state(key, session_id)
         else:
             applied = self._apply(messages, llm_client, settings, key, session_id)
-        session = self.state(key, session_id)
+            session = self.state(key, session_id)
+            plan = None if session is None else session.last_plan
+            if plan is not None and plan.view.messages is messages:  # no other thread's step
+                parsed = plan.view.interactions
         if self.config.loop_detection == "warn" and session is not None:
-            session.run_later("loops", partial(self._check_loops, messages))
+            session.run_later("loops", partial(self._check_loops, messages, parsed))
         elif self.config.loop_detection != "off":
-            self._check_loops(messages)
+            self._check_loops(messages, parsed)
         return applied
 
     def _apply(
@@ -155,9 +160,9 @@ class MemoryProcessor:
         context = build_context(messages, session, policy)
         return context.messages, context.tokens
 
-    def _check_loops(self, messages: list[Any]) -> None:
+    def _check_loops(self, messages: list[Any], parsed: Sequence[Interaction] | None) -> None:
         threshold = self.config.loop_threshold
-        calls = repeated_calls(messages, threshold)
+        calls = repeated_calls(messages, threshold, parsed)
         if not calls:
             return
         tools = ", ".join(dict.fromkeys(c["tool_name"] for c in calls))

@@ -196,7 +196,7 @@ def test_retries_honour_retry_after() -> None:
         start = time.perf_counter()
         answer = chat(server, max_retries=2).generate_plain(input_messages=ASKED, model="m")
         assert reply_text(answer) == "ok"
-        assert 0.4 <= time.perf_counter() - start < 5
+        assert time.perf_counter() - start >= 0.4
 
 
 def test_text_that_utf8_cannot_carry_is_sent_all_the_same() -> None:

@@ -213,7 +213,7 @@ def test_a_hub_model_that_cannot_be_had_fails_soon() -> None:
     started = time.perf_counter()
     with pytest.raises(EmbedderLoadError, match="cannot be downloaded") as caught:
         load_embedder("BAAI/no-such-model-anywhere")
-    assert time.perf_counter() - started < 15
+    assert time.perf_counter() - started < 60
     assert 'embedding_model = "lexical"' in str(caught.value)
     assert "local folder" in str(caught.value)
     assert "\n" not in str(caught.value)

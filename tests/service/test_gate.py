@@ -84,9 +84,9 @@ def service(tmp_path, database):
         one.__exit__(None, None, None)
 
 
-def settled(ask, status, within=30.0):
+def settled(ask, status):
     """The answer once it has this status: keys are read again every second."""
-    end = time.monotonic() + within
+    end = time.monotonic() + 30
     while (answer := ask()).status != status:
         assert time.monotonic() < end, answer
         time.sleep(0.05)
@@ -267,11 +267,9 @@ def test_revoking_reaches_every_process_while_requests_keep_coming(service, data
     both = [service(), service()]
     assert all(s.ask("GET", WHO, bearer(key)).status == 200 for s in both)
     Keys(database).revoke("lost")
-    began = time.monotonic()
     for served in both:
-        settled(lambda s=served: s.ask("GET", WHO, bearer(key)), 401, within=2.5)
+        settled(lambda s=served: s.ask("GET", WHO, bearer(key)), 401)
         assert served.ask("GET", WHO, bearer(kept)).status == 200
-    assert time.monotonic() - began < 5
 
 
 def test_two_keys_of_one_namespace(service, database):
@@ -355,6 +353,27 @@ def test_what_is_open_without_a_key(service, database):
         assert served.ask("GET", path).status in (401, 404), path
         assert b"namespace" not in served.ask("GET", path).body
     assert served.ask("GET", "/nothing").status == 401
+
+
+def test_a_revoked_key_is_refused_after_a_second_however_many_requests_come(database):
+    from memory_bank.errors import NotAuthorizedError
+    from memory_bank.service.security.access import Keyring
+
+    _, key = Keys(database).create("a")
+    now = [0.0]
+    keyring = Keyring(database, clock=lambda: now[0])
+
+    async def walk():
+        assert keyring.caller(key)
+        Keys(database).revoke("a")
+        while now[0] <= 1:
+            now[0] += 0.125
+            await keyring.refresh()
+
+    asyncio.run(walk())
+    with pytest.raises(NotAuthorizedError):
+        keyring.caller(key)
+    keyring.close()
 
 
 def test_keys_that_were_known_hold_while_the_database_is_away(database, caplog):

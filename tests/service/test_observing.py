@@ -142,7 +142,7 @@ def test_a_limit_of_cost_without_a_price_is_told_at_the_start(
 def test_a_model_that_hangs_keeps_up_no_request_and_its_jobs_are_free_soon(
     configured: Any, database: Database
 ) -> None:
-    with ScriptedServer(lambda body: Reply("late", delay=60)) as model:
+    with ScriptedServer(lambda body: Reply("late", delay=600)) as model:
         config = config_for(configured, model)
         observing = observing_for(database, config)
         sessions = Sessions(database, config, OpenAIChat(base_url=model.base_url), queued=observing.wake)
@@ -152,9 +152,9 @@ def test_a_model_that_hangs_keeps_up_no_request_and_its_jobs_are_free_soon(
         began = time.monotonic()
         for n in range(3, 8):
             assert sessions.rebuild(None, "a", chat(n)).record_count == n
-        assert time.monotonic() - began < 40
+        assert time.monotonic() - began < 120
         observing.close(0.2)
-        assert time.monotonic() - began < 50
+        assert time.monotonic() - began < 240
         free = JobQueue(database).take("another", 50, 60)
         assert len(free) == 7
         assert {j.attempts for j in free} == {1}  # what was let go does not count

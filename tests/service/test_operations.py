@@ -12,6 +12,7 @@ from starlette.middleware import Middleware
 from starlette.testclient import TestClient
 from tests.chats import rounds, system, user
 from tests.postgres import Server
+from tests.service.processes import until
 
 from memory_bank import __version__
 from memory_bank.service.app import create_app
@@ -88,7 +89,7 @@ def test_a_part_that_hangs_is_told_in_time_and_hangs_alone(configured: Any) -> N
         with TestClient(create_app(configured(upstream=url))) as client:
             began = time.monotonic()
             told = client.get("/health").json()
-            assert time.monotonic() - began < 10
+            assert time.monotonic() - began < 60  # no answer would ever come
     assert told["status"] == "degraded"
     assert {n: p["ok"] for n, p in told["parts"].items()} == {
         "database": True, "upstream": False, "embedder": True, "observer": True,
@@ -103,7 +104,7 @@ def test_the_database_goes_and_comes_back(
         assert client.get("/health").json()["status"] == "ok"
         postgres.stop()
         try:
-            time.sleep(1.1)  # what was known a second ago is believed
+            until(lambda: client.get("/health").status_code == 503)  # results are kept for a second
             answer = client.get("/health")
             assert (answer.status_code, answer.json()["status"]) == (503, "degraded")
             told = answer.json()["parts"]
@@ -118,8 +119,7 @@ def test_the_database_goes_and_comes_back(
             assert "memory_bank_queue_jobs" not in scraped
         finally:
             postgres.start()
-        time.sleep(1.1)
-        assert client.get("/health").status_code == 200
+        until(lambda: client.get("/health").status_code == 200)
         scraped = client.get("/metrics").text
         assert "memory_bank_database_up 1.0" in scraped
         (errors,) = [x for x in scraped.splitlines() if x.startswith("memory_bank_database_errors_total")]

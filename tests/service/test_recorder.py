@@ -5,6 +5,7 @@ import time
 from dataclasses import replace
 
 import pytest
+from tests.growth import cpu_seconds
 from tests.service.processes import until
 from tests.service.runs import orders
 
@@ -113,11 +114,14 @@ def test_under_overload_contents_are_dropped_and_figures_never(database, session
 def test_taking_a_step_costs_next_to_nothing_however_slow_the_rest(database, sessions, recorder):
     made = sessions.rebuild(None, "a", orders(3))
     with database.write_lock, made.state.lock:  # neither can be written nor looked at
-        began = time.perf_counter()
-        for _ in range(1000):
-            recorder.take(made)
-        spent = time.perf_counter() - began
-    assert spent < 1.0  # a few microseconds each; the bound is for slow machines
+
+        def take() -> None:
+            for _ in range(1000):
+                recorder.take(made)
+
+        began = time.monotonic()
+        assert cpu_seconds(take) < 1.0  # a few microseconds each; the bound is for slow machines
+        assert time.monotonic() - began < 60  # it waits for neither
     assert recorder.drain(60)
 
 
@@ -180,14 +184,14 @@ def test_what_waits_is_written_when_it_ends(database, sessions, recorder):
 
 
 def test_closing_does_not_wait_for_a_database_that_is_away(database, sessions):
-    recorder = Recorder(database, 100)
+    recorder = Recorder(database, 100, patience=600)
     made = sessions.rebuild(None, "a", orders(3))
     database.away = True
     for _ in range(5):
         recorder.take(made)
     began = time.monotonic()
     recorder.close(0.5)
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 60
     assert recorder.lost == 5
     database.away = False
 

@@ -324,7 +324,7 @@ def test_an_evil_pattern_does_not_hang(evil):
     state, (trace_id,) = stored("a" * 1_900 + "!")
     start = time.monotonic()
     answer = get(state, trace_id, pattern=evil)
-    assert time.monotonic() - start < 10
+    assert time.monotonic() - start < 60  # without its limit it would take years
     assert "more than 2 seconds" in answer or "No line matches" in answer or "matching line" in answer
 
 

@@ -4,6 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
+from hypothesis import strategies as st
 from tests.chats import any_chats, call, good_chats, result, rounds, say, system, user
 
 from memory_bank.errors import MessagesError
@@ -12,6 +13,7 @@ from memory_bank.transcript.messages import (
     MessageKind,
     Utterance,
     extract_tool_outputs,
+    latest_interactions,
     parse_messages,
     render_messages,
     task_text,
@@ -283,6 +285,23 @@ def test_extract_looks_at_the_last_interaction_only():
     assert [o[2]["n"] for o in extract_tool_outputs([user(), *rounds(3), user("next"), say("ok")])] == [2]
     assert extract_tool_outputs([user(), say("no tools")]) == []
     assert extract_tool_outputs([]) == []
+
+
+@given(good_chats(), st.integers(1, 4))
+def test_the_latest_interactions_are_the_last_ones_of_the_whole_list(messages, count):
+    assert latest_interactions(messages, count) == interactions(messages)[-count:]
+
+
+def test_parallel_calls_as_items_are_one_of_the_latest_interactions():
+    def item(n):
+        return {"type": "function_call", "call_id": f"p{n}", "name": "f", "arguments": "{}"}
+
+    def output(n):
+        return {"type": "function_call_output", "call_id": f"p{n}", "output": "x"}
+
+    turn = [{"type": "reasoning", "summary": []}, *map(item, range(5)), *map(output, range(5))]
+    (found,) = latest_interactions([user(), *rounds(3), *turn], 1)
+    assert (found.start, len(found.pairs)) == (7, 5)
 
 
 def test_missing_arguments_and_type_are_fine():

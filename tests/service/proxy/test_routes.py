@@ -395,15 +395,13 @@ def test_a_stream_comes_as_it_is_made(tmp_path):
 
 def test_headers_come_before_the_first_byte(tmp_path):
     with (
-        RawUpstream(lambda got: chunked(20.0, b"late")) as upstream,
+        RawUpstream(lambda got: chunked(120.0, b"late")) as upstream,
         proxied(upstream.base_url, tmp_path / "bank.db") as p,
-        socket.create_connection(("127.0.0.1", p.port), timeout=20) as client,
+        socket.create_connection(("127.0.0.1", p.port), timeout=60) as client,
     ):
         data = json.dumps({"messages": LONG[:2], "stream": True}).encode()
-        began = time.monotonic()
         client.sendall(head_of("POST", CHAT, data) + data)
-        client.recv(10)
-        assert time.monotonic() - began < 15
+        assert client.recv(10)
 
 
 def test_connections_are_kept(echo):
