@@ -1,4 +1,4 @@
-"""memory_bank: short prompts for tool-calling agents, with every tool output one id away.
+"""Memory for tool-calling agents: prompts stay small, and every tool output can be fetched by its id.
 
 Errors are in ``memory_bank.errors``, typed step histories in ``memory_bank.history``, fakes and contracts for
 tests in ``memory_bank.testing``. Names are imported when first used: ``import memory_bank`` loads nothing heavy.

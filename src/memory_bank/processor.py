@@ -1,4 +1,4 @@
-"""The doors to the pipeline: ``apply_memory_bank_strategy``, and MemoryProcessor for configured strategies."""
+"""Entry points to the pipeline: ``apply_memory_bank_strategy``, and MemoryProcessor for configured strategies."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Texts to unit vectors by any embedder, whose results are checked here."""
+"""Texts as unit vectors by any embedder; the results of the embedder are checked."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The keys of a service: made, listed, revoked; what is stored tells whether a key is valid, and no more."""
+"""API keys of the service: creating, listing and revoking them. Only hashes of the keys are stored."""
 
 from __future__ import annotations
 

@@ -68,7 +68,7 @@ class Session:
 
     @property
     def last_report(self) -> Plan | None:
-        """``last_plan``, under the name that it had for strategies with a budget."""
+        """``last_plan`` under its former name."""
         return self.last_plan
 
     def cache(self, kind: Callable[[], T]) -> T:

@@ -1,4 +1,4 @@
-"""The worker that has queued records summarised, in a thread of the agent's process or in its own."""
+"""The worker that runs the Observer on queued records, in a thread of the agent's process or in its own."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ _UsageError: Any = typer.BadParameter.__bases__[0]
 
 app = typer.Typer(
     name="memory-bank",
-    help="Memory for tool-calling agents: the prompt stays small, every tool output stays one id away.",
+    help="Memory for tool-calling agents: prompts stay small, and every tool output can be fetched by its id.",
     invoke_without_command=True,
     add_completion=False,
     pretty_exceptions_enable=False,

@@ -313,7 +313,7 @@ def explain(
         if found is None:
             raise TraceFileError(f"the run {trace.id} has {calls} model calls: choose one of them.")
         if found.plan is None:
-            raise ConfigError(f"the strategy {key} keeps no plan: choose one of type memory_bank.")
+            raise ConfigError(f"the strategy {key} keeps no plan in a replay: choose one that has a bank.")
         if html is not None:
             html.write_text(found.plan.as_html(), encoding="utf-8", errors="replace")
         if as_json:

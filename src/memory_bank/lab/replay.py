@@ -79,8 +79,8 @@ def _copied(value: Any) -> Any:
 class ReplayStep:
     """One model call of a replayed trace: its number from 1, the context, and the tokens of both versions.
 
-    ``plan`` is what the strategy decided, None for a strategy without a plan; ``state`` its state after the
-    step. Both are closed with the replay. ``counter`` is the name of what counted the tokens.
+    ``plan`` is what the strategy decided and ``state`` its state after the step, which is closed with the replay;
+    both are None for a strategy without a bank. ``counter`` is the name of what counted the tokens.
     """
 
     trace_id: str

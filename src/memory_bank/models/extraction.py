@@ -1,4 +1,4 @@
-"""One record to one summary without a model: the call, and the values of its output that identify it."""
+"""Summarises one record without a model: the call, and the values of its output that identify it."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ _STOP_WORDS = frozenset(
 
 
 class LexicalEmbedder:
-    """Texts to vectors by hashing their words, without a model; an ``Embedder`` named ``lexical-v1``.
+    """Embeds texts by hashing their words, without a model; an ``Embedder`` named ``lexical-v1``.
 
     A text becomes the signed sum of its hashed features, scaled to length 1: identifiers as wholes
     (``ORD-48213``, ``user_id``, ``a@b.com``), their parts (at separators, camelCase humps and between letters

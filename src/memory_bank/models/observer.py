@@ -1,4 +1,4 @@
-"""The Observer: one record to one summary, by a language model, or by extraction without one."""
+"""The Observer: summarises one record by a language model, or by extraction without one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The evidence of one session: takes in calls as they happen, selects what the next call may need."""
+"""The evidence of one session: calls are added as they happen; selects what the next call may need."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""The service: an HTTP API, a proxy for OpenAI-compatible clients, an MCP server, and a page to look at."""
+"""The service: an HTTP API, a proxy for OpenAI-compatible clients, an MCP server, and a web page."""

@@ -1,4 +1,4 @@
-"""Sessions in the service: contexts are rebuilt, memory is read, a limited number is open."""
+"""The open sessions of the service, a limited number: contexts are rebuilt and memory is read through them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every embedder keeps to: subclass EmbedderContract in a test file and say how to make one."""
+"""The contract of embedders: subclass EmbedderContract in a test file and implement `make_embedder`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The worlds of live cases: what their tools answer, and when a case has succeeded.
+"""The simulated tools of live cases: what they answer, and when a case has succeeded.
 
 ``RecordedTools`` serves cases in the format of ComplexFuncBench and scores them as the benchmark does (Zhong
 et al. 2025, arXiv:2501.10132): a case succeeds when every recorded call was made and the agent then answered;

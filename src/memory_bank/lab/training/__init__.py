@@ -1,1 +1,1 @@
-"""Recorded runs to the model of the evidence selection."""
+"""Training of the evidence selection's model from recorded runs."""

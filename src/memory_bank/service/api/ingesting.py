@@ -1,4 +1,4 @@
-"""What callers bring to be remembered without asking for a context: conversations, or tool outputs alone."""
+"""Storing conversations, or tool outputs alone, without building a context."""
 
 from __future__ import annotations
 

@@ -429,10 +429,10 @@ class StepDetail(ResponseModel):
 
     ``manifest.context`` has the messages as sent, with secrets redacted and long texts cut (``left_out`` says
     how much). The ``part`` of a message is anchor, memory, past, tail or other; a part of a memory text that
-    shows a piece or names a call has its ``fate`` and ``trace_id``. ``manifest.plan``, null for a strategy
-    without a plan, has the decision on every past interaction (the newest of each fate; ``fates`` counts
-    all), the pieces shown, those nearly shown, and those no longer shown. ``changes`` are past interactions
-    whose fate differs from the step before, null if that step has no manifest.
+    shows a piece or names a call has its ``fate`` and ``trace_id``. ``manifest.plan`` has the decision on
+    every past interaction (the newest of each fate; ``fates`` counts all), the pieces shown, those nearly
+    shown, and those no longer shown. ``changes`` are past interactions whose fate differs from the step
+    before, null if that step has no manifest.
     """
 
     model_config = ConfigDict(
@@ -548,7 +548,7 @@ class RecordQuery(RequestModel):
     )
     lines: str | None = Field(None, max_length=1000, description="lines: 10-25, 7, or -20 for the last 20")
     pattern: str | None = Field(
-        None, max_length=1000, description="a regular expression; matching lines come with one line around"
+        None, max_length=1000, description="a regular expression; lines around a match are included"
     )
     max_chars: Annotated[int, Field(ge=1, le=10_000_000, description="maximum length of the part")] = 100_000
 
@@ -562,7 +562,7 @@ class ContextRequest(RequestModel):
     messages: list[Message] = Field(description="the whole conversation, as it would be sent to the model")
     strategy: str | None = Field(None, description="key of a strategy in the configuration")
     agent_id: AgentId | None = Field(
-        None, description="the agent that has the session, for searches of several"
+        None, description="the agent that the session belongs to, for a wider scope"
     )
     plan: StrictBool = Field(True, description="false omits the plan, which is long after thousands of calls")
 
@@ -573,7 +573,9 @@ class ToolOutput(RequestModel):
     tool_name: Name = Field(examples=["get_order"])
     raw_input: Json = Field(None, description="its arguments: JSON text as the model wrote it, or an object")
     raw_output: Json = Field(description="text is stored exactly, any other JSON value as a value")
-    call_id: Name | None = Field(None, description="the call's id; another id is another call")
+    call_id: Name | None = Field(
+        None, description="the call's id: equal outputs with different ids are different calls"
+    )
 
 
 class IngestRequest(RequestModel):
@@ -605,5 +607,5 @@ class IngestRequest(RequestModel):
     tool_outputs: list[ToolOutput] = Field(default_factory=list, description="the outputs of one step")
     task: Text = Field("", description="the user's task, with tool_outputs")
     agent_id: AgentId | None = Field(
-        None, description="the agent that has the session, for searches of several"
+        None, description="the agent that the session belongs to, for a wider scope"
     )

@@ -26,7 +26,7 @@ _CALL_LINE = re.compile(r"^#(\d+)(?= |$).*$", re.M)
 
 
 def snapshot(step: Rebuilt) -> dict[str, Any]:
-    """Make the manifest of a step. Its plan is None if the strategy makes none.
+    """Make the manifest of a step. Its plan is None if the step has none.
 
     The step must be its session's latest, and the session must be locked: the plan reads its evidence now.
     Texts may have lone surrogates.

@@ -1,4 +1,4 @@
-"""What the proxy has to know of a model API: the protocol that each supported API implements in one file."""
+"""The protocol by which the proxy reads and edits a model API; each supported API implements it in one file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The connection to the model's API: which headers go there and back, and answers as streams."""
+"""The connection to the model's API: which headers are forwarded in each direction, and answers as streams."""
 
 from __future__ import annotations
 
