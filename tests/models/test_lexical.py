@@ -124,7 +124,7 @@ def test_a_huge_text_takes_no_time(text: str) -> None:
     def encode(chars: int) -> None:
         assert np.isfinite(LexicalEmbedder().encode([text[:chars]])[0]).all()
 
-    assert growth(encode, 100_000, len(text)) < 20  # at least 50 times as much text
+    assert growth(encode, len(text)) < 10  # only the head and the tail are read
 
 
 def test_head_and_tail_of_a_huge_text_count() -> None:
