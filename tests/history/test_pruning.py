@@ -59,13 +59,15 @@ class Rows(dict):
 
     session_id = "s"
 
-    def remember(self, records):
+    def add(self, records):
+        before = len(self)
         for r in records:
             assert self.setdefault(r.trace_id, r).output_text == r.output_text
+        return len(self) - before
 
 
 class Refusing(Rows):
-    def remember(self, records):
+    def add(self, records):
         raise StorageError("the disk is full")
 
 

@@ -156,7 +156,7 @@ def test_what_is_unchanged_is_what_was_sent(messages):
         (b'\xff{"messages": []}', "invalid_request", "UTF-8"),
         (b'{"messages": ' + b"[" * 100_000, "invalid_request", "too deep"),
         (b'{"messages": [' + b"1" * 5_000 + b"]}", "invalid_request", "digits"),
-        (b'{"messages": [], "messages": []}', "invalid_request", "twice"),
+        (b'{"messages": [], "messages": []}', "invalid_request", "duplicate"),
         (b"{}", "invalid_request", "messages"),
         (b'{"messages": "hello"}', "invalid_request", "list"),
         (b'{"messages": [], "plan": "yes"}', "invalid_request", "plan"),

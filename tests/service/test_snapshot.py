@@ -9,7 +9,7 @@ from tests.service.runs import orders, recorded
 from memory_bank.bank.database import Database
 from memory_bank.bank.usage import packed, unpacked
 from memory_bank.config import load_config
-from memory_bank.plan import Decision, Fate, Piece, Plan
+from memory_bank.plan import Choice, Decision, Fate, Piece, Plan
 from memory_bank.service.page import snapshot as made_of
 from memory_bank.service.page.snapshot import snapshot
 from memory_bank.service.sessions import Rebuilt, Sessions
@@ -109,10 +109,11 @@ def test_messages_that_went_through_have_their_places(sessions):
     ]  # fmt: skip
 
 
-def test_strategies_without_a_plan_have_their_context(sessions):
+def test_strategies_without_memory_have_a_plan_and_their_context(sessions):
     for strategy in ("observation_masking", "keep_last_n"):
         kept = taken(sessions, orders(30), strategy, name=strategy)
-        assert kept["plan"] is None
+        assert sum(f["interactions"] for f in kept["plan"]["fates"].values()) == 29
+        assert kept["plan"]["pieces"] == []
         assert kept["context_messages"] == len(kept["context"]) > 2
 
 
@@ -126,7 +127,7 @@ def test_long_texts_and_long_contexts_are_cut_and_say_so(sessions):
     many = taken(sessions, orders(400), "no_strategy", name="many")
     assert [m.get("left_out") for m in many["context"] if "role" not in m] == [802 - 200]
     assert many["context_messages"] == 802
-    assert many["context"][-1]["part"] == "other"  # nobody planned
+    assert many["context"][-1]["part"] == "tail"
     assert len(json.dumps(many)) < 500_000
 
 
@@ -150,10 +151,15 @@ class EveryFate:
         return [Decision(None, ("gone",), ("tool",), Fate.PART, 0.5, "it is", 0)]
 
 
+def planned(view, fates):
+    choice = Choice(reasons=EveryFate(fates))
+    return Plan(view, choice, "memory_bank", 1, 2, 1, 1, False, "", "counter")
+
+
 def a_plan(sessions, n, fates):
     step = sessions.rebuild(None, "a", orders(n, rows=1))
     view = step.plan.view
-    plan = Plan(view, "", EveryFate(fates), 1, 2, 1, False, "counter", "embedder", "observer")
+    plan = planned(view, fates)
     values = {f: getattr(step, f) for f in Rebuilt.__dataclass_fields__}
     return Rebuilt(**{**values, "plan": plan})
 
@@ -182,7 +188,7 @@ def test_at_ten_thousand_decisions_a_manifest_stays_small(sessions):
         view.messages, [*view.interactions] * 10, view.kept, view.tail_start, "", view.tokens_before
     )
     values = {f: getattr(step, f) for f in Rebuilt.__dataclass_fields__}
-    plan = Plan(many, "", EveryFate([Fate.LEFT_OUT]), 1, 2, 1, False, "c", "e", "o")
+    plan = planned(many, [Fate.LEFT_OUT])
     kept = packed(snapshot(Rebuilt(**{**values, "plan": plan})))
     assert len(kept) < 100_000
     assert unpacked(kept)["plan"]["fates"]["left out"]["interactions"] == 10_009

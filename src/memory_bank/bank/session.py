@@ -292,6 +292,11 @@ class MemoryBankState(Session):
         return self._generation
 
     @property
+    def agent_id(self) -> str | None:
+        """The agent that owns the session; None where none was named."""
+        return self.database.agent_of(self.session_id)
+
+    @property
     def wider(self) -> WiderScope | None:
         """The other sessions that ``scope`` includes; None when it includes none."""
         if self.scope == "session":
