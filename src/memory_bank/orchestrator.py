@@ -122,7 +122,7 @@ class LLMOrchestrator:
         if client is None:
             raise ConfigError("LLMOrchestrator needs a client: an openai.OpenAI, or one with generate_plain.")
         if not isinstance(keep, int) or isinstance(keep, bool) or keep < 0:
-            raise ConfigError("keep: the number of calls to keep, a whole number from 0.")
+            raise ConfigError("keep: the number of calls to keep must be a whole number, 0 or more.")
         self.processor = MemoryProcessor(config, open_state)
         self._client = client
         self._create = _create_of(client)
