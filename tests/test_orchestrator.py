@@ -180,7 +180,7 @@ def test_failures_are_one_sentence_and_in_the_trace():
         ({"client": None}, "needs a client"),
         ({"client": 5}, "cannot be a int"),
         ({"memory_key": "hierarchica"}, "did you mean 'hierarchical'"),
-        ({"keep": -1}, "a whole number from 0"),
+        ({"keep": -1}, "0 or more"),
         ({"prices": {"m": {"prompt": -1, "completion": 1}}}, "prices.m.prompt"),
         ({"prices": {"m": {"promt": 1, "completion": 1}}}, "prices.m"),
     ],
