@@ -12,6 +12,7 @@ import time
 
 import openai
 import pytest
+import sqlalchemy as sa
 from tests.service.proxied import (
     RawUpstream,
     chunked,
@@ -289,8 +290,13 @@ def test_a_full_disk(tmp_path):
 
 
 def limit_pages(database, most):
-    with database.write() as c:
-        c.exec_driver_sql(f"PRAGMA max_page_count={most}")
+    """Give every connection of the database at most so many pages; the setting is one of a connection."""
+
+    def limit(connection, *_):
+        connection.execute(f"PRAGMA max_page_count={most}").fetchall()
+
+    for engine in {database._engine, database._reader}:
+        sa.event.listen(engine, "checkout", limit)
 
 
 @pytest.mark.parametrize(
