@@ -19,7 +19,7 @@ from memory_bank import (
     apply_memory_bank_strategy,
 )
 from memory_bank.testing import ScriptedModel
-from memory_bank.transcript.messages import content_text
+from memory_bank.transcript.messages import carries_only_media
 from memory_bank.transcript.pairing import pairing_errors
 
 LOCAL = MemoryBankSettings(
@@ -184,9 +184,7 @@ def test_any_list_goes_through(messages, repair):
     context, tokens = apply(messages, state, repair_pairs=repair)
     roles = ("user", "system", "developer")
     said = [m for m in messages if isinstance(m, dict) and m.get("role") in roles]
-    said = [
-        m for m in said if m["role"] != "user" or content_text(m.get("content")).strip()
-    ]  # else: images of results
+    said = [m for m in said if m["role"] != "user" or not carries_only_media(m)]
     kept = [m for m in context if any(m is one for one in said)]
     assert [id(m) for m in kept] == [id(m) for m in said]
     if state.last_plan.unchanged and repair == "off":
