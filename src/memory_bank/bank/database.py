@@ -395,7 +395,7 @@ class Database:
             return row[0] or 0, row[1]
 
     def generation_within(self, c: Connection, session_id: str) -> int:
-        """As ``generation``, within a write."""
+        """Return the generation of a session, read on a connection that is in a write transaction."""
         return c.execute(_GENERATION, {"session": session_id}).scalar() or 0
 
     def set_task(self, session_id: str, task: str) -> None:

@@ -130,7 +130,10 @@ def check_same(a: RowMapping | RecordRow, b: RowMapping | RecordRow) -> None:
 
 
 def latest_insights(batch: Iterable[Insight]) -> list[Insight]:
-    """The last insight of every trace_id, in the order of these. Raises RecordError for invalid ones."""
+    """Keep the last insight of each trace_id, in order of first appearance.
+
+    Raises RecordError for an invalid insight.
+    """
     latest: dict[str, Insight] = {}
     for insight in batch:
         if not isinstance(insight, Insight):

@@ -97,7 +97,7 @@ class TraceFiles:
 
 
 def is_turn(message: object) -> bool:
-    """Whether a message is an assistant turn, which is what a model call of a recorded run produced."""
+    """Whether a message is an assistant turn, the result of one model call of a recorded run."""
     return bool(read(message, "role") == "assistant")
 
 

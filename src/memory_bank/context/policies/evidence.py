@@ -232,7 +232,6 @@ class EvidenceMemory:
         self.index = EvidenceIndex(_model(model_path), counter.count_text, similarity=similarity)
         self.numbers: dict[str, int] = {}
         self.places: dict[str, int] = {}  # of each record in the index
-        self.made_for: tuple[object, ...] = ()  # the settings that it follows; with others it is made anew
         self._latest = 0  # the index takes interactions in order; a late result joins the latest
 
     def add(self, record: InteractionRecord, note: str = "") -> None:

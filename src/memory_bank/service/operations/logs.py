@@ -114,7 +114,10 @@ def _shown(value: Any) -> str:
 
 
 def _error_chain(error: BaseException | None, trace: TracebackType | None) -> list[str]:
-    """An error as types and frames, innermost first. Only our own errors' texts are free of content."""
+    """Describe an error by types and frames, innermost first.
+
+    Only the library's own errors are quoted, because their messages hold no content.
+    """
     chain: list[str] = []
     seen: set[int] = set()
     while error is not None and id(error) not in seen and len(chain) < _FRAMES:

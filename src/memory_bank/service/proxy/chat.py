@@ -141,7 +141,7 @@ class ChatStream(TurnStream):
         return ModelTurn() if self._has_failed else _turn_of(self._message.whole(), self._usage)
 
     def _continued(self, choice: object) -> object:
-        """A choice of a later turn: without a second role, and with a gap before its first text."""
+        """A stream choice of a later turn: its role is removed, and a blank line precedes its first text."""
         delta = {k: v for k, v in _delta(choice).items() if k != "role"}
         text = delta.get("content")
         if isinstance(text, str) and text:

@@ -142,7 +142,7 @@ class Rebuilder:
         headers: Mapping[str, str],
         upstream_key: str | None,
     ) -> MemoryResult:
-        """The context for a request, or why there is none."""
+        """Return the rebuilt context of a request, or the reason why the request is forwarded unchanged."""
         began = time.perf_counter()
         if len(self._stuck) >= MOST_STUCK or not self._breaker.allows():
             return MemoryResult("failed", "paused")

@@ -34,7 +34,7 @@ _OPTIONS = {"database": "db"}  # settings whose option has another name
 
 @dataclass(frozen=True, slots=True)
 class StartupInfo:
-    """What a service announces when it has started."""
+    """The address and the settings that a service prints once it has started."""
 
     address: str
     database: str
