@@ -1,0 +1,151 @@
+"""A tool call in a few words: the arguments that tell it from the tool's other calls, and its outcome."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import islice
+
+from memory_bank.selection.effects import is_failure
+from memory_bank.transcript.jsontext import inner_json, leaves, parse_arguments
+
+LEAST_CHARS = 24
+"""Characters that are shown of every value, at least, where it has so many."""
+_LEAVES = 40  # values of one call that are compared with those of other calls
+_READ_CHARS = 400  # characters of a value that are read
+_SAME_CHARS = 200  # characters of two values that are compared
+_AFTER = 16  # characters shown after the place where a value differs from that of the call before
+_OUTCOME_CHARS = 48
+_ERROR_CHARS = 72
+_LABEL = re.compile(r"\A\s*(?:<[^<>]{1,40}>\s*)?(?:error:?\s+)?", re.I)
+_WORD_END = re.compile(r"[\s,;)\]}]")
+_TELLING = re.compile(
+    r"(?:^|_)(?:status|state|result|message|id|url|number|path|name|count|total)$|id$", re.I
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Argument:
+    """A value in the arguments of a call, on one line, with the name that it stands under."""
+
+    key: str
+    text: str
+
+    @property
+    def start(self) -> str:
+        """What values are compared by: case folded, so many characters as are always shown."""
+        return self.text[:LEAST_CHARS].strip().casefold()
+
+
+def arguments_of(arguments: str) -> tuple[Argument, ...]:
+    """The values in the arguments of a call (JSON text, or any other text), in order."""
+    value = parse_arguments(arguments)
+    found = []
+    for leaf in islice(leaves(value), _LEAVES):
+        if isinstance(leaf.value, str):
+            text = one_line(leaf.value[:_READ_CHARS])
+        elif leaf.value is None or isinstance(leaf.value, bool):
+            continue
+        else:
+            text = str(leaf.value)[:_READ_CHARS]
+        if text:
+            found.append(Argument("" if leaf.key == "_raw" else one_line(leaf.key)[:40], text))
+    return tuple(found)
+
+
+def distinguishing(arguments: Sequence[Argument], counts: Counter[str]) -> tuple[Argument, ...]:
+    """The values that tell a call from the tool's other calls: one that only it has, else the two rarest.
+
+    ``counts``: in how many of the tool's calls each value stands, by ``Argument.start``.
+    """
+    told = [a for a in {a.start: a for a in reversed(arguments)}.values() if len(a.start) >= 2] or list(
+        arguments
+    )
+    if not told:
+        return ()
+    order = {a.start: n for n, a in enumerate(arguments)}
+    told.sort(key=lambda a: (counts[a.start], -min(len(a.start), 12), order[a.start]))
+    return tuple(told[: 2 if counts[told[0].start] > 1 else 1])
+
+
+def clip(text: str, chars: int) -> str:
+    """The first ``chars`` characters of a line, cut after a word; ``…`` marks the cut."""
+    if len(text) <= chars:
+        return text
+    cut = max((m.start() for m in _WORD_END.finditer(text, LEAST_CHARS, chars + 1)), default=0)
+    return text[: cut or chars].rstrip() + "…"
+
+
+def shown_value(text: str, chars: int, others: Iterable[str] = ()) -> str:
+    """A value as a line shows it: longer than ``chars`` where it differs late from one of the ``others``."""
+    for other in others:
+        most = min(len(text), len(other), _SAME_CHARS)
+        same = next((i for i in range(most) if text[i] != other[i]), most)
+        if same < most:
+            chars = max(chars, same + _AFTER)
+    return clip(text, chars)
+
+
+def ending(text: str, chars: int) -> str:
+    """A value as further information: its start, or for a long path its end from a ``/`` on."""
+    if len(text) <= chars or "/" not in text[-chars:] or " " in text:
+        return clip(text, chars)
+    return "…" + text[text.index("/", len(text) - chars) :]
+
+
+def outcome(output: str) -> str:
+    """What came back in a few words: "" for nothing, ``error: …`` for a failure, else its telling values."""
+    text = output.strip()
+    if is_failure(output):
+        return f"error: {clip(one_line(_error_text(text)), _ERROR_CHARS)}"
+    if not text:
+        return ""
+    value = inner_json(text) if len(text) <= 20_000 else None
+    if isinstance(value, dict) and isinstance(value.get("content"), list):
+        texts = [
+            p["text"] for p in value["content"] if isinstance(p, dict) and isinstance(p.get("text"), str)
+        ]
+        if len(texts) == 1:
+            return outcome(texts[0]) if texts[0] != text else ""
+    if value is None:
+        line = one_line(text[:_READ_CHARS])
+        if len(line) <= _OUTCOME_CHARS and len(text) <= _READ_CHARS:
+            return line
+        lines = text.count("\n") + 1
+        return f"{lines:,} lines" if lines > 1 else clip(line, _OUTCOME_CHARS)
+    if isinstance(value, list):
+        return f"{len(value):,} items"
+    return _telling(value) or "ok"
+
+
+def _telling(value: object) -> str:
+    parts: list[str] = []
+    room = _OUTCOME_CHARS
+    for leaf in islice(leaves(value, breadth_first=True), 60):
+        if leaf.value is None or not _TELLING.search(leaf.key):
+            continue
+        part = f"{leaf.key}={clip(one_line(str(leaf.value)[:_READ_CHARS]), 32)}"
+        if len(part) <= room and part not in parts:
+            parts.append(part)
+            room -= len(part) + 2
+        if len(parts) == 2:
+            break
+    return ", ".join(parts)
+
+
+def _error_text(text: str) -> str:
+    value = inner_json(text) if len(text) <= 20_000 else None
+    if isinstance(value, dict):
+        for leaf in islice(leaves(value), 40):
+            if isinstance(leaf.value, str) and leaf.key in ("error", "message", "detail", "text", "errors"):
+                return leaf.value
+    if text.startswith("Traceback"):
+        return text.rstrip().rsplit("\n", 1)[-1]
+    return _LABEL.sub("", text[:_READ_CHARS])
+
+
+def one_line(text: str) -> str:
+    """The text with its white space collapsed."""
+    return " ".join(text.split())

@@ -1,0 +1,314 @@
+"""The thread of a session: every past call told in few tokens, the agent's latest plan, its decisions.
+
+Calls that changed something stand on lines of their own, look-ups of one tool share a line, and what does not
+fit is counted by tool with the range of its numbers.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from memory_bank.selection.calltext import (
+    LEAST_CHARS,
+    Argument,
+    arguments_of,
+    distinguishing,
+    ending,
+    one_line,
+    outcome,
+    shown_value,
+)
+from memory_bank.selection.effects import Effect, changes_something, is_failure
+from memory_bank.selection.plans import decisions_in, plan_in_call, plan_in_note
+
+HEAD = 'Calls so far (get_record("#n") has each in full):\n'
+SHORT_HEAD = 'Calls #{first} to #{last}: get_record("#n") has each.\n'
+PLAN_HEAD = "The agent's latest plan:\n"
+DECISIONS_HEAD = "The agent's words:\n"
+LINE_CHARS = 84  # of the arguments of a call on a line of its own
+VALUE_CHARS = 32  # of a value in a line that several calls share
+PLAN_SHARE, DECISIONS_SHARE = 0.2, 0.1  # of the room
+MAX_DECISIONS = 8
+
+_SHARE, _LEAST, _A_CALL, _MOST = 0.2, 700, 14, 0.4
+
+
+def thread_room(budget: int, calls: int) -> int:
+    """The tokens that the thread may take of a budget: a fifth, 700, or 14 a call; at most two fifths."""
+    return int(min(max(_SHARE * budget, _LEAST, _A_CALL * calls), _MOST * budget))
+
+
+@dataclass(frozen=True, slots=True)
+class ThreadText:
+    """The thread as text; ``told``: the calls that it names with what distinguishes them, by number."""
+
+    text: str
+    tokens: int
+    told: frozenset[int] = frozenset()
+
+
+@dataclass(slots=True)
+class _Call:
+    number: int
+    interaction: int
+    tool: str
+    arguments: tuple[Argument, ...]
+    outcome: str
+    changed: bool
+    failed: bool
+
+
+@dataclass(slots=True)
+class _Words:
+    """What the agent wrote for itself at an interaction."""
+
+    interaction: int
+    text: str
+
+
+class Thread:
+    """The calls of a session in their order, and how a context tells them."""
+
+    def __init__(
+        self, count_tokens: Callable[[str], int], declared: Mapping[str, Effect] | None = None
+    ) -> None:
+        self._count = count_tokens
+        self._declared = dict(declared or {})
+        self._calls: list[_Call] = []
+        self._interactions: list[int] = []  # of the calls
+        self._values: dict[str, Counter[str]] = {}  # by tool: in how many of its calls each value stands
+        self._plans: list[_Words] = []
+        self._decisions: list[_Words] = []
+        self._costs: dict[str, int] = {}
+
+    def add(
+        self, *, number: int, interaction: int, tool: str, arguments: str, output: str, note: str = ""
+    ) -> None:
+        """Add the next call, and what the agent wrote with it."""
+        found = arguments_of(arguments)
+        failed = is_failure(output)
+        changed = changes_something(tool, arguments, output, self._declared)
+        name = one_line(tool)[:80]
+        self._calls.append(_Call(number, interaction, name, found, outcome(output), changed, failed))
+        self._interactions.append(interaction)
+        self._values.setdefault(name, Counter()).update({a.start for a in found})
+        plan = plan_in_note(note) if note else ""
+        if written := plan_in_call(tool, arguments):
+            plan = written
+        if plan:
+            self._plans.append(_Words(interaction, plan))
+        self._decisions.extend(_Words(interaction, sentence) for sentence in decisions_in(note))
+
+    def changed(self, before: int) -> list[int]:
+        """The numbers of the calls of interactions before ``before`` that changed something."""
+        return [c.number for c in self._calls[: bisect_left(self._interactions, before)] if c.changed]
+
+    def tell(self, before: int, room: int, shown: Collection[int] = ()) -> ThreadText:
+        """The calls of interactions before ``before``, but those ``shown`` elsewhere, in at most ``room`` tokens."""
+        known = frozenset(shown)
+        calls = [c for c in self._calls[: bisect_left(self._interactions, before)] if c.number not in known]
+        words = self._words(before, room)
+        if not calls and not words:
+            return ThreadText("", 0)
+        left = room - (self._cost(words) if words else 0)
+        telling = _Telling(self, calls, left)
+        while True:
+            text = telling.text() + words
+            tokens = self._count(text) if text else 0
+            if tokens <= room:
+                return ThreadText(text, tokens, telling.told)
+            if not telling.shorten(tokens - room):
+                if words:
+                    words = ""
+                    continue
+                return self._shortest(calls, room)
+
+    def _shortest(self, calls: Sequence[_Call], room: int) -> ThreadText:
+        if calls:
+            for text in (
+                SHORT_HEAD.format(first=calls[0].number, last=calls[-1].number),
+                f"#{calls[0].number} to #{calls[-1].number}\n",
+            ):
+                tokens = self._count(text)
+                if tokens <= room:
+                    return ThreadText(text, tokens)
+        return ThreadText("", 0)
+
+    def _words(self, before: int, room: int) -> str:
+        """The latest plan, and the latest decisions, each within its share of the room."""
+        text = ""
+        plans = [p for p in self._plans if p.interaction < before]
+        if plans:
+            lines = plans[-1].text.split("\n")
+            text += self._fitting(PLAN_HEAD, lines, int(room * PLAN_SHARE), last=False)
+        decided = list(dict.fromkeys(d.text for d in self._decisions if d.interaction < before))[
+            -MAX_DECISIONS:
+        ]
+        return text + self._fitting(DECISIONS_HEAD, decided, int(room * DECISIONS_SHARE), last=True)
+
+    def _fitting(self, head: str, lines: Sequence[str], room: int, *, last: bool) -> str:
+        """The first, or the last, of some lines that fit under their heading; a gap mark for the rest."""
+        left = room - self._cost(head) - 2
+        kept: list[str] = []
+        for line in reversed(lines) if last else lines:
+            left -= self._cost(line + "\n")
+            if left < 0:
+                break
+            kept.append(line)
+        if not kept:
+            return ""
+        if last:
+            kept.reverse()
+        gap = "…\n" if len(kept) < len(lines) and not last else ""
+        return head + "".join(f"{line}\n" for line in kept) + gap
+
+    def _cost(self, text: str) -> int:
+        cost = self._costs.get(text)
+        if cost is None:
+            cost = self._costs[text] = self._count(text)
+        return cost
+
+    def _distinguishing(self, call: _Call) -> tuple[Argument, ...]:
+        return distinguishing(call.arguments, self._values[call.tool])
+
+
+class _Telling:
+    """Which form each call takes in a room: on its own line, as a value in its tool's line, or counted."""
+
+    def __init__(self, thread: Thread, calls: Sequence[_Call], room: int) -> None:
+        self._thread = thread
+        self._calls = calls
+        self._room = room
+        self._told: dict[int, tuple[Argument, ...]] = {}
+        self._beside: dict[int, list[dict[str, str]]] = {c.number: [] for c in calls}
+        latest: dict[str, _Call] = {}
+        for call in calls:
+            self._told[call.number] = thread._distinguishing(call)
+            other = latest.get(call.tool)
+            if other is not None:  # the values of each, by key, stand beside those of the other
+                for one, two in ((call, other), (other, call)):
+                    self._beside[one.number].append({a.key: a.text for a in self._told[two.number]})
+            latest[call.tool] = call
+        for chars in (VALUE_CHARS, LEAST_CHARS):
+            self._fill(chars)
+            if len(self.told) == len(calls):
+                break
+
+    def _fill(self, chars: int) -> None:
+        """Give calls longer forms while there is room: changes before look-ups, then lines of their own."""
+        self._chars = chars
+        self._steps: list[tuple[int, bool, int]] = []  # (number, whether to a line of its own, tokens)
+        cost = self._thread._cost
+        # the heading, and a line for each tool with its name and the range of its numbers
+        left = (
+            self._room - 20 - sum(cost(f"{t} ×100 #100 to #200\n") + 2 for t in {c.tool for c in self._calls})
+        )
+        values = {c.number: self._values(c) for c in self._calls}
+        newest = list(reversed(self._calls))
+        written: set[tuple[str, str]] = set()
+        for changes in (True, False):
+            for call in newest:
+                if call.changed is not changes:
+                    continue
+                value = "".join(f"{text}, " for _, text in values[call.number])
+                price = 0 if (call.tool, value) in written else cost(value) + 1
+                if price <= left:
+                    written.add((call.tool, value))
+                    left -= price
+                    self._steps.append((call.number, False, price))
+        valued = {number for number, _, _ in self._steps}
+        for failures in (False, True):
+            for call in newest:
+                if call.number in valued and (call.failed if failures else call.changed):
+                    value = "".join(f"{text}, " for _, text in values[call.number])
+                    price = max(1, cost(self._line(call) + "\n") - cost(value))
+                    if price <= left:
+                        left -= price
+                        self._steps.append((call.number, True, price))
+        self._settle()
+
+    def _settle(self) -> None:
+        self.told = frozenset(number for number, own, _ in self._steps if not own)
+        self._own = {number for number, own, _ in self._steps if own}
+
+    def shorten(self, tokens: int) -> bool:
+        """Tell some calls in a shorter form, the least important first; False where all are counted already."""
+        if not self._steps:
+            return False
+        while self._steps and tokens > 0:
+            tokens -= self._steps.pop()[2]
+        self._settle()
+        return True
+
+    def text(self) -> str:
+        if not self._calls:
+            return ""
+        own = [self._line(c) + "\n" for c in self._calls if c.number in self._own]
+        groups: dict[str, list[_Call]] = {}
+        for call in self._calls:
+            if call.number not in self._own:
+                groups.setdefault(call.tool, []).append(call)
+        return "".join(
+            [HEAD, *own, *(self._shared_line(tool, calls) + "\n" for tool, calls in groups.items())]
+        )
+
+    def _values(self, call: _Call) -> list[tuple[str, str]]:
+        """What distinguishes a call, as (name, value)."""
+        beside = self._beside[call.number]
+        return [
+            (a.key, shown_value(a.text, self._chars, [values[a.key] for values in beside if a.key in values]))
+            for a in self._told[call.number]
+        ]
+
+    def _shared_line(self, tool: str, calls: Sequence[_Call]) -> str:
+        """The line of some calls of one tool: their distinguishing values, then how many more there are."""
+        valued = [c for c in calls if c.number in self.told]
+        counted = [c for c in calls if c.number not in self.told]
+        if not valued:
+            return f"{tool} ×{len(counted)} {ranges(c.number for c in counted)}"
+        values = [self._values(c) for c in valued]
+        keys = [k for k, _ in dict.fromkeys((v[0][0], "") for v in values if v)]
+        common = keys[0] if len(keys) == 1 else ""
+        bodies = [", ".join(t if k == common else _named(k, t) for k, t in v) for v in values if v]
+        text = f"{tool} {ranges(c.number for c in valued)}"
+        if bodies:
+            text += f" {_named(common, '; '.join(dict.fromkeys(bodies)))}"
+        if counted:
+            text += f"; besides ×{len(counted)} {ranges(c.number for c in counted)}"
+        return text
+
+    def _line(self, call: _Call) -> str:
+        """A call on a line of its own: what distinguishes it, other arguments while there is room, its outcome."""
+        shown = [_named(k, t) for k, t in self._values(call)]
+        room = LINE_CHARS - sum(len(s) + 2 for s in shown)
+        told = self._told[call.number]
+        for argument in call.arguments:
+            part = _named(argument.key, ending(argument.text, LEAST_CHARS))
+            if argument not in told and len(part) <= room:
+                shown.append(part)
+                room -= len(part) + 2
+        text = f"#{call.number} {call.tool}"
+        if shown:
+            text += " " + ", ".join(shown)
+        return f"{text} → {call.outcome}" if call.outcome else text
+
+
+def _named(key: str, text: str) -> str:
+    return f"{key}={text}" if key else text
+
+
+def ranges(numbers: Iterable[int]) -> str:
+    """Numbers as ``#1, #3 to #7``, in order; more than six runs as the first and the last with ``…`` between."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][1] + 1:
+            runs[-1][1] = number
+        else:
+            runs.append([number, number])
+    written = [f"#{a}" if a == b else f"#{a} to #{b}" if b > a + 1 else f"#{a}, #{b}" for a, b in runs]
+    if len(written) > 6:
+        written = [*written[:3], "…", *written[-2:]]
+    return ", ".join(written)
