@@ -6,6 +6,7 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
+from memory_bank.lab.meter.copies import shared_length
 from memory_bank.lab.traces import message_texts
 from memory_bank.transcript import ENCODING, TokenCounter, compact, open_counter, read
 
@@ -127,7 +128,7 @@ def common_prefix(before: Sequence[object], now: Sequence[object], costs: Costs)
         if old is not new and old != new:
             if read(old, "role") == read(new, "role"):
                 a, b = _request_text(old), _request_text(new)
-                total += costs.counter.count_text(a[: _shared_length(a, b)])
+                total += costs.counter.count_text(a[: shared_length(a, b)])
             return total
         total += costs.of(new)
     return total
@@ -137,15 +138,3 @@ def _request_text(message: object) -> str:
     content, calls = read(message, "content"), read(message, "tool_calls")
     text = content if isinstance(content, str) else "" if content is None else compact(content)
     return text + compact(calls) if calls else text
-
-
-def _shared_length(a: str, b: str) -> int:
-    """How many leading characters two texts share, by bisection (slices compare faster than characters)."""
-    low, high = 0, min(len(a), len(b))
-    while low < high:
-        middle = (low + high + 1) // 2
-        if a[low:middle] == b[low:middle]:
-            low = middle
-        else:
-            high = middle - 1
-    return low

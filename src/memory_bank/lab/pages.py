@@ -7,12 +7,13 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
+from typing import Any, Protocol
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from memory_bank.lab.meter.figures import COLUMNS, Figures
+from memory_bank.lab.meter.figures import COLUMNS
 from memory_bank.lab.plot import Plot, PlotPoint
-from memory_bank.lab.tables import percent
+from memory_bank.lab.tables import Column, percent
 
 _NOT_IN_XML = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]")
 
@@ -40,40 +41,73 @@ def _printable(value: object) -> object:
     return _NOT_IN_XML.sub("\ufffd", value) if type(value) is str else value
 
 
+class SharesKept(Protocol):
+    """Figures of a strategy: shares as attributes, their intervals by name, and the price."""
+
+    @property
+    def share_of_history(self) -> float:
+        """Tokens beyond anchor and last interaction over those of the older history."""
+
+    @property
+    def intervals(self) -> dict[str, tuple[float, float]]:
+        """95% bounds by the name of a share."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlottedShare:
+    """A share that a frontier plot shows over the price: the attribute of the figures, and the axis's title."""
+
+    name: str
+    title: str
+
+    def point(self, strategy: str, figures: SharesKept, best: bool = False) -> PlotPoint | None:
+        """A strategy's point in the plot; None when one of its two figures is missing."""
+        price, kept = figures.share_of_history, float(getattr(figures, self.name))
+        if math.isnan(price) or math.isnan(kept):
+            return None
+        low, high = figures.intervals.get(self.name, (kept, kept))
+        tooltip = f"{strategy}: {self.title} {percent(kept)}% at {percent(price)}% of older history"
+        return PlotPoint(strategy, price, kept, low, high, tooltip, best)
+
+
+OLD_BOUND = PlottedShare("bound_old", "old evidence kept, bound")
+
+
 @dataclass(frozen=True, slots=True)
 class PageSection:
     """A set of traces: its heading, the figures of every strategy on it by name, and the best strategy."""
 
     heading: str
-    rows: Sequence[tuple[str, Figures]]
+    rows: Sequence[tuple[str, SharesKept]]
     best: str = ""
+    shares: Sequence[PlottedShare] = (OLD_BOUND,)
 
-    def plot(self) -> Plot:
-        """The frontier plot of the strategies that have both figures."""
-        points = (evidence_point(name, figures, name == self.best) for name, figures in self.rows)
-        return Plot([p for p in points if p is not None])
-
-
-def evidence_point(name: str, f: Figures, best: bool = False) -> PlotPoint | None:
-    """A strategy's point in the frontier plot; None when one of its two figures is missing."""
-    if math.isnan(f.share_of_history) or math.isnan(f.bound_old):
-        return None
-    low, high = f.intervals.get("bound_old", (f.bound_old, f.bound_old))
-    kept, price = percent(f.bound_old), percent(f.share_of_history)
-    tooltip = f"{name}: {kept}% of old evidence at {price}% of older history"
-    return PlotPoint(name, f.share_of_history, f.bound_old, low, high, tooltip, best)
+    def plots(self) -> list[Plot]:
+        """A frontier plot for each share, of the strategies that have both figures."""
+        plots = []
+        for share in self.shares:
+            points = (share.point(name, figures, name == self.best) for name, figures in self.rows)
+            plots.append(Plot([p for p in points if p is not None], kept=share.title))
+        return plots
 
 
-def figures_page(title: str, lead: str, sections: Sequence[PageSection], lists: Lists = ()) -> str:
-    """A page with a leading sentence, a plot and a table for each section, and lists of plain lines."""
-    return render("figures.html", title=title, lead=lead, sections=sections, lists=lists, columns=COLUMNS)
+def figures_page(
+    title: str,
+    lead: str,
+    sections: Sequence[PageSection],
+    lists: Lists = (),
+    columns: Sequence[Column[Any]] = COLUMNS,
+) -> str:
+    """A page with a leading sentence, plots and a table for each section, and lists of plain lines."""
+    return render("figures.html", title=title, lead=lead, sections=sections, lists=lists, columns=columns)
 
 
 def plot_file(section: PageSection) -> str:
-    """The section's frontier plot as an SVG file, for light and dark, with short names as labels."""
+    """The section's first frontier plot as an SVG file, for light and dark, with short names as labels."""
     rows = [(short_name(name), f) for name, f in section.rows]
     style = _environment().get_template("colours.css").render()
-    return render("plot.svg", plot=PageSection("", rows, short_name(section.best)).plot(), style=style)
+    plot = PageSection("", rows, short_name(section.best), section.shares).plots()[0]
+    return render("plot.svg", plot=plot, style=style)
 
 
 def short_name(strategy: str) -> str:

@@ -103,6 +103,32 @@ def configured(config: Config, key: str, changes: Mapping[str, Any] | None = Non
     return Strategy(name, "configured", key, config.model_copy(update={"memory_strategies": strategies}))
 
 
+def settings_of(strategy: Strategy) -> object:
+    """The settings of a strategy of a configuration, or None."""
+    return strategy.config.strategy(strategy.target) if strategy.config is not None else None
+
+
+def uses_budget(strategy: Strategy) -> bool:
+    """Whether ``history_budget`` is one of the settings, and the selection respects it."""
+    settings = settings_of(strategy)
+    return hasattr(settings, "history_budget") and getattr(settings, "selection", "evidence") == "evidence"
+
+
+def with_budgets(strategy: Strategy, budgets: Sequence[float]) -> list[Strategy]:
+    """The strategy with each ``history_budget`` (tokens, or a share of the older history).
+
+    A strategy that has no such setting, or whose name sets it, stays as it is.
+    """
+    if strategy.config is None or not uses_budget(strategy) or "history_budget" in strategy.name:
+        return [strategy]
+    tried = []
+    for budget in budgets:
+        changed = configured(strategy.config, strategy.target, {"history_budget": budget})
+        joint = "&" if "?" in strategy.name else "?"
+        tried.append(replace(changed, name=f"{strategy.name}{joint}history_budget={budget}"))
+    return tried
+
+
 def load_plugin(target: str) -> Callable[..., Any]:
     """The function ``module:function``. Raises ConfigError when there is none."""
     module, _, name = target.partition(":")

@@ -1,6 +1,7 @@
-"""The benchmark runs, writes what it says, and fails where it leaves the reference meter."""
+"""The benchmarks run, write what they say, and fail where they leave the reference meter."""
 
 import json
+import os
 import subprocess
 import sys
 import xml.etree.ElementTree as ET
@@ -14,10 +15,10 @@ HERE = Path(__file__).parent
 TOY = "tests.lab.meter.toys:keep_last?n=2"
 
 
-def bench(*args):
+def bench(*args, command="evidence.py"):
     return subprocess.run(
-        [sys.executable, ROOT / "benchmarks" / "evidence.py", *map(str, args)],
-        env=environment(PYTHONPATH=str(ROOT)), cwd=ROOT, capture_output=True, text=True, timeout=120,
+        [sys.executable, ROOT / "benchmarks" / command, *map(str, args)],
+        env=environment(PYTHONPATH=f"{ROOT / 'src'}{os.pathsep}{ROOT}"), cwd=ROOT, capture_output=True, text=True, timeout=120,
     )  # fmt: skip
 
 
@@ -56,3 +57,31 @@ def test_wrong_use_is_one_sentence(tmp_path):
         done = bench(*args)
         assert done.returncode == 1
         assert len(done.stderr.splitlines()) == 1
+
+
+def test_acting_tables_lines_page_and_plot(tmp_path):
+    lines, page, plot = tmp_path / "l.jsonl", tmp_path / "p.html", tmp_path / "p.svg"
+    baselines = ("--baseline", TOY.replace("n=2", "n=1"), "--baseline", "full")
+    options = ("--counter", "approximate", "--lines", lines, "--html", page, "--svg", plot)
+    done = bench("orders", "--data-dir", HERE, "--strategy", TOY, *baselines, *options, command="acting.py")
+    assert done.returncode == 0, done.stderr
+    assert "## orders: 10 traces, " in done.stdout
+    rows = {row["strategy"]: row for row in map(json.loads, lines.read_text().splitlines())}
+    assert list(rows) == [TOY, TOY.replace("n=2", "n=1"), "full"]
+    assert rows["full"]["told"] == rows["full"]["told_changing"] == 1
+    assert rows["full"]["set"] == "orders"
+    assert {"commit", "settings", "machine"} <= set(rows["full"]["about"])
+    gains = done.stdout.split("points over the baselines at equal tokens")[1]
+    assert [line.split(" | ")[0] for line in gains.splitlines()[2:]] == [f"| {TOY}"]
+    assert page.read_text().count("<svg") == 6
+    assert ET.fromstring(plot.read_text()) is not None
+
+
+def test_budgets_as_shares_of_the_older_history(tmp_path):
+    lines = tmp_path / "l.jsonl"
+    at = ("--at", 0.1, "--at", 0.25, "--limit", 2, "--counter", "approximate", "--lines", lines)
+    done = bench("orders", "--data-dir", HERE, "--strategy", "memory_bank", "--strategy", "full", *at)
+    assert done.returncode == 0, done.stderr
+    tried = [json.loads(line)["strategy"] for line in lines.read_text().splitlines()]
+    assert tried == ["memory_bank?history_budget=0.1", "memory_bank?history_budget=0.25", "full"]
+    assert bench("orders", "--data-dir", HERE, "--at", 2).returncode == 2

@@ -41,6 +41,30 @@ def test_ids_in_a_text(text, found):
     assert shown(text) == found
 
 
+OFFER = 'get_record("#n") gives one back whole'
+
+
+@pytest.mark.parametrize(
+    ("texts", "found"),
+    [
+        (["#1 x, #3 y"], []),  # nothing says what a number is
+        ([f"{OFFER}: #1, #3"], [0, 2]),
+        ([f"{OFFER}: #1 to #3"], [0, 1, 2]),
+        ([f"{OFFER}: #2–#3"], [1, 2]),
+        ([f"{OFFER}: #2–3"], [1, 2]),
+        ([f"{OFFER}: #1 - 3 rows"], [0]),
+        ([f"{OFFER}: #2-#99"], [1, 2]),
+        ([OFFER, "first line\n[… #3]"], [2]),
+        ([OFFER, '{"text": "first line [… #3]"}'], [2]),
+        ([OFFER, "see issue #3"], []),
+        (["first line\n[… #3]"], []),
+    ],
+)
+def test_records_by_number(texts, found):
+    pages = [Page(normalise(text)) for text in texts]
+    assert [IDS.index(t) for t in shown_ids(IDS, pages)] == found
+
+
 def test_ids_that_are_no_uuids_must_stand_whole():
     ids = ["rec-1", "rec-12"]
     assert shown("see rec-12", ids) == [1]

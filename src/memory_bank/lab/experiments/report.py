@@ -12,7 +12,7 @@ from typing import Any
 from memory_bank.lab.experiments.matrix import ExperimentPlan
 from memory_bank.lab.experiments.units import unpack_row
 from memory_bank.lab.meter.figures import Figures, figures_of, old_bound
-from memory_bank.lab.pages import evidence_point, render
+from memory_bank.lab.pages import OLD_BOUND, render
 from memory_bank.lab.plot import Plot, PlotPoint
 from memory_bank.lab.tables import Column, markdown_table, milliseconds, money, percent, whole
 
@@ -202,7 +202,7 @@ _RUN = ("started", "commit", "version", "seeds", "python", "machine")
 
 def _plot(lines: Sequence[ReportLine]) -> Plot:
     if lines[0].kind == "replay":
-        return Plot([p for line in lines if (p := evidence_point(line.label, line.figures))])
+        return Plot([p for line in lines if (p := OLD_BOUND.point(line.label, line.figures))])
     dearest = max(line.mean("bill", "priced") for line in lines) or 1.0
     points = []
     for line in lines:

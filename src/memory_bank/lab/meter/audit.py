@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from memory_bank.lab.meter.figures import old_bound
 from memory_bank.lab.meter.measure import Measurement, measure
 from memory_bank.lab.pages import PageSection, figures_page
 from memory_bank.lab.processes import ProgressReport
-from memory_bank.lab.strategies import Strategy, configured, parse_strategy
+from memory_bank.lab.strategies import Strategy, parse_strategy, settings_of, uses_budget, with_budgets
 from memory_bank.lab.tables import count_of, percent
 from memory_bank.lab.traces import Trace, TraceFiles
 from memory_bank.transcript import ENCODING
@@ -109,7 +109,7 @@ def plan_audit(config: Config, names: Sequence[str] = (), budgets: Sequence[int]
     notes: list[str] = []
     for name in names or [k for k, s in config.memory_strategies.items() if s.type != "no_strategy"]:
         strategy = parse_strategy(name, config)
-        model = getattr(_settings(strategy), "embedding_model", None)
+        model = getattr(settings_of(strategy), "embedding_model", None)
         if isinstance(model, str):
             if model.startswith("openai:") and not names:
                 reason = f"its embedder {model} would send the traces away; name it with --strategy"
@@ -122,31 +122,11 @@ def plan_audit(config: Config, names: Sequence[str] = (), budgets: Sequence[int]
                     raise
                 notes.append(f"{name} was not tried: {e}")
                 continue
-        chosen += _with_budgets(strategy, name, budgets)
-    if budgets and not any(_uses_budget(s) for s in chosen):
+        own = getattr(settings_of(strategy), "history_budget", 0)
+        chosen += with_budgets(strategy, budgets or sorted({own, *BUDGETS}))
+    if budgets and not any(uses_budget(s) for s in chosen):
         notes.append("none of the strategies has a history_budget: --budget changed nothing")
     return AuditPlan(tuple({s.name: s for s in chosen}.values()), tuple(notes))
-
-
-def _settings(strategy: Strategy) -> object:
-    return strategy.config.strategy(strategy.target) if strategy.config is not None else None
-
-
-def _uses_budget(strategy: Strategy) -> bool:
-    """Whether ``history_budget`` is one of the settings, and the selection respects it."""
-    settings = _settings(strategy)
-    return hasattr(settings, "history_budget") and getattr(settings, "selection", "evidence") == "evidence"
-
-
-def _with_budgets(strategy: Strategy, name: str, budgets: Sequence[int]) -> list[Strategy]:
-    if strategy.config is None or not _uses_budget(strategy) or "history_budget" in name:
-        return [strategy]
-    own: int = getattr(_settings(strategy), "history_budget", 0)
-    tried = []
-    for budget in budgets or sorted({own, *BUDGETS}):
-        changed = configured(strategy.config, strategy.target, {"history_budget": budget})
-        tried.append(replace(changed, name=f"{name}{'&' if '?' in name else '?'}history_budget={budget}"))
-    return tried
 
 
 def audit(

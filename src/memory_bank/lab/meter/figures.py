@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from memory_bank.lab.tables import Column, milliseconds, percent, whole
 
 AGES = (("1", 1), ("2-3", 3), ("4-7", 7), ("8+", math.inf))
 """The bins of age, in interactions back, with the oldest age of each."""
+
+RowT = TypeVar("RowT")
 
 RESAMPLES = 500
 _SEED = 0
@@ -90,7 +92,7 @@ class Figures:
 
     def as_dict(self) -> dict[str, Any]:
         """JSON values; NaN is None."""
-        return {k: _json_value(v) for k, v in asdict(self).items()}
+        return {k: json_value(v) for k, v in asdict(self).items()}
 
 
 def figures_of(traces: Sequence[Sequence[StepRow]]) -> Figures:
@@ -123,17 +125,17 @@ def figures_of(traces: Sequence[Sequence[StepRow]]) -> Figures:
         by_age={name: _share(f.present for f in values if age_bin(f.age) == name) for name, _ in AGES},
         left_out=len(left_out),
         reachable=_share(bool(f.reachable) for f in left_out),
-        tokens=_ratio(sum(tokens), len(rows)),
-        tokens_p95=_p95(tokens),
-        full_tokens=_ratio(sum(row.full for row in rows), len(rows)),
-        share_of_full=_ratio_of_sums(map(_PARTS["share_of_full"], traces)),
-        share_of_history=_ratio_of_sums(map(_PARTS["share_of_history"], traces)),
-        step_ratio=_ratio(sum(row.tokens / max(1, row.full) for row in rows), len(rows)),
-        ms=1000 * _ratio(sum(seconds), len(rows)),
-        ms_p95=1000 * _p95(seconds),
+        tokens=ratio(sum(tokens), len(rows)),
+        tokens_p95=p95(tokens),
+        full_tokens=ratio(sum(row.full for row in rows), len(rows)),
+        share_of_full=ratio_of_sums(map(_PARTS["share_of_full"], traces)),
+        share_of_history=ratio_of_sums(map(_PARTS["share_of_history"], traces)),
+        step_ratio=ratio(sum(row.tokens / max(1, row.full) for row in rows), len(rows)),
+        ms=1000 * ratio(sum(seconds), len(rows)),
+        ms_p95=1000 * p95(seconds),
         exceptions=sum(bool(row.error) for row in rows),
         broken=sum(row.broken for row in rows),
-        intervals=_intervals(traces),
+        intervals=intervals_of(traces, _PARTS),
     )
 
 
@@ -142,7 +144,8 @@ def age_bin(age: int) -> str:
     return next(name for name, oldest in AGES if age <= oldest)
 
 
-_Part = tuple[float, float]  # of one trace: a numerator and a denominator
+TracePart = tuple[float, float]
+"""Of one trace: a numerator and a denominator."""
 
 
 def called_values(trace: Sequence[StepRow], youngest: int = 1) -> Iterator[NeedResult]:
@@ -156,20 +159,20 @@ def old_bound(trace: Sequence[StepRow]) -> tuple[int, int]:
     return sum(bound), len(bound)
 
 
-def _recall_part(of: str, youngest: int) -> Callable[[Sequence[StepRow]], _Part]:
-    def part(trace: Sequence[StepRow]) -> _Part:
+def _recall_part(of: str, youngest: int) -> Callable[[Sequence[StepRow]], TracePart]:
+    def part(trace: Sequence[StepRow]) -> TracePart:
         flags = [getattr(f, of) for f in called_values(trace, youngest)]
         return sum(flags), len(flags)
 
     return part
 
 
-def _history_part(trace: Sequence[StepRow]) -> _Part:
+def _history_part(trace: Sequence[StepRow]) -> TracePart:
     beyond = sum(max(0, row.tokens - row.anchor - row.last) for row in trace)
     return beyond, sum(row.full - row.anchor - row.last for row in trace)
 
 
-_PARTS: dict[str, Callable[[Sequence[StepRow]], _Part]] = {
+_PARTS: dict[str, Callable[[Sequence[StepRow]], TracePart]] = {
     "recall": _recall_part("present", 1),
     "bound": _recall_part("bound", 1),
     "recall_old": _recall_part("present", 2),
@@ -179,43 +182,49 @@ _PARTS: dict[str, Callable[[Sequence[StepRow]], _Part]] = {
 }
 
 
-def _intervals(traces: Sequence[Sequence[StepRow]]) -> dict[str, tuple[float, float]]:
-    """95% bounds by resampling traces with replacement; none where fewer than four traces have a share."""
+def intervals_of(
+    traces: Sequence[Sequence[RowT]], parts: Mapping[str, Callable[[Sequence[RowT]], TracePart]]
+) -> dict[str, tuple[float, float]]:
+    """95% bounds of ratios of sums by resampling traces; none where fewer than four traces have a share."""
     bounds = {}
-    for name, part in _PARTS.items():
-        parts = [p for p in map(part, traces) if p[1] > 0]
-        if len(parts) < _LEAST_TRACES:
+    for name, part in parts.items():
+        own = [p for p in map(part, traces) if p[1] > 0]
+        if len(own) < _LEAST_TRACES:
             continue
         dice = random.Random(_SEED)
-        drawn = sorted(_ratio_of_sums(dice.choices(parts, k=len(parts))) for _ in range(RESAMPLES))
+        drawn = sorted(ratio_of_sums(dice.choices(own, k=len(own))) for _ in range(RESAMPLES))
         edge = round(RESAMPLES * 0.025)
         bounds[name] = (drawn[edge], drawn[-1 - edge])
     return bounds
 
 
-def _ratio_of_sums(parts: Iterable[_Part]) -> float:
+def ratio_of_sums(parts: Iterable[TracePart]) -> float:
+    """The sum of the numerators over that of the denominators; NaN where that is 0."""
     pairs = list(parts)
-    return _ratio(sum(p[0] for p in pairs), sum(p[1] for p in pairs))
+    return ratio(sum(p[0] for p in pairs), sum(p[1] for p in pairs))
 
 
-def _ratio(total: float, count: float) -> float:
+def ratio(total: float, count: float) -> float:
+    """A quotient; NaN where the denominator is 0."""
     return total / count if count else math.nan
 
 
 def _share(hits: Iterable[bool]) -> float:
     flags = list(hits)
-    return _ratio(sum(flags), len(flags))
+    return ratio(sum(flags), len(flags))
 
 
-def _p95(ascending: Sequence[float]) -> float:
+def p95(ascending: Sequence[float]) -> float:
+    """The value that 95% of the numbers stay below."""
     return float(ascending[int(len(ascending) * 0.95)]) if ascending else math.nan
 
 
-def _json_value(value: Any) -> Any:
+def json_value(value: Any) -> Any:
+    """A figure as a JSON value; NaN is None."""
     if isinstance(value, float):
         return None if math.isnan(value) else value
     if isinstance(value, dict):
-        return {k: _json_value(v) for k, v in value.items()}
+        return {k: json_value(v) for k, v in value.items()}
     return list(value) if isinstance(value, tuple) else value
 
 

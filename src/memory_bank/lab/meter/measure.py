@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
+from typing import TypeVar
 
 from memory_bank.lab.costs import Costs, named_counter
 from memory_bank.lab.meter.figures import Figures, NeedResult, StepRow, figures_of
@@ -18,6 +19,8 @@ from memory_bank.lab.replay import play
 from memory_bank.lab.strategies import Strategy, StrategyRun
 from memory_bank.lab.traces import Trace
 from memory_bank.transcript import ENCODING, MessageKind, TokenCounter, content_text, kind_of, read
+
+ResultT = TypeVar("ResultT")
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,22 +49,35 @@ def measure(
     strategies raise is counted; other exceptions are raised.
     """
     constants = environment_constants(traces)
+    work = partial(_measure_one, strategies=tuple(strategies), constants=constants, counter=counter)
+    rows = measure_each(traces, work, jobs=jobs, limit=limit, progress=progress)
+    found = []
+    for n, strategy in enumerate(strategies):
+        own = tuple(tuple(by_strategy[n]) for by_strategy in rows)
+        found.append(Measurement(strategy, figures_of(own), own))
+    return found
+
+
+def measure_each(
+    traces: Sequence[Trace],
+    work: Callable[[Trace], ResultT],
+    *,
+    jobs: int = 1,
+    limit: int | None = None,
+    progress: ProgressReport | None = None,
+) -> list[ResultT]:
+    """The result of ``work`` for every trace, or for ``limit`` of them, evenly spread; in their order."""
     if limit is not None and limit < len(traces):
         traces = traces[:: max(1, len(traces) // limit)][:limit] if limit > 0 else []
     # long traces first, so that no process works alone at the end
     order = sorted(range(len(traces)), key=lambda i: -_length(traces[i]))
-    work = partial(_measure_one, strategies=tuple(strategies), constants=constants, counter=counter)
-    results: dict[int, list[list[StepRow]]] = {}
+    results: dict[int, ResultT] = {}
     with closing(run_tasks([traces[i] for i in order], work, jobs)) as measured:
-        for n, rows in measured:
-            results[order[n]] = rows
+        for n, result in measured:
+            results[order[n]] = result
             if progress is not None:
                 progress(len(results), len(traces))
-    found = []
-    for n, strategy in enumerate(strategies):
-        own = tuple(tuple(results[i][n]) for i in range(len(traces)))
-        found.append(Measurement(strategy, figures_of(own), own))
-    return found
+    return [results[i] for i in range(len(traces))]
 
 
 def _length(trace: Trace) -> int:

@@ -28,7 +28,8 @@ SHORTEST_ID = 8
 
 _PLACES = 40  # occurrences looked at in one text
 _OFFER = 'get_record("#'  # a context that says this offers records by their number in the order of storing
-_HANDLE = re.compile(r"#(\d{1,6})(?: to #(\d{1,6}))?")
+_HANDLE = re.compile(r"#(\d{1,6})(?:(?: to #|\s?[-–—]\s?#|–)(\d{1,6}))?")  # #3, #12 to #19, #12–#19, #12–19
+_SHORTENED = re.compile(r"\[…\s?#(\d{1,6})\]")  # ends a shortened output or argument
 _HEX = re.compile(r"(?<![^\W_])[0-9a-f]{8,}+(?:-[0-9a-f]++)*(?![^\W_])")
 
 
@@ -107,7 +108,8 @@ class Reach:
 def shown_ids(trace_ids: Sequence[str], pages: Sequence[Page]) -> list[str]:
     """The trace_ids that pages show: whole, as an unambiguous prefix of 8 hex digits, or by number.
 
-    Numbers count only where the context says how to fetch records by them.
+    Numbers count only where a text says how to fetch records by them; in the other texts of such a context, only
+    those that end a shortened output (``[… #12]``).
     """
     by_digits = sorted((t.casefold().replace("-", ""), t) for t in trace_ids)
     found: dict[str, None] = {}
@@ -118,9 +120,11 @@ def shown_ids(trace_ids: Sequence[str], pages: Sequence[Page]) -> list[str]:
                 if trace_id := _only_match(by_digits, "".join(groups[:n])):
                     found[trace_id] = None
                     break
-    for page in pages:
-        if _OFFER in page.text:
-            for first, last in _HANDLE.findall(page.text):
+    offers = [_OFFER in page.text for page in pages]
+    for page, offer in zip(pages, offers, strict=True):
+        if any(offers):
+            ranges = _HANDLE.findall(page.text) if offer else [(n, "") for n in _SHORTENED.findall(page.text)]
+            for first, last in ranges:
                 numbers = range(int(first), int(last or first) + 1)
                 found.update((trace_ids[n - 1], None) for n in numbers if 0 < n <= len(trace_ids))
     rest = [(t, Form(t.casefold())) for t in trace_ids if t not in found and not _is_hex(t)]
