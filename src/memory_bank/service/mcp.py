@@ -9,13 +9,12 @@ from contextlib import asynccontextmanager, nullcontext
 from typing import Any
 from urllib.parse import quote, unquote
 
-from anyio import to_thread
-
 from memory_bank import __version__
 from memory_bank.errors import MemoryBankError, MissingExtraError, NotFoundError
 from memory_bank.records import RecordLine
 from memory_bank.service.security.access import LOCAL, Caller, caller_of
 from memory_bank.service.sessions import Sessions
+from memory_bank.service.threads import in_thread
 from memory_bank.tools import (
     GET_RECORD,
     LIST_RECORDS,
@@ -41,6 +40,8 @@ RECORD = "memory://sessions/{session}/records/{trace_id}"
 SESSIONS = "memory://sessions"
 RESOURCE_CHARS = 1_000_000
 """The longest text of a resource; the tool ``get_record`` reads the rest of a longer one."""
+MAX_REQUEST_BYTES = 2**20
+"""Bytes of a request: the arguments of the tools are short."""
 _PAGE = 100
 _NAMES_SHOWN = 10
 _RECORD = re.compile(r"memory://sessions/([^/?#]+)/records/([^/?#]+)\Z")
@@ -100,7 +101,7 @@ async def over_http(sessions: Sessions, max_body_bytes: int) -> AsyncIterator[St
         json_response=True,
         stateless=True,
         security_settings=TransportSecuritySettings(enable_dns_rebinding_protection=False),
-        max_request_body_size=max_body_bytes,
+        max_request_body_size=min(max_body_bytes, MAX_REQUEST_BYTES),
     )
     async with manager.run():
         yield manager
@@ -137,7 +138,7 @@ class _McpHandlers:
             except MemoryBankError as e:
                 return ToolAnswer(f"The memory could not be read: {e}", refused=True)
 
-        answer = await to_thread.run_sync(work)
+        answer = await in_thread("tools", work)
         structured = None if answer.refused else {"result": answer.text, "records": list(answer.records)}
         return types.CallToolResult(
             content=[types.TextContent(type="text", text=answer.text)],
@@ -174,7 +175,7 @@ class _McpHandlers:
             return types.ListResourcesResult(resources=found, next_cursor=more)
 
         try:
-            return await to_thread.run_sync(work)
+            return await in_thread("tools", work)
         except NotFoundError:
             raise _invalid(self._no_session(caller)) from None
         except MemoryBankError as e:
@@ -200,7 +201,7 @@ class _McpHandlers:
             return types.TextResourceContents(uri=uri, mime_type="text/plain", text=answer.text)
 
         try:
-            return types.ReadResourceResult(contents=[await to_thread.run_sync(work)])
+            return types.ReadResourceResult(contents=[await in_thread("tools", work)])
         except InvalidMcpRequest as e:
             raise _invalid(str(e)) from None
         except NotFoundError:

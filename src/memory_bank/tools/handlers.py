@@ -6,6 +6,7 @@ import difflib
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 from memory_bank.bank.listing import Outline
@@ -17,6 +18,7 @@ from memory_bank.provenance.identifiers import normal
 from memory_bank.records import InteractionRecord, RecordLine
 from memory_bank.tools.search import SearchMatch, search_session
 from memory_bank.tools.selection import (
+    MAX_HITS,
     Layout,
     NothingFound,
     PathSelection,
@@ -24,6 +26,7 @@ from memory_bank.tools.selection import (
     as_json,
     at_path,
     lay_out,
+    quoted,
     select_lines,
 )
 from memory_bank.transcript.jsontext import compact, parse_arguments
@@ -37,6 +40,10 @@ PREFIX = 6
 """Characters of a trace_id that are enough to name a record."""
 PAGE = 50
 """Records on a page of ``list_records``."""
+LONGEST_ARGUMENTS: dict[str, int] = {
+    "query": 8_000, "trace_id": 200, "path": 1_000, "lines": 1_000, "pattern": 1_000, "tool": 1_000, "after": 200
+}  # fmt: skip
+"""Characters of each argument at most, for every way in: tool calls, MCP and the HTTP API."""
 _MAX_TOP_K = 20
 _EXCERPT_CHARS = 700
 _ARGUMENT_CHARS = 2_000
@@ -168,11 +175,23 @@ def sendable(text: str) -> str:
 
 def _answer(handler: _Handler, state: Any, given: Mapping[str, Any], room: int) -> ToolAnswer:
     try:
+        _check_sizes(given)
         return handler(state, given, room)
     except RefusedCall as e:
-        return ToolAnswer(str(e), refused=not isinstance(e, NothingFound))
+        text = f"{e.sentence}\n{fence(e.quoted)}" if e.quoted else e.sentence
+        return ToolAnswer(text, refused=not isinstance(e, NothingFound))
     except MemoryBankError as e:
         return ToolAnswer(f"The memory could not be read: {e}", refused=True)
+
+
+def _check_sizes(given: Mapping[str, Any]) -> None:
+    """Raise RefusedCall for an argument that is too long or a list or object."""
+    for name, longest in LONGEST_ARGUMENTS.items():
+        value = given.get(name)
+        if isinstance(value, (list, dict)) and name not in ("after", "tool"):  # these have their own sentence
+            raise RefusedCall(f"{name} is a text.")
+        if isinstance(value, str) and len(value) > longest:
+            raise RefusedCall(f"{name} has {len(value):,} characters: give at most {longest:,}.")
 
 
 def _check_names(given: Mapping[str, Any], known: Sequence[str], tool: str) -> None:
@@ -279,15 +298,16 @@ def _get(state: Any, given: Mapping[str, Any], room: int) -> ToolAnswer:
     if chosen.found is not None:
         what = f"at {chosen.found[0].path}" if chosen.single else f"{len(chosen.found):,} values at {path}"
     if lines is None and pattern is None:
-        shown, note = _beginning(record, chosen, room)
+        shown, note, keys = _beginning(record, chosen, room)
+        what += keys
     else:
         layout = lay_out(chosen.text, chosen.value)
         shown, note, selected = _some_lines(
-            layout, lines, None if pattern is None else str(pattern), room, what
+            layout, lines, None if pattern is None else str(pattern), room, what, len(chosen.text)
         )
         what = ", ".join(s for s in (selected, what if chosen.single else "", layout.note) if s)
-    quoted = _quoted_record(record, session_id, what, shown) + (f"\n{note}" if note else "")
-    return ToolAnswer(quoted, records=(_described(record, session_id),))
+    answer = _quoted_record(record, session_id, what, shown) + (f"\n{note}" if note else "")
+    return ToolAnswer(answer, records=(_described(record, session_id),))
 
 
 def _record(state: Any, asked: Any) -> tuple[InteractionRecord, str | None]:
@@ -357,53 +377,63 @@ def _in_other_sessions(
 
 def _named(state: Any, ids: Sequence[str]) -> str:
     found = state.fact_store.get_many(list(ids[:_IDS_SHOWN]))
-    named = ", ".join(f"{r.trace_id} ({r.tool_name}, step {r.step_id})" for r in found)
+    named = ", ".join(f"{r.trace_id} ({cut_at_edge(r.tool_name, 80)}, step {r.step_id})" for r in found)
     return named + (f" and {len(ids) - _IDS_SHOWN} more" if len(ids) > _IDS_SHOWN else "")
 
 
-def _beginning(record: InteractionRecord, chosen: PathSelection, room: int) -> tuple[str, str]:
-    """The text, or its beginning and a note on how to get the rest."""
+def _beginning(record: InteractionRecord, chosen: PathSelection, room: int) -> tuple[str, str, str]:
+    """The text, or its beginning, a note on how to get the rest, and the keys of an object.
+
+    The note is outside of the fence: it holds nothing of what the tool returned.
+    """
     text, value = chosen.text, chosen.value
     if len(text) <= room:
-        return text, ""
+        return text, "", ""
     head = text[: text.rfind("\n", room // 2, room) + 1] if "\n" in text[room // 2 : room] else ""
     head = head or cut_at_edge(text, room)
     layout = lay_out(text, value)
-    count = len(layout.lines)
+    count = layout.count
     at = 1 if layout.by_path else min(count, head.count("\n") + 1)
     ways = [
         f'lines="{at}-{min(count, at + 199)}" (of {count:,} lines{", one a value" if layout.by_path else ""})'
     ]
+    keys = ""
     if isinstance(value, dict):
-        keys = ", ".join(compact(k) for k in list(value)[:_KEYS_SHOWN])
-        ways.append(f"path= (keys: {keys}{', …' if len(value) > _KEYS_SHOWN else ''})")
+        shown = ", ".join(quoted(k) for k in islice(value, _KEYS_SHOWN))
+        keys = f", with the keys {shown}{', …' if len(value) > _KEYS_SHOWN else ''}"
+        ways.append("path=")
     elif isinstance(value, list):
         ways.append(f'path="[0]" to "[{len(value) - 1}]"')
     ways.append("pattern=")
-    return head, (
-        f"[Shown are the first {len(head):,} of {len(text):,} characters. The rest: "
-        f'{GET_RECORD} with trace_id="{record.trace_id}" and {" or ".join(ways)}.]'
+    return (
+        head,
+        (
+            f"[Shown are the first {len(head):,} of {len(text):,} characters. The rest: "
+            f'{GET_RECORD} with trace_id="{record.trace_id}" and {" or ".join(ways)}.]'
+        ),
+        keys,
     )
 
 
 def _some_lines(
-    layout: Layout, lines: Any, pattern: str | None, room: int, where: str
+    layout: Layout, lines: Any, pattern: str | None, room: int, where: str, chars: int
 ) -> tuple[str, str, str]:
     """The selected lines as text, a note if some are left out, and what they are."""
-    count = len(layout.lines)
-    chosen = select_lines(layout, lines, pattern)
+    count = layout.count
+    chosen = select_lines(layout, lines, pattern, chars)
     what = f"lines {lines} of {count:,}" if lines is not None else f"{count:,} lines"
-    if pattern is not None:
+    if chosen.hits is not None:
         if not chosen.hits:
             raise NothingFound(
-                f"No line matches the pattern {compact(pattern[:80])} in {what} ({where}); "
+                f"No line matches the pattern {compact(pattern[:80] if pattern else '')} in {what} ({where}); "
                 "(?i) at its beginning ignores case."
             )
-        what = f"{len(chosen.hits):,} matching line{'s' if len(chosen.hits) > 1 else ''} in {what}"
+        more = " or more" if len(chosen.hits) == MAX_HITS else ""
+        what = f"{len(chosen.hits):,}{more} matching line{'s' if len(chosen.hits) > 1 else ''} in {what}"
     rows: list[str] = []
     used, last, left = 0, None, 0
-    for n in chosen.numbers:
-        row = f"{n}{':' if n in chosen.hits else '-'} {layout.lines[n - 1]}"
+    for n, line, matches in chosen:
+        row = f"{n}{':' if matches else '-'} {line}"
         if pattern is not None and last is not None and n != last + 1:
             row = f"--\n{row}"
         used += len(row) + 1
@@ -412,7 +442,7 @@ def _some_lines(
             break
         rows.append(row if used <= room else cut_at_edge(row, room, marked=True))
         last = n
-    note = f'[Shown up to line {last}; go on with lines="{left}-{chosen.numbers[-1]}".]' if left else ""
+    note = f'[Shown up to line {last}; go on with lines="{left}-{chosen.last}".]' if left else ""
     return "\n".join(rows), note, what
 
 

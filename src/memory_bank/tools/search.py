@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 from memory_bank.bank.database import Database
@@ -16,6 +17,7 @@ from memory_bank.transcript.messages import is_memory_tool
 
 _MAX_EXACT_CHARS = 200  # longer texts are not searched for exactly
 _RUNS = 4  # runs of letters and digits, the longest, that the database filters by
+_MAX_WANTED = 20  # identifiers of a query that are searched for exactly
 _BATCH = 50
 _MAX_EXAMINED = 400  # records whose outputs are compared with one text
 _MAX_READ = 2 * 2**20  # bytes; a longer output counts as a match without being read
@@ -97,7 +99,8 @@ def _outlines(
 
 def _exact(state: Any, query: str, limit: int) -> list[tuple[Outline, str, str]]:
     """The records that contain the query, or an identifier in it, at token boundaries, with the place."""
-    wanted = [query, *(token for token, _, _ in identifiers_in(query))]
+    tokens = dict.fromkeys(token for token, _, _ in identifiers_in(query))
+    wanted = [query, *islice(tokens, _MAX_WANTED)]
     found: dict[str, tuple[Outline, str, str]] = {}
     forms = {normal(w): w for w in reversed(wanted) if len(w) <= _MAX_EXACT_CHARS}
     for form, text in reversed(forms.items()):

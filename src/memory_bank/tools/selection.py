@@ -2,29 +2,39 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from itertools import islice
 from types import EllipsisType
 from typing import Any
 
-from memory_bank.transcript.jsontext import compact, is_deep, join_key
+from memory_bank.transcript.jsontext import compact, is_deep, join_index, join_key
 
 LINE_CHARS = 2_000
 """Longer lines are wrapped: each piece is a line of its own."""
+MAX_VALUES = 200_000
+"""Values that a path may find."""
+MAX_LINES = 500_000
+"""Values of an output on one line that are laid out as lines."""
+MAX_HITS = 100_000
+"""Matching lines that are counted."""
 _KEYS_SHOWN = 30
 _WORD_CHARS = 100
+_INDENTED = 20  # levels of JSON that are indented
 _PATTERN_SECONDS = 2.0
-_PATTERN_CHARS = 1_000
+_SHORT_SEARCH = 20_000_000  # characters of pattern × text that are searched in this process
+# Repeats are possessive (``*+``): no character is tried twice, so that parsing a path is linear.
 _STEP = re.compile(
-    r"""\.?\[\s*(?P<quoted>"(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*')\s*\]|"""
-    r"""\.?\[\s*(?P<slice>-?\d{0,9}\s*:\s*-?\d{0,9})\s*\]|"""
-    r"""\.?\[\s*(?P<index>-?\d{1,9})\s*\]|"""
-    r"""\.?\[\s*(?P<all>\*)\s*\]|(?:^|\.)(?P<star>\*)(?=[.\[]|\Z)|"""
-    r"""(?P<key>(?:^|\.)[^.\[\]]+)"""
+    r"""\.?\[\s*+(?P<quoted>"(?:[^"\\]|\\.)*+"|'(?:[^'\\]|\\.)*+')\s*+\]|"""
+    r"""\.?\[\s*+(?P<slice>-?\d{0,9}+\s*+:\s*+-?\d{0,9}+)\s*+\]|"""
+    r"""\.?\[\s*+(?P<index>-?\d{1,9}+)\s*+\]|"""
+    r"""\.?\[\s*+(?P<all>\*)\s*+\]|(?:^|\.)(?P<star>\*)(?=[.\[]|\Z)|"""
+    r"""(?P<key>(?:^|\.)[^.\[\]]++)"""
 )
 
 
@@ -33,7 +43,15 @@ Step = str | int | slice | EllipsisType
 
 
 class RefusedCall(Exception):
-    """A request that cannot be answered; the text is the sentence that says why."""
+    """A request that cannot be answered; the text says why.
+
+    ``sentence`` is ours, ``quoted`` what the output has instead: text of a tool, which an agent gets fenced.
+    """
+
+    def __init__(self, sentence: str, quoted: str = "") -> None:
+        super().__init__(f"{sentence} {quoted}" if quoted else sentence)
+        self.sentence = sentence
+        self.quoted = quoted
 
 
 class NothingFound(RefusedCall):
@@ -43,6 +61,7 @@ class NothingFound(RefusedCall):
 class ExactFloat(float):
     """A float that keeps its spelling: 19.90 stays 19.90."""
 
+    __slots__ = ("text",)
     text: str
 
     def __new__(cls, text: str) -> ExactFloat:
@@ -81,7 +100,7 @@ def parse_path(path: str) -> list[Step]:
         match = _STEP.match(text, at)
         if match is None or match.end() == at:
             raise RefusedCall(
-                f"The path {_quoted(path)} is not understood from {_quoted(text[at:])} on: write it like "
+                f"The path {quoted(path)} is not understood from {quoted(text[at:])} on: write it like "
                 'items[3].sku, items[*].sku, items[2:5] or ["odd key"].'
             )
         at = match.end()
@@ -119,9 +138,16 @@ def select(value: Any, path: str) -> list[PathValue]:
         found = [PathValue(f.path, _opened(f.value)) for f in found]
         next_: list[PathValue] = []
         for f in found:
-            next_ += _children(f, step)
+            next_ += islice(_children(f, step), MAX_VALUES + 1 - len(next_))
+        if len(next_) > MAX_VALUES:
+            raise RefusedCall(
+                f"The path {quoted(path)} finds more than {MAX_VALUES:,} values: select fewer, for example "
+                "by a slice such as [0:1000]."
+            )
         if not next_:
-            raise RefusedCall(_missing(path, step, found[0], len(found), many))
+            raise RefusedCall(
+                f"The path {quoted(path)} finds nothing.", _missing(step, found[0], len(found), many)
+            )
         many = many or isinstance(step, slice) or step is ...
         found = next_
     return found
@@ -133,34 +159,37 @@ def _opened(value: Any) -> Any:
     return value
 
 
-def _children(f: PathValue, step: Step) -> list[PathValue]:
+def _children(f: PathValue, step: Step) -> Iterator[PathValue]:
     value = f.value
     if isinstance(value, dict):
         if step is ...:
-            return [PathValue(join_key(f.path, k), v) for k, v in value.items()]
+            for k, v in value.items():
+                yield PathValue(join_key(f.path, k), v)
+            return
         key = str(step) if isinstance(step, int) else step
-        return [PathValue(join_key(f.path, key), value[key])] if isinstance(key, str) and key in value else []
-    if isinstance(value, list):
+        if isinstance(key, str) and key in value:
+            yield PathValue(join_key(f.path, key), value[key])
+    elif isinstance(value, list):
         if isinstance(step, str) and re.fullmatch(r"\d{1,9}", step):
             step = int(step)
         if isinstance(step, int):
             at = step if step >= 0 else len(value) + step
-            return [PathValue(f"{f.path}[{at}]", value[at])] if 0 <= at < len(value) else []
-        if step is ... or isinstance(step, slice):
-            chosen = range(len(value))[step] if isinstance(step, slice) else range(len(value))
-            return [PathValue(f"{f.path}[{i}]", value[i]) for i in chosen]
-    return []
+            if 0 <= at < len(value):
+                yield PathValue(join_index(f.path, at), value[at])
+        elif step is ... or isinstance(step, slice):
+            for i in range(len(value))[step] if isinstance(step, slice) else range(len(value)):
+                yield PathValue(join_index(f.path, i), value[i])
 
 
-def _missing(path: str, step: Step, first: PathValue, places: int, many: bool) -> str:
+def _missing(step: Step, first: PathValue, places: int, many: bool) -> str:
+    """What there is where a step finds nothing."""
     where = first.path or "the top"
-    head = f"The path {_quoted(path)} finds nothing: "
     value = first.value
     if isinstance(value, dict):
-        keys = ", ".join(_quoted(k) for k in list(value)[:_KEYS_SHOWN])
+        keys = ", ".join(quoted(k) for k in islice(value, _KEYS_SHOWN))
         more = f" and {len(value) - _KEYS_SHOWN:,} more" if len(value) > _KEYS_SHOWN else ""
         others = f" (and in {places - 1:,} others)" if many and places > 1 else ""
-        return f"{head}at {where}{others} there is an object with " + (
+        return f"At {where}{others} there is an object with " + (
             f"the keys {keys}{more}." if keys else "no keys."
         )
     if isinstance(value, list):
@@ -170,12 +199,13 @@ def _missing(path: str, step: Step, first: PathValue, places: int, many: bool) -
             else ""
         )
         span = f"a list of {len(value):,} items, [0] to [{len(value) - 1}]" if value else "an empty list"
-        return f"{head}at {where} there is {span}{hint}."
+        return f"At {where} there is {span}{hint}."
     what = "a text that is not JSON" if isinstance(value, str) else "a single value"
-    return f"{head}at {where} there is {what}."
+    return f"At {where} there is {what}."
 
 
-def _quoted(text: str) -> str:
+def quoted(text: str) -> str:
+    """A text as JSON, cut after 80 characters."""
     return compact(text if len(text) <= 80 else f"{text[:79]}…")
 
 
@@ -190,16 +220,17 @@ def as_json(value: Any, indent: str = "") -> str:
         return value.text
     if not isinstance(value, (dict, list)) or not value:
         return compact(value)
-    inner = indent + "  "
+    inner = indent + "  " if len(indent) < 2 * _INDENTED else indent
     if isinstance(value, dict):
         parts = [f"{compact(k)}: {as_json(v, inner)}" for k, v in value.items()]
         left, right = "{}"
     else:
         parts = [as_json(v, inner) for v in value]
         left, right = "[]"
-    flat = f"{left}{', '.join(parts)}{right}"
-    if len(flat) <= 100 and "\n" not in flat:
-        return flat
+    if len(parts) <= 50 and sum(map(len, parts)) <= 100:
+        flat = f"{left}{', '.join(parts)}{right}"
+        if len(flat) <= 100 and "\n" not in flat:
+            return flat
     return f"{left}\n{inner}" + f",\n{inner}".join(parts) + f"\n{indent}{right}"
 
 
@@ -238,16 +269,23 @@ def at_path(text: str, path: str | None, write: Callable[[Any], str]) -> PathSel
 
 # lines and patterns
 
-_PLAIN = re.compile(r"[^*+?{(\\]*(?:\\[^\d][^*+?{(\\]*)*\Z")  # no repeats, no groups: linear by itself
-_SPAN = re.compile(r"(?P<start>\d{1,9})\s*(?:(?P<dash>-|:|\.\.)\s*(?P<stop>\d{1,9})?)?\Z")
-_LAST = re.compile(r"-\s*(\d{1,9})\Z")
+_PLAIN = re.compile(r"[^*+?{(\\]*+(?:\\[^\d][^*+?{(\\]*+)*+\Z")  # no repeats, no groups
+_TOO_LONG = re.compile(rf"[^\n]{{{LINE_CHARS + 1}}}")
+_SPAN = re.compile(r"(?P<start>\d{1,9}+)\s*+(?:(?P<dash>-|:|\.\.)\s*+(?P<stop>\d{1,9}+)?)?\Z")
+_LAST = re.compile(r"-\s*+(\d{1,9}+)\Z")
 # The search runs in its own process: Python's engine may backtrack for years and hold the interpreter lock.
 _SEARCH = """
 import json, re, sys
-pattern, lines = json.load(sys.stdin)
+pattern, most = json.loads(sys.stdin.buffer.readline())
+lines = sys.stdin.buffer.read().decode("utf-8", "surrogatepass").split("\\n")
 try:
     find = re.compile(pattern).search
-    out = [i for i, line in enumerate(lines) if find(line)]
+    out = []
+    for i, line in enumerate(lines):
+        if find(line):
+            out.append(i)
+            if len(out) == most:
+                break
 except (re.error, RecursionError, OverflowError, MemoryError) as e:
     out = str(e) or type(e).__name__
 json.dump(out, sys.stdout)
@@ -256,50 +294,79 @@ json.dump(out, sys.stdout)
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """The lines of an output. ``note`` says how they differ from its text, if they do.
+    """The lines of an output, made while they are iterated over.
 
-    ``by_path``: one line per JSON value, each with its path.
+    ``note`` says how they differ from its text, if they do. ``by_path``: one line per JSON value, each with
+    its path.
     """
 
-    lines: list[str]
+    make: Callable[[], Iterator[str]] = field(repr=False)
+    count: int
     note: str = ""
     by_path: bool = False
+
+    def __iter__(self) -> Iterator[str]:
+        return self.make()
+
+    def numbered(self, ranges: Iterable[range]) -> Iterator[tuple[int, str]]:
+        """The lines of these ranges (ascending and disjoint) with their numbers, from 1."""
+        lines, at = self.make(), 1
+        for wanted in ranges:
+            yield from enumerate(islice(lines, wanted.start - at, wanted.stop - at), wanted.start)
+            at = wanted.stop
 
 
 def lay_out(text: str, value: Any = None) -> Layout:
     """Split an output into lines: its own, or one per value with its path if it is JSON on long lines.
 
     ``value`` is the JSON value of the text, if any. Lines over 2,000 characters are wrapped between words.
+    Time and memory are linear in the size of the output.
     """
-    raw = text.split("\n")
-    if isinstance(value, (dict, list)) and (len(raw) == 1 or any(len(r) > LINE_CHARS for r in raw)):
-        laid = [piece for line in _values(value, "") for piece in _wrapped(line)]
-        return Layout(laid, "the output is JSON on one line; here each value is a line under its path", True)
-    lines = [piece for line in raw for piece in _wrapped(line)]
-    if len(lines) > len(raw):
-        return Layout(lines, f"lines of more than {LINE_CHARS:,} characters are wrapped and count as several")
-    return Layout(lines)
+    long = _TOO_LONG.search(text) is not None
+    if isinstance(value, (dict, list)) and (long or "\n" not in text):
+
+        def values() -> Iterator[str]:
+            return islice((piece for line in _values(value) for piece in _wrapped(line)), MAX_LINES)
+
+        count = sum(1 for _ in values())
+        note = "the output is JSON on one line; here each value is a line under its path"
+        if count == MAX_LINES:
+            note += f"; laid out are the first {MAX_LINES:,}, the rest by path="
+        return Layout(values, count, note, True)
+    if long:
+
+        def wrapped() -> Iterator[str]:
+            return (piece for line in _lines(text) for piece in _wrapped(line))
+
+        note = f"lines of more than {LINE_CHARS:,} characters are wrapped and count as several"
+        return Layout(wrapped, sum(1 for _ in wrapped()), note)
+    return Layout(lambda: _lines(text), text.count("\n") + 1)
 
 
-def _values(value: Any, path: str) -> Iterator[str]:
-    if isinstance(value, str):
-        inner = parse_exact(value)
-        if inner is None:
-            if "\n" in value:
+def _lines(text: str) -> Iterator[str]:
+    at = 0
+    while (end := text.find("\n", at)) >= 0:
+        yield text[at:end]
+        at = end + 1
+    yield text[at:]
+
+
+def _values(value: Any) -> Iterator[str]:
+    """A line for each scalar and empty container, with its path; without recursion."""
+    pending: list[Iterator[PathValue]] = [iter([PathValue("", value)])]
+    while pending:
+        for node in pending[-1]:
+            path, inner = node.path, _opened(node.value)
+            if isinstance(inner, (dict, list)) and inner:
+                pending.append(_children(PathValue(path, inner), ...))
+                break
+            if isinstance(inner, str) and "\n" in inner:
                 yield f"{path}:"
-                yield from value.split("\n")
+                yield from _lines(inner)
             else:
-                yield f"{path} = {as_json(value)}"
-            return
-        value = inner
-    if isinstance(value, dict) and value:
-        for key, child in value.items():
-            yield from _values(child, join_key(path, key))
-    elif isinstance(value, list) and value:
-        for i, child in enumerate(value):
-            yield from _values(child, f"{path}[{i}]")
-    else:
-        yield f"{path} = {as_json(value)}"
+                yield f"{path} = {as_json(inner)}"
+        else:
+            pending.pop()
 
 
 def _wrapped(line: str) -> Iterator[str]:
@@ -319,17 +386,18 @@ def _joins(a: str, b: str) -> bool:
     return (a.isalnum() or a in "_-.@/") and (b.isalnum() or b in "_-.@/")
 
 
-def chosen_lines(spec: object, count: int) -> list[int]:
-    """Return the line numbers of ``10-25``, ``7``, ``-20`` (the last 20), or several of these with commas.
+def chosen_lines(spec: object, count: int) -> list[range]:
+    """Return the lines of ``10-25``, ``7``, ``-20`` (the last 20), or several of these with commas.
 
-    Raises RefusedCall for a wrong specification and if no such line exists.
+    The ranges are ascending and disjoint. Raises RefusedCall for a wrong specification and if no such line
+    exists.
     """
     text = str(spec).strip()
-    chosen: dict[int, None] = {}
+    spans: list[tuple[int, int]] = []
     for part in text.split(","):
         part = part.strip()
         if last := _LAST.match(part):
-            chosen.update(dict.fromkeys(range(max(1, count - int(last[1]) + 1), count + 1)))
+            spans.append((max(1, count - int(last[1]) + 1), count + 1))
             continue
         span = _SPAN.match(part)
         if span is None:
@@ -339,34 +407,48 @@ def chosen_lines(spec: object, count: int) -> list[int]:
             )
         start = int(span["start"])
         stop = int(span["stop"]) if span["stop"] else count if span["dash"] else start
-        chosen.update(dict.fromkeys(range(max(1, start), min(stop, count) + 1)))
+        spans.append((max(1, start), min(stop, count) + 1))
+    chosen = _merged(spans)
     if not chosen:
         raise RefusedCall(f"There are no lines {text[:60]}: the output has {count:,} lines, 1 to {count}.")
-    return list(chosen)
+    return chosen
 
 
-def matching_lines(pattern: str, lines: Sequence[str]) -> list[int]:
+def _merged(spans: Iterable[tuple[int, int]]) -> list[range]:
+    """The spans as ascending, disjoint ranges; empty ones are left out."""
+    merged: list[range] = []
+    for start, stop in sorted(spans):
+        if start >= stop:
+            continue
+        if merged and start <= merged[-1].stop:
+            merged[-1] = range(merged[-1].start, max(merged[-1].stop, stop))
+        else:
+            merged.append(range(start, stop))
+    return merged
+
+
+def matching_lines(pattern: str, lines: Iterable[str], chars: int) -> list[int]:
     """Return the positions of the lines that match a regular expression, in bounded time.
 
-    A pattern with repeats or groups runs in its own process for at most two seconds. Raises RefusedCall for
-    an invalid or slow pattern.
+    ``chars``: about the length of all lines. A pattern with repeats or groups, and a long search, runs in its
+    own process for at most two seconds. At most ``MAX_HITS`` lines are found. Raises RefusedCall for an
+    invalid or slow pattern.
     """
-    if len(pattern) > _PATTERN_CHARS:
-        raise RefusedCall(
-            f"The pattern has {len(pattern):,} characters, at most {_PATTERN_CHARS:,} are searched for."
-        )
-    if _PLAIN.match(pattern):
-        try:
-            find = re.compile(pattern).search
-        except re.error as e:
-            raise RefusedCall(_invalid_pattern(e)) from None
-        return [i for i, line in enumerate(lines) if find(line)]
+    try:
+        find = re.compile(pattern).search
+    except (re.error, RecursionError, OverflowError) as e:
+        raise RefusedCall(_invalid_pattern(e)) from None
+    if _PLAIN.match(pattern) and len(pattern) * chars <= _SHORT_SEARCH:
+        return list(islice((i for i, line in enumerate(lines) if find(line)), MAX_HITS))
     command = [sys.executable or "python3", "-I", "-S", "-c", _SEARCH]
-    request = json.dumps([pattern, list(lines)])
-    seconds = _PATTERN_SECONDS + len(request) / 20_000_000  # the time to hand over the text
+    request = io.BytesIO()
+    request.write(json.dumps([pattern, MAX_HITS]).encode())
+    for line in lines:
+        request.write(b"\n" + line.encode("utf-8", "surrogatepass"))
+    seconds = _PATTERN_SECONDS + request.tell() / 20_000_000  # the time to hand over the text
     try:
         done = subprocess.run(
-            command, input=request, capture_output=True, text=True, timeout=seconds, check=True
+            command, input=request.getbuffer(), capture_output=True, timeout=seconds, check=True
         )
         found = json.loads(done.stdout)
     except subprocess.TimeoutExpired:
@@ -389,21 +471,41 @@ def _invalid_pattern(error: object) -> str:
 
 @dataclass(frozen=True, slots=True)
 class LineSelection:
-    """Numbers of the selected lines, from 1. ``hits`` are those that match, others are next to one."""
+    """Selected lines. ``hits``: the numbers of those that match a pattern, others are next to one."""
 
-    numbers: list[int]
-    hits: set[int]
+    layout: Layout
+    ranges: list[range]
+    hits: frozenset[int] | None = None
+
+    @property
+    def last(self) -> int:
+        """The number of the last selected line."""
+        return self.ranges[-1][-1]
+
+    def __iter__(self) -> Iterator[tuple[int, str, bool]]:
+        """Number and text of each line, and whether it matches (True without a pattern)."""
+        for number, line in self.layout.numbered(self.ranges):
+            yield number, line, self.hits is None or number in self.hits
 
 
-def select_lines(layout: Layout, lines: object, pattern: str | None) -> LineSelection:
+def select_lines(layout: Layout, lines: object, pattern: str | None, chars: int) -> LineSelection:
     """Select lines by a specification, a pattern, or both. A match brings one line around it.
 
-    Raises RefusedCall; a pattern without a match selects nothing.
+    ``chars``: the length of the text. Raises RefusedCall; a pattern without a match selects nothing.
     """
-    count = len(layout.lines)
-    numbers = chosen_lines(lines, count) if lines is not None else list(range(1, count + 1))
+    within = chosen_lines(lines, layout.count) if lines is not None else [range(1, layout.count + 1)]
     if pattern is None:
-        return LineSelection(numbers, set(numbers))
-    hits = {numbers[i] for i in matching_lines(pattern, [layout.lines[n - 1] for n in numbers])}
-    within = set(numbers)
-    return LineSelection(sorted({m for n in hits for m in (n - 1, n, n + 1) if m in within}), hits)
+        return LineSelection(layout, within)
+    texts = (line for _, line in layout.numbered(within))
+    found = matching_lines(pattern, texts, chars)
+    hits, before, spans = [], 0, iter(within)
+    span = next(spans)
+    around: list[tuple[int, int]] = []
+    for position in found:
+        while position - before >= len(span):
+            before += len(span)
+            span = next(spans)
+        number = span.start + position - before
+        hits.append(number)
+        around.append((max(span.start, number - 1), min(span.stop, number + 2)))
+    return LineSelection(layout, _merged(around), frozenset(hits))

@@ -13,6 +13,9 @@ from memory_bank.errors import RecordError
 
 RAW = "_raw"  # the key under which text that is not JSON is kept
 _MAX_DEPTH = 200  # deeper values are handled as text
+PATH_CHARS = 400
+"""Characters of a path at most: of a longer one the end is shown, after an ellipsis."""
+_KEY_CHARS = 200  # of a key in a path; of a longer one the beginning is shown, before an ellipsis
 _PLAIN_KEY = re.compile(r"[^\W\d][\w-]*\Z")
 
 
@@ -84,15 +87,16 @@ class Leaf(NamedTuple):
 
     @property
     def path(self) -> str:
-        """Where it stands, in the form that ``get_record`` accepts: ``items[3].sku``."""
+        """Where it stands, in the form that ``get_record`` accepts: ``items[3].sku``; cut if it is long."""
         steps: list[str | int] = []
-        trail = self.trail
-        while trail is not None:
+        trail, used = self.trail, 0
+        while trail is not None and used <= PATH_CHARS:
             trail, step = trail
             steps.append(step)
-        path = ""
+            used += min(len(step), _KEY_CHARS) + 1 if isinstance(step, str) else 3
+        path = "…" if trail is not None else ""
         for step in reversed(steps):
-            path = join_key(path, step) if isinstance(step, str) else f"{path}[{step}]"
+            path = join_key(path, step) if isinstance(step, str) else join_index(path, step)
         return path
 
 
@@ -138,10 +142,24 @@ def _children(container: Any, node: Leaf) -> Iterator[Leaf]:
 
 
 def join_key(path: str, key: str) -> str:
-    """The path of an object's member: ``a.b``, or ``a["odd key"]`` where the key has other characters."""
+    """The path of an object's member: ``a.b``, or ``a["odd key"]`` where the key has other characters.
+
+    Long keys and paths are cut, so that the paths of an output's values need no more than its size.
+    """
+    if len(key) > _KEY_CHARS:
+        return _cut_path(f"{path}[{compact(key[:_KEY_CHARS] + '…')}]")
     if _PLAIN_KEY.match(key):
-        return f"{path}.{key}" if path else key
-    return f"{path}[{compact(key)}]"
+        return _cut_path(f"{path}.{key}" if path else key)
+    return _cut_path(f"{path}[{compact(key)}]")
+
+
+def join_index(path: str, index: int) -> str:
+    """The path of a list's item; cut if it is long."""
+    return _cut_path(f"{path}[{index}]")
+
+
+def _cut_path(path: str) -> str:
+    return path if len(path) <= PATH_CHARS else f"…{path[-PATH_CHARS + 1 :]}"
 
 
 def plain(value: Any) -> Any:

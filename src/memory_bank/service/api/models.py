@@ -17,6 +17,7 @@ from pydantic import (
 
 from memory_bank.errors import InvalidRequestError
 from memory_bank.service.security.access import LONGEST_NAME
+from memory_bank.tools.handlers import LONGEST_ARGUMENTS
 
 TRACE_ID = "0f8fad5b-d9cb-569f-a165-70867728950e"
 CALL: dict[str, Any] = {
@@ -532,7 +533,7 @@ class SearchQuery(RequestModel):
 
     q: str = Field(
         min_length=1,
-        max_length=8000,
+        max_length=LONGEST_ARGUMENTS["query"],
         description="words, or an exact identifier",
         examples=["ORD-7 due"],
     )
@@ -544,11 +545,17 @@ class RecordQuery(RequestModel):
 
     raw: bool = Field(False, description="the output alone, byte for byte, as a download")
     path: str | None = Field(
-        None, max_length=1000, description='a JSON path: items[3].sku, items[*].sku, items[2:5], ["odd key"]'
+        None,
+        max_length=LONGEST_ARGUMENTS["path"],
+        description='a JSON path: items[3].sku, items[*].sku, items[2:5], ["odd key"]',
     )
-    lines: str | None = Field(None, max_length=1000, description="lines: 10-25, 7, or -20 for the last 20")
+    lines: str | None = Field(
+        None, max_length=LONGEST_ARGUMENTS["lines"], description="lines: 10-25, 7, or -20 for the last 20"
+    )
     pattern: str | None = Field(
-        None, max_length=1000, description="a regular expression; lines around a match are included"
+        None,
+        max_length=LONGEST_ARGUMENTS["pattern"],
+        description="a regular expression; lines around a match are included",
     )
     max_chars: Annotated[int, Field(ge=1, le=10_000_000, description="maximum length of the part")] = 100_000
 

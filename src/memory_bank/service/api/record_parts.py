@@ -70,25 +70,23 @@ def part_of(text: str, query: PartQuery) -> RecordPart:
 def _lines_of(chosen: PathSelection, query: PartQuery) -> RecordPart:
     room = query["max_chars"]
     layout = lay_out(chosen.text, chosen.value)
-    lines = layout.lines
-    selection = select_lines(layout, query["lines"], query["pattern"])
+    selection = select_lines(layout, query["lines"], query["pattern"], len(chosen.text))
     rows: list[dict[str, Any]] = []
     used, rest = 0, None
     complete = True
-    for n in selection.numbers:
-        line = lines[n - 1]
+    for n, line, matches in selection:
         used += len(line) + 1
         if used > room and rows:
-            rest = f"{n}-{selection.numbers[-1]}"
+            rest = f"{n}-{selection.last}"
             break
         shown = cut_at_edge(line, room)
         complete = complete and len(shown) == len(line)
-        rows.append({"number": n, "text": shown, "matches": n in selection.hits})
+        rows.append({"number": n, "text": shown, "matches": matches})
     return {
         "text": "\n".join(row["text"] for row in rows),
         "values": None,
         "lines": rows,
-        "count": len(lines),
+        "count": layout.count,
         "complete": complete and rest is None,
         "next": rest,
     }

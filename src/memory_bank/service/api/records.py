@@ -30,11 +30,11 @@ from memory_bank.service.api.requests import (
     ApiContext,
     RecordId,
     SessionName,
-    in_thread,
     json_bytes,
     json_response,
     json_utf8,
 )
+from memory_bank.service.threads import in_thread
 from memory_bank.tools.handlers import PREFIX
 from memory_bank.tools.selection import RefusedCall
 from memory_bank.transcript.jsontext import parse_arguments, parse_output
@@ -132,7 +132,7 @@ async def get_record(
         raise InvalidRequestError("raw returns the whole output: omit path, lines and pattern, or raw.")
     if "max_chars" in query.model_fields_set and not partly:
         raise InvalidRequestError("max_chars limits a part: give it with path, lines or pattern.")
-    outline = await in_thread(_outline, api, name, trace_id)
+    outline = await in_thread("api", _outline, api, name, trace_id)
     if query.raw:
         return await _download(api, outline)
     if partly:
@@ -172,13 +172,13 @@ def _outline(api: ApiContext, name: str, wanted: str) -> Outline:
 async def _streamed(chunks: Iterator[bytes]) -> AsyncIterator[bytes]:
     """Produce chunks in a thread. The first is read now, so that an error before it has its own status."""
     chunks = _joined(chunks)
-    first = await in_thread(next, chunks, b"")
+    first = await in_thread("api", next, chunks, b"")
 
     async def stream() -> AsyncIterator[bytes]:
         chunk = first
         while chunk:
             yield chunk
-            chunk = await in_thread(next, chunks, b"")
+            chunk = await in_thread("api", next, chunks, b"")
 
     return stream()
 

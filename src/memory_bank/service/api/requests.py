@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, ParamSpec, TypeVar
+from typing import Annotated, Any
 from urllib.parse import unquote_to_bytes
 
-from anyio import CapacityLimiter, to_thread
-from anyio.lowlevel import RunVar
 from fastapi import Depends, Path, Request
 from fastapi.responses import Response
 from starlette.exceptions import HTTPException
@@ -22,10 +21,8 @@ from memory_bank.errors import BodyError, InvalidRequestError
 from memory_bank.service.proxy.body import Body, parse_body
 from memory_bank.service.security.access import LONGEST_NAME, caller_of, public_name, stored_id
 from memory_bank.service.sessions import Sessions
+from memory_bank.service.threads import in_thread
 from memory_bank.transcript.jsontext import compact
-
-T = TypeVar("T")
-P = ParamSpec("P")
 
 JSON = "application/json"
 SESSIONS_PATH = "/v1/sessions/"
@@ -65,9 +62,9 @@ class ApiContext:
 
 def api_context(request: Request) -> ApiContext:
     """The context of a request. Raises InvalidRequestError for a repeated query parameter."""
-    given = [key for key, _ in request.query_params.multi_items()]
-    for key in given:
-        if given.count(key) > 1:
+    given = Counter(key for key, _ in request.query_params.multi_items())
+    for key, times in given.items():
+        if times > 1:
             raise InvalidRequestError(f"{key[:80]} is given more than once: give it once.")
     return ApiContext(caller_of(request).namespace, request.app.state.service.sessions)
 
@@ -135,28 +132,6 @@ def _with_encoded_slashes(path: str, raw: bytes | None) -> str:
     return "/".join(s.replace("%", "%25").replace("/", "%2F") for s in segments)
 
 
-# threads
-
-
-async def in_thread(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Run blocking work in one of the API's threads."""
-    return await to_thread.run_sync(lambda: work(*args, **kwargs), limiter=_limiter(_THREADS, 20))
-
-
-# The API has its own threads, so that the proxy never waits for them; each event loop has its own limiters.
-_THREADS: RunVar[CapacityLimiter] = RunVar("memory_bank.api.threads")
-_LONG: RunVar[CapacityLimiter] = RunVar("memory_bank.api.long")
-
-
-def _limiter(variable: RunVar[CapacityLimiter], threads: int) -> CapacityLimiter:
-    try:
-        return variable.get()
-    except LookupError:
-        limiter = CapacityLimiter(threads)
-        variable.set(limiter)
-        return limiter
-
-
 # JSON: NaN, lone surrogates and integers of any length are accepted and returned unchanged
 
 
@@ -171,7 +146,7 @@ async def body_of(request: Request, *arrays: str) -> Body:
         data = await request.body()
     except ClientDisconnect:
         raise HTTPException(400, "the client disconnected before its body was complete.") from None
-    return await in_thread(_parsed, data, arrays)
+    return await in_thread("api", _parsed, data, arrays)
 
 
 def _parsed(data: bytes, arrays: tuple[str, ...]) -> Body:
@@ -209,8 +184,7 @@ async def json_response(work: Callable[..., Mapping[str, Any]], *args: Any, long
     def encoded_result() -> bytes:
         return b"".join(json_object(work(*args)))
 
-    limiter = _limiter(_LONG, 2) if long else _limiter(_THREADS, 20)
-    return Response(await to_thread.run_sync(encoded_result, limiter=limiter), media_type=JSON)
+    return Response(await in_thread("long" if long else "api", encoded_result), media_type=JSON)
 
 
 def json_object(value: Mapping[str, Any]) -> Iterator[bytes]:

@@ -23,8 +23,9 @@ from memory_bank.service.api.models import (
     StepsQuery,
 )
 from memory_bank.service.api.openapi import errors
-from memory_bank.service.api.requests import Api, ApiContext, SessionName, in_thread, json_response
+from memory_bank.service.api.requests import Api, ApiContext, SessionName, json_response
 from memory_bank.service.security.access import stored_id
+from memory_bank.service.threads import in_thread
 from memory_bank.transcript.shortening import cut_at_edge
 
 router = APIRouter(prefix="/v1", tags=["sessions"])
@@ -111,7 +112,7 @@ def _session_detail(api: ApiContext, name: str) -> dict[str, Any]:
 )
 async def reset(api: Api, name: SessionName) -> Response:
     """Delete the session's records and insights; the session itself and its cost stay."""
-    await in_thread(api.sessions.reset, api.namespace, name)
+    await in_thread("api", api.sessions.reset, api.namespace, name)
     return Response(status_code=204)
 
 
@@ -124,7 +125,7 @@ async def reset(api: Api, name: SessionName) -> Response:
 )
 async def delete(api: Api, name: SessionName) -> Response:
     """Delete the session with its records. A later request with its name creates a new one."""
-    await in_thread(api.sessions.delete, api.namespace, name)
+    await in_thread("api", api.sessions.delete, api.namespace, name)
     return Response(status_code=204)
 
 

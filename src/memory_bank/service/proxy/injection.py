@@ -16,6 +16,7 @@ from memory_bank.service.proxy.events import EventSplitter
 from memory_bank.service.proxy.routes import LARGE, ModelRequest, SendUpstream
 from memory_bank.service.proxy.upstream import Headers, UpstreamAnswer
 from memory_bank.service.sessions import Sessions
+from memory_bank.service.threads import limiter
 from memory_bank.tools import MAX_CHARS, handle_tool_call
 
 log = logging.getLogger("memory_bank.Service")
@@ -60,7 +61,11 @@ class Injection:
             with anyio.move_on_after(self.timeout):
                 try:
                     found = await to_thread.run_sync(
-                        self.sessions.has_records, request.caller.namespace, session, abandon_on_cancel=True
+                        self.sessions.has_records,
+                        request.caller.namespace,
+                        session,
+                        abandon_on_cancel=True,
+                        limiter=limiter("tools"),
                     )
                 except MemoryBankError as e:
                     log.warning("no tools are offered, memory cannot be read: %s", type(e).__name__)
@@ -70,7 +75,9 @@ class Injection:
         """The results of the calls of a turn, in their order."""
         texts: list[str] | None = None
         with anyio.move_on_after(self.timeout):
-            texts = await to_thread.run_sync(self._call_tools, request, calls, abandon_on_cancel=True)
+            texts = await to_thread.run_sync(
+                self._call_tools, request, calls, abandon_on_cancel=True, limiter=limiter("tools")
+            )
         if texts is None:
             log.warning("memory took longer than %g s for a call of its tools", self.timeout)
             texts = ["The memory did not answer in time." if c.is_memory else NOT_YET for c in calls]
