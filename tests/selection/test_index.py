@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.chats import call, result, rounds, user
+from tests.selection.texts import ANY_TEXT, CHARACTERS, TEXTS
 
 from memory_bank import MemoryBankState, apply_memory_bank_strategy, load_config
 from memory_bank.selection.candidates import find_candidates, fold
@@ -216,40 +217,6 @@ def test_a_token_that_only_begins_like_an_address_is_a_path(token):
         context, tokens = apply_memory_bank_strategy(messages, None, settings, state)
     assert tokens < sum(map(state.counter.count_message, messages))
     assert context[0] == messages[0]
-
-
-# Texts of any kind: lone surrogates, control characters, code, logs, JSON and broken JSON, addresses, paths.
-CHARACTERS = st.text(st.characters(codec=None, categories=["L", "N", "P", "S", "Z", "C"]), max_size=60)
-TOKENS = st.one_of(
-    CHARACTERS,
-    st.from_regex(r"(https?:?/{0,3})?[\w.~@%?&=#/-]{0,40}", fullmatch=True),
-    st.from_regex(r"[{}\[\]()<>\"'`\\,:;|*# \n\t-]{0,12}", fullmatch=True),
-    st.from_regex(r"-?[0-9]{1,30}([.,:/-][0-9]{1,12}){0,4}", fullmatch=True),
-    st.sampled_from(
-        [
-            "\ud83d", "\udc00x", "\x00", "\u2028", "ß" * 5, "İ" * 4, "Ŀ.", "²³¼", "٣٤٥٦", "Traceback (most recent call last):",
-            "def f(x: int) -> str:\n    return {'a': [x]}", "2024-01-05T10:00:00 ERROR user_id=42 failed", "a@b.co", "\\ud800\\n",
-            "[('a', 1), ('b", "datetime.date(2020, 1, 2)", "<td>A-1</td>", "key: value", "| a | b |", "isError: true", "NaN", "1e999",
-        ]
-    ),
-)  # fmt: skip
-TEXTS = st.lists(TOKENS, max_size=25).flatmap(
-    lambda parts: st.sampled_from([" ", "\n", "", ", ", "/", "\\n"]).map(lambda gap: gap.join(parts))
-)
-JSON = st.recursive(
-    st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), CHARACTERS, TEXTS),
-    lambda inner: st.lists(inner, max_size=5) | st.dictionaries(CHARACTERS, inner, max_size=5),
-    max_leaves=15,
-)
-ANY_TEXT = st.one_of(
-    TEXTS,
-    JSON.map(json.dumps),
-    JSON.map(lambda value: json.dumps(value, ensure_ascii=False)),
-    JSON.map(repr),
-    JSON.map(lambda value: json.dumps({"content": [{"type": "text", "text": json.dumps(value)}]})),
-    st.lists(JSON.map(json.dumps), max_size=4).map("\n".join),
-    st.tuples(JSON.map(json.dumps), st.integers(0, 200)).map(lambda cut: cut[0][: cut[1]]),
-)
 
 
 @settings(max_examples=60, deadline=None)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from memory_bank.selection.cutting import CutText, Segment, cut_text
-from memory_bank.selection.parsing import load_json
+from memory_bank.selection.parsing import unescape
 
 LONGEST = 120
 """Characters of the longest value."""
@@ -82,7 +82,7 @@ class Use:
 class ParsedRecord:
     """A tool call, or a note (what the agent wrote before a call), with all that does not depend on others.
 
-    `candidates`, `words` and `tokens` are by segment of `cut`.
+    `candidates`, `words`, `tokens` and `gaps` are by segment of `cut`; `gaps`: tokens of the gap mark before it.
     """
 
     interaction: int
@@ -94,6 +94,7 @@ class ParsedRecord:
     words: tuple[tuple[str, ...], ...]
     uses: tuple[Use, ...]
     tokens: tuple[int, ...]
+    gaps: tuple[int, ...]
     note: bool
     error: bool
 
@@ -186,9 +187,15 @@ def parse_record(
         tuple(tuple(dict.fromkeys(words_of(s.text)))[:MAX_WORDS] for s in cut.segments),
         tuple(find_uses(arguments)[:MAX_USES]),
         tuple(count_tokens(s.text + "\n") for s in cut.segments),
+        tuple(_gap_tokens(cut.gap_before(n)) for n in range(len(cut.segments))),
         note,
         not note and _is_error(output),
     )
+
+
+def _gap_tokens(mark: str) -> int:
+    """About the tokens of a gap mark; counting each exactly takes longer than it is worth."""
+    return 2 if len(mark) < 2 else 3 + len(mark) // 3
 
 
 def _is_error(output: str) -> bool:
@@ -222,7 +229,8 @@ def find_candidates(segment: Segment, head: str = "") -> list[Candidate]:
     labels = dict.fromkeys([head] if head else [])
     at = 0
     for key, start, end in cells:
-        _add_cell(text[start:end], key.strip().casefold(), found, bool(key) or len(cells) > 1)
+        value = unescape(text[start:end]) if segment.escaped else text[start:end]
+        _add_cell(value, key.strip().casefold(), found, bool(key) or len(cells) > 1)
         if start > at:
             labels[text[at:start]] = None
         at = end
@@ -240,7 +248,7 @@ def _add(found: dict[str, Candidate], text: str, kind: int, key: str = "", cell:
 def _add_labels(text: str, found: dict[str, Candidate]) -> None:
     """Add the names in what stands between two cells, such as ``user.name: ``."""
     for part in _LABEL_END.split(text):
-        name = part.strip(" \n\t-*#>\"'")
+        name = part.strip(" \n\t-*#>\"'{}[](),:=")
         if not (3 <= len(name) <= 60 and name[0].isalpha()):
             continue
         _add(found, name, KIND["label"])
@@ -281,7 +289,8 @@ def _add_cell(text: str, key: str, found: dict[str, Candidate], cell: bool) -> N
         _add(found, token, kind, key)
         if group in ("path", "url"):
             for short in _shortened(token):
-                _add(found, short, kind_of(short), key)
+                if short in token:  # not where parts were joined that stand apart
+                    _add(found, short, kind_of(short), key)
         if group == "url" or (group in ("path", "word") and ("-" in token or "." in token)):
             for part in _PART.findall(token):
                 if part != token and (part.isdigit() or not part.islower()):
@@ -333,8 +342,8 @@ def find_uses(arguments: str) -> list[Use]:
 def _add_uses(text: str, key: str, uses: dict[str, Use]) -> None:
     """Add the uses in one string argument, which may hold JSON."""
     try:
-        inner = load_json(text) if text[:1] in ("{", "[") else None
-    except ValueError:
+        inner = json.loads(text) if text[:1] in ("{", "[") else None
+    except (ValueError, RecursionError):
         inner = None
     if inner is not None:
         for use in find_uses(text):

@@ -1,35 +1,30 @@
-"""Cuts a text into short segments along its structure: JSON leaves, rows of tables, lines, wrapped prose."""
+"""Cuts a text into segments, spans of it that are quoted to the letter: JSON members, table rows, whole lines."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from memory_bank.selection.parsing import (
-    Fields,
-    clean,
-    load_json,
-    load_json_lines,
-    load_loose,
-    load_printed,
-    scalar_text,
-    unescape,
-)
+from memory_bank.selection.parsing import Node, find_structure, unescape
 
 WIDTH = 140
 """Characters that a segment should have."""
-SHORT_ROWS = 40
-"""Rows without column names are joined up to this many characters, so that each can be shown alone."""
+ROW_WIDTH = 60
+"""Rows are joined up to this many characters, so that each can be shown nearly alone."""
 MAX_SEGMENTS = 2400
 """Segments of one text; the rest is counted as skipped."""
 MAX_TEXT = 600_000
-"""Characters of one plain text that are read, from its start and its end."""
-MAX_LITERAL = 8_000_000
+"""Characters of one text that are read, from its start and its end."""
+MAX_ESCAPED = 8_000_000
 """Texts longer than this are not searched for an escaped string."""
-MAX_DEPTH = 48
+MAX_DEPTH = 60
+"""Containers, and strings that are cut as texts, in one another."""
 LONGEST_WORD = 400
-"""An unbroken run longer than this (base64, minified data) is replaced by its length."""
+"""An unbroken run longer than this (base64, minified data) is left out."""
+NAMED_LINES = 40
+"""Texts of more lines name the line at which a quote goes on."""
+GAP = "…"
 
 Cell = tuple[str, int, int]
 """(key, start, end): text[start:end] is one value under `key`."""
@@ -37,438 +32,582 @@ Cell = tuple[str, int, int]
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """A part of a text that is shown whole or not at all."""
+    """A span of a source that is shown whole or not at all; `text` is sources[source][start:end].
+
+    `label` says where the span stands, where its text does not name its first value. `escaped`: its values
+    are spelled with backslash escapes.
+    """
 
     text: str
     block: int
     cells: tuple[Cell, ...] = ()
+    source: int = 0
+    start: int = 0
+    end: int = 0
+    label: str = ""
+    escaped: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class CutText:
-    """A text in segments; `heads[block]` is shown once before the segments of a block.
+    """A text in segments; `heads[block]` is the header line that names the columns of a block's rows, or "".
 
+    `sources`: the text itself, then the unescaped strings in it that are cut as texts; `paths` names these.
     `skipped` of its `chars` characters are in no segment.
     """
 
     segments: tuple[Segment, ...]
     heads: tuple[str, ...]
+    sources: tuple[str, ...]
+    paths: tuple[str, ...]
     chars: int
     skipped: int
 
+    def quote(self, places: Iterable[int]) -> str:
+        """Return some segments in order, to the letter, with a gap mark alone on a line where text is left out.
+
+        What stands between two gap marks stands together in one source. A gap mark names the line or the
+        path that follows it where the quote itself does not: ``… line 12:``. Rows follow their header line.
+        """
+        out: list[str] = []
+        last: Segment | None = None
+        last_place = -1
+        for place in sorted(self._with_heads(places)):
+            segment = self.segments[place]
+            if last is not None and place == last_place + 1 and self._adjoin(last, segment):
+                out.append(self.sources[segment.source][last.end : segment.end])
+            else:
+                gap = self.gap_before(place, last)
+                out.append(f"\n{gap}\n{segment.text}" if gap else segment.text)
+            last, last_place = segment, place
+        if out and (last_place + 1 < len(self.segments) or self.skipped):
+            out.append(f"\n{GAP}")
+        return "".join(out).removeprefix("\n")
+
+    def _with_heads(self, places: Iterable[int]) -> set[int]:
+        """Return the places, and those of the header lines of the rows among them."""
+        chosen = set(places)
+        blocks: dict[int, int] = {}  # a place of each block that has a header line
+        for place in chosen:
+            blocks.setdefault(self.segments[place].block, place)
+        for block, place in blocks.items():
+            if block:
+                while place and self.segments[place - 1].block == block:
+                    place -= 1
+                if self.segments[place].text.startswith(self.heads[block]):
+                    chosen.add(place)
+        return chosen
+
+    def gap_before(self, place: int, last: Segment | None = None) -> str:
+        """Return the line that stands before a segment that does not follow `last`; "" before the first one."""
+        segment = self.segments[place]
+        if last is None and not place:
+            return ""
+        path = self.paths[segment.source]
+        if last is not None and (
+            last.source == segment.source or self._names(last, place, path.rpartition(".")[2])
+        ):
+            path = ""
+        where = " ".join(filter(None, (path, segment.label)))
+        return f"{GAP} {where}:" if where else GAP
+
+    def _names(self, last: Segment, place: int, key: str) -> bool:
+        """Whether the segment before ends with the key of the string that begins with this one."""
+        return self.segments[place - 1] is last and key in last.text[-len(key) - 6 :]
+
+    def _adjoin(self, last: Segment, segment: Segment) -> bool:
+        """Whether nothing but white space stands between two neighbours."""
+        if last.source != segment.source:
+            return False
+        between = self.sources[segment.source][last.end : segment.start]
+        return not between or between.isspace()
+
 
 _LABEL = re.compile(r'[\s\-*•>#\d.)"\']{0,12}([^\W\d_][\w /\-]{0,30}?)["\'*]{0,2}\s?[:=]["\'*]{0,2}\s?(?=\S)')
-_BULLET = re.compile(r"(?:[-*•+]|\d{1,3}[.)])\s+")
+_BULLET = re.compile(r"\s*(?:[-*•+]|\d{1,3}[.)])\s+")
+_UNIT = re.compile(
+    r"\s*(?:def|class|async def|function|export|public|private|func|fn|impl|@@|diff --git)\b|@@|\s*@\w"
+)
+_RULE = re.compile(r"[\s|+:=\-]*[|+\-=][\s|+:=\-]*\Z")
+_NUMBERED = re.compile(r"\s*\d{1,7}[\t|:→-]|[^\s:]{1,200}:\d{1,7}[:\-]")
+_TRACEBACK = "Traceback (most recent call last)"
 _OPEN_QUOTE = re.compile(r"(?:^|[=(:,\s\[{])['\"]")
 _SINGLE = re.compile(r"(?:[^'\\]|\\.)*+(?=')", re.S)
 _DOUBLE = re.compile(r'(?:[^"\\]|\\.)*+(?=")', re.S)
 _UNFINISHED = re.compile(r'(?:[^"\\]|\\.)*+\\?\Z', re.S)
 _ESCAPED_BREAK = re.compile(r"\\+n")
+_WORD = re.compile(r"\w")
 _BREAK = re.compile(r"[\s,;|)\]}>]")
-_WRAPPER_KEYS = ("text", "content", "result", "output")
-
-
-class _TooDeepError(Exception):
-    """Structure nested deeper than MAX_DEPTH."""
+_WRAPPER_KEYS = frozenset(("text", "content", "result", "output", "data", "stdout"))
+_EMPTY_KEYS = frozenset(("type", "isError", "is_error", "annotations", "_meta", "meta", "mimeType"))
+_EMPTY = frozenset(("", "null", "None", "true", "false", "True", "False"))
 
 
 def cut_text(text: str, width: int = WIDTH, limit: int = MAX_SEGMENTS) -> CutText:
-    """Return the segments of `text` in order, about `limit` at most; linear in its length, never raises."""
-    for structured in (True, False):
-        cutter = _Cutter(width, limit)
-        try:
-            cutter.add_string(text, "", 0, structured)
-        except (_TooDeepError, RecursionError):
-            continue
-        return cutter.finish(len(text))
-    raise AssertionError("plain text is never too deep")
+    """Return the segments of `text` in order, at most `limit`; linear in its length, never raises."""
+    cutter = _Cutter(width)
+    cutter.add_source(text, "", 0)
+    return cutter.finish(len(text), limit)
 
 
 class _Cutter:
-    """Collects the segments of one text."""
+    """Collects the segments of one text and of the strings in it."""
 
-    def __init__(self, width: int, limit: int) -> None:
-        self.width, self.limit = width, limit
+    def __init__(self, width: int) -> None:
+        self.width = width
         self.segments: list[Segment] = []
         self.heads = [""]
+        self.sources: list[str] = []
+        self.paths: list[str] = []
         self.skipped = 0
-        self._parts: list[str] = []  # of the open segment, as are the next two
+        self._source = 0
+        self._text = ""
+        self._block = 0
+        self._escaped = False
+        self._after_string = False  # the open segment begins after a string that is a source of its own
+        self._start = -1  # of the open segment, as are the next three; -1: none is open
+        self._end = 0
         self._cells: list[Cell] = []
-        self._length = 0
+        self._label = ""
+
+    def finish(self, chars: int, limit: int) -> CutText:
+        """Return what was collected: of too many segments the first two thirds and the last third."""
+        segments = self.segments
+        if len(segments) > limit:
+            first = limit * 2 // 3
+            after = len(segments) - (limit - first)
+            self.skipped += sum(len(s.text) for s in segments[first:after])
+            segments = segments[:first] + segments[after:]
+        if len({s.source for s in segments}) == 1:
+            self.paths[segments[0].source] = ""
+        return CutText(
+            tuple(segments),
+            tuple(self.heads),
+            tuple(self.sources),
+            tuple(self.paths),
+            chars,
+            min(chars, self.skipped),
+        )
 
     # -- the open segment ------------------------------------------------------
-    def _start_block(self, head: str = "") -> None:
-        self.flush()
-        if not self.segments or self.segments[-1].block < len(self.heads) - 1:
-            self.heads.pop()  # the last block has no segment
-        self.heads.append(head)
+    def _add(self, start: int, end: int, cells: list[Cell], label: str = "", width: int = 0) -> None:
+        """Add text[start:end] to the open segment if it has room, else begin the next segment with it."""
+        if self._start >= 0 and end - self._start > (width or self.width):
+            self._close(start)
+        if self._start < 0:
+            self._start, self._label = start, label
+        self._end = end
+        self._cells += cells
 
-    def flush(self) -> None:
-        """End the open segment."""
-        text = "".join(self._parts)
-        if text.strip():
-            self.segments.append(Segment(text, len(self.heads) - 1, tuple(self._cells)))
-        self._parts, self._cells, self._length = [], [], 0
+    def _close(self, until: int = -1, before_string: bool = False) -> None:
+        """End the open segment: at `until`, the start of the next one, else where its last value ends.
 
-    def finish(self, chars: int) -> CutText:
-        self.flush()
-        return CutText(tuple(self.segments), tuple(self.heads), chars, min(chars, self.skipped))
+        Beside a string that is a source of its own, a segment without content is dropped.
+        """
+        start, end = self._start, max(self._end, until)
+        if start < 0:
+            return
+        self._start = -1
+        cells, self._cells = self._cells, []
+        beside, self._after_string = before_string or self._after_string, False
+        text = self._text[start:end].rstrip()
+        if not text or (beside and not any(map(self._is_content, cells))):
+            return
+        end = start + len(text)
+        self.segments.append(
+            Segment(
+                text,
+                self._block,
+                tuple((k, s - start, min(e, end) - start) for k, s, e in cells if s < end),
+                self._source,
+                start,
+                end,
+                self._label,
+                self._escaped and "\\" in text,
+            )
+        )
 
-    @property
-    def full(self) -> bool:
-        return len(self.segments) >= self.limit
+    def _is_content(self, cell: Cell) -> bool:
+        key, start, end = cell
+        return key not in _EMPTY_KEYS and self._text[start:end] not in _EMPTY
 
-    def _flush_unless_room(self, chars: int) -> bool:
-        """End the open segment unless it has room for that many characters; whether it was ended."""
-        if self._length and self._length + chars > self.width:
-            self.flush()
-            return True
-        return False
+    # -- texts -----------------------------------------------------------------
+    def add_source(self, text: str, path: str, depth: int) -> None:
+        """Add a text by the structure that is found in it, else as lines."""
+        outer = self._source, self._text, self._escaped, self._block
+        self._source, self._text, self._escaped, self._block = len(self.sources), text, False, 0
+        self.sources.append(text)
+        self.paths.append(path)
+        if len(text) <= MAX_TEXT:
+            self._add_part(0, len(text), depth)
+        else:
+            first = _last_break(text, MAX_TEXT * 2 // 3)
+            last = _next_break(text, len(text) - MAX_TEXT // 3)
+            if not (len(text) <= MAX_ESCAPED and self._add_escaped(0, len(text), depth)):
+                self.skipped += last - first
+                self._add_part(0, first, depth)
+                self._add_part(last, len(text), depth)
+        self._source, self._text, self._escaped, self._block = outer
 
-    def _append(self, separator: str, label: str, text: str, key: str) -> None:
-        """Append one value to the open segment."""
-        lead = (separator if self._parts else "") + label
-        start = self._length + len(lead)
-        self._parts.append(lead + text)
-        self._cells.append((key, start, start + len(text)))
-        self._length = start + len(text)
+    def _add_part(self, start: int, stop: int, depth: int) -> None:
+        roots = find_structure(self._text, start, stop) if depth < MAX_DEPTH else []
+        if not roots and self._add_escaped(start, stop, depth):
+            return
+        at = start
+        for root in roots:
+            if _WORD.search(self._text, at, root.start):
+                self._close()
+                self._add_lines(at, root.start)
+            self._escaped = True
+            self._add_node(root, root.start, "", depth)
+            self._escaped = False
+            at = root.end
+        if _WORD.search(self._text, at, stop):
+            self._close()
+            self._add_lines(at, stop)
+        self._close(stop)
 
-    def _append_long(self, separator: str, label: str, text: str, key: str) -> None:
-        """Append a long value: its start to the open segment, the rest in segments of its own."""
-        room = self.width * 5 // 4 - self._length - len(label)
-        if self._length and room < 40:
-            self.flush()
-            room = self.width - len(label)
-        for piece in wrap(text, self.width, max(40, min(room, self.width))):
-            if self.full:
-                self.skipped += len(piece)
-                continue
-            self._append(separator, label, piece, key)
-            label = separator = ""
-            self.flush()
-
-    # -- strings ---------------------------------------------------------------
-    def add_string(self, text: str, path: str, depth: int, structured: bool = True) -> None:
-        """Add a string by the structure that is found in it, else as lines."""
-        if not (structured and self._add_structured(text, path, depth)):
-            self._add_prose(text, path)
-
-    def _add_structured(self, text: str, path: str, depth: int) -> bool:
-        for load in (load_json, load_json_lines, load_printed):
-            try:
-                value = load(text)
-            except ValueError:
-                continue
-            if value is not None:
-                self.add_value(value, path, depth + 1)
-                return True
-        if "\\" in text and self._add_escaped(text, path, depth):
-            return True
-        rows = load_loose(text)
-        if rows is not None:
-            self._add_rows(rows, path, 0)
-            self._start_block()
-        return rows is not None
-
-    def _add_escaped(self, text: str, path: str, depth: int) -> bool:
+    def _add_escaped(self, start: int, stop: int, depth: int) -> bool:
         """Add a text that is mostly one escaped string (a printed object, a string in a string), if it is."""
-        if depth > MAX_DEPTH or len(text) > MAX_LITERAL:
+        text = self._text
+        if depth > MAX_DEPTH or text.find("\\", start, stop) < 0:
             return False
-        at = 0
+        at = start
         for _ in range(6):
-            opened = _OPEN_QUOTE.search(text, at, at + 400)
+            opened = _OPEN_QUOTE.search(text, at, min(stop, at + 400))
             if opened is None:
                 break
             at = opened.end()
             pattern = _SINGLE if opened.group(0)[-1] == "'" else _DOUBLE
-            match = pattern.match(text, at)
+            match = pattern.match(text, at, stop)
             if match is None and opened.group(0) == ':"':
-                match = _UNFINISHED.match(text, at)
-            if match is None or match.end() - at < 0.6 * len(text):
+                match = _UNFINISHED.match(text, at, stop)
+            if match is None or match.end() - at < 0.6 * (stop - start):
                 continue
-            self._add_prose(text[: at - 1], path)
-            self.add_string(unescape(match.group(0)), path, depth + 1)
-            self._add_prose(text[match.end() + 1 :], path)
+            self._add_lines(start, at)
+            self.add_source(unescape(match.group(0)), "", depth + 1)
+            self._add_lines(match.end(), stop)
             return True
-        if len(_ESCAPED_BREAK.findall(text, 0, 4000)) > 3 * (1 + text.count("\n", 0, 4000)):
-            self.add_string(unescape(text), path, depth + 1)
+        breaks = len(_ESCAPED_BREAK.findall(text, start, min(stop, start + 4000)))
+        if breaks > 3 * (1 + text.count("\n", start, min(stop, start + 4000))):
+            self.add_source(unescape(text[start:stop]), "", depth + 1)
             return True
         return False
 
-    def _add_prose(self, text: str, path: str) -> None:
-        """Add lines of text: short ones joined, long ones cut at white space."""
-        if len(text) > MAX_TEXT:
-            head, tail = text[: MAX_TEXT * 2 // 3], text[-MAX_TEXT // 3 :]
-            self.skipped += len(text) - len(head) - len(tail)
-            self._add_lines(_without_last_word(head), path)
-            self._add_lines(_without_first_word(tail), path)
+    # -- structure -------------------------------------------------------------
+    def _add_node(self, node: Node, begin: int, path: str, depth: int) -> None:
+        """Add a value; `begin` is where its key or the brackets before it begin."""
+        if node.items is None:
+            self._add_scalar(node, begin, path, depth)
+        elif node.end - node.start <= self.width * 5 // 4 or not node.items or depth > MAX_DEPTH:
+            if node.end - node.start > self.width * 2:
+                self._add_long(begin, node.body, node.end, _last_key(path), _shown_path(path))
+            else:
+                named = node.named or any(i.named for i in node.items[:1])
+                label = "" if named else _shown_path(path)
+                self._add(begin, node.end, _cells_of(node, _last_key(path)), label)
         else:
-            self._add_lines(text, path)
+            self._add_container(node, begin, path, depth + 1)
 
-    def _add_lines(self, text: str, path: str) -> None:
-        lines = text.split("\n")
-        self._start_block(f"{path}:" if path else "")
-        if len(lines) > self.limit * 8:
-            keep = self.limit * 4
-            dropped = lines[keep : len(lines) - keep // 2]
-            self.skipped += sum(map(len, dropped)) + len(dropped)
-            lines = lines[:keep] + lines[len(lines) - keep // 2 :]
-        for number, raw in enumerate(lines):
-            if self.full:
-                self.skipped += sum(len(rest) + 1 for rest in lines[number:])
+    def _add_scalar(self, node: Node, begin: int, path: str, depth: int) -> None:
+        size = node.stop - node.body
+        key = _last_key(path)
+        if size > self.width:
+            inner = self._text[node.body : node.stop]
+            if "\\" in inner or inner[:1] in "{[":
+                if self._start < 0:
+                    self._start, self._end, self._label = begin, node.body, ""
+                self._close(node.body, before_string=True)
+                self.add_source(unescape(inner) if "\\" in inner else inner, _shown_path(path), depth + 1)
+                self._after_string = True
                 return
-            line = clean(raw)
-            bullet = _BULLET.match(line)
-            if (not line or bullet) and self._length >= self.width // 2:
-                self.flush()
-            if not line:
-                continue
-            heading = (raw[:1] == "#" or line[-1:] == ":") and len(line) <= 80
-            if heading:
-                self.flush()
-            label = _LABEL.match(line)
-            if label and label.end() < len(line):
-                key, start = label.group(1), label.end()
-            else:
-                key, start = ("-", bullet.end()) if bullet else ("", 0)
-            if len(line) <= self.width * 5 // 4:
-                self._flush_unless_room(len(line) + 1)
-                self._append("\n", line[:start], line[start:], key)
-            else:
-                self._append_long("\n", line[:start], line[start:], key)
-        self.flush()
+        if size > self.width * 5 // 4:
+            self._add_long(begin, node.body, node.stop, key, _shown_path(path))
+        else:
+            cell = (key, node.body, node.stop)
+            self._add(begin, node.end, [cell], "" if node.named else _shown_path(path))
 
-    # -- JSON values -----------------------------------------------------------
-    def add_value(self, value: object, path: str, depth: int) -> None:
-        """Add a JSON value under its path."""
-        if depth > MAX_DEPTH:
-            raise _TooDeepError
-        label = f"{path}: " if path else ""
-        if isinstance(value, dict):
-            self._add_object(value, path, depth)
-        elif isinstance(value, list):
-            self._add_array(value, path, depth)
-        elif isinstance(value, str) and self._is_long(value):
-            if "\n" in value or value[:1] in "{[" or len(value) > MAX_TEXT:
-                self.add_string(value, path, depth)
+    def _add_container(self, node: Node, begin: int, path: str, depth: int) -> None:
+        items = node.items or []
+        rows = sum(i.items is not None for i in items) * 2 > len(items) > 1
+        block = self._block
+        tabular = rows and _is_header(items, self._text)
+        if tabular:
+            self._close(begin)
+            head = self._text[items[0].start : items[0].end]
+            self.heads.append(head)
+            self._block = len(self.heads) - 1
+            begin = items[0].start
+        names = [self._text[i.body : i.stop] for i in items[0].items or []] if tabular else []
+        for number, item in enumerate(items):
+            if item.named:
+                inner = f"{path}.{item.key}" if path else item.key
             else:
-                self._append_long("; ", label, clean(value), _last_key(path))
-        elif value is not None and value != "":
-            text = scalar_text(value)
-            if self.full:
-                self.skipped += len(text)
-                return
-            self._flush_unless_room(len(label) + len(text) + 2)
-            self._append("; ", label, text, _last_key(path))
-
-    def _is_long(self, text: str) -> bool:
-        """Whether a string is longer than a segment, of several lines or perhaps JSON."""
-        return len(text) > self.width or "\n" in text or (len(text) > 2 and text[0] in "{[")
-
-    def _is_scalar(self, value: object) -> bool:
-        return not _is_nested(value) and not (isinstance(value, str) and self._is_long(value))
-
-    def _add_object(self, value: Mapping[object, object], path: str, depth: int) -> None:
-        prefix = path + "." if path else ""
-        texts = [k for k, v in value.items() if isinstance(v, str) and self._is_long(v)]
-        alone = len(texts) == 1 and not any(map(_is_nested, value.values()))
-        for key, item in value.items():
-            name = prefix + clean(str(key))[:60]
-            if (
-                alone
-                and key == texts[0]
-                and isinstance(item, str)
-                and len(item) > 0.6 * sum(len(str(v)) for v in value.values())
-            ):
-                self.add_string(item, "" if key in _WRAPPER_KEYS else name, depth + 1)
-                self._start_block()
+                inner = f"{path}[{number}]" if item.items is not None else path
+            at = begin if number == 0 else item.start
+            if rows and self._start >= 0:
+                near = at - self._start
+                if near >= ROW_WIDTH or near + item.end - item.start > self.width or (tabular and number < 2):
+                    self._close(at)
+            if item.items and not item.named and item.end - item.start <= 2 * self.width and _is_flat(item):
+                self._add_row(item, at, names)
             else:
-                self.add_value(item, name, depth + 1)
+                self._add_node(item, at, inner, depth)
+        if tabular:
+            self._close(node.end)
+            self._block = block
 
-    def _add_array(self, values: list[object], path: str, depth: int) -> None:
-        if values and all(isinstance(v, dict) for v in [*values[:50], values[-1]]):
-            if len(values) <= self.limit and any(self._holds_text(v) for v in values[:20]):
-                for item in values:
-                    self.add_value(item, path, depth + 1)
-                    self.flush()
-            else:
-                self._add_table(values, path, depth)
+    def _add_row(self, row: Node, begin: int, names: list[str]) -> None:
+        """Add a short list of scalars or an object that stands in a list."""
+        cells = []
+        for number, item in enumerate(row.items or []):
+            name = names[number] if number < len(names) else str(number + 1)
+            cells += _cells_of(item, item.key if item.named else name)
+        self._add(begin, row.end, cells, width=self.width * 2)
+
+    def _add_long(self, begin: int, start: int, stop: int, key: str, label: str, column: str = "") -> None:
+        """Add a long value: its start with what names it, the rest in segments of its own."""
+        if self._start >= 0 and begin - self._start > self.width // 2:
+            self._close(begin)
+        if self._start < 0:
+            self._start, self._end, self._label = begin, begin, column
+        room = self.width * 5 // 4 - (start - self._start)
+        previous = -1
+        for first, last in wrap(self._text, start, stop, self.width, max(40, min(room, self.width))):
+            if previous >= 0 or first > start:
+                self.skipped += max(0, first - max(previous, start) - 1)
+                self._close(first if first <= previous + 1 else -1)
+                self._start, self._label = first, label
+            self._cells.append((key, first, last))
+            self._end = previous = last
+        left_out = stop - max(previous, start)
+        if left_out:
+            self.skipped += left_out
+            self._close()
+
+    # -- lines -----------------------------------------------------------------
+    def _add_lines(self, start: int, stop: int) -> None:
+        """Add lines of text, whole and with their indentation: short ones joined, long ones cut at white space."""
+        text = self._text
+        if start >= stop:
             return
-        room = self.limit * 10
-        shown, _ = self._first_and_last(values, room * 2 // 3, room // 3)
-        if all(map(self._is_scalar, shown)):
-            self._add_scalars(shown, path)
-        elif all(isinstance(v, list) and len(v) == 1 for v in shown):
-            self._add_array([v[0] for v in shown if isinstance(v, list)], path, depth)
+        lines = list(_lines(text, start, stop))
+        starts = text.count("\n", 0, start) + 1 if len(lines) > NAMED_LINES else None
+        width, table, self._block = self.width, None, 0
+        in_trace = False
+        for number, (at, end) in enumerate(lines):
+            line = text[at:end]
+            label = ""
+            if starts is not None and not _NUMBERED.match(line):
+                label = f"line {starts + number}"
+            bare = line.strip()
+            if table is not None:
+                if table.holds(line):
+                    self._add_table_row(table, at, end, line, label)
+                    continue
+                self._close()
+                table, self._block = None, 0
+            if not bare:
+                if self._start >= 0 and self._end - self._start >= width // 2:
+                    self._close()
+                continue
+            table = _find_table(text, lines, number)
+            if table is not None:
+                self._close()
+                self.heads.append(text[at : lines[number + table.rules][1]].rstrip())
+                self._block = len(self.heads) - 1
+                self._start, self._end, self._label = at, end, label
+                self._cells = [("", at, end)]
+                table.left = table.rules
+                if not table.left:
+                    self._close()
+                continue
+            if bare.startswith(_TRACEBACK):
+                in_trace = True
+            elif in_trace and line[:1] not in (" ", "\t"):
+                in_trace = False
+                self._add(at, end, [_cell(line, at)], label, 4 * width)
+                continue
+            open_chars = self._end - self._start if self._start >= 0 else 0
+            heading = (line[:1] == "#" or bare[-1] == ":") and len(bare) <= 80 and line[:1] not in (" ", "\t")
+            if open_chars and not in_trace:
+                unit = open_chars >= width // 2 and (_BULLET.match(line) or _UNIT.match(line))
+                if heading or unit:
+                    self._close()
+            if len(line) <= width * 5 // 4:
+                self._add(at, end, [_cell(line, at)], label, 4 * width if in_trace else 0)
+            else:
+                key, first, _ = _cell(line, at)
+                self._close()
+                self._add_long(at, first, end, key, "", label)
+                self._close()
+        self._close()
+        self._block = 0
+
+    def _add_table_row(self, table: _Table, at: int, end: int, line: str, label: str) -> None:
+        if table.left:  # the rule under the header
+            table.left -= 1
+            self._end = end
+            if not table.left:
+                self._close()
+            return
+        if self._start >= 0 and at - self._start >= ROW_WIDTH:
+            self._close()
+        if len(line) <= self.width * 2:
+            self._add(at, end, table.cells(line, at), label)
         else:
-            for item in shown:
-                if not isinstance(item, list) or any(map(_is_nested, item)):
-                    self.add_value(item, path, depth + 1)
-                elif self.full:
-                    self.skipped += sum(len(str(v)) for v in item)
-                else:
-                    self._add_row(_numbered(item), path, plain=True)
-
-    def _add_scalars(self, values: Sequence[object], path: str) -> None:
-        many = len(values) > 8
-        if many:
-            self._start_block(f"{path}:" if path else "")
-        for number, item in enumerate(values):
-            text = scalar_text(item)
-            if self.full:
-                self.skipped += len(text)
-                continue
-            label = f"{path}: " if path and not many and (number == 0 or not self._parts) else ""
-            if self._flush_unless_room(len(label) + len(text) + 2):
-                label = ""
-            self._append(", " if number and not label else "; ", label, text, _last_key(path))
-        if many:
-            self._start_block()
-
-    def _holds_text(self, row: object) -> bool:
-        """Whether an object holds text of several lines, or JSON in a string."""
-        return isinstance(row, dict) and any(
-            isinstance(v, str) and len(v) > self.width and ("\n" in v or v[:1] in "{[") for v in row.values()
-        )
-
-    def _first_and_last(self, values: list[object], first: int, last: int) -> tuple[list[object], bool]:
-        """The values that are read of a long list, and whether some between them were skipped."""
-        if len(values) <= first + last:
-            return values, False
-        self.skipped += sum(len(str(v)) for v in values[first : len(values) - last])
-        return values[:first] + values[len(values) - last :], True
-
-    def _add_table(self, rows: list[object], path: str, depth: int) -> None:
-        last = self.limit // 3
-        shown, skipped = self._first_and_last(rows, self.limit - last, last)
-        flat: list[Fields] = []
-        for row in shown:
-            leaves: list[tuple[str, object]] = []
-            if isinstance(row, dict):
-                _flatten(row, "", leaves, depth)
-            else:
-                leaves.append(("", row))
-            flat.append([(k, scalar_text(v)) for k, v in leaves])
-        self._add_rows(flat, path, self.limit - last if skipped else 0)
-        self._start_block()
-
-    def _add_rows(self, rows: list[Fields], path: str, break_after: int) -> None:
-        """Add rows, under one header line if most have the same keys and are short."""
-        names = [tuple(k for k, _ in r) for r in rows]
-        header = names[0] if names else ()
-        if len(rows) > 2 and names.count(header) < 0.5 * len(rows):
-            header = names[len(rows) // 2]
-        mean = sum(len(t) + 3 for r in rows for _, t in r) / max(1, len(rows))
-        tabular = (
-            len(rows) > 1
-            and names.count(header) >= 0.8 * len(rows)
-            and 1 < len(header) <= 24
-            and mean <= 1.5 * self.width
-        )
-        self._start_block((f"{path}: " if path else "") + (" | ".join(header) if tabular else ""))
-        for number, fields in enumerate(rows):
-            if self.full:
-                self.skipped += sum(len(t) for _, t in fields)
-                continue
-            self._add_row(fields, "", tabular and names[number] == header)
-            if number + 1 == break_after:
-                self.flush()
-
-    def _add_row(self, fields: Fields, path: str, plain: bool) -> None:
-        """Add one row, joined with its neighbours while there is room; `plain`: without its keys."""
-        if plain and fields and fields[0][0] == "1" and self._length >= SHORT_ROWS:
-            self.flush()
-        if not plain:
-            fields = [f for f in fields if f[1] not in ("", "null")]
-        separator, between = "\n", " | " if plain else "; "
-        self._flush_unless_room(sum(len(t) + len(between) + (0 if plain else len(k) + 2) for k, t in fields))
-        for key, text in fields:
-            label = "" if plain or not key else f"{key}: "
-            if len(text) > self.width * 5 // 4:
-                self._append_long(separator, label, text, _last_key(key))
-            else:
-                self._flush_unless_room(len(label) + len(text) + 3)
-                self._append(separator, label, text, _last_key(key) or _last_key(path))
-            separator = between
+            self._close()
+            self._add_long(at, at, end, "", "", label)
+            self._close()
 
 
-def _is_nested(value: object) -> bool:
-    return isinstance(value, (dict, list))
+# -- cells --------------------------------------------------------------------
+def _cells_of(node: Node, key: str) -> list[Cell]:
+    """Return the scalars in a value with their keys."""
+    if node.items is None:
+        return [(key, node.body, node.stop)]
+    cells: list[Cell] = []
+    stack: list[tuple[str, Node]] = [(key, node)]
+    while stack:
+        key, item = stack.pop()
+        if item.items is None:
+            cells.append((key, item.body, item.stop))
+        else:
+            stack.extend((i.key if i.named else key, i) for i in reversed(item.items))
+    return cells
 
 
-def _numbered(values: list[object]) -> Fields:
-    """The fields of a row without names, under the number of their column; empty ones at its end left out."""
-    size = len(values)
-    while size > 1 and values[size - 1] in (None, ""):
-        size -= 1
-    return [(str(n), scalar_text(v)) for n, v in enumerate(values[:size], 1)]
+def _cell(line: str, at: int) -> Cell:
+    """Return the value of a line, after its label or its bullet."""
+    label = _LABEL.match(line)
+    end = at + len(line.rstrip())
+    if label and label.end() < len(line.rstrip()):
+        return label.group(1), at + label.end(), end
+    bullet = _BULLET.match(line)
+    if bullet and at + bullet.end() < end:
+        return "-", at + bullet.end(), end
+    return "", at + len(line) - len(line.lstrip()), end
 
 
 def _last_key(path: str) -> str:
-    return path.rsplit(".", 1)[-1]
+    return path.rpartition(".")[2].partition("[")[0]
 
 
-def _flatten(row: Mapping[object, object], prefix: str, out: list[tuple[str, object]], depth: int) -> None:
-    """Append the leaves of a row under their dotted keys; a list of scalars is one leaf."""
-    if depth > MAX_DEPTH:
-        raise _TooDeepError
-    for key, item in row.items():
-        name = prefix + clean(str(key))[:60]
-        if isinstance(item, dict):
-            _flatten(item, name + ".", out, depth + 1)
-        elif not isinstance(item, list):
-            out.append((name, item))
-        elif not any(map(_is_nested, item)):
-            out.append((name, ", ".join(map(scalar_text, item))))
-        else:
-            for part in item:
-                if isinstance(part, dict):
-                    _flatten(part, name + ".", out, depth + 1)
-                elif isinstance(part, list):
-                    _flatten({"": part}, name, out, depth + 1)
-                else:
-                    out.append((name, part))
+def _shown_path(path: str) -> str:
+    """Return a path without the keys of wrappers, in its last parts."""
+    parts = [p for p in path.split(".") if p.partition("[")[0] not in _WRAPPER_KEYS]
+    return ".".join(parts[-3:])[-80:]
 
 
-# -- long lines ---------------------------------------------------------------
-def wrap(line: str, width: int, first: int) -> list[str]:
-    """Return a long line in pieces of about `width` characters (the first: `first`), cut where words end."""
-    out: list[str] = []
-    start, size = 0, len(line)
-    while start < size:
-        room = width if start else first
-        if size - start <= room * 5 // 4:
-            out.append(line[start:])
-            break
+def _is_flat(node: Node) -> bool:
+    return all(i.items is None for i in node.items or ())
+
+
+def _is_header(items: list[Node], text: str) -> bool:
+    """Whether the first of several lists names the columns of the others."""
+    first = items[0].items
+    if len(items) < 3 or not first or len(first) < 2 or any(i.named or i.items is not None for i in first):
+        return False
+    return all(
+        text[i.body - 1 : i.body] in ("'", '"') and not any(c.isdigit() for c in text[i.body : i.stop])
+        for i in first
+    ) and any(len(i.items or ()) == len(first) for i in items[1:3])
+
+
+# -- tables in text -----------------------------------------------------------
+class _Table:
+    """A table in lines: its delimiter, its column names, the lines that rule off its header."""
+
+    __slots__ = ("count", "left", "mark", "names", "rules")
+
+    def __init__(self, mark: str, header: str, rules: int) -> None:
+        self.mark, self.rules, self.left = mark, rules, 0
+        self.names = [n.strip(' "') for n in header.split(mark)]
+        self.count = header.count(mark)
+
+    def holds(self, line: str) -> bool:
+        """Whether a line is a row of the table."""
+        if self.mark == "|":
+            return "|" in line or (self.left > 0 and bool(line.strip()))
+        return self.mark in line
+
+    def cells(self, line: str, at: int) -> list[Cell]:
+        """Return the values of a row under their column names."""
+        cells = []
+        for number, part in enumerate(line.split(self.mark)):
+            bare = part.strip().strip('"')
+            if bare:
+                start = at + part.index(bare)
+                name = self.names[number] if number < len(self.names) else ""
+                cells.append((name, start, start + len(bare)))
+            at += len(part) + 1
+        return cells
+
+
+def _find_table(text: str, lines: list[tuple[int, int]], number: int) -> _Table | None:
+    """Return the table whose header is a line: one ruled off below it, or lines of equally many cells."""
+    if number + 2 >= len(lines):
+        return None
+    header, rule, row = (text[a:b] for a, b in lines[number : number + 3])
+    if "|" in header and len(rule) >= 3 and _RULE.match(rule) and "-" in rule:
+        return _Table("|", header, 1)
+    for mark in ("\t", ",", ";"):
+        count = header.count(mark)
+        if count and number == 0 and count == rule.count(mark) == row.count(mark):
+            names = header.split(mark)
+            named = all(len(n) <= 40 and any(c.isalpha() for c in n) for n in names)
+            if named and len(set(names)) == len(names):
+                return _Table(mark, header, 0)
+    return None
+
+
+# -- lines and words ----------------------------------------------------------
+def _lines(text: str, start: int, stop: int) -> Iterator[tuple[int, int]]:
+    """Yield (start, end) of each line of text[start:stop] without its line end."""
+    while start <= stop:
+        end = text.find("\n", start, stop)
+        if end < 0:
+            end = stop
+        yield start, end - (end > start and text[end - 1] == "\r" and end < stop)
+        start = end + 1
+
+
+def _last_break(text: str, at: int) -> int:
+    """Return a place before `at` at which no word is cut."""
+    return max(text.rfind("\n", at - 4000, at), text.rfind(" ", at - 4000, at)) + 1 or at
+
+
+def _next_break(text: str, at: int) -> int:
+    """Return a place after `at` at which no word is cut."""
+    match = re.compile(r"\s").search(text, at, at + 4000)
+    return match.end() if match else at
+
+
+def wrap(text: str, start: int, stop: int, width: int, first: int) -> Iterator[tuple[int, int]]:
+    """Yield spans of about `width` characters (the first: `first`) of a long line, cut where words end.
+
+    An unbroken run of more than LONGEST_WORD characters is in none.
+    """
+    room = first
+    while start < stop:
+        if stop - start <= room * 5 // 4:
+            yield start, stop
+            return
         end = 0
-        for match in _BREAK.finditer(line, start + room // 2, start + room):
+        for match in _BREAK.finditer(text, start + room // 2, min(stop, start + room)):
             end = match.end()
         if not end:
-            after = _BREAK.search(line, start + room, start + LONGEST_WORD)
+            after = _BREAK.search(text, start + room, min(stop, start + LONGEST_WORD))
             end = after.end() if after else 0
         if not end:
-            after = _BREAK.search(line, start + LONGEST_WORD)
-            end = after.end() if after else size
-            begin = line.rfind(" ", start, start + room // 2)
+            after = _BREAK.search(text, start + LONGEST_WORD, stop)
+            end = after.end() if after else stop
+            begin = text.rfind(" ", start, start + room // 2)
             if begin > start:
-                out.append(line[start:begin])
+                yield start, begin
                 start = begin + 1
             if end - start > LONGEST_WORD:
-                out.append(f"[{end - start} characters without a break]")
-                start = end
+                start, room = end, width
                 continue
-        out.append(line[start:end])
-        start = end
-    return [p for p in map(clean, out) if p]
-
-
-def _without_last_word(text: str) -> str:
-    """Text without the word that a cut left unfinished at its end."""
-    cut = max(text.rfind("\n", len(text) - 4000), text.rfind(" ", len(text) - 4000))
-    return text[:cut] if cut > 0 else text
-
-
-def _without_first_word(text: str) -> str:
-    """Text without the word that a cut left unfinished at its start."""
-    match = re.search(r"\s", text[:4000])
-    return text[match.end() :] if match else text
+        yield start, end
+        start, room = end, width

@@ -12,15 +12,13 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from memory_bank.selection.candidates import ParsedRecord, fold
-from memory_bank.selection.cutting import CutText
 from memory_bank.selection.parsing import clean
 from memory_bank.selection.tables import Array, EvidenceTables
 
 LEDGER_HEAD = 'Earlier calls (get_record("#n") has each in full):\n'
-EXCERPT_HEAD = "Excerpts (… left out, +n parts more):\n"
+EXCERPT_HEAD = "Excerpts (…: parts left out):\n"
 UNLISTED_HEAD = '#1 to #{last}, in parts; get_record("#n") has all:\n'
 SHORT_HEAD = "Excerpts:\n"
-GAP = "… "
 ARGUMENT_CHARS = (-1, 0, 24, 40, 72)
 """Characters of arguments in a call's line, from its shortest form (its number only) to the ledger's."""
 
@@ -29,12 +27,8 @@ LEDGER_SHARE = 0.06
 OFFERS, OFFERS_SHARE = 150, 0.125  # segments that are packed: so many, and so many for a token of the budget
 EDGE = 0.2  # extra worth of a segment whose neighbour was chosen, as a share of the values at the cut
 LINE_LENGTHS = (160, 1300, 1600, 3000)  # budgets from which a call's line takes its next longer form
-MIN_HEADING, MIN_LONG_HEADING, MIN_COUNTS, MIN_LEDGER = (
-    200,
-    600,
-    700,
-    1800,
-)  # budgets from which each is shown
+MIN_HEADING, MIN_LONG_HEADING, MIN_LEDGER = 200, 600, 1800  # budgets from which each is shown
+END_GAP = 2  # tokens of the gap mark at the end of an excerpt
 NEAR_MISSES = 12
 
 _WORD_END = re.compile(r"[\s,;)\]}]")
@@ -187,9 +181,8 @@ def select_segments(t: EvidenceTables, lines: CallLines, worth: Array, older: in
         r: lines.texts[r][min(1, length) if r in in_ledger else length]
         for r in np.unique(t.segments["record"][top]).tolist()
     }
-    counts = budget >= MIN_COUNTS
     covered = [v for r in listed for v in lines.values[r].tolist()]
-    open_record = {r: tokens + (3 if counts else 0) for r, (_, tokens) in headers.items()}
+    open_record = {r: tokens + END_GAP for r, (_, tokens) in headers.items()}
     packing = pack(t, top, worth, open_record, lines.head_tokens, budget - spent, covered)
 
     chosen = list(packing.chosen)
@@ -198,7 +191,7 @@ def select_segments(t: EvidenceTables, lines: CallLines, worth: Array, older: in
         excerpts = [
             line
             for r, places in shown.items()
-            for line in _excerpt(headers[r][0], t.parsed[r].cut, places, counts)
+            for line in (headers[r][0], "\n", t.parsed[r].cut.quote(places), "\n")
         ]
         text = "".join([*lines.ledger_text(listed), *([head] if excerpts else []), *excerpts])
         tokens = lines.count(text) if text else 0
@@ -268,7 +261,8 @@ def pack(
     left: list[float] = amounts.tolist()  # worth of each value that is not covered yet
     flat: list[int] = local.tolist()
     values = [flat[e - n : e] for e, n in zip(stop.tolist(), length.tolist(), strict=True)]
-    tokens, place = (t.segments["tokens"][segments] + 1).tolist(), t.segments["place"][segments].tolist()
+    tokens, gaps = t.segments["tokens"][segments].tolist(), t.segments["gap"][segments].tolist()
+    place = t.segments["place"][segments].tolist()
     record = t.segments["record"][segments].tolist()
     block = list(zip(record, t.segments["block"][segments].tolist(), strict=True))
     record_cost, block_cost = dict(open_record), {b: open_block[b[0]][b[1]] for b in block}
@@ -279,7 +273,7 @@ def pack(
     done = bytearray(total)
 
     def price(n: int) -> int:
-        return int(tokens[n] + record_cost[record[n]] + block_cost[block[n]])
+        return int(tokens[n] + gaps[n] + record_cost[record[n]] + block_cost[block[n]])
 
     heap = [(-gains[n] / price(n), -n) for n in range(total)]
     heapq.heapify(heap)
@@ -318,6 +312,7 @@ def pack(
                 extra = EDGE * sum([left[v] for v in near])
                 bonus[other] += extra
                 gains[other] += extra
+                gaps[other] = 0
                 heapq.heappush(heap, (-gains[other] / price(other), -other))
         for value in values[n]:
             left[value] = 0.0
@@ -335,22 +330,3 @@ def _by_record(t: EvidenceTables, segments: Collection[int]) -> dict[int, tuple[
     for segment in sorted(segments):
         shown.setdefault(int(t.segments["record"][segment]), []).append(int(t.segments["place"][segment]))
     return {record: tuple(places) for record, places in shown.items()}
-
-
-def _excerpt(header: str, cut: CutText, places: Sequence[int], count_missing: bool) -> list[str]:
-    """Return the lines of one record's excerpt; `count_missing` adds how much is left out."""
-    out = [header + "\n"]
-    block, previous = -1, -1
-    for place in places:
-        segment = cut.segments[place]
-        if segment.block != block:
-            block = segment.block
-            head = cut.heads[block]
-            if head and not segment.text.startswith(head):
-                out.append(head + "\n")
-        out.append((GAP if place != previous + 1 else "") + segment.text + "\n")
-        previous = place
-    missing = len(cut.segments) - len(places)
-    if count_missing and (missing or cut.skipped):
-        out.append(f"+{missing}" + (f" and {cut.skipped} characters" if cut.skipped else "") + "\n")
-    return out

@@ -123,7 +123,9 @@ class EvidenceTables:
         )  # fmt: skip
         self.eventful = Table(value=_INT)  # values with an event that ages: they were used or followed
         self.records = Table(interaction=_INT, tool=_INT, values=_REAL, note=_REAL, error=_REAL)
-        self.segments = Table(record=_INT, tokens=_INT, block=_INT, place=_INT, start=_INT, count=_INT)
+        self.segments = Table(
+            record=_INT, tokens=_INT, gap=_INT, block=_INT, place=_INT, start=_INT, count=_INT
+        )
         self.pairs = Table(value=_INT)  # values by segment: `start` and `count` of the segment
         self.words = Interner(count=_REAL)  # with the segments that have each
         self.value_terms = Table(value=_INT, word=_INT, weight=_REAL)  # words by value
@@ -257,6 +259,7 @@ class EvidenceTables:
         now, v = item.interaction, self.values
         first = self.segments.append(
             tokens=item.tokens,
+            gap=item.gaps,
             block=[s.block for s in item.cut.segments],
             place=np.arange(len(item.tokens)),
         )

@@ -1,0 +1,223 @@
+"""A cut text is quoted to the letter, in its natural units; whatever the text is."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.selection.texts import ANY_TEXT
+
+from memory_bank.selection.candidates import find_candidates, fold, words_of
+from memory_bank.selection.cutting import GAP, CutText, cut_text
+from memory_bank.selection.parsing import MAX_DEPTH, Node, find_structure, unescape
+
+
+def stretches(cut: CutText, places: list[int]) -> list[str]:
+    """What stands between the gap marks of a quote."""
+    found: list[list[str]] = [[]]
+    for line in cut.quote(places).split("\n"):
+        if line == GAP or (line.startswith(GAP + " ") and line.endswith(":")):
+            found.append([])
+        else:
+            found[-1].append(line)
+    return ["\n".join(lines) for lines in found if lines]
+
+
+@settings(max_examples=300, deadline=None)
+@given(ANY_TEXT.filter(lambda text: GAP not in text), st.data())
+def test_what_stands_between_gap_marks_stands_so_in_the_text(text, data):
+    cut = cut_text(text)
+    places = data.draw(st.sets(st.integers(0, max(0, len(cut.segments) - 1)), max_size=12))
+    chosen = sorted(p for p in places if p < len(cut.segments))
+    for stretch in stretches(cut, chosen):
+        assert any(stretch in source for source in cut.sources)
+    quote = cut.quote(chosen)
+    assert all(cut.segments[p].text in quote for p in chosen)
+    assert cut.sources[:1] == (text,)
+
+
+@settings(max_examples=200, deadline=None)
+@given(ANY_TEXT)
+def test_segments_are_spans_in_order_that_do_not_overlap(text):
+    cut = cut_text(text)
+    ends = [0] * len(cut.sources)
+    for segment in cut.segments:
+        source = cut.sources[segment.source]
+        assert segment.text == source[segment.start : segment.end] and segment.text.strip()
+        assert ends[segment.source] <= segment.start < segment.end
+        ends[segment.source] = segment.end
+        assert all(0 <= start <= end <= len(segment.text) for _, start, end in segment.cells)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.from_regex(r"[ \t]{0,4}[a-z(){}=.,:_\[\]\"' 0-9]{0,40}\r?", fullmatch=True), max_size=60))
+def test_quoting_all_segments_of_lines_gives_every_word(lines):
+    text = "\n".join(lines)
+    cut = cut_text(text)
+    assert cut.skipped == 0
+    assert words_of(cut.quote(range(len(cut.segments)))) == words_of(text)
+
+
+@settings(max_examples=200, deadline=None)
+@given(ANY_TEXT)
+def test_candidates_are_spelled_as_in_their_segment(text):
+    cut = cut_text(text)
+    for segment in cut.segments:
+        head = cut.heads[segment.block]
+        shown = f"{head}\n{segment.text}"
+        spelled = {shown, unescape(shown)} if segment.escaped else {shown}
+        for c in find_candidates(segment, head):
+            plain = "<" in shown or any(c.text in s or c.form in fold(s) for s in spelled)
+            assert plain, (c, segment)
+
+
+def leaves(node: Node, text: str) -> object:
+    """What a node holds: lists, keyed ones as pairs; scalars as text."""
+    if node.items is None:
+        return text[node.body : node.stop]
+    return [(i.key, leaves(i, text)) if i.named else leaves(i, text) for i in node.items]
+
+
+@pytest.mark.parametrize(
+    ("text", "held"),
+    [
+        ('{"a": {"b": [1, -2.5e3]}, "c": "x"}', [("a", [("b", ["1", "-2.5e3"])]), ("c", "x")]),
+        ("[('a', b'int', None, 3)]", [["a", "int", "None", "3"]]),
+        ("[('it\\'s', Decimal('1.50'))]", [["it\\'s", ["1.50"]]]),
+        ("[(datetime.date(2020, 1, 31), -1.5)]", [[["2020", "1", "31"], "-1.5"]]),
+        ("{'a': [1, 2], 'c': \"x\"}", [("a", ["1", "2"]), ("c", "x")]),
+        ("Content(type='text', text='hello')", [("type", "text"), ("text", "hello")]),
+        ('[{"a": 1}, {"a": 2}, {"a": "cut o', [[("a", "1")], [("a", "2")], [("a", "cut o")]]),
+        ('{"a": 1}\n{"a": 2}', None),
+    ],
+)
+def test_the_structure_of_a_text(text, held):
+    roots = find_structure(text)
+    if held is None:
+        assert [text[r.start : r.end] for r in roots] == text.split("\n")
+    else:
+        assert [leaves(r, text) for r in roots] == [held]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "plain words",
+        "(see the user's guide) for what this does and for more that stands after it",
+        "class A:\n    def f(self, x):\n        return [x]\n",
+        "function f(a) {\n  if (a) { return a.b; }\n  let c = 1; let d = 2; return c + d;\n}\n" * 4,
+        "[INFO] started; [ERROR] a request of the client failed and was sent again\n" * 3,
+    ],
+)
+def test_prose_and_code_have_no_structure(text):
+    assert find_structure(text) == []
+
+
+def test_brackets_deeper_than_the_limit_belong_to_their_container():
+    (root,) = find_structure("[1, " * 500 + "]" * 500)
+    depth = 1
+    while (inner := (root.items or [root])[-1]).items:
+        root, depth = inner, depth + 1
+    assert depth <= MAX_DEPTH
+
+
+def test_code_is_quoted_with_its_indentation():
+    code = "".join(
+        f"class A{i}:\n    def f(self, x):\n        y = x + {i}\n        return y\n\n\n" for i in range(9)
+    )
+    cut = cut_text(code)
+    assert len(cut.segments) >= 5
+    place = next(n for n, s in enumerate(cut.segments) if "A4" in s.text)
+    assert "class A4:\n    def f(self, x):\n        y = x + 4\n        return y" in cut.quote([place])
+    assert cut.quote([place]).startswith(f"{GAP} line 25:\n")
+
+
+def test_a_log_entry_keeps_its_traceback():
+    entry = (
+        "2024-01-05 ERROR request 17 failed\nTraceback (most recent call last):\n"
+        '  File "a.py", line 3, in f\n    g()\n  File "b.py", line 9, in g\n    h()\nValueError: bad order A-17'
+    )
+    cut = cut_text("2024-01-05 INFO started the server on port 8080\n" + entry + "\n2024-01-05 INFO done\n")
+    place = next(n for n, s in enumerate(cut.segments) if "ValueError" in s.text)
+    assert entry.partition("\n")[2] in cut.quote([place])
+
+
+@pytest.mark.parametrize(
+    ("text", "head", "row"),
+    [
+        ("id,name,city\n" + "".join(f"{i},n{i},Rome\n" for i in range(30)), "id,name,city", "17,n17,Rome"),
+        ("id\tname\n" + "".join(f"{i}\tn{i}\n" for i in range(30)), "id\tname", "17\tn17"),
+        (
+            "Found:\n\n| id | name |\n|---|---|\n" + "".join(f"| {i} | n{i} |\n" for i in range(30)),
+            "| id | name |\n|---|---|",
+            "| 17 | n17 |",
+        ),
+        (
+            json.dumps({"values": [["Id", "Name"], *([i, f"n{i}"] for i in range(30))]}),
+            '["Id", "Name"]',
+            '[17, "n17"]',
+        ),
+    ],
+)
+def test_rows_stand_under_their_header_line(text, head, row):
+    cut = cut_text(text)
+    place = next(n for n, s in enumerate(cut.segments) if row in s.text)
+    quote = cut.quote([place, len(cut.segments) - 1])
+    assert quote.index(head) < quote.index(row)
+    assert quote.count(head) == 1
+    found = {c.form: c.key for c in find_candidates(cut.segments[place])}
+    assert found["n17"] == "name"
+
+
+def test_objects_stay_json():
+    rows = [{"id": f"A-{i}", "name": f"Ann {i}", "tags": ["x", "y"]} for i in range(12)]
+    cut = cut_text(json.dumps({"rows": rows}))
+    quote = cut.quote([n for n, s in enumerate(cut.segments) if "A-7" in s.text])
+    assert json.dumps(rows[7]) in quote
+    assert quote.startswith(GAP + "\n") and quote.endswith("\n" + GAP)
+
+
+def test_a_wrapper_costs_nothing():
+    inner = "\n".join(f"line {i} of the result says {i * 7}" for i in range(12))
+    wrapped = json.dumps(
+        {"content": [{"type": "text", "text": inner, "annotations": None}], "isError": False}
+    )
+    cut = cut_text(wrapped)
+    assert cut.quote(range(len(cut.segments))) == inner
+    printed = f"CallToolResult(content=[TextContent(type='text', text={inner!r})], isError=False)"
+    assert "".join(s.text for s in cut_text(printed).segments) == "".join(s.text for s in cut.segments)
+
+
+def test_json_in_a_string_is_quoted_unescaped_under_its_key():
+    body = json.dumps([{"id": i, "title": f"Title {i}"} for i in range(12)])
+    cut = cut_text(json.dumps([{"page": "P-1", "found": body}, {"page": "P-2", "found": body}]))
+    place = next(n for n, s in enumerate(cut.segments) if "Title 7" in s.text)
+    quote = cut.quote([place])
+    assert '{"id": 7, "title": "Title 7"}' in quote
+    assert quote.startswith(f"{GAP} [0].found:\n")
+
+
+def test_the_values_of_a_long_list_are_named():
+    cut = cut_text(json.dumps({"emails": [f"person{i}@example.org" for i in range(40)], "count": 40}))
+    place = next(n for n, s in enumerate(cut.segments) if "person30@" in s.text)
+    assert cut.quote([place]).startswith(f"{GAP} emails:\n")
+
+
+def test_an_unfinished_wrapper_is_unfolded():
+    inner = json.dumps({"cells": [{"address": f"A{i}", "value": f"Bob {i}"} for i in range(40)]})
+    pieces = cut_text(json.dumps({"type": "text", "text": inner}, separators=(",", ":"))[:-30])
+    found = {c.form for s in pieces.segments for c in find_candidates(s)}
+    assert {"bob 1", "bob 38"} <= found
+
+
+def test_an_unbroken_run_is_left_out_and_marked():
+    cut = cut_text("before it\n" + "QUJD" * 500 + "\nafter it")
+    assert cut.quote(range(len(cut.segments))).split("\n") == ["before it", GAP, "after it", GAP]
+    assert cut.skipped >= 2000
+
+
+def test_words_are_compared_without_humps_and_plurals():
+    assert words_of("PetTypes countries") == ["pet", "type", "country"]
