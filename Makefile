@@ -2,6 +2,7 @@
 # make test   every test (installs all extras, with a CPU build of torch, once)
 # make lint   style and types
 # make docs   the documentation site, in site/
+# make integrations   each framework's adapter, in a virtual environment of its own
 PYTHON ?= python3
 VENV   := .venv
 BASE   := .venv-base
@@ -13,7 +14,7 @@ export PYTHONDONTWRITEBYTECODE :=
 # One thread per process for numerical libraries: the tests use all cores already.
 export OMP_NUM_THREADS := 1
 
-.PHONY: demo test test-base lint docs format wheel clean
+.PHONY: demo test test-base lint docs format wheel integrations clean
 
 demo: $(VENV)/.base
 	@$(VENV)/bin/memory-bank demo
@@ -59,8 +60,11 @@ $(BASE)/.dev: pyproject.toml constraints.txt
 	@$(BASE)/$(PIP) -e . pytest pytest-xdist hypothesis
 	@touch $@
 
+integrations:
+	$(PYTHON) benchmarks/integrations.py
+
 wheel: $(VENV)/.base
 	@$(VENV)/bin/python -m pip wheel --quiet --disable-pip-version-check --no-deps -w dist .
 
 clean:
-	rm -rf $(VENV) $(BASE) dist build site .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(BASE) .venv-integrations dist build site .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,361 @@
+"""Bridge: a framework's message list, rebuilt before a model call; messages that stay are the very objects.
+
+An adapter says how one message of its framework is read and changed (``Wire``), and asks ``rebuild`` or
+``arebuild`` for the list to send. The framework's own history stays complete.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import traceback
+import uuid
+from collections import OrderedDict, defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from functools import wraps
+from pathlib import Path
+from typing import Any, Generic, Protocol, TypedDict, TypeVar
+
+from memory_bank.bank.database import Database
+from memory_bank.bank.session import MemoryBankState, Session
+from memory_bank.config import Config
+from memory_bank.errors import ConfigError, HistoryError, LoopDetectedError, MemoryBankError
+from memory_bank.processor import MemoryProcessor
+from memory_bank.tools import handle_tool_call, memory_tools
+
+log = logging.getLogger("memory_bank.Integrations")
+
+N = TypeVar("N")
+ChatMessage = dict[str, Any]
+
+CACHED = "memory_bank_cached"
+"""The strategy of adapters where none is named and the configuration has it."""
+MAX_SESSIONS = 256
+"""Sessions that a bridge holds; the one that was used longest ago is closed for a new one."""
+KEPT_ROLE = "item"
+"""The role of a chat message for what no strategy may leave out and no model reads as a turn."""
+NO_SESSION = "No tool output is stored in this session yet."
+
+
+class Wire(Protocol[N]):
+    """How the messages of a framework are read and written, one at a time."""
+
+    def read(self, native: N) -> list[ChatMessage]:
+        """The chat messages that a message stands for, in order. Raises MessagesError for a foreign object."""
+
+    def rewrite(self, native: N, messages: Sequence[ChatMessage | None]) -> N | None:
+        """The message with some of its chat messages changed or, where None, left out; None: nothing is left.
+
+        ``messages`` are as many as ``read`` returned. ``native`` is not changed.
+        """
+
+    def say(self, message: ChatMessage) -> N:
+        """A new message with a text, as a chat message of the role user or system gives it."""
+
+
+@dataclass(frozen=True, slots=True)
+class NativeChat(Generic[N]):
+    """A framework's list as chat ``messages``, and the function that writes a context of them as natives."""
+
+    messages: list[ChatMessage]
+    write: Callable[[Sequence[ChatMessage]], list[N]]
+
+
+def read_natives(natives: Sequence[N], wire: Wire[N], system: str | None = None) -> NativeChat[N]:
+    """A list of natives as chat messages; ``system`` is a prompt that the framework sends apart from them."""
+    groups = [wire.read(native) or [{"role": KEPT_ROLE, "content": ""}] for native in natives]
+    apart = [{"role": "system", "content": system}] if system else []
+    writer = _Writer(natives, groups, wire, apart)
+    return NativeChat([*apart, *(m for group in groups for m in group)], writer.write)
+
+
+class _Writer(Generic[N]):
+    """Writes a context as natives: unchanged ones as they are, changed results and calls by their ids."""
+
+    def __init__(
+        self,
+        natives: Sequence[N],
+        groups: Sequence[list[ChatMessage]],
+        wire: Wire[N],
+        apart: Sequence[ChatMessage],
+    ) -> None:
+        self._natives = natives
+        self._groups = groups
+        self._wire = wire
+        self._apart = {id(m) for m in apart}
+        self._places = {id(m): (i, k) for i, group in enumerate(groups) for k, m in enumerate(group)}
+
+    def write(self, context: Sequence[ChatMessage]) -> list[N]:
+        """The natives of a context. Raises HistoryError where it holds a call or result that none has."""
+        absent = self._absent(context)
+        out: list[N] = []
+        run: dict[int, ChatMessage] = {}
+        at = -1
+        for message in context:
+            if id(message) in self._apart:
+                continue
+            place = self._places.get(id(message))
+            if place is None and (key := _pair_key(message)) is not None:
+                if not absent[key]:
+                    raise HistoryError("the context holds a call or a result that the history does not have")
+                place = absent[key].pop(0)
+            if place is None or place[0] != at:
+                self._end(at, run, out)
+                at, run = (-1, {}) if place is None else (place[0], {})
+            if place is None:
+                out.append(self._wire.say(message))
+            else:
+                run[place[1]] = message
+        self._end(at, run, out)
+        return out
+
+    def _absent(self, context: Sequence[ChatMessage]) -> defaultdict[tuple[str, ...], list[tuple[int, int]]]:
+        """The places of calls and results that are not in the context as they were, by their ids."""
+        here = {id(m) for m in context}
+        absent: defaultdict[tuple[str, ...], list[tuple[int, int]]] = defaultdict(list)
+        for i, group in enumerate(self._groups):
+            for k, message in enumerate(group):
+                key = _pair_key(message)
+                if key is not None and id(message) not in here:
+                    absent[key].append((i, k))
+        return absent
+
+    def _end(self, at: int, run: Mapping[int, ChatMessage], out: list[N]) -> None:
+        if not run:
+            return
+        native, group = self._natives[at], self._groups[at]
+        messages = [run.get(k) for k in range(len(group))]
+        if all(new is old for new, old in zip(messages, group, strict=True)):
+            out.append(native)
+            return
+        changed = self._wire.rewrite(native, messages)
+        if changed is not None:
+            out.append(changed)
+
+
+def _pair_key(message: ChatMessage) -> tuple[str, ...] | None:
+    """What finds the original of a changed call or result: its kind and its ids; None for other messages."""
+    if message.get("role") == "tool":
+        return "result", str(message.get("tool_call_id"))
+    calls = message.get("tool_calls")
+    return ("calls", *(str(c.get("id")) for c in calls)) if calls else None
+
+
+@dataclass(slots=True, eq=False)
+class _HeldSession:
+    """A session of a bridge: its last list where it has no name of its own, and how many calls use it."""
+
+    name: str
+    named: bool
+    last: list[ChatMessage] = field(default_factory=list)
+    users: int = 0
+
+
+class BridgeOptions(TypedDict, total=False):
+    """The options of every adapter, as Bridge describes them."""
+
+    config: Config | Mapping[str, Any] | str | Path | None
+    strategy: str | None
+    database: str | Path | None
+    llm_client: Any
+    max_sessions: int
+
+
+class Bridge(Generic[N]):
+    """Rebuilds the lists of one framework, and answers the memory tools of its agents.
+
+    A session is the one whose ``session_id`` is given. Without one, a list belongs to the session whose last
+    list it begins with, system messages aside, and else to a new one. If memory fails, the list goes through
+    unchanged, with a warning in the log; what the caller is to change (ConfigError, LoopDetectedError) is raised.
+
+    Args:
+        read: a list of natives, and the system prompt that is sent apart or None, as a NativeChat.
+        config: a Config, a dict of its values, the path of a configuration file, or None for the shipped one.
+        strategy: the key of a strategy; by default ``memory_bank_cached`` where the configuration has it.
+        database: a file name or URL for sessions that outlive the process; None keeps them in memory.
+        llm_client: the model of summaries, for strategies that ask one.
+        max_sessions: how many sessions are held; the one that was used longest ago is closed for a new one.
+            Its records stay in the database; in memory they are read from the messages when it goes on.
+
+    Thread-safe. Raises ConfigError, UnknownStrategyError.
+    """
+
+    def __init__(
+        self,
+        read: Callable[[Sequence[N], str | None], NativeChat[N]],
+        *,
+        config: Config | Mapping[str, Any] | str | Path | None = None,
+        strategy: str | None = None,
+        database: str | Path | None = None,
+        llm_client: Any = None,
+        max_sessions: int = MAX_SESSIONS,
+    ) -> None:
+        if max_sessions < 1:
+            raise ConfigError("max_sessions: the number of sessions to hold must be 1 or more.")
+        self._read = read
+        self._llm_client = llm_client
+        self._max_sessions = max_sessions
+        self._database = None if database is None else Database(database)
+        self.processor = MemoryProcessor(config, None if self._database is None else self._open_state)
+        known = self.processor.config.memory_strategies
+        self.strategy = strategy or (CACHED if CACHED in known else self.processor.config.default_strategy)
+        self.processor.config.strategy(self.strategy)
+        self._sessions: OrderedDict[str, _HeldSession] = OrderedDict()
+        self._lock = threading.Lock()
+        self._current: ContextVar[str | None] = ContextVar("memory_bank_session", default=None)
+
+    def rebuild(
+        self, natives: Sequence[N], session_id: str | None = None, *, system: str | None = None
+    ) -> list[N]:
+        """The natives to send in place of these: kept ones themselves, shortened ones as copies."""
+        rebuilt, name = self._rebuild(natives, session_id, system)
+        self._current.set(name)
+        return rebuilt
+
+    async def arebuild(
+        self, natives: Sequence[N], session_id: str | None = None, *, system: str | None = None
+    ) -> list[N]:
+        """As ``rebuild``, in a thread."""
+        rebuilt, name = await asyncio.to_thread(self._rebuild, natives, session_id, system)
+        self._current.set(name)
+        return rebuilt
+
+    def answer(
+        self,
+        name: str,
+        arguments: Any,
+        session_id: str | None = None,
+        natives: Sequence[N] | None = None,
+    ) -> str:
+        """The answer to a call of a memory tool, as text; never raises for a wrong call.
+
+        The session is ``session_id``, or that of ``natives``, or the one that this task or thread rebuilt last.
+        """
+        state = self.state(session_id, natives)
+        return NO_SESSION if state is None else handle_tool_call(state, name, arguments)
+
+    async def aanswer(
+        self,
+        name: str,
+        arguments: Any,
+        session_id: str | None = None,
+        natives: Sequence[N] | None = None,
+    ) -> str:
+        """As ``answer``, in a thread."""
+        return await asyncio.to_thread(self.answer, name, arguments, session_id, natives)
+
+    def tools(self, session_id: str | None = None) -> dict[str, Callable[..., str]]:
+        """The memory tools as typed functions with docstrings, by name; the session is that of ``answer``."""
+
+        def bind(name: str, template: Callable[..., str]) -> Callable[..., str]:
+            @wraps(template)
+            def tool(*given: Any, **named: Any) -> str:
+                state = self.state(session_id)
+                return NO_SESSION if state is None else memory_tools(state)[name](*given, **named)
+
+            return tool
+
+        return {name: bind(name, template) for name, template in memory_tools(None).items()}
+
+    def state(self, session_id: str | None = None, natives: Sequence[N] | None = None) -> Session | None:
+        """The state of a session, found as in ``answer``; a MemoryBankState where the strategy has a memory."""
+        if session_id is None and natives is not None:
+            try:
+                messages = _told(self._read(natives, None).messages)
+            except MemoryBankError as e:
+                log.warning("the session of a memory tool's call is not known: %s", e)
+                return None
+            with self._lock:
+                held = self._continued(messages)
+            session_id = None if held is None else held.name
+        elif session_id is None:
+            session_id = self._current.get()
+        return None if session_id is None else self.processor.state(self.strategy, session_id)
+
+    def close(self) -> None:
+        """Close all sessions and the database."""
+        self.processor.close()
+        with self._lock:
+            self._sessions.clear()
+        if self._database is not None:
+            self._database.close()
+
+    # ------------------------------------------------------------------
+
+    def _open_state(self, session_id: str) -> MemoryBankState:
+        assert self._database is not None
+        return MemoryBankState(database=self._database, session_id=session_id)
+
+    def _rebuild(
+        self, natives: Sequence[N], session_id: str | None, system: str | None
+    ) -> tuple[list[N], str | None]:
+        """The natives to send, and the name of their session; None where there is nothing to remember."""
+        try:
+            chat = self._read(natives, system)
+            if session_id is None and not any(m.get("role") == "tool" for m in chat.messages):
+                return list(natives), None
+            with self._used(session_id, chat.messages) as held:
+                context, _ = self.processor.apply_strategy(
+                    chat.messages, self.strategy, llm_client=self._llm_client, session_id=held.name
+                )
+            if _same_objects(context, chat.messages):
+                return list(natives), held.name
+            return chat.write(context), held.name
+        except (ConfigError, LoopDetectedError):  # for the caller to change
+            raise
+        except MemoryBankError as e:
+            log.warning("the messages go through unchanged: %s: %s", type(e).__name__, e)
+        except Exception as e:  # the error's text may hold contents
+            place = traceback.extract_tb(e.__traceback__)[-1]
+            log.error(
+                "the messages go through unchanged: memory failed with an unforeseen %s at %s:%s",
+                type(e).__name__, place.name, place.lineno,
+            )  # fmt: skip
+        return list(natives), session_id
+
+    @contextmanager
+    def _used(self, session_id: str | None, messages: list[ChatMessage]) -> Iterator[_HeldSession]:
+        """The session of a list, which is not closed meanwhile."""
+        told = [] if session_id is not None else _told(messages)
+        with self._lock:
+            held = self._continued(told) if session_id is None else self._sessions.get(session_id)
+            if held is None:
+                held = _HeldSession(session_id or f"session-{uuid.uuid4().hex}", session_id is not None)
+                self._sessions[held.name] = held
+            self._sessions.move_to_end(held.name)
+            held.users += 1
+            held.last = told
+        try:
+            yield held
+        finally:
+            with self._lock:
+                held.users -= 1
+                unused = [h for h in self._sessions.values() if not h.users]
+                closed = unused[: max(0, len(self._sessions) - self._max_sessions)]
+                for old in closed:
+                    del self._sessions[old.name]
+            for old in closed:
+                self.processor.close(old.name)
+
+    def _continued(self, told: list[ChatMessage]) -> _HeldSession | None:
+        """The session without a name whose last list is the longest beginning of this one."""
+        best: _HeldSession | None = None
+        for held in self._sessions.values():
+            count = len(held.last)
+            if held.named or count > len(told) or (best is not None and count <= len(best.last)):
+                continue
+            if all(a == b for a, b in zip(held.last, told, strict=False)):
+                best = held
+        return best
+
+
+def _told(messages: Sequence[ChatMessage]) -> list[ChatMessage]:
+    return [m for m in messages if m.get("role") not in ("system", "developer")]
+
+
+def _same_objects(one: Sequence[object], other: Sequence[object]) -> bool:
+    return len(one) == len(other) and all(a is b for a, b in zip(one, other, strict=True))

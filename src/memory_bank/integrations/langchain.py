@@ -1,0 +1,161 @@
+"""LangChain: MemoryBankMiddleware for ``create_agent``, and so for LangGraph and Deep Agents."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Unpack
+
+from memory_bank.errors import MessagesError, MissingExtraError
+from memory_bank.integrations.bridge import Bridge, BridgeOptions, ChatMessage, read_natives
+from memory_bank.tools import TOOL_SCHEMAS
+from memory_bank.transcript.jsontext import compact, parse_arguments
+
+try:
+    from langchain.agents.middleware import AgentMiddleware, ModelRequest
+    from langchain.tools import ToolRuntime
+    from langchain_core.messages import (
+        AIMessage,
+        BaseMessage,
+        FunctionMessage,
+        HumanMessage,
+        SystemMessage,
+        ToolMessage,
+    )
+    from langchain_core.messages import (
+        ChatMessage as RoleMessage,
+    )
+    from langchain_core.tools import BaseTool, StructuredTool
+except ImportError as e:
+    raise MissingExtraError("LangChain", "langchain") from e
+
+_CALL_BLOCKS = frozenset({"function_call", "tool_call", "tool_use", "custom_tool_call", "tool_call_chunk"})
+_HIDDEN_BLOCKS = frozenset({"reasoning", "thinking", "redacted_thinking", "invalid_tool_call"})
+
+
+class LangChainWire:
+    """See Wire."""
+
+    def read(self, native: BaseMessage) -> list[ChatMessage]:
+        """See Wire."""
+        content = native.content
+        if isinstance(native, ToolMessage):
+            message: ChatMessage = {"role": "tool", "tool_call_id": native.tool_call_id, "content": content}
+            return [message | {"name": native.name} if native.name else message]
+        if isinstance(native, AIMessage):
+            return [_assistant(native)]
+        if isinstance(native, HumanMessage):
+            return [{"role": "user", "content": content}]
+        if isinstance(native, SystemMessage):
+            return [{"role": "system", "content": content}]
+        if isinstance(native, FunctionMessage):
+            return [{"role": "function", "name": native.name, "content": content}]
+        if isinstance(native, RoleMessage):
+            return [{"role": native.role, "content": content}]
+        raise MessagesError(
+            f"{type(native).__name__} is not a message of LangChain that memory can read: pass objects of "
+            "langchain_core.messages."
+        )
+
+    def rewrite(self, native: BaseMessage, messages: Sequence[ChatMessage | None]) -> BaseMessage | None:
+        """See Wire."""
+        message = messages[0]
+        if message is None:
+            return None
+        if isinstance(native, AIMessage):
+            return _with_calls(native, message)
+        return native.model_copy(update={"content": message["content"]})
+
+    def say(self, message: ChatMessage) -> BaseMessage:
+        """See Wire."""
+        kind = HumanMessage if message["role"] == "user" else SystemMessage
+        return kind(content=message["content"])
+
+
+WIRE = LangChainWire()
+
+
+def _assistant(native: AIMessage) -> ChatMessage:
+    content = native.content
+    if isinstance(content, list):
+        hidden = _CALL_BLOCKS | _HIDDEN_BLOCKS
+        content = [b for b in content if not isinstance(b, dict) or b.get("type") not in hidden]
+    calls = [_call(c["id"], c["name"], compact(c["args"])) for c in native.tool_calls]
+    calls += [_call(c["id"], c["name"] or "unknown", c["args"] or "") for c in native.invalid_tool_calls]
+    message: ChatMessage = {"role": "assistant", "content": content or (None if calls else "")}
+    return message | {"tool_calls": calls} if calls else message
+
+
+def _call(call_id: str | None, name: str, arguments: str) -> dict[str, Any]:
+    return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+def _with_calls(native: AIMessage, message: ChatMessage) -> AIMessage:
+    """The message with other arguments of its calls; unchanged where they stand in its content as well."""
+    blocks = native.content if isinstance(native.content, list) else []
+    if native.invalid_tool_calls or any(
+        isinstance(b, dict) and b.get("type") in _CALL_BLOCKS for b in blocks
+    ):
+        return native
+    given = {c["id"]: parse_arguments(c["function"]["arguments"]) for c in message.get("tool_calls") or ()}
+    calls = [{**c, "args": given.get(c["id"], c["args"])} for c in native.tool_calls]
+    extra = {k: v for k, v in native.additional_kwargs.items() if k != "tool_calls"}
+    return native.model_copy(update={"tool_calls": calls, "additional_kwargs": extra})
+
+
+class MemoryBankMiddleware(AgentMiddleware):
+    """Sends the model a rebuilt context; the agent's state keeps the whole history.
+
+    ``create_agent(model, tools, middleware=[MemoryBankMiddleware()])``. A session is a thread of the agent's
+    checkpointer; without one, and in agents that another agent calls, it is found by the messages.
+    ``offer_tools``: whether the agent gets search_memory, get_record and list_records. ``options`` are those of
+    Bridge. Raises ConfigError, UnknownStrategyError, StorageError.
+    """
+
+    def __init__(self, *, offer_tools: bool = True, **options: Unpack[BridgeOptions]) -> None:
+        super().__init__()
+        self.bridge: Bridge[BaseMessage] = Bridge(
+            lambda natives, system: read_natives(natives, WIRE, system), **options
+        )
+        self.tools: Sequence[BaseTool] = self._tools() if offer_tools else []
+
+    def wrap_model_call(self, request: ModelRequest, handler: Callable[[ModelRequest], Any]) -> Any:
+        """Call the model with a rebuilt context."""
+        messages = self.bridge.rebuild(request.messages, _thread(request.runtime), system=_system(request))
+        return handler(request.override(messages=messages))
+
+    async def awrap_model_call(
+        self, request: ModelRequest, handler: Callable[[ModelRequest], Awaitable[Any]]
+    ) -> Any:
+        """Call the model with a rebuilt context."""
+        messages = await self.bridge.arebuild(
+            request.messages, _thread(request.runtime), system=_system(request)
+        )
+        return await handler(request.override(messages=messages))
+
+    def _tools(self) -> list[BaseTool]:
+        return [self._tool(schema["function"]) for schema in TOOL_SCHEMAS]
+
+    def _tool(self, schema: dict[str, Any]) -> BaseTool:
+        name = schema["name"]
+
+        def call(runtime: ToolRuntime, **arguments: Any) -> str:
+            return self.bridge.answer(name, arguments, _thread(runtime), runtime.state["messages"])
+
+        async def acall(runtime: ToolRuntime, **arguments: Any) -> str:
+            return await self.bridge.aanswer(name, arguments, _thread(runtime), runtime.state["messages"])
+
+        return StructuredTool.from_function(
+            call, acall, name=name, description=schema["description"], args_schema=schema["parameters"]
+        )
+
+
+def _thread(runtime: Any) -> str | None:
+    """The thread of the outermost agent; None for an agent within it, which has messages of its own."""
+    info = getattr(runtime, "execution_info", None)
+    if info is None or "|" in (info.checkpoint_ns or ""):
+        return None
+    return None if info.thread_id is None else str(info.thread_id)
+
+
+def _system(request: ModelRequest) -> str | None:
+    return None if request.system_message is None else str(request.system_message.text)

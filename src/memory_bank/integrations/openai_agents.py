@@ -1,0 +1,80 @@
+"""OpenAI Agents SDK: MemoryBankFilter for ``RunConfig(call_model_input_filter=…)``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Unpack
+
+from memory_bank.errors import ConfigError, MissingExtraError
+from memory_bank.integrations.bridge import Bridge, BridgeOptions, NativeChat
+from memory_bank.tools import TOOL_SCHEMAS
+from memory_bank.transcript.responses import CALL_OF, Item, call_id_of, from_items, item_type, to_items
+
+try:
+    from agents.run import CallModelData, ModelInputData
+    from agents.tool_context import ToolContext
+
+    from agents import FunctionTool, Tool
+except ImportError as e:
+    raise MissingExtraError("the OpenAI Agents SDK", "openai-agents") from e
+
+
+def read_items(items: Sequence[Item], instructions: str | None) -> NativeChat[Item]:
+    """The input items of a model call as a chat.
+
+    Raises ConfigError for results whose calls are not in the list: the provider holds them then.
+    """
+    made = {call_id_of(item) for item in items if item_type(item) not in CALL_OF}
+    if any(item_type(item) in CALL_OF and call_id_of(item) not in made for item in items):
+        raise ConfigError(
+            "the provider holds a part of the history (previous_response_id, auto_previous_response_id or "
+            "conversation_id), so memory cannot replace it: run the agent without them."
+        )
+    chat = from_items(list(items), instructions)
+    return NativeChat([*chat.messages], lambda context: to_items(context, chat))
+
+
+def session_of_context(context: object) -> str | None:
+    """The ``session_id`` of a run's context, an attribute or a key; None where it has none."""
+    found = (
+        context.get("session_id") if isinstance(context, Mapping) else getattr(context, "session_id", None)
+    )
+    return None if found is None else str(found)
+
+
+class MemoryBankFilter:
+    """Sends the model a rebuilt context; results, sessions and ``to_input_list()`` keep the whole history.
+
+    ``memory = MemoryBankFilter()``, then ``Agent(tools=[…, *memory.tools])`` and
+    ``RunConfig(call_model_input_filter=memory)``. A session is what ``session_of`` returns for the run's
+    context, by default its ``session_id``; where that is None, it is found by the items. ``options`` are those
+    of Bridge. A run in which the provider holds the history raises ConfigError at its first tool result.
+    """
+
+    def __init__(
+        self, session_of: Callable[[Any], str | None] = session_of_context, **options: Unpack[BridgeOptions]
+    ) -> None:
+        self.bridge: Bridge[Item] = Bridge(read_items, **options)
+        self.tools: list[Tool] = [self._tool(schema["function"]) for schema in TOOL_SCHEMAS]
+        self._session_of = session_of
+
+    async def __call__(self, data: CallModelData[Any]) -> ModelInputData:
+        """The input of a model call, rebuilt."""
+        given = data.model_data
+        items: list[Any] = list(given.input)
+        rebuilt: list[Any] = await self.bridge.arebuild(
+            items, self._session_of(data.context), system=given.instructions
+        )
+        return ModelInputData(input=rebuilt, instructions=given.instructions)
+
+    def _tool(self, schema: dict[str, Any]) -> FunctionTool:
+        async def call(context: ToolContext[Any], arguments: str) -> str:
+            session_id = self._session_of(context.context)
+            return await self.bridge.aanswer(schema["name"], arguments, session_id)
+
+        return FunctionTool(
+            name=schema["name"],
+            description=schema["description"],
+            params_json_schema=schema["parameters"],
+            on_invoke_tool=call,
+        )

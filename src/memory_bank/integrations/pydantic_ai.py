@@ -1,0 +1,175 @@
+"""Pydantic AI: MemoryBank, a capability for ``Agent(capabilities=[…])``."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any, Unpack
+
+from memory_bank.errors import MessagesError, MissingExtraError
+from memory_bank.integrations.bridge import KEPT_ROLE, Bridge, BridgeOptions, ChatMessage, read_natives
+from memory_bank.tools import TOOL_SCHEMAS
+
+try:
+    from pydantic_ai import RunContext, Tool
+    from pydantic_ai.capabilities import AbstractCapability
+    from pydantic_ai.messages import (
+        ModelMessage,
+        ModelRequest,
+        ModelResponse,
+        RetryPromptPart,
+        SystemPromptPart,
+        TextPart,
+        ThinkingPart,
+        ToolCallPart,
+        ToolReturnPart,
+        UserPromptPart,
+    )
+    from pydantic_ai.models import ModelRequestContext
+    from pydantic_ai.toolsets import FunctionToolset
+except ImportError as e:
+    raise MissingExtraError("Pydantic AI", "pydantic-ai") from e
+
+
+class PydanticAIWire:
+    """See Wire. A request is one chat message for each part; a response one, and one for parts kept whole."""
+
+    def read(self, native: ModelMessage) -> list[ChatMessage]:
+        """See Wire."""
+        if isinstance(native, ModelRequest):
+            return [_read_part(part) for part in native.parts]
+        if isinstance(native, ModelResponse):
+            return _read_response(native)
+        raise MessagesError(
+            f"{type(native).__name__} is not a message of Pydantic AI: pass ModelRequest and ModelResponse."
+        )
+
+    def rewrite(self, native: ModelMessage, messages: Sequence[ChatMessage | None]) -> ModelMessage | None:
+        """See Wire."""
+        if isinstance(native, ModelResponse):
+            return None if messages[0] is None else _with_arguments(native, messages[0])
+        parts = [
+            _with_text(part, message)
+            for part, message in zip(native.parts, messages, strict=True)
+            if message is not None
+        ]
+        return dataclasses.replace(native, parts=parts) if parts else None
+
+    def say(self, message: ChatMessage) -> ModelMessage:
+        """See Wire."""
+        kind = UserPromptPart if message["role"] == "user" else SystemPromptPart
+        return ModelRequest(parts=[kind(message["content"])])
+
+
+WIRE = PydanticAIWire()
+
+
+def _read_part(part: Any) -> ChatMessage:
+    if isinstance(part, ToolReturnPart):
+        content: Any = part.model_response_str()
+        if part.files:
+            content = [_text(content), *({"type": "file"} for _ in part.files)]
+        head = {"role": "tool", "tool_call_id": part.tool_call_id, "name": part.tool_name}
+        return {**head, "content": content}
+    if isinstance(part, RetryPromptPart) and part.tool_name is not None:
+        head = {"role": "tool", "tool_call_id": part.tool_call_id, "name": part.tool_name}
+        return {**head, "content": part.model_response()}
+    if isinstance(part, SystemPromptPart):
+        return {"role": "system", "content": part.content}
+    if isinstance(part, UserPromptPart):
+        return {"role": "user", "content": _user_content(part.content)}
+    content = getattr(part, "content", "")
+    return {"role": KEPT_ROLE, "content": content if isinstance(content, str) else ""}
+
+
+def _user_content(content: Any) -> Any:
+    return content if isinstance(content, str) else [_content_part(c) for c in content]
+
+
+def _content_part(part: Any) -> dict[str, str]:
+    if isinstance(part, str):
+        return _text(part)
+    text = getattr(part, "content", None)
+    return _text(text) if isinstance(text, str) else {"type": str(getattr(part, "kind", "file"))}
+
+
+def _text(text: str) -> dict[str, str]:
+    return {"type": "text", "text": text}
+
+
+def _read_response(native: ModelResponse) -> list[ChatMessage]:
+    said = "\n".join(p.content for p in native.parts if isinstance(p, TextPart))
+    calls = [
+        {
+            "id": p.tool_call_id,
+            "type": "function",
+            "function": {"name": p.tool_name, "arguments": p.args_as_json_str()},
+        }
+        for p in native.parts
+        if isinstance(p, ToolCallPart)
+    ]
+    message: ChatMessage = {"role": "assistant", "content": said or (None if calls else "")}
+    messages = [message | {"tool_calls": calls} if calls else message]
+    read = (TextPart, ThinkingPart, ToolCallPart)
+    if not all(isinstance(p, read) for p in native.parts):  # provider's tools, files: kept with their turn
+        messages.append({"role": KEPT_ROLE, "content": ""})
+    return messages
+
+
+def _with_arguments(native: ModelResponse, message: ChatMessage) -> ModelResponse:
+    given = {c["id"]: c["function"]["arguments"] for c in message.get("tool_calls") or ()}
+    parts = [
+        dataclasses.replace(p, args=given[p.tool_call_id])
+        if isinstance(p, ToolCallPart)
+        and given.get(p.tool_call_id, p.args_as_json_str()) != p.args_as_json_str()
+        else p
+        for p in native.parts
+    ]
+    return dataclasses.replace(native, parts=parts)
+
+
+def _with_text(part: Any, message: ChatMessage) -> Any:
+    """The part with the content of a chat message, where that differs from its own."""
+    content = message["content"]
+    if not isinstance(part, ToolReturnPart | RetryPromptPart) or content == _read_part(part)["content"]:
+        return part
+    return dataclasses.replace(part, content=content)
+
+
+class MemoryBank(AbstractCapability[Any]):
+    """Sends the model a rebuilt context; ``all_messages()`` keeps the whole history.
+
+    ``Agent(model, capabilities=[MemoryBank()])``. A session is a conversation: ``conversation_id``, which runs
+    share that are given each other's messages. ``offer_tools``: whether the agent gets search_memory,
+    get_record and list_records. ``options`` are those of Bridge.
+    """
+
+    def __init__(self, *, offer_tools: bool = True, **options: Unpack[BridgeOptions]) -> None:
+        super().__init__()
+        self.bridge: Bridge[ModelMessage] = Bridge(
+            lambda natives, system: read_natives(natives, WIRE, system), **options
+        )
+        self._offer_tools = offer_tools
+
+    async def before_model_request(
+        self, ctx: RunContext[Any], request_context: ModelRequestContext
+    ) -> ModelRequestContext:
+        """The request with a rebuilt context."""
+        messages = request_context.messages
+        instructions = next((m.instructions for m in reversed(messages) if isinstance(m, ModelRequest)), None)
+        rebuilt = await self.bridge.arebuild(messages, ctx.conversation_id, system=instructions)
+        return dataclasses.replace(request_context, messages=rebuilt)
+
+    def get_toolset(self) -> FunctionToolset[Any] | None:
+        """The memory tools, as the agent gets them."""
+        if not self._offer_tools:
+            return None
+        return FunctionToolset(tools=[self._tool(schema["function"]) for schema in TOOL_SCHEMAS])
+
+    def _tool(self, schema: dict[str, Any]) -> Tool[Any]:
+        async def call(ctx: RunContext[Any], **arguments: Any) -> str:
+            return await self.bridge.aanswer(schema["name"], arguments, ctx.conversation_id, ctx.messages)
+
+        return Tool.from_schema(
+            call, schema["name"], schema["description"], schema["parameters"], takes_ctx=True
+        )

@@ -1,0 +1,304 @@
+"""The bridge, with a wire of its own: identity, changed results, sessions and their bound, failures, tools."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import importlib.util
+import inspect
+import json
+import logging
+import random
+import re
+import tomllib
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from memory_bank.errors import (
+    ConfigError,
+    LoopDetectedError,
+    MessagesError,
+    MissingExtraError,
+    UnknownStrategyError,
+)
+from memory_bank.integrations.bridge import MAX_SESSIONS, NO_SESSION, Bridge, read_natives
+from memory_bank.testing import pairing_errors
+
+ROOT = Path(__file__).parents[2]
+SOURCE = ROOT / "src" / "memory_bank" / "integrations"
+MODULES = sorted(p.stem for p in SOURCE.glob("*.py") if p.stem not in ("__init__", "bridge"))
+PYPROJECT = ROOT / "pyproject.toml"
+
+
+@dataclass(frozen=True, eq=False)
+class Native:
+    """A message of a framework: words, calls (id, name, arguments) or several results (id, output) in one."""
+
+    role: str
+    text: str = ""
+    calls: tuple[tuple[str, str, str], ...] = ()
+    results: tuple[tuple[str, str], ...] = ()
+
+
+class NativeWire:
+    """See Wire."""
+
+    def read(self, native: Native) -> list[dict[str, Any]]:
+        if not isinstance(native, Native):
+            raise MessagesError(f"{type(native).__name__} is not a Native.")
+        if native.results:
+            read = [{"role": "tool", "tool_call_id": i, "content": o} for i, o in native.results]
+            return [*read, {"role": "user", "content": native.text}] if native.text else read
+        message: dict[str, Any] = {"role": native.role, "content": native.text}
+        if native.calls:
+            message["tool_calls"] = [
+                {"id": i, "type": "function", "function": {"name": n, "arguments": a}}
+                for i, n, a in native.calls
+            ]
+        return [message]
+
+    def rewrite(self, native: Native, messages: Any) -> Native | None:
+        if native.calls:
+            [made] = messages
+            functions = [c["function"]["arguments"] for c in made["tool_calls"]]
+            return dataclasses.replace(
+                native, calls=tuple((i, n, a) for (i, n, _), a in zip(native.calls, functions, strict=True))
+            )
+        kept = [m for m in messages if m is not None]
+        results = tuple((m["tool_call_id"], m["content"]) for m in kept if m["role"] == "tool")
+        words = next((m["content"] for m in kept if m["role"] == "user"), "")
+        return dataclasses.replace(native, results=results, text=words) if kept else None
+
+    def say(self, message: dict[str, Any]) -> Native:
+        return Native(message["role"], message["content"])
+
+
+def bridge_of(**options: Any) -> Bridge[Native]:
+    return Bridge(lambda natives, system: read_natives(natives, NativeWire(), system), **options)
+
+
+def output(step: int, size: int = 60) -> str:
+    rng = random.Random(step)
+    return json.dumps({"order": step, "lines": [{"sku": f"SKU-{rng.randrange(10**7)}"} for _ in range(size)]})
+
+
+def history(
+    steps: int, task: str = "Check all orders.", *, start: int = 0, parallel: int = 3
+) -> list[Native]:
+    """A task with so many turns; every third has two calls, whose results are one message."""
+    out = [Native("user", task)]
+    for step in range(start, start + steps):
+        calls = [
+            (f"{step}.{k}", "get_order", json.dumps({"n": step + k}))
+            for k in range(1 + (step % parallel == 0))
+        ]
+        out.append(Native("assistant", calls=tuple(calls)))
+        out.append(
+            Native("tool", results=tuple((i, output(step * 10 + k)) for k, (i, _, _) in enumerate(calls)))
+        )
+    return out
+
+
+def chat(natives: list[Native]) -> list[dict[str, Any]]:
+    return [m for native in natives for m in NativeWire().read(native)]
+
+
+def test_kept_messages_are_the_very_objects_and_the_input_is_not_changed():
+    bridge, natives = bridge_of(), history(25)
+    before = list(natives)
+    rebuilt = bridge.rebuild(natives)
+    assert len(str(rebuilt)) < len(str(natives)) / 2
+    assert natives == before
+    assert rebuilt[0] is natives[0] and rebuilt[-1] is natives[-1] and rebuilt[-2] is natives[-2]
+    by_call = {n.calls: n for n in natives if n.calls}
+    assert all(n in natives for n in rebuilt if n.calls and by_call.get(n.calls) is not None)
+    assert pairing_errors(chat(rebuilt)) == []
+
+
+def test_a_shortened_result_is_a_copy_with_its_neighbours():
+    bridge = bridge_of(config={"memory_strategies": {"m": {"type": "observation_masking"}}}, strategy="m")
+    natives = history(9)
+    rebuilt = bridge.rebuild(natives)
+    assert [n.role for n in rebuilt] == [n.role for n in natives]
+    changed = [(a, b) for a, b in zip(natives, rebuilt, strict=True) if a is not b]
+    assert changed
+    for old, new in changed:
+        assert [i for i, _ in new.results] == [i for i, _ in old.results]
+        assert all(
+            len(short) < len(long) for (_, short), (_, long) in zip(new.results, old.results, strict=True)
+        )
+
+
+def test_words_beside_results_stay_when_the_results_go():
+    natives = history(25)
+    natives[2] = dataclasses.replace(natives[2], text="And the parcels, please.")
+    bridge = bridge_of(config={"memory_strategies": {"m": {"type": "truncation"}}}, strategy="m")
+    rebuilt = bridge.rebuild(natives)
+    assert [(n.role, n.text, n.results) for n in rebuilt[1:2]] == [("tool", "And the parcels, please.", ())]
+    assert natives[2].results
+
+
+def test_a_short_history_goes_through_as_it_is():
+    bridge, natives = bridge_of(), history(1)
+    assert all(a is b for a, b in zip(bridge.rebuild(natives[:1]), natives[:1], strict=True))
+    assert all(a is b for a, b in zip(bridge.rebuild(natives), natives, strict=True))
+
+
+@given(
+    st.integers(1, 12),
+    st.integers(1, 5),
+    st.sampled_from(
+        ["memory_bank", "memory_bank_cached", "keep_last_n", "observation_masking", "truncation"]
+    ),
+)
+def test_pairs_stay_whole_and_no_native_is_repeated(steps, parallel, strategy):
+    bridge, natives = bridge_of(strategy=strategy), history(steps, parallel=parallel)
+    for stop in range(1, len(natives) + 1, 2):
+        rebuilt = bridge.rebuild(natives[:stop], "s")
+        assert pairing_errors(chat(rebuilt)) == []
+        originals = [id(n) for n in rebuilt if any(n is m for m in natives)]
+        assert len(originals) == len(set(originals))
+    bridge.close()
+
+
+# -- sessions
+
+
+def test_a_session_goes_on_where_a_list_begins_with_its_last_one():
+    bridge = bridge_of()
+    natives = history(6)
+    for stop in range(3, len(natives) + 1, 2):
+        bridge.rebuild(natives[:stop], system=f"It is {stop} o'clock.")
+    assert len(bridge._sessions) == 1
+    assert bridge.state(None, [*natives, Native("assistant", "Done.")]).fact_store.size() == 8
+    fork = [*natives[:5], *history(1, start=40)[1:]]  # another conversation with the same beginning
+    bridge.rebuild(fork)
+    assert len(bridge._sessions) == 2
+    assert bridge.state(None, fork).fact_store.size() == 4
+    assert bridge.state(None, history(2, "Another task.")) is None
+
+
+def test_sessions_are_bounded_and_go_on_from_the_messages():
+    bridge = bridge_of(max_sessions=3)
+    natives = {n: history(5, f"Task {n}.", start=n * 10) for n in range(8)}
+    for n, list_ in natives.items():
+        bridge.rebuild(list_, f"s{n}")
+        assert len(bridge._sessions) <= 3
+    assert bridge.state("s0") is None
+    assert bridge.state("s7").fact_store.size() > 0
+    bridge.rebuild(natives[0], "s0")
+    assert bridge.state("s0").fact_store.size() == 7
+    assert MAX_SESSIONS == 256
+    with pytest.raises(ConfigError, match="1 or more"):
+        bridge_of(max_sessions=0)
+
+
+def test_a_session_in_use_is_not_closed():
+    bridge = bridge_of(max_sessions=1)
+    with ThreadPoolExecutor(4) as pool:
+        lists = [history(12, f"Task {n}.", start=n * 20) for n in range(8)]
+        done = list(
+            pool.map(lambda n: [bridge.rebuild(lists[n][:stop], f"s{n}") for stop in (3, 9, 25)], range(8))
+        )
+    assert all(pairing_errors(chat(r)) == [] for results in done for r in results)
+    assert len(bridge._sessions) == 1
+
+
+def test_a_database_keeps_named_sessions(tmp_path):
+    first = bridge_of(database=tmp_path / "bank.db")
+    first.rebuild(history(5), "order 7")
+    first.close()
+    second = bridge_of(database=tmp_path / "bank.db")
+    second.rebuild(history(5)[:1], "order 7")
+    assert "get_order" in second.answer("list_records", {}, "order 7")
+    second.close()
+
+
+# -- the tools
+
+
+def test_tools_answer_for_the_session_that_was_rebuilt_last_here():
+    bridge = bridge_of()
+    assert bridge.answer("get_record", {"trace_id": "#1"}) == NO_SESSION
+
+    async def agent(task: str, start: int) -> str:
+        await bridge.arebuild(history(4, task, start=start))
+        await asyncio.sleep(0)
+        return await bridge.aanswer("get_record", {"trace_id": "#1"})
+
+    async def both() -> list[str]:
+        return await asyncio.gather(agent("One.", 10), agent("Two.", 20))
+
+    one, two = asyncio.run(both())
+    assert '"order": 100' in one and '"order": 200' in two
+
+
+def test_tools_are_typed_functions():
+    bridge = bridge_of()
+    bridge.rebuild(history(4), "s")
+    tools = bridge.tools("s")
+    assert list(tools) == ["search_memory", "get_record", "list_records"]
+    assert list(inspect.signature(tools["search_memory"]).parameters) == ["query", "top_k"]
+    assert tools["get_record"].__doc__
+    assert "get_order" in tools["list_records"]()
+    assert '"order": 0' in tools["get_record"]("#1", pattern=None)
+
+
+# -- failures
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_a_module_names_the_extra_of_its_framework(name):
+    extra = name.replace("_", "-")
+    [requirement] = tomllib.loads(PYPROJECT.read_text())["project"]["optional-dependencies"][extra]
+    assert re.match(rf"{extra}(-slim)?>=", requirement)
+    assert (
+        f"memory_bank.integrations.{name} import" in (ROOT / "docs" / "howto" / "frameworks.md").read_text()
+    )
+    assert f'"{name}": (' in (ROOT / "benchmarks" / "integrations.py").read_text()
+    module = f"memory_bank.integrations.{name}"
+    if importlib.util.find_spec("agents" if name == "openai_agents" else name) is not None:
+        importlib.import_module(module)
+        return
+    with pytest.raises(MissingExtraError, match=rf"memory-bank\[{extra}\]"):
+        importlib.import_module(module)
+
+
+def test_a_foreign_object_is_named_and_the_list_goes_through(caplog):
+    bridge, natives = bridge_of(), [*history(2), {"role": "user"}]
+    with caplog.at_level(logging.WARNING, "memory_bank.Integrations"):
+        assert bridge.rebuild(natives) == natives  # type: ignore[comparison-overlap]
+    assert "dict is not a Native" in caplog.text
+
+
+def test_an_unforeseen_failure_costs_the_memory_of_a_step(caplog):
+    class Broken(NativeWire):
+        def say(self, message):
+            raise RuntimeError("a secret in the contents")
+
+    bridge = Bridge(lambda natives, system: read_natives(natives, Broken(), system))
+    natives = history(25)
+    with caplog.at_level(logging.WARNING, "memory_bank.Integrations"):
+        assert bridge.rebuild(natives) == natives
+    assert "RuntimeError at say" in caplog.text
+    assert "secret" not in caplog.text
+
+
+def test_what_the_caller_is_to_change_is_raised():
+    with pytest.raises(UnknownStrategyError):
+        bridge_of(strategy="nothing")
+    config = {
+        "loop_detection": "raise",
+        "memory_strategies": {"memory_bank": {"type": "memory_bank", "embedding_model": "lexical"}},
+    }
+    bridge = bridge_of(config=config)
+    assert bridge.strategy == "memory_bank"
+    same = [n for _ in range(4) for n in history(1)[1:]]
+    with pytest.raises(LoopDetectedError):
+        bridge.rebuild([Native("user", "Go."), *same])
