@@ -59,7 +59,7 @@ socket.socket.connect = _guarded  # type: ignore[method-assign,assignment]
 
 @pytest.fixture(autouse=True)
 def _no_user_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("OPENAI_API_KEY", "OPENAI_BASE_URL", "HF_TOKEN"):
+    for name in ("OPENAI_API_KEY", "OPENAI_BASE_URL", "ANTHROPIC_API_KEY", "ANTHROPIC_BASE_URL", "HF_TOKEN"):
         monkeypatch.delenv(name, raising=False)
     for name in list(os.environ):
         if name.startswith("MEMORY_BANK_"):

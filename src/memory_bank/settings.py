@@ -343,6 +343,10 @@ class ServiceSettings(BaseModel):
     upstream: str = Field(
         default="", description="base URL of the model's API; empty: OPENAI_BASE_URL, else OpenAI's own"
     )
+    upstream_anthropic: str = Field(
+        default="",
+        description="base URL of the Messages API; empty: ANTHROPIC_BASE_URL, else Anthropic's own",
+    )
     upstream_timeout: Float = Field(
         default=600.0, gt=0, le=86_400, description="seconds to wait for a byte of the model's API"
     )

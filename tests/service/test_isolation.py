@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import pytest
 from starlette.routing import Route
+from tests import blocks
 from tests.chats import call, result, system, user
 from tests.service.serving import bearer, configured, serving
 
@@ -59,6 +60,12 @@ class Ask:
 
 def chat(**more):
     return {"model": "m", "messages": conversation("{word}", 2), **more}
+
+
+def asked(**more):
+    """A request of the Messages API."""
+    messages = [blocks.user("Find out about {word}."), *blocks.rounds(3)]
+    return {"model": "m", "max_tokens": 9, "messages": messages, "tools": [{"name": "get_order"}], **more}
 
 
 ITEMS = [
@@ -144,6 +151,16 @@ CASES = {
         Ask("/v1/responses", "POST", {"model": "m", "input": "{word}", "metadata": NAMED}, status=200),
         Ask("/v1/responses", "POST", {"model": "m", "input": ITEMS}, (("x-memory-session", "{session}"),), status=200),
         Ask("/v1/responses", "POST", {"model": "m", "input": ITEMS, "prompt_cache_key": "{session}"}, status=200),
+    ],
+    "ANY /v1/messages": [
+        Ask("/v1/messages", "POST", asked(), status=200),
+        Ask("/v1/messages", "POST", asked(metadata={"user_id": "_session_{session}"}), status=200),
+        Ask("/v1/messages", "POST", asked(), (("x-claude-code-session-id", "{session}"),), status=200),
+        Ask("/v1/messages", "POST", asked(), (("x-memory-session", "{session}"),), status=200),
+    ],
+    "ANY /v1/messages/count_tokens": [
+        Ask("/v1/messages/count_tokens", "POST", asked(), (("x-memory-session", "{session}"),), status=200),
+        Ask("/v1/messages/count_tokens", "POST", asked(), (("x-claude-code-session-id", "{session}"),), status=200),
     ],
     "ANY /v1/{path:path}": [
         Ask("/v1/models", status=200),
@@ -327,7 +344,13 @@ def world(tmp_path_factory):
     }
     with ScriptedServer(lambda body: say("ok")) as upstream, pytest.MonkeyPatch.context() as patched:
         patched.setenv("OPENAI_API_KEY", "sk-of-the-service")
-        service = {"database": str(folder / "bank.db"), "upstream": upstream.base_url, "strategy": "wide"}
+        patched.setenv("ANTHROPIC_API_KEY", "sk-of-the-service")
+        service = {
+            "database": str(folder / "bank.db"),
+            "upstream": upstream.base_url,
+            "upstream_anthropic": upstream.base_url,
+            "strategy": "wide",
+        }
         made = World(folder, Keys(database), upstream)
         with serving(Config(**shipped, service=service)) as served:
             made.prepare(served)
@@ -462,8 +485,8 @@ def test_without_a_key_all_that_is_not_open_is_closed(world):
                     assert HIDDEN.encode() not in answer.body
                 else:
                     assert answer.status == 401, (route, path)
-                    answers.append(answer.body)
-    assert len(set(answers) - {b""}) == 1  # HEAD has no body
+                    answers.append((path.startswith("/v1/messages"), answer.body))
+    assert len({a for a in answers if a[1]}) == 2  # one for each of the two forms; HEAD has no body
 
 
 # --- equal names, equal contents

@@ -34,6 +34,9 @@ def serve(
     port: int | None = typer.Option(None, min=0, max=65535, help="Port; default 8767; 0 takes a free one."),
     db: str | None = typer.Option(None, "--db", help="Database: a file name or URL; default: your own bank."),
     upstream: str | None = typer.Option(None, help="Base URL of the model's API; default OPENAI_BASE_URL."),
+    upstream_anthropic: str | None = typer.Option(
+        None, help="Base URL of Anthropic's Messages API; default ANTHROPIC_BASE_URL, else Anthropic's own."
+    ),
     config: Path | None = CONFIG,
     workers: int | None = typer.Option(None, min=1, max=64, help="How many processes; default 1."),
     inject_tools: bool | None = typer.Option(
@@ -60,7 +63,8 @@ def serve(
         raise MissingExtraError(f"the service ({e.name.split('.')[0]})", "service") from None
 
     given = {
-        "host": host, "port": port, "database": db, "upstream": upstream, "workers": workers,
+        "host": host, "port": port, "database": db, "upstream": upstream, "upstream_anthropic": upstream_anthropic,
+        "workers": workers,
         "inject_tools": inject_tools, "log_format": log_format,
     }  # fmt: skip
     loaded = with_options(load_config(config), {k: v for k, v in given.items() if v is not None})

@@ -56,6 +56,7 @@ except ImportError:
 log = logging.getLogger("memory_bank.Service")
 
 OPENAI = "https://api.openai.com/v1"
+ANTHROPIC = "https://api.anthropic.com"
 
 
 class Service:
@@ -88,10 +89,15 @@ class Service:
         self.upstream = Upstream(
             upstream, timeout=self.settings.upstream_timeout, key=os.environ.get("OPENAI_API_KEY")
         )
+        self.anthropic = Upstream(
+            anthropic_upstream_of(self.settings),
+            timeout=self.settings.upstream_timeout,
+            key=os.environ.get("ANTHROPIC_API_KEY"),
+        )
         timeout = self.settings.memory_timeout
         identity = Identity(database, lambda m: cache.result("canonical", m, canonical_bytes))
         self.proxy = Proxy(
-            self.upstream,
+            {"openai": self.upstream, "anthropic": self.anthropic},
             Rebuilder(self.sessions, identity, timeout),
             responder=Injection(self.sessions, timeout) if self.settings.inject_tools else forward,
             cache=cache,
@@ -148,17 +154,37 @@ class Service:
 def upstream_of(settings: ServiceSettings) -> str:
     """The base URL that requests are forwarded to, without a trailing slash. Raises ConfigError."""
     url = (settings.upstream or os.environ.get("OPENAI_BASE_URL") or OPENAI).strip().rstrip("/")
-    try:
-        parts = urlsplit(url)
-        fits = parts.scheme in ("http", "https") and parts.hostname and (parts.port is None or parts.port)
-    except ValueError:
-        fits = False
-    if not fits or parts.query or parts.fragment or parts.username is not None or not url.isprintable():
+    if not _is_base_url(url):
         raise ConfigError(
             "the upstream is no URL such as https://api.openai.com/v1: check --upstream or OPENAI_BASE_URL "
             "(it must not contain a key)."
         )
     return url
+
+
+def anthropic_upstream_of(settings: ServiceSettings) -> str:
+    """The base URL that requests of the Messages API are forwarded to, with ``/v1`` at its end.
+
+    Raises ConfigError.
+    """
+    given = settings.upstream_anthropic or os.environ.get("ANTHROPIC_BASE_URL") or ANTHROPIC
+    url = given.strip().rstrip("/")
+    if not _is_base_url(url):
+        raise ConfigError(
+            f"the upstream of the Messages API is no URL such as {ANTHROPIC}: check --upstream-anthropic or "
+            "ANTHROPIC_BASE_URL (it must not contain a key)."
+        )
+    return url if url.endswith("/v1") else f"{url}/v1"
+
+
+def _is_base_url(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+        fits = parts.scheme in ("http", "https") and parts.hostname and (parts.port is None or parts.port)
+    except ValueError:
+        return False
+    is_plain = not (parts.query or parts.fragment or parts.username is not None)
+    return bool(fits) and is_plain and url.isprintable()
 
 
 # FastAPI's own telemetry reports paths, which contain names, and the texts of errors.
@@ -195,9 +221,10 @@ def create_app(config: Config) -> FastAPI:
             yield
         finally:
             await service.upstream.aclose()
+            await service.anthropic.aclose()
             await to_thread.run_sync(service.close)
 
-    tracing = Telemetry(upstream_of(config.service))
+    tracing = Telemetry(upstream_of(config.service), anthropic_upstream_of(config.service))
     app = _Application(
         title="memory_bank",
         version=__version__,

@@ -79,6 +79,18 @@ def _entry(error: MemoryBankError) -> tuple[int, str]:
     return next((s, c) for kind, s, c in STATUSES if isinstance(error, kind))
 
 
+MESSAGES_KINDS = {
+    400: "invalid_request_error", 401: "authentication_error", 403: "permission_error", 404: "not_found_error",
+    413: "request_too_large", 429: "rate_limit_error", 503: "overloaded_error",
+}  # fmt: skip
+
+
+def messages_body(message: str, status: int) -> dict[str, Any]:
+    """An error's body in the form of Anthropic's Messages API."""
+    kind = MESSAGES_KINDS.get(status) or ("api_error" if status >= 500 else "invalid_request_error")
+    return {"type": "error", "error": {"type": kind, "message": message}}
+
+
 def body(message: str, code: str, status: int) -> dict[str, Any]:
     """An error's body in the form of OpenAI's API, so that its clients show the message."""
     kind = "server_error" if status >= 500 else "invalid_request_error"

@@ -18,10 +18,12 @@ from memory_bank.bank.database import Database
 from memory_bank.bank.maintenance import purge
 from memory_bank.bank.schema import records, sessions
 from memory_bank.bank.session import MemoryBankState, Session
+from memory_bank.bank.stores import FactStore
 from memory_bank.config import Config, MemoryBankSettings
 from memory_bank.errors import ConfigError, EmbeddingError, NotFoundError, StorageError
 from memory_bank.plan import Plan
 from memory_bank.processor import MemoryProcessor
+from memory_bank.records import InteractionRecord
 from memory_bank.service.security.access import public_name, stored_id
 from memory_bank.transcript.messages import check_messages
 
@@ -173,6 +175,35 @@ class Sessions:
         if self._on_rebuilt is not None:
             self._on_rebuilt(step)
         return step
+
+    def preview(
+        self, namespace: str | None, name: str, messages: list[object], *, strategy: str | None = None
+    ) -> list[object]:
+        """The context that ``rebuild`` would return, built in memory: nothing is stored, no model is asked.
+
+        Raises what ``rebuild`` raises.
+        """
+        session_id = stored_id(namespace, name)
+        key = strategy or self.strategy
+        config = self.config.model_copy(update={"loop_detection": "off"})
+        seen = messages if self._redact is None else [self._redact(m) for m in check_messages(messages)]
+        known: list[InteractionRecord] = []
+        if self.exists(namespace, name):
+            store = FactStore(self.database, session_id)
+            known = store.get_many(list(store.steps()))
+
+        def open_state(session_id: str) -> MemoryBankState:
+            state = MemoryBankState(session_id=session_id)
+            state.add(known)
+            return state
+
+        processor = MemoryProcessor(config, open_state)
+        try:
+            shown, _ = processor.apply_strategy(seen, key, None, None, session_id=session_id)
+        finally:
+            processor.close()
+        own = {id(s): m for s, m in zip(seen, messages, strict=True)}
+        return [own.get(id(m), m) for m in shown]
 
     def finish(self, step: Rebuilt) -> None:
         """Do the work that a step put off to return its context sooner; on failure the next step does it."""

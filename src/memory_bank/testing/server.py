@@ -31,6 +31,8 @@ from memory_bank.testing.replies import (
     raw,
     say,
 )
+from memory_bank.testing.server_messages import COUNT, ScriptedMessages, error_of
+from memory_bank.testing.server_messages import PATH as MESSAGES
 from memory_bank.testing.server_responses import PATH as RESPONSES
 from memory_bank.testing.server_responses import ScriptedResponses
 from memory_bank.transcript.pairing import pairing_errors
@@ -68,9 +70,9 @@ class LoggedRequest:
 class ScriptedServer:
     """``with ScriptedServer([call("search", query="x"), say("done")]) as server: … server.base_url``.
 
-    Serves POST /v1/chat/completions and /v1/responses (also with ``stream: true``), POST /v1/embeddings
-    (floats and base64) and GET /v1/models. Responses can be fetched, deleted and continued, also in
-    conversations. ``requests`` lists all requests in order of arrival.
+    Serves POST /v1/chat/completions, /v1/responses and /v1/messages (also with ``stream: true``), POST
+    /v1/messages/count_tokens, /v1/embeddings (floats and base64) and GET /v1/models. Responses can be fetched,
+    deleted and continued, also in conversations. ``requests`` lists all requests in order of arrival.
 
     - ``script``: an iterable of replies, or a function from the request's body to a reply; it answers chats
       and responses. A reply is a ``Reply``, a str, a dict (the JSON body) or a function of the request's
@@ -102,6 +104,7 @@ class ScriptedServer:
         self._lock = threading.Lock()
         self._numbers: Counter[str] = Counter()
         self._responses = ScriptedResponses(self._number)
+        self._messages = ScriptedMessages(self._number)
         self._listener: LoopbackServer | None = None
         self._hangups = 0
 
@@ -149,7 +152,8 @@ class ScriptedServer:
             self.requests.append(LoggedRequest(request.method, request.path, headers, body, request.body))
             number = len(self.requests)
         path = request.path.partition("?")[0].rstrip("/")
-        if self.api_key is None or request.headers.get("authorization") == f"Bearer {self.api_key}":
+        keys = (request.headers.get("authorization"), request.headers.get("x-api-key"))
+        if self.api_key is None or f"Bearer {self.api_key}" in keys or self.api_key in keys:
             reply = self.answer(request.method, path, body)
         else:
             reply = fail(401, "Incorrect API key provided.", code="invalid_api_key")
@@ -176,7 +180,7 @@ class ScriptedServer:
                 return as_json({"object": "list", "data": data})
             if (reply := self._responses.answer(method, path)) is not None:
                 return reply
-            if method != "POST" or path not in (CHAT, RESPONSES, EMBEDDINGS):
+            if method != "POST" or path not in (CHAT, RESPONSES, MESSAGES, COUNT, EMBEDDINGS):
                 return fail(404, f"Unknown request URL: {method} {path}")
             if not isinstance(body, dict):
                 return fail(400, "We could not parse the JSON body of your request.")
@@ -184,7 +188,14 @@ class ScriptedServer:
                 return fail(400, "you must provide a model parameter")
             if path == EMBEDDINGS:
                 return self._embeddings(body)
-            refusal = self._refused_chat(body) if path == CHAT else self._refused_response(body)
+            if path == CHAT:
+                refusal = self._refused_chat(body)
+            elif path == RESPONSES:
+                refusal = self._refused_response(body)
+            else:
+                refusal = self._refused_message(body, path)
+            if path == COUNT:
+                return refusal or self._messages.count(len(json.dumps(body)))
             return refusal or self._scripted(body)
         except BaseException as error:  # a failing script is answered too
             return broken("the script failed", error)
@@ -203,6 +214,13 @@ class ScriptedServer:
         if refusal is None and self.strict and (errors := self._responses.errors(body)):
             self.refused.extend(errors)
             return fail(400, errors[0], param="input")
+        return refusal
+
+    def _refused_message(self, body: JsonObject, path: str) -> Reply | None:
+        refusal = self._messages.count_refusal(body) if path == COUNT else self._messages.refusal(body)
+        if refusal is None and self.strict and (errors := self._messages.errors(body)):
+            self.refused.extend(errors)
+            return fail(400, errors[0])
         return refusal
 
     def _scripted(self, body: JsonObject) -> Reply:
@@ -252,7 +270,10 @@ class ScriptedServer:
             parts = [p if isinstance(p, bytes) else p.encode("utf-8", "surrogatepass") for p in given]
             return ("text/event-stream" if streamed else "application/json"), parts
         if reply.status >= 400:
-            return "application/json", [error_body(reply)]
+            return "application/json", [error_of(reply) if path in (MESSAGES, COUNT) else error_body(reply)]
+        if path == MESSAGES:
+            pieces = self._messages.render(reply, body, size, streamed)
+            return ("text/event-stream" if streamed else "application/json"), pieces
         if path == RESPONSES:
             pieces = self._responses.render(reply, body, size, streamed)
             return ("text/event-stream" if streamed else "application/json"), pieces

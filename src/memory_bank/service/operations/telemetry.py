@@ -30,8 +30,8 @@ except ImportError:
 
 Headers = Iterable[tuple[bytes, bytes]]
 
-PROVIDER = "openai"  # whose API is spoken, whoever answers
-MODEL_CALLS = frozenset({"chat", "responses"})
+PROVIDERS = {"chat": "openai", "responses": "openai", "messages": "anthropic"}
+"""Routes of model calls, and whose API is spoken there, whoever answers."""
 _LONGEST_NAME = 100
 _TOKENS = (1, 4, 16, 64, 256, 1024, 4096, 16384, 65536, 262144, 1048576, 4194304)
 _SECONDS = (0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48, 40.96, 81.92)
@@ -95,12 +95,16 @@ _call: ContextVar[_Call | None] = ContextVar("memory_bank_model_call", default=N
 
 
 class Telemetry:
-    """Spans and metrics of the service. ``upstream`` is the base URL of the model's API.
+    """Spans and metrics of the service.
+
+    ``upstream`` is the base URL of the model's API, ``anthropic`` that of the Messages API if it is another.
 
     ``tracer_provider`` and ``meter_provider`` replace those of the process.
     """
 
-    def __init__(self, upstream: str, *, tracer_provider: Any = None, meter_provider: Any = None) -> None:
+    def __init__(
+        self, upstream: str, anthropic: str = "", *, tracer_provider: Any = None, meter_provider: Any = None
+    ) -> None:
         self._tracer = trace.get_tracer("memory_bank", __version__, tracer_provider)
         meter = metrics.get_meter("memory_bank", __version__, meter_provider)
         self._tokens = meter.create_histogram(
@@ -115,10 +119,8 @@ class Telemetry:
             description="GenAI operation duration.",
             explicit_bucket_boundaries_advisory=_SECONDS,
         )
-        parts = urlsplit(upstream)
-        self._server: dict[str, Any] = {"server.address": parts.hostname or ""}
-        if parts.port is not None:
-            self._server["server.port"] = parts.port
+        self._server = _server(upstream)
+        self._servers = {"openai": self._server, "anthropic": _server(anthropic or upstream)}
 
     @contextmanager
     def request(self, method: str, headers: Headers) -> Iterator[Any]:
@@ -163,16 +165,18 @@ class Telemetry:
         call = _call.get()
         span = call.span if call is not None else None
         error = _error_of(exchange)
-        model_call = exchange.route in MODEL_CALLS
+        provider = PROVIDERS.get(exchange.route)
+        model_call = provider is not None
+        server = self._servers.get(provider or "openai", self._server)
         attributes: dict[str, Any] = {}
         if model_call:
             model = (exchange.model or "")[:_LONGEST_NAME]
             attributes = {
                 "gen_ai.operation.name": "chat",
-                "gen_ai.provider.name": PROVIDER,
+                "gen_ai.provider.name": provider,
                 "gen_ai.request.model": model,
             }
-            figures = {**attributes, **self._server}
+            figures = {**attributes, **server}
             if error is not None:
                 figures["error.type"] = error
             self._duration.record(exchange.seconds, figures)
@@ -200,6 +204,7 @@ class Telemetry:
             span.set_attributes(
                 {
                     **attributes,
+                    **server,
                     "http.request.method": exchange.method,
                     **_without_none({"http.response.status_code": exchange.status}),
                 }
@@ -235,6 +240,13 @@ class Telemetry:
             span.set_attribute("gen_ai.memory.record.count", records)
             span.set_attribute("memory_bank.strategy", strategy)
         span.end(end)
+
+
+def _server(url: str) -> dict[str, Any]:
+    """The attributes of an upstream."""
+    parts = urlsplit(url)
+    port = {} if parts.port is None else {"server.port": parts.port}
+    return {"server.address": parts.hostname or "", **port}
 
 
 def _memory(operation: str, session: str | None) -> dict[str, Any]:

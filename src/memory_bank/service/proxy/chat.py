@@ -12,6 +12,7 @@ from memory_bank.service.proxy.dialect import (
     ModelToolCall,
     ModelTurn,
     NotRebuiltError,
+    Provider,
     RequestHistory,
     TurnStream,
     add_usage,
@@ -29,6 +30,9 @@ class ChatDialect:
     route = "chat"
     path = "/chat/completions"
     key = "messages"
+    provider: Provider = "openai"
+    resends = False
+    counts_only = False
     error_body = staticmethod(failures.body)
 
     def history(self, request: JsonObject) -> RequestHistory:
@@ -37,6 +41,10 @@ class ChatDialect:
         if not isinstance(messages, list) or not messages:
             raise NotRebuiltError("no messages")
         return RequestHistory(messages, lambda context: context)
+
+    def without_thinking(self, request: JsonObject) -> list[object] | None:  # noqa: ARG002
+        """See Dialect. Reasoning of this API is not bound to other messages."""
+        return None
 
     def offer_tools(self, request: JsonObject) -> list[object] | None:
         """See Dialect. Not with several answers, nor with ``functions``, the older form of tools."""

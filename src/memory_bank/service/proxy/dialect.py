@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Protocol
+from typing import Literal, Protocol
 
 from memory_bank.service.proxy.body import JsonObject
 from memory_bank.service.proxy.events import Event
@@ -14,6 +14,9 @@ from memory_bank.transcript.jsontext import parse_arguments
 from memory_bank.transcript.messages import is_memory_tool
 
 MEMORY_TOOLS = frozenset({SEARCH_MEMORY, GET_RECORD, LIST_RECORDS})
+
+
+Provider = Literal["openai", "anthropic"]
 
 
 class NotRebuiltError(Exception):
@@ -67,9 +70,21 @@ class Dialect(Protocol):
     """The path after ``/v1``; requests with POST are rebuilt."""
     key: str
     """The member of a request that holds the conversation as an array."""
+    provider: Provider
+    """Whose API it is: requests go to the upstream of that provider."""
+    resends: bool
+    """Whether a rebuilt request that upstream refuses with 400 is sent again as it came."""
+    counts_only: bool
+    """Whether a request only counts tokens: its context is rebuilt, and nothing is recorded."""
 
     def history(self, request: JsonObject) -> RequestHistory:
         """The conversation in a request. Raises NotRebuiltError."""
+
+    def without_thinking(self, request: JsonObject) -> list[object] | None:
+        """The conversation of a request without what an API binds to the messages before it; None without any.
+
+        That is thinking whose signature no longer fits because an earlier request was rebuilt.
+        """
 
     def offer_tools(self, request: JsonObject) -> list[object] | None:
         """The tools of a request followed by the memory tools; None where these cannot be offered."""

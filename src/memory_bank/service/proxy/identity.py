@@ -24,6 +24,7 @@ import json
 import re
 import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import pairwise
@@ -43,7 +44,7 @@ HEADER = "x-memory-session"
 LATEST = 16
 """Interactions at the end of a list whose calls are compared."""
 
-How = Literal["header", "metadata", "prompt_cache_key", "chain", "calls", "fork", "new"]
+How = Literal["header", "metadata", "client", "prompt_cache_key", "chain", "calls", "fork", "new"]
 
 _FIRST_DIGESTS = 16  # looked up in the first query; the others only if none of these helps
 _MARKED = 2  # newest interactions whose calls mark a session's head
@@ -89,7 +90,7 @@ class Identity:
 
         Raises ConfigError for an invalid name, StorageError.
         """
-        named = _named_session(namespace, headers, body)
+        named = named_session(namespace, headers, body, messages)
         if named is not None:
             return named
         cache_key = body.get("prompt_cache_key")
@@ -149,18 +150,65 @@ class Identity:
         return SessionMatch(name, "prompt_cache_key" if name == cache_key else "new", head=entry.head)
 
 
-def _named_session(
-    namespace: str | None, headers: Mapping[str, str], body: Mapping[str, object]
+def named_session(
+    namespace: str | None,
+    headers: Mapping[str, str],
+    body: Mapping[str, object],
+    messages: Sequence[object],
 ) -> SessionMatch | None:
-    """The session that the client names. Raises ConfigError."""
-    for key, value in headers.items():
-        if key.lower() == HEADER:
-            return SessionMatch(_checked_name(namespace, unquote(value.strip()), HEADER), "header")
+    """The session that the client names: by our header or member, or by an id that it sends by itself.
+
+    Under an id of its own, a client also sends requests that are no part of the conversation (a title, a
+    summary of one page); those have neither calls nor tools and do not belong to the session. Raises ConfigError.
+    """
+    named = {key.lower(): value for key, value in headers.items()}
+    if HEADER in named:
+        return SessionMatch(_checked_name(namespace, unquote(named[HEADER].strip()), HEADER), "header")
     metadata = body.get("metadata")
     name = metadata.get("session_id") if isinstance(metadata, Mapping) else None
-    if name is None:
+    if name is not None:
+        return SessionMatch(_checked_name(namespace, name, "metadata.session_id"), "metadata")
+    found = client_session(named, metadata)
+    if found is None or len(found) < SHORTEST_CLIENT_ID or not _is_name(namespace, found):
         return None
-    return SessionMatch(_checked_name(namespace, name, "metadata.session_id"), "metadata")
+    belongs = bool(body.get("tools")) or any(kind_of(m) is MessageKind.CALL for m in messages)
+    return SessionMatch(found, "client") if belongs else None
+
+
+def client_session(headers: Mapping[str, str], metadata: object) -> str | None:
+    """The session's name made of the ids that known clients send by themselves; None without one.
+
+    Claude Code: ``x-claude-code-session-id``, with ``x-claude-code-agent-id`` for a subagent, and
+    ``metadata.user_id``; Codex: ``session-id`` and ``thread-id``; opencode: ``x-session-id``. ``headers`` have
+    lower-case names.
+    """
+    for session, part in CLIENT_HEADERS:
+        name = headers.get(session, "").strip()
+        if name:
+            inner = headers.get(part, "").strip() if part else ""
+            return f"{name}~{inner}" if inner and inner != name else name
+    user = metadata.get("user_id") if isinstance(metadata, Mapping) else None
+    if not isinstance(user, str):
+        return None
+    if user.lstrip().startswith("{"):
+        with suppress(ValueError, RecursionError):
+            parsed = json.loads(user)
+            own = parsed.get("session_id") if isinstance(parsed, dict) else None
+            return own if isinstance(own, str) and own else None
+    ending = _USER_SESSION.search(user)
+    return ending[1] if ending else None
+
+
+CLIENT_HEADERS = (
+    ("x-claude-code-session-id", "x-claude-code-agent-id"),
+    ("session-id", "thread-id"),
+    ("thread-id", ""),
+    ("x-session-id", ""),
+)
+"""Headers by which clients name a session, each with the header that names a part of it."""
+SHORTEST_CLIENT_ID = 16
+"""Characters that such an id has at least: a short one may be in use by somebody else too."""
+_USER_SESSION = re.compile(r"_session_([0-9a-f-]{36})\Z")
 
 
 def _checked_name(namespace: str | None, name: object, source: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import logging
+import operator
 import threading
 import time
 import traceback
@@ -18,10 +19,11 @@ from anyio import to_thread
 from memory_bank.errors import MemoryBankError
 from memory_bank.service.failures import code_of
 from memory_bank.service.proxy.body import Body, render_body
-from memory_bank.service.proxy.dialect import Dialect, NotRebuiltError
-from memory_bank.service.proxy.identity import Identity
+from memory_bank.service.proxy.dialect import Dialect, NotRebuiltError, RequestHistory
+from memory_bank.service.proxy.identity import Identity, named_session
 from memory_bank.service.security.access import Caller, stored_id
 from memory_bank.service.sessions import Rebuilt, Sessions
+from memory_bank.transcript.messages import MessageKind, kind_of
 
 log = logging.getLogger("memory_bank.Service")
 
@@ -36,6 +38,8 @@ SLOW = 0.5
 """The share of the time limit after which a failure counts as a hang."""
 ATTEMPTS = 3
 """At finding a session that no other conversation has continued meanwhile."""
+
+NOTHING_YET = "nothing to remember yet"
 
 Status = Literal["rebuilt", "unchanged", "passed", "failed"]
 
@@ -219,6 +223,8 @@ class Rebuilder:
         upstream_key: str | None,
     ) -> MemoryResult:
         history = dialect.history(body.value)
+        if dialect.counts_only:
+            return self._count(caller, dialect, body, history, headers)
         for _ in range(ATTEMPTS):
             match = self._identity.session_of(
                 caller.namespace,
@@ -228,7 +234,7 @@ class Rebuilder:
                 messages=history.messages,
             )
             if match is None:
-                return MemoryResult("passed", "nothing to remember yet")
+                return MemoryResult("passed", NOTHING_YET)
             self._claim(job, stored_id(caller.namespace, match.name))
             rebuilt = self._sessions.rebuild(
                 caller.namespace,
@@ -251,6 +257,27 @@ class Rebuilder:
             tokens=rebuilt.tokens,
             full_tokens=rebuilt.full_tokens,
         )
+
+    def _count(
+        self,
+        caller: Caller,
+        dialect: Dialect,
+        body: Body,
+        history: RequestHistory,
+        headers: Mapping[str, str],
+    ) -> MemoryResult:
+        """The context that a request would get, without recording it."""
+        named = named_session(caller.namespace, headers, body.value, history.messages)
+        if named is None and not any(kind_of(m) is MessageKind.CALL for m in history.messages):
+            return MemoryResult("passed", NOTHING_YET)
+        name = named.name if named else "count_tokens"
+        context = self._sessions.preview(
+            caller.namespace, name, history.messages, strategy=headers.get("x-memory-strategy") or None
+        )
+        if len(context) == len(history.messages) and all(map(operator.is_, context, history.messages)):
+            return MemoryResult("unchanged")
+        arrays = {dialect.key: history.to_request(context)}
+        return MemoryResult("rebuilt", data=render_body(body, arrays), arrays=arrays)
 
     def _claim(self, job: _Job, session_id: str) -> None:
         """Note the session of a job. Raises _BusyError while an abandoned job uses it."""

@@ -12,6 +12,7 @@ from memory_bank.service.proxy.dialect import (
     ModelToolCall,
     ModelTurn,
     NotRebuiltError,
+    Provider,
     RequestHistory,
     TurnStream,
     add_usage,
@@ -35,6 +36,9 @@ class ResponsesDialect:
     route = "responses"
     path = "/responses"
     key = "input"
+    provider: Provider = "openai"
+    resends = False
+    counts_only = False
     error_body = staticmethod(failures.body)
 
     def history(self, request: JsonObject) -> RequestHistory:
@@ -47,6 +51,10 @@ class ResponsesDialect:
             raise NotRebuiltError("no list of items")
         chat = from_items(items, request.get("instructions"))
         return RequestHistory([*chat.messages], lambda context: to_items(context, chat))
+
+    def without_thinking(self, request: JsonObject) -> list[object] | None:  # noqa: ARG002
+        """See Dialect. Reasoning of this API is not bound to other messages."""
+        return None
 
     def offer_tools(self, request: JsonObject) -> list[object] | None:
         """See Dialect. Not for a response in the background, nor for a stored prompt, which has tools."""

@@ -6,10 +6,10 @@ import asyncio
 import json
 import logging
 import time
-from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections import OrderedDict, deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 from urllib.parse import quote
 
@@ -21,9 +21,10 @@ from starlette.types import Receive, Scope, Send
 
 from memory_bank.errors import BodyError, MemoryBankError, UpstreamError
 from memory_bank.service.failures import code_of, failure
-from memory_bank.service.proxy.body import Body, MessageCache, parse_body, render_body
+from memory_bank.service.proxy.body import Body, JsonObject, MessageCache, parse_body, render_body
 from memory_bank.service.proxy.chat import ChatDialect
-from memory_bank.service.proxy.dialect import Dialect
+from memory_bank.service.proxy.dialect import Dialect, Provider
+from memory_bank.service.proxy.messages import CountTokensDialect, MessagesDialect
 from memory_bank.service.proxy.rebuild import MemoryResult, Rebuilder
 from memory_bank.service.proxy.responses import ResponsesDialect
 from memory_bank.service.proxy.upstream import (
@@ -38,9 +39,15 @@ from memory_bank.service.security.access import Caller, caller_of
 log = logging.getLogger("memory_bank.Service")
 
 PREFIX = "/v1"
-DIALECTS: tuple[Dialect, ...] = (ChatDialect(), ResponsesDialect())
+DIALECTS: tuple[Dialect, ...] = (
+    ChatDialect(), ResponsesDialect(), MessagesDialect(), CountTokensDialect(),
+)  # fmt: skip
 LARGE = 65_536
 """Bytes from which a body is parsed and written in a thread."""
+
+REFUSED = "upstream refused the rebuilt context"
+MOST_REFUSED = 1024
+"""Sessions whose rebuilt requests were refused that are remembered."""
 
 _HEADER_SAFE = "".join(chr(c) for c in range(0x21, 0x7F) if chr(c) != "%")
 
@@ -115,13 +122,18 @@ class Proxy:
     """An ASGI application for all paths under ``/v1`` that are not the service's own.
 
     The body of a model request gets the context from memory; everything else, and the answer, passes byte by
-    byte. ``responder`` answers model requests, ``cache`` keeps parsed messages, ``add_trace`` adds trace
-    headers to a request for upstream, ``record`` is called with every finished exchange.
+    byte. A rebuilt request that the Messages API refuses with 400 is sent again as it came, and once more
+    without its thinking if that is refused too; what is accepted is how the session's later requests are sent,
+    in this process.
+
+    ``upstreams`` are the model APIs by provider. ``responder`` answers model requests, ``cache`` keeps parsed
+    messages, ``add_trace`` adds trace headers to a request for upstream, ``record`` is called with every
+    finished exchange.
     """
 
     def __init__(
         self,
-        upstream: Upstream,
+        upstreams: Mapping[Provider, Upstream],
         rebuilder: Rebuilder,
         *,
         responder: Responder = forward,
@@ -129,7 +141,8 @@ class Proxy:
         add_trace: Callable[[Headers], Headers] = lambda headers: headers,
         record: Callable[[Exchange], None] = lambda _: None,
     ) -> None:
-        self.upstream = upstream
+        self.upstreams = upstreams
+        self.refused: OrderedDict[tuple[str | None, str], bool] = OrderedDict()
         self.rebuilder = rebuilder
         self.responder = responder
         self.cache = cache
@@ -180,6 +193,7 @@ class _ProxiedRequest:
         self.incoming = Request(scope, receive)
         self.caller = caller_of(self.incoming)
         self.dialect: Dialect | None = None
+        self.upstream = proxy.upstreams["openai"]
         self.request: ModelRequest | None = None
         self.outcome: Outcome = "aborted"
         self.status: int | None = None
@@ -229,7 +243,10 @@ class _ProxiedRequest:
         path = self.scope["path"].removeprefix(PREFIX)
         if self.scope["method"] == "POST":
             self.dialect = next((d for d in DIALECTS if d.path == path), None)
-        headers = request_headers(self.scope["headers"], self.proxy.upstream.key)
+        provider = self.dialect.provider if self.dialect else self._provider_of(path)
+        self.upstream = self.proxy.upstreams[provider]
+        key_header = b"x-api-key" if provider == "anthropic" else b"authorization"
+        headers = request_headers(self.scope["headers"], self.upstream.key, key_header)
         if self.dialect is None:
             await self._relay(await self._send_upstream(headers, self._body()), [])
             return
@@ -241,7 +258,64 @@ class _ProxiedRequest:
         async def send(body: bytes) -> UpstreamAnswer:
             return await self._send_upstream(headers, body)
 
-        await self._relay(await self.proxy.responder(request, send), _memory_headers(request.memory))
+        answer = await self.proxy.responder(request, send)
+        if answer.status == 400 and self.dialect.resends:
+            answer = await self._resend(request, send, answer)
+        await self._relay(answer, _memory_headers(self.request.memory))
+
+    async def _resend(
+        self, request: ModelRequest, send: SendUpstream, answer: UpstreamAnswer
+    ) -> UpstreamAnswer:
+        """The answer to a request as it came, after upstream has refused it; the given one if that is no other.
+
+        Where its thinking was made for rebuilt requests it is refused too, and sent once more without that.
+        """
+        tries: list[MemoryResult] = []
+        if request.memory.status == "rebuilt":
+            tries.append(self._unchanged(request, strips=False))
+        if request.memory.reason != REFUSED and request.dialect.without_thinking(_value(request)) is not None:
+            tries.append(self._unchanged(request, strips=True))
+        for memory in tries:
+            await answer.aclose()
+            self.request = replace(request, memory=memory)
+            answer = await self.proxy.responder(self.request, send)
+            if answer.status < 400:
+                if request.memory.session is not None:
+                    self._remember_refusal(request.memory.session, strips=bool(memory.arrays))
+                break
+        return answer
+
+    def _provider_of(self, path: str) -> Provider:
+        """Whose API a request that only passes is for."""
+        is_anthropic = path.startswith("/messages/") or "anthropic-version" in self.incoming.headers
+        return "anthropic" if is_anthropic else "openai"
+
+    def _unchanged(self, request: ModelRequest, *, strips: bool) -> MemoryResult:
+        """The result for a request that is sent as it came; ``strips``: without its thinking."""
+        memory = request.memory
+        arrays: dict[str, Sequence[object]] = {}
+        stripped = request.dialect.without_thinking(_value(request)) if strips else None
+        if stripped is not None:
+            arrays = {request.dialect.key: stripped}
+        return MemoryResult(
+            "unchanged",
+            REFUSED,
+            data=render_body(request.body, arrays) if arrays and request.body else None,
+            arrays=arrays,
+            session=memory.session,
+            tokens=memory.full_tokens,
+            full_tokens=memory.full_tokens,
+            seconds=memory.seconds,
+        )
+
+    def _remember_refusal(self, session: str, *, strips: bool) -> None:
+        refused = self.proxy.refused
+        log.warning(
+            "upstream refused a rebuilt request and took the original: its session goes on without memory"
+        )
+        refused[self.caller.namespace, session] = strips
+        if len(refused) > MOST_REFUSED:
+            refused.popitem(last=False)
 
     async def _rebuild(self, dialect: Dialect, data: bytes, headers: Headers) -> ModelRequest:
         """The request with its context from memory."""
@@ -257,7 +331,11 @@ class _ProxiedRequest:
         memory = await self.proxy.rebuilder.rebuild(
             self.caller, dialect, body, self.incoming.headers, credential_of(headers)
         )
-        return ModelRequest(dialect, self.caller, data, body, memory)
+        request = ModelRequest(dialect, self.caller, data, body, memory)
+        strips = self.proxy.refused.get((self.caller.namespace, memory.session or ""))
+        if strips is None or memory.status not in ("rebuilt", "unchanged"):
+            return request
+        return replace(request, memory=self._unchanged(request, strips=strips))
 
     def _body(self) -> bytes | AsyncIterator[bytes]:
         """The body of a request that only passes, as it arrives."""
@@ -280,7 +358,7 @@ class _ProxiedRequest:
         path: bytes = self.scope.get("raw_path") or b""
         if not path.startswith(b"/v1/"):
             path = quote(self.scope["path"]).encode()
-        return await self.proxy.upstream.send(
+        return await self.upstream.send(
             self.scope["method"],
             path.removeprefix(b"/v1"),
             self.proxy.add_trace(headers),
@@ -344,6 +422,10 @@ def read_body(data: bytes, dialect: Dialect, cache: MessageCache | None = None) 
     return body if cache is None else cache.intern(body, dialect.key)
 
 
+def _value(request: ModelRequest) -> JsonObject:
+    return {} if request.body is None else request.body.value
+
+
 def _memory_headers(memory: MemoryResult) -> Headers:
     """The headers that tell the client what memory did."""
     values = {
@@ -356,18 +438,21 @@ def _memory_headers(memory: MemoryResult) -> Headers:
 
 
 class UsageReader:
-    """Finds the token usage at the end of an answer; ``feed`` keeps only the last bytes."""
+    """Finds the token usage in an answer; ``feed`` keeps only the first and the last bytes."""
 
     KEPT = 16_384
     KEY = b'"usage":'
 
     def __init__(self) -> None:
         self.size = 0
+        self._head = b""
         self._chunks: deque[bytes] = deque()
         self._length = 0
 
     def feed(self, chunk: bytes) -> None:
         """Take the next bytes of the answer."""
+        if self.size < self.KEPT:
+            self._head += chunk[: self.KEPT - self.size]
         self.size += len(chunk)
         self._chunks.append(chunk)
         self._length += len(chunk)
@@ -375,15 +460,29 @@ class UsageReader:
             self._length -= len(self._chunks.popleft())
 
     def tokens(self) -> tuple[int | None, int | None]:
-        """Input and output tokens of the last usage in the answer; None where it does not say."""
+        """Input and output tokens of the last usage in the answer; None where it does not say.
+
+        A stream of the Messages API begins with the usage of the input and ends with that of the output.
+        """
         end = b"".join(self._chunks)[-self.KEPT :]
-        at = end.rfind(self.KEY)
-        while at >= 0:
-            found = _usage_tokens(end[at + len(self.KEY) :])
-            if found != (None, None):
-                return found
-            at = end.rfind(self.KEY, 0, at)
-        return None, None
+        into, out = _first_found(end, reversed([*_positions(end, self.KEY)]))
+        if into is None and out is not None:
+            into, _ = _first_found(self._head, _positions(self._head, self.KEY))
+        return into, out
+
+
+def _positions(text: bytes, key: bytes) -> Iterator[int]:
+    """The positions after each occurrence of a key."""
+    at = text.find(key)
+    while at >= 0:
+        yield at + len(key)
+        at = text.find(key, at + 1)
+
+
+def _first_found(text: bytes, positions: Iterable[int]) -> tuple[int | None, int | None]:
+    """The tokens of the first usage at these positions."""
+    found = (_usage_tokens(text[at:]) for at in positions)
+    return next((tokens for tokens in found if tokens != (None, None)), (None, None))
 
 
 def _usage_tokens(text: bytes) -> tuple[int | None, int | None]:
@@ -397,4 +496,7 @@ def _usage_tokens(text: bytes) -> tuple[int | None, int | None]:
     def count(*names: str) -> int | None:
         return next((v for n in names if type(v := usage.get(n)) is int), None)
 
-    return count("prompt_tokens", "input_tokens"), count("completion_tokens", "output_tokens")
+    into = count("prompt_tokens", "input_tokens")
+    if into is not None:  # the Messages API does not count these as input
+        into += (count("cache_read_input_tokens") or 0) + (count("cache_creation_input_tokens") or 0)
+    return into, count("completion_tokens", "output_tokens")

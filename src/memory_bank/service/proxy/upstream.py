@@ -179,23 +179,32 @@ def _proxy_for(base: httpx2.URL) -> str | None:
 # headers
 
 
-def request_headers(headers: Iterable[tuple[bytes, bytes]], upstream_key: str | None) -> Headers:
+def request_headers(
+    headers: Iterable[tuple[bytes, bytes]], upstream_key: str | None, key_header: bytes = b"authorization"
+) -> Headers:
     """The headers of a request that go upstream.
 
     Headers that begin with ``x-memory-`` are removed, and a key of this service is replaced by
-    ``upstream_key``. Raises NotAuthorizedError when there is no such key.
+    ``upstream_key`` in the header that this upstream reads: ``authorization`` or ``x-api-key``. Raises
+    NotAuthorizedError when there is no such key.
     """
-    passed = []
+    passed: Headers = []
     for name, value in _end_to_end(headers):
         if name in (b"host", b"expect") or name.startswith(_OWN_HEADER):
             continue
-        if name == b"authorization" and is_own_key(value):
+        if (name == b"authorization" and is_own_key(value)) or (
+            name == b"x-api-key" and value.strip().startswith(_OWN_KEY)
+        ):
             if not upstream_key:
+                variable = "OPENAI_API_KEY" if key_header == b"authorization" else "ANTHROPIC_API_KEY"
                 raise NotAuthorizedError(
-                    "the service has no key of its own for the model's API: set OPENAI_API_KEY where it "
-                    "runs, or send the API's key as Authorization and the service's as x-memory-key."
+                    f"the service has no key of its own for the model's API: set {variable} where it "
+                    "runs, or send the API's key as that API asks for it and the service's as x-memory-key."
                 )
-            value = f"Bearer {upstream_key}".encode()
+            name = key_header
+            if any(n == name for n, _ in passed):  # sent in both headers
+                continue
+            value = (upstream_key if name == b"x-api-key" else f"Bearer {upstream_key}").encode()
         passed.append((name, value))
     return passed
 
@@ -218,7 +227,7 @@ def is_own_key(authorization: bytes) -> bool:
 def credential_of(headers: Iterable[tuple[bytes, bytes]]) -> str | None:
     """The credential for the upstream in these headers, None without one."""
     for name, value in headers:
-        if name in (b"authorization", b"api-key"):
+        if name in (b"authorization", b"api-key", b"x-api-key"):
             return value.decode("latin-1")
     return None
 

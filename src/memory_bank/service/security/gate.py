@@ -34,6 +34,7 @@ log = logging.getLogger("memory_bank.Service")
 
 Headers = Iterable[tuple[bytes, bytes]]
 
+MESSAGES = "/v1/messages"
 _OPEN_PATHS = ("/", "/health", "/openapi.json")  # and /static/…: readable without a key
 _NO_KEYS = (
     "without keys the service answers on loopback addresses only: create one with  memory-bank keys create "
@@ -90,7 +91,10 @@ class Gate:
                 if response.replaced_by is not None:
                     raise response.replaced_by
         except MemoryBankError as e:
-            await response.send_error(*failures.failure(e))
+            status, content, added = failures.failure(e)
+            if scope["path"] == MESSAGES or scope["path"].startswith(f"{MESSAGES}/"):
+                content = failures.messages_body(str(e), status)
+            await response.send_error(status, content, added)
         except (asyncio.CancelledError, ResponseAborted):
             raise
         except Exception as e:
@@ -144,7 +148,7 @@ class _RequestHeaders:
     """The headers that the gate reads."""
 
     __slots__ = (
-        "_bearer", "_own", "fetch", "hosts", "length", "origins", "preflight", "wanted_headers",
+        "_api_key", "_bearer", "_own", "fetch", "hosts", "length", "origins", "preflight", "wanted_headers",
     )  # fmt: skip
 
     def __init__(self, headers: Headers) -> None:
@@ -156,6 +160,7 @@ class _RequestHeaders:
         self.wanted_headers = b""
         self._own: list[str] = []
         self._bearer: list[str] = []
+        self._api_key: list[str] = []
         for name, value in headers:
             if name == b"host":
                 self.hosts.append(value.decode("latin-1"))
@@ -163,6 +168,9 @@ class _RequestHeaders:
                 scheme, _, key = value.decode("latin-1").strip().partition(" ")
                 if scheme.lower() == "bearer" and key.strip().startswith("mb_"):
                     self._bearer.append(key.strip())
+            elif name == b"x-api-key":
+                if (key := value.decode("latin-1").strip()).startswith("mb_"):
+                    self._api_key.append(key)
             elif name == b"x-memory-key":
                 self._own.append(value.decode("latin-1").strip())
             elif name == b"content-length":
@@ -180,6 +188,8 @@ class _RequestHeaders:
         """The keys of this service and the header that has them; ``x-memory-key`` has precedence."""
         if self._own:
             return self._own, "x-memory-key"
+        if self._api_key and not self._bearer:
+            return self._api_key, "x-api-key"
         return self._bearer, "authorization" if self._bearer else None
 
 
@@ -239,7 +249,7 @@ class _Response:
         """Answer with an error. Raises ResponseAborted if a response has begun."""
         self.replaced_by = None
         if self._begun:
-            raise ResponseAborted(f"a response was aborted: {content['error']['code']}") from None
+            raise ResponseAborted(f"a response was aborted with status {status}") from None
         body = orjson.dumps(content)
         sent = [(k.encode(), v.encode()) for k, v in (headers or {}).items()]
         sent += [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]

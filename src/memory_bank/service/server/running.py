@@ -17,7 +17,7 @@ from pydantic import ValidationError
 from memory_bank import __version__
 from memory_bank.config import Config, MemoryBankSettings, ServiceSettings
 from memory_bank.errors import ConfigError, ServiceError
-from memory_bank.service.app import upstream_of
+from memory_bank.service.app import anthropic_upstream_of, upstream_of
 from memory_bank.service.operations import logs
 from memory_bank.service.operations.observer import chat_of
 from memory_bank.service.security.gate import check_binding
@@ -39,6 +39,7 @@ class StartupInfo:
     address: str
     database: str
     upstream: str
+    upstream_anthropic: str
     strategy: str
     observer: str
     workers: int
@@ -50,8 +51,10 @@ class StartupInfo:
             f"memory-bank {__version__} serves at {self.address}{workers}\n"
             f"  database  {self.database}\n"
             f"  upstream  {self.upstream}\n"
+            f"  messages  {self.upstream_anthropic}\n"
             f"  strategy  {self.strategy}, summaries: {self.observer}\n"
             f"  agents    OPENAI_BASE_URL={self.address}/v1\n"
+            f"            ANTHROPIC_BASE_URL={self.address}\n"
             f"  page      {self.address}/"
         )
 
@@ -148,7 +151,9 @@ def checked(config: Config) -> StartupInfo:
     name = settings.strategy or config.default_strategy
     strategy = config.strategy(name)
     upstream = upstream_of(settings)
-    _check_upstream(config, upstream)
+    _check_upstream(config, upstream, "OPENAI_BASE_URL")
+    anthropic = anthropic_upstream_of(settings)
+    _check_upstream(config, anthropic, "ANTHROPIC_BASE_URL")
     chat = chat_of(config, upstream)
     database = open_database(settings)
     try:
@@ -162,20 +167,21 @@ def checked(config: Config) -> StartupInfo:
     if chat is not None and isinstance(strategy, MemoryBankSettings) and strategy.observer_mode != "off":
         model = strategy.observer_model
         observer = observer if model == "extractive" else f"by {model}"
-    return StartupInfo(address_of(config), where, upstream, name, observer, settings.workers)
+    return StartupInfo(address_of(config), where, upstream, anthropic, name, observer, settings.workers)
 
 
-def _check_upstream(config: Config, upstream: str) -> None:
-    """Raise ConfigError if the service would forward to itself, as with its clients' OPENAI_BASE_URL."""
+def _check_upstream(config: Config, upstream: str, variable: str) -> None:
+    """Raise ConfigError if the service would forward to itself, as with its clients' environment variable."""
     parts = urlsplit(upstream)
     port = parts.port or (443 if parts.scheme == "https" else 80)
     if port != config.service.port:
         return
     own = {config.service.host, "localhost", "127.0.0.1", "::1"}
     if parts.hostname in own or parts.hostname in (socket.gethostname(), socket.getfqdn()):
+        option = "--upstream" if variable == "OPENAI_BASE_URL" else "--upstream-anthropic"
         raise ConfigError(
-            f"the upstream {upstream} is this service itself: name the model's API with --upstream, or unset "
-            "OPENAI_BASE_URL for the service."
+            f"the upstream {upstream} is this service itself: name the model's API with {option}, or unset "
+            f"{variable} for the service."
         )
 
 

@@ -1,0 +1,674 @@
+"""The Messages API of Anthropic: its blocks, the check of their pairs, and its messages as a chat and back.
+
+``from_anthropic`` makes chat messages of a request's ``messages``, ``to_anthropic`` makes messages of a rebuilt
+chat again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from itertools import pairwise
+from typing import Any
+
+from memory_bank.errors import HistoryError
+from memory_bank.transcript.jsontext import compact, parse_arguments, plain
+from memory_bank.transcript.messages import content_text
+
+AnthropicMessage = dict[str, Any]
+ChatMessage = dict[str, Any]
+Block = dict[str, Any]
+
+THINKING = frozenset({"thinking", "redacted_thinking"})
+CACHE_MARK = "cache_control"
+MOST_CACHE_MARKS = 4
+
+_USER_BLOCKS = frozenset({"text", "image", "document", "search_result"})
+_HIDDEN = frozenset({"type", "id", "signature", "data", "encrypted_content", CACHE_MARK})
+_WHOLE = -1  # in the place of a block's position: the message as a whole
+
+
+class Thinking(Enum):
+    """What becomes of the thinking blocks after the first message that differs from the request's."""
+
+    DROP = "all are left out: a signature may be bound to every message before it"
+    KEEP_LAST = "as DROP, but the tool turn that is being answered keeps its own, which it must begin with"
+    KEEP = "all stay: the provider leaves out those that no longer fit"
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A block of a request: the position of its message and its own; a ``block`` of -1 is the whole message."""
+
+    message: int
+    block: int = _WHOLE
+
+
+@dataclass(frozen=True, slots=True)
+class AnthropicChat:
+    """A request's messages as chat ``messages``, with what ``to_anthropic`` needs.
+
+    ``places`` says which blocks a chat message stands for, by its identity; ``units`` has the chat messages of
+    every turn with its results, and of every message outside of turns.
+    """
+
+    messages: list[ChatMessage]
+    source: Sequence[Any]
+    places: dict[int, tuple[Place, ...]] = field(repr=False)
+    units: list[list[ChatMessage]] = field(repr=False)
+    unit_of: dict[int, int] = field(repr=False)
+
+
+def is_anthropic(messages: object) -> bool:
+    """Whether a list has blocks that only the Messages API has: ``tool_use`` or ``tool_result``."""
+    return isinstance(messages, (list, tuple)) and any(
+        block.get("type") in ("tool_use", "tool_result")
+        for message in messages
+        if isinstance(message, dict) and message.get("role") in ("user", "assistant")
+        for block in _blocks(message)
+    )
+
+
+def _blocks(message: object) -> list[Block]:
+    """The blocks of a message that are objects; none for a text."""
+    content = message.get("content") if isinstance(message, dict) else None
+    return [b for b in content if isinstance(b, dict)] if isinstance(content, list) else []
+
+
+# Messages to a chat
+
+
+def from_anthropic(messages: object, system: object = None) -> AnthropicChat:
+    """The messages of a request as chat messages. Equal messages give equal chat messages.
+
+    An assistant turn (several messages of the assistant in a row are one) becomes one message with its text and
+    calls. A user message becomes one tool message for each of its results and a user message for the rest.
+    ``system`` becomes a system message that stands for no block; a system message in the list stays one.
+    Blocks of server tools, MCP, compaction and unknown types become a message of the role ``item``, which no
+    strategy leaves out, and a turn with such blocks stays whole. Cache marks are no part of the chat.
+
+    Raises HistoryError when ``messages`` is no list; nothing in the list makes it raise.
+    """
+    if not isinstance(messages, (list, tuple)):
+        raise HistoryError(f"messages must be a list of messages, not {type(messages).__name__}.")
+    reader = _Reader(messages)
+    text = content_text(system).strip() if system else ""
+    if text:
+        reader.begin()
+        reader.put({"role": "system", "content": text})
+    at = 0
+    while at < len(messages):
+        message = messages[at]
+        role = message.get("role") if isinstance(message, dict) else None
+        if role == "assistant":
+            stop = at + 1
+            while stop < len(messages) and _role(messages[stop]) == "assistant":
+                stop += 1
+            reader.read_turn(range(at, stop))
+            at = stop
+            continue
+        if role == "user":
+            reader.read_user(at)
+        else:
+            reader.begin()
+            said = content_text(message.get("content")) if role == "system" else _readable(message)
+            reader.put({"role": "system" if role == "system" else "item", "content": said}, Place(at))
+        at += 1
+    return AnthropicChat(
+        [m for unit in reader.units for m in unit], messages, reader.places, reader.units, reader.unit_of
+    )
+
+
+class _Reader:
+    """Makes chat messages of the messages of a request, unit by unit."""
+
+    def __init__(self, source: Sequence[Any]) -> None:
+        self.source = source
+        self.units: list[list[ChatMessage]] = []
+        self.places: dict[int, tuple[Place, ...]] = {}
+        self.unit_of: dict[int, int] = {}
+        self._has_calls = False  # the last unit is a turn with calls
+
+    def begin(self) -> None:
+        """Begin a unit."""
+        self.units.append([])
+        self._has_calls = False
+
+    def put(self, message: ChatMessage, *places: Place) -> None:
+        """Add a chat message that stands for some blocks to the unit."""
+        self.places[id(message)] = places
+        self.unit_of[id(message)] = len(self.units) - 1
+        self.units[-1].append(message)
+
+    def read_turn(self, positions: range) -> None:
+        """Read the messages of one assistant turn."""
+        texts: list[str] = []
+        calls: list[dict[str, Any]] = []
+        made: list[Place] = []
+        opaque: list[Place] = []
+        for i in positions:
+            content = self.source[i].get("content")
+            if not isinstance(content, list):
+                texts.append(content_text(content))
+                made.append(Place(i))
+                continue
+            if not content:
+                made.append(Place(i))
+            for j, block in enumerate(content):
+                kind = block.get("type") if isinstance(block, dict) else None
+                if kind == "tool_use":
+                    calls.append(_tool_call(block))
+                elif kind == "text":
+                    texts.append(content_text(block.get("text")))
+                elif kind not in THINKING:
+                    opaque.append(Place(i, j))
+                    continue
+                made.append(Place(i, j))
+        self.begin()
+        text = "\n".join(t for t in texts if t)
+        if calls:
+            self._has_calls = True
+            self.put({"role": "assistant", "content": text or None, "tool_calls": calls}, *made)
+            if opaque:  # between a call and its result, such a message keeps the turn from being left out
+                self.put(self._item(opaque), *opaque)
+        elif opaque:  # a turn of the provider's own tools
+            self.put(
+                {"role": "item", "content": "\n".join((text, self._item(opaque)["content"]))}, *made, *opaque
+            )
+        else:
+            self.put({"role": "assistant", "content": text}, *made)
+
+    def read_user(self, i: int) -> None:
+        """Read a user message: its results, then the rest."""
+        content = self.source[i].get("content")
+        if not isinstance(content, list):
+            self.begin()
+            self.put({"role": "user", "content": content_text(content)}, Place(i))
+            return
+        results = [j for j, b in enumerate(content) if _type(b) == "tool_result"]
+        said = [j for j, b in enumerate(content) if isinstance(b, str) or _type(b) in _USER_BLOCKS]
+        other = [j for j in range(len(content)) if j not in {*results, *said}]
+        if results and not self._has_calls:
+            self.begin()
+        for j in results:
+            self.put(_tool_message(content[j]), Place(i, j))
+        if said or not content:
+            self.begin()
+            parts = [_unmarked(content[j]) for j in said]
+            is_text = len(parts) == 1 and _type(parts[0]) == "text" and isinstance(parts[0].get("text"), str)
+            said_places = [Place(i, j) for j in said] or [Place(i)]
+            self.put({"role": "user", "content": parts[0]["text"] if is_text else parts}, *said_places)
+        if other:
+            self.begin()
+            places = [Place(i, j) for j in other]
+            self.put(self._item(places), *places)
+
+    def _item(self, places: Sequence[Place]) -> ChatMessage:
+        """A message that no strategy leaves out, for blocks that are kept as they are."""
+        blocks = (self.source[p.message]["content"][p.block] for p in places)
+        return {"role": "item", "content": "\n".join(map(_readable, blocks))}
+
+
+def _role(message: object) -> object:
+    return message.get("role") if isinstance(message, dict) else None
+
+
+def _type(block: object) -> object:
+    return block.get("type") if isinstance(block, dict) else None
+
+
+def _tool_call(block: Block) -> dict[str, Any]:
+    arguments = block.get("input")
+    name = block.get("name")
+    return {
+        "id": block.get("id"),
+        "type": "function",
+        "function": {
+            "name": name if isinstance(name, str) else "unknown",
+            "arguments": arguments if isinstance(arguments, str) else compact(plain(arguments or {})),
+        },
+    }
+
+
+def _tool_message(block: Block) -> ChatMessage:
+    content = block.get("content")
+    if isinstance(content, list):
+        content = [_unmarked(part) for part in content]
+    return {
+        "role": "tool",
+        "tool_call_id": block.get("tool_use_id"),
+        "content": "" if content is None else content,
+    }
+
+
+def _unmarked(block: Any) -> Any:
+    """A block without its cache mark, which clients move from message to message."""
+    if isinstance(block, dict) and CACHE_MARK in block:
+        return {k: v for k, v in block.items() if k != CACHE_MARK}
+    return block
+
+
+def _readable(block: object) -> str:
+    """The members of a block as JSON, without those that only the provider reads."""
+    if not isinstance(block, dict):
+        return compact(plain(block))
+    rest = {k: v for k, v in block.items() if k not in _HIDDEN}
+    return compact(plain(rest)) if rest else ""
+
+
+# A chat to messages
+
+
+def to_anthropic(
+    context: Sequence[Any], chat: AnthropicChat, thinking: Thinking = Thinking.DROP
+) -> list[AnthropicMessage]:
+    """The messages that a rebuilt context stands for: those that did not change are the very objects.
+
+    A result that was shortened becomes a copy of its block with the new content. The memory joins the user
+    message before it. From the first message on that differs from the request's, thinking blocks go as
+    ``thinking`` says. No cache mark is added.
+
+    Raises HistoryError where the messages would have a broken pair that those read had not, or where a tool
+    turn would have to keep a thinking block that it has not: the request is better sent as it came.
+    """
+    writer = _Writer(chat)
+    for message in context:
+        writer.feed(message)
+    writer.flush()
+    messages = _arranged(_joined(writer.pieces, chat.source), chat.source)
+    messages = _without_thinking(messages, chat.source, thinking)
+    if message_errors(messages) and not message_errors(chat.source):
+        raise HistoryError(
+            "the rebuilt context would break a call from its result: send the messages as they are."
+        )
+    return messages
+
+
+@dataclass(slots=True)
+class _Piece:
+    """Blocks that stand together in the new list: of one message of the request, or new ones.
+
+    ``source`` is that message's position, None for new blocks; ``blocks`` are the positions of its blocks with
+    what they became. A message whose content is a text is one piece with no blocks, ``whole``.
+    """
+
+    role: str
+    source: int | None = None
+    blocks: list[tuple[int, Block]] = field(default_factory=list)
+    whole: bool = False
+
+
+class _Writer:
+    """Makes pieces of the messages of a context; the blocks of one unit come out together, in their order."""
+
+    def __init__(self, chat: AnthropicChat) -> None:
+        self.chat = chat
+        self.pieces: list[_Piece] = []
+        self._unit = -1
+        self._reached = 0
+        self._taken: set[int] = set()
+        self._seen: dict[Place, Block | None] = {}  # of this unit, with what became of the block
+        self._added: list[Block] = []
+
+    def feed(self, message: ChatMessage) -> None:
+        """Write the next message."""
+        places = self.chat.places.get(id(message))
+        if places is not None:
+            self._take(message, places)
+        elif message.get("role") in ("tool", "function"):
+            self._feed_result(message)
+        elif message.get("role") == "assistant" and message.get("tool_calls"):
+            self._feed_calls(message)
+        else:
+            self.flush()
+            text = content_text(message.get("content"))
+            self.pieces.append(_Piece("user", None, [(0, {"type": "text", "text": text})]))
+
+    def flush(self) -> None:
+        """End the unit."""
+        for place in sorted(self._seen, key=lambda p: (p.message, p.block)):
+            changed = self._seen[place]
+            message = self.chat.source[place.message]
+            last = self.pieces[-1] if self.pieces else None
+            role = message.get("role") if isinstance(message, dict) else None
+            if last is None or last.source != place.message:
+                last = _Piece(str(role), place.message)
+                self.pieces.append(last)
+            if place.block == _WHOLE:
+                last.whole = True
+            else:
+                last.blocks.append((place.block, changed or message["content"][place.block]))
+        if self._added:
+            self.pieces.append(_Piece("user", None, [(0, block) for block in self._added]))
+        self._seen, self._added, self._unit = {}, [], -1
+
+    def _take(self, message: ChatMessage, places: Sequence[Place], changed: Block | None = None) -> None:
+        unit = self.chat.unit_of[id(message)]
+        if unit != self._unit:
+            self.flush()
+            self._unit = self._reached = unit
+        self._taken.add(id(message))
+        self._seen.update(dict.fromkeys(places, changed))
+
+    def _feed_result(self, message: ChatMessage) -> None:
+        """A result with another content than its block has, or one for a call that had none."""
+        call_id, content = message.get("tool_call_id"), message.get("content")
+
+        def fits(m: ChatMessage) -> bool:
+            return bool(m["role"] == "tool" and m["tool_call_id"] == call_id)
+
+        here = self.chat.units[self._unit] if self._unit >= 0 else []
+        original = self._first(here, fits)
+        if original is None and any(c["id"] == call_id for m in here for c in m.get("tool_calls", ())):
+            self._added.append({"type": "tool_result", "tool_use_id": call_id, "content": content})
+            return
+        original = original or self._later(fits)
+        if original is None:
+            raise HistoryError(
+                "the rebuilt context holds a result that no message has: send the messages as they are."
+            )
+        places = self.chat.places[id(original)]
+        block = self.chat.source[places[0].message]["content"][places[0].block]
+        self._take(original, places, {**block, "content": content})
+
+    def _feed_calls(self, message: ChatMessage) -> None:
+        """A turn with fewer calls or other arguments than it had, or a call for a result that had none."""
+        calls = message["tool_calls"]
+        ids = [call.get("id") for call in calls]
+        turn = self._later(lambda m: any(c["id"] in ids for c in m.get("tool_calls", ())))
+        if turn is not None:
+            self._take(turn, [p for p in self.chat.places[id(turn)] if self._keeps(p, ids)])
+            self._change_arguments(turn, calls)
+            return
+        if self._later(lambda m: m["role"] == "tool" and m["tool_call_id"] in ids) is None:
+            raise HistoryError(
+                "the rebuilt context holds a call that no message has: send the messages as they are."
+            )
+        self.flush()
+        made = [
+            (
+                0,
+                {
+                    "type": "tool_use",
+                    "id": c.get("id"),
+                    "name": c.get("function", {}).get("name"),
+                    "input": {},
+                },
+            )
+            for c in calls
+        ]
+        self.pieces.append(_Piece("assistant", None, made))
+
+    def _change_arguments(self, turn: ChatMessage, calls: Sequence[Any]) -> None:
+        """Note the blocks of calls whose arguments were shortened."""
+        given = {c["id"]: c["function"]["arguments"] for c in turn["tool_calls"]}
+        new = {c.get("id"): (c.get("function") or {}).get("arguments") for c in calls}
+        for place in self._seen:
+            if place.block == _WHOLE:
+                continue
+            block = self.chat.source[place.message]["content"][place.block]
+            if _type(block) != "tool_use" or new.get(block.get("id")) in (None, given.get(block.get("id"))):
+                continue
+            arguments = new[block.get("id")]
+            parsed = parse_arguments(arguments) if isinstance(arguments, str) else arguments
+            self._seen[place] = {**block, "input": parsed}
+
+    def _keeps(self, place: Place, ids: Sequence[object]) -> bool:
+        if place.block == _WHOLE:
+            return True
+        block = self.chat.source[place.message]["content"][place.block]
+        return _type(block) != "tool_use" or block.get("id") in ids
+
+    def _later(self, fits: Callable[[ChatMessage], bool]) -> ChatMessage | None:
+        """The first message from here on that fits and is not in the context yet."""
+        units = self.chat.units[self._reached :]
+        return next((m for unit in units if (m := self._first(unit, fits)) is not None), None)
+
+    def _first(
+        self, messages: Sequence[ChatMessage], fits: Callable[[ChatMessage], bool]
+    ) -> ChatMessage | None:
+        return next((m for m in messages if id(m) not in self._taken and fits(m)), None)
+
+
+def _joined(pieces: Sequence[_Piece], source: Sequence[Any]) -> Iterator[Any]:
+    """The messages of the pieces; those of one message of the request that stand side by side are one again."""
+    joined: list[_Piece] = []
+    for piece in pieces:
+        last = joined[-1] if joined else None
+        if last is not None and last.source is not None and last.source == piece.source:
+            last.blocks += piece.blocks
+            last.whole = last.whole or piece.whole
+        else:
+            joined.append(piece)
+    for piece in joined:
+        if piece.source is None:
+            yield {"role": piece.role, "content": [block for _, block in piece.blocks]}
+            continue
+        message = source[piece.source]
+        blocks = [block for _, block in sorted(piece.blocks, key=lambda b: b[0])]
+        own = message.get("content") if isinstance(message, dict) else None
+        is_same = isinstance(own, list) and len(own) == len(blocks)
+        if piece.whole or (is_same and all(a is b for a, b in zip(own or (), blocks, strict=True))):
+            yield message
+        else:
+            yield {**message, "content": blocks}
+
+
+def _arranged(messages: Iterator[Any], source: Sequence[Any]) -> list[AnthropicMessage]:
+    """The messages with each run between assistant turns in the order that the API asks for.
+
+    A run that stood so in the request stays. In any other the user messages become one, and the system
+    messages, which must follow a user message, one after it.
+    """
+    after = {id(a): b for a, b in pairwise(source)}
+    out: list[AnthropicMessage] = []
+    run: list[Any] = []
+
+    def close() -> None:
+        stood_so = all(after.get(id(a)) is b for a, b in pairwise(run))
+        roles = [_role(m) for m in run]
+        late_result = any(_type(b) == "tool_result" for m in run[1:] for b in _blocks(m))
+        if stood_so or late_result or not {*roles} <= {"user", "system"}:
+            out.extend(run)
+        else:
+            for role in ("user", "system"):
+                same = [m for m in run if _role(m) == role]
+                if len(same) == 1:
+                    out.append(same[0])
+                elif same:
+                    out.append({"role": role, "content": [b for m in same for b in _as_blocks(m)]})
+        run.clear()
+
+    for message in messages:
+        if _role(message) == "assistant":
+            close()
+            out.append(message)
+        else:
+            run.append(message)
+    close()
+    return out
+
+
+def _as_blocks(message: AnthropicMessage) -> list[Any]:
+    content = message.get("content")
+    if isinstance(content, list):
+        return content
+    text = content_text(content)
+    return [{"type": "text", "text": text}] if text else []
+
+
+def _without_thinking(
+    messages: list[AnthropicMessage], source: Sequence[Any], rule: Thinking
+) -> list[AnthropicMessage]:
+    """The messages without the thinking blocks that the rule leaves out. Raises HistoryError."""
+    first = next(
+        (i for i, (a, b) in enumerate(zip(messages, source, strict=False)) if a is not b), len(source)
+    )
+    if rule is Thinking.KEEP or first >= len(messages):
+        return messages
+    keeps = _answered_turn(messages) if rule is Thinking.KEEP_LAST else None
+    if keeps is not None and _thinks_in_this_turn(source):
+        blocks = _blocks(messages[keeps])
+        if not blocks or blocks[0].get("type") not in THINKING:
+            raise HistoryError(
+                "the tool turn that is being answered has no thinking block of its own: send the messages as "
+                "they are."
+            )
+    return strip_thinking(messages, rule, first)
+
+
+def strip_thinking(messages: Sequence[Any], rule: Thinking, first: int = 0) -> list[Any]:
+    """The messages without the thinking blocks that the rule leaves out, from the position ``first`` on.
+
+    Messages that have none are the very objects.
+    """
+    keeps = _answered_turn(messages) if rule is Thinking.KEEP_LAST else None
+    if rule is Thinking.KEEP:
+        return [*messages]
+    out: list[Any] = []
+    for i, message in enumerate(messages):
+        blocks = _blocks(message)
+        thinks = _role(message) == "assistant" and any(b.get("type") in THINKING for b in blocks)
+        if i < first or i == keeps or not thinks:
+            out.append(message)
+        elif rest := [b for b in message["content"] if _type(b) not in THINKING]:
+            out.append({**message, "content": rest})
+    return out
+
+
+def _answered_turn(messages: Sequence[AnthropicMessage]) -> int | None:
+    """The position of the assistant message whose results end the list; None where something else does."""
+    at = len(messages) - 1
+    answers = False
+    while at >= 0 and _role(messages[at]) != "assistant":
+        answers = answers or any(b.get("type") == "tool_result" for b in _blocks(messages[at]))
+        at -= 1
+    return at if at >= 0 and answers else None
+
+
+def _thinks_in_this_turn(source: Sequence[Any]) -> bool:
+    """Whether the assistant thought since the user last said something besides results."""
+    for message in reversed(source):
+        if _role(message) == "assistant":
+            if any(b.get("type") in THINKING for b in _blocks(message)):
+                return True
+        elif _role(message) == "user" and not any(b.get("type") == "tool_result" for b in _blocks(message)):
+            return False
+    return False
+
+
+# The check of pairs
+
+
+def message_errors(messages: object) -> list[str]:
+    """What the Messages API refuses in a list of messages; empty when nothing.
+
+    - Messages of one role in a row count as one. The first is not the assistant's, and a system message
+      follows one of the user.
+    - All calls of an assistant message are answered in the user message directly after it, before anything
+      else in that message, once each. A result answers a call of the message before it.
+    - Ids of calls are not repeated. A content is a text or a list of blocks, and no text is empty.
+
+    Takes linear time and never raises.
+    """
+    if not isinstance(messages, (list, tuple)):
+        return [f"messages: Input should be a valid list, not {type(messages).__name__}"]
+    errors: list[str] = []
+    ids: set[str] = set()
+    open_calls: dict[str, None] = {}
+    last_role: object = None
+    for role, positions in _runs(messages):
+        first = positions[0]
+        if role not in ("user", "assistant", "system"):
+            errors.append(f"messages.{first}: Input should have the role user, assistant or system")
+            continue
+        if last_role is None and role == "assistant":
+            errors.append("messages: first message must use the user role")
+        if role == "system" and last_role != "user":
+            errors.append(f"messages.{first}: a system message must follow a user message")
+        blocks: list[tuple[str, object]] = []
+        for i in positions:
+            content = messages[i].get("content")
+            may_be_empty = role == "assistant" and i + 1 == len(messages)
+            if not isinstance(content, (str, list)) or (not content and not may_be_empty):
+                errors.append(f"messages.{i}: all messages must have non-empty content")
+            whole = content if isinstance(content, list) else [{"type": "text", "text": content or "-"}]
+            blocks += [(f"messages.{i}.content.{j}", block) for j, block in enumerate(whole)]
+        errors += _block_errors(blocks, role, open_calls, ids)
+        if open_calls and role != "assistant":
+            errors.append(_unanswered(first, open_calls))
+            open_calls.clear()
+        last_role = role
+    if open_calls:
+        errors.append(_unanswered(len(messages) - 1, open_calls))
+    return errors
+
+
+def _runs(messages: Sequence[Any]) -> Iterator[tuple[object, list[int]]]:
+    """The roles in their order, each with the positions of the messages in a row that have it."""
+    run: list[int] = []
+    for i, message in enumerate(messages):
+        if run and _role(messages[run[0]]) != _role(message):
+            yield _role(messages[run[0]]), run
+            run = []
+        run.append(i)
+    if run:
+        yield _role(messages[run[0]]), run
+
+
+def _block_errors(
+    blocks: Sequence[tuple[str, object]], role: object, open_calls: dict[str, None], ids: set[str]
+) -> list[str]:
+    """The errors of one role's blocks; takes answered calls out of ``open_calls`` and adds new ones."""
+    errors: list[str] = []
+    had_other = False
+    for where, block in blocks:
+        kind = _type(block)
+        if not isinstance(block, dict) or not isinstance(kind, str):
+            errors.append(f"{where}: Input should be an object with a type")
+        elif kind == "text" and not block.get("text"):
+            errors.append(f"{where}: text content blocks must be non-empty")
+        elif kind == "tool_use":
+            call_id = str(block.get("id"))
+            if role != "assistant":
+                errors.append(f"{where}: `tool_use` blocks can only be in `assistant` messages")
+            elif call_id in ids:
+                errors.append(f"{where}: `tool_use` ids must be unique")
+            else:
+                ids.add(call_id)
+                open_calls[call_id] = None
+        elif kind == "tool_result":
+            call_id = str(block.get("tool_use_id"))
+            if role != "user":
+                errors.append(f"{where}: `tool_result` blocks can only be in `user` messages")
+            elif call_id not in open_calls or had_other:
+                errors.append(
+                    f"{where}: unexpected `tool_use_id` found in `tool_result` blocks: {call_id}. Each "
+                    "`tool_result` block must have a corresponding `tool_use` block in the previous message."
+                )
+            else:
+                del open_calls[call_id]
+            continue
+        had_other = True
+    return errors
+
+
+def _unanswered(i: int, open_calls: dict[str, None]) -> str:
+    return (
+        f"messages.{i}: `tool_use` ids were found without `tool_result` blocks immediately after: "
+        f"{', '.join(list(open_calls)[:5])}. Each `tool_use` block must have a corresponding `tool_result` block "
+        "in the next message."
+    )
+
+
+def cache_marks(*values: object) -> int:
+    """How many cache marks the blocks of these contents, tools or lists of messages have."""
+    count = 0
+    for value in values:
+        if isinstance(value, dict):
+            count += value.get(CACHE_MARK) is not None
+            count += cache_marks(value.get("content"))
+        elif isinstance(value, (list, tuple)):
+            count += cache_marks(*value)
+    return count

@@ -1,0 +1,525 @@
+"""Anthropic's Messages API through the proxy: a long task, streams, thinking, refusals, sessions, counting."""
+
+from __future__ import annotations
+
+import json
+from contextlib import contextmanager
+
+import pytest
+from tests.blocks import MARK, OPAQUE, answer, rounds, system, text, thought, turn, use, user
+from tests.service.proxied import RawUpstream, chunked, post, proxied, whole
+from tests.service.tasks import HANDLERS, STEPS, SYSTEM, TASK, TOOLS, script
+
+from memory_bank.service.proxy.events import EventSplitter
+from memory_bank.testing import Reply, ScriptedServer, call, fail, say
+from memory_bank.transcript.anthropic import from_anthropic, message_errors
+
+CALLS = STEPS + STEPS // 4
+OWN_TOOLS = [
+    {
+        "name": tool["function"]["name"],
+        "description": tool["function"]["description"],
+        "input_schema": tool["function"]["parameters"],
+    }
+    for tool in TOOLS
+]
+SESSION = b"x-claude-code-session-id: 6d0f0c55-6d0e-4f8b-b8a6-5e1e2c0f9a10"
+ADAPTIVE = {"type": "adaptive"}
+
+
+@contextmanager
+def served(script, tmp_path, **service):
+    """The proxy before a strict upstream."""
+    with (
+        ScriptedServer(script) as server,
+        proxied(
+            "http://127.0.0.1:9/v1",
+            tmp_path / "bank.db",
+            upstream_anthropic=server.base_url.removesuffix("/v1"),
+            **service,
+        ) as p,
+    ):
+        yield server, p
+
+
+def read_stream(data: bytes) -> list:
+    """The blocks of a streamed message."""
+    blocks: dict[int, dict] = {}
+    splitter = EventSplitter()
+    for event in [*splitter.feed(data), *splitter.close()]:
+        value = event.value or {}
+        if value.get("type") == "content_block_start":
+            blocks[value["index"]] = {**value["content_block"]}
+        elif value.get("type") == "content_block_delta":
+            block, delta = blocks[value["index"]], value["delta"]
+            kind = delta["type"].removesuffix("_delta")
+            if kind == "input_json":
+                block["input"] = (block["input"] or "") + delta["partial_json"]
+            else:
+                block[kind] = block.get(kind, "") + delta[kind]
+    for block in blocks.values():
+        if isinstance(block.get("input"), str):
+            block["input"] = json.loads(block["input"])
+    return [blocks[i] for i in sorted(blocks)]
+
+
+def run(p, *headers, stream=False, mark=False, **members):
+    """An agent's loop that knows nothing of memory; returns the whole conversation."""
+    messages = [user(TASK)]
+    body = {
+        "model": "claude",
+        "max_tokens": 999,
+        "system": SYSTEM,
+        "tools": OWN_TOOLS,
+        "stream": stream,
+        **members,
+    }
+    while True:
+        sent = json.loads(json.dumps(messages))
+        if mark and isinstance(sent[-1]["content"], list):
+            sent[-1]["content"][-1].update(MARK)
+        came = post(p.port, "/v1/messages?beta=true", {**body, "messages": sent}, *headers)
+        assert came.status == 200, came.body
+        content = read_stream(came.body) if stream else json.loads(came.body)["content"]
+        messages.append({"role": "assistant", "content": content})
+        made = [b for b in content if b["type"] == "tool_use"]
+        if not made:
+            return messages
+        messages.append(user(*(answer(b["id"], HANDLERS[b["name"]](**b["input"])) for b in made)))
+
+
+def thinking_script():
+    return [Reply(r.content, r.tool_calls, reasoning=f"thought {i}") for i, r in enumerate(script())]
+
+
+@pytest.mark.parametrize(("stream", "thinking"), [(False, None), (True, ADAPTIVE)])
+def test_a_long_task(tmp_path, stream, thinking):
+    replies = thinking_script() if thinking else script()
+    members = {"thinking": thinking} if thinking else {}
+    with served(replies, tmp_path) as (server, p):
+        told = run(p, SESSION, stream=stream, mark=True, **members)
+        assert told[-1]["content"][-1]["text"] == "All is well."
+        assert server.refused == []
+        assert len(server.requests) == STEPS + 1
+        assert sum(b["type"] == "tool_use" for m in told[1::2] for b in m["content"]) == CALLS
+        exchanges = p.told(STEPS + 1)
+        assert {e.memory for e in exchanges[12:]} == {"rebuilt"}
+        assert {(e.route, e.outcome) for e in exchanges} == {("messages", "complete")}
+        assert {e.session for e in exchanges[1:]} == {SESSION.split()[-1].decode()}
+        assert all(e.input_tokens and e.output_tokens for e in exchanges)
+        sizes = [len(r.data) for r in server.requests]
+        assert max(sizes[20:]) < len(json.dumps(told)) / 2
+        assert sizes[-1] < 60_000
+        with p.service.sessions.reading(None, exchanges[-1].session) as state:
+            assert state.fact_store.size() == CALLS
+        assert p.lines == []
+
+
+def test_thinking_of_type_enabled_keeps_that_of_the_turn_that_is_answered(tmp_path):
+    enabled = {"type": "enabled", "budget_tokens": 1024}
+    with served(thinking_script(), tmp_path) as (server, p):
+        server.strict = False  # an older model: its signatures are bound to nothing
+        run(p, SESSION, thinking=enabled)
+        rebuilt = [e.memory == "rebuilt" for e in p.told(STEPS + 1)]
+        assert sum(rebuilt) > 20
+        for request, was in zip(server.requests, rebuilt, strict=True):
+            if was:
+                turns = [m for m in request.body["messages"] if m["role"] == "assistant"]
+                assert turns[-1]["content"][0]["type"] == "thinking"
+                assert message_errors(request.body["messages"]) == []
+
+
+def test_a_client_that_lets_the_provider_drop_thinking_keeps_all(tmp_path):
+    drops = {"type": "adaptive", "block_binding": {"prefix_mismatch_behavior": "drop_block"}}
+    with served(thinking_script(), tmp_path) as (server, p):
+        run(p, SESSION, thinking=drops)
+        assert server.refused == []
+        last = server.requests[-1].body
+        assert any(
+            b["type"] == "thinking" for m in last["messages"][1:] for b in m["content"] if isinstance(b, dict)
+        )
+        assert p.told(STEPS + 1)[-1].memory == "rebuilt"
+
+
+# bytes
+
+
+def test_a_request_without_history_passes_byte_by_byte(tmp_path):
+    body = b'{"model":"claude", "max_tokens" : 9,"messages":[{"role":"user","content":"hi \\u00e9"}]}'
+    pieces = [
+        b'event: message_start\ndata: {"type":"message_start"}\n\n',
+        b": comment\n\nevent: ping\ndata: {}\n\n",
+    ]
+    answered = chunked(*pieces, headers=(b"Content-Type: text/event-stream",))
+    with (
+        RawUpstream(lambda got: answered) as up,
+        proxied("http://127.0.0.1:9", tmp_path / "b.db", upstream_anthropic=up.base_url) as p,
+    ):
+        came = post(
+            p.port,
+            "/v1/messages?beta=true",
+            body,
+            b"anthropic-version: 2023-06-01",
+            b"anthropic-beta: a-2026,b-2026",
+            b"x-api-key: sk-ant-1",
+            b"x-memory-session: s",
+        )
+        assert came.body == b"".join(pieces)
+        got = up.got[0]
+        assert got.line == b"POST /v1/messages?beta=true HTTP/1.1"
+        assert got.body == body
+        assert got.header(b"anthropic-version") == b"2023-06-01"
+        assert got.header(b"anthropic-beta") == b"a-2026,b-2026"
+        assert got.header(b"x-api-key") == b"sk-ant-1"
+        assert got.header(b"x-memory-session") is None
+
+
+def test_everything_but_the_messages_keeps_its_bytes(tmp_path):
+    messages = [user(TASK), *rounds(12, size=900)]
+    extra = b'"metadata":{"user_id" : "u"}, "system":[{"type":"text","text":"\\u00e9"}],"context_management":{"edits":[]}'
+    data = b'{"model":"claude",%b, "messages":%b,"max_tokens":9}' % (extra, json.dumps(messages).encode())
+    with served([say("ok")], tmp_path) as (server, p):
+        assert post(p.port, "/v1/messages", data, SESSION).status == 200
+        sent = server.requests[0].data
+        assert p.told()[0].memory == "rebuilt"
+        assert sent.startswith(b'{"model":"claude",%b, "messages":[' % extra)
+        assert sent.endswith(b',"max_tokens":9}')
+        tail = json.dumps(messages[-2]).encode() + b","
+        assert tail in sent or json.dumps(messages[-2]).encode() in sent
+        assert message_errors(server.requests[0].body["messages"]) == []
+
+
+def test_other_paths_go_to_the_same_upstream(tmp_path):
+    with (
+        RawUpstream(lambda got: whole(b"{}")) as up,
+        RawUpstream(lambda got: whole(b'{"openai": 1}')) as other,
+        proxied(other.base_url, tmp_path / "b.db", upstream_anthropic=up.base_url.removesuffix("/v1")) as p,
+    ):
+        post(p.port, "/v1/messages/batches", {})
+        post(p.port, "/v1/models", {}, b"anthropic-version: 2023-06-01")
+        post(p.port, "/v1/models", {})
+        assert [g.line.split()[1] for g in up.got] == [b"/v1/messages/batches", b"/v1/models"]
+        assert [g.line.split()[1] for g in other.got] == [b"/v1/models"]
+
+
+# errors
+
+
+def test_errors_have_the_shape_of_the_api(tmp_path):
+    with proxied(
+        "http://127.0.0.1:9", tmp_path / "b.db", upstream_anthropic="http://127.0.0.1:9", max_body_bytes=2000
+    ) as p:
+        gone = post(p.port, "/v1/messages", {"messages": [user("hi")]})
+        assert gone.status == 502
+        assert json.loads(gone.body)["type"] == "error"
+        assert json.loads(gone.body)["error"]["type"] == "api_error"
+        long = post(p.port, "/v1/messages", {"messages": [user("hi" * 2000)]})
+        assert (long.status, json.loads(long.body)["error"]["type"]) == (413, "request_too_large")
+        plain = post(p.port, "/v1/chat/completions", {"messages": [user("hi" * 2000)]})
+        assert json.loads(plain.body)["error"]["code"] == "too_large"
+
+
+def test_upstream_errors_come_unchanged(tmp_path):
+    with served([fail(529, "Overloaded", retry_after=3)], tmp_path) as (_, p):
+        came = post(p.port, "/v1/messages", {"model": "claude", "max_tokens": 9, "messages": [user("hi")]})
+        assert came.status == 529
+        assert json.loads(came.body) == {
+            "type": "error",
+            "error": {"type": "overloaded_error", "message": "Overloaded"},
+        }
+        assert came.header(b"retry-after") == b"3"
+
+
+# a refused context
+
+
+LONG = [user(TASK), *rounds(12, size=900)]
+
+
+def ask(p, messages=LONG, *headers, path="/v1/messages", **members):
+    body = {"model": "claude", "max_tokens": 9, "tools": OWN_TOOLS, "messages": messages, **members}
+    return post(p.port, path, body, *(headers or (SESSION,)))
+
+
+def test_a_refused_context_is_answered_with_the_original_once_and_remembered(tmp_path):
+    def refuse(body):
+        return say("ok") if len(body["messages"]) in (len(LONG), len(LONG) + 2) else fail(400, "no")
+
+    with served(refuse, tmp_path) as (server, p):
+        came = ask(p)
+        assert (came.status, came.header(b"x-memory-status")) == (200, b"unchanged")
+        assert came.header(b"x-memory-reason") == b"upstream refused the rebuilt context"
+        assert len(server.requests) == 2
+        assert server.requests[1].body["messages"] == LONG
+        again = ask(p, [*LONG, *rounds(1, start=12)])
+        assert (again.status, again.header(b"x-memory-status")) == (200, b"unchanged")
+        assert len(server.requests) == 3
+        other = ask(p, LONG, b"x-memory-session: another")
+        assert other.status == 200
+        assert len(server.requests) == 5  # remembered for one session only
+        with p.service.sessions.reading(None, p.told()[0].session) as state:
+            assert state.fact_store.size() == 13  # facts are recorded all the same
+
+
+def test_a_request_that_upstream_refuses_anyway_is_sent_twice_and_not_remembered(tmp_path):
+    with served(lambda body: fail(400, "max_tokens too large"), tmp_path) as (server, p):
+        came = ask(p)
+        assert came.status == 400
+        assert json.loads(came.body)["error"]["message"] == "max_tokens too large"
+        assert len(server.requests) == 2
+        ask(p)
+        assert len(server.requests) == 4
+        assert [e.outcome for e in p.told(2)] == ["complete"] * 2
+
+
+def test_an_original_whose_thinking_was_made_for_rebuilt_requests_goes_without_it(tmp_path):
+    with served(thinking_script(), tmp_path) as (server, p):
+        told = run(p, SESSION, thinking=ADAPTIVE)
+        taken = len(server.requests)
+        server._replies = iter([say("again"), say("and again")])
+        passed = ask(
+            p, told[:-1], b"x-memory-session: other", b"x-memory-strategy: no_strategy", thinking=ADAPTIVE
+        )
+        assert passed.status == 200, passed.body
+        assert [r.body["messages"] == told[:-1] for r in server.requests[taken:]] == [True, False]
+        assert not any(
+            b["type"] == "thinking" for m in server.requests[-1].body["messages"][1::2] for b in m["content"]
+        )
+        assert passed.header(b"x-memory-reason") == b"upstream refused the rebuilt context"
+
+
+# requests that pass untouched
+
+
+@pytest.mark.parametrize(
+    ("members", "reason"),
+    [
+        ({"thread": {"id": "thread_1"}}, b"thread"),
+        ({"thread": True}, b"thread"),
+        ({"messages": []}, b"no messages"),
+        ({"messages": "hello"}, b"no messages"),
+        ({"messages": [user("hi")]}, b"nothing to remember yet"),
+    ],
+)
+def test_what_passes_untouched(tmp_path, members, reason):
+    with served([say("ok")], tmp_path) as (server, p):
+        server.strict = False
+        came = (
+            ask(p, LONG, b"x-none: 1", **members)
+            if "messages" not in members
+            else post(p.port, "/v1/messages", {"model": "claude", "max_tokens": 9, **members})
+        )
+        assert came.header(b"x-memory-status") == b"passed"
+        assert came.header(b"x-memory-reason") == reason
+        assert json.loads(server.requests[0].data)["messages"] == members.get("messages", LONG)
+
+
+def test_blocks_of_the_provider_and_system_messages_go_upstream_whole(tmp_path):
+    messages = [
+        user(TASK),
+        system("Be brief."),
+        *rounds(6, size=900),
+        turn("I search.", *OPAQUE),
+        user("Go on."),
+        turn(use("toolu_x"), OPAQUE[-1]),
+        user(answer("toolu_x", "X" * 400)),
+        *rounds(6, size=900, start=6),
+    ]
+    with served([say("ok")], tmp_path) as (server, p):
+        assert ask(p, messages).header(b"x-memory-status") == b"rebuilt"
+        sent = server.requests[0].body["messages"]
+        assert all(m in sent for m in (messages[14], messages[16]))
+        assert system("Be brief.") in sent
+        assert server.refused == []
+
+
+# sessions
+
+
+@pytest.mark.parametrize(
+    ("headers", "members", "name"),
+    [
+        ([b"x-claude-code-session-id: 0123456789abcdef-1"], {}, "0123456789abcdef-1"),
+        (
+            [b"x-claude-code-session-id: 0123456789abcdef-1", b"x-claude-code-agent-id: sub-1"],
+            {},
+            "0123456789abcdef-1~sub-1",
+        ),
+        (
+            [],
+            {"metadata": {"user_id": '{"device_id":"d","session_id":"0123456789abcdef-2"}'}},
+            "0123456789abcdef-2",
+        ),
+        (
+            [],
+            {"metadata": {"user_id": "user_ab_account_cd_session_01234567-89ab-cdef-0123-456789abcdef"}},
+            "01234567-89ab-cdef-0123-456789abcdef",
+        ),
+        ([b"session-id: 0123456789abcdef-3", b"thread-id: 0123456789abcdef-3"], {}, "0123456789abcdef-3"),
+        ([b"session-id: 0123456789abcdef-3", b"thread-id: thread-4"], {}, "0123456789abcdef-3~thread-4"),
+        ([b"thread-id: 0123456789abcdef-4"], {}, "0123456789abcdef-4"),
+        ([b"x-session-id: ses_0123456789abcdef"], {}, "ses_0123456789abcdef"),
+        ([b"x-memory-session: mine", b"x-session-id: ses_0123456789abcdef"], {}, "mine"),
+        ([], {"metadata": {"user_id": "user-1234567890123456"}}, None),
+        ([b"x-session-id: 1"], {}, None),
+        ([b"session-id: " + b"x" * 300], {}, None),
+    ],
+)
+def test_clients_name_their_sessions(tmp_path, headers, members, name):
+    with served([say("ok")], tmp_path) as (_, p):
+        came = ask(p, LONG, *(headers or [b"x-none: 1"]), **members)
+        session = (came.header(b"x-memory-session") or b"").decode()
+        assert session == name if name else session.startswith("auto-")
+
+
+def test_side_requests_under_the_id_of_a_session_leave_it_alone(tmp_path):
+    with served(lambda body: say("ok"), tmp_path) as (_, p):
+        ask(p, LONG)
+        side = post(
+            p.port,
+            "/v1/messages",
+            {"model": "claude", "max_tokens": 9, "messages": [user("A title, please")]},
+            SESSION,
+        )
+        assert side.header(b"x-memory-reason") == b"nothing to remember yet"
+        assert ask(p, [*LONG, *rounds(1, start=12)]).header(b"x-memory-status") == b"rebuilt"
+        with p.service.sessions.reading(None, p.told()[0].session) as state:
+            assert state.fact_store.size() == 13
+
+
+def test_a_conversation_without_an_id_is_found_by_its_messages(tmp_path):
+    with served(lambda body: say("ok"), tmp_path) as (_, p):
+        first = ask(p, LONG, b"x-api-key: k1").header(b"x-memory-session")
+        marked = json.loads(json.dumps(LONG))
+        marked[-1]["content"][-1].update(MARK)  # clients move their marks
+        assert ask(p, [*marked, *rounds(1, start=12)], b"x-api-key: k1").header(b"x-memory-session") == first
+        assert ask(p, LONG, b"x-api-key: k2").header(b"x-memory-session") != first
+
+
+# keys
+
+
+def test_a_key_of_the_service_scopes_and_is_replaced(tmp_path, monkeypatch):
+    from memory_bank.bank.database import Database
+    from memory_bank.bank.keys import Keys
+
+    database = Database(tmp_path / "bank.db")
+    key, other = (Keys(database).create(name)[1].encode() for name in ("agent", "other"))
+    database.close()
+    monkeypatch.setenv("ANTHROPIC_API_KEY", "sk-ant-service")
+    with (
+        RawUpstream(lambda got: whole(b"{}")) as up,
+        proxied("http://127.0.0.1:9", tmp_path / "bank.db", upstream_anthropic=up.base_url) as p,
+    ):
+        assert ask(p, LONG, b"x-api-key: sk-ant-unknown").status == 401
+        assert json.loads(ask(p, LONG, b"x-none: 1").body)["error"]["type"] == "authentication_error"
+        for headers in (
+            [b"x-api-key: " + key],
+            [b"Authorization: Bearer " + key],
+            [b"x-api-key: " + key, b"Authorization: Bearer " + key],
+        ):
+            assert ask(p, LONG, SESSION, *headers).status == 200
+            assert up.got[-1].header(b"x-api-key") == b"sk-ant-service"
+            assert up.got[-1].header(b"authorization") is None
+        assert ask(p, LONG, SESSION, b"x-memory-key: " + key, b"x-api-key: sk-ant-mine").status == 200
+        assert up.got[-1].header(b"x-api-key") == b"sk-ant-mine"
+        assert ask(p, LONG, SESSION, b"x-api-key: " + other).status == 200
+        spaces = {e.namespace for e in p.told(5) if e.status == 200}
+        assert len(spaces) == 2
+        assert not any(key.decode() in line or "sk-ant" in line for line in p.lines)
+
+
+def test_without_a_key_of_its_own_the_service_says_which_to_set(tmp_path, monkeypatch):
+    monkeypatch.delenv("ANTHROPIC_API_KEY", raising=False)
+    with served([say("ok")], tmp_path) as (_, p):
+        came = ask(p, LONG, b"x-api-key: mb_0123456789abcdef_x")
+        assert came.status == 401
+        assert "ANTHROPIC_API_KEY" in json.loads(came.body)["error"]["message"]
+
+
+# counting
+
+
+def test_counting_counts_the_rebuilt_context_and_records_nothing(tmp_path):
+    with served(lambda body: say("ok"), tmp_path) as (server, p):
+        counted = {"model": "claude", "messages": LONG, "system": SYSTEM}
+        came = post(p.port, "/v1/messages/count_tokens?beta=true", counted, SESSION)
+        assert came.status == 200
+        assert came.header(b"x-memory-status") == b"rebuilt"
+        rebuilt = json.loads(came.body)["input_tokens"]
+        assert rebuilt < len(json.dumps(counted)) / 8
+        assert p.service.sessions.names(None, 9) == []
+        ask(p, LONG, system=SYSTEM)
+        sent = server.requests[-1].body["messages"]
+        assert server.requests[0].body["messages"] == sent  # what is counted is what is sent
+        before = p.service.sessions.has_records(None, p.told(2)[1].session)
+        assert before
+        post(
+            p.port,
+            "/v1/messages/count_tokens",
+            {**counted, "messages": [*LONG, *rounds(1, start=12)]},
+            SESSION,
+        )
+        with p.service.sessions.reading(None, p.told(2)[1].session) as state:
+            assert state.fact_store.size() == 12
+        few = post(p.port, "/v1/messages/count_tokens", {"model": "claude", "messages": [user("hi")]})
+        assert few.header(b"x-memory-status") == b"passed"
+
+
+# memory tools
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_memory_tools_are_offered_and_answered(tmp_path, stream):
+    replies = [
+        Reply(
+            "Let me look.", [("search_memory", {"query": "result 1"}), ("list_records", {})], usage=(100, 10)
+        ),
+        Reply("Found.", usage=(120, 5)),
+    ]
+    with served(replies, tmp_path, inject_tools=True) as (server, p):
+        came = ask(p, LONG, stream=stream)
+        assert came.header(b"x-memory-fetched") == (None if stream else b"2")
+        assert server.refused == []
+        names = [t["name"] for t in server.requests[0].body["tools"]]
+        assert names[2:] == ["search_memory", "get_record", "list_records"]
+        content = read_stream(came.body) if stream else json.loads(came.body)["content"]
+        assert [b["text"] for b in content] == (["Let me look.", "Found."] if stream else ["Found."])
+        results = [b for m in server.requests[1].body["messages"][-2:] for b in m["content"]]
+        assert [b["type"] for b in results] == ["tool_result", "tool_result"]
+        assert "result 1" in str(results[0]["content"])
+        exchange = p.told()[0]
+        assert (exchange.input_tokens, exchange.output_tokens) == (220, 15)
+
+
+def test_memory_tools_are_not_offered_where_the_model_thinks(tmp_path):
+    with served(lambda body: say("ok"), tmp_path, inject_tools=True) as (server, p):
+        ask(p, LONG, thinking=ADAPTIVE)
+        assert len(server.requests[-1].body["tools"]) == len(OWN_TOOLS)
+        ask(
+            p, [*LONG, turn(thought()), user("on")], b"x-memory-strategy: no_strategy", b"x-memory-session: t"
+        )
+        assert len(server.requests[-1].body["tools"]) == len(OWN_TOOLS)
+        ask(p, LONG, thinking={"type": "disabled"}, tool_choice={"type": "auto"})
+        assert len(server.requests[-1].body["tools"]) == len(OWN_TOOLS) + 3
+        ask(p, LONG, tool_choice={"type": "none"})
+        assert len(server.requests[-1].body["tools"]) == len(OWN_TOOLS)
+
+
+def test_the_scripted_upstream_is_strict(tmp_path):
+    replies = [Reply(None, [("get_order", {"number": 1})], reasoning="hm"), say("ok"), call("x")]
+    with ScriptedServer(replies) as server:
+        port = int(server.base_url.split(":")[2].split("/")[0])
+        body = {"model": "claude", "max_tokens": 9, "messages": [user("go")], "thinking": ADAPTIVE}
+        first = json.loads(post(port, "/v1/messages", body).body)["content"]
+        messages = [user("go"), {"role": "assistant", "content": first}, user(answer(first[1]["id"], "ok"))]
+        changed = [user("go!"), *messages[1:]]
+        refused = post(port, "/v1/messages", {**body, "messages": changed})
+        assert refused.status == 400
+        assert b"different prefix" in refused.body
+        marked = [user(*(text("a", **MARK) for _ in range(5)))]
+        assert b"maximum of 4" in post(port, "/v1/messages", {**body, "messages": marked}).body
+        assert b"max_tokens" in post(port, "/v1/messages", {"model": "m", "messages": [user("go")]}).body
+        assert post(port, "/v1/messages", {**body, "messages": messages}).status == 200
+        assert json.loads(post(port, "/v1/messages/count_tokens", body).body)["input_tokens"] > 0
+        assert from_anthropic(messages).messages[1]["tool_calls"]

@@ -1,0 +1,333 @@
+"""Anthropic's Messages API: messages as a chat and back, the check of pairs, and what becomes of thinking."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.blocks import (
+    MARK,
+    OPAQUE,
+    SERVER_TOOL,
+    answer,
+    any_messages,
+    good_messages,
+    rounds,
+    system,
+    text,
+    thought,
+    turn,
+    use,
+    user,
+)
+
+from memory_bank.errors import HistoryError
+from memory_bank.transcript.anthropic import (
+    Thinking,
+    cache_marks,
+    from_anthropic,
+    is_anthropic,
+    message_errors,
+    strip_thinking,
+    to_anthropic,
+)
+from memory_bank.transcript.messages import Interaction, parse_messages
+
+MEMORY = {"role": "user", "content": "MEMORY"}
+
+
+def shown(chat, drop=(), memory=True):
+    """A context without some interactions (by number), as render makes it: kept, memory, the last turn."""
+    segments = parse_messages(chat.messages)
+    turns = [s for s in segments if isinstance(s, Interaction)]
+    gone = [turns[i] for i in drop]
+    tail = turns[-1].start if turns else len(chat.messages)
+    kept = [m for s in segments if s.start < tail and s not in gone for m in s.messages]
+    return [*kept, *([dict(MEMORY)] if memory else []), *chat.messages[tail:]]
+
+
+def test_a_user_message_divides_into_its_results_and_the_rest():
+    messages = [
+        user("Find it"),
+        turn(thought(), "I look.", use("a", n=1), use("b")),
+        user(answer("b", "B"), answer("a", [text("A", **MARK)], **MARK), text("And quickly!", **MARK)),
+    ]
+    chat = from_anthropic(messages, [text("You help.", **MARK)])
+    assert chat.messages == [
+        {"role": "system", "content": "You help."},
+        {"role": "user", "content": "Find it"},
+        {
+            "role": "assistant",
+            "content": "I look.",
+            "tool_calls": [
+                {"id": "a", "type": "function", "function": {"name": "get_order", "arguments": '{"n":1}'}},
+                {"id": "b", "type": "function", "function": {"name": "get_order", "arguments": "{}"}},
+            ],
+        },
+        {"role": "tool", "tool_call_id": "b", "content": "B"},
+        {"role": "tool", "tool_call_id": "a", "content": [{"type": "text", "text": "A"}]},
+        {"role": "user", "content": "And quickly!"},
+    ]
+    turns = [s for s in parse_messages(chat.messages) if isinstance(s, Interaction)]
+    assert [(len(t.pairs), t.fault) for t in turns] == [(2, "")]
+
+
+def test_memory_joins_the_user_message_before_it():
+    messages = [user("Find it"), *rounds(3)]
+    chat = from_anthropic(messages)
+    out = to_anthropic(shown(chat, drop=(0, 1)), chat)
+    assert out[0] == user("Find it", "MEMORY")
+    assert out[1] is messages[5]
+    assert out[2] is messages[6]
+    assert len(out) == 3
+    assert messages[0] == user("Find it")  # not modified
+
+
+def test_a_system_message_stays_and_follows_a_user_message():
+    messages = [user("Find it"), system("Be brief."), *rounds(1), system("Now be long."), *rounds(2, start=1)]
+    chat = from_anthropic(messages)
+    out = to_anthropic(shown(chat, drop=(0, 1)), chat)
+    assert [m["role"] for m in out] == ["user", "system", "assistant", "user"]
+    assert out[0] == user("Find it", "MEMORY")
+    assert out[1]["content"] == [text("Be brief."), text("Now be long.")]
+    assert message_errors(out) == []
+
+
+def test_words_beside_dropped_results_stay():
+    messages = [
+        user("Find it"),
+        turn(use("a")),
+        user(answer("a", "A" * 99), "Also the parcel!"),
+        *rounds(1),
+    ]
+    out = to_anthropic(shown(chat := from_anthropic(messages), drop=(0,)), chat)
+    assert out[0] == user("Find it", "Also the parcel!", "MEMORY")
+
+
+def test_cache_marks_of_kept_blocks_stay_and_none_is_added():
+    messages = [
+        user(text("Find it", **MARK)),
+        turn(use("a")),
+        user(answer("a", "A", **MARK)),
+        turn(use("b")),
+        user(answer("b", "B", **MARK), text("?", **MARK)),
+    ]
+    out = to_anthropic(shown(chat := from_anthropic(messages), drop=(0,)), chat)
+    assert cache_marks(out) == 3
+    assert out[0]["content"][0] is messages[0]["content"][0]
+    assert out[-1] is messages[-1]
+
+
+@pytest.mark.parametrize("block", OPAQUE)
+def test_a_turn_with_blocks_of_the_provider_is_never_left_out(block):
+    messages = [user("Find it"), turn(use("a"), block), user(answer("a")), *rounds(1)]
+    chat = from_anthropic(messages)
+    turns = [s for s in parse_messages(chat.messages) if isinstance(s, Interaction)]
+    assert turns[0].fault  # kept by every strategy
+    assert to_anthropic(shown(chat), chat)[1] is messages[1]
+    alone = from_anthropic([user("Find it"), turn("I search.", block), user("Go on"), *rounds(1)])
+    assert [m["role"] for m in alone.messages][:2] == ["user", "item"]
+
+
+def test_a_turn_in_several_messages_is_one_turn():
+    messages = [user("go"), turn(use("a")), turn(use("b")), user(answer("a")), user(answer("b")), *rounds(1)]
+    chat = from_anthropic(messages)
+    turns = [s for s in parse_messages(chat.messages) if isinstance(s, Interaction)]
+    assert [len(t.pairs) for t in turns] == [2, 1]
+    assert not any(t.fault for t in turns)
+    assert to_anthropic(chat.messages, chat) == messages
+    assert to_anthropic(shown(chat, drop=(0,)), chat)[1:] == messages[5:]
+
+
+def test_a_shortened_result_keeps_the_members_of_its_block():
+    messages = [
+        user("go"),
+        turn(use("a", q="long " * 50)),
+        user(answer("a", "A" * 99, is_error=True, **MARK)),
+        *rounds(1),
+    ]
+    chat = from_anthropic(messages)
+    context = [{**m, "content": "A… #1"} if m.get("tool_call_id") == "a" else m for m in chat.messages]
+    out = to_anthropic(context, chat)
+    assert out[2]["content"] == [answer("a", "A… #1", is_error=True, **MARK)]
+    assert out[1] is messages[1]
+    called = chat.messages[1]
+    function = {"name": "get_order", "arguments": '{"q": "long…"}'}
+    context[1] = {**called, "tool_calls": [{**called["tool_calls"][0], "function": function}]}
+    assert to_anthropic(context, chat)[1] == turn(use("a", q="long…"))
+
+
+def test_a_result_that_was_made_up_and_one_without_its_call():
+    messages = [user("go"), turn(use("a"), use("b")), user(answer("a"))]
+    chat = from_anthropic(messages)
+    made = {"role": "tool", "tool_call_id": "b", "content": "[no result]"}
+    out = to_anthropic([*chat.messages, made], chat)
+    assert message_errors(out) == []
+    assert [b for m in out[2:] for b in m["content"]] == [answer("a"), answer("b", "[no result]")]
+
+
+def test_a_context_that_breaks_a_pair_is_refused():
+    messages = [user("go"), *rounds(2)]
+    chat = from_anthropic(messages)
+    with pytest.raises(HistoryError, match="break a call"):
+        to_anthropic(chat.messages[:2] + chat.messages[3:], chat)
+    with pytest.raises(HistoryError, match="no message has"):
+        to_anthropic([{"role": "tool", "tool_call_id": "x", "content": "?"}], chat)
+
+
+# thinking
+
+
+THINKING = [
+    user("go"),
+    turn(thought("1"), use("a")),
+    user(answer("a")),
+    turn(thought("2"), "words", use("b")),
+    user(answer("b")),
+    turn({"type": "redacted_thinking", "data": "xx"}, use("c")),
+    user(answer("c")),
+]
+
+
+def thoughts(messages):
+    return [
+        b["type"]
+        for m in messages
+        if isinstance(m["content"], list)
+        for b in m["content"]
+        if "thinking" in b["type"]
+    ]
+
+
+def test_thinking_goes_from_the_first_difference_on():
+    chat = from_anthropic(THINKING)
+    assert to_anthropic(chat.messages, chat) == THINKING
+    out = to_anthropic(shown(chat, drop=(1,)), chat)  # differs from the second turn on
+    assert out[1] is THINKING[1]
+    assert out[2] == user(answer("a"), "MEMORY")
+    assert thoughts(out) == ["thinking"]
+    assert thoughts(to_anthropic(shown(chat, drop=(0,)), chat)) == []
+    later = [
+        *chat.messages[:3],
+        *({**m, "content": "…"} if m.get("tool_call_id") == "b" else m for m in chat.messages[3:]),
+    ]
+    assert thoughts(to_anthropic(later, chat)) == ["thinking", "thinking"]
+
+
+def test_the_tool_turn_that_is_answered_keeps_its_thinking_where_it_must():
+    chat = from_anthropic(THINKING)
+    out = to_anthropic(shown(chat, drop=(0, 1)), chat, Thinking.KEEP_LAST)
+    assert thoughts(out) == ["redacted_thinking"]
+    bare = [*THINKING[:5], turn(use("c")), user(answer("c"))]  # it thought before its first call only
+    chat = from_anthropic(bare)
+    with pytest.raises(HistoryError, match="no thinking block of its own"):
+        to_anthropic(shown(chat, drop=(0, 1)), chat, Thinking.KEEP_LAST)
+    ended = [*bare, turn("done"), user("thanks, now this"), *rounds(1)]  # no thinking in the present turn
+    chat = from_anthropic(ended)
+    assert thoughts(to_anthropic(shown(chat, drop=(0, 1)), chat, Thinking.KEEP_LAST)) == []
+
+
+def test_thinking_stays_where_the_provider_drops_it():
+    chat = from_anthropic(THINKING)
+    assert thoughts(to_anthropic(shown(chat, drop=(0,)), chat, Thinking.KEEP)) == [
+        "thinking",
+        "redacted_thinking",
+    ]
+    assert thoughts(strip_thinking(THINKING, Thinking.DROP)) == []
+    assert thoughts(strip_thinking(THINKING, Thinking.KEEP_LAST)) == ["redacted_thinking"]
+
+
+def test_a_message_of_thinking_alone_goes():
+    messages = [user("go"), *rounds(1), turn(thought()), user("go on"), *rounds(2, start=1)]
+    out = to_anthropic(shown(chat := from_anthropic(messages), drop=(0,)), chat)
+    assert message_errors(out) == []
+    assert thoughts(out) == []
+
+
+# what holds for every list
+
+
+@given(good_messages())
+def test_an_unchanged_chat_gives_the_very_messages(messages):
+    assert message_errors(messages) == []
+    before = copy.deepcopy(messages)
+    chat = from_anthropic(messages, "You help.")
+    out = to_anthropic(chat.messages, chat)
+    assert len(out) == len(messages)
+    assert all(a is b for a, b in zip(out, messages, strict=True))
+    assert messages == before
+
+
+@given(good_messages(), st.data())
+def test_every_context_has_whole_pairs_and_at_most_the_marks_it_had(messages, data):
+    chat = from_anthropic(messages)
+    turns = [s for s in parse_messages(chat.messages) if isinstance(s, Interaction)]
+    may_go = [i for i, t in enumerate(turns[:-1]) if not t.fault]
+    drop = data.draw(st.lists(st.sampled_from(may_go), unique=True)) if may_go else []
+    rule = data.draw(st.sampled_from(Thinking))
+    try:
+        out = to_anthropic(shown(chat, drop), chat, rule)
+    except HistoryError:  # the tool turn has no thinking of its own
+        out = to_anthropic(shown(chat, drop), chat, Thinking.DROP)
+    assert message_errors(out) == []
+    assert cache_marks(out) <= cache_marks(messages)
+    told = str(out)
+    for i, t in enumerate(turns):
+        assert all((str(p.call.call_id) in told) == (i not in drop) for p in t.pairs)
+
+
+@given(any_messages(), st.sampled_from(Thinking))
+def test_no_list_breaks_it(messages, rule):
+    is_anthropic(messages)
+    chat = from_anthropic(messages, "s")
+    parse_messages(chat.messages)
+    cache_marks(messages)
+    strip_thinking(messages, rule)
+    try:
+        out = to_anthropic(chat.messages, chat, rule)
+    except HistoryError:
+        return
+    if not message_errors(messages):
+        assert message_errors(out) == []
+
+
+@given(any_messages())
+def test_equal_messages_give_equal_chats(messages):
+    assert from_anthropic(messages).messages == from_anthropic(copy.deepcopy(messages)).messages
+
+
+@pytest.mark.parametrize("messages", ["text", None, 7, {"role": "user"}])
+def test_what_is_no_list(messages):
+    with pytest.raises(HistoryError, match="must be a list"):
+        from_anthropic(messages)
+    assert message_errors(messages)
+    assert not is_anthropic(messages)
+
+
+@pytest.mark.parametrize(
+    ("messages", "error"),
+    [
+        ([turn("hi")], "first message must use the user role"),
+        ([user("go"), turn(use("a"))], "without `tool_result` blocks"),
+        ([user("go"), turn(use("a")), user("words")], "without `tool_result` blocks"),
+        ([user("go"), turn(use("a")), user("words", answer("a"))], "unexpected `tool_use_id`"),
+        ([user("go"), turn(use("a")), user(answer("a"), answer("a"))], "unexpected `tool_use_id`"),
+        ([user("go"), turn(use("a")), system("s"), user(answer("a"))], "without `tool_result` blocks"),
+        ([user("go"), turn(use("a"), use("a")), user(answer("a"))], "must be unique"),
+        ([user("go", answer("a"))], "unexpected `tool_use_id`"),
+        ([user("")], "non-empty"),
+        ([{"role": "tool", "content": "x"}], "role"),
+        ([user("go"), turn("x"), system("s")], "must follow a user message"),
+    ],
+)
+def test_what_the_api_refuses(messages, error):
+    assert any(error in e for e in message_errors(messages))
+
+
+def test_which_lists_are_of_this_api():
+    assert is_anthropic([user("go"), *rounds(1)])
+    assert not is_anthropic([user("go"), {"role": "assistant", "content": [text("hi")]}])
+    assert not is_anthropic([{"role": "user", "content": "go"}, {"role": "tool", "content": "x"}])
+    assert SERVER_TOOL[0]["type"] == "server_tool_use"
