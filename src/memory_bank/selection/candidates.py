@@ -8,8 +8,10 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Literal
 
 from memory_bank.selection.cutting import CutText, Segment, cut_text
+from memory_bank.selection.files import FileAccess, file_access
 from memory_bank.selection.parsing import unescape
 
 LONGEST = 120
@@ -78,10 +80,15 @@ class Use:
     key: str
 
 
+RecordKind = Literal["output", "note", "arguments"]
+"""What a record of the index shows: the output of a call, what the agent said with it, its long arguments."""
+
+
 @dataclass(frozen=True, slots=True)
 class ParsedRecord:
-    """A tool call, or a note (what the agent wrote before a call), with all that does not depend on others.
+    """A text of a session, cut, with all that does not depend on other texts.
 
+    Each call has a record for its output, after it one for long arguments; a note has one before its call.
     `candidates`, `words`, `tokens` and `gaps` are by segment of `cut`; `gaps`: tokens of the gap mark before it.
     """
 
@@ -95,8 +102,14 @@ class ParsedRecord:
     uses: tuple[Use, ...]
     tokens: tuple[int, ...]
     gaps: tuple[int, ...]
-    note: bool
+    kind: RecordKind
     error: bool
+    file: FileAccess | None
+
+    @property
+    def note(self) -> bool:
+        """Whether this is what the agent said with its calls."""
+        return self.kind == "note"
 
 
 def fold(text: str) -> str:
@@ -173,10 +186,14 @@ def parse_record(
     trace_id: str = "",
     tool: str = "",
     arguments: str = "",
-    note: bool = False,
+    kind: RecordKind = "output",
 ) -> ParsedRecord:
-    """Cut `output`, find the candidates in it and the uses in `arguments`, count tokens."""
-    cut = cut_text(output)
+    """Cut the text of a record, find the candidates in it and the uses in `arguments`, count tokens.
+
+    The text is `output`, for arguments `arguments` themselves.
+    """
+    own_arguments = kind == "arguments"
+    cut = cut_text(arguments, unfold=True) if own_arguments else cut_text(output)
     return ParsedRecord(
         interaction,
         trace_id,
@@ -185,11 +202,12 @@ def parse_record(
         cut,
         tuple(_by_segment(cut)),
         tuple(tuple(dict.fromkeys(words_of(s.text)))[:MAX_WORDS] for s in cut.segments),
-        tuple(find_uses(arguments)[:MAX_USES]),
+        () if own_arguments else tuple(find_uses(arguments)[:MAX_USES]),
         tuple(count_tokens(s.text + "\n") for s in cut.segments),
         tuple(_gap_tokens(cut.gap_before(n)) for n in range(len(cut.segments))),
-        note,
-        not note and _is_error(output),
+        kind,
+        kind == "output" and _is_error(output),
+        file_access(tool, arguments) if tool else None,
     )
 
 

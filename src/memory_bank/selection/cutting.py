@@ -143,9 +143,12 @@ _EMPTY_KEYS = frozenset(("type", "isError", "is_error", "annotations", "_meta", 
 _EMPTY = frozenset(("", "null", "None", "true", "false", "True", "False"))
 
 
-def cut_text(text: str, width: int = WIDTH, limit: int = MAX_SEGMENTS) -> CutText:
-    """Return the segments of `text` in order, at most `limit`; linear in its length, never raises."""
-    cutter = _Cutter(width)
+def cut_text(text: str, width: int = WIDTH, limit: int = MAX_SEGMENTS, unfold: bool = False) -> CutText:
+    """Return the segments of `text` in order, at most `limit`; linear in its length, never raises.
+
+    `unfold`: every string in it that is longer than `width` is cut as a text of its own.
+    """
+    cutter = _Cutter(width, unfold)
     cutter.add_source(text, "", 0)
     return cutter.finish(len(text), limit)
 
@@ -153,8 +156,8 @@ def cut_text(text: str, width: int = WIDTH, limit: int = MAX_SEGMENTS) -> CutTex
 class _Cutter:
     """Collects the segments of one text and of the strings in it."""
 
-    def __init__(self, width: int) -> None:
-        self.width = width
+    def __init__(self, width: int, unfold: bool) -> None:
+        self.width, self.unfold = width, unfold
         self.segments: list[Segment] = []
         self.heads = [""]
         self.sources: list[str] = []
@@ -314,7 +317,7 @@ class _Cutter:
         key = _last_key(path)
         if size > self.width:
             inner = self._text[node.body : node.stop]
-            if "\\" in inner or inner[:1] in "{[":
+            if self.unfold or "\\" in inner or inner[:1] in "{[":
                 if self._start < 0:
                     self._start, self._end, self._label = begin, node.body, ""
                 self._close(node.body, before_string=True)

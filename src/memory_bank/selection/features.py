@@ -34,7 +34,8 @@ class CurrentStep:
         t = self.tables
         words: set[str] = set()
         for item in self._items:
-            words.update(*(item.words if item.note else [words_of(item.arguments[:2000])]))
+            if item.kind != "arguments":
+                words.update(*(item.words if item.note else [words_of(item.arguments[:2000])]))
         at = np.flatnonzero(t.words.flags(words)[t.value_terms["word"]])
         value = t.value_terms["value"][at]
         share = t.value_terms["weight"][at] / t.values["word_weight"][value]
@@ -45,7 +46,7 @@ class CurrentStep:
         """By source, shape and key: uses by the tools that may come next."""
         t = self.tables
         out = {name: np.zeros(t.owners[name].size, np.float32) for name in t.inputs}
-        calls = [item.tool for item in self._items if not item.note]
+        calls = [item.tool for item in self._items if item.kind == "output"]
         for tool, share in t.next_tool_shares(t.tools.ids[calls[-1]] if calls else 0):
             for name, total in out.items():
                 for number, count in t.inputs[name].get(tool, {}).items():
@@ -109,8 +110,8 @@ def _recent(times: Array, tail: int, half: float = 3.0) -> Array:
 
 
 def _shown(r: Rows) -> Array:
-    """By record: its interaction; NEVER for notes."""
-    return np.where(r["note"] > 0, NEVER, r["interaction"])
+    """By record: its interaction; NEVER for what the agent wrote."""
+    return np.where(r["own"] > 0, NEVER, r["interaction"])
 
 
 def _kind_features() -> list[Feature]:

@@ -6,18 +6,22 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from memory_bank.selection.candidates import parse_record
+from memory_bank.selection.candidates import RecordKind, parse_record
 from memory_bank.selection.features import FEATURE_NAMES, CurrentStep, LinearScores, describe
 from memory_bank.selection.model import Model, load_model
 from memory_bank.selection.packing import CallLines, Selection, select_segments
 from memory_bank.selection.similarity import Similarity
-from memory_bank.selection.tables import Array, EvidenceTables
+from memory_bank.selection.tables import OWN, Array, EvidenceTables
 
 # Chosen over all recorded sets together.
+LONG_ARGUMENTS = 160
+"""Arguments of more characters are a record of their own, from which a context quotes."""
 TREES_ON = 500
 """Values, the best by the linear score, that the trees score too."""
 WORD_WORTH = 0.5  # of plain words
 AGENT_WORTH = 0.3  # of values that the agent wrote first
+ARGUMENT_WORTH = 0.5  # besides, of those that only its own arguments show
+STALE = 0.7  # share by which values in the stale copy of a file are worth less
 ERROR_WORTH = 0.25  # of values in a report of a failure
 REPEATED_WORTH = 0.1  # besides, of values in it that the agent wrote first
 
@@ -44,14 +48,16 @@ class EvidenceIndex:
 
     def add_call(self, *, trace_id: str, interaction: int, tool: str, arguments: str, output: str) -> None:
         """Add one call and its output."""
-        item = parse_record(interaction, output, self.count, trace_id, tool, arguments)
-        self.tables.add(item)
-        self._lines.add(item)
+        kinds: tuple[RecordKind, ...] = ("output", "arguments")
+        for kind in kinds[: 1 + (len(arguments) > LONG_ARGUMENTS)]:
+            item = parse_record(interaction, output, self.count, trace_id, tool, arguments, kind)
+            self.tables.add(item)
+            self._lines.add(item)
 
     def add_note(self, *, interaction: int, text: str) -> None:
         """Add what the agent wrote with its calls."""
         if text.strip():
-            item = parse_record(interaction, text, self.count, note=True)
+            item = parse_record(interaction, text, self.count, kind="note")
             self.tables.add(item)
             self._lines.add(item)
 
@@ -71,6 +77,8 @@ class EvidenceIndex:
         by_agent = t.values["agent"] > 0
         in_error = t.records["error"][t.values["record"]] > 0
         worth[by_agent] *= AGENT_WORTH
+        worth[by_agent & (t.records["own"][t.values["record"]] == OWN["arguments"])] *= ARGUMENT_WORTH
+        t.segments["factor"][:] = 1 - STALE * t.records["stale"][t.segments["record"]]
         worth[in_error] *= ERROR_WORTH
         worth[in_error & by_agent] *= REPEATED_WORTH
         worth[t.values["kind"] == 0] *= WORD_WORTH
@@ -102,7 +110,7 @@ class EvidenceIndex:
         older = t.records_before(tail)
         latest = [t.anchor[-1][-500:] if t.anchor else ""]
         for record, item in enumerate(t.parsed[older:], older):
-            call = "" if item.note else self._lines.texts[record][-1][0]
+            call = self._lines.texts[record][-1][0] if item.kind == "output" else ""
             latest.append(" ".join([call, *(segment.text for segment in item.cut.segments[:4])])[:600])
         return similarity.by_segment(t, "\n".join(latest), older)
 

@@ -123,9 +123,10 @@ class CallLines:
 
     def add(self, item: ParsedRecord) -> None:
         """Add the lines of the record that was just added to the tables."""
-        lines = [f"note before #{self.calls + 1}"] * len(ARGUMENT_CHARS)
+        name = f"note before #{self.calls + 1}" if item.note else f"#{self.calls} arguments"
+        lines = [name] * len(ARGUMENT_CHARS)
         values: list[int] = []
-        if not item.note:
+        if item.kind == "output":
             self.calls += 1
             self.records.append(len(self.texts))
             lines = [call_line(self.calls, item.tool, item.arguments, chars) for chars in ARGUMENT_CHARS]
@@ -134,7 +135,7 @@ class CallLines:
         self.texts.append(tuple((line, self.count(line + "\n")) for line in lines))
         self.values.append(np.array(values, np.int32))
         self.head_tokens.append([self.count(head + "\n") if head else 0 for head in item.cut.heads])
-        if not item.note:
+        if item.kind == "output":
             self.ledger_tokens.append(self.ledger_tokens[-1] + self.texts[-1][-1][1])
 
     def ledger(self, older: int, room: int) -> list[int]:
@@ -215,6 +216,8 @@ def _best_segments(t: EvidenceTables, worth: Array, older: int, most: int) -> Ar
     if len(filled):
         end = int(start[filled[-1]] + count[filled[-1]])
         gain[filled] = np.add.reduceat(worth[t.pairs["value"][:end]], start[filled])
+    gain *= t.segments["factor"][:last]
+    gain += t.segments["copied"][:last]
     top = np.flatnonzero(gain > 0)
     if len(top) > most:
         ratio = gain[top] / (t.segments["tokens"][top] + 4)
@@ -242,8 +245,9 @@ def pack(
 ) -> Packing:
     """Choose segments by budgeted maximum coverage (lazy greedy); ties go to the later segment.
 
-    A segment gains the `worth` of its values that no chosen one has, per token. It costs its tokens, and
-    those of its record's line and its block's heading until another one of the record or block is chosen.
+    A segment gains the `worth` of its values that no chosen one has, times its `factor`, and its worth as text
+    that may be `copied`, per token. It costs its tokens, and those of its gap mark, its record's line and its
+    block's heading until another one of the record or block is chosen.
     `covered`: values that are shown already.
     """
     result = Packing()
@@ -257,7 +261,9 @@ def pack(
     amounts = worth[needed]
     amounts[np.isin(needed, np.asarray(covered, dtype=np.int64))] = 0
     sums = np.concatenate([np.zeros(1), np.cumsum(amounts[local])])
-    gains: list[float] = (sums[stop] - sums[stop - length]).tolist()
+    factors, copied = t.segments["factor"][segments], t.segments["copied"][segments].tolist()
+    factor: list[float] = factors.tolist()
+    gains: list[float] = (factors * (sums[stop] - sums[stop - length]) + copied).tolist()
     left: list[float] = amounts.tolist()  # worth of each value that is not covered yet
     flat: list[int] = local.tolist()
     values = [flat[e - n : e] for e, n in zip(stop.tolist(), length.tolist(), strict=True)]
@@ -283,7 +289,7 @@ def pack(
         n = -minus
         if done[n]:
             continue
-        gain = gains[n] = sum(map(left.__getitem__, values[n]), bonus[n])
+        gain = gains[n] = factor[n] * sum(map(left.__getitem__, values[n]), bonus[n]) + copied[n]
         if gain <= 1e-9:
             continue
         cost = price(n)

@@ -13,14 +13,18 @@ from memory_bank.selection.candidates import (
     KINDS,
     Candidate,
     ParsedRecord,
+    RecordKind,
     fold,
     forms_in,
     kind_of,
     shape_of,
     words_of,
 )
+from memory_bank.selection.files import FileAccess
 
 Array = NDArray[Any]
+OWN: dict[RecordKind, int] = {"output": 0, "note": 1, "arguments": 2}
+"""Column `own` of the records by their kind."""
 NEVER = -1_000_000
 """An interaction before all others: the event has not happened."""
 
@@ -122,10 +126,11 @@ class EvidenceTables:
             changed=("?", 1),
         )  # fmt: skip
         self.eventful = Table(value=_INT)  # values with an event that ages: they were used or followed
-        self.records = Table(interaction=_INT, tool=_INT, values=_REAL, note=_REAL, error=_REAL)
+        self.records = Table(interaction=_INT, tool=_INT, values=_REAL, own=_REAL, error=_REAL, stale=_REAL)
         self.segments = Table(
-            record=_INT, tokens=_INT, gap=_INT, block=_INT, place=_INT, start=_INT, count=_INT
-        )
+            record=_INT, tokens=_INT, gap=_INT, block=_INT, place=_INT, start=_INT, count=_INT,
+            factor=("f4", 1.0), copied=_REAL,
+        )  # fmt: skip
         self.pairs = Table(value=_INT)  # values by segment: `start` and `count` of the segment
         self.words = Interner(count=_REAL)  # with the segments that have each
         self.value_terms = Table(value=_INT, word=_INT, weight=_REAL)  # words by value
@@ -148,6 +153,7 @@ class EvidenceTables:
             name: {} for name in ("source", "shape", "key")
         }
         self.parsed: list[ParsedRecord] = []
+        self.copies: dict[str, list[tuple[str, int]]] = {}  # by file: (part, record) that show its text
         self.first_segment: list[int] = []  # of each record
         self.last_tool = 0
         self.anchor: list[str] = []
@@ -160,14 +166,16 @@ class EvidenceTables:
 
     # -- adding ----------------------------------------------------------------
     def add(self, item: ParsedRecord) -> int:
-        """Add one call or note; return the number of its record."""
+        """Add one output, note or arguments; return the number of its record."""
         record = self.records.grow(1)
         self.parsed.append(item)
         tool = self.tools(item.tool)
-        if not item.note:
+        if item.kind == "output":
             self._add_uses(item, tool)
             self.last_tool = tool
-        self._add_output(item, record, tool)
+        self._add_text(item, record, tool)
+        if item.file is not None and not item.error:
+            self._add_copy(item.file, record, item)
         return record
 
     def _new_value(self, form: str, kind: int, text: str = "") -> int:
@@ -255,7 +263,23 @@ class EvidenceTables:
         v["row_uses"][row] += 1
         self._touch(row, event=True)
 
-    def _add_output(self, item: ParsedRecord, record: int, tool: int) -> None:
+    def _add_copy(self, file: FileAccess, record: int, item: ParsedRecord) -> None:
+        """Note that a record shows the text of a file: earlier copies of it are stale from now on.
+
+        An edit makes them half stale, as most of their text still stands in the file.
+        """
+        copies = self.copies.setdefault(file.path, [])
+        stale = self.records["stale"]
+        if item.kind == "output":
+            for part, other in copies:
+                if file.access == "edit":
+                    stale[other] = max(stale[other], 0.5)
+                elif part == file.part or not file.part:
+                    stale[other] = 1.0
+        if (item.kind == "output") == (file.access == "read"):
+            copies.append((file.part, record))
+
+    def _add_text(self, item: ParsedRecord, record: int, tool: int) -> None:
         now, v = item.interaction, self.values
         first = self.segments.append(
             tokens=item.tokens,
@@ -267,14 +291,18 @@ class EvidenceTables:
         self.first_segment.append(first)
         shown: dict[int, tuple[int, Candidate]] = {}  # value: segment and candidate of its first place
         pairs: list[int] = []
-        for segment, found in enumerate(item.candidates, first):
+        counts = np.zeros(len(item.candidates), dtype=np.int32)
+        arguments = item.kind == "arguments"
+        for segment, found in enumerate(item.candidates):
             for c in found:
                 value = self.ids.get(c.form)
                 if value is None:
                     value = self._new_value(c.form, c.kind, c.text)
-                shown.setdefault(value, (segment, c))
+                elif arguments and not v["agent"][value]:
+                    continue  # a value of an output: arguments do not say what it belongs to
+                shown.setdefault(value, (first + segment, c))
                 pairs.append(value)
-        counts = np.array([len(c) for c in item.candidates], dtype=np.int32)
+                counts[segment] += 1
         start = self.pairs.append(value=pairs)
         self.segments["count"][first:] = counts
         self.segments["start"][first:] = start + np.cumsum(counts) - counts
@@ -284,7 +312,7 @@ class EvidenceTables:
         r["interaction"][record] = now
         r["tool"][record] = tool
         r["values"][record] = len(shown)
-        r["note"][record] = item.note
+        r["own"][record] = OWN[item.kind]
         r["error"][record] = item.error
         self.tools.table["last"][tool] = record
         if not shown:
@@ -292,7 +320,7 @@ class EvidenceTables:
         ids = np.fromiter(shown, dtype=np.int32, count=len(shown))
         ranks = np.arange(len(ids))
         v["seen"][ids] = now
-        if item.note:
+        if item.kind != "output":
             fresh = v["record"][ids] < 0
             v["agent"][ids[fresh]] = 1
             self._place(ids[fresh], ranks[fresh], record, tool, shown)

@@ -354,7 +354,7 @@ class EvidenceReasons:
         made = []
         for record in sorted(self._selection.shown):
             source = self._memory.index.tables.parsed[record]
-            if not source.note and source.trace_id not in here:
+            if source.kind == "output" and source.trace_id not in here:
                 fate, score, reason = self._of(source.trace_id)
                 reason = f"{reason}; its messages are no longer in the list"
                 made.append(Decision(None, (source.trace_id,), (source.tool,), fate, score, reason, 0))
