@@ -26,7 +26,9 @@ from memory_bank.cli.output import (
 from memory_bank.errors import ConfigError, TraceFileError
 
 if TYPE_CHECKING:
+    from memory_bank import Config
     from memory_bank.lab.experiments.report import ReportLine
+    from memory_bank.lab.logs.audit import LogAudit
     from memory_bank.lab.meter.audit import Audit
     from memory_bank.lab.replay import ReplaySummary
     from memory_bank.plan import Plan
@@ -176,7 +178,9 @@ def _interrupts_between_steps() -> Iterator[Callable[[], None]]:
 
 
 def audit(
-    traces: list[Path] = TRACES,
+    traces: list[Path] = typer.Argument(
+        ..., help="Files of recorded runs or of agents' logs, or their folders."
+    ),
     strategy: list[str] = typer.Option(
         [], help="Key, KEY?setting=value, or module:function; default: every memory of the configuration."
     ),
@@ -188,14 +192,23 @@ def audit(
 ) -> None:
     """Measure on recorded runs what each memory keeps of the evidence that calls needed, and advise one.
 
-    No model is called: summaries are made by extraction, and nothing leaves this machine.
+    Of agents' logs (Claude Code's ~/.claude/projects, Codex's ~/.codex/sessions, lists of OpenAI messages): what the
+    agent's own compaction kept of what its next 30 calls took, what the strategy (default: the configuration's) would
+    have kept in as many tokens, and how often files were read again. No model is called: summaries are made by
+    extraction, nothing leaves this machine, and no contents are printed.
     """
     from memory_bank import load_config
+    from memory_bank.lab.logs.files import log_files, log_format
     from memory_bank.lab.meter.audit import audit as run
     from memory_bank.lab.meter.audit import plan_audit
 
-    plan = plan_audit(load_config(config), strategy, budget)
-    _check_files(traces)
+    settings = load_config(config)
+    files = log_files(traces)
+    if any(map(log_format, files)):
+        _audit_logs(files, strategy or [settings.default_strategy], settings, bool(budget or html), as_json)
+        return
+    plan = plan_audit(settings, strategy, budget)
+    traces = files
     with output_file(html, *traces) as target, ProgressBar("measured", "traces") as bar:
         report = run(traces, plan, jobs=jobs, tell=tell, progress=bar.advance)
         if target is not None:
@@ -206,6 +219,47 @@ def audit(
         _print_audit(report)
     if report.unreadable_files or not any(m.figures.steps for m in report.measurements):
         raise typer.Exit(1)
+
+
+def _audit_logs(
+    files: list[Path], names: list[str], settings: Config, other_options: bool, as_json: bool
+) -> None:
+    from memory_bank.lab.logs.audit import audit_logs
+    from memory_bank.lab.strategies import parse_strategy
+
+    if other_options:
+        raise ConfigError("--budget and --html are for recorded runs: leave them out for agents' logs.")
+    strategies = [parse_strategy(name, settings) for name in names]
+    with ProgressBar("read", "sessions") as bar:
+        report = audit_logs(files, strategies, tell=tell, progress=bar.advance)
+    if as_json:
+        print_json(report.as_dict())
+    else:
+        _print_log_audit(report)
+    if report.unreadable_files or not report.sessions:
+        raise typer.Exit(1)
+
+
+def _print_log_audit(report: LogAudit) -> None:
+    from memory_bank.lab.logs.audit import LOG_COLUMNS
+
+    if report.figures:
+        rows = [[one_line(f.name, 60), *(c.cell(f) for c in LOG_COLUMNS)] for f in report.figures]
+        table(["", *(c.title for c in LOG_COLUMNS)], rows, frozenset(range(1, len(LOG_COLUMNS) + 1)))
+        print()
+        for column in LOG_COLUMNS:
+            print(f"{column.title:<11} {column.meaning}")
+        print()
+    if report.token_counter == "approximate":
+        print(_APPROXIMATE)
+    if report.skipped_lines:
+        print(f"skipped lines: {report.skipped_lines:,}")
+    if report.unknown_files:
+        print(f"files of another format: {len(report.unknown_files):,}")
+    if report.unreadable_files:
+        print(f"unreadable files: {len(report.unreadable_files):,}")
+    for sentence in report.sentences():
+        print(one_line(sentence, 2_000))
 
 
 def _print_audit(report: Audit) -> None:

@@ -175,38 +175,39 @@ def acting_turns(trace: Trace) -> list[ActingTurn]:
             continue
         for i in range(indexed, starts[-1]):
             if kinds[i] in (MessageKind.SYSTEM, MessageKind.USER):
-                _add_texts(asked, trace.messages[i])
+                add_texts(asked, trace.messages[i])
             elif kinds[i] is MessageKind.RESULT:
-                _add_texts(outputs, trace.messages[i])
+                add_texts(outputs, trace.messages[i])
             elif is_turn(trace.messages[i]):
-                _add_texts(own, trace.messages[i])
+                add_texts(own, trace.messages[i])
                 calls += past_calls(trace.messages[i])
         indexed = starts[-1]
         recent = TextIndex()
         for i in range(starts[-1], position):
-            _add_texts(recent, trace.messages[i])
-        copied = [as_copied(t) for call in calls_of(message) for t in argument_texts(call.arguments)
-                  if len(t) >= SHORTEST]  # fmt: skip
-        from_outputs = _needed(copied, outputs, asked, recent)
-        from_own = [s for s in _needed(copied, own, asked, recent) if s not in from_outputs]
+            add_texts(recent, trace.messages[i])
+        copied = [as_copied(t) for t in argument_texts_of(message) if len(t) >= SHORTEST]
+        from_outputs = needed_stretches(copied, outputs, asked, recent)
+        from_own = [s for s in needed_stretches(copied, own, asked, recent) if s not in from_outputs]
         turns.append(
             ActingTurn(position, starts[-1], tuple(tellings(calls)), tuple(from_outputs), tuple(from_own))
         )
     return turns
 
 
-def _add_texts(index: TextIndex, message: object) -> None:
-    for text in [*content_texts(read(message, "content")), *_arguments_of(message)]:
+def add_texts(index: TextIndex, message: object) -> None:
+    """Add the contents and the arguments of a message to an index."""
+    for text in [*content_texts(read(message, "content")), *argument_texts_of(message)]:
         index.add(as_copied(text))
 
 
-def _arguments_of(message: object) -> list[str]:
+def argument_texts_of(message: object) -> list[str]:
+    """The strings and numbers in the arguments of all calls of a message."""
     if kind_of(message) is not MessageKind.CALL:
         return []
     return [text for call in calls_of(message) for text in argument_texts(call.arguments)]
 
 
-def _needed(texts: Sequence[str], source: TextIndex, *near: TextIndex) -> list[str]:
+def needed_stretches(texts: Sequence[str], source: TextIndex, *near: TextIndex) -> list[str]:
     """The stretches of texts that stand in a source and mostly not in what every context has."""
     return [
         stretch
@@ -245,7 +246,7 @@ def _row(turn: ActingTurn, step: PlayedTurn, tokens: int, full: int, near: int) 
     context = TextIndex()
     if needed:
         for message in step.context:
-            _add_texts(context, message)
+            add_texts(context, message)
     kept = {stretch: covered(stretch, context) for stretch in set(needed)}
     return ActingRow(
         tokens=tokens,

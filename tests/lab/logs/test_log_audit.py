@@ -1,0 +1,203 @@
+"""The audit of logs: what compactions kept, what a strategy would have kept, what was read again."""
+
+import json
+
+import pytest
+import typer
+from tests.lab.logs.logged import (
+    COPIED,
+    NEEDED,
+    SUMMARY,
+    ClaudeCode,
+    claude_code_lines,
+    codex_lines,
+    write_lines,
+)
+from typer.testing import CliRunner
+
+from memory_bank.cli.lab import audit as verb
+from memory_bank.config import Config
+from memory_bank.lab.costs import Costs, named_counter
+from memory_bank.lab.logs.audit import audit_logs
+from memory_bank.lab.logs.claude_code import read_claude_code
+from memory_bank.lab.logs.compactions import OWN, measure_compactions
+from memory_bank.lab.logs.rereads import Rereads, count_rereads, file_read
+from memory_bank.lab.meter.acting import Tally
+from memory_bank.lab.strategies import parse_strategy
+
+TOYS = "tests.lab.meter.toys:"
+
+
+@pytest.fixture
+def config():
+    settings = {"type": "memory_bank", "selection": "evidence", "embedding_model": "lexical"}
+    return Config(memory_strategies={"bank": settings})
+
+
+@pytest.fixture
+def costs():
+    return Costs(named_counter("approximate"))
+
+
+def measured(config, costs, lines, *strategies):
+    [session] = read_claude_code(lines, "x")
+    return measure_compactions(session, [parse_strategy(s, config) for s in strategies], costs, set())
+
+
+def test_a_compaction_by_hand(config, costs):
+    [row] = measured(config, costs, claude_code_lines(), "full", f"{TOYS}keep_last", f"{TOYS}raises", "bank")
+    own, full, last = row.kept[OWN], row.kept["full"], row.kept[f"{TOYS}keep_last"]
+    # The next calls take the account and copy its line, which also holds "169.75" and "entry_13".
+    assert full.values.has == full.values.of >= 1
+    assert full.characters == Tally(len(COPIED), len(COPIED))
+    assert own.values == Tally(1, full.values.of)
+    assert own.characters == Tally(0, len(COPIED))
+    assert own.tokens == costs.of({"role": "user", "content": SUMMARY})
+    assert (last.values.has, last.tokens) == (0, 0)  # the last interaction is nobody's memory
+    assert (row.kept[f"{TOYS}raises"].failed, row.kept[f"{TOYS}raises"].values.has) == (True, 0)
+    assert not row.kept["bank"].failed
+
+
+def test_what_a_user_or_the_last_interaction_shows_is_no_need(config, costs):
+    shown = ClaudeCode().user(f"Check {NEEDED}.")
+    shown.lines += claude_code_lines()[2:]
+    [row] = measured(config, costs, shown.lines)
+    assert NEEDED in str(shown.lines[1])
+    [first] = measured(config, costs, claude_code_lines())
+    assert row.kept[OWN].values.of == first.kept[OWN].values.of - 1
+    late = (
+        ClaudeCode()
+        .user("Go")
+        .call("a", "Bash", "x", command="ls")
+        .call("b", "Bash", f"see {NEEDED}", command="ls -l")
+    )
+    late.compact("…").call("c", "Bash", "ok", command=f"ledger {NEEDED}")
+    assert measured(config, costs, late.lines)[0].kept[OWN].values.of == 0
+
+
+def test_a_compaction_without_calls_around_it_is_not_measured(config, costs):
+    assert (
+        measured(
+            config, costs, ClaudeCode().user("Go").compact("…").call("a", "Bash", "x", command="ls").lines
+        )
+        == []
+    )
+    assert (
+        measured(
+            config, costs, ClaudeCode().user("Go").call("a", "Bash", "x", command="ls").compact("…").lines
+        )
+        == []
+    )
+
+
+def test_a_resumed_session_counts_its_compactions_once(tmp_path, config):
+    files = [write_lines(tmp_path / f"{n}.jsonl", claude_code_lines()) for n in range(2)]
+    report = audit_logs(files, [], counter="approximate")
+    assert (report.compactions, report.measured) == (2, 1)
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "path"),
+    [
+        ("Read", {"file_path": "a.py", "limit": 3}, "a.py"),
+        ("read_file", {"path": "a.py"}, "a.py"),
+        ("ReadFile", {"path": "a.py"}, "a.py"),
+        ("view", {"path": "a.py"}, "a.py"),
+        ("spread", {"path": "a.py"}, ""),
+        ("Write", {"file_path": "a.py"}, ""),
+        ("Bash", {"command": "cat a.py"}, "a.py"),
+        ("Bash", {"command": "cd x && head -n 20 a.py"}, "a.py"),
+        ("Bash", {"command": "sed -n '10,20p' a.py | grep x"}, "a.py"),
+        ("Bash", {"command": "sed -i s/a/b/ a.py"}, ""),
+        ("Bash", {"command": "cat a.py > b.py"}, ""),
+        ("Bash", {"command": "cat a.py b.py"}, ""),
+        ("Bash", {"command": "cat 'a"}, ""),
+        ("shell", {"command": ["bash", "-lc", "nl a.py"]}, "a.py"),
+        ("shell", {"command": ["cat", "a b.py"]}, "a b.py"),
+        ("exec_command", {"cmd": "cat a.py"}, "a.py"),
+        ("Read", "a.py", ""),
+    ],
+)
+def test_which_calls_read_a_file(name, arguments, path):
+    assert file_read(name, arguments) == path
+
+
+def test_a_file_is_read_again_when_half_of_its_lines_were_read_before(costs):
+    one, two = ("\n".join(f"{i}\tline {i} of {part}" for i in range(10)) for part in ("one", "two"))
+    log = ClaudeCode().user("Go").call("a", "Read", one, file_path="x").call("b", "Read", two, file_path="x")
+    log.call("c", "Read", one, file_path="y").call("d", "Read", f"{one}\n{two}", file_path="x")
+    log.compact("…").call("e", "Read", one, file_path="x").call("f", "Read", one, file_path="x")
+    [session] = read_claude_code(log.lines, "x")
+    found = count_rereads(session, costs)
+    assert (found.reads, found.again, found.after_compaction) == (6, 3, 1)
+    assert found.tokens_again > 0
+    assert found + Rereads() == found
+
+
+# the verb
+
+
+@pytest.fixture
+def cli(tmp_path):
+    file = tmp_path / "own.toml"
+    file.write_text('[memory_strategies.memory_bank]\ntype = "memory_bank"\nselection = "evidence"\n'
+                    'embedding_model = "lexical"\n')  # fmt: skip
+    app = typer.Typer(pretty_exceptions_enable=False)
+    app.command()(verb)
+
+    def run(*args):
+        return CliRunner().invoke(app, [*(str(a) for a in args), "--config", str(file)])
+
+    return run
+
+
+def test_the_verb_says_it_in_plain_words_and_prints_no_contents(cli, tmp_path):
+    write_lines(tmp_path / "logs" / "claude.jsonl", [*claude_code_lines(), "{broken"])
+    write_lines(tmp_path / "logs" / "rollout.jsonl", codex_lines())
+    done = cli(tmp_path / "logs")
+    assert done.exit_code == 0, done.output
+    lines = done.stdout.splitlines()
+    assert "skipped lines: 1" in lines
+    assert "2 sessions (1 of Claude Code, 1 of Codex), 11 calls, 2 compactions." in lines
+    assert any(line.startswith("The agent's own compaction kept ") for line in lines)
+    assert any(line.startswith("memory_bank would have kept ") for line in lines)
+    assert lines[-1].startswith("Of 4 file reads 2 (50.0%) read again what had been read before, 2 of them")
+    for secret in (NEEDED, "quarter", "Ledger", "posting"):
+        assert secret not in done.output
+
+
+def test_the_verb_as_json(cli, tmp_path):
+    file = write_lines(tmp_path / "claude.jsonl", claude_code_lines(" ".join([SUMMARY] * 20)))
+    done = cli(file, "--json", "--strategy", "full", "--strategy", "memory_bank")
+    assert done.exit_code == 0, done.output
+    report = json.loads(done.stdout)
+    assert [f["name"] for f in report["figures"]] == [OWN, "full", "memory_bank"]
+    own, full, bank = report["figures"]
+    assert full["values"] == full["characters"] == 1
+    assert own["values"] < 1
+    assert 0 < bank["tokens"] <= 1.5 * own["tokens"]
+    assert bank["failures"] == 0
+    assert report["rereads"] == {
+        "reads": 2,
+        "again": 1,
+        "after_compaction": 1,
+        "tokens_again": report["rereads"]["tokens_again"],
+    }
+    assert report["sentences"][0] == "1 session (1 of Claude Code), 5 calls, 1 compaction."
+
+
+def test_a_log_without_compactions_says_so(cli, tmp_path):
+    chat = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "ho"}]
+    done = cli(write_lines(tmp_path / "chat.json", [json.dumps(chat, indent=2)]))
+    assert done.exit_code == 0, done.output
+    assert (
+        done.stdout.splitlines()[-1]
+        == "No compaction is recorded, so there is nothing to compare a memory with."
+    )
+
+
+def test_options_for_recorded_runs_are_refused(cli, tmp_path):
+    file = write_lines(tmp_path / "claude.jsonl", claude_code_lines())
+    done = cli(file, "--budget", 100)
+    assert done.exit_code != 0
+    assert "leave them out" in str(done.exception)
