@@ -88,7 +88,9 @@ class Operations:
         self._observing = observing
         self._metrics = metrics
         self._upstream = upstream
-        self._client = httpx2.Client(timeout=PATIENCE, follow_redirects=False)
+        # a new connection for each check: what follows the answer to HEAD must not be read as the next answer
+        limits = httpx2.Limits(max_keepalive_connections=0)
+        self._client = httpx2.Client(timeout=PATIENCE, follow_redirects=False, limits=limits)
         self._limiter = anyio.CapacityLimiter(_THREADS)
         self._parts: dict[str, _CheckedPart] = {}
         self.add("database", self._check_database)

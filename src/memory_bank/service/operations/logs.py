@@ -7,6 +7,7 @@ import logging
 import sys
 import time
 import traceback
+from collections.abc import Callable
 from contextvars import ContextVar
 from types import TracebackType
 from typing import Any, Literal
@@ -33,6 +34,7 @@ def set_up(form: Literal["text", "json"], *, verbose: bool = False) -> None:
     """
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonLines() if form == "json" else TextLines())
+    handler.addFilter(RepeatLimit())
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(logging.WARNING)
@@ -43,6 +45,38 @@ def set_up(form: Literal["text", "json"], *, verbose: bool = False) -> None:
         logging.getLogger(name).setLevel(logging.WARNING)
     logging.captureWarnings(True)
     logging.raiseExceptions = False  # otherwise a failing handler prints the values of its line
+
+
+class RepeatLimit(logging.Filter):
+    """Passes at most ``most`` equal warnings and errors in ``seconds``; the next one says how many were left out.
+
+    Lines are equal if they come from one place in the code: clients must not be able to fill a disk.
+    """
+
+    def __init__(
+        self, most: int = 20, seconds: float = 10.0, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        super().__init__()
+        self._most = most
+        self._seconds = seconds
+        self._clock = clock
+        self._places: dict[tuple[str, int, int], tuple[float, int]] = {}  # since when, how many
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Whether a line is written."""
+        if record.levelno < logging.WARNING:
+            return True
+        place = (record.pathname, record.lineno, record.levelno)
+        now = self._clock()
+        since, count = self._places.get(place, (now, 0))
+        if now - since < self._seconds:
+            self._places[place] = (since, count + 1)
+            return bool(count < self._most)
+        if count > self._most:
+            record.msg = f"{record.getMessage()} ({count - self._most:,} more of these lines were left out)"
+            record.args = None
+        self._places[place] = (now, 1)
+        return True
 
 
 class TextLines(logging.Formatter):

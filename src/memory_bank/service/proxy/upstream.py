@@ -32,6 +32,9 @@ IDLE_CONNECTIONS = 100
 _DOT_SEGMENT = re.compile(rb"(?:^|/|%2f|\\|%5c)(?:\.|%2e){1,2}(?:/|%2f|\\|%5c|$)", re.IGNORECASE)
 _OWN_HEADER = b"x-memory-"
 _OWN_KEY = b"mb_"
+_NO_BODY = (204, 304)  # statuses without a body; what follows them is none of ours
+_NOT_FOR_CLIENTS = frozenset((b"date", b"server", b"set-cookie", b"service-worker-allowed"))
+_SANDBOX: Headers = [(b"content-security-policy", b"sandbox")]
 _HOP_BY_HOP = frozenset(  # RFC 9110, section 7.6.1
     b"connection keep-alive proxy-authenticate proxy-authorization proxy-connection te trailer"
     b" transfer-encoding upgrade".split()
@@ -106,6 +109,8 @@ class Upstream:
             raise NotFoundError("there is no such path: dot segments are not allowed.")
         if isinstance(body, bytes):
             headers = [(n, v) for n, v in headers if n != b"content-length"]
+        if method == "HEAD":
+            headers = [*headers, (b"connection", b"close")]
         target = self._path + path + (b"?" + query if query else b"")
         request = httpx2.Request(
             method,
@@ -118,7 +123,7 @@ class Upstream:
             response = await self._transport.handle_async_request(request)
         except httpx2.TransportError as e:
             raise UpstreamError(self._describe(e)) from None
-        answer = _StreamedAnswer(response)
+        answer = _StreamedAnswer(response, reusable=method != "HEAD" and response.status_code not in _NO_BODY)
         if not 200 <= answer.status <= 599:
             await answer.aclose()
             raise UpstreamError(f"the model's API answered with the invalid status {answer.status}.")
@@ -142,12 +147,19 @@ class Upstream:
 
 
 class _StreamedAnswer(UpstreamAnswer):
-    """An answer whose bytes are still arriving."""
+    """An answer whose bytes are still arriving.
 
-    def __init__(self, response: httpx2.Response) -> None:
+    Its connection is used again if nothing can follow the answer: a body that should not be there, or bytes
+    behind the answer, would be read as the answer to another request.
+    """
+
+    def __init__(self, response: httpx2.Response, *, reusable: bool) -> None:
         assert isinstance(response.stream, httpx2.AsyncByteStream)
+        self._response = response
         self._stream = response.stream
-        super().__init__(response.status_code, answer_headers(response.headers.raw), self._read())
+        self._reusable = reusable
+        headers = [*answer_headers(response.headers.raw), *_SANDBOX]
+        super().__init__(response.status_code, headers, self._read())
 
     async def _read(self) -> AsyncIterator[bytes]:
         try:
@@ -161,7 +173,22 @@ class _StreamedAnswer(UpstreamAnswer):
     async def aclose(self) -> None:
         """Release the connection; it is closed if bytes are still to come."""
         with CancelScope(shield=True):
+            if not self._reusable or _has_more(self._stream):
+                await self._response.extensions["network_stream"].aclose()  # the pool drops it then
             await self._stream.aclose()
+
+
+def _has_more(stream: object) -> bool:
+    """Whether bytes behind the end of an answer have been read; True if that cannot be known.
+
+    The HTTP client has no public way to ask: its parser holds them until the next answer.
+    """
+    inner = getattr(getattr(stream, "_httpcore_stream", None), "_stream", None)
+    parser = getattr(getattr(inner, "_connection", None), "_h11_state", None)
+    if parser is None:
+        return True
+    more: bytes = parser.trailing_data[0]
+    return bool(more)
 
 
 def _proxy_for(base: httpx2.URL) -> str | None:
@@ -210,11 +237,19 @@ def request_headers(
 
 
 def answer_headers(headers: Iterable[tuple[bytes, bytes]]) -> Headers:
-    """The headers of an answer for the client; our own server adds ``date`` and ``server``."""
+    """The headers of an answer for the client; our own server adds ``date`` and ``server``.
+
+    What a browser would keep for the origin of this service is removed, and a length that contradicts the
+    transfer encoding.
+    """
+    raw = [(name.lower(), value) for name, value in headers]
+    encoded = any(name == b"transfer-encoding" for name, _ in raw)
     return [
         (name, value)
-        for name, value in _end_to_end(headers)
-        if name not in (b"date", b"server") and not name.startswith(_OWN_HEADER)
+        for name, value in _end_to_end(raw)
+        if name not in _NOT_FOR_CLIENTS
+        and not name.startswith(_OWN_HEADER)
+        and not (encoded and name == b"content-length")
     ]
 
 

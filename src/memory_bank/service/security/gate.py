@@ -40,6 +40,8 @@ _NO_KEYS = (
     "without keys the service answers on loopback addresses only: create one with  memory-bank keys create "
     "NAME , or bind 127.0.0.1."
 )
+_TWO_LENGTHS = "a request has either Content-Length or Transfer-Encoding: send one of them, once."
+_CLOSE = {"connection": "close"}
 _EXPOSED = b", ".join(  # headers that an allowed page of another origin may read
     (
         b"x-request-id", b"x-memory-request-id", b"x-memory-status", b"x-memory-reason", b"x-memory-session",
@@ -84,6 +86,9 @@ class Gate:
         scope.setdefault("state", {})["key_header"] = None
         response = _Response(send)
         try:
+            if headers.lengths > 1:
+                await response.send_error(400, failures.body(_TWO_LENGTHS, "invalid_request", 400), _CLOSE)
+                return
             if await self._admitted(scope, headers, response):
                 body = _LimitedBody(receive, response, self._max_body(scope["state"]["caller"]))
                 body.check(headers.length)
@@ -107,7 +112,7 @@ class Gate:
         server = scope.get("server")
         local = server[0] if server else None
         host = self._hosts.check_host(headers.hosts, local)
-        fetch = {**headers.fetch, "method": scope["method"]}
+        fetch = {**headers.fetch, "method": scope["method"], "path": scope["path"]}
         page = self._hosts.check_page(headers.origins, host, scope["scheme"], fetch)
         if page is not None:
             response.page = page.encode("latin-1")
@@ -148,7 +153,8 @@ class _RequestHeaders:
     """The headers that the gate reads."""
 
     __slots__ = (
-        "_api_key", "_bearer", "_own", "fetch", "hosts", "length", "origins", "preflight", "wanted_headers",
+        "_api_key", "_bearer", "_own", "fetch", "hosts", "length", "lengths", "origins", "preflight",
+        "wanted_headers",
     )  # fmt: skip
 
     def __init__(self, headers: Headers) -> None:
@@ -156,6 +162,7 @@ class _RequestHeaders:
         self.origins: list[str] = []
         self.fetch: dict[str, str] = {}
         self.length = 0
+        self.lengths = 0
         self.preflight = False
         self.wanted_headers = b""
         self._own: list[str] = []
@@ -174,7 +181,10 @@ class _RequestHeaders:
             elif name == b"x-memory-key":
                 self._own.append(value.decode("latin-1").strip())
             elif name == b"content-length":
+                self.lengths += 1
                 self.length = int(value) if value.isdigit() and len(value) < 20 else 0
+            elif name == b"transfer-encoding":
+                self.lengths += 1
             elif name == b"origin":
                 self.origins.append(value.decode("latin-1"))
             elif name.startswith(b"sec-fetch-"):

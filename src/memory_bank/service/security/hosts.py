@@ -122,7 +122,8 @@ class AllowedHosts:
     def check_page(self, origins: Sequence[str], host: str, scheme: str, fetch: dict[str, str]) -> str | None:
         """The origin of an allowed page of another site; None if no such page makes the request.
 
-        ``fetch`` has the request's ``Sec-Fetch-`` headers and its ``method``. Raises OriginError.
+        ``fetch`` has the request's ``Sec-Fetch-`` headers, its ``method`` and its ``path``. A link of another
+        site leads to the page alone. Raises OriginError.
         """
         if origins:
             page = origin_of(origins[0]) if len(origins) == 1 else None
@@ -133,7 +134,7 @@ class AllowedHosts:
             return None
         if fetch.get("site") in ("cross-site", "same-site"):  # another port of localhost is the same site
             followed = fetch.get("mode") == "navigate" and fetch.get("dest") == "document"
-            if not followed or fetch.get("method") not in ("GET", "HEAD"):
+            if not followed or fetch.get("method") not in ("GET", "HEAD") or fetch.get("path") != "/":
                 raise OriginError(PAGE_REFUSED)
         return None
 

@@ -21,6 +21,8 @@ try:
     import uvicorn
     from fastapi import FastAPI
     from starlette.types import Receive, Scope, Send
+
+    from memory_bank.service.server.connections import handle_limit, most_connections, protocol
 except ImportError:
     raise MissingExtraError("the service (uvicorn)", "service") from None
 
@@ -49,6 +51,7 @@ def serve_here(
         server_header=False,
         proxy_headers=False,
         ws="none",
+        http=protocol(most_connections(handle_limit())),
         timeout_keep_alive=75,
         timeout_graceful_shutdown=config.service.shutdown_timeout,  # type: ignore[arg-type]
     )
