@@ -82,3 +82,35 @@ def test_chunks_change_little(text):
     whole = text * 200
     chunked = MessageCounter("x", True, approximate_count).count_text(whole)
     assert abs(chunked - approximate_count(whole)) <= 0.05 * approximate_count(whole) + 10
+
+
+UNKNOWN_PARTS = [
+    {"type": "reasoning", "id": "rs_1", "summary": [], "encrypted_content": "x" * 4000},
+    {"type": "function_call", "name": "f", "arguments": "{}", "call_id": "c1", "id": "fc_1"},
+    {"type": "thinking", "thinking": "abc", "signature": "z" * 4000},
+    {"type": "tool_use", "id": "x", "name": "y", "input": {}},
+    {"type": "refusal", "refusal": "no"},
+    {"type": "tool_result", "tool_use_id": "x", "content": [{"type": "text", "text": "words"}]},
+    {"type": "of_tomorrow"},
+    {"type": 7},
+]
+
+
+@pytest.mark.parametrize("part", UNKNOWN_PARTS)
+def test_a_part_of_unknown_type_counts_its_text(part):
+    """As if it were an image, it would count 765 tokens."""
+    counter = open_counter("approximate")
+    assert 4 < counter.count_message({"role": "assistant", "content": [part]}) < 60
+
+
+@pytest.mark.parametrize(
+    "kind", ["image", "image_url", "input_image", "input_file", "document", "input_audio"]
+)
+def test_images_and_files_count_the_same(kind):
+    counter = open_counter("approximate")
+    assert counter.count_message({"role": "user", "content": [{"type": kind, "data": "A" * 9999}]}) == 769
+
+
+def test_a_document_of_text_counts_its_text():
+    part = {"type": "document", "source": {"type": "text", "media_type": "text/plain", "data": "word " * 10}}
+    assert open_counter("approximate").count_message({"role": "user", "content": [part]}) == 14

@@ -245,9 +245,10 @@ class MemoryBankState(Session):
         """
         records, step = records_of(view.new, self.steps, self.step_count)
         later = insights_later and self.defer and self.observer.name == EXTRACTIVE
-        self._store_facts(records, step, view.task, drafts=not later)
+        task = view.task or self._task
+        self._store_facts(records, step, task, drafts=not later)
         self.transcript.acknowledge()
-        self._store_insights(records, view.task, later=later)
+        self._store_insights(records, task, later=later)
 
     def add(self, records: Sequence[InteractionRecord], *, task: str = "") -> int:
         """Store records that do not come from the transcript, by the same path; return how many were new.
@@ -391,7 +392,7 @@ class MemoryBankState(Session):
         """
         if not records:
             return
-        if task and task != self._task:  # kept, so that insights can be made again later
+        if task and not self._task:  # kept, so that insights can be made again later; the first one stays
             self.database.set_task(self.session_id, task)
             self._task = task
         mode = self.settings.observer_mode

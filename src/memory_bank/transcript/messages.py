@@ -16,6 +16,7 @@ from typing import Any
 
 from memory_bank.errors import MessagesError
 from memory_bank.records import InteractionRecord, call_key
+from memory_bank.transcript.harness import persons_text
 from memory_bank.transcript.jsontext import compact, dump_value, parse_arguments, parse_output, plain
 
 _TEXT_TYPES = frozenset({"text", "input_text", "output_text", "refusal", "summary_text", "reasoning_text"})
@@ -453,10 +454,17 @@ def extract_tool_outputs(messages: object) -> list[tuple[str, Any, Any]]:
 
 
 def task_text(segments: Iterable[Segment]) -> str | None:
-    """What the user asked for: the text of the first user message, None without one."""
+    """What the person asked for: the text of the first user message that is not a client's own, None without one.
+
+    Blocks that a client puts into user messages, and its summaries, are left out.
+    """
     for segment in segments:
         if isinstance(segment, Utterance) and segment.kind is MessageKind.USER:
-            return message_text(segment.message)
+            content = read(segment.message, "content")
+            parts = content if isinstance(content, (list, tuple)) else [content_text(content)]
+            texts = [persons_text(part_text(part)) for part in parts]
+            if task := "\n".join(t for t in texts if t):
+                return task
     return None
 
 

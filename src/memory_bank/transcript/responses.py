@@ -43,6 +43,7 @@ _POSITION_FREE = frozenset(
         "tool_search_output", "additional_tools", "configuration_update", "compaction", "compaction_trigger",
     }
 )  # fmt: skip
+_LEADS = frozenset({"reasoning", "item_reference"})  # belong to the turn after them, and go with it
 _HIDDEN = frozenset({"type", "id", "status", "encrypted_content", "fingerprint"})
 _ARGUMENTS = {
     "computer_call": ("action", "actions"),
@@ -299,10 +300,10 @@ def from_items(items: object, instructions: object = None) -> ItemChat:
     An assistant turn becomes one message: its reasoning, its text directly before its calls, and all calls up
     to the first output. A hosted call, which holds its own result, becomes a call and a result. Two calls
     with an output between them may have been made together or not; they become two turns. The calls of a
-    ``program`` are one turn with it. Items that only the provider can read (compaction, references, unknown
-    types) become a message of the role ``item``, which no strategy leaves out, and a turn that follows a
-    reference or an unknown item is bound to it. ``instructions`` become a system message that stands for no
-    item. Equal items give equal messages.
+    ``program`` are one turn with it. Items that only the provider can read (compaction, unknown types, a
+    reference that leads to nothing) become a message of the role ``item``, which no strategy leaves out, and a
+    turn that follows an unknown item is bound to it. A reference belongs to the turn after it, as reasoning does.
+    ``instructions`` become a system message that stands for no item. Equal items give equal messages.
 
     Raises HistoryError when ``items`` is neither text nor list; nothing in the list makes it raise.
     """
@@ -443,7 +444,7 @@ class _ItemReader:
         for position in self._lead:
             if self._is_message(position):
                 turn.texts.append(self.items[position].get("content"))
-            elif item_type(self.items[position]) != "reasoning":
+            elif item_type(self.items[position]) not in _LEADS:
                 turn.bonds.append(position)
                 continue
             turn.made.append(position)
@@ -465,7 +466,7 @@ class _ItemReader:
         bonds = [
             p
             for p in lead
-            if not self._is_message(p) and (not said or item_type(self.items[p]) != "reasoning")
+            if not self._is_message(p) and (not said or item_type(self.items[p]) not in _LEADS)
         ]
         messages: list[tuple[ChatMessage, Sequence[int]]] = []
         if said:

@@ -18,6 +18,14 @@ log = logging.getLogger("memory_bank.Tokens")
 ENCODING = "o200k_base"  # of the models that most agents call today
 FRAME_TOKENS = 4  # role and separators of a message, as in OpenAI's chat format
 MEDIA_TOKENS = 765  # an image of 1024 x 1024 in high detail, by OpenAI's rule; others are charged the same
+_MEDIA = frozenset(
+    {
+        "image", "image_url", "input_image", "image_file", "file", "input_file", "document", "audio", "input_audio",
+        "video", "video_url", "input_video", "computer_screenshot",
+    }
+)  # fmt: skip
+# Members of other parts that the model does not read as text.
+_UNREAD = frozenset({"id", "signature", "encrypted_content", "data", "cache_control", "status"})
 _CHUNK = 8_000  # characters encoded at once: keeps tiktoken linear on text without blanks
 _SAMPLE_OVER = 2_000_000  # longer texts are counted on an even sample of chunks
 _LOAD_SECONDS = 5.0
@@ -53,10 +61,7 @@ class MessageCounter:
         if isinstance(content, str):
             total += self.count_text(content)
         elif isinstance(content, (list, tuple)):
-            total += sum(
-                self.count_text(part_text(p)) if is_text_part(p) or not read(p, "type") else MEDIA_TOKENS
-                for p in content
-            )
+            total += sum(map(self._count_part, content))
         elif content is not None:
             total += self.count_text(compact(plain(content)))
         tool_calls = read(message, "tool_calls")
@@ -72,6 +77,23 @@ class MessageCounter:
             if output is not None:
                 total += self.count_message({"role": "tool", "content": output}) - FRAME_TOKENS
         return total
+
+    def _count_part(self, part: object) -> int:
+        """Tokens of a content part: its text, a fixed number for an image or file, else its members as JSON."""
+        kind = read(part, "type")
+        if is_text_part(part) or not isinstance(kind, str) or not kind:
+            return self.count_text(part_text(part))
+        if kind in _MEDIA:
+            source = read(part, "source")
+            text = read(source, "data") if read(source, "type") == "text" else None
+            return self.count_text(text) if isinstance(text, str) else MEDIA_TOKENS
+        members = plain(part)
+        if not isinstance(members, dict):
+            return self.count_text(part_text(part))
+        content = members.get("content")
+        total = sum(map(self._count_part, content)) if isinstance(content, list) else 0
+        hidden = _UNREAD | ({"content"} if isinstance(content, list) else set())
+        return total + self.count_text(compact({k: v for k, v in members.items() if k not in hidden}))
 
     def _count_call(self, body: object) -> int:
         total = 0

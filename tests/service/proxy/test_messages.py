@@ -314,6 +314,38 @@ def test_what_passes_untouched(tmp_path, members, reason):
         assert json.loads(server.requests[0].data)["messages"] == members.get("messages", LONG)
 
 
+@pytest.mark.parametrize(
+    "members",
+    [
+        {"messages": [*LONG, user("Your task is to create a detailed summary of the conversation so far.")]},
+        {"system": "You are a helpful AI assistant tasked with summarizing conversations."},
+        {"compaction": {"instructions": "keep ids"}},
+    ],
+)
+def test_a_request_for_a_summary_passes_untouched_and_is_recorded(tmp_path, members):
+    with served([say("a summary")], tmp_path) as (server, p):
+        came = ask(p, **members)
+        assert (came.header(b"x-memory-status"), came.header(b"x-memory-reason")) == (
+            b"passed",
+            b"compaction request",
+        )
+        assert server.requests[0].body["messages"] == members.get("messages", LONG)
+        with p.service.sessions.reading(None, p.told()[0].session) as state:
+            assert state.fact_store.size() == 12
+
+
+def test_after_its_own_summary_a_client_goes_on_in_its_session(tmp_path):
+    """Claude Code and Codex keep no call: what was recorded is shown at once."""
+    with served(lambda body: say("ok"), tmp_path) as (server, p):
+        ask(p)
+        kept = [user("This session is being continued from a previous conversation that ran out of context.")]
+        came = ask(p, kept)
+        assert came.header(b"x-memory-status") == b"rebuilt"
+        assert came.header(b"x-memory-session") == SESSION.split()[-1]
+        assert "result 11 result 11" in json.dumps(server.requests[-1].body["messages"])
+        assert p.service.database.get_task(SESSION.split()[-1].decode()) == TASK
+
+
 def test_blocks_of_the_provider_and_system_messages_go_upstream_whole(tmp_path):
     messages = [
         user(TASK),

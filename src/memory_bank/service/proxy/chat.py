@@ -42,6 +42,10 @@ class ChatDialect:
             raise NotRebuiltError("no messages")
         return RequestHistory(messages, lambda context: context)
 
+    def is_compaction(self, request: JsonObject) -> bool:  # noqa: ARG002
+        """See Dialect. This API has no such member."""
+        return False
+
     def without_thinking(self, request: JsonObject) -> list[object] | None:  # noqa: ARG002
         """See Dialect. Reasoning of this API is not bound to other messages."""
         return None

@@ -80,6 +80,9 @@ class Dialect(Protocol):
     def history(self, request: JsonObject) -> RequestHistory:
         """The conversation in a request. Raises NotRebuiltError."""
 
+    def is_compaction(self, request: JsonObject) -> bool:
+        """Whether a member of the request asks the provider for a summary of the conversation."""
+
     def without_thinking(self, request: JsonObject) -> list[object] | None:
         """The conversation of a request without what an API binds to the messages before it; None without any.
 

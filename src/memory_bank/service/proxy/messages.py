@@ -64,6 +64,10 @@ class MessagesDialect:
 
         return RequestHistory([*chat.messages], to_request)
 
+    def is_compaction(self, request: JsonObject) -> bool:
+        """See Dialect."""
+        return bool(request.get("compaction"))
+
     def without_thinking(self, request: JsonObject) -> list[object] | None:
         """See Dialect."""
         messages = request.get(self.key)

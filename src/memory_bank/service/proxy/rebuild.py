@@ -23,7 +23,8 @@ from memory_bank.service.proxy.dialect import Dialect, NotRebuiltError, RequestH
 from memory_bank.service.proxy.identity import Identity, named_session
 from memory_bank.service.security.access import Caller, stored_id
 from memory_bank.service.sessions import Rebuilt, Sessions
-from memory_bank.transcript.messages import MessageKind, kind_of
+from memory_bank.transcript.harness import asks_for_summary
+from memory_bank.transcript.messages import MessageKind, kind_of, message_text
 
 log = logging.getLogger("memory_bank.Service")
 
@@ -39,6 +40,8 @@ SLOW = 0.5
 ATTEMPTS = 3
 """At finding a session that no other conversation has continued meanwhile."""
 
+COMPACTION = "compaction request"
+"""The reason of a request for a summary of the conversation, which is to be made of the real one."""
 NOTHING_YET = "nothing to remember yet"
 
 Status = Literal["rebuilt", "unchanged", "passed", "failed"]
@@ -248,6 +251,8 @@ class Rebuilder:
                 break
         else:
             raise _BusyError
+        if dialect.is_compaction(body.value) or _asks_for_summary(history.messages):
+            return MemoryResult("passed", COMPACTION, session=match.name)
         arrays = {} if rebuilt.unchanged else {dialect.key: history.to_request(rebuilt.messages)}
         return MemoryResult(
             "unchanged" if rebuilt.unchanged else "rebuilt",
@@ -290,3 +295,10 @@ class Rebuilder:
         with self._lock:
             if job.is_running:
                 self._stuck.add(job)
+
+
+def _asks_for_summary(messages: Sequence[object]) -> bool:
+    """Whether the last message, of the user, or a system message asks for a summary of the conversation."""
+    prompts = [m for m in messages if kind_of(m) is MessageKind.SYSTEM][:2]
+    prompts += [m for m in messages[-1:] if kind_of(m) is MessageKind.USER]
+    return any(asks_for_summary(message_text(m)) for m in prompts)

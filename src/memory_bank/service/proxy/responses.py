@@ -52,6 +52,11 @@ class ResponsesDialect:
         chat = from_items(items, request.get("instructions"))
         return RequestHistory([*chat.messages], lambda context: to_items(context, chat))
 
+    def is_compaction(self, request: JsonObject) -> bool:
+        """See Dialect."""
+        items = request.get(self.key)
+        return isinstance(items, list) and any(item_type(i) == "compaction_trigger" for i in items[-1:])
+
     def without_thinking(self, request: JsonObject) -> list[object] | None:  # noqa: ARG002
         """See Dialect. Reasoning of this API is not bound to other messages."""
         return None

@@ -1,0 +1,62 @@
+"""What clients write into user messages by themselves: blocks about their state, summaries, requests for one.
+
+The lists are exact texts of known clients, so that nothing a person writes is taken for them by its meaning.
+"""
+
+from __future__ import annotations
+
+import re
+
+HARNESS_TAGS = (
+    "environment_context", "user_instructions", "permissions instructions", "INSTRUCTIONS", "turn_aborted",
+    "collaboration_mode", "skills_instructions", "apps_instructions", "plugins_instructions",
+    "system-reminder", "command-name", "command-message", "command-args", "local-command-stdout",
+    "local-command-caveat", "environment_details",
+)  # fmt: skip
+"""Tags of blocks that Codex, Claude Code and Cline put into user messages."""
+
+SUMMARY_OPENINGS = (
+    "This session is being continued from a previous conversation",
+    "Another language model started to solve this problem",
+    "Here is a summary of the conversation",
+    "The following is a summary of the conversation",
+    "<conversation_summary>",
+    "<summary>",
+)
+"""How user messages begin in which a client put a summary in the place of older messages."""
+
+COMPACTION_PROMPTS = (
+    "Your task is to create a detailed summary of",  # Claude Code
+    "CONTEXT CHECKPOINT COMPACTION",  # Codex
+    "detailed prompt for continuing our conversation",  # opencode
+    "anchored summary",  # opencode
+    "tasked with summarizing conversations",  # the system prompt of Claude Code and opencode for it
+)
+"""What a request for a summary of the conversation says, in its last user message or its system prompt."""
+
+_OPENING = re.compile(
+    rf"\s*(?:# AGENTS\.md instructions[^\n]*\s*)?<({'|'.join(HARNESS_TAGS)})(?:\s[^>\n]*)?>"
+)
+_LOOKED_AT = 4_000  # characters at each end of a prompt
+
+
+def persons_text(text: str) -> str:
+    """The text without the blocks of a harness that it begins with; "" for a client's own summary.
+
+    Takes linear time.
+    """
+    at = 0
+    while (match := _OPENING.match(text, at)) is not None:
+        closing = f"</{match[1]}>"
+        end = text.find(closing, match.end())
+        if end < 0:
+            break
+        at = end + len(closing)
+    rest = text[at:].strip()
+    return "" if rest.startswith(SUMMARY_OPENINGS) else rest
+
+
+def asks_for_summary(text: str) -> bool:
+    """Whether a prompt is a known client's request for a summary of the conversation."""
+    looked_at = text if len(text) <= 2 * _LOOKED_AT else f"{text[:_LOOKED_AT]}\n{text[-_LOOKED_AT:]}"
+    return any(prompt in looked_at for prompt in COMPACTION_PROMPTS)
