@@ -25,6 +25,8 @@ NEXT_CALLS = 30
 
 OWN = "own compaction"
 
+_TRIES = 4  # to make a memory as small as the summary
+
 
 @dataclass(frozen=True, slots=True)
 class KeptByOne:
@@ -105,16 +107,38 @@ def _measure(
     budget = max(1, costs.of(own))
     always = [m for m in history if kind_of(m) in (MessageKind.SYSTEM, MessageKind.USER)] + history[tail:]
     for strategy in strategies:
-        [limited] = with_budgets(strategy, [budget])
         try:
-            with closing(limited.start(Trace(name, history), reader)) as run:
-                context = run.build(copied(history))
+            memory = _memory_of(strategy, name, history, always, budget, reader, costs)
+            kept[strategy.name] = _kept(memory, values, stretches, reader, costs)
         except Exception:  # counted: a strategy's failure says nothing about the others
             kept[strategy.name] = replace(_kept([], values, stretches, reader, costs), failed=True)
-            continue
-        memory = [m for m in context if m not in always]
-        kept[strategy.name] = _kept(memory, values, stretches, reader, costs)
     return CompactionRow(kept, costs.total(history))
+
+
+def _memory_of(
+    strategy: Strategy,
+    name: str,
+    history: list[dict[str, Any]],
+    always: Sequence[object],
+    most: int,
+    reader: Reader,
+    costs: Costs,
+) -> list[Any]:
+    """What a strategy shows beyond what ``always`` stands in a context, in at most ``most`` tokens where it can.
+
+    Frames and notes may come on top of a ``history_budget``: it is lowered by as much, a few times.
+    """
+    budget = most
+    for _ in range(_TRIES):
+        [limited] = with_budgets(strategy, [max(1, budget)])
+        with closing(limited.start(Trace(name, history), reader)) as run:
+            context = run.build(copied(history))
+        memory = [m for m in context if m not in always]
+        over = costs.total(memory) - most
+        if over <= 0 or limited is strategy or budget <= 1:
+            break
+        budget -= over
+    return memory
 
 
 def _needed_values(
