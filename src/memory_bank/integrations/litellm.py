@@ -1,0 +1,116 @@
+"""LiteLLM: MemoryBankHook for ``litellm.callbacks``, which ``acompletion`` calls, and ``completion`` does not."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any, Unpack
+
+from memory_bank.errors import MessagesError, MissingExtraError
+from memory_bank.integrations.bridge import Bridge, BridgeOptions, ChatMessage, read_natives
+
+try:
+    from litellm.integrations.custom_logger import CustomLogger
+except ImportError as e:
+    raise MissingExtraError("LiteLLM", "litellm") from e
+
+log = logging.getLogger("memory_bank.Integrations")
+
+NOT_CALLED = (
+    "litellm.completion() was called: LiteLLM calls no hook there that may change the messages, so they were sent as "
+    "they are; use acompletion(), or call bridge.rebuild(messages) yourself."
+)
+
+
+BY_POSITION = (
+    "litellm.acompletion() was called with its messages by position: LiteLLM shows its hooks named arguments only, "
+    "so they were sent as they are; pass messages=…"
+)
+
+
+_READ = ("role", "content", "tool_calls", "tool_call_id", "name", "function_call")
+
+
+class LiteLLMWire:
+    """See Wire. Messages are dicts, or LiteLLM's own objects as an answer holds them.
+
+    Only what every form has is read, because LiteLLM gives a hook other forms than the caller's.
+    """
+
+    def read(self, native: Any) -> list[ChatMessage]:
+        """See Wire."""
+        given = _as_dict(native)
+        message = {key: given[key] for key in _READ if given.get(key) is not None}
+        if "tool_calls" in message:
+            message["tool_calls"] = [_call(c) for c in message["tool_calls"]]
+        return [message]
+
+    def rewrite(self, native: Any, messages: Sequence[ChatMessage | None]) -> Any | None:
+        """See Wire."""
+        return None if messages[0] is None else _as_dict(native) | messages[0]
+
+    def say(self, message: ChatMessage) -> Any:
+        """See Wire."""
+        return message
+
+
+def _as_dict(native: Any) -> dict[str, Any]:
+    if isinstance(native, Mapping):
+        return dict(native)
+    dump = getattr(native, "model_dump", None)
+    if dump is None or not hasattr(native, "role"):
+        raise MessagesError(
+            f"{type(native).__name__} is not a chat message: pass dicts or LiteLLM's objects."
+        )
+    return dict(dump(exclude_none=True, warnings=False))
+
+
+def _call(call: Any) -> dict[str, Any]:
+    call = call if isinstance(call, Mapping) else call.model_dump()
+    function = call.get("function") or {}
+    called = {"name": function.get("name"), "arguments": function.get("arguments")}
+    return {"id": call.get("id"), "type": call.get("type") or "function", "function": called}
+
+
+WIRE = LiteLLMWire()
+
+
+class MemoryBankHook(CustomLogger):
+    """Sends the model a rebuilt context in ``acompletion``; the caller's list is not changed.
+
+    ``litellm.callbacks = [MemoryBankHook()]``. A session is ``session_id`` in the call's ``metadata``; without
+    it, it is found by the messages. Messages are passed by name: LiteLLM shows hooks no others. ``completion``
+    calls no such hook. Both are said once in the log. ``options`` are
+    those of Bridge. Raises ConfigError, UnknownStrategyError, StorageError.
+    """
+
+    def __init__(self, **options: Unpack[BridgeOptions]) -> None:
+        super().__init__()
+        self.bridge: Bridge[Any] = Bridge(
+            lambda natives, system: read_natives(natives, WIRE, system), **options
+        )
+        self._warned: set[str] = set()
+
+    async def async_pre_call_deployment_hook(self, kwargs: dict[str, Any], call_type: Any) -> dict[str, Any]:
+        """The arguments of a call, with a rebuilt context."""
+        if str(getattr(call_type, "value", call_type)) != "acompletion":
+            return kwargs
+        messages = kwargs.get("messages")
+        if not isinstance(messages, list):
+            self._warn_once(BY_POSITION)
+            return kwargs
+        metadata = kwargs.get("metadata")
+        session_id = metadata.get("session_id") if isinstance(metadata, Mapping) else None
+        rebuilt = await self.bridge.arebuild(messages, None if session_id is None else str(session_id))
+        return {**kwargs, "messages": rebuilt}
+
+    def log_pre_api_call(self, model: str, messages: Any, kwargs: dict[str, Any]) -> None:  # noqa: ARG002
+        """Note in the log, once, that ``completion`` calls no hook that may change the messages."""
+        given = kwargs.get("litellm_params")
+        if kwargs.get("call_type") == "completion" and not (given or {}).get("acompletion"):
+            self._warn_once(NOT_CALLED)
+
+    def _warn_once(self, text: str) -> None:
+        if text not in self._warned:
+            self._warned.add(text)
+            log.warning("%s", text)

@@ -1,0 +1,70 @@
+"""LlamaIndex agents with a model with memory: 25 steps, parallel calls, streams, two sessions at once."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from tests.integrations.pages import ANSWER, run_example
+from tests.integrations.shop import SHOPS, STEPS, SYSTEM, Model, answer, check, get_order, get_parcel, task
+
+from memory_bank.errors import MessagesError
+from memory_bank.testing import ScriptedServer
+
+pytest.importorskip("llama_index.llms.openai", reason="needs llama-index-core and llama-index-llms-openai")
+
+from llama_index.core.agent.workflow import FunctionAgent
+from llama_index.core.base.llms.types import ChatMessage, TextBlock, ToolCallBlock
+from llama_index.llms.openai import OpenAI
+
+from memory_bank.integrations.llama_index import WIRE, function_tools, with_memory
+
+CALLS = STEPS + 5 + 1
+
+
+async def run(server, shop, stream, database):
+    model = OpenAI("gpt-4.1-mini", api_base=server.base_url, api_key="k", max_retries=0)
+    llm, bridge = with_memory(model, session_id=shop, database=database)
+    agent = FunctionAgent(
+        tools=[get_order, get_parcel, *function_tools(bridge, shop)], llm=llm, system_prompt=SYSTEM,
+        streaming=stream, timeout=None,
+    )  # fmt: skip
+    result = await agent.run(task(shop), max_iterations=100)
+    assert len(result.tool_calls) >= 1
+    assert bridge.state(shop).fact_store.size() == CALLS
+    bridge.close()
+    return str(result)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_two_long_tasks_at_once(stream, tmp_path):
+    async def both():
+        return await asyncio.gather(*(run(server, s, stream, tmp_path / "bank.db") for s in SHOPS))
+
+    model = Model()
+    with ScriptedServer(model) as server:
+        assert asyncio.run(both()) == [answer(shop) for shop in SHOPS]
+        check(server, model)
+
+
+def test_calls_are_read_and_changed_in_blocks():
+    made = ChatMessage(
+        role="assistant", blocks=[TextBlock(text="Now."), ToolCallBlock(tool_call_id="c1", tool_name="f", tool_kwargs={"n": "1"})]
+    )  # fmt: skip
+    [read] = WIRE.read(made)
+    [call] = read["tool_calls"]
+    assert (read["content"], call["id"], call["function"]) == (
+        "Now.",
+        "c1",
+        {"name": "f", "arguments": '{"n":"1"}'},
+    )
+    call = {**call, "function": {"name": "f", "arguments": '{"n":"…"}'}}
+    changed = WIRE.rewrite(made, [{**read, "tool_calls": [call]}])
+    assert (changed.blocks[1].tool_kwargs, made.blocks[1].tool_kwargs) == ({"n": "…"}, {"n": "1"})
+    with pytest.raises(MessagesError, match="dict is not a ChatMessage"):
+        WIRE.read({"role": "user"})
+
+
+def test_the_example_of_llama_index(monkeypatch, capsys):
+    run_example("test_the_example_of_llama_index", monkeypatch)
+    assert ANSWER in capsys.readouterr().out
