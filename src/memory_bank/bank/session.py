@@ -26,7 +26,8 @@ from memory_bank.models.observer import EXTRACTIVE, Observer
 from memory_bank.plan import Plan
 from memory_bank.ports import Embedder, Scope, TokenCounter
 from memory_bank.records import Insight, InteractionRecord, Spent
-from memory_bank.transcript.messages import is_memory_tool
+from memory_bank.transcript.jsontext import dump_value
+from memory_bank.transcript.messages import Pair, is_memory_tool
 from memory_bank.transcript.tokens import approximate_counter, open_counter
 from memory_bank.transcript.transcript import Transcript, View
 
@@ -159,6 +160,10 @@ class MemoryBankState(Session):
         self._given_counter = counter
         self._encoding: str | None = None
         self._task = ""
+        self._by_call: dict[str, list[str]] | None = (
+            None  # trace_ids of the records by call id, once asked for
+        )
+        self.transcript = Transcript(session_id, self.counter, self._is_mask)
         self._generation: int | None = None
         self._jobs = JobQueue(self.database, session_id)
         self._background = BackgroundObserver()
@@ -225,7 +230,7 @@ class MemoryBankState(Session):
         if self._given_counter is None and self._encoding != settings.token_encoding:
             self._encoding = settings.token_encoding
             self.counter = open_counter(settings.token_encoding)
-            self.transcript = Transcript(self.session_id, self.counter)
+            self.transcript = Transcript(self.session_id, self.counter, self._is_mask)
         if self.insight_store is None:
             self._bind_embedder(settings.embedding_model)
         generation, count = self.database.extent(self.session_id)
@@ -417,6 +422,7 @@ class MemoryBankState(Session):
                 by_id = {d.trace_id: d for d in made}
                 self.unobserved.update((r.trace_id, by_id.get(r.trace_id)) for r in records)
         self.steps.update((r.trace_id, r.step_id) for r in records)
+        self._by_call = None
         self.step_count = step
         self.new_records = list(records)
 
@@ -506,8 +512,29 @@ class MemoryBankState(Session):
         self._task = self.database.get_task(self.session_id)
         self._may_have_jobs = self._jobs.open_count() > 0
 
+    def _is_mask(self, pair: Pair, trace_id: str) -> bool:
+        """Whether a client has put an older result in the place of a recorded output of the same call.
+
+        It is shorter than that output, which is not in the list itself; the call has the same id, name and
+        arguments.
+        """
+        call, result = pair.call, pair.result
+        if trace_id in self.steps or call is None or not call.call_id or result is None or not self.steps:
+            return False
+        if self._by_call is None:
+            self._by_call = self.fact_store.by_call()
+        for known in self._by_call.get(call.call_id, ()):
+            record = None if self.transcript.holds(known) else self.fact_store.get(known)
+            if record is None or (record.tool_name, record.raw_input) != (pair.tool_name, call.raw_input):
+                continue
+            recorded = record.output_text if record.output_text is not None else dump_value(record.raw_output)
+            if len(result.text) < len(recorded):
+                return True
+        return False
+
     def _load_order(self) -> None:
         """Read the session's steps again: another process has stored records."""
+        self._by_call = None
         steps = self.fact_store.steps()
         if any(a != b for a, b in zip(self.steps, steps, strict=False)):
             self.order_changes += 1
@@ -522,6 +549,7 @@ class MemoryBankState(Session):
         self.shown_elsewhere.clear()
         self._deferred = {}
         self._task = ""
+        self._by_call = None
 
 
 def _answers_at_once(store: InsightStore) -> bool:

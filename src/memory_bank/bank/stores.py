@@ -51,6 +51,9 @@ _AT_MOST = 20  # places returned for a trace_id or its beginning
 _r, _i = records.c, insights.c
 _BY_IDS = sa.select(*_r).where(of_session(records), _r.trace_id.in_(IDS))
 _STEPS = sa.select(_r.trace_id, _r.step_id).where(of_session(records)).order_by(_r.seq)
+_CALLS = (
+    sa.select(_r.call_id, _r.trace_id).where(of_session(records), _r.call_id.is_not(None)).order_by(_r.seq)
+)
 _CLEAR_RECORDS = sa.delete(records).where(of_session(records))
 
 
@@ -139,6 +142,14 @@ class FactStore:
         """The step_id of every record by trace_id, oldest first."""
         with self.database.read() as c:
             return dict(c.execute(_STEPS, {"session": self.session_id}).all())
+
+    def by_call(self) -> dict[str, list[str]]:
+        """The trace_ids of the session's records by the id of their call, oldest first."""
+        found: dict[str, list[str]] = {}
+        with self.database.read() as c:
+            for call_id, trace_id in c.execute(_CALLS, {"session": self.session_id}).all():
+                found.setdefault(call_id, []).append(trace_id)
+        return found
 
     def page(self, after: int = 0, limit: int = 50, tool: str | None = None) -> list[RecordLine]:
         """The records with a number above ``after``, oldest first; of one tool, if given."""

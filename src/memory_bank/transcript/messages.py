@@ -341,7 +341,8 @@ class Interaction:
     ``messages`` are the originals, in order, from position ``start`` of the list. ``fault`` is empty when
     every call is answered once, directly after the turn; else it says what is wrong.
 
-    A ``Transcript`` also fills in ``trace_ids``, one for each pair (None where there is no result),
+    A ``Transcript`` also fills in ``trace_ids``, one for each pair (None where there is no result,
+    or one that masks a recorded output),
     ``earlier_ids``, which its records may have had before a user message brought their images, and
     ``tokens``, the tokens of its messages. They are empty in what ``parse_messages`` returns.
     """

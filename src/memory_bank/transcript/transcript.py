@@ -5,9 +5,9 @@ from __future__ import annotations
 import copy
 from bisect import bisect_left, bisect_right
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate, pairwise
+from itertools import accumulate, chain, pairwise
 from operator import is_
 from typing import Any
 
@@ -16,6 +16,7 @@ from memory_bank.records import derive_trace_id
 from memory_bank.transcript.messages import (
     Interaction,
     MessageKind,
+    Pair,
     Parser,
     Segment,
     Utterance,
@@ -87,11 +88,20 @@ class Transcript:
     edited messages) is parsed again from the first difference. Where the list holds the very objects of the
     last step, the messages that every context keeps and the latest ones are compared in full, the older
     ones in turns, 256 a step.
+
+    ``is_mask`` is asked, for a result before the last interaction and its trace_id, whether the client has put
+    it in the place of a recorded output; such a result has no trace_id.
     """
 
-    def __init__(self, session_id: str, counter: TokenCounter) -> None:
+    def __init__(
+        self,
+        session_id: str,
+        counter: TokenCounter,
+        is_mask: Callable[[Pair, str], bool] | None = None,
+    ) -> None:
         self.session_id = session_id
         self.counter = counter
+        self._is_mask = is_mask
         self.reset()
 
     def reset(self) -> None:
@@ -129,9 +139,11 @@ class Transcript:
 
     def _identify_closed(self) -> None:
         closed = self._parser.closed
+        latest = chain(reversed(self._parser.pending()), reversed(closed))
+        last = next((s for s in latest if isinstance(s, Interaction)), None)
         for segment in closed[self._read :]:
             if isinstance(segment, Interaction):
-                interaction, keys = self._identified(segment)
+                interaction, keys = self._identified(segment, may_be_masked=segment is not last)
                 self._occurrences.update(keys)
                 self._interactions.append(interaction)
                 self._starts.append(segment.start)
@@ -140,7 +152,13 @@ class Transcript:
                 self._kept.extend(range(segment.start, segment.stop))
         self._read = len(closed)
 
-    def _identified(self, interaction: Interaction) -> tuple[Interaction, tuple[bytes, ...]]:
+    def holds(self, trace_id: str) -> bool:
+        """Whether an interaction read so far has this record."""
+        return any(trace_id in interaction.record_ids for interaction in self._interactions)
+
+    def _identified(
+        self, interaction: Interaction, *, may_be_masked: bool = False
+    ) -> tuple[Interaction, tuple[bytes, ...]]:
         """The interaction with its trace_ids and tokens, and the content keys of its answered pairs."""
         keys: list[bytes] = []
         ids: list[str | None] = []
@@ -154,7 +172,9 @@ class Transcript:
                 key = before.content_key()
                 earlier.append(derive_trace_id(self.session_id, key, self._occurrences[key] + here[key]))
             key = pair.content_key()
-            ids.append(derive_trace_id(self.session_id, key, self._occurrences[key] + here[key]))
+            trace_id = derive_trace_id(self.session_id, key, self._occurrences[key] + here[key])
+            masks = may_be_masked and self._is_mask is not None and self._is_mask(pair, trace_id)
+            ids.append(None if masks else trace_id)
             here[key] += 1
             keys.append(key)
         tokens = self._tokens_before[interaction.stop] - self._tokens_before[interaction.start]
