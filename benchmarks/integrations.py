@@ -24,6 +24,7 @@ FRAMEWORKS = {  # the framework's distribution, and what the tests need besides 
     "openai_agents": ("openai-agents", []),
     "pydantic_ai": ("pydantic-ai-slim", ["pydantic-ai-slim[openai]"]),
     "smolagents": ("smolagents", ["smolagents[openai]"]),
+    "anthropic": ("anthropic", []),
     "google_adk": ("google-adk", ["litellm", "mcp"]),
     "llama_index": ("llama-index-core", ["llama-index-llms-openai"]),
     "litellm": ("litellm", ["mcp"]),

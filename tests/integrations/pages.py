@@ -42,6 +42,8 @@ def run_example(test: str, monkeypatch: Any, *, final: str = "") -> list[str]:
         for name in ("OPENAI_BASE_URL", "OPENAI_API_BASE"):
             monkeypatch.setenv(name, server.base_url)
         monkeypatch.setenv("OPENAI_API_KEY", "k")
+        monkeypatch.setenv("ANTHROPIC_BASE_URL", server.base_url.removesuffix("/v1"))
+        monkeypatch.setenv("ANTHROPIC_API_KEY", "k")
         monkeypatch.setenv("OPENAI_AGENTS_DISABLE_TRACING", "1")
         exec(compile(code, str(PAGE), "exec"), {"get_order": get_order})
         assert server.refused == []

@@ -1,0 +1,183 @@
+"""Anthropic's SDK: MemoryBankTransport for its HTTP client, and so for ``create``, ``stream`` and ``tool_runner``."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, Unpack
+
+from memory_bank.errors import MissingExtraError
+from memory_bank.integrations.bridge import Bridge, BridgeOptions, NativeChat
+from memory_bank.tools import TOOL_SCHEMAS
+from memory_bank.transcript.anthropic import Thinking, from_anthropic, to_anthropic
+from memory_bank.transcript.messages import content_text
+
+try:
+    import httpx2
+    from anthropic import beta_async_tool, beta_tool
+except ImportError as e:
+    raise MissingExtraError("Anthropic's SDK", "anthropic") from e
+
+log = logging.getLogger("memory_bank.Integrations")
+
+SESSION_HEADER = "x-memory-session"
+_PATH = "/v1/messages"
+_HELD = (
+    "the provider holds the history (thread), so memory cannot replace it and the request is sent as it is: pass "
+    "thread=False to tool_runner"
+)
+
+
+class _RequestMessages(list[dict[str, Any]]):
+    """The messages of a request, with what becomes of their thinking blocks."""
+
+    thinking = Thinking.DROP
+
+
+def read_request(messages: Sequence[dict[str, Any]], system: str | None) -> NativeChat[dict[str, Any]]:
+    """The messages of a request as a chat."""
+    chat = from_anthropic(list(messages), system)
+    rule = getattr(messages, "thinking", Thinking.DROP)
+    return NativeChat([*chat.messages], lambda context: to_anthropic(context, chat, rule))
+
+
+class MemoryBankTransport(httpx2.BaseTransport, httpx2.AsyncBaseTransport):
+    """Sends requests of the Messages API with rebuilt contexts; the caller's messages stay whole.
+
+    ``Anthropic(http_client=DefaultHttpxClient(transport=MemoryBankTransport()))``, and the same for
+    ``AsyncAnthropic`` with ``DefaultAsyncHttpxClient``. A session is the header ``x-memory-session`` of a request
+    (``extra_headers``), which is not sent, or ``session_id``; without them it is found by the messages. A
+    request whose history the provider holds (``thread``), and one that asks for a compaction, are sent as they
+    are. If the provider refuses a rebuilt request with 400, the original is sent. ``transport`` sends the
+    requests; by default a transport of httpx2. ``options`` are those of Bridge.
+
+    Raises ConfigError, UnknownStrategyError, StorageError.
+    """
+
+    def __init__(
+        self, session_id: str | None = None, *, transport: Any = None, **options: Unpack[BridgeOptions]
+    ) -> None:
+        self.bridge: Bridge[dict[str, Any]] = Bridge(read_request, **options)
+        self._session_id = session_id
+        self._transport = transport
+        self._has_warned = False
+
+    def tools(self, session_id: str | None = None, *, asynchronous: bool = False) -> list[Any]:
+        """The memory tools for ``tool_runner``; ``asynchronous``: for that of AsyncAnthropic."""
+        session_id = session_id or self._session_id
+        return [self._tool(schema["function"], session_id, asynchronous) for schema in TOOL_SCHEMAS]
+
+    def handle_request(self, request: httpx2.Request) -> httpx2.Response:
+        """Send a request, rebuilt where it is one of the Messages API."""
+        if self._transport is None:
+            self._transport = httpx2.HTTPTransport()
+        read = self._read(request)
+        if read is None:
+            return self._sent(self._transport.handle_request(request))
+        body, messages, session_id, system = read
+        rebuilt = self.bridge.rebuild(messages, session_id, system=system)
+        if not _differs(rebuilt, messages):
+            return self._sent(self._transport.handle_request(request))
+        response = self._transport.handle_request(_with_messages(request, body, rebuilt))
+        if response.status_code != 400:
+            return self._sent(response)
+        response.close()
+        _log_refusal()
+        return self._sent(self._transport.handle_request(request))
+
+    async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
+        """Send a request, rebuilt where it is one of the Messages API."""
+        if self._transport is None:
+            self._transport = httpx2.AsyncHTTPTransport()
+        read = self._read(request)
+        if read is None:
+            return self._sent(await self._transport.handle_async_request(request))
+        body, messages, session_id, system = read
+        rebuilt = await self.bridge.arebuild(messages, session_id, system=system)
+        if not _differs(rebuilt, messages):
+            return self._sent(await self._transport.handle_async_request(request))
+        response = await self._transport.handle_async_request(_with_messages(request, body, rebuilt))
+        if response.status_code != 400:
+            return self._sent(response)
+        await response.aclose()
+        _log_refusal()
+        return self._sent(await self._transport.handle_async_request(request))
+
+    def close(self) -> None:
+        """Close the connections; the bridge is closed by ``bridge.close()``."""
+        if self._transport is not None:
+            self._transport.close()
+
+    async def aclose(self) -> None:
+        """As ``close``."""
+        if self._transport is not None:
+            await self._transport.aclose()
+
+    def _sent(self, response: Any) -> httpx2.Response:
+        """The response of the transport, for the client."""
+        assert isinstance(response, httpx2.Response)
+        return response
+
+    def _read(
+        self, request: httpx2.Request
+    ) -> tuple[dict[str, Any], _RequestMessages, str | None, str | None] | None:
+        """Body, messages, session and system prompt of a request that memory may rebuild; None for another."""
+        session_id = request.headers.pop(SESSION_HEADER, None) or self._session_id
+        if request.method != "POST" or not request.url.path.endswith(_PATH):
+            return None
+        try:
+            body = json.loads(request.content)
+        except (httpx2.RequestNotRead, ValueError):
+            return None
+        if not isinstance(body, dict) or not isinstance(body.get("messages"), list) or body.get("compaction"):
+            return None
+        if body.get("thread"):
+            if not self._has_warned:
+                self._has_warned = True
+                log.warning("%s", _HELD)
+            return None
+        messages = _RequestMessages(body["messages"])
+        messages.thinking = _rule_of(body.get("thinking"))
+        system = content_text(body["system"]) if body.get("system") else None
+        return body, messages, session_id, system
+
+    def _tool(self, schema: dict[str, Any], session_id: str | None, asynchronous: bool) -> Any:
+        name = schema["name"]
+        given = {"name": name, "description": schema["description"], "input_schema": schema["parameters"]}
+
+        def call(**arguments: Any) -> str:
+            return self.bridge.answer(name, arguments, session_id)
+
+        async def acall(**arguments: Any) -> str:
+            return await self.bridge.aanswer(name, arguments, session_id)
+
+        return partial(beta_async_tool, **given)(acall) if asynchronous else partial(beta_tool, **given)(call)
+
+
+def _rule_of(thinking: Any) -> Thinking:
+    """What becomes of thinking blocks after the first change, by the request's ``thinking``."""
+    given = thinking if isinstance(thinking, dict) else {}
+    if (given.get("block_binding") or {}).get("prefix_mismatch_behavior") == "drop_block":
+        return Thinking.KEEP
+    return Thinking.KEEP_LAST if given.get("type") == "enabled" else Thinking.DROP
+
+
+def _differs(rebuilt: Sequence[Any], messages: Sequence[Any]) -> bool:
+    return len(rebuilt) != len(messages) or any(a is not b for a, b in zip(rebuilt, messages, strict=True))
+
+
+def _with_messages(request: httpx2.Request, body: dict[str, Any], messages: list[Any]) -> httpx2.Request:
+    """The request with other messages."""
+    headers = [
+        (k, v) for k, v in request.headers.raw if k.lower() not in (b"content-length", b"transfer-encoding")
+    ]
+    data = json.dumps({**body, "messages": messages}).encode()
+    return httpx2.Request(
+        request.method, request.url, headers=headers, content=data, extensions=request.extensions
+    )
+
+
+def _log_refusal() -> None:
+    log.warning("the provider refused a rebuilt request with 400: the original is sent")
