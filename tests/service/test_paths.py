@@ -5,10 +5,13 @@ from __future__ import annotations
 import asyncio
 from urllib.parse import quote, unquote
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from memory_bank.errors import ConfigError
 from memory_bank.service.api.requests import EncodedSlashes, decoded
+from memory_bank.service.security.access import stored_id
 
 
 def seen(path: str, raw: bytes | None, kind: str = "http") -> dict[str, object]:
@@ -52,3 +55,10 @@ def test_other_paths_stay_as_they_are():
         assert seen(path, raw)["path"] == path
     assert seen("/v1/sessions/a/b", b"/v1/sessions/a%2Fb", "lifespan")["path"] == "/v1/sessions/a/b"
     assert seen("/v1/sessions/a%2Fb", b"/v1%2Fsessions/a%252Fb")["path"] == "/v1/sessions/a%252Fb"
+
+
+@pytest.mark.parametrize("name", [".", ".."])
+def test_names_that_no_path_can_name_are_refused(name):
+    with pytest.raises(ConfigError, match="choose another name"):
+        stored_id("ns", name)
+    assert stored_id("ns", f"{name}x").endswith(f"{name}x")

@@ -59,7 +59,41 @@ ASSIGNED = [  # before, what must go, after
     ("GITHUB_TOKEN=", "0123456789abcdef0123", "\n"),
     ("token: ", "97b5852b52a7f69155826eee6cdf165e", ","),
     ("https://hooks.slack.com/", "services/T00000000/B00000000/XXXXXXXXXXXX", ""),
+    ("Authorization: token ", "0123456789abcdef01234567", ""),
+    ("Authorization: ", "0123456789abcdef01234567", ""),
+    ("Cookie: ", "sessionid=a1b2c3d4e5f6a1b2", ""),
+    ("curl -u admin:", "Tr0ub4dor", " https://x"),
+    ("mysql -uroot -p", "Tr0ub4dor", " db"),
+    ("tool --password ", "Tr0ub4dor", " run"),
+    ("tool --token=", "a1b2c3d4e5f6", " run"),
+    ("postgresql://app:", "s3c/r#t", "@db/x"),
+    ("https://", "0123456789abcdef0123456789", "@github.com/x/y.git"),
+    ("https://x/y?key=", "a1b2c3d4e5f6a1b2c3d4e5f6", ""),
+    ("machine h login a password ", "s3cret", ""),
+    ("pass=", "hunt3rx", ""),
+    ("Passwort: ", "hunt3rx", ""),
+    ("<password>", "hunt3rx", "</password>"),
+    ("**Password:** `", "hunt3rx", "`"),
+    ("| password | ", "hunt3rx", " |"),
+    ("password=&quot;", "hunt3rx", "&quot;"),
+    ('[{"name": "DB_PASSWORD", "value": "', "hunt3rx", '"}]'),
+    ("AZURE_DEVOPS_PAT=", "a1b2" * 13, "\n"),
+    ("AccountKey=", "aB3+" * 16, ";EndpointSuffix=x"),
+    ("https://x.blob.core.windows.net/c?sv=2022&sig=", "aB3d" * 10 + "%3D", ""),
+    ("bot 123456789:", "AA" + "aB3d" * 8 + "x", ""),
+    ("root:", "$6$" + "aB3d" * 2 + "$" + "aB3d" * 21, ":19000:0"),
 ]
+TOKENS = [  # of providers, by their documented beginnings
+    "glrt-" + "a1B2" * 5, "gldt-" + "a1B2" * 5, "sess-" + "a1B2" * 10, "gsk_" + "a1B2" * 13, "xai-" + "a1B2" * 20,
+    "pplx-" + "a1B2" * 12, "r8_" + "a1B2" * 9, "fw_" + "a1B2" * 6, "nvapi-" + "a1B2" * 16, "tvly-" + "a1B2" * 8,
+    "1//0" + "a1B2" * 15, "dop_v1_" + "a1b2" * 16, "hvs." + "a1B2" * 20, "dapi" + "a1b2" * 8, "lin_api_" + "a1B2" * 10,
+    "ntn_" + "a1B2" * 11, "secret_" + "a1B2" * 10 + "abc", "pat" + "a1B2" * 3 + "xy." + "a1b2" * 16,
+    "SG." + "a1B2" * 5 + "xy." + "a1B2" * 10 + "xyz", "key-" + "a1b2" * 8, "SK" + "a1b2" * 8, "shpat_" + "a1b2" * 8,
+    "MTIz" + "a1B2" * 5 + ".a1B2xy." + "a1B2" * 9, "EAAA" + "a1B2" * 15, "dckr_pat_" + "a1B2" * 6,
+    "rubygems_" + "a1b2" * 12, "figd_" + "a1B2" * 10, "glsa_" + "a1B2" * 8 + "_a1B2a1B2", "NRAK-" + "A1B" * 9,
+    "PMAK-" + "a1b2" * 6 + "-" + "a1b2" * 8 + "ab", "sntrys_" + "a1B2" * 15, "dp.pt." + "a1B2" * 10,
+    "pscale_tkn_" + "a1B2" * 10, "sbp_" + "a1b2" * 10, "ATATT3" + "a1B2" * 40, "AGE-SECRET-KEY-1" + "AB" * 29,
+]  # fmt: skip
 PLAIN = [
     "", "ORD-1001", "#W2378156", "tr_2f8a6c1e", "9b1deb4d-3b7d-4bad-9bdd-2b0d7b3dcb6d", "da39a3ee5e6b4b0d3255bfef95601890afd80709",
     "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855", "sha256:e3b0c44298fc1c149afb", "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01",
@@ -70,8 +104,18 @@ PLAIN = [
     "login(password=password, token=token)", "password=os.environ['DB_PASSWORD']", "password=settings.db_password", "password: ${DB_PASSWORD}",
     '{"password": null, "token": ""}', '{"password": {"type": "string"}}', '{"password": "********"}', "Password: <your password>", "token = next(tokens)",
     "a basic understanding of bearer tokens", "secretary: Ada Lovelace", "-----BEGIN CERTIFICATE-----\nMIID\n-----END CERTIFICATE-----", "AKIAB", "eyJhbGciOiJIUzI1NiJ9",
+    "https://shop.example/pay?for_order=true&key=wc_order_Ttr7vMxsM2yNk", "docker run -p 8080:80 -u root:root x", "git push -u origin main",
+    "patch pattern path", "SKU-77 MDX Nj OD", "| password | type |", "tool --password-file /run/x --token-count 5", "authorization: required",
+    "cookie: the best one", "login as ada", "http://h:8080/a@b", "| token | a long text | x |",
     "[redacted: password]", "password=[redacted: password]", "İstanbul ORD-7 ﬀ",
 ]  # fmt: skip
+
+
+@pytest.mark.parametrize("token", TOKENS, ids=lambda t: t[:6])
+def test_tokens_of_providers(redaction, token):
+    for text in (token, f"key: {token}, next", json.dumps({"a": token}), f"x={token}\ny"):
+        assert token not in redaction.text(text)
+        assert "[redacted: " in redaction.text(text)
 
 
 @pytest.fixture(scope="module")

@@ -40,6 +40,9 @@ class Backend(Protocol):
     ) -> Sequence[Any] | None:
         """The first row of a statement that every step executes."""
 
+    def wipe(self, engine: Engine, seconds: float) -> None:
+        """Remove copies of deleted content that the database keeps beside its tables, if others let it."""
+
     def turn(self) -> AbstractContextManager[object]:
         """The lock that a writer holds among the threads of its process."""
 

@@ -31,6 +31,7 @@ from memory_bank.faults import fault_point
 from memory_bank.records import NAMESPACE_END
 
 T = TypeVar("T")
+_WIPE_SECONDS = 1.0
 ANY: Any = object()
 """Any namespace, as an argument."""
 
@@ -111,6 +112,7 @@ class Database:
         try:
             with self._opening():
                 self._migrate(must_exist)
+            self._wipe(0)  # after a crash the log still holds what had been deleted
         except BaseException:
             self._engine.dispose()
             raise
@@ -202,6 +204,23 @@ class Database:
         """A connection in a transaction, committed at the end and rolled back on any error."""
         with self._mapped(), self._transaction() as connection:
             yield connection
+
+    @contextmanager
+    def erase(self) -> Iterator[Connection]:
+        """As ``write``, for deleting content: what is deleted is overwritten.
+
+        With SQLite the deleted pages are overwritten, and the write-ahead log is emptied. While another
+        process reads the bank, the log is emptied by the next deletion or when the bank is opened again.
+        """
+        with self.write() as connection:
+            if self.url.get_backend_name() == "sqlite":
+                connection.exec_driver_sql("PRAGMA secure_delete=ON")
+            yield connection
+        self._wipe(_WIPE_SECONDS)
+
+    def _wipe(self, seconds: float) -> None:
+        with suppress(SQLAlchemyError):  # the deletion itself is committed
+            self._backend.wipe(self._engine, seconds)
 
     def submit(self, operation: Callable[[Connection], T], session_id: str) -> T:
         """Run a write to a session and return its result once it is committed.

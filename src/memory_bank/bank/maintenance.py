@@ -137,9 +137,7 @@ def purge(
             with database.read() as c:
                 found = _count(c, values)
         else:
-            with database.write() as c:
-                if database.url.get_backend_name() == "sqlite":
-                    c.exec_driver_sql("PRAGMA secure_delete=ON")  # overwrite the deleted pages
+            with database.erase() as c:
                 database.lock_session(c, name)
                 found = _count(c, values)
                 if found is not None:

@@ -129,6 +129,9 @@ class Postgres:
         with reader.connect() as c:
             return c.execute(statement, values).first()
 
+    def wipe(self, engine: Engine, seconds: float) -> None:
+        """See Backend. The server's log and its VACUUM are its administrator's."""
+
     def turn(self) -> AbstractContextManager[object]:
         """See Backend."""
         return nullcontext()

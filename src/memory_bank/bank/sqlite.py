@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import functools
+import os
 import sqlite3
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +72,9 @@ class Sqlite:
                 raise DatabaseOpenError(
                     f"{self.name} cannot be opened: its folder does not exist, create it first."
                 )
+            if not file.exists():  # tool outputs are private: the log and the index get the same mode
+                with suppress(FileExistsError, PermissionError):
+                    os.close(os.open(file, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
         except (OSError, ValueError) as e:  # a name too long, a folder that may not be entered, NUL
             raise DatabaseOpenError(f"{self.name!r} cannot be opened: {first_line(e)}.") from e
 
@@ -121,6 +125,20 @@ class Sqlite:
     def turn(self) -> AbstractContextManager[object]:
         """See Backend."""
         return self._write_lock
+
+    def wipe(self, engine: Engine, seconds: float) -> None:
+        """See Backend. Empties the write-ahead log, which holds pages from before a deletion.
+
+        Waits so long for readers and writers of other connections.
+        """
+        if self.in_memory:
+            return
+        with self._write_lock, engine.connect() as c:
+            c.exec_driver_sql(f"PRAGMA busy_timeout={int(1000 * seconds)}")
+            try:
+                c.exec_driver_sql("PRAGMA wal_checkpoint(TRUNCATE)")
+            finally:
+                c.exec_driver_sql(f"PRAGMA busy_timeout={BUSY_TIMEOUT_MS}")
 
     def begin_snapshot(self, c: Connection) -> None:
         """See Backend."""

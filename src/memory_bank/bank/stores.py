@@ -163,7 +163,7 @@ class FactStore:
 
     def clear(self) -> None:
         """Delete every record of the session and its jobs."""
-        with self.database.write() as c:
+        with self.database.erase() as c:
             self.database.lock_session(c, self.session_id)
             c.execute(_CLEAR_RECORDS, {"session": self.session_id})
             clear_jobs(c, self.session_id)
@@ -375,7 +375,7 @@ class InsightStore:
 
 def clear_session(database: Database, session_id: str) -> None:
     """Delete a session's insights, without an embedding model."""
-    with database.write() as c:
+    with database.erase() as c:
         database.lock_session(c, session_id)
         c.execute(_CLEAR_INSIGHTS, {"session": session_id})
         c.execute(NEXT_GENERATION, {"session": session_id})

@@ -21,7 +21,7 @@ from memory_bank.bank.database import Database
 from memory_bank.config import Config, load_config
 from memory_bank.errors import UpstreamError
 from memory_bank.service.proxy.dialect import MEMORY_TOOLS
-from memory_bank.service.proxy.injection import NOT_YET, ROUNDS, Injection
+from memory_bank.service.proxy.injection import MOST_BYTES, NOT_YET, ROUNDS, Injection
 from memory_bank.service.proxy.rebuild import MemoryResult
 from memory_bank.service.proxy.routes import DIALECTS, ModelRequest, read_body
 from memory_bank.service.proxy.upstream import UpstreamAnswer
@@ -669,3 +669,23 @@ def test_every_answer_is_let_go_of(tmp_path, ending):
     )
     sessions.close()
     database.close()
+
+
+def test_an_answer_that_is_too_long_to_be_held_passes(tmp_path):
+    """It is not read for calls of memory tools; the client gets all of it."""
+    piece = b"x" * 2**20
+    count = MOST_BYTES // len(piece) + 4
+    answers = []
+
+    def answer(got):
+        answers.append(got)
+        return chunked(*[piece] * count, headers=(b"Content-Type: application/json",))
+
+    with (
+        RawUpstream(answer) as upstream,
+        proxied(upstream.base_url, tmp_path / "bank.db", inject_tools=True) as p,
+    ):
+        for _ in range(2):  # the tools are offered once there are records
+            came = post(p.port, "/v1/chat/completions", {"model": "m", "messages": MESSAGES}, *HEADERS)
+            assert (came.status, len(came.body), came.whole) == (200, count * len(piece), True)
+    assert len(answers) == 2

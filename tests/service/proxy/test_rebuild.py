@@ -6,6 +6,7 @@ import asyncio
 import json
 import logging
 import random
+import threading
 
 import pytest
 from tests.chats import call, result, system, user
@@ -16,9 +17,9 @@ from memory_bank.bank.maintenance import purge, verify
 from memory_bank.bank.stores import InsightStore
 from memory_bank.context.policies.evidence import evidence_of
 from memory_bank.service.proxy.identity import Identity
-from memory_bank.service.proxy.rebuild import Rebuilder
+from memory_bank.service.proxy.rebuild import THREADS, Rebuilder
 from memory_bank.service.proxy.routes import DIALECTS, read_body
-from memory_bank.service.security.access import LOCAL
+from memory_bank.service.security.access import LOCAL, Caller
 from memory_bank.service.sessions import Sessions
 
 CHAT = DIALECTS[0]
@@ -173,3 +174,43 @@ def test_one_who_leaves_while_others_wait_for_a_thread(configured):
     assert all(isinstance(d, asyncio.CancelledError) for d in done[::2])
     assert last.status == "rebuilt"
     sessions.close()
+
+
+class _Hanging:
+    """An identity whose searches for one namespace end when ``go`` is set."""
+
+    def __init__(self, slow):
+        self.slow = slow
+        self.go = threading.Event()
+
+    def session_of(self, namespace, **_given):
+        if namespace == self.slow:
+            self.go.wait(60)
+
+
+def test_slow_steps_of_a_key_pause_memory_for_that_key_alone(configured):
+    sessions = Sessions(Database(""), configured())
+    identity = _Hanging("slow")
+    memory = Rebuilder(sessions, identity, 0.2)
+    body = read_body(json.dumps({"messages": conversation(2)}).encode(), CHAT)
+
+    async def ask(namespace):
+        return await memory.rebuild(Caller(namespace=namespace), CHAT, body, {}, None)
+
+    async def main():
+        first = await asyncio.gather(*(ask("slow") for _ in range(THREADS)))
+        again = await ask("slow")
+        memory._timeout = 60
+        return first, again, await ask("other")
+
+    first, again, other = asyncio.run(_within(main, identity.go))
+    assert {r.reason for r in first} == {"timeout"}
+    assert again.reason == "paused"
+    assert (other.status, other.reason) == ("passed", "nothing to remember yet")
+
+
+async def _within(main, go):
+    try:
+        return await main()
+    finally:
+        go.set()

@@ -558,9 +558,9 @@ def _encode(text: str) -> bytes:
 
 
 _WORDS = re.compile(r"[A-Z]?[a-z]+|[A-Z]+|[0-9]+")
+_CACHED_ID = 256  # characters of an id that are looked at, and up to which the answer is kept
 
 
-@lru_cache(maxsize=65_536)
 def looks_random(call_id: str | None, name: str = "") -> bool:
     """Whether an id is probably unique: true for ``call_DdmO9pD3xa9XTPNJ32zg2hcA``, not for ``call_0001``.
 
@@ -570,6 +570,12 @@ def looks_random(call_id: str | None, name: str = "") -> bool:
     """
     if not call_id:
         return False
+    if len(call_id) + len(name) > _CACHED_ID:  # long ids are not kept, and their beginning says enough
+        return _is_random(call_id[:_CACHED_ID], name[:_CACHED_ID])
+    return _random_and_kept(call_id, name)
+
+
+def _is_random(call_id: str, name: str) -> bool:
     if name:
         call_id = call_id.replace(name, " ")
     stretches = [
@@ -584,6 +590,9 @@ def looks_random(call_id: str | None, name: str = "") -> bool:
     if len(text) <= 3 * len(words):
         return True
     return 2 * len(text) <= 9 * len(words) and sum(w.isdigit() for w in words) >= 3
+
+
+_random_and_kept = lru_cache(maxsize=65_536)(_is_random)
 
 
 def _char_kind(c: str) -> int:

@@ -25,6 +25,8 @@ ROUNDS = 8
 """Hidden turns of one request; after them the memory tools are no longer offered."""
 LEAST_CHARS = 2_000
 """Characters that each of many calls in one turn may return at least."""
+MOST_BYTES = 16 * 2**20
+"""Bytes of an answer that are held until it is known whether it calls a memory tool; a longer one passes."""
 NOT_YET = (
     "Not executed yet: in this turn only the memory tools were answered. Make this call again if it is still "
     "needed."
@@ -138,7 +140,9 @@ class _Rounds:
                 return answer
             if _is_stream(answer):
                 return await self._stream(answer, usage)
-            data = await _read_all(answer)
+            data, rest = await _read(answer)
+            if rest is not None:
+                return _LongAnswer(answer, data, rest, self._headers())
             value = _parse_object(data)
             turn = ModelTurn() if value is None else self.dialect.read_answer(value, self.value)
             if not (self.may_hide and turn.calls_memory):
@@ -260,12 +264,41 @@ async def _single(data: bytes) -> AsyncIterator[bytes]:
     yield data
 
 
-async def _read_all(answer: UpstreamAnswer) -> bytes:
-    """The bytes of an answer. Raises UpstreamError if it breaks off."""
+async def _read(answer: UpstreamAnswer) -> tuple[bytes, AsyncIterator[bytes] | None]:
+    """The bytes of an answer, and the rest of one that is too long to be held. Raises UpstreamError."""
+    chunks: list[bytes] = []
+    size = 0
+    body = aiter(answer.body)
     try:
-        return b"".join([chunk async for chunk in answer.body])
-    finally:
+        async for chunk in body:
+            chunks.append(chunk)
+            size += len(chunk)
+            if size > MOST_BYTES:
+                return b"".join(chunks), body
+    except BaseException:
         await answer.aclose()
+        raise
+    await answer.aclose()
+    return b"".join(chunks), None
+
+
+class _LongAnswer(UpstreamAnswer):
+    """An answer that passes as it is: its beginning has been read."""
+
+    def __init__(
+        self, answer: UpstreamAnswer, begun: bytes, rest: AsyncIterator[bytes], added: Headers
+    ) -> None:
+        super().__init__(answer.status, [*answer.headers, *added], self._all(begun, rest))
+        self._answer = answer
+
+    async def _all(self, begun: bytes, rest: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+        yield begun
+        async for piece in rest:
+            yield piece
+
+    async def aclose(self) -> None:
+        """Release the answer that is being read."""
+        await self._answer.aclose()
 
 
 def _is_readable(answer: UpstreamAnswer) -> bool:

@@ -9,6 +9,7 @@ import operator
 import threading
 import time
 import traceback
+from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
@@ -35,6 +36,9 @@ FINISHERS = 2
 FINISH_DELAY = 0.01
 """Seconds between a context and the work that was put off for it, in which the request goes upstream."""
 MOST_STUCK = 64
+THREADS_OF_A_KEY = 4
+"""Of THREADS, so that one key's slow steps leave threads for the others."""
+MOST_NAMESPACES = 1_024
 SLOW = 0.5
 """The share of the time limit after which a failure counts as a hang."""
 ATTEMPTS = 3
@@ -116,6 +120,16 @@ class _Job:
     rebuilt: Rebuilt | None = None
 
 
+class _Share:
+    """What one namespace may use: its breaker, and its part of the threads."""
+
+    __slots__ = ("breaker", "threads")
+
+    def __init__(self, pause: float, threads: int) -> None:
+        self.breaker = CircuitBreaker(pause=pause)
+        self.threads = anyio.CapacityLimiter(threads)
+
+
 class _BusyError(Exception):
     """The session is in use by an abandoned job or by other conversations."""
 
@@ -123,9 +137,9 @@ class _BusyError(Exception):
 class Rebuilder:
     """Rebuilds requests in worker threads, each for at most ``timeout`` seconds.
 
-    Failures are returned as ``failed`` and never raised. After two consecutive hangs all requests skip memory
-    for ``pause`` seconds, then one tries. A session whose job still hangs is not used. The facts of a context
-    are committed when it is returned.
+    Failures are returned as ``failed`` and never raised. After two consecutive hangs of a namespace (a key) its
+    requests skip memory for ``pause`` seconds, then one tries. A session whose job still hangs is not used. The
+    facts of a context are committed when it is returned.
     """
 
     def __init__(
@@ -134,7 +148,8 @@ class Rebuilder:
         self._sessions = sessions
         self._identity = identity
         self._timeout = timeout
-        self._breaker = CircuitBreaker(pause=pause)
+        self._pause = pause
+        self._shares: OrderedDict[str | None, _Share] = OrderedDict()
         self._limiter = anyio.CapacityLimiter(THREADS)
         self._finishers = anyio.CapacityLimiter(FINISHERS)
         self._tasks: set[asyncio.Task[None]] = set()
@@ -151,7 +166,8 @@ class Rebuilder:
     ) -> MemoryResult:
         """Return the rebuilt context of a request, or the reason why the request is forwarded unchanged."""
         began = time.perf_counter()
-        if len(self._stuck) >= MOST_STUCK or not self._breaker.allows():
+        share = self._share(caller.namespace)
+        if len(self._stuck) >= MOST_STUCK or not share.breaker.allows():
             return MemoryResult("failed", "paused")
         job = _Job()
         result: MemoryResult | None = None
@@ -162,20 +178,21 @@ class Rebuilder:
 
         try:
             with anyio.move_on_after(self._timeout):
-                result = await to_thread.run_sync(work, abandon_on_cancel=True, limiter=self._limiter)
+                async with share.threads:
+                    result = await to_thread.run_sync(work, abandon_on_cancel=True, limiter=self._limiter)
             is_known = True
         finally:
             if result is None:
                 self._abandon(job)
             if not is_known:
-                self._breaker.abandoned()
+                share.breaker.abandoned()
         seconds = time.perf_counter() - began
         if result is None and not job.is_running:  # no thread was free, but nothing hangs
-            self._breaker.abandoned()
+            share.breaker.abandoned()
         elif result is None or (result.status == "failed" and seconds > SLOW * self._timeout):
-            self._breaker.hung()
+            share.breaker.hung()
         else:
-            self._breaker.worked()
+            share.breaker.worked()
         if result is None:
             log.warning("memory took longer than %g s: the request continues without it", self._timeout)
             return MemoryResult("failed", "timeout", seconds=seconds)
@@ -184,6 +201,17 @@ class Rebuilder:
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
         return dataclasses.replace(result, seconds=seconds)
+
+    def _share(self, namespace: str | None) -> _Share:
+        """What a namespace may use; without keys everything."""
+        share = self._shares.get(namespace)
+        if share is None:
+            threads = THREADS if namespace is None else THREADS_OF_A_KEY
+            share = self._shares[namespace] = _Share(self._pause, threads)
+            if len(self._shares) > MOST_NAMESPACES:
+                self._shares.popitem(last=False)
+        self._shares.move_to_end(namespace)
+        return share
 
     async def _finish(self, rebuilt: Rebuilt) -> None:
         """Do the work that was put off for a context, once its request is on its way."""
