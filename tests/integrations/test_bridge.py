@@ -111,10 +111,10 @@ def chat(natives: list[Native]) -> list[dict[str, Any]]:
 
 
 def test_kept_messages_are_the_very_objects_and_the_input_is_not_changed():
-    bridge, natives = bridge_of(), history(25)
+    bridge, natives = bridge_of(), history(60)
     before = list(natives)
     rebuilt = bridge.rebuild(natives)
-    assert len(str(rebuilt)) < len(str(natives)) / 2
+    assert len(str(rebuilt)) < 0.6 * len(str(natives))
     assert natives == before
     assert rebuilt[0] is natives[0] and rebuilt[-1] is natives[-1] and rebuilt[-2] is natives[-2]
     by_call = {n.calls: n for n in natives if n.calls}
