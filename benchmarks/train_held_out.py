@@ -4,48 +4,54 @@
 
 Writes ``src/memory_bank/selection/model.json`` from all trace files of the folder, and
 ``benchmarks/models/no_SET.json`` from all but SET for every set of ``--held-out``, so that figures on SET
-come from weights that never saw it. ``--cache DIR`` keeps the collected samples: delete it when features
-change.
+come from weights that never saw it. Of coding sessions, which are long and many, every third is used; a model's
+notes say how many traces of each set it was fitted to. ``--cache DIR`` keeps the collected samples: delete it when
+features change.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import pickle
 import time
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import asdict
 from pathlib import Path
 
-import numpy as np
-
-from memory_bank.lab.training.fitting import Samples
-from memory_bank.lab.training.train import collect, train_model
+from memory_bank.lab.training.train import Collected, collect, train_model
 from memory_bank.selection.model import MODEL_FILE
 
 ROOT = Path(__file__).resolve().parents[1]
-LONG_SETS = ("toolathlon_dev", "livemcpbench", "intercode_sql_gpt4")
+LONG_SETS = ("toolathlon_dev", "livemcpbench", "intercode_sql_gpt4", "claude_code_dev")
 
 
-def samples_of(path: Path, cache: Path | None = None) -> Samples:
-    """Return the samples of one trace file, from the cache if it has them."""
-    kept = cache / f"{path.name.partition('.')[0]}.npz" if cache else None
+def samples_of(path: Path, cache: Path | None = None, every: int = 1) -> Collected:
+    """Return the samples of every `every`-th trace of a file, from the cache if it has them."""
+    kept = cache / f"{path.name.partition('.')[0]}.pickle" if cache else None
     if kept and kept.is_file():
-        with np.load(kept) as data:
-            return Samples(**data)
-    samples = collect(path)
+        samples: Collected = pickle.loads(kept.read_bytes())
+        return samples
+    samples = collect(path, every)
     if kept:
         kept.parent.mkdir(parents=True, exist_ok=True)
-        np.savez(kept, **asdict(samples))
+        kept.write_bytes(pickle.dumps(samples))
     return samples
 
 
-def train(samples: dict[str, Samples], left_out: str, out: Path) -> str:
+def train(samples: dict[str, Collected], left_out: str, out: Path) -> str:
     """Fit to every set but one and write the model; return a line about it."""
     start = time.perf_counter()
-    sets = [name for name in samples if name != left_out]
-    train_model([samples[n] for n in sets], out, sets=sets)
+    sets = {n: len(set(samples[n].values.trace.tolist())) for n in samples if n != left_out}
+    train_model([samples[n] for n in sets], out, traces=sets)
     return f"{out.name}: {len(sets)} sets, {time.perf_counter() - start:.0f} s"
+
+
+def _count(samples: Collected) -> str:
+    values, copies = samples.values, samples.copies
+    return (
+        f"{len(values.y):,} values, {int(values.y.sum()):,} needed; "
+        f"{len(copies.y):,} segments, {int(copies.y.sum()):,} copied from"
+    )
 
 
 def arguments() -> argparse.Namespace:
@@ -58,6 +64,13 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "models")
     parser.add_argument("--shipped", type=Path, default=MODEL_FILE, help="where the model of all sets goes")
     parser.add_argument("--cache", type=Path, help="keep collected samples here")
+    parser.add_argument(
+        "--every",
+        nargs="*",
+        default=["claude_code_dev=3"],
+        metavar="SET=N",
+        help="use every N-th trace of a set",
+    )
     parser.add_argument("--jobs", type=int, default=1)
     return parser.parse_args()
 
@@ -71,11 +84,14 @@ def main() -> None:
     args.out.mkdir(parents=True, exist_ok=True)
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     with ProcessPoolExecutor(args.jobs) as pool:
-        waiting = {p: pool.submit(samples_of, p, args.cache) for p in paths}
+        every = {name: int(n) for name, _, n in (e.partition("=") for e in args.every)}
+        waiting = {
+            p: pool.submit(samples_of, p, args.cache, every.get(p.name.partition(".")[0], 1)) for p in paths
+        }
         found = {p.name.partition(".")[0]: waiting[p].result() for p in paths}
         parts = {name: found[name] for name in sorted(found)}
         for name, samples in parts.items():
-            print(f"{name}: {len(samples.y):,} values, {int(samples.y.sum()):,} needed", flush=True)
+            print(f"{name}: {_count(samples)}", flush=True)
         wanted = [(name, args.out / f"no_{name}.json") for name in args.held_out if name in parts]
         wanted.append(("", args.shipped))
         for line in [pool.submit(train, parts, name, out) for name, out in wanted]:

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from memory_bank.errors import ConfigError
+from memory_bank.selection.copying import COPY_FEATURES
 from memory_bank.selection.features import FEATURE_NAMES, FEATURES
 from memory_bank.selection.model import MODEL_FILE, load_model, save_model
 
@@ -31,6 +32,16 @@ def test_what_is_saved_is_read_again(tmp_path):
     save_model(model, file, {"sets": ["a"]})
     x = np.random.default_rng(0).random((len(FEATURES), 50), dtype=np.float32)
     np.testing.assert_allclose(load_model(file).log_odds(x), model.log_odds(x), atol=1e-3)
+    segments = np.random.default_rng(1).random((len(COPY_FEATURES), 50), dtype=np.float32)
+    np.testing.assert_allclose(load_model(file).copy_chance(segments), model.copy_chance(segments), atol=1e-3)
+
+
+def test_a_file_without_weights_for_copied_text_expects_none(tmp_path):
+    data = json.loads(MODEL_FILE.read_text())
+    del data["copied"]
+    file = tmp_path / "model.json"
+    file.write_text(json.dumps(data))
+    assert not load_model(file).copy_chance(np.ones((len(COPY_FEATURES), 3), np.float32)).any()
 
 
 @pytest.mark.parametrize(

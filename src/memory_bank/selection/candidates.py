@@ -247,7 +247,9 @@ def find_candidates(segment: Segment, head: str = "") -> list[Candidate]:
     labels = dict.fromkeys([head] if head else [])
     at = 0
     for key, start, end in cells:
-        value = unescape(text[start:end]) if segment.escaped else text[start:end]
+        value = text[start:end]
+        if segment.structured and "\\" in value:
+            value = unescape(value)
         _add_cell(value, key.strip().casefold(), found, bool(key) or len(cells) > 1)
         if start > at:
             labels[text[at:start]] = None

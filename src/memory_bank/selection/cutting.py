@@ -34,8 +34,8 @@ Cell = tuple[str, int, int]
 class Segment:
     """A span of a source that is shown whole or not at all; `text` is sources[source][start:end].
 
-    `label` says where the span stands, where its text does not name its first value. `escaped`: its values
-    are spelled with backslash escapes.
+    `label` says where the span stands, where its text does not name its first value. `structured`: it is part of
+    JSON or of a printed object, whose values are spelled with backslash escapes.
     """
 
     text: str
@@ -45,7 +45,7 @@ class Segment:
     start: int = 0
     end: int = 0
     label: str = ""
-    escaped: bool = False
+    structured: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +166,7 @@ class _Cutter:
         self._source = 0
         self._text = ""
         self._block = 0
-        self._escaped = False
+        self._structured = False
         self._after_string = False  # the open segment begins after a string that is a source of its own
         self._start = -1  # of the open segment, as are the next three; -1: none is open
         self._end = 0
@@ -226,7 +226,7 @@ class _Cutter:
                 start,
                 end,
                 self._label,
-                self._escaped and "\\" in text,
+                self._structured,
             )
         )
 
@@ -237,8 +237,8 @@ class _Cutter:
     # -- texts -----------------------------------------------------------------
     def add_source(self, text: str, path: str, depth: int) -> None:
         """Add a text by the structure that is found in it, else as lines."""
-        outer = self._source, self._text, self._escaped, self._block
-        self._source, self._text, self._escaped, self._block = len(self.sources), text, False, 0
+        outer = self._source, self._text, self._structured, self._block
+        self._source, self._text, self._structured, self._block = len(self.sources), text, False, 0
         self.sources.append(text)
         self.paths.append(path)
         if len(text) <= MAX_TEXT:
@@ -250,7 +250,7 @@ class _Cutter:
                 self.skipped += last - first
                 self._add_part(0, first, depth)
                 self._add_part(last, len(text), depth)
-        self._source, self._text, self._escaped, self._block = outer
+        self._source, self._text, self._structured, self._block = outer
 
     def _add_part(self, start: int, stop: int, depth: int) -> None:
         roots = find_structure(self._text, start, stop) if depth < MAX_DEPTH else []
@@ -261,9 +261,9 @@ class _Cutter:
             if _WORD.search(self._text, at, root.start):
                 self._close()
                 self._add_lines(at, root.start)
-            self._escaped = True
+            self._structured = True
             self._add_node(root, root.start, "", depth)
-            self._escaped = False
+            self._structured = False
             at = root.end
         if _WORD.search(self._text, at, stop):
             self._close()

@@ -42,12 +42,17 @@ class CurrentStep:
         return np.bincount(value, weights=share, minlength=t.values.size).astype(np.float32)
 
     @cached_property
+    def last_tool(self) -> int:
+        """The tool of the last call in the tail, 0 for none."""
+        calls = [item.tool for item in self._items if item.kind == "output"]
+        return self.tables.tools.ids[calls[-1]] if calls else 0
+
+    @cached_property
     def expected(self) -> dict[str, Array]:
         """By source, shape and key: uses by the tools that may come next."""
         t = self.tables
         out = {name: np.zeros(t.owners[name].size, np.float32) for name in t.inputs}
-        calls = [item.tool for item in self._items if item.kind == "output"]
-        for tool, share in t.next_tool_shares(t.tools.ids[calls[-1]] if calls else 0):
+        for tool, share in t.next_tool_shares(self.last_tool):
             for name, total in out.items():
                 for number, count in t.inputs[name].get(tool, {}).items():
                     total[number] += share * count
@@ -102,7 +107,7 @@ def _log(x: Array) -> Array:
     return np.asarray(_LOGS.take(x.astype(np.int32), mode="clip"))
 
 
-def _recent(times: Array, tail: int, half: float = 3.0) -> Array:
+def recency(times: Array, tail: int, half: float = 3.0) -> Array:
     """1 for the interaction before the tail or later, 0.5 for `half` interactions earlier, 0 for NEVER."""
     age = (tail - 1 - times).astype(np.float32)
     np.maximum(age, 0, out=age)
@@ -125,7 +130,7 @@ def _owner_features(name: Literal["key", "source", "shape"]) -> list[Feature]:
     """How often and how lately values of one key, source or shape were used."""
     return [
         Feature(f"{name}_rate", name, lambda r: (r["used"] + 0.1) / (r["total"] + 5)),
-        Feature(f"{name}_recent", name, lambda r: _recent(r["used_at"], r.tail)),
+        Feature(f"{name}_recent", name, lambda r: recency(r["used_at"], r.tail)),
         Feature(f"{name}_expected", name, lambda r: r.step.expected[name]),
     ]
 
@@ -171,20 +176,20 @@ FEATURES: tuple[Feature, ...] = (
     Feature("was_used", "value", lambda r: r["uses"] > 0),
     Feature("uses", "value", lambda r: _log(r["uses"])),
     Feature("leaf_uses", "value", lambda r: _log(r["leaf_uses"])),
-    Feature("age_used", "event", lambda r: _recent(r["used"], r.tail)),
+    Feature("age_used", "event", lambda r: recency(r["used"], r.tail)),
     Feature("used_1", "event", lambda r: r["used"] >= r.tail - 1),
     Feature("used_3", "event", lambda r: r["used"] >= r.tail - 3),
     Feature("use_rate", "event", lambda r: r["uses"] / (r.tail - np.maximum(r["first_use"], -1) + 2).clip(1)),
     # What happened to its neighbours
     Feature("row_uses", "value", lambda r: _log(r["row_uses"])),
-    Feature("row_used", "event", lambda r: _recent(r["row_used"], r.tail)),
-    Feature("successor", "event", lambda r: _recent(r["successor"], r.tail, 1.0) * r["successor_by"]),
-    Feature("like_successor", "event", lambda r: _recent(r["like_successor"], r.tail, 1.0)),
+    Feature("row_used", "event", lambda r: recency(r["row_used"], r.tail)),
+    Feature("successor", "event", lambda r: recency(r["successor"], r.tail, 1.0) * r["successor_by"]),
+    Feature("like_successor", "event", lambda r: recency(r["like_successor"], r.tail, 1.0)),
     *_list_features("column"),
     *_list_features("like"),
     Feature("like_used", "value", lambda r: _log(r.of_list("like", "used"))),
     Feature("like_rate", "value", _like_rate),
-    Feature("like_recent", "like", lambda r: _recent(r["used_at"], r.tail)),
+    Feature("like_recent", "like", lambda r: recency(r["used_at"], r.tail)),
     # What has the same key, tool and key, or shape
     *_owner_features("key"),
     Feature("key_empty", "key", lambda r: np.arange(r.table.size) == 0),
@@ -193,7 +198,7 @@ FEATURES: tuple[Feature, ...] = (
     # The record and the segment that showed it last
     Feature("rank", "value", lambda r: _log(r["rank"])),
     Feature("rank_share", "value", lambda r: r["rank"] / r.tables.records["values"][r["record"]].clip(1)),
-    Feature("age_shown", "record", lambda r: _recent(_shown(r), r.tail)),
+    Feature("age_shown", "record", lambda r: recency(_shown(r), r.tail)),
     Feature("shown_1", "record", lambda r: _shown(r) >= r.tail - 1),
     Feature("shown_3", "record", lambda r: _shown(r) >= r.tail - 3),
     Feature("shown_8", "record", lambda r: _shown(r) >= r.tail - 8),

@@ -7,6 +7,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from memory_bank.selection.candidates import RecordKind, parse_record
+from memory_bank.selection.copying import describe_segments
+from memory_bank.selection.cutting import WIDTH
 from memory_bank.selection.features import FEATURE_NAMES, CurrentStep, LinearScores, describe
 from memory_bank.selection.model import Model, load_model
 from memory_bank.selection.packing import CallLines, Selection, select_segments
@@ -21,6 +23,7 @@ TREES_ON = 500
 WORD_WORTH = 0.5  # of plain words
 AGENT_WORTH = 0.3  # of values that the agent wrote first
 ARGUMENT_WORTH = 0.5  # besides, of those that only its own arguments show
+COPY_WORTH = 0.2  # of a segment of WIDTH characters that the next call copies from
 STALE = 0.7  # share by which values in the stale copy of a file are worth less
 ERROR_WORTH = 0.25  # of values in a report of a failure
 REPEATED_WORTH = 0.1  # besides, of values in it that the agent wrote first
@@ -71,7 +74,13 @@ class EvidenceIndex:
         if budget <= 0 or not older:
             return Selection("", 0, older=older)
         t.set_anchor(anchor)
-        ids, chance = self.chances(tail_interaction)
+        step = CurrentStep(t, tail_interaction)
+        ids, chance = self.chances(tail_interaction, step)
+        last = t.segments_before(tail_interaction)
+        if len(self.model.copied):
+            copied = self.model.copy_chance(describe_segments(step, last))
+            chars = np.minimum(t.segments["chars"][:last], 2 * WIDTH)
+            t.segments["copied"][:last] = COPY_WORTH * copied * chars / WIDTH
         worth = np.zeros(t.values.size)
         worth[ids] = chance
         by_agent = t.values["agent"] > 0
@@ -89,10 +98,10 @@ class EvidenceIndex:
         v = self.tables.values
         return np.flatnonzero(~v["visible"] & (v["seen"] < tail) & (v["record"] >= 0))
 
-    def chances(self, tail: int) -> tuple[Array, Array]:
+    def chances(self, tail: int, step: CurrentStep | None = None) -> tuple[Array, Array]:
         """Return (values, the probability that the next call needs each) of the eligible values."""
         ids = self.eligible(tail)
-        step = CurrentStep(self.tables, tail)
+        step = step or CurrentStep(self.tables, tail)
         odds = self._scores.score(step)[ids] + np.float32(self.model.bias)
         if self.model.mix > 0 and len(ids):
             top = np.arange(len(ids))

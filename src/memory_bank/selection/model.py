@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 
 from memory_bank.errors import ConfigError
+from memory_bank.selection.copying import COPY_FEATURES
 from memory_bank.selection.features import FEATURE_NAMES
 from memory_bank.selection.tables import Array
 
@@ -21,6 +22,7 @@ MODEL_FILE = Path(__file__).with_name("model.json")
 class Model:
     """weights (features,), bias; trees: feature and threshold (trees, depth), leaf (trees, 2**depth).
 
+    `copied`: weights of COPY_FEATURES, then a bias; empty: nothing is expected to be copied.
     `mix` is the share of the trees. Features are used as they come, in the order of `FEATURES`.
     """
 
@@ -31,6 +33,7 @@ class Model:
     leaf: Array
     base: float
     mix: float
+    copied: Array = field(default_factory=lambda: np.zeros(0, np.float32))
 
     def linear(self, x: Array) -> Array:
         """Return the log-odds of the logistic part; x (features, n), result (n,)."""
@@ -51,6 +54,13 @@ class Model:
         index += (np.arange(trees, dtype=np.int32) * self.leaf.shape[1])[:, None]
         return np.asarray(self.leaf.ravel().take(index).sum(axis=0) + np.float32(self.base))
 
+    def copy_chance(self, x: Array) -> Array:
+        """Return the probability that the next call copies from a segment; x (copy features, n), result (n,)."""
+        if not len(self.copied):
+            return np.zeros(x.shape[1], np.float32)
+        odds = self.copied[:-1] @ x + self.copied[-1]
+        return np.asarray(1 / (1 + np.exp(-np.clip(odds, -30, 30))))
+
     def log_odds(self, x: Array) -> Array:
         """Return the log-odds that the next call needs a value; x (features, n), result (n,)."""
         if self.mix <= 0 or not len(self.feature):
@@ -69,6 +79,10 @@ def save_model(model: Model, path: Path, notes: Mapping[str, object]) -> None:
         "feature": model.feature.tolist(),
         "threshold": [[round(float(t), 5) for t in row] for row in model.threshold],
         "leaf": [[round(float(t), 4) for t in row] for row in model.leaf],
+        "copied": {
+            "features": COPY_FEATURES if len(model.copied) else (),
+            "weights": [round(float(w), 5) for w in model.copied],
+        },
         "notes": notes,
     }
     path.write_text(json.dumps(data, separators=(",", ":")), encoding="utf-8")
@@ -79,11 +93,13 @@ def load_model(path: Path = MODEL_FILE) -> Model:
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
         names = list(data["features"])
+        copied = data.get("copied", {"features": [], "weights": []})
+        copy_names = list(copied["features"])
     except (OSError, ValueError, KeyError, TypeError) as e:
         raise ConfigError(
             f"the evidence model {path} cannot be read ({type(e).__name__}): train it again."
         ) from e
-    if sorted(names) != sorted(FEATURE_NAMES):
+    if sorted(names) != sorted(FEATURE_NAMES) or (copy_names and copy_names != list(COPY_FEATURES)):
         raise ConfigError(f"the evidence model {path} was trained on other features: train it again.")
     place = np.array(
         [FEATURE_NAMES.index(name) for name in names], np.int32
@@ -98,4 +114,5 @@ def load_model(path: Path = MODEL_FILE) -> Model:
         np.array(data["leaf"], np.float32),
         float(data["base"]),
         float(data["mix"]),
+        np.array(copied["weights"], np.float32),
     )

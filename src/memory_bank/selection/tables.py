@@ -126,10 +126,12 @@ class EvidenceTables:
             changed=("?", 1),
         )  # fmt: skip
         self.eventful = Table(value=_INT)  # values with an event that ages: they were used or followed
-        self.records = Table(interaction=_INT, tool=_INT, values=_REAL, own=_REAL, error=_REAL, stale=_REAL)
+        self.records = Table(interaction=_INT, tool=_INT, values=_REAL, own=_REAL, error=_REAL, stale=_REAL,
+            file=_INT, segments=_REAL,
+        )  # fmt: skip
         self.segments = Table(
             record=_INT, tokens=_INT, gap=_INT, block=_INT, place=_INT, start=_INT, count=_INT,
-            factor=("f4", 1.0), copied=_REAL,
+            factor=("f4", 1.0), copied=_REAL, chars=_REAL, lines=_REAL, structure=_REAL,
         )  # fmt: skip
         self.pairs = Table(value=_INT)  # values by segment: `start` and `count` of the segment
         self.words = Interner(count=_REAL)  # with the segments that have each
@@ -152,6 +154,8 @@ class EvidenceTables:
         self.inputs: dict[str, dict[int, dict[int, float]]] = {  # what each tool's calls used, with counts
             name: {} for name in ("source", "shape", "key")
         }
+        self.files = Interner(last=_TIME)  # with the last interaction that read or changed each; 0: no file
+        self.files("")
         self.parsed: list[ParsedRecord] = []
         self.copies: dict[str, list[tuple[str, int]]] = {}  # by file: (part, record) that show its text
         self.first_segment: list[int] = []  # of each record
@@ -268,6 +272,8 @@ class EvidenceTables:
 
         An edit makes them half stale, as most of their text still stands in the file.
         """
+        number = self.records["file"][record] = self.files(file.path)
+        self.files.table["last"][number] = item.interaction
         copies = self.copies.setdefault(file.path, [])
         stale = self.records["stale"]
         if item.kind == "output":
@@ -286,6 +292,9 @@ class EvidenceTables:
             gap=item.gaps,
             block=[s.block for s in item.cut.segments],
             place=np.arange(len(item.tokens)),
+            chars=[len(s.text) for s in item.cut.segments],
+            lines=[s.text.count("\n") for s in item.cut.segments],
+            structure=[s.structured for s in item.cut.segments],
         )
         self.segments["record"][first:] = record
         self.first_segment.append(first)
@@ -312,6 +321,7 @@ class EvidenceTables:
         r["interaction"][record] = now
         r["tool"][record] = tool
         r["values"][record] = len(shown)
+        r["segments"][record] = len(item.tokens)
         r["own"][record] = OWN[item.kind]
         r["error"][record] = item.error
         self.tools.table["last"][tool] = record
@@ -385,6 +395,11 @@ class EvidenceTables:
     def records_before(self, interaction: int) -> int:
         """Return how many records are older than an interaction."""
         return int(np.searchsorted(self.records["interaction"], interaction))
+
+    def segments_before(self, interaction: int) -> int:
+        """Return how many segments are of records older than an interaction."""
+        older = self.records_before(interaction)
+        return self.first_segment[older] if older < self.records.size else self.segments.size
 
     def next_tool_shares(self, last_tool: int) -> list[tuple[int, float]]:
         """Return (tool, share / its calls) of the tools that may come after `last_tool`, by past calls."""

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
 from memory_bank.errors import TraceFileError
 from memory_bank.lab.traces import Trace, read_traces
+from memory_bank.lab.training.copying import (
+    NO_SAMPLES,
+    CopiedText,
+    CopySamples,
+    fit_copied,
+    sample,
+)
 from memory_bank.lab.training.fitting import MOST_NEEDED, Recipe, Samples, fit, held_out_loss
 from memory_bank.selection.candidates import KIND, find_uses
+from memory_bank.selection.copying import describe_segments
 from memory_bank.selection.features import FEATURES, CurrentStep, describe
 from memory_bank.selection.index import EvidenceIndex
 from memory_bank.selection.model import MODEL_FILE, Model, load_model, save_model
@@ -61,42 +69,83 @@ def replay_steps(messages: Sequence[object], index: EvidenceIndex) -> Iterator[R
         interaction += bool(calls)
 
 
-def collect(path: Path, every: int = 1, seed: int = 0) -> Samples:
+@dataclass(frozen=True, slots=True)
+class Collected:
+    """What the model is fitted to, of one trace file: values that calls need, segments that they copy from."""
+
+    values: Samples
+    copies: CopySamples
+
+    def of_traces(self, chosen: Callable[[Array], Array]) -> Collected:
+        """Return the samples of the traces whose numbers are `chosen`."""
+        values, copies = self.values, self.copies
+        return Collected(values.take(chosen(values.trace)), copies.take(chosen(copies.trace)))
+
+
+def collect(path: Path, every: int = 1, seed: int = 0) -> Collected:
     """Return the samples of one trace file, of every `every`-th trace."""
     random = np.random.default_rng(seed)
     found: list[tuple[Array, Array, Array]] = []
+    copied: list[tuple[Array, Array, Array]] = []
     owners: list[int] = []
+    copy_owners: list[int] = []
     for number, trace in enumerate(t for t in read_traces(path) if isinstance(t, Trace)):
         if number % every == 0:
-            steps = list(_trace_samples(trace, random))
-            found += steps
-            owners += [number] * len(steps)
+            steps = _TraceSamples(trace, random)
+            found += steps.values
+            copied += steps.copies
+            owners += [number] * len(steps.values)
+            copy_owners += [number] * sum(len(y) for _, y, _ in steps.copies)
     sizes = [len(y) for _, y, _ in found]
     none = np.zeros((0, len(FEATURES))), np.zeros(0), np.zeros(0)
     x, y, w = (np.concatenate(arrays) for arrays in zip(*(found or [none]), strict=True))
-    return Samples(
+    values = Samples(
         x.astype(np.float16),
         y.astype(np.float32),
         w.astype(np.float32),
         np.repeat(np.array(owners, np.int64), sizes),
         np.repeat(np.arange(len(found)), sizes),
     )
+    x, y, w = (np.concatenate(arrays) for arrays in zip(*(copied or [NO_SAMPLES]), strict=True))
+    return Collected(values, CopySamples(x, y, w, np.array(copy_owners, np.int64)))
 
 
-def _trace_samples(trace: Trace, random: np.random.Generator) -> Iterator[tuple[Array, Array, Array]]:
-    """Yield (x, y, w) of every step of a trace that has older values: all needed ones, some of the others."""
-    zero, none = np.zeros(len(FEATURES), np.float32), np.zeros((0, 1), np.float32)
-    index = EvidenceIndex(Model(zero, 0.0, none.astype(np.int32), none, none, 0.0, 0.0))
-    for step in replay_steps(trace.messages, index):
-        if not step.arguments or step.tail < 1:
-            continue
-        said = [m for m in trace.messages[: step.position] if read(m, "role") in ("system", "user")]
-        index.tables.set_anchor([content_text(read(m, "content")) for m in said])
+class _TraceSamples:
+    """The samples of one trace: (x, y, w) of each step that has older values, and of its older segments.
+
+    All values that the step's calls need and all segments that they copy from, some of the others.
+    """
+
+    def __init__(self, trace: Trace, random: np.random.Generator) -> None:
+        self.values: list[tuple[Array, Array, Array]] = []
+        self.copies: list[tuple[Array, Array, Array]] = []
+        zero, none = np.zeros(len(FEATURES), np.float32), np.zeros((0, 1), np.float32)
+        index = EvidenceIndex(Model(zero, 0.0, none.astype(np.int32), none, none, 0.0, 0.0))
+        interactions = [s for s in parse_messages(list(trace.messages)) if isinstance(s, Interaction)]
+        copied = CopiedText([p.call.text for i in interactions for p in i.pairs if p.call])
+        said: list[str] = []
+        position = 0
+        for step in replay_steps(trace.messages, index):
+            if not step.arguments or step.tail < 1:
+                continue
+            before = trace.messages[position : step.position]
+            said += [
+                content_text(read(m, "content")) for m in before if read(m, "role") in ("system", "user")
+            ]
+            position = step.position
+            index.tables.set_anchor(said)
+            now = CurrentStep(index.tables, step.tail)
+            self._add_values(index, step, now, random)
+            self._add_copies(index, step, now, copied, random)
+
+    def _add_values(
+        self, index: EvidenceIndex, step: RecordedStep, now: CurrentStep, random: np.random.Generator
+    ) -> None:
         ids = index.eligible(step.tail)
         needed = _needed_values(index, step) if len(ids) else set()
         ids = ids[index.tables.values["agent"][ids] == 0]
         if not len(ids):
-            continue
+            return
         y = np.array([i in needed for i in ids.tolist()])
         positive, others = np.flatnonzero(y), np.flatnonzero(~y)
         few = others
@@ -107,11 +156,21 @@ def _trace_samples(trace: Trace, random: np.random.Generator) -> Iterator[tuple[
             np.full(len(positive), min(1.0, MOST_NEEDED / max(1, len(positive)))),
             np.full(len(few), len(others) / max(1, len(few))),
         ]
-        yield (
-            describe(CurrentStep(index.tables, step.tail), ids[chosen]).T,
-            y[chosen],
-            np.concatenate(weights),
-        )
+        self.values.append((describe(now, ids[chosen]).T, y[chosen], np.concatenate(weights)))
+
+    def _add_copies(
+        self,
+        index: EvidenceIndex,
+        step: RecordedStep,
+        now: CurrentStep,
+        copied: CopiedText,
+        random: np.random.Generator,
+    ) -> None:
+        copied.follow(index)
+        last = index.tables.segments_before(step.tail)
+        if last:
+            sources = copied.sources(step.arguments, last, "\n".join(index.tables.anchor))
+            self.copies.append(sample(describe_segments(now, last).T, sources, random))
 
 
 def _needed_values(index: EvidenceIndex, step: RecordedStep) -> set[int]:
@@ -130,10 +189,15 @@ def _needed_values(index: EvidenceIndex, step: RecordedStep) -> set[int]:
     return out
 
 
-def train_model(samples: Sequence[Samples], out: Path, **notes: object) -> None:
+def fit_model(samples: Sequence[Collected], recipe: Recipe = Recipe()) -> Model:
+    """Fit a model to the samples of several files. Raises ValueError when no step needs anything."""
+    return replace(fit([s.values for s in samples], recipe), copied=fit_copied([s.copies for s in samples]))
+
+
+def train_model(samples: Sequence[Collected], out: Path, **notes: object) -> None:
     """Fit a model to the samples of several files and write it, with the recipe and `notes`."""
     recipe = Recipe()
-    save_model(fit(samples, recipe), out, {"recipe": asdict(recipe), **notes})
+    save_model(fit_model(samples, recipe), out, {"recipe": asdict(recipe), **notes})
 
 
 def retrain(files: Sequence[Path], out: Path, against: Path | None = None) -> tuple[float, float, bool]:
@@ -144,9 +208,10 @@ def retrain(files: Sequence[Path], out: Path, against: Path | None = None) -> tu
     that is written is fitted to all traces. Raises TraceFileError when the traces need too few older values.
     """
     samples = [collect(path) for path in files]
-    held = [s.take(s.trace % HELD_OUT == HELD_OUT - 1) for s in samples]
+    held = [s.of_traces(lambda trace: trace % HELD_OUT == HELD_OUT - 1).values for s in samples]
     try:
-        trial = held_out_loss(fit([s.take(s.trace % HELD_OUT < HELD_OUT - 1) for s in samples]), held)
+        seen = [s.of_traces(lambda trace: trace % HELD_OUT < HELD_OUT - 1) for s in samples]
+        trial = held_out_loss(fit_model(seen), held)
     except ValueError:
         trial = float("inf")
     present = held_out_loss(load_model(against or MODEL_FILE), held)

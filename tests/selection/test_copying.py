@@ -1,0 +1,82 @@
+"""Text that the next call may copy: features of segments, labels from recorded runs, their place in the packing."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.selection.texts import ANY_TEXT
+
+from memory_bank.lab.training.copying import COPIED, CopiedText, CopySamples, argument_texts, fit_copied
+from memory_bank.selection.copying import COPY_FEATURES, describe_segments
+from memory_bank.selection.features import CurrentStep
+from memory_bank.selection.index import EvidenceIndex
+
+LINE = "total = sum(row.amount for row in rows if row.paid)"
+
+
+def filled(*outputs: str, arguments: str = "{}") -> EvidenceIndex:
+    index = EvidenceIndex()
+    for number, output in enumerate(outputs):
+        index.add_call(
+            trace_id=f"t{number}", interaction=number, tool="read", arguments=arguments, output=output
+        )
+    return index
+
+
+@settings(max_examples=80, deadline=None)
+@given(st.lists(st.tuples(ANY_TEXT, ANY_TEXT), min_size=1, max_size=4))
+def test_every_segment_has_finite_features_and_a_chance(calls):
+    index = EvidenceIndex()
+    for number, (arguments, output) in enumerate(calls):
+        index.add_note(interaction=number, text=arguments[:200])
+        index.add_call(
+            trace_id=f"t{number}", interaction=number, tool="t", arguments=arguments * 3, output=output
+        )
+    index.tables.set_anchor(["x"])
+    for tail in range(len(calls) + 1):
+        last = index.tables.segments_before(tail)
+        x = describe_segments(CurrentStep(index.tables, tail), last)
+        assert x.shape == (len(COPY_FEATURES), last) and np.isfinite(x).all()
+        chance = index.model.copy_chance(x)
+        assert ((chance >= 0) & (chance <= 1)).all()
+
+
+def test_the_latest_copy_that_the_context_does_not_show_counts():
+    call = json.dumps({"old": LINE, "new": "x"})
+    index = filled(LINE, f"a line before it\n{LINE}", "nothing of it")
+    copied = CopiedText([call])
+    copied.follow(index)
+    first = index.tables.first_segment
+    assert copied.sources([call], index.tables.segments_before(2), "") == {first[1]}
+    assert copied.sources([call], index.tables.segments_before(2), LINE) == set()  # the anchor shows it
+    assert copied.sources([call], index.tables.segments_before(1), "") == set()  # the tail shows it
+
+
+def test_arguments_are_compared_as_the_strings_in_them():
+    assert list(argument_texts(json.dumps({"a": [LINE, "short"], "n": 3}))) == [LINE]
+    assert list(argument_texts("not json but long enough to be compared")) == [
+        "not json but long enough to be compared"
+    ]
+    assert all(len(text) >= COPIED for text in argument_texts(json.dumps({"a": "x" * 23})))
+
+
+def test_the_fit_finds_what_is_copied():
+    random = np.random.default_rng(0)
+    x = random.random((4000, len(COPY_FEATURES))).astype(np.float32)
+    y = x[:, 0] + 0.3 * random.random(4000) > 1
+    weights = fit_copied([CopySamples(x, y, np.ones(4000, np.float32), np.zeros(4000, np.int64))])
+    odds = x @ weights[:-1] + weights[-1]
+    assert weights[0] == max(weights[:-1])
+    assert odds[y].mean() > odds[~y].mean() + 2
+    assert not len(fit_copied([]))
+
+
+def test_copied_text_is_worth_its_place():
+    index = filled(*(f"def part_{n}(a):\n    return a.field_{n} + {n}77\n" * 3 for n in range(12)))
+    index.tables.segments["copied"][:] = 0
+    chosen = index.select(anchor=["x"], tail_interaction=11, budget=400)
+    assert index.tables.segments["copied"][: index.tables.segments_before(11)].min() >= 0
+    assert chosen.tokens <= 400
