@@ -76,18 +76,19 @@ class EvidenceIndex:
         t.set_anchor(anchor)
         step = CurrentStep(t, tail_interaction)
         ids, chance = self.chances(tail_interaction, step)
+        stale = t.records["stale"][t.segments["record"]]
+        t.segments["factor"][:] = 1 - STALE * stale
         last = t.segments_before(tail_interaction)
         if len(self.model.copied):
             copied = self.model.copy_chance(describe_segments(step, last))
             chars = np.minimum(t.segments["chars"][:last], 2 * WIDTH)
-            t.segments["copied"][:last] = COPY_WORTH * copied * chars / WIDTH
+            t.segments["copied"][:last] = COPY_WORTH * copied * chars / WIDTH * (stale[:last] < 1)
         worth = np.zeros(t.values.size)
         worth[ids] = chance
         by_agent = t.values["agent"] > 0
         in_error = t.records["error"][t.values["record"]] > 0
         worth[by_agent] *= AGENT_WORTH
         worth[by_agent & (t.records["own"][t.values["record"]] == OWN["arguments"])] *= ARGUMENT_WORTH
-        t.segments["factor"][:] = 1 - STALE * t.records["stale"][t.segments["record"]]
         worth[in_error] *= ERROR_WORTH
         worth[in_error & by_agent] *= REPEATED_WORTH
         worth[t.values["kind"] == 0] *= WORD_WORTH
