@@ -287,12 +287,6 @@ class McpEndpoint:
             await manager.handle_request(scope, receive, send)
 
 
-def service_of(request: Request) -> Service:
-    """The service that answers a request."""
-    service: Service = request.app.state.service
-    return service
-
-
 def _handle_errors(app: FastAPI) -> None:
     """Answer expected errors in the one form; the gate answers unexpected ones."""
 
