@@ -28,7 +28,8 @@ SHORTEST_ID = 8
 
 _PLACES = 40  # occurrences looked at in one text
 _OFFER = 'get_record("#'  # a context that says this offers records by their number in the order of storing
-_HANDLE = re.compile(r"#(\d{1,6})(?:(?: to #|\s?[-–—]\s?#|–)(\d{1,6}))?")  # #3, #12 to #19, #12–#19, #12–19
+# #3, #12 to #19, #12–#19, #12–19, #3, …, #19
+_HANDLE = re.compile(r"#(\d{1,6})(?:(?: to #|\s?[-–—]\s?#|–)(\d{1,6}))?(?:, …, #(\d{1,6}))?")
 _SHORTENED = re.compile(r"\[…\s?#(\d{1,6})\]")  # ends a shortened output or argument
 _HEX = re.compile(r"(?<![^\W_])[0-9a-f]{8,}+(?:-[0-9a-f]++)*(?![^\W_])")
 
@@ -109,7 +110,7 @@ def shown_ids(trace_ids: Sequence[str], pages: Sequence[Page]) -> list[str]:
     """The trace_ids that pages show: whole, as an unambiguous prefix of 8 hex digits, or by number.
 
     Numbers count only where a text says how to fetch records by them; in the other texts of such a context, only
-    those that end a shortened output (``[… #12]``).
+    those that end a shortened output (``[… #12]``). A list with a gap (``#3, …, #19``) names all in between.
     """
     by_digits = sorted((t.casefold().replace("-", ""), t) for t in trace_ids)
     found: dict[str, None] = {}
@@ -123,12 +124,13 @@ def shown_ids(trace_ids: Sequence[str], pages: Sequence[Page]) -> list[str]:
     offers = [_OFFER in page.text for page in pages]
     for page, offer in zip(pages, offers, strict=True):
         if any(offers):
-            ranges = _HANDLE.findall(page.text) if offer else [(n, "") for n in _SHORTENED.findall(page.text)]
-            for first, last in ranges:
-                numbers = range(int(first), int(last or first) + 1)
+            numbered = (_HANDLE if offer else _SHORTENED).finditer(page.text)
+            for first, *rest in (m.groups() for m in numbered):
+                last = next(filter(None, reversed(rest)), first)
+                numbers = range(int(first), int(last) + 1)
                 found.update((trace_ids[n - 1], None) for n in numbers if 0 < n <= len(trace_ids))
-    rest = [(t, Form(t.casefold())) for t in trace_ids if t not in found and not _is_hex(t)]
-    found.update((t, None) for t, form in rest if any(page.places(form) for page in pages))
+    others = [(t, Form(t.casefold())) for t in trace_ids if t not in found and not _is_hex(t)]
+    found.update((t, None) for t, form in others if any(page.places(form) for page in pages))
     return list(found)
 
 
