@@ -6,7 +6,7 @@ import contextlib
 import gzip
 import signal
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from memory_bank.lab.logs.audit import LogAudit
     from memory_bank.lab.meter.audit import Audit
     from memory_bank.lab.replay import ReplaySummary
+    from memory_bank.lab.tables import Column, SubjectT
     from memory_bank.plan import Plan
 
 TRACES = typer.Argument(..., help="Files of JSON lines {id, messages}, plain or .gz.")
@@ -244,12 +245,7 @@ def _print_log_audit(report: LogAudit) -> None:
     from memory_bank.lab.logs.audit import LOG_COLUMNS
 
     if report.figures:
-        rows = [[one_line(f.name, 60), *(c.cell(f) for c in LOG_COLUMNS)] for f in report.figures]
-        table(["", *(c.title for c in LOG_COLUMNS)], rows, frozenset(range(1, len(LOG_COLUMNS) + 1)))
-        print()
-        for column in LOG_COLUMNS:
-            print(f"{column.title:<11} {column.meaning}")
-        print()
+        _print_figures("", [(f.name, f) for f in report.figures], LOG_COLUMNS)
     if report.token_counter == "approximate":
         print(_APPROXIMATE)
     if report.skipped_lines:
@@ -265,12 +261,7 @@ def _print_log_audit(report: LogAudit) -> None:
 def _print_audit(report: Audit) -> None:
     from memory_bank.lab.meter.figures import SHORT
 
-    rows = [[one_line(m.strategy.name, 60), *(c.cell(m.figures) for c in SHORT)] for m in report.measurements]
-    table(["strategy", *(c.title for c in SHORT)], rows, frozenset(range(1, len(SHORT) + 1)))
-    print()
-    for column in SHORT:
-        print(f"{column.title:<11} {column.meaning}")
-    print()
+    _print_figures("strategy", [(m.strategy.name, m.figures) for m in report.measurements], SHORT)
     if report.token_counter == "approximate":
         print(_APPROXIMATE)
     for note in report.notes:
@@ -280,6 +271,18 @@ def _print_audit(report: Audit) -> None:
     if report.unreadable_files:
         print(f"unreadable files: {len(report.unreadable_files):,}")
     print(one_line(report.sentence, 2_000))
+
+
+def _print_figures(
+    title: str, rows: Sequence[tuple[str, SubjectT]], columns: Sequence[Column[SubjectT]]
+) -> None:
+    """A table of figures by name, and what its columns mean."""
+    cells = [[one_line(name, 60), *(c.cell(figures) for c in columns)] for name, figures in rows]
+    table([title, *(c.title for c in columns)], cells, frozenset(range(1, len(columns) + 1)))
+    print()
+    for column in columns:
+        print(f"{column.title:<11} {column.meaning}")
+    print()
 
 
 def bench(
