@@ -15,6 +15,8 @@ from memory_bank.config import AnyStrategy, Config, MemoryBankSettings, as_setti
 from memory_bank.context.build import build_context
 from memory_bank.context.policies import policy_of
 from memory_bank.errors import ConfigError, LoopDetectedError, StorageError
+from memory_bank.transcript.anthropic import from_anthropic, is_anthropic, to_anthropic
+from memory_bank.transcript.foreign import check_shape
 from memory_bank.transcript.messages import Interaction, check_messages
 from memory_bank.transcript.pairing import repeated_calls
 
@@ -35,7 +37,8 @@ def apply_memory_bank_strategy(
     back as they are.
 
     Args:
-        messages: OpenAI-style chat messages, dicts or SDK objects. They are never changed.
+        messages: OpenAI-style chat messages, dicts or SDK objects, or dicts of Anthropic's Messages API, which come
+            back in that form. They are never changed.
         llm_client: the Observer's model: an ``openai.OpenAI`` client or anything with ``generate_plain``;
             None makes extractive summaries.
         settings: MemoryBankSettings, a dict or any object with those attributes; None for the defaults; or a
@@ -43,7 +46,8 @@ def apply_memory_bank_strategy(
         state: the session's memory.
 
     Raises:
-        MessagesError, ConfigError, EmbeddingError, StorageError: nothing that was stored is lost, and the
+        MessagesError (also for messages of LangChain and contents of Gemini), ConfigError, EmbeddingError,
+            StorageError: nothing that was stored is lost, and the
             same call can be made again. With ``on_storage_error="pass_through"`` a database that fails costs
             the memory of this step only: the messages come back as they are, ``state.storage_errors`` grows,
             ``state.last_plan`` is None, and the next step stores what this one could not.
@@ -56,6 +60,11 @@ def apply_memory_bank_strategy(
         raise ConfigError(_ARGUMENTS.format(f"the fourth is {_kind(state)}, not a MemoryBankState"))
     if isinstance(settings, MemoryBankState):
         raise ConfigError(_ARGUMENTS.format("the third is a MemoryBankState, not settings"))
+    check_shape(check_messages(messages))
+    if is_anthropic(messages):
+        chat = from_anthropic(messages)
+        context, tokens = _apply_bank([*chat.messages], llm_client, _bank_settings(settings), state)
+        return to_anthropic(context, chat), tokens
     return _apply_bank(messages, llm_client, _bank_settings(settings), state)
 
 
@@ -132,6 +141,13 @@ class MemoryProcessor:
         Raises UnknownStrategyError, MessagesError, what the strategy raises, and with ``loop_detection`` "raise"
         LoopDetectedError, after the strategy has stored what is new.
         """
+        check_shape(check_messages(messages))
+        if is_anthropic(messages):
+            chat = from_anthropic(messages)
+            context, tokens = self.apply_strategy(
+                [*chat.messages], memory_key, input_token_count, llm_client, session_id=session_id
+            )
+            return to_anthropic(context, chat), tokens
         key = memory_key or self.config.default_strategy
         settings = self.config.strategy(key)
         parsed = None

@@ -12,6 +12,7 @@ import typer
 
 from memory_bank import __version__
 from memory_bank.cli import bank, lab, service
+from memory_bank.cli.connect import connect
 from memory_bank.cli.demo import demo
 from memory_bank.cli.observe import observe
 from memory_bank.cli.output import Stopped, one_line, tell
@@ -47,6 +48,7 @@ _VERBS: dict[str, Callable[..., None]] = {
     "verify": bank.verify,
     "serve": service.serve,
     "mcp": service.mcp,
+    "connect": connect,
 }
 for name, verb in _VERBS.items():
     app.command(name)(verb)

@@ -61,8 +61,15 @@ class AnthropicChat:
 
 
 def is_anthropic(messages: object) -> bool:
-    """Whether a list has blocks that only the Messages API has: ``tool_use`` or ``tool_result``."""
-    return isinstance(messages, (list, tuple)) and any(
+    """Whether a list has blocks of the Messages API, ``tool_use`` or ``tool_result``, and no calls of a chat."""
+    if not isinstance(messages, (list, tuple)):
+        return False
+    if any(
+        isinstance(m, dict) and (m.get("tool_calls") or m.get("role") in ("tool", "function"))
+        for m in messages
+    ):
+        return False
+    return any(
         block.get("type") in ("tool_use", "tool_result")
         for message in messages
         if isinstance(message, dict) and message.get("role") in ("user", "assistant")

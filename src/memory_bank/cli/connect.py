@@ -1,0 +1,198 @@
+"""The verb connect: what a client needs to use the proxy, printed, written to its configuration, and undone."""
+
+from __future__ import annotations
+
+import json
+import os
+import tomllib
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from memory_bank.cli.output import tell
+from memory_bank.errors import ConfigError
+
+URL = "http://127.0.0.1:8767"
+_BEGIN, _END = "# memory-bank connect: begin", "# memory-bank connect: end"
+
+
+@dataclass(frozen=True)
+class Client:
+    """A client: what to do by hand, the file that ``--write`` changes, and how (None: only by hand)."""
+
+    by_hand: Callable[[str], str]
+    file: Callable[[], Path] | None = None
+    values: Callable[[str], dict[str, Any]] | None = None
+
+
+def _home(variable: str, default: str) -> Path:
+    given = os.environ.get(variable)
+    return Path(given) if given else Path.home() / default
+
+
+def _claude_values(url: str) -> dict[str, Any]:
+    return {"env": {"ANTHROPIC_BASE_URL": url}}
+
+
+def _opencode_values(url: str) -> dict[str, Any]:
+    options = {"options": {"baseURL": f"{url}/v1"}}
+    return {"provider": {"openai": options, "anthropic": options}}
+
+
+def _codex_values(url: str) -> dict[str, Any]:
+    provider = {
+        "name": "memory_bank",
+        "base_url": f"{url}/v1",
+        "env_key": "OPENAI_API_KEY",
+        "wire_api": "responses",
+    }
+    return {"model_provider": "memory_bank", "model_providers": {"memory_bank": provider}}
+
+
+CLIENTS = {
+    "claude-code": Client(
+        lambda url: f"export ANTHROPIC_BASE_URL={url}",
+        lambda: _home("CLAUDE_CONFIG_DIR", ".claude") / "settings.json",
+        _claude_values,
+    ),
+    "codex": Client(
+        lambda url: _toml(_codex_values(url)),
+        lambda: _home("CODEX_HOME", ".codex") / "config.toml",
+        _codex_values,
+    ),
+    "opencode": Client(
+        lambda url: json.dumps(_opencode_values(url), indent=2),
+        lambda: _home("XDG_CONFIG_HOME", ".config") / "opencode" / "opencode.json",
+        _opencode_values,
+    ),
+    "openai": Client(lambda url: f"export OPENAI_BASE_URL={url}/v1"),
+    "anthropic": Client(lambda url: f"export ANTHROPIC_BASE_URL={url}"),
+}
+"""The clients by name. ``openai`` and ``anthropic`` are programs that use the SDKs of these names."""
+
+
+def connect(
+    client: str = typer.Argument(..., help=f"One of {', '.join(CLIENTS)}."),
+    url: str = typer.Option(URL, help="Address of the service, without /v1."),
+    write: bool = typer.Option(False, "--write", help="Write it to the client's configuration."),
+    undo: bool = typer.Option(False, "--undo", help="Remove what --write has written."),
+) -> None:
+    """Print what a client needs to send its requests through the proxy, and how to see that it works.
+
+    A setting that the client's configuration has already is never changed.
+    """
+    known = CLIENTS.get(client)
+    if known is None:
+        raise ConfigError(f"no client is called {client!r}: choose one of {', '.join(CLIENTS)}.")
+    if write and undo:
+        raise ConfigError("give --write or --undo, not both.")
+    url = url.strip().rstrip("/").removesuffix("/v1")
+    if not url.startswith(("http://", "https://")):
+        raise ConfigError(f"{url!r} is no address of the service: give one such as {URL}.")
+    if not (write or undo):
+        print(known.by_hand(url))
+        if known.file is not None:
+            tell(f"the place for it is {_place(known, client)}; --write writes it there.")
+        _tell_check(url)
+        return
+    if known.file is None or known.values is None:
+        raise ConfigError(
+            f"{client} has no configuration file: set the variable that is printed without --write."
+        )
+    path = known.file()
+    old = path.read_text(encoding="utf-8") if path.exists() else ""
+    edit = _edited_toml if path.suffix == ".toml" else _edited_json
+    new = edit(path, old, known.values(url), undo)
+    if new == old:
+        tell(f"{path} needs no change.")
+    else:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(new, encoding="utf-8")
+        tell(f"{'removed from' if undo else 'written to'} {path}.")
+    if not undo:
+        _tell_check(url)
+
+
+def _place(client: Client, name: str) -> str:
+    assert client.file is not None
+    return f'{client.file()} (as "env")' if name == "claude-code" else str(client.file())
+
+
+def _tell_check(url: str) -> None:
+    tell(
+        f"start `memory-bank serve`, let the client make some calls of tools, and look at {url}/ or at "
+        "`memory-bank sessions`: the session is there, and answers have the header x-memory-status."
+    )
+
+
+def _edited_json(path: Path, old: str, values: dict[str, Any], undo: bool) -> str:
+    """The text of a JSON file with the values added or removed."""
+    try:
+        config = json.loads(old) if old.strip() else {}
+    except ValueError:
+        config = None
+    if not isinstance(config, dict):
+        raise ConfigError(f"{path} is not plain JSON: make the change by hand.")
+    before = json.dumps(config)
+    (_remove if undo else _add)(path, config, values)
+    return old if json.dumps(config) == before else json.dumps(config, indent=2, ensure_ascii=False) + "\n"
+
+
+def _add(path: Path, config: dict[str, Any], values: dict[str, Any]) -> None:
+    for key, value in values.items():
+        if isinstance(value, dict):
+            inner = config.setdefault(key, {})
+            if not isinstance(inner, dict):
+                raise ConfigError(f"{key} in {path} is no object: make the change by hand.")
+            _add(path, inner, value)
+        elif config.setdefault(key, value) != value:
+            raise ConfigError(f"{path} sets {key} already: remove it, or make the change by hand.")
+
+
+def _remove(path: Path, config: dict[str, Any], values: dict[str, Any]) -> None:
+    for key, value in values.items():
+        inner = config.get(key)
+        if isinstance(value, dict) and isinstance(inner, dict):
+            _remove(path, inner, value)
+            if not inner:
+                del config[key]
+        elif inner == value and key in config:
+            del config[key]
+
+
+def _edited_toml(path: Path, old: str, values: dict[str, Any], undo: bool) -> str:
+    """The text of a TOML file with the values added at its beginning and end, between marks, or removed."""
+    kept: list[str] = []
+    is_ours = False
+    for line in old.splitlines(keepends=True):
+        is_ours = is_ours or line.startswith(_BEGIN)
+        if not is_ours:
+            kept.append(line)
+        is_ours = is_ours and not line.startswith(_END)
+    rest = "".join(kept)
+    if undo:
+        return rest
+    plain = {k: v for k, v in values.items() if not isinstance(v, dict)}
+    tables = {k: v for k, v in values.items() if isinstance(v, dict)}
+    end = "" if not rest or rest.endswith("\n") else "\n"
+    new = f"{_BEGIN}\n{_toml(plain)}\n{_END}\n{rest}{end}{_BEGIN}\n{_toml(tables)}\n{_END}\n"
+    try:
+        tomllib.loads(new)
+    except tomllib.TOMLDecodeError:
+        keys = ", ".join(values)
+        raise ConfigError(
+            f"{path} is no valid TOML or sets {keys} already: make the change by hand."
+        ) from None
+    return new
+
+
+def _toml(values: dict[str, Any]) -> str:
+    """The values as TOML: texts first, then a table for each object in an object."""
+    lines = [f"{key} = {json.dumps(value)}" for key, value in values.items() if isinstance(value, str)]
+    for key, tables in values.items():
+        for name, table in tables.items() if isinstance(tables, dict) else ():
+            lines += [f"[{key}.{name}]", *(f"{k} = {json.dumps(v)}" for k, v in table.items())]
+    return "\n".join(lines)

@@ -1,0 +1,124 @@
+"""memory-bank connect: what is printed, written and undone, and what is never changed."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+
+import pytest
+from typer.testing import CliRunner
+
+from memory_bank.cli.app import app
+from memory_bank.errors import ConfigError
+
+URL = "http://127.0.0.1:8767"
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for variable in ("CLAUDE_CONFIG_DIR", "CODEX_HOME", "XDG_CONFIG_HOME"):
+        monkeypatch.delenv(variable, raising=False)
+
+    def run(*arguments):
+        result = CliRunner().invoke(app, ["connect", *arguments])
+        if result.exception is not None and not isinstance(result.exception, SystemExit):
+            raise result.exception
+        return result.stdout
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("client", "said"),
+    [
+        ("claude-code", f"export ANTHROPIC_BASE_URL={URL}"),
+        ("anthropic", f"export ANTHROPIC_BASE_URL={URL}"),
+        ("openai", f"export OPENAI_BASE_URL={URL}/v1"),
+        ("codex", f'base_url = "{URL}/v1"'),
+        ("opencode", f'"baseURL": "{URL}/v1"'),
+    ],
+)
+def test_what_a_client_needs_is_printed_and_nothing_is_written(run, tmp_path, client, said):
+    assert said in run(client)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("client", "file", "before"),
+    [
+        ("claude-code", ".claude/settings.json", '{"model": "opus", "env": {"A": "é"}}'),
+        ("opencode", ".config/opencode/opencode.json", '{"provider": {"openai": {"models": {}}}}'),
+    ],
+)
+def test_json_is_written_and_undone(run, tmp_path, client, file, before):
+    path = tmp_path / file
+    run(client, "--write")
+    assert URL in path.read_text()
+    run(client, "--undo")
+    assert json.loads(path.read_text()) == {}
+    path.write_text(before)
+    run(client, "--write", "--url", "http://10.0.0.1:9/v1/")
+    written = path.read_text()
+    assert "http://10.0.0.1:9" in written
+    run(client, "--write", "--url", "http://10.0.0.1:9")
+    assert path.read_text() == written
+    run(client, "--undo")  # the address differs: nothing of ours is there
+    assert path.read_text() == written
+    run(client, "--undo", "--url", "http://10.0.0.1:9")
+    assert json.loads(path.read_text()) == json.loads(before)
+
+
+def test_toml_is_written_and_undone(run, tmp_path):
+    path = tmp_path / ".codex" / "config.toml"
+    path.parent.mkdir()
+    before = 'model = "gpt-6"\n\n[model_providers.mine]\nname = "mine"'
+    path.write_text(before)
+    run("codex", "--write")
+    config = tomllib.loads(path.read_text())
+    assert config["model"] == "gpt-6"
+    assert config["model_provider"] == "memory_bank"
+    assert config["model_providers"]["memory_bank"]["base_url"] == f"{URL}/v1"
+    assert config["model_providers"]["mine"] == {"name": "mine"}
+    written = path.read_text()
+    run("codex", "--write")
+    assert path.read_text() == written
+    run("codex", "--undo")
+    assert path.read_text().rstrip("\n") == before
+
+
+@pytest.mark.parametrize(
+    ("client", "file", "content"),
+    [
+        (
+            "claude-code",
+            ".claude/settings.json",
+            '{"env": {"ANTHROPIC_BASE_URL": "https://gateway.example"}}',
+        ),
+        ("claude-code", ".claude/settings.json", '{"env": 7}'),
+        ("opencode", ".config/opencode/opencode.json", "{ // a comment\n}"),
+        ("codex", ".codex/config.toml", 'model_provider = "mine"\n'),
+        ("codex", ".codex/config.toml", "no toml"),
+    ],
+)
+def test_what_is_set_already_is_never_changed(run, tmp_path, client, file, content):
+    path = tmp_path / file
+    path.parent.mkdir(parents=True)
+    path.write_text(content)
+    with pytest.raises(ConfigError, match="by hand"):
+        run(client, "--write")
+    assert path.read_text() == content
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["nobody"], "choose one of"),
+        (["codex", "--write", "--undo"], "not both"),
+        (["codex", "--url", "localhost"], "no address"),
+        (["openai", "--write"], "no configuration file"),
+    ],
+)
+def test_wrong_use_is_told_in_one_sentence(run, arguments, said):
+    with pytest.raises(ConfigError, match=said):
+        run(*arguments)
