@@ -1,5 +1,6 @@
 # make demo   a recorded agent run, replayed with memory (installs the base package, no model)
 # make test   every test (installs all extras, with a CPU build of torch, once)
+# make attack the tests of what an attacker can do, on loopback
 # make lint   style and types
 # make docs   the documentation site, in site/
 # make integrations   each framework's adapter, in a virtual environment of its own
@@ -14,13 +15,21 @@ export PYTHONDONTWRITEBYTECODE :=
 # One thread per process for numerical libraries: the tests use all cores already.
 export OMP_NUM_THREADS := 1
 
-.PHONY: demo test test-base lint docs format wheel integrations clean
+.PHONY: demo test test-base attack lint docs format wheel integrations clean
 
 demo: $(VENV)/.base
 	@$(VENV)/bin/memory-bank demo
 
 test: $(VENV)/.full
 	$(VENV)/bin/python -m pytest $(ON_ALL_CORES)
+
+# docs/security.md says what each of them shows.
+ATTACKS := tests/service/test_connections.py tests/service/test_isolation.py tests/service/test_gate.py \
+	tests/service/test_authority.py tests/service/test_redaction.py tests/service/proxy/test_rebuild.py \
+	tests/bank/test_erasing.py tests/tools/test_tools.py
+
+attack: $(VENV)/.full
+	$(VENV)/bin/python -m pytest $(ON_ALL_CORES) $(ATTACKS)
 
 test-base: $(BASE)/.dev
 	$(BASE)/bin/python -m pytest $(ON_ALL_CORES)
