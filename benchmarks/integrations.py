@@ -20,7 +20,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 HOME = ROOT / ".venv-integrations"
 FRAMEWORKS = {  # the framework's distribution, and what the tests need besides the extra
-    "langchain": ("langchain", ["langchain-openai"]),
+    "langchain": ("langchain", ["langchain-openai", "deepagents"]),
     "openai_agents": ("openai-agents", []),
     "pydantic_ai": ("pydantic-ai-slim", ["pydantic-ai-slim[openai]"]),
     "smolagents": ("smolagents", ["smolagents[openai]"]),

@@ -85,6 +85,24 @@ def test_two_long_tasks_at_once(mode, threads, api):
         middleware.bridge.close()
 
 
+def test_two_deep_agents_at_once():
+    deepagents = pytest.importorskip("deepagents", reason="needs deepagents")
+    model = Model()
+    with ScriptedServer(model) as server:
+        middleware = MemoryBankMiddleware()
+        agent = deepagents.create_deep_agent(
+            model=ChatOpenAI(model="scripted", base_url=server.base_url, api_key="k", max_retries=0),
+            tools=[get_order, get_parcel],
+            system_prompt=SYSTEM,
+            middleware=[middleware],
+        )
+        for shop, result in zip(SHOPS, asyncio.run(both(agent, True, False)), strict=True):
+            assert result["messages"][-1].text == answer(shop)
+            assert middleware.bridge.state(shop).fact_store.size() == CALLS
+        check(server, model)
+        middleware.bridge.close()
+
+
 def test_the_example_of_langchain(monkeypatch, capsys):
     run_example("test_the_example_of_langchain", monkeypatch)
     assert ANSWER in capsys.readouterr().out
