@@ -44,7 +44,6 @@ def run_example(test: str, monkeypatch: Any, *, final: str = "") -> list[str]:
         monkeypatch.setenv("OPENAI_API_KEY", "k")
         monkeypatch.setenv("ANTHROPIC_BASE_URL", server.base_url.removesuffix("/v1"))
         monkeypatch.setenv("ANTHROPIC_API_KEY", "k")
-        monkeypatch.setenv("OPENAI_AGENTS_DISABLE_TRACING", "1")
         exec(compile(code, str(PAGE), "exec"), {"get_order": get_order})
         assert server.refused == []
     assert len(sent) == ORDERS + 1

@@ -87,5 +87,6 @@ def test_a_history_that_the_provider_holds_is_refused():
 
 
 def test_the_example_of_openai_agents(monkeypatch, capsys):
+    agents.set_tracing_disabled(True)  # traces would go to OpenAI
     run_example("test_the_example_of_openai_agents", monkeypatch)
     assert ANSWER in capsys.readouterr().out
