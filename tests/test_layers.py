@@ -25,7 +25,7 @@ MAP: dict[str, set[str]] = {
     "bank": {"config", "errors", "faults", "models", "plan", "ports", "records", "transcript", "vectors"},
     "selection": {"errors", "transcript"},
     "context": {
-        "bank", "config", "faults", "history", "models", "plan", "ports", "records", "selection", "transcript", "vectors",
+        "bank", "config", "errors", "faults", "history", "models", "plan", "ports", "records", "selection", "transcript", "vectors",
     },
     "processor": {"bank", "config", "context", "errors", "transcript"},
     "orchestrator": {"config", "errors", "models", "processor", "transcript"},

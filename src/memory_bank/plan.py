@@ -144,11 +144,21 @@ class Replacement:
 
 
 @dataclass(frozen=True, slots=True)
+class ShortenedTurn:
+    """A past interaction in short form: the messages sent in place of those up to ``stop``, and their tokens."""
+
+    messages: Sequence[Any]
+    stop: int
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
 class Choice:
     """What a policy wants the context to show besides the anchor and the tail.
 
     ``text``: the content of the memory message, "" for none; ``role``: its role. ``whole``: past interactions
-    that are kept as they are.
+    that are kept as they are. ``in_place``: past interactions that are shown in short form, by start; where it
+    is given, what is shown of the past stands in its place among the messages that are never dropped.
     ``replaced``: messages by position that are sent in another form. ``keep_all``: all other messages are
     kept, in their order. ``unchanged``: why the messages need no change, or "". ``may_cost_more``: the context
     is used even where the full history costs no more, because it holds something that the messages lack.
@@ -159,6 +169,7 @@ class Choice:
     text: str = ""
     role: str = "user"
     whole: Sequence[Interaction] = ()
+    in_place: Mapping[int, ShortenedTurn] | None = None
     replaced: Mapping[int, Replacement] = field(default_factory=dict)
     keep_all: bool = False
     unchanged: str = ""

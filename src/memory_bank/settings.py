@@ -99,6 +99,13 @@ class ObserverBudget(BaseModel):
     cost_per_day: float | None = Field(default=None, ge=0, allow_inf_nan=False)
 
 
+class ToolSettings(BaseModel):
+    """What is known of a tool: whether its calls change something."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+    effect: Literal["read", "write"]
+
+
 class MemoryBankSettings(Settings):
     """The memory bank, with the documented defaults."""
 
@@ -122,8 +129,18 @@ class MemoryBankSettings(Settings):
         ge=0,
         description="evidence: tokens of the memory, or as a fraction up to 1.0 a share of the older history",
     )
+    layout: Literal["native", "block"] = Field(
+        default="native",
+        description="evidence: past turns as shortened messages in their places, or one block of excerpts",
+    )
     keep_recent: Int = Field(
-        default=0, ge=0, description="evidence: interactions before the last to keep whole, as many as fit"
+        default=2,
+        ge=0,
+        description="evidence: interactions before the last to keep whole, within a fifth of the budget",
+    )
+    tools: dict[str, ToolSettings] = Field(
+        default_factory=dict,
+        description="evidence: by tool name, whether its calls change something; others are judged by the call",
     )
     refresh_after: Int = Field(
         default=0,

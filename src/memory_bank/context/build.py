@@ -62,7 +62,8 @@ def make_plan(view: View, choice: Choice, session: Session, policy: Policy) -> P
     if choice.keep_all:
         tokens = view.full_tokens + memory_tokens
     else:
-        tokens = kept + memory_tokens + sum(e.tokens for e in choice.whole)
+        turns = (choice.in_place or {}).values()
+        tokens = kept + memory_tokens + sum(e.tokens for e in choice.whole) + sum(t.tokens for t in turns)
     saved = sum(view.tokens_between(p, p + 1) - r.tokens for p, r in choice.replaced.items())
     tokens -= saved
     why = choice.unchanged

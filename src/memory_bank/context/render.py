@@ -24,12 +24,15 @@ _LONE = re.compile("[\ud800-\udfff]")
 
 
 def render(plan: Plan) -> Context:
-    """The messages of a plan: what is never dropped, the memory, interactions kept whole, the tail.
+    """The messages of a plan: what is never dropped, the memory, past interactions that are shown, the tail.
 
-    The messages come in their order; the memory message stands directly before the interactions that are
-    kept whole and the tail. Where the plan is ``unchanged`` all messages are there.
+    The messages come in their order. The memory message stands before the past interactions that are shown:
+    those follow what is never dropped, or stand in their places among it where the choice says so
+    (``in_place``). Where the plan is ``unchanged`` all messages are there.
     """
     view, choice = plan.view, plan.choice
+    keep_all = plan.unchanged or choice.keep_all
+    shortened = {} if keep_all else choice.in_place or {}
     out: list[Any] = []
 
     def put(positions: Iterable[int]) -> None:
@@ -40,18 +43,28 @@ def render(plan: Plan) -> Context:
             if position in plan.repaired:
                 out.extend(plan.repaired[position])
                 skip_to = next(e.stop for e in view.interactions if e.start == position)
+            elif position in shortened:
+                out.extend(shortened[position].messages)
+                skip_to = shortened[position].stop
             elif position in choice.replaced:
                 out.append(dict(choice.replaced[position].message))
             else:
                 out.append(view.messages[position])
 
-    keep_all = plan.unchanged or choice.keep_all
-    put(range(view.tail_start) if keep_all else view.kept)
+    shown = [] if keep_all else [p for e in choice.whole for p in range(e.start, e.stop)]
+    if keep_all:
+        first: Iterable[int] = range(view.tail_start)
+    elif choice.in_place is None:
+        first = view.kept
+    else:
+        shown += [p for start, turn in shortened.items() for p in range(start, turn.stop)]
+        begin = min(shown, default=view.tail_start)
+        first = [p for p in view.kept if p < begin]
+        shown = sorted([*shown, *(p for p in view.kept if p >= begin)])
+    put(first)
     if plan.memory is not None:
         out.append(dict(plan.memory))
-    if not keep_all:
-        for interaction in choice.whole:
-            put(range(interaction.start, interaction.stop))
+    put(shown)
     put(range(view.tail_start, len(view.messages)))
     return Context(out, plan)
 
@@ -154,7 +167,7 @@ def _with_call(orphan: Any) -> list[Any]:
     call_id = result.call_id or "call_unknown"
     body = {"id": call_id, "type": "function", "function": {"name": name, "arguments": "{}"}}
     if result.call_id is None:
-        orphan = {**_as_dict(orphan), "tool_call_id": call_id}
+        orphan = {**as_dict(orphan), "tool_call_id": call_id}
     return [{"role": "assistant", "content": None, "tool_calls": [body]}, orphan]
 
 
@@ -165,7 +178,7 @@ def _without(message: Any, answered: set[Any]) -> Any:
     legacy = read(message, "function_call")
     if len(kept) == len(tool_calls) and (legacy is None or None in answered):
         return message
-    rest = {k: v for k, v in _as_dict(message).items() if k not in ("tool_calls", "function_call")}
+    rest = {k: v for k, v in as_dict(message).items() if k not in ("tool_calls", "function_call")}
     if kept:
         rest["tool_calls"] = kept
     if kept or content_text(rest.get("content")).strip():
@@ -173,7 +186,8 @@ def _without(message: Any, answered: set[Any]) -> Any:
     return None
 
 
-def _as_dict(message: Any) -> dict[str, Any]:
+def as_dict(message: Any) -> dict[str, Any]:
+    """A message, a call or an item as a new dict: of a mapping, of a pydantic model, of any other object."""
     if isinstance(message, Mapping):
         return dict(message)
     dump = getattr(message, "model_dump", None)

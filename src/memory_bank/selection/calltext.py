@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
@@ -95,8 +95,11 @@ def ending(text: str, chars: int) -> str:
     return "…" + text[text.index("/", len(text) - chars) :]
 
 
-def outcome(output: str) -> str:
-    """What came back in a few words: "" for nothing, ``error: …`` for a failure, else its telling values."""
+def outcome(output: str, known: Collection[str] = ()) -> str:
+    """What came back in a few words: "" for nothing, ``error: …`` for a failure, else its telling values.
+
+    ``known``: values that need not be told.
+    """
     text = output.strip()
     if is_failure(output):
         return f"error: {clip(one_line(_error_text(text)), _ERROR_CHARS)}"
@@ -108,7 +111,7 @@ def outcome(output: str) -> str:
             p["text"] for p in value["content"] if isinstance(p, dict) and isinstance(p.get("text"), str)
         ]
         if len(texts) == 1:
-            return outcome(texts[0]) if texts[0] != text else ""
+            return outcome(texts[0], known) if texts[0] != text else ""
     if value is None:
         line = one_line(text[:_READ_CHARS])
         if len(line) <= _OUTCOME_CHARS and len(text) <= _READ_CHARS:
@@ -117,16 +120,17 @@ def outcome(output: str) -> str:
         return f"{lines:,} lines" if lines > 1 else clip(line, _OUTCOME_CHARS)
     if isinstance(value, list):
         return f"{len(value):,} items"
-    return _telling(value) or "ok"
+    return _telling(value, known) or "ok"
 
 
-def _telling(value: object) -> str:
+def _telling(value: object, known: Collection[str]) -> str:
     parts: list[str] = []
     room = _OUTCOME_CHARS
     for leaf in islice(leaves(value, breadth_first=True), 60):
-        if leaf.value is None or not _TELLING.search(leaf.key):
+        text = one_line(str(leaf.value)[:_READ_CHARS])
+        if leaf.value is None or text in known or not _TELLING.search(leaf.key):
             continue
-        part = f"{leaf.key}={clip(one_line(str(leaf.value)[:_READ_CHARS]), 32)}"
+        part = f"{leaf.key}={clip(text, 32)}"
         if len(part) <= room and part not in parts:
             parts.append(part)
             room -= len(part) + 2

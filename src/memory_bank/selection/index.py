@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -11,7 +12,7 @@ from memory_bank.selection.copying import describe_segments
 from memory_bank.selection.cutting import WIDTH
 from memory_bank.selection.features import FEATURE_NAMES, CurrentStep, LinearScores, describe
 from memory_bank.selection.model import Model, load_model
-from memory_bank.selection.packing import CallLines, Selection, select_segments
+from memory_bank.selection.packing import CallLines, Selection, by_record, select_segments
 from memory_bank.selection.similarity import Similarity
 from memory_bank.selection.tables import OWN, Array, EvidenceTables
 
@@ -64,10 +65,19 @@ class EvidenceIndex:
             self.tables.add(item)
             self._lines.add(item)
 
-    def select(self, *, anchor: Sequence[str], tail_interaction: int, budget: int) -> Selection:
-        """Return the memory text for the next call, at most `budget` tokens, from records before the tail.
+    def select(
+        self,
+        *,
+        anchor: Sequence[str],
+        tail_interaction: int,
+        budget: int,
+        opening: Callable[[int], int] | None = None,
+    ) -> Selection:
+        """Return what the next call may need of the records before the tail, for at most `budget` tokens.
 
         `anchor`: texts that the context shows anyway; so are the interactions from `tail_interaction` on.
+        `opening`: the tokens of showing anything of a record, where the caller shows the chosen segments in
+        its own way; without it the selection has a text.
         """
         t = self.tables
         older = t.records_before(tail_interaction)
@@ -92,7 +102,19 @@ class EvidenceIndex:
         worth[in_error] *= ERROR_WORTH
         worth[in_error & by_agent] *= REPEATED_WORTH
         worth[t.values["kind"] == 0] *= WORD_WORTH
-        return select_segments(t, self._lines, worth, older, budget)
+        return select_segments(t, self._lines, worth, older, budget, opening)
+
+    def without_last(self, selection: Selection, tokens: int) -> Selection:
+        """Return a selection without its last chosen segments, so many that they have `tokens`, at least one."""
+        chosen = list(selection.gains)
+        while chosen and tokens > 0:
+            tokens -= int(self.tables.segments["tokens"][chosen.pop()])
+        gains = {s: selection.gains[s] for s in chosen}
+        return replace(selection, shown=by_record(self.tables, chosen), gains=gains)
+
+    def header(self, record: int) -> str:
+        """Return the line that stands above the excerpts of a record."""
+        return self._lines.texts[record][-1][0]
 
     def eligible(self, tail: int) -> Array:
         """Return the values that older outputs or notes showed and neither anchor nor tail shows."""

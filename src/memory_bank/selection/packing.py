@@ -5,7 +5,6 @@ from __future__ import annotations
 import heapq
 import json
 import re
-from bisect import bisect_left
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -15,19 +14,16 @@ from memory_bank.selection.candidates import ParsedRecord, fold
 from memory_bank.selection.parsing import clean
 from memory_bank.selection.tables import Array, EvidenceTables
 
-LEDGER_HEAD = 'Earlier calls (get_record("#n") has each in full):\n'
 EXCERPT_HEAD = "Excerpts (…: parts left out):\n"
-UNLISTED_HEAD = '#1 to #{last}, in parts; get_record("#n") has all:\n'
 SHORT_HEAD = "Excerpts:\n"
 ARGUMENT_CHARS = (-1, 0, 24, 40, 72)
-"""Characters of arguments in a call's line, from its shortest form (its number only) to the ledger's."""
+"""Characters of arguments in a call's line, from its shortest form (its number only) to its longest."""
 
 # Chosen over all recorded sets together.
-LEDGER_SHARE = 0.06
 OFFERS, OFFERS_SHARE = 150, 0.125  # segments that are packed: so many, and so many for a token of the budget
 EDGE = 0.2  # extra worth of a segment whose neighbour was chosen, as a share of the values at the cut
 LINE_LENGTHS = (160, 1300, 1600, 3000)  # budgets from which a call's line takes its next longer form
-MIN_HEADING, MIN_LONG_HEADING, MIN_LEDGER = 200, 600, 1800  # budgets from which each is shown
+MIN_HEADING, MIN_LONG_HEADING = 200, 600  # budgets from which each is shown
 END_GAP = 2  # tokens of the gap mark at the end of an excerpt
 NEAR_MISSES = 12
 
@@ -38,14 +34,13 @@ _WORD_END = re.compile(r"[\s,;)\]}]")
 class Selection:
     """The memory text, and what it is made of.
 
-    `shown`: by record the places of its segments; `listed`: records in the list of calls; `gains`: worth by
-    segment; `edge`: the best (segment, worth) that did not fit; `older`: records that it is chosen from.
+    `shown`: by record the places of its segments; `gains`: worth by segment, in the order of choice; `edge`:
+    the best (segment, worth) that did not fit; `older`: records that it is chosen from.
     """
 
     text: str
     tokens: int
     shown: dict[int, tuple[int, ...]] = field(default_factory=dict)
-    listed: tuple[int, ...] = ()
     gains: dict[int, float] = field(default_factory=dict)
     edge: tuple[tuple[int, float], ...] = ()
     older: int = 0
@@ -115,8 +110,6 @@ class CallLines:
     def __init__(self, tables: EvidenceTables, count_tokens: Callable[[str], int]) -> None:
         self.tables, self.count = tables, count_tokens
         self.calls = 0
-        self.records: list[int] = []  # by call
-        self.ledger_tokens: list[int] = [0]  # of the ledger's lines before each call
         self.texts: list[tuple[tuple[str, int], ...]] = []  # (line, tokens) from shortest to longest
         self.values: list[Array] = []  # values that the longest line shows
         self.head_tokens: list[list[int]] = []  # by block of the record
@@ -128,83 +121,64 @@ class CallLines:
         values: list[int] = []
         if item.kind == "output":
             self.calls += 1
-            self.records.append(len(self.texts))
             lines = [call_line(self.calls, item.tool, item.arguments, chars) for chars in ARGUMENT_CHARS]
             folded, ids = fold(lines[-1]), self.tables.ids
             values = [ids[u.form] for u in item.uses if u.form in ids and u.form in folded]
         self.texts.append(tuple((line, self.count(line + "\n")) for line in lines))
         self.values.append(np.array(values, np.int32))
         self.head_tokens.append([self.count(head + "\n") if head else 0 for head in item.cut.heads])
-        if item.kind == "output":
-            self.ledger_tokens.append(self.ledger_tokens[-1] + self.texts[-1][-1][1])
-
-    def ledger(self, older: int, room: int) -> list[int]:
-        """Return the records before `older` whose calls are listed in `room` tokens: the latest.
-
-        The start moves in steps of two fifths of the room, so that the list mostly grows at its end from step
-        to step.
-        """
-        end = bisect_left(self.records, older)
-        if room < 32 or not end:
-            return []
-        room -= 12
-        excess = self.ledger_tokens[end] - room
-        if excess <= 0:
-            return self.records[:end]
-        step = max(1, room * 2 // 5)
-        return self.records[bisect_left(self.ledger_tokens, -(-excess // step) * step, 0, end) : end]
-
-    def ledger_text(self, listed: Sequence[int]) -> list[str]:
-        """Return the lines that list some records' calls, under their heading."""
-        if not listed:
-            return []
-        skipped = bisect_left(self.records, listed[0])
-        before = [f"(#1 to #{skipped} before)\n"] if skipped else []
-        return [LEDGER_HEAD, *before, *(self.texts[r][-1][0] + "\n" for r in listed)]
 
 
 # -- selection ----------------------------------------------------------------
-def select_segments(t: EvidenceTables, lines: CallLines, worth: Array, older: int, budget: int) -> Selection:
-    """Return the memory text from the first `older` records, at most `budget` tokens; `worth` is by value."""
+def select_segments(
+    t: EvidenceTables,
+    lines: CallLines,
+    worth: Array,
+    older: int,
+    budget: int,
+    opening: Callable[[int], int] | None = None,
+) -> Selection:
+    """Return what is chosen from the first `older` records, for at most `budget` tokens; `worth` is by value.
+
+    `opening`: the tokens of showing anything of a record at all, where the caller shows the segments in its own
+    way. Without it the selection has a text, in which every record has a line of its own.
+    """
+    top = _best_segments(t, worth, older, int(OFFERS + budget * OFFERS_SHARE))
+    records = np.unique(t.segments["record"][top]).tolist()
+    if opening is not None:
+        prices = {r: opening(r) for r in records}
+        packing = pack(t, top, worth, prices, lines.head_tokens, budget, ())
+        return _selection(t, packing, packing.chosen, older)
     length = sum(budget >= limit for limit in LINE_LENGTHS)
-    listed = lines.ledger(older, int(budget * LEDGER_SHARE)) if budget >= MIN_LEDGER else []
     head = ""
     if budget >= MIN_HEADING:
         head = EXCERPT_HEAD if budget >= MIN_LONG_HEADING else SHORT_HEAD
-        if not listed:
-            head = UNLISTED_HEAD.format(last=bisect_left(lines.records, older))
     spent = lines.count(head) if head else 0
-    if listed:
-        spent += sum(lines.texts[r][-1][1] for r in listed) + 16
-    top = _best_segments(t, worth, older, int(OFFERS + budget * OFFERS_SHARE))
-    in_ledger = set(listed)
-    headers = {
-        r: lines.texts[r][min(1, length) if r in in_ledger else length]
-        for r in np.unique(t.segments["record"][top]).tolist()
-    }
-    covered = [v for r in listed for v in lines.values[r].tolist()]
+    headers = {r: lines.texts[r][length] for r in records}
     open_record = {r: tokens + END_GAP for r, (_, tokens) in headers.items()}
-    packing = pack(t, top, worth, open_record, lines.head_tokens, budget - spent, covered)
+    packing = pack(t, top, worth, open_record, lines.head_tokens, budget - spent, ())
 
     chosen = list(packing.chosen)
-    while True:  # the tokens of a text may be more than those of its parts: leave out the last chosen, then
-        shown = _by_record(t, chosen)  # the ledger
+    while True:  # the tokens of a text may be more than those of its parts: leave out the last chosen then
         excerpts = [
             line
-            for r, places in shown.items()
+            for r, places in by_record(t, chosen).items()
             for line in (headers[r][0], "\n", t.parsed[r].cut.quote(places), "\n")
         ]
-        text = "".join([*lines.ledger_text(listed), *([head] if excerpts else []), *excerpts])
+        text = "".join([head, *excerpts]) if excerpts else ""
         tokens = lines.count(text) if text else 0
         over = tokens - budget
-        if over <= 0 or not (chosen or listed):
-            break
-        if not chosen:
-            listed = []
+        if over <= 0:
+            return _selection(t, packing, chosen, older, text, tokens)
         while chosen and over > 0:
             over -= int(t.segments["tokens"][chosen.pop()])
+
+
+def _selection(
+    t: EvidenceTables, packing: Packing, chosen: Sequence[int], older: int, text: str = "", tokens: int = 0
+) -> Selection:
     gains = {s: packing.gains[s] for s in chosen}
-    return Selection(text, tokens, shown, tuple(listed), gains, tuple(packing.edge), older)
+    return Selection(text, tokens, by_record(t, chosen), gains, tuple(packing.edge), older)
 
 
 def _best_segments(t: EvidenceTables, worth: Array, older: int, most: int) -> Array:
@@ -330,7 +304,7 @@ def pack(
 
 
 # -- the text -----------------------------------------------------------------
-def _by_record(t: EvidenceTables, segments: Collection[int]) -> dict[int, tuple[int, ...]]:
+def by_record(t: EvidenceTables, segments: Collection[int]) -> dict[int, tuple[int, ...]]:
     """The places of segments in their records, both in order."""
     shown: dict[int, list[int]] = {}
     for segment in sorted(segments):

@@ -92,7 +92,8 @@ class Thread:
         failed = is_failure(output)
         changed = changes_something(tool, arguments, output, self._declared)
         name = one_line(tool)[:80]
-        self._calls.append(_Call(number, interaction, name, found, outcome(output), changed, failed))
+        came_back = outcome(output, {a.text for a in found})
+        self._calls.append(_Call(number, interaction, name, found, came_back, changed, failed))
         self._interactions.append(interaction)
         self._values.setdefault(name, Counter()).update({a.start for a in found})
         plan = plan_in_note(note) if note else ""
@@ -203,9 +204,8 @@ class _Telling:
         self._steps: list[tuple[int, bool, int]] = []  # (number, whether to a line of its own, tokens)
         cost = self._thread._cost
         # the heading, and a line for each tool with its name and the range of its numbers
-        left = (
-            self._room - 20 - sum(cost(f"{t} ×100 #100 to #200\n") + 2 for t in {c.tool for c in self._calls})
-        )
+        groups = {(c.tool, c.failed) for c in self._calls}
+        left = self._room - 20 - sum(cost(f"{t} ×100 #100 to #200\n") + 2 for t, _ in groups)
         values = {c.number: self._values(c) for c in self._calls}
         newest = list(reversed(self._calls))
         written: set[tuple[str, str]] = set()
@@ -246,14 +246,16 @@ class _Telling:
     def text(self) -> str:
         if not self._calls:
             return ""
-        own = [self._line(c) + "\n" for c in self._calls if c.number in self._own]
-        groups: dict[str, list[_Call]] = {}
-        for call in self._calls:
-            if call.number not in self._own:
-                groups.setdefault(call.tool, []).append(call)
-        return "".join(
-            [HEAD, *own, *(self._shared_line(tool, calls) + "\n" for tool, calls in groups.items())]
-        )
+        own = [self._line(c) for c in self._calls if c.number in self._own]
+        groups: dict[tuple[str, bool], list[_Call]] = {}
+        rest = [c for c in self._calls if c.number not in self._own]
+        for call in sorted(rest, key=lambda c: not c.changed):  # those that changed something first
+            groups.setdefault((call.tool, call.failed), []).append(call)
+        shared = [
+            self._shared_line(f"{tool} failed" if failed else tool, calls)
+            for (tool, failed), calls in groups.items()
+        ]
+        return HEAD + "".join(f"{line}\n" for line in (*own, *shared))
 
     def _values(self, call: _Call) -> list[tuple[str, str]]:
         """What distinguishes a call, as (name, value)."""

@@ -2,28 +2,29 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache, partial
+from functools import partial
 from itertools import islice
-from pathlib import Path
 
 from memory_bank.bank.session import MemoryBankState
 from memory_bank.config import MemoryBankSettings
+from memory_bank.context.evidence import EvidenceMemory, EvidenceReasons
+from memory_bank.context.native import NativeTurns
 from memory_bank.context.render import memory_message
+from memory_bank.errors import MemoryBankError
 from memory_bank.history.budgets import newest_within
-from memory_bank.plan import Choice, Decision, Fate, Piece, Replacement
-from memory_bank.ports import Embedder, TokenCounter
-from memory_bank.records import InteractionRecord
-from memory_bank.selection.index import EvidenceIndex, Reason, Selection
-from memory_bank.selection.model import MODEL_FILE, Model, load_model
+from memory_bank.plan import Choice, Replacement, ShortenedTurn
+from memory_bank.ports import Embedder
+from memory_bank.selection.index import Selection
 from memory_bank.selection.similarity import Similarity
-from memory_bank.transcript.jsontext import compact, parse_output
+from memory_bank.selection.thread import ThreadText, thread_room
+from memory_bank.transcript.jsontext import parse_output
 from memory_bank.transcript.messages import (
     Interaction,
     MessageKind,
     content_text,
-    is_memory_tool,
     kind_of,
     read,
     result_of,
@@ -33,12 +34,18 @@ from memory_bank.transcript.transcript import View
 from memory_bank.vectors import encode_documents, encode_queries
 
 NOTHING = Selection("", 0)
+NATIVE_BUDGET = 1_500
+"""Tokens from which past turns are shown in their native form; the frames of messages cost too much below."""
+_RECENT_SHARE = 0.2  # of the budget, for the newest interactions kept whole
+
+log = logging.getLogger("memory_bank.MemoryBankStrategy")
 
 
 def choose_evidence(view: View, session: MemoryBankState, *, settings: MemoryBankSettings) -> Choice:
-    """A memory text of at most ``history_budget`` tokens, including recent interactions kept whole.
+    """The thread of past calls and what the next call may need of their outputs, in ``history_budget`` tokens.
 
-    A history that fits is left untouched. With ``refresh_after`` a selection is kept for some steps.
+    A history that fits is left untouched. With ``refresh_after`` a choice is kept for some steps. Where the
+    selection fails, the context has the thread and the latest interactions, and the log a warning.
     """
     memory = _memory(session, settings)
     older = sum(e.tokens for e in view.past)
@@ -63,55 +70,145 @@ def choose_evidence(view: View, session: MemoryBankState, *, settings: MemoryBan
     since = kept.interactions_since(view, settings) if kept is not None and kept.memory is memory else None
     if kept is not None and since is not None:
         session.run_later("evidence", partial(_feed, view, session, settings))
-        whole, selection, anchor, first_step, gone = (
-            since,
-            kept.selection,
-            kept.anchor,
-            kept.first_step,
-            kept.gone,
-        )
-    else:
-        _feed(view, session, settings)
-        whole = _recent(view, settings.keep_recent, budget)
-        room = budget - sum(e.tokens for e in whole) - _frame_tokens(session, settings)
-        room -= (reserve := min(settings.refresh_after, budget // 2))
-        visible = [*whole, *([view.tail] if view.tail else [])]
-        steps = [session.steps[t] for e in visible for t in e.record_ids if t in session.steps]
-        first_step = min(steps, default=session.step_count + 1)
-        anchor = _anchor(view)
-        selection = memory.select(anchor, first_step, room) if room > 0 else NOTHING
-        if settings.refresh_after:
-            count = len(view.history)
-            past = tuple(view.history[: count - len(whole)])
-            state.kept = _KeptSelection(
-                memory, selection, anchor, first_step, past, count, list(view.kept), settings, reserve, gone
-            )
-    starts = [e.start for e in whole]
-    reasons = EvidenceReasons(memory, selection, starts, anchor, first_step)
-    return replace(base, text=selection.text, whole=whole, may_cost_more=gone, reasons=reasons)
+        return kept.choice(base, since)
+    _feed(view, session, settings)
+    step = _Step(view, session, settings, memory, budget)
+    try:
+        shown = step.native() if settings.layout == "native" and budget >= NATIVE_BUDGET else step.block()
+    except MemoryBankError:
+        raise
+    except Exception as e:
+        log.warning(
+            "session %s: choosing excerpts failed (%s); the context lists the calls and has the latest in full",
+            session.session_id, type(e).__name__,
+        )  # fmt: skip
+        step = _Step(view, session, settings, memory, budget, recent=len(view.history))
+        shown = step.without_excerpts()
+    past = tuple(view.history[: len(view.history) - len(step.whole)])
+    new = _KeptChoice(
+        memory, shown, step.anchor, step.first_step, past, len(view.history), list(view.kept), settings,
+        step.reserve, gone,
+    )  # fmt: skip
+    state.kept = new if settings.refresh_after else None
+    return new.choice(base, step.whole)
 
 
 @dataclass(frozen=True, slots=True)
-class _KeptSelection:
-    """A selection that is used for several steps, and what it was made for."""
+class _Shown:
+    """What is shown of the older history: the memory text, turns in their places, what both are made of."""
+
+    text: str
+    in_place: Mapping[int, ShortenedTurn] | None
+    selection: Selection
+    told: frozenset[int]
+
+
+class _Step:
+    """One choice: the newest interactions whole, and the room for the thread and for what is shown of the rest."""
+
+    def __init__(
+        self,
+        view: View,
+        session: MemoryBankState,
+        settings: MemoryBankSettings,
+        memory: EvidenceMemory,
+        budget: int,
+        recent: int | None = None,
+    ) -> None:
+        self._view, self._session, self._memory = view, session, memory
+        share = _RECENT_SHARE if recent is None else 1 - _RECENT_SHARE
+        self.whole = _recent(view, settings.keep_recent if recent is None else recent, int(budget * share))
+        self.reserve = min(settings.refresh_after, budget // 2) if recent is None else 0
+        self.anchor = _anchor(view)
+        visible = [*self.whole, *([view.tail] if view.tail else [])]
+        steps = [session.steps[t] for e in visible for t in e.record_ids if t in session.steps]
+        self.first_step = min(steps, default=session.step_count + 1)
+        room = budget - sum(e.tokens for e in self.whole) - _frame_tokens(session, settings) - self.reserve
+        self._room = max(0, room)
+        self._thread_room = min(self._room, thread_room(budget, len(memory.numbers)))
+        self._native = settings.layout == "native"
+
+    def block(self) -> _Shown:
+        """All in the memory text: the thread, then excerpts under the lines of their calls."""
+        told = self._tell(self._thread_room)
+        room = self._room - told.tokens - 1
+        selection = self._memory.select(self.anchor, self.first_step, room) if room > 0 else NOTHING
+        return _Shown(told.text + selection.text, {} if self._native else None, selection, told.told)
+
+    def without_excerpts(self) -> _Shown:
+        """The thread alone."""
+        try:
+            told = self._tell(self._room)
+        except Exception as e:
+            log.warning(
+                "session %s: the calls cannot be listed (%s)", self._session.session_id, type(e).__name__
+            )
+            told = ThreadText("", 0)
+        return _Shown(told.text, {} if self._native else None, NOTHING, told.told)
+
+    def native(self) -> _Shown:
+        """Turns of which something is chosen in their places, the others in the thread.
+
+        Excerpts of records whose messages are no longer in the list stand after the thread.
+        """
+        turns = NativeTurns(self._view, self._memory, self._session.counter, {e.start for e in self.whole})
+        told = self._tell(self._thread_room)
+        room = self._room - told.tokens
+        selection = NOTHING
+        if room > 0:
+            selection = self._memory.select(self.anchor, self.first_step, room, turns.opening)
+        while True:
+            in_place, elsewhere, numbers = turns.show(selection)
+            told = self._tell(self._thread_room, numbers)
+            text = told.text + elsewhere
+            spent = sum(t.tokens for t in in_place.values())
+            over = spent + self._session.counter.count_text(text) - self._room
+            if over <= 0 or not selection.gains:
+                return _Shown(text, in_place, selection, told.told)
+            selection = self._memory.index.without_last(selection, over)
+
+    def _tell(self, room: int, shown: Collection[int] = ()) -> ThreadText:
+        return self._memory.thread.tell(self.first_step, room, shown)
+
+
+@dataclass(frozen=True, slots=True)
+class _KeptChoice:
+    """A choice that may be used for several steps, and what it was made for."""
 
     memory: EvidenceMemory
-    selection: Selection
+    shown: _Shown
     anchor: list[str]
     first_step: int
     past: tuple[Interaction, ...]  # the interactions that it is about
     count: int  # of past interactions then, those kept whole included
     kept: Sequence[int]
     settings: MemoryBankSettings
-    reserve: int  # tokens of interactions that may follow before a new selection
+    reserve: int  # tokens of interactions that may follow before a new choice
     gone: bool
 
+    def choice(self, base: Choice, whole: Sequence[Interaction]) -> Choice:
+        """The choice with some interactions whole after those that it is about."""
+        shown = self.shown
+        starts = [e.start for e in whole]
+        reasons = EvidenceReasons(
+            self.memory, shown.selection, starts, shown.told, self.anchor, self.first_step
+        )
+        return replace(
+            base,
+            text=shown.text,
+            whole=whole,
+            in_place=shown.in_place,
+            may_cost_more=self.gone,
+            reasons=reasons,
+        )
+
     def interactions_since(self, view: View, settings: MemoryBankSettings) -> list[Interaction] | None:
-        """The interactions after the selection; None where a new selection is due."""
+        """The interactions after the choice; None where a new choice is due."""
         n = len(self.past)
         if settings != self.settings or list(view.kept) != list(self.kept) or len(view.history) < n:
             return None
-        if any(a.trace_ids != b.trace_ids for a, b in zip(self.past, view.history, strict=False)):
+        before = zip(self.past, view.history, strict=False)
+        if any(a.trace_ids != b.trace_ids or a.start != b.start for a, b in before):
             return None
         since = list(view.history[n:])
         if any(e.fault for e in since):
@@ -121,20 +218,20 @@ class _KeptSelection:
 
 @dataclass(slots=True)
 class _EvidenceState:
-    """A session's evidence, what it was made with, and the selection that is kept."""
+    """A session's evidence, what it was made with, and the choice that is kept."""
 
     memory: EvidenceMemory | None = None
     made_with: tuple[object, ...] = ()
-    kept: _KeptSelection | None = None
+    kept: _KeptChoice | None = None
 
 
 def _memory(session: MemoryBankState, settings: MemoryBankSettings) -> EvidenceMemory:
     """The session's evidence; made anew where the settings or the order of its records changed."""
     state = session.cache(_EvidenceState)
-    made_with = (settings.evidence_model, settings.similarity_weight, session.order_changes)
+    made_with = (settings.evidence_model, settings.similarity_weight, settings.tools, session.order_changes)
     if state.memory is None or state.made_with != made_with:
         similarity = _similarity(session.insight_store.embedding_model, settings.similarity_weight)
-        state.memory = EvidenceMemory(session.counter, settings.evidence_model, similarity)
+        state.memory = EvidenceMemory(session.counter, settings.evidence_model, similarity, settings.tools)
         state.made_with = made_with
     return state.memory
 
@@ -213,149 +310,3 @@ def _shortened_tail(view: View, session: MemoryBankState, most: int) -> dict[int
         new = {**message, "content": short.text}
         replaced[position] = Replacement(new, session.counter.count_message(new))
     return replaced
-
-
-@lru_cache(maxsize=4)
-def _model(path: str | None) -> Model:
-    return load_model(Path(path) if path else MODEL_FILE)
-
-
-class EvidenceMemory:
-    """An EvidenceIndex fed with the session's records in the order in which they were stored.
-
-    The number of a record in that order, from 1, is how the context names it: ``#12``.
-    """
-
-    def __init__(
-        self, counter: TokenCounter, model_path: str | None = None, similarity: Similarity | None = None
-    ) -> None:
-        self.index = EvidenceIndex(_model(model_path), counter.count_text, similarity=similarity)
-        self.numbers: dict[str, int] = {}
-        self.places: dict[str, int] = {}  # of each record in the index
-        self._latest = 0  # the index takes interactions in order; a late result joins the latest
-
-    def add(self, record: InteractionRecord, note: str = "") -> None:
-        """Take in a record, and what the agent said with its call; once."""
-        if record.trace_id in self.numbers:
-            return
-        self.numbers[record.trace_id] = len(self.numbers) + 1
-        self._latest = max(self._latest, record.step_id)
-        if note:
-            self.index.add_note(interaction=self._latest, text=note)
-        self.places[record.trace_id] = len(self.index.tables.parsed)
-        self.index.add_call(
-            trace_id=record.trace_id,
-            interaction=self._latest,
-            tool=record.tool_name,
-            arguments=compact(record.raw_input) if record.input_text is None else record.input_text,
-            output="" if is_memory_tool(record.tool_name, record.output_text) else _output(record),
-        )
-
-    def select(self, anchor: Sequence[str], first_visible_step: int, budget: int) -> Selection:
-        """The memory text for the next call, at most ``budget`` tokens; later steps are visible anyway."""
-        return self.index.select(anchor=anchor, tail_interaction=first_visible_step, budget=budget)
-
-
-def _output(record: InteractionRecord) -> str:
-    return compact(record.raw_output) if record.output_text is None else record.output_text
-
-
-class EvidenceReasons:
-    """Reasons of a selection by evidence; see ``plan.Reasons``."""
-
-    def __init__(
-        self,
-        memory: EvidenceMemory,
-        selection: Selection,
-        kept: Collection[int],
-        anchor: Sequence[str] = (),
-        first_step: int = 0,
-    ) -> None:
-        self._memory = memory
-        self._anchor = list(anchor)
-        self._first_step = first_step
-        self._selection = selection
-        self._kept = frozenset(kept)  # positions of interactions kept whole
-
-    @cached_property
-    def _listed(self) -> frozenset[int]:
-        return frozenset(self._selection.listed)
-
-    def pieces(self, *, explained: bool = True) -> list[Piece]:
-        """See Reasons."""
-        first = self._memory.index.tables.first_segment
-        shown = [first[r] + place for r, places in sorted(self._selection.shown.items()) for place in places]
-        return self._pieces(shown, self._selection.gains, explained)
-
-    def near_misses(self) -> list[Piece]:
-        """See Reasons."""
-        edge = dict(self._selection.edge)
-        return self._pieces(sorted(edge, key=lambda s: -edge[s]), edge, True)
-
-    def _pieces(self, segments: Sequence[int], worth: Mapping[int, float], explained: bool) -> list[Piece]:
-        index = self._memory.index
-        tables = index.tables
-        reasons: Sequence[tuple[Reason, ...]] = [()] * len(segments)
-        if explained and segments:
-            reasons = index.explain(segments, anchor=self._anchor, tail_interaction=self._first_step)
-        made = []
-        for segment, why in zip(segments, reasons, strict=True):
-            record = int(tables.segments["record"][segment])
-            source = tables.parsed[record]
-            text = source.cut.segments[segment - tables.first_segment[record]].text
-            tool = source.tool or "(the agent's words)"
-            made.append(Piece(source.trace_id, tool, text, worth.get(segment, 0.0), why))
-        return made
-
-    def decide(self, interaction: Interaction) -> tuple[Fate, float | None, str]:
-        """See Reasons."""
-        if interaction.start in self._kept:
-            return Fate.KEPT, None, "one of the latest interactions, kept whole"
-        found = [self._of(t) for t in interaction.trace_ids if t]
-        if not found:
-            return Fate.LEFT_OUT, None, "it has no record yet"
-        worth = [w for _, w, _ in found if w is not None]
-        order = [Fate.PART, Fate.KEPT, Fate.LISTED, Fate.LEFT_OUT]
-        fates = [f for f, _, _ in found]
-        fate = fates[0] if len(set(fates)) == 1 else min(fates, key=order.index)
-        if fate is Fate.KEPT and len(set(fates)) > 1:
-            fate = Fate.PART
-        return fate, sum(worth) if worth else None, "; ".join(r for _, _, r in found)
-
-    def _of(self, trace_id: str) -> tuple[Fate, float | None, str]:
-        record = self._memory.places.get(trace_id)
-        if record is None:
-            return Fate.LEFT_OUT, None, "it came after this plan"
-        tables = self._memory.index.tables
-        segments = tables.parsed[record].cut.segments
-        number = f"#{self._memory.numbers[trace_id]}"
-        places = self._selection.shown.get(record, ())
-        if not places:
-            near = self._near(record)
-            if record in self._listed:
-                return Fate.LISTED, None, f"{number} listed, nothing of it shown{near}"
-            return Fate.LEFT_OUT, None, f"{number} left out{near}"
-        first = tables.first_segment[record]
-        gains = {p: self._selection.gains.get(first + p, 0.0) for p in places}
-        best = max(gains, key=lambda p: gains[p])
-        whole = len(places) == len(segments) and not tables.parsed[record].cut.skipped
-        reason = f"{number}: {len(places)} of {len(segments)} pieces, the best {segments[best].text[:80]!r}"
-        return (Fate.KEPT if whole else Fate.PART), sum(gains.values()), reason
-
-    def _near(self, record: int) -> str:
-        tables = self._memory.index.tables
-        first = tables.first_segment[record]
-        last = first + len(tables.parsed[record].cut.segments)
-        edge = [gain for segment, gain in self._selection.edge if first <= segment < last]
-        return f"; nearly shown: worth {max(edge):.3f}, beyond the budget" if edge else ""
-
-    def beyond(self, here: Collection[str]) -> list[Decision]:
-        """See Reasons."""
-        made = []
-        for record in sorted(self._selection.shown):
-            source = self._memory.index.tables.parsed[record]
-            if source.kind == "output" and source.trace_id not in here:
-                fate, score, reason = self._of(source.trace_id)
-                reason = f"{reason}; its messages are no longer in the list"
-                made.append(Decision(None, (source.trace_id,), (source.tool,), fate, score, reason, 0))
-        return made

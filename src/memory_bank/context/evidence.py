@@ -1,0 +1,214 @@
+"""The evidence of a session: its records in an index, its calls in a thread, and why a choice was made."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import lru_cache
+from pathlib import Path
+
+from memory_bank.config import ToolSettings
+from memory_bank.plan import Decision, Fate, Piece
+from memory_bank.ports import TokenCounter
+from memory_bank.records import InteractionRecord
+from memory_bank.selection.index import EvidenceIndex, Reason, Selection
+from memory_bank.selection.model import MODEL_FILE, Model, load_model
+from memory_bank.selection.similarity import Similarity
+from memory_bank.selection.thread import Thread
+from memory_bank.transcript.jsontext import compact
+from memory_bank.transcript.messages import Interaction, is_memory_tool
+
+log = logging.getLogger("memory_bank.MemoryBankStrategy")
+
+
+@lru_cache(maxsize=4)
+def _model(path: str | None) -> Model:
+    return load_model(Path(path) if path else MODEL_FILE)
+
+
+class EvidenceMemory:
+    """The session's records in the order in which they were stored, as an EvidenceIndex and as a Thread.
+
+    The number of a record in that order, from 1, is how the context names it: ``#12``.
+    """
+
+    def __init__(
+        self,
+        counter: TokenCounter,
+        model_path: str | None = None,
+        similarity: Similarity | None = None,
+        tools: Mapping[str, ToolSettings] | None = None,
+    ) -> None:
+        self.index = EvidenceIndex(_model(model_path), counter.count_text, similarity=similarity)
+        effects = {name: of.effect for name, of in (tools or {}).items()}
+        self.thread = Thread(counter.count_text, effects)
+        self.numbers: dict[str, int] = {}
+        self.places: dict[str, int] = {}  # of each record in the index
+        self.opening: dict[str, int] = {}  # tokens of each call in its place, with nothing of its output
+        self._notes: dict[int, str] = {}  # by the place of a note, the record with whose call it was said
+        self._latest = 0  # the index takes interactions in order; a late result joins the latest
+
+    def add(self, record: InteractionRecord, note: str = "") -> None:
+        """Take in a record, and what the agent said with its call; once.
+
+        A record that cannot be cut into pieces is told in the thread and logged.
+        """
+        if record.trace_id in self.numbers:
+            return
+        number = self.numbers[record.trace_id] = len(self.numbers) + 1
+        self._latest = max(self._latest, record.step_id)
+        arguments = compact(record.raw_input) if record.input_text is None else record.input_text
+        output = "" if is_memory_tool(record.tool_name, record.output_text) else _output(record)
+        try:
+            self._add_to_index(record, arguments, output, note)
+        except Exception as e:
+            log.warning("no excerpts of record %s: %s", record.trace_id, type(e).__name__)
+        try:
+            self.thread.add(
+                number=number,
+                interaction=self._latest,
+                tool=record.tool_name,
+                arguments=arguments,
+                output=output,
+                note=note,
+            )
+        except Exception as e:
+            log.warning("record %s is told without its arguments: %s", record.trace_id, type(e).__name__)
+            self.thread.add(number=number, interaction=self._latest, tool="unknown", arguments="", output="")
+
+    def _add_to_index(self, record: InteractionRecord, arguments: str, output: str, note: str) -> None:
+        if note.strip():
+            self._notes[len(self.index.tables.parsed)] = record.trace_id
+            self.index.add_note(interaction=self._latest, text=note)
+        place = len(self.index.tables.parsed)
+        self.index.add_call(
+            trace_id=record.trace_id,
+            interaction=self._latest,
+            tool=record.tool_name,
+            arguments=arguments,
+            output=output,
+        )
+        self.places[record.trace_id] = place
+
+    def owner(self, place: int) -> str:
+        """The trace_id of the record at a place of the index; of a note, that of the call it was said with."""
+        return self._notes.get(place) or self.index.tables.parsed[place].trace_id
+
+    def select(
+        self,
+        anchor: Sequence[str],
+        first_visible_step: int,
+        budget: int,
+        opening: Callable[[int], int] | None = None,
+    ) -> Selection:
+        """What the next call may need, at most ``budget`` tokens; later steps are visible anyway."""
+        return self.index.select(
+            anchor=anchor, tail_interaction=first_visible_step, budget=budget, opening=opening
+        )
+
+    def quote(self, place: int, places: Sequence[int]) -> str:
+        """Some pieces of the record at a place of the index, to the letter, with marks where text is left out."""
+        return self.index.tables.parsed[place].cut.quote(places)
+
+
+def _output(record: InteractionRecord) -> str:
+    return compact(record.raw_output) if record.output_text is None else record.output_text
+
+
+class EvidenceReasons:
+    """Reasons of a selection by evidence; see ``plan.Reasons``."""
+
+    def __init__(
+        self,
+        memory: EvidenceMemory,
+        selection: Selection,
+        kept: Collection[int],
+        told: Collection[int] = (),
+        anchor: Sequence[str] = (),
+        first_step: int = 0,
+    ) -> None:
+        self._memory = memory
+        self._anchor = list(anchor)
+        self._first_step = first_step
+        self._selection = selection
+        self._kept = frozenset(kept)  # positions of interactions kept whole
+        self._told = frozenset(told)  # numbers of records whose calls the thread tells
+
+    def pieces(self, *, explained: bool = True) -> list[Piece]:
+        """See Reasons."""
+        first = self._memory.index.tables.first_segment
+        shown = [first[r] + place for r, places in sorted(self._selection.shown.items()) for place in places]
+        return self._pieces(shown, self._selection.gains, explained)
+
+    def near_misses(self) -> list[Piece]:
+        """See Reasons."""
+        edge = dict(self._selection.edge)
+        return self._pieces(sorted(edge, key=lambda s: -edge[s]), edge, True)
+
+    def _pieces(self, segments: Sequence[int], worth: Mapping[int, float], explained: bool) -> list[Piece]:
+        index = self._memory.index
+        tables = index.tables
+        reasons: Sequence[tuple[Reason, ...]] = [()] * len(segments)
+        if explained and segments:
+            reasons = index.explain(segments, anchor=self._anchor, tail_interaction=self._first_step)
+        made = []
+        for segment, why in zip(segments, reasons, strict=True):
+            record = int(tables.segments["record"][segment])
+            source = tables.parsed[record]
+            text = source.cut.segments[segment - tables.first_segment[record]].text
+            tool = source.tool or "(the agent's words)"
+            made.append(Piece(source.trace_id, tool, text, worth.get(segment, 0.0), why))
+        return made
+
+    def decide(self, interaction: Interaction) -> tuple[Fate, float | None, str]:
+        """See Reasons."""
+        if interaction.start in self._kept:
+            return Fate.KEPT, None, "one of the latest interactions, kept whole"
+        found = [self._of(t) for t in interaction.trace_ids if t]
+        if not found:
+            return Fate.LEFT_OUT, None, "it has no record yet"
+        worth = [w for _, w, _ in found if w is not None]
+        order = [Fate.PART, Fate.KEPT, Fate.LISTED, Fate.LEFT_OUT]
+        fates = [f for f, _, _ in found]
+        fate = fates[0] if len(set(fates)) == 1 else min(fates, key=order.index)
+        if fate is Fate.KEPT and len(set(fates)) > 1:
+            fate = Fate.PART
+        return fate, sum(worth) if worth else None, "; ".join(r for _, _, r in found)
+
+    def _of(self, trace_id: str) -> tuple[Fate, float | None, str]:
+        number = self._memory.numbers.get(trace_id)
+        if number is None:
+            return Fate.LEFT_OUT, None, "it came after this plan"
+        record = self._memory.places.get(trace_id)
+        places = () if record is None else self._selection.shown.get(record, ())
+        if record is None or not places:
+            near = "" if record is None else self._near(record)
+            if number in self._told:
+                return Fate.LISTED, None, f"#{number} told in the list of calls, nothing of its output{near}"
+            return Fate.LEFT_OUT, None, f"#{number} counted in the list of calls{near}"
+        tables = self._memory.index.tables
+        segments = tables.parsed[record].cut.segments
+        first = tables.first_segment[record]
+        gains = {p: self._selection.gains.get(first + p, 0.0) for p in places}
+        best = max(gains, key=lambda p: gains[p])
+        whole = len(places) == len(segments) and not tables.parsed[record].cut.skipped
+        reason = f"#{number}: {len(places)} of {len(segments)} pieces, the best {segments[best].text[:80]!r}"
+        return (Fate.KEPT if whole else Fate.PART), sum(gains.values()), reason
+
+    def _near(self, record: int) -> str:
+        tables = self._memory.index.tables
+        first = tables.first_segment[record]
+        last = first + len(tables.parsed[record].cut.segments)
+        edge = [gain for segment, gain in self._selection.edge if first <= segment < last]
+        return f"; nearly shown: worth {max(edge):.3f}, beyond the budget" if edge else ""
+
+    def beyond(self, here: Collection[str]) -> list[Decision]:
+        """See Reasons."""
+        made = []
+        for record in sorted(self._selection.shown):
+            source = self._memory.index.tables.parsed[record]
+            if source.kind == "output" and source.trace_id not in here:
+                fate, score, reason = self._of(source.trace_id)
+                reason = f"{reason}; its messages are no longer in the list"
+                made.append(Decision(None, (source.trace_id,), (source.tool,), fate, score, reason, 0))
+        return made

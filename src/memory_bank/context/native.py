@@ -1,0 +1,277 @@
+"""Past turns in their native form: the agent's own calls and their results, shortened to quotes.
+
+A shortened result is the quotes of its output, ended by a mark such as ``[… #12]``: the number by which
+``get_record`` returns the whole. Long arguments are shortened in the same way and stay valid JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from memory_bank.context.evidence import EvidenceMemory
+from memory_bank.context.render import as_dict
+from memory_bank.plan import ShortenedTurn
+from memory_bank.ports import TokenCounter
+from memory_bank.selection.index import Selection
+from memory_bank.transcript.jsontext import compact
+from memory_bank.transcript.messages import (
+    HOSTED,
+    Interaction,
+    MessageKind,
+    calls_of,
+    is_text_part,
+    kind_of,
+    message_text,
+    read,
+    result_of,
+)
+from memory_bank.transcript.responses import with_output
+from memory_bank.transcript.transcript import View
+
+EXCERPTS_HEAD = "Excerpts of calls that are no longer in the list of messages:\n"
+THREAD_LINE = 10
+"""Tokens that a call takes in the thread, about: one that is shown in its place is not told there."""
+LONG_ARGUMENT = 160
+"""Characters from which a text in the arguments of a call is shortened."""
+ARGUMENT_START = 80
+"""Characters that are kept of its beginning."""
+MAX_ITEMS = 40
+"""Items of a list in the arguments of a call that are kept."""
+GAP = "\n…"
+SHORTENED = re.compile(r"\[… #(\d+)\]\Z")
+"""How a shortened result ends."""
+
+
+def mark(number: int) -> str:
+    """The mark at the end of a result or an argument that is shown in part."""
+    return f"[… #{number}]"
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class ShownCall:
+    """What is shown of a call: its record's number, and the quotes of its output."""
+
+    number: int
+    quote: str = ""
+
+
+class NativeTurns:
+    """The past interactions of a view that can be shown in short form, all but those ``apart``."""
+
+    def __init__(
+        self, view: View, memory: EvidenceMemory, counter: TokenCounter, apart: Collection[int]
+    ) -> None:
+        self._memory, self._counter = memory, counter
+        self._turns = {e.start: e for e in view.past if e.start not in apart}
+        self._at = {
+            t: (e.start, place)
+            for e in self._turns.values()
+            for place, t in enumerate(e.trace_ids)
+            if t is not None
+        }
+        self._made: dict[tuple[int, tuple[tuple[int, ShownCall], ...], str], ShortenedTurn] = {}
+
+    def opening(self, record: int) -> int:
+        """The tokens of showing anything of a record of the index, less what the thread saves."""
+        memory = self._memory
+        trace_id = memory.owner(record)
+        cost = memory.opening.get(trace_id)
+        if cost is None:
+            if trace_id not in self._at:
+                return self._counter.count_text(memory.index.header(record)) + 3
+            start, place = self._at[trace_id]
+            turn = self._shorten(start, {place: ShownCall(memory.numbers[trace_id])}, "")
+            cost = memory.opening[trace_id] = max(1, turn.tokens - THREAD_LINE)
+        return cost
+
+    def show(self, selection: Selection) -> tuple[dict[int, ShortenedTurn], str, set[int]]:
+        """The turns of which something is chosen, the text of the other excerpts, and the numbers of both."""
+        memory = self._memory
+        shown: dict[int, dict[int, ShownCall]] = {}
+        notes: dict[int, str] = {}
+        elsewhere: list[str] = []
+        numbers: set[int] = set()
+        for record, places in sorted(selection.shown.items()):
+            trace_id = memory.owner(record)
+            quote = memory.quote(record, places)
+            at = self._at.get(trace_id)
+            if at is None:
+                elsewhere.append(f"{memory.index.header(record)}\n{quote}\n")
+                continue
+            start, place = at
+            number = memory.numbers[trace_id]
+            numbers.add(number)
+            calls = shown.setdefault(start, {})
+            if memory.index.tables.parsed[record].note:
+                notes[start] = quote
+                calls.setdefault(place, ShownCall(number))
+            else:
+                calls[place] = ShownCall(number, quote)
+        in_place = {
+            start: self._shorten(start, shown[start], notes.get(start, "")) for start in sorted(shown)
+        }
+        text = EXCERPTS_HEAD + "".join(elsewhere) if elsewhere else ""
+        return in_place, text, numbers
+
+    def _shorten(self, start: int, shown: Mapping[int, ShownCall], note: str) -> ShortenedTurn:
+        key = (start, tuple(sorted(shown.items())), note)
+        made = self._made.get(key)
+        if made is None:
+            turn = self._turns[start]
+            messages = shorten_interaction(turn, shown, note, self._counter)
+            tokens = sum(map(self._counter.count_message, messages))
+            made = self._made[key] = ShortenedTurn(messages, turn.stop, tokens)
+        return made
+
+
+def shorten_interaction(
+    interaction: Interaction, shown: Mapping[int, ShownCall], note: str, counter: TokenCounter
+) -> list[Any]:
+    """The messages of an interaction with the calls that are ``shown`` (by the place of the pair) in short form.
+
+    The other calls are left out with their results. ``note`` is shown of what the agent said in this turn. A
+    message whose short form has as many tokens is the original. Messages that carry images of results are
+    left out; reasoning stays. The original messages are not changed.
+    """
+    out: list[Any] = []
+    place = 0
+    left = [(i, p) for i, p in enumerate(interaction.pairs) if p.result is not None]
+    for message in interaction.messages:
+        kind = kind_of(message)
+        if kind is MessageKind.CALL:
+            count = len(calls_of(message))
+            here = {i - place: shown[i] for i in range(place, place + count) if i in shown}
+            place += count
+            if here:
+                out.append(_cheaper(_short_call(message, here, note), message, counter))
+                note = ""
+        elif kind is MessageKind.RESULT:
+            result = result_of(message)
+            at = next(
+                (
+                    n
+                    for n, (_, p) in enumerate(left)
+                    if p.result is not None
+                    and p.result.content is result.content
+                    and p.result.call_id == result.call_id
+                ),
+                None,
+            )
+            if at is not None:
+                pair, _ = left.pop(at)
+                if pair in shown:
+                    whole = shown[pair]
+                    text = f"{whole.quote.removesuffix(GAP)}\n{mark(whole.number)}".lstrip("\n")
+                    out.append(_cheaper(_with_text(message, text), message, counter))
+        elif kind is MessageKind.SAY:
+            if note and message_text(message):
+                out.append(_cheaper(_with_text(message, note), message, counter))
+                note = ""
+        elif kind is MessageKind.REASONING:
+            out.append(message)
+    return out
+
+
+def _cheaper(new: Any, old: Any, counter: TokenCounter) -> Any:
+    return new if counter.count_message(new) < counter.count_message(old) else old
+
+
+def _with_text(message: Any, text: str) -> Any:
+    """The message with another text as its content, in the shape that the content had."""
+    if read(message, "role") is None:
+        return with_output(as_dict(message), text)
+    content = read(message, "content")
+    new: Any = text
+    if isinstance(content, (list, tuple)):
+        first = next((p for p in content if is_text_part(p) and not isinstance(p, str)), None)
+        kind = read(first, "type") if first is not None else "text"
+        new = [{"type": kind, "text": text}]
+    return {**as_dict(message), "content": new}
+
+
+def _short_call(message: Any, shown: Mapping[int, ShownCall], note: str) -> Any:
+    """A message or an item with some of its calls, their long arguments shortened, and ``note`` as its text."""
+    new = as_dict(message)
+    if read(message, "role") is None:
+        return _short_item(new, shown[0])
+    number = 0
+    calls = []
+    given = read(message, "tool_calls")
+    for call in given if isinstance(given, (list, tuple)) else ():
+        if number in shown:
+            calls.append(_short_entry(as_dict(call), shown[number]))
+        number += 1
+    legacy = read(message, "function_call")
+    if "tool_calls" in new:
+        if calls:
+            new["tool_calls"] = calls
+        else:
+            del new["tool_calls"]
+    if legacy is not None:
+        if number in shown:
+            body = as_dict(legacy)
+            new["function_call"] = {
+                **body,
+                "arguments": _short_arguments(body.get("arguments"), shown[number]),
+            }
+        else:
+            new.pop("function_call", None)
+    if message_text(message) != note:
+        new["content"] = None if not note else _with_text(message, note)["content"]
+    return new
+
+
+def _short_entry(call: dict[str, Any], shown: ShownCall) -> dict[str, Any]:
+    for key, field in (("function", "arguments"), ("custom", "input")):
+        body = call.get(key)
+        if body is not None:
+            body = as_dict(body)
+            return {**call, key: {**body, field: _short_arguments(body.get(field), shown)}}
+    return call
+
+
+def _short_item(item: dict[str, Any], shown: ShownCall) -> dict[str, Any]:
+    if item.get("type") in HOSTED:
+        return with_output(item, f"{shown.quote}\n{mark(shown.number)}".lstrip("\n"))
+    for field in ("arguments", "input"):
+        if item.get(field) is not None:
+            return {**item, field: _short_arguments(item[field], shown)}
+    return item
+
+
+def _short_arguments(arguments: Any, shown: ShownCall) -> Any:
+    """The arguments with their long texts shortened: JSON text stays JSON text, an object an object."""
+    if isinstance(arguments, str):
+        if len(arguments) <= LONG_ARGUMENT:
+            return arguments
+        try:
+            value = json.loads(arguments)
+            short = _short_value(value, shown)
+        except (ValueError, RecursionError):
+            return _short_text(arguments, shown)
+        return arguments if short == value else compact(short)
+    try:
+        return _short_value(arguments, shown)
+    except RecursionError:
+        return arguments
+
+
+def _short_value(value: Any, shown: ShownCall) -> Any:
+    if isinstance(value, str):
+        return _short_text(value, shown)
+    if isinstance(value, Mapping):
+        return {key: _short_value(inner, shown) for key, inner in value.items()}
+    if isinstance(value, (list, tuple)):
+        kept = [_short_value(inner, shown) for inner in value[:MAX_ITEMS]]
+        return [*kept, mark(shown.number)] if len(value) > MAX_ITEMS else kept
+    return value
+
+
+def _short_text(text: str, shown: ShownCall) -> str:
+    if len(text) <= LONG_ARGUMENT:
+        return text
+    return f"{text[:ARGUMENT_START].rstrip()}… {mark(shown.number)}"
