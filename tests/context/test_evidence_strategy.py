@@ -100,11 +100,15 @@ def test_the_order_of_the_context_and_later_users():
 
 def test_the_prefix_is_stable_from_step_to_step():
     state = MemoryBankState("lexical")
-    messages = [system(), user("Look at all orders.")]
+    messages = [system(), user("Refund all orders.")]
     before = ""
     shared = []
     for i in range(12):
         messages += orders(1, start=i)
+        messages += [
+            call((f"r{i}", "refund", {"order": f"ORD-{i}001"})),
+            result(f"r{i}", '{"state": "paid"}'),
+        ]
         context, _ = apply(messages, state, history_budget=2_000)
         if state.last_plan.unchanged:
             continue
@@ -115,16 +119,18 @@ def test_the_prefix_is_stable_from_step_to_step():
             )
         before = text
     assert len(shared) >= 5
-    assert min(shared) > 100  # the fence and the ledger so far
+    assert min(shared) > 100  # the fence and the lines of refunds so far
     assert shared[-1] > shared[0]
 
 
 def test_recent_interactions_can_be_kept_whole():
-    messages = [user(), *orders(6)]
+    messages = [user(), *orders(12)]
     state = MemoryBankState("lexical")
-    context, _ = apply(messages, state, history_budget=0.5, keep_recent=1)
+    context, _ = apply(messages, state, history_budget=0.6, keep_recent=5)
     assert context[-4:] == messages[-4:]
-    assert str(state.last_plan.decisions[-1].fate) == "kept"
+    reasons = [d.reason for d in state.last_plan.decisions]
+    assert "kept whole" in reasons[-1]
+    assert "kept whole" not in reasons[-2]  # a fifth of the budget has room for one
 
 
 def test_an_oversized_last_output_is_shortened_on_request():
@@ -272,7 +278,7 @@ def test_what_was_chosen_stays_while_the_news_is_small():
     for context in contexts:
         assert pairing_errors(context) == []
     fresh = grown(chat, MemoryBankState("lexical"), history_budget=2_000)
-    assert not any(shared(a, b) >= 3 for a, b in pairwise(fresh[14:]))
+    assert sum(shared(a, b) >= len(a) - 2 for a, b in pairwise(fresh[14:])) < 3
 
 
 def test_a_new_user_turn_an_edit_and_a_reset_choose_anew():

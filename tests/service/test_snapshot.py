@@ -18,7 +18,10 @@ from memory_bank.service.sessions import Rebuilt, Sessions
 @pytest.fixture
 def sessions():
     database = Database()
-    sessions = Sessions(database, load_config())
+    config = load_config()
+    block = config.strategy("memory_bank").model_copy(update={"layout": "block"})
+    strategies = {**config.memory_strategies, "memory_bank_block": block}
+    sessions = Sessions(database, config.model_copy(update={"memory_strategies": strategies}))
     yield sessions
     sessions.close()
     database.close()
@@ -40,15 +43,31 @@ def test_the_context_is_told_message_by_message_as_it_was_sent(sessions):
     kept = snapshot(step)
     assert [m["role"] for m in kept["context"]] == [m["role"] for m in step.shown]
     assert [text_of(m) for m in kept["context"]] == [m["content"] or "" for m in step.shown]
-    assert [m["part"] for m in kept["context"]] == ["anchor", "anchor", "memory", "tail", "tail"]
-    (asked,) = kept["context"][3]["calls"]
-    assert asked["name"] == kept["context"][4]["tool"] == "send_report"
-    assert [m["new"] for m in kept["context"]] == [False, False, False, True, True]
+    parts = [m["part"] for m in kept["context"]]
+    assert parts == ["anchor", "anchor", "memory", *["past"] * (len(parts) - 5), "tail", "tail"]
+    assert len(parts) > 15
+    (asked,) = kept["context"][-2]["calls"]
+    assert asked["name"] == kept["context"][-1]["tool"] == "send_report"
+    assert [m["new"] for m in kept["context"]] == [*[False] * (len(parts) - 2), True, True]
+
+
+def test_every_piece_that_is_shown_is_found_in_the_turn_that_quotes_it(sessions):
+    for messages in recorded("shop-refunds"):
+        step = sessions.rebuild(None, "a", messages, strategy="memory_bank")
+    kept = snapshot(step)
+    pieces = kept["plan"]["pieces"]
+    told = [(m, p) for m in kept["context"] if m["part"] == "past" for p in m["parts"] if "piece" in p]
+    assert len(told) > 20
+    assert len({p["piece"] for _, p in told}) == len(told)
+    assert all(p["text"] == pieces[p["piece"]]["text"] for _, p in told)
+    assert all(p["trace_id"] == pieces[p["piece"]]["trace_id"] for _, p in told)
+    steps = {t: d["step"] for d in kept["plan"]["decisions"] for t in d["trace_ids"]}
+    assert all(m["step"] == steps[p["trace_id"]] for m, p in told)
 
 
 def test_every_piece_that_is_shown_is_found_in_the_memory_text(sessions):
     for messages in recorded("shop-refunds"):
-        step = sessions.rebuild(None, "a", messages, strategy="memory_bank")
+        step = sessions.rebuild(None, "a", messages, strategy="memory_bank_block")
     kept = snapshot(step)
     pieces = kept["plan"]["pieces"]
     parts = [p for m in kept["context"] if m["part"] == "memory" for p in m["parts"]]

@@ -157,7 +157,7 @@ class EvidenceReasons:
             source = tables.parsed[record]
             text = source.cut.segments[segment - tables.first_segment[record]].text
             tool = source.tool or "(the agent's words)"
-            made.append(Piece(source.trace_id, tool, text, worth.get(segment, 0.0), why))
+            made.append(Piece(self._memory.owner(record), tool, text, worth.get(segment, 0.0), why))
         return made
 
     def decide(self, interaction: Interaction) -> tuple[Fate, float | None, str]:

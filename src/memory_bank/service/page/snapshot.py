@@ -55,6 +55,7 @@ class _MemoryParts:
         self.numbered = numbered
         self.fates = fates or {}
         self.shown = {p["trace_id"] for p in pieces}
+        self.found: set[int] = set()  # pieces that were found in a text
 
 
 def _plan(plan: Plan, state: Any) -> tuple[dict[str, Any], _MemoryParts]:
@@ -109,11 +110,15 @@ def _context(step: Rebuilt, known: _MemoryParts) -> list[dict[str, Any]]:
     if gap > 0:
         del messages[FIRST_MESSAGES : FIRST_MESSAGES + gap]
     places = _places(step.plan, {id(m) for _, m in messages})
+    quoted = _quoted(step.plan)
     names = {
         call.call_id: call.name for _, m in messages for call in calls_of(m) if read(m, "role") == "assistant"
     }
     room = _TextBudget()
-    entries = [_message(m, places.get(id(m)), known, names, room) for _, m in reversed(messages)][::-1]
+    entries = [
+        _message(m, places.get(id(m)), known, names, room, quoted.get(id(m), frozenset()))
+        for _, m in reversed(messages)
+    ][::-1]
     if gap > 0:
         entries.insert(FIRST_MESSAGES, {"left_out": gap})
     return entries
@@ -137,6 +142,10 @@ def _places(plan: Plan | None, wanted: set[int]) -> dict[int, dict[str, Any]]:
         part = "tail" if entry is view.tail else "past"
         for position in range(entry.start, entry.stop):
             note(position, part, number)
+    turns = plan.choice.in_place or {}
+    for number, entry in enumerate(view.interactions, 1):
+        for message in turns[entry.start].messages if entry.start in turns else ():
+            found.setdefault(id(message), {"part": "past", "step": number, "new": False})
     after = view.tail.stop if view.tail else len(view.messages)
     for position in range(after, len(view.messages)):
         note(position, "tail", None)
@@ -146,12 +155,23 @@ def _places(plan: Plan | None, wanted: set[int]) -> dict[int, dict[str, Any]]:
     return found
 
 
+def _quoted(plan: Plan | None) -> dict[int, frozenset[str]]:
+    """The records that each message of a shortened turn quotes, by the identity of the message."""
+    turns = {} if plan is None or plan.unchanged else plan.choice.in_place or {}
+    found = {}
+    for entry in plan.view.interactions if plan is not None and turns else ():
+        if entry.start in turns:
+            found.update((id(m), entry.record_ids) for m in turns[entry.start].messages)
+    return found
+
+
 def _message(
     message: Any,
     place: Mapping[str, Any] | None,
     known: _MemoryParts,
     names: Mapping[Any, str],
     room: _TextBudget,
+    quoted: frozenset[str],
 ) -> dict[str, Any]:
     role = read(message, "role")
     text = content_text(read(message, "content"))
@@ -159,7 +179,7 @@ def _message(
     other = {"part": "memory" if memory else "other", "step": None, "new": False}
     entry: dict[str, Any] = dict(place or other)
     entry["role"] = role if isinstance(role, str) else ""
-    entry["parts"] = list(_parts(text, known, room)) if memory else room.cut(text)
+    entry["parts"] = list(_parts(text, known, room, quoted)) if memory or quoted else room.cut(text)
     entry["calls"] = [
         {"call_id": call.call_id, "name": call.name, "arguments": room.cut(call.text)}
         for call in (calls_of(message) if role == "assistant" else ())
@@ -192,10 +212,15 @@ class _TextBudget:
         ]
 
 
-def _parts(text: str, known: _MemoryParts, room: _TextBudget) -> Iterator[dict[str, Any]]:
-    """Split a memory text into pieces of records, lines that name a call, and the text between them."""
+def _parts(
+    text: str, known: _MemoryParts, room: _TextBudget, quoted: frozenset[str]
+) -> Iterator[dict[str, Any]]:
+    """Split a memory text into pieces of records, lines that name a call, and the text between them.
+
+    ``quoted``: the records of the shortened turn that the text is of; none for the memory message.
+    """
     end = 0
-    for start, stop, piece in _find_pieces(text, known):
+    for start, stop, piece in _find_pieces(text, known, quoted):
         yield from _lines(text[end:start], known, room)
         trace_id = known.pieces[piece]["trace_id"]
         fate = known.fates.get(trace_id, str(Fate.PART))
@@ -205,7 +230,7 @@ def _parts(text: str, known: _MemoryParts, room: _TextBudget) -> Iterator[dict[s
     yield from _lines(text[end:], known, room)
 
 
-def _find_pieces(text: str, known: _MemoryParts) -> Iterator[tuple[int, int, int]]:
+def _find_pieces(text: str, known: _MemoryParts, quoted: frozenset[str]) -> Iterator[tuple[int, int, int]]:
     """Find the pieces in a text: ``(start, stop, number of the piece)``, in order."""
     marks = list(_RETRIEVED.finditer(text))
     if marks and len(marks) == len(known.pieces):
@@ -216,12 +241,13 @@ def _find_pieces(text: str, known: _MemoryParts) -> Iterator[tuple[int, int, int
     at = 0
     for i, piece in enumerate(known.pieces):
         body = _LONE.sub("\ufffd", piece["text"])  # as the fence writes it
-        places = [(text.find(f"\n{gap}{body}\n", at), len(gap) + 1) for gap in ("", "… ")]
-        hits = [(start, lead) for start, lead in places if start >= 0]
-        if body and hits:
-            start, lead = min(hits)
-            yield start + lead, start + lead + len(body), i
-            at = start + lead + len(body)
+        if not body or i in known.found or (quoted and piece["trace_id"] not in quoted):
+            continue
+        start = text.find(body, at)
+        if start >= 0:
+            known.found.add(i)
+            yield start, start + len(body), i
+            at = start + len(body)
 
 
 def _lines(text: str, known: _MemoryParts, room: _TextBudget) -> Iterator[dict[str, Any]]:

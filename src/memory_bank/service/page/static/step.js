@@ -203,7 +203,8 @@ export class StepView {
       el("span", { class: "dim" }, ` ${label}${m.part === "past" && m.step ? `, call ${m.step}` : ""}`),
       m.new ? el("span", { class: "chip new" }, "new") : "",
     );
-    const body = m.part === "memory" ? memoryText(m.parts, plan, this.name) : long(m.parts);
+    const quotes = m.parts.some((p) => p.piece !== undefined);
+    const body = m.part === "memory" || quotes ? memoryText(m.parts, plan, this.name) : long(m.parts);
     const calls = m.calls.map((c) => el("div", { class: "call" }, el("b", {}, told(c.name, "name")), long(c.arguments)));
     return el("article", { class: `message ${m.part} ${m.part === "memory" ? "" : fateClass("kept")}` }, head, body, calls);
   }
