@@ -1,6 +1,7 @@
 """selection = "evidence": under the budget, with whole pairs, a stable prefix, and what the next call needs."""
 
 import json
+import re
 from itertools import pairwise, takewhile
 
 import pytest
@@ -10,6 +11,8 @@ from tests.chats import any_chats, call, good_chats, result, rounds, say, system
 
 from memory_bank import MemoryBankSettings, MemoryBankState, apply_memory_bank_strategy
 from memory_bank.context.policies.evidence import evidence_of
+from memory_bank.selection.index import EvidenceIndex
+from memory_bank.selection.thread import Thread
 from memory_bank.transcript.pairing import pairing_errors
 
 LOCAL = {
@@ -340,3 +343,180 @@ def test_a_kept_choice_is_under_the_same_budget(messages, budget, recent, refres
             kept = plan.full_tokens - older
             assert tokens - kept <= allowed
         assert len(plan.decisions) >= len(view.history)
+
+
+# layout = "native": past turns in their places, every call told
+
+
+def issued(n: int):
+    """A call that changes something; its output is long enough to be worth shortening."""
+    said = {"refund_id": f"RFD-{n}", "state": "paid", "note": "as agreed with the customer " * 4}
+    return [
+        call((f"r{n}", "issue_refund", {"order": f"ORD-{n}001", "n": n})),
+        result(f"r{n}", json.dumps(said)),
+    ]
+
+
+def test_past_turns_stay_calls_and_results_in_their_places():
+    messages = [
+        system(),
+        user("Refund what went wrong."),
+        *orders(6),
+        say("Which?"),
+        user("All."),
+        *orders(6, start=6),
+    ]
+    context, _ = apply(messages, history_budget=2_500, keep_recent=0)
+    assert context[:2] == messages[:2]
+    assert context[2]["content"].startswith("<retrieved-data seal=")
+    assert pairing_errors(context) == []
+    asked = [m["content"] for m in context].index("All.")
+    assert context[-2:] == messages[-2:]
+    shortened = [
+        m for m in context if m["role"] == "tool" and m["content"].endswith("]") and "[… #" in m["content"]
+    ]
+    assert shortened
+    for message in shortened:
+        number = int(message["content"].rsplit("#", 1)[1].rstrip("]"))
+        original = next(m for m in messages if m.get("tool_call_id") == message["tool_call_id"])
+        assert messages.index(original) == (2 * number + 1 if number <= 6 else 2 * number + 3)
+        assert (context.index(message) < asked) == (number <= 6)
+        assert_quoted(message["content"].rsplit("\n", 1)[0], original["content"])
+
+
+def assert_quoted(text: str, source: str) -> None:
+    """Every stretch between gap marks stands in the source to the letter."""
+    stretches = re.split(r"(?:\A|\n)…[^\n]*(?:\n|\Z)", text)
+    for stretch in stretches:
+        assert not stretch.strip() or stretch.strip("\n") in source, stretch
+
+
+def test_long_arguments_are_shortened_and_stay_json():
+    body = "Dear customer, " + "we looked at your order again. " * 40
+    messages = [user("Write to all."), *orders(3)]
+    messages += [
+        call(("m", "draft", {"to": "a@b.example", "body": body})),
+        result("m", "Draft DRF-77123 saved"),
+    ]
+    messages += [
+        *orders(3, start=3),
+        call(("n", "send_draft", {"id": "DRF-77123"})),
+        result("n", "sent"),
+        *orders(3, start=6),
+    ]
+    context, _ = apply(messages, history_budget=3_000, keep_recent=0)
+    calls = {c["id"]: c["function"] for m in context for c in m.get("tool_calls") or []}
+    if "m" in calls:
+        arguments = json.loads(calls["m"]["arguments"])
+        assert arguments["to"] == "a@b.example"
+        assert arguments["body"].startswith("Dear customer")
+        assert arguments["body"].endswith("… [… #4]")
+    else:
+        assert "draft to=a@b.example" in context[1]["content"]
+
+
+def told(context, name: str, value: str) -> bool:
+    """Whether a call is told: in a line of text with its tool, or as a call in its place."""
+    lines = [line for m in context if isinstance(m["content"], str) for line in m["content"].splitlines()]
+    calls = [
+        f"{c['function']['name']} {c['function']['arguments']}"
+        for m in context
+        for c in m.get("tool_calls") or []
+    ]
+    return any(name in line and value in line for line in (*lines, *calls))
+
+
+@pytest.mark.parametrize("layout", ["native", "block"])
+def test_what_was_done_is_told_whatever_else_is_shown(layout):
+    messages = [system(), user("Refund them all.")]
+    state = MemoryBankState("lexical")
+    for n in range(30):
+        messages += [*orders(1, start=n), *issued(n)]
+        context, _ = apply(messages, state, history_budget=2_000, layout=layout)
+        assert all(told(context, "issue_refund", f"ORD-{i}001") for i in range(n + 1))
+
+
+@settings(max_examples=15)
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(["get_order", "issue_refund", "bash"]), st.text("abc ", max_size=300)),
+        max_size=25,
+    ),
+    st.sampled_from(["native", "block"]),
+    st.sampled_from([0, 500]),
+)
+def test_every_context_tells_every_change(calls, layout, refresh):
+    messages = [user("Go on.")]
+    state = MemoryBankState("lexical")
+    for n, (tool, output) in enumerate(calls):
+        messages += [
+            call((f"c{n}", tool, {"id": f"ID-{n:03}"})),
+            result(f"c{n}", f"{output}\nREF-{n:03} {'x' * 200}"),
+        ]
+        context, tokens = apply(messages, state, history_budget=1_500, layout=layout, refresh_after=refresh)
+        assert pairing_errors(context) == []
+        assert tokens == sum(map(state.counter.count_message, context)) <= state.last_plan.full_tokens
+        assert all(
+            told(context, t, f"ID-{i:03}") for i, (t, _) in enumerate(calls[: n + 1]) if t == "issue_refund"
+        )
+        assert (
+            apply(messages, state, history_budget=1_500, layout=layout, refresh_after=refresh)[0] == context
+        )
+
+
+@settings(max_examples=15)
+@given(good_chats(), st.integers(0, 2))
+def test_the_native_form_of_any_turn_keeps_pairs_and_quotes_its_records(messages, recent):
+    messages = [*messages, *orders(12, rows=8)]
+    if pairing_errors(messages):
+        return
+    state = MemoryBankState("lexical")
+    context, tokens = apply(messages, state, history_budget=1_600, keep_recent=recent)
+    assert pairing_errors(context) == []
+    assert tokens == sum(map(state.counter.count_message, context)) <= state.last_plan.full_tokens
+
+
+def test_a_kept_choice_renders_the_same_messages():
+    messages = [system(), user("Refund them."), *orders(20, rows=8)]
+    state = MemoryBankState("lexical")
+    before, _ = apply(messages, state, history_budget=3_000, refresh_after=1_000)
+    longer = [*messages, *orders(1, rows=3, start=20)]
+    context, _ = apply(longer, state, history_budget=3_000, refresh_after=1_000)
+    assert context[: len(before)] == before
+
+
+@pytest.mark.parametrize("broken", ["select", "add", "tell"])
+def test_a_failure_of_the_selection_leaves_the_thread_and_the_latest_turns(broken, monkeypatch, caplog):
+    def fail(*_args, **_kwargs):
+        raise ZeroDivisionError("PAY-1 is secret")
+
+    where = {
+        "select": (EvidenceIndex, "select"),
+        "add": (EvidenceIndex, "add_call"),
+        "tell": (Thread, "tell"),
+    }
+    monkeypatch.setattr(*where[broken], fail)
+    messages = [system(), user("Refund them."), *orders(8), *issued(1), *orders(3, start=8)]
+    state = MemoryBankState("lexical")
+    context, tokens = apply(messages, state, history_budget=4_000)
+    assert pairing_errors(context) == []
+    assert context[-2:] == messages[-2:]
+    assert tokens <= state.last_plan.full_tokens
+    if broken != "tell":
+        assert told(context, "issue_refund", "ORD-1001")
+    else:
+        assert context[-6:] == messages[-6:]
+    warnings = [r.getMessage() for r in caplog.records if r.levelname == "WARNING"]
+    assert warnings
+    assert not any("secret" in w for w in warnings)
+    assert any(state.session_id in w or any(t in w for t in state.steps) for w in warnings)
+
+
+def test_a_declared_tool_is_told_as_declared():
+    messages = [user("Look."), *orders(8)]
+    messages[7:7] = [call(("k", "check_stock", {"sku": "S-1"})), result("k", "12")]
+    declared = {"check_stock": {"effect": "write"}}
+    context, _ = apply(messages, history_budget=1_000, tools=declared)
+    assert "#4 check_stock sku=S-1 → 12" in context[1]["content"]
+    context, _ = apply(messages, history_budget=1_000)
+    assert "check_stock #4 sku=S-1" in context[1]["content"]
