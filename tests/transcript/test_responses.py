@@ -439,3 +439,29 @@ def test_an_agent_works_on_rebuilt_lists_against_a_strict_server(streamed: bool)
         assert server.refused == []
         assert state.fact_store.size() == 26
     assert max(sizes) < len(json.dumps(items)) / 3
+
+
+def test_turns_in_their_native_form_are_items_again() -> None:
+    """Shortened outputs and arguments are copies of their items; a call that is left out takes its output along."""
+    text = json.dumps({"to": "a@b.example", "body": "we looked at your order again. " * 40})
+    items = [user("Send them.")]
+    for n in range(12):
+        rows = json.dumps([{"order_id": f"ORD-{n}{i:03}", "city": "Oslo"} for i in range(40)])
+        items += [thought(f"rs_{n}"), words(f"Now page {n}.", f"msg_{n}")]
+        items += [
+            call(f"c{n}", arguments=text, id=f"fc_{n}"),
+            call(f"d{n}", "custom_tool_call", id=f"ct_{n}"),
+        ]
+        items += [output(f"c{n}", text=rows), output(f"d{n}", "custom_tool_call")]
+    before = again(items)
+    with MemoryBankState() as state:
+        out = rebuilt(items, state, EVIDENCE.model_copy(update={"history_budget": 3000, "keep_recent": 0}))
+    assert items == before
+    assert item_errors(out) == []
+    changed = [i for i in out if "[… #" in str(i.get("output", ""))]
+    assert changed
+    by_id = {i["call_id"]: i for i in items if item_type(i) in OUTPUT_OF.values()}
+    assert all({**i, "output": by_id[i["call_id"]]["output"]} == by_id[i["call_id"]] for i in changed)
+    calls = [i for i in out if i.get("type") == "function_call" and i["call_id"] != "c11"]
+    assert all(json.loads(i["arguments"])["body"].endswith("]") for i in calls)
+    assert all(i["call_id"] == "d11" for i in out if i.get("type") == "custom_tool_call")

@@ -147,7 +147,8 @@ def shorten_interaction(
             here = {i - place: shown[i] for i in range(place, place + count) if i in shown}
             place += count
             if here:
-                out.append(_cheaper(_short_call(message, here, note), message, counter))
+                short = _short_call(message, here, note)
+                out.append(_cheaper(short, message, counter) if len(here) == count else short)
                 note = ""
         elif kind is MessageKind.RESULT:
             result = result_of(message)

@@ -184,6 +184,24 @@ def with_output(item: Item, content: object) -> Item:
     return item
 
 
+def with_arguments(item: Item, entry: dict[str, Any]) -> Item:
+    """The call with the arguments of an entry of ``tool_calls``; unchanged where its type has others."""
+    kind = item_type(item)
+    if kind not in ("function_call", "custom_tool_call"):
+        return item
+    key, member = ("arguments", "function") if kind == "function_call" else ("input", "custom")
+    body = entry.get(member)
+    given = body.get(key) if isinstance(body, dict) else None
+    return item if given is None or given == item.get(key) else {**item, key: given}
+
+
+def with_words(item: Item, text: str) -> Item:
+    """The assistant's message with another text."""
+    if isinstance(item.get("content"), str):
+        return {**item, "content": text}
+    return {**item, "content": [{"type": "output_text", "text": text, "annotations": []}]}
+
+
 def answer_to(call: Item, content: object) -> Item | None:
     """A new output item for a call that had none; None where its output cannot be a text."""
     kind = item_type(call)
@@ -586,7 +604,7 @@ class _ItemWriter:
         self._changed.update((p, with_output(self.chat.items[p], content)) for p in positions)
 
     def _feed_calls(self, message: ChatMessage) -> None:
-        """A turn with fewer calls than it had, or a call for an output that had none."""
+        """A turn with fewer calls or shorter arguments and words, or a call for an output that had none."""
         ids = [call.get("id") for call in message["tool_calls"]]
         items = self.chat.items
         turn = self._later(lambda m: any(c["id"] in ids for c in m.get("tool_calls", ())))
@@ -595,7 +613,15 @@ class _ItemWriter:
             kept = [
                 p for p in positions if item_type(items[p]) not in OUTPUT_OF or call_id_of(items[p]) in ids
             ]
+            words: dict[int, Item] = {}
+            if message.get("content") != turn.get("content"):
+                kept, words = self._with_words(kept, content_text(message.get("content")))
             self._take(turn, kept)
+            self._changed.update(words)
+            entries = {call.get("id"): call for call in message["tool_calls"]}
+            for p in kept:
+                if item_type(items[p]) in OUTPUT_OF:
+                    self._changed[p] = with_arguments(items[p], entries.get(call_id_of(items[p]), {}))
             return
         orphan = self._later(lambda m: m["role"] == "tool" and m["tool_call_id"] in ids)
         made = None
@@ -606,6 +632,14 @@ class _ItemWriter:
             raise HistoryError("the rebuilt context holds a call that no item has: send the input as it is.")
         self.flush()
         self.out.append(made)
+
+    def _with_words(self, positions: Sequence[int], text: str) -> tuple[list[int], dict[int, Item]]:
+        """The positions without the turn's messages, but for the first where there is a text; its new item."""
+        said = [p for p in positions if item_type(self.chat.items[p]) == "message"]
+        changed: dict[int, Item] = {}
+        if text and said:
+            changed[said[0]] = with_words(self.chat.items[said[0]], text)
+        return [p for p in positions if p not in said or p in changed], changed
 
     def _later(self, fits: Callable[[ChatMessage], bool]) -> ChatMessage | None:
         """The first message from here on that fits and is not in the context yet."""

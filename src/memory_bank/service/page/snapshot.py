@@ -158,7 +158,7 @@ def _places(plan: Plan | None, wanted: set[int]) -> dict[int, dict[str, Any]]:
 def _quoted(plan: Plan | None) -> dict[int, frozenset[str]]:
     """The records that each message of a shortened turn quotes, by the identity of the message."""
     turns = {} if plan is None or plan.unchanged else plan.choice.in_place or {}
-    found = {}
+    found: dict[int, frozenset[str]] = {}
     for entry in plan.view.interactions if plan is not None and turns else ():
         if entry.start in turns:
             found.update((id(m), entry.record_ids) for m in turns[entry.start].messages)
