@@ -106,10 +106,6 @@ class EvidenceMemory:
             anchor=anchor, tail_interaction=first_visible_step, budget=budget, opening=opening
         )
 
-    def quote(self, place: int, places: Sequence[int]) -> str:
-        """Some pieces of the record at a place of the index, to the letter, with marks where text is left out."""
-        return self.index.tables.parsed[place].cut.quote(places)
-
 
 def _output(record: InteractionRecord) -> str:
     return compact(record.raw_output) if record.output_text is None else record.output_text

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from memory_bank.context.evidence import EvidenceMemory
 from memory_bank.context.render import as_dict
 from memory_bank.plan import ShortenedTurn
 from memory_bank.ports import TokenCounter
+from memory_bank.selection.cutting import CutText
 from memory_bank.selection.index import Selection
 from memory_bank.transcript.jsontext import compact
 from memory_bank.transcript.messages import (
@@ -53,10 +54,14 @@ def mark(number: int) -> str:
 
 @dataclass(frozen=True, slots=True, order=True)
 class ShownCall:
-    """What is shown of a call: its record's number, and the quotes of its output."""
+    """What is shown of a call: its record's number, the quotes of its output and of its arguments.
+
+    ``arguments``: pairs of a long text in the arguments and what is shown of it.
+    """
 
     number: int
     quote: str = ""
+    arguments: tuple[tuple[str, str], ...] = ()
 
 
 class NativeTurns:
@@ -97,7 +102,8 @@ class NativeTurns:
         numbers: set[int] = set()
         for record, places in sorted(selection.shown.items()):
             trace_id = memory.owner(record)
-            quote = memory.quote(record, places)
+            parsed = memory.index.tables.parsed[record]
+            quote = parsed.cut.quote(places)
             at = self._at.get(trace_id)
             if at is None:
                 elsewhere.append(f"{memory.index.header(record)}\n{quote}\n")
@@ -106,11 +112,13 @@ class NativeTurns:
             number = memory.numbers[trace_id]
             numbers.add(number)
             calls = shown.setdefault(start, {})
-            if memory.index.tables.parsed[record].note:
+            call = calls.setdefault(place, ShownCall(number))
+            if parsed.kind == "note":
                 notes[start] = quote
-                calls.setdefault(place, ShownCall(number))
+            elif parsed.kind == "arguments":
+                calls[place] = replace(call, arguments=tuple(_quotes_by_text(parsed.cut, places)))
             else:
-                calls[place] = ShownCall(number, quote)
+                calls[place] = replace(call, quote=quote)
         in_place = {
             start: self._shorten(start, shown[start], notes.get(start, "")) for start in sorted(shown)
         }
@@ -126,6 +134,19 @@ class NativeTurns:
             tokens = sum(map(self._counter.count_message, messages))
             made = self._made[key] = ShortenedTurn(messages, turn.stop, tokens)
         return made
+
+
+def _quotes_by_text(cut: CutText, places: Sequence[int]) -> Iterator[tuple[str, str]]:
+    """What is quoted of each text in some arguments: the text, and the quotes from it."""
+    by_source: dict[int, list[int]] = {}
+    for place in places:
+        by_source.setdefault(cut.segments[place].source, []).append(place)
+    for source, inside in by_source.items():
+        quote = cut.quote(inside)
+        if quote.startswith("…"):  # its first line names the text, which is known here
+            begins = cut.segments[inside[0]].start == 0
+            quote = quote.partition("\n")[2] if begins else f"…\n{quote.partition(chr(10))[2]}"
+        yield cut.sources[source], quote.removesuffix(GAP)
 
 
 def shorten_interaction(
@@ -275,4 +296,6 @@ def _short_value(value: Any, shown: ShownCall) -> Any:
 def _short_text(text: str, shown: ShownCall) -> str:
     if len(text) <= LONG_ARGUMENT:
         return text
-    return f"{text[:ARGUMENT_START].rstrip()}… {mark(shown.number)}"
+    quote = dict(shown.arguments).get(text)
+    short = f"{quote}\n" if quote else f"{text[:ARGUMENT_START].rstrip()}… "
+    return f"{short}{mark(shown.number)}" if len(short) + 8 < len(text) else text
