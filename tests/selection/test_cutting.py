@@ -124,6 +124,19 @@ def test_brackets_deeper_than_the_limit_belong_to_their_container():
     assert depth <= MAX_DEPTH
 
 
+def test_members_of_indented_json_are_quoted_with_their_indentation():
+    order = {
+        "id": "ORD-1",
+        "lines": [{"sku": f"SKU-{n}", "name": "x" * 60} for n in range(6)],
+        "status": "paid",
+    }
+    cut = cut_text(json.dumps(order, indent=2))
+    lines = set(json.dumps(order, indent=2).split("\n"))
+    for place in range(len(cut.segments)):
+        quoted = cut.quote([place]).split("\n")
+        assert all(line in lines for line in quoted if not line.startswith(GAP)), quoted
+
+
 def test_code_is_quoted_with_its_indentation():
     code = "".join(
         f"class A{i}:\n    def f(self, x):\n        y = x + {i}\n        return y\n\n\n" for i in range(9)

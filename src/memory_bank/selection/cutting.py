@@ -24,6 +24,8 @@ LONGEST_WORD = 400
 """An unbroken run longer than this (base64, minified data) is left out."""
 NAMED_LINES = 40
 """Texts of more lines name the line at which a quote goes on."""
+MAX_INDENT = 200
+"""Characters of the longest indentation that a quote begins with."""
 GAP = "…"
 
 Cell = tuple[str, int, int]
@@ -213,6 +215,7 @@ class _Cutter:
         self._start = -1
         cells, self._cells = self._cells, []
         beside, self._after_string = before_string or self._after_string, False
+        start = _indent_before(self._text, start)
         text = self._text[start:end].rstrip()
         if not text or (beside and not any(map(self._is_content, cells))):
             return
@@ -573,6 +576,12 @@ def _lines(text: str, start: int, stop: int) -> Iterator[tuple[int, int]]:
             end = stop
         yield start, end - (end > start and text[end - 1] == "\r" and end < stop)
         start = end + 1
+
+
+def _indent_before(text: str, at: int) -> int:
+    """Return the start of the line if only its indentation stands before `at`, else `at`."""
+    line = text.rfind("\n", max(0, at - MAX_INDENT), at) + 1
+    return line if line and not text[line:at].strip(" \t") else at
 
 
 def _last_break(text: str, at: int) -> int:
