@@ -176,13 +176,16 @@ def test_a_page_that_names_itself_as_the_host_is_still_told_by_the_host(service)
 def test_requests_that_a_browser_makes_for_other_pages(service):
     served = service()
 
-    def ask(method="GET", **fetch):
-        return served.ask(method, WHO, *((f"Sec-Fetch-{k.title()}", v) for k, v in fetch.items())).status
+    def ask(method="GET", path=WHO, **fetch):
+        return served.ask(method, path, *((f"Sec-Fetch-{k.title()}", v) for k, v in fetch.items())).status
 
     assert ask(site="none", mode="navigate", dest="document") == 200
     assert ask(site="same-origin", mode="cors", dest="empty") == 200
     assert ask(mode="cors") == 200  # a program that says no site
-    assert ask(site="cross-site", mode="navigate", dest="document") == 200  # a link that was followed
+    assert (
+        ask(path="/", site="cross-site", mode="navigate", dest="document") == 200
+    )  # a link that was followed
+    assert ask(site="cross-site", mode="navigate", dest="document") == 403  # it leads to the page alone
     for site in ("cross-site", "same-site"):
         assert ask(site=site, mode="no-cors", dest="image") == 403
         assert ask(site=site, mode="no-cors", dest="script") == 403
