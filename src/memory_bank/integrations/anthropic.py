@@ -11,7 +11,7 @@ from typing import Any, Unpack
 from memory_bank.errors import MissingExtraError
 from memory_bank.integrations.bridge import Bridge, BridgeOptions, NativeChat
 from memory_bank.tools import TOOL_SCHEMAS
-from memory_bank.transcript.anthropic import Thinking, from_anthropic, to_anthropic
+from memory_bank.transcript.anthropic import Thinking, from_anthropic, thinking_rule, to_anthropic
 from memory_bank.transcript.messages import content_text
 
 try:
@@ -139,7 +139,7 @@ class MemoryBankTransport(httpx2.BaseTransport, httpx2.AsyncBaseTransport):
                 log.warning("%s", _HELD)
             return None
         messages = _RequestMessages(body["messages"])
-        messages.thinking = _rule_of(body.get("thinking"))
+        messages.thinking = thinking_rule(body.get("thinking"))
         system = content_text(body["system"]) if body.get("system") else None
         return body, messages, session_id, system
 
@@ -154,14 +154,6 @@ class MemoryBankTransport(httpx2.BaseTransport, httpx2.AsyncBaseTransport):
             return await self.bridge.aanswer(name, arguments, session_id)
 
         return partial(beta_async_tool, **given)(acall) if asynchronous else partial(beta_tool, **given)(call)
-
-
-def _rule_of(thinking: Any) -> Thinking:
-    """What becomes of thinking blocks after the first change, by the request's ``thinking``."""
-    given = thinking if isinstance(thinking, dict) else {}
-    if (given.get("block_binding") or {}).get("prefix_mismatch_behavior") == "drop_block":
-        return Thinking.KEEP
-    return Thinking.KEEP_LAST if given.get("type") == "enabled" else Thinking.DROP
 
 
 def _differs(rebuilt: Sequence[Any], messages: Sequence[Any]) -> bool:

@@ -231,19 +231,7 @@ def _part_changes(part: str) -> bool:
     while match := _ASSIGNMENT.match(part):
         part = part[match.end() :]
     words = part.split()
-    while words and words[0] in (
-        "sudo",
-        "time",
-        "timeout",
-        "nice",
-        "do",
-        "then",
-        "else",
-        "if",
-        "while",
-        "!",
-        "xargs",
-    ):
+    while words and words[0] in _PREFIXES:
         words = words[2:] if words[0] == "timeout" else words[1:]
     if not words or words[0] in ("done", "fi", "for", "_", "#", "EOF") or words[0].startswith("#"):
         return False

@@ -6,7 +6,7 @@ chat again.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from itertools import pairwise
@@ -37,8 +37,22 @@ class Thinking(Enum):
     KEEP = "all stay: the provider leaves out those that no longer fit"
 
 
+def thinking_rule(thinking: object) -> Thinking:
+    """What becomes of thinking blocks under a request's ``thinking``."""
+    given = thinking if isinstance(thinking, dict) else {}
+    if drops_blocks(given):
+        return Thinking.KEEP
+    return Thinking.KEEP_LAST if given.get("type") == "enabled" else Thinking.DROP
+
+
+def drops_blocks(thinking: Mapping[str, Any]) -> bool:
+    """Whether the client asked the provider to leave out thinking blocks that do not fit."""
+    binding = thinking.get("block_binding")
+    return isinstance(binding, dict) and binding.get("prefix_mismatch_behavior") == "drop_block"
+
+
 @dataclass(frozen=True, slots=True)
-class Place:
+class BlockPlace:
     """A block of a request: the position of its message and its own; a ``block`` of -1 is the whole message."""
 
     message: int
@@ -55,7 +69,7 @@ class AnthropicChat:
 
     messages: list[ChatMessage]
     source: Sequence[Any]
-    places: dict[int, tuple[Place, ...]] = field(repr=False)
+    places: dict[int, tuple[BlockPlace, ...]] = field(repr=False)
     units: list[list[ChatMessage]] = field(repr=False)
     unit_of: dict[int, int] = field(repr=False)
 
@@ -120,7 +134,7 @@ def from_anthropic(messages: object, system: object = None) -> AnthropicChat:
         else:
             reader.begin()
             said = content_text(message.get("content")) if role == "system" else _readable(message)
-            reader.put({"role": "system" if role == "system" else "item", "content": said}, Place(at))
+            reader.put({"role": "system" if role == "system" else "item", "content": said}, BlockPlace(at))
         at += 1
     return AnthropicChat(
         [m for unit in reader.units for m in unit], messages, reader.places, reader.units, reader.unit_of
@@ -133,7 +147,7 @@ class _Reader:
     def __init__(self, source: Sequence[Any]) -> None:
         self.source = source
         self.units: list[list[ChatMessage]] = []
-        self.places: dict[int, tuple[Place, ...]] = {}
+        self.places: dict[int, tuple[BlockPlace, ...]] = {}
         self.unit_of: dict[int, int] = {}
         self._has_calls = False  # the last unit is a turn with calls
 
@@ -142,7 +156,7 @@ class _Reader:
         self.units.append([])
         self._has_calls = False
 
-    def put(self, message: ChatMessage, *places: Place) -> None:
+    def put(self, message: ChatMessage, *places: BlockPlace) -> None:
         """Add a chat message that stands for some blocks to the unit."""
         self.places[id(message)] = places
         self.unit_of[id(message)] = len(self.units) - 1
@@ -152,16 +166,16 @@ class _Reader:
         """Read the messages of one assistant turn."""
         texts: list[str] = []
         calls: list[dict[str, Any]] = []
-        made: list[Place] = []
-        opaque: list[Place] = []
+        made: list[BlockPlace] = []
+        opaque: list[BlockPlace] = []
         for i in positions:
             content = self.source[i].get("content")
             if not isinstance(content, list):
                 texts.append(content_text(content))
-                made.append(Place(i))
+                made.append(BlockPlace(i))
                 continue
             if not content:
-                made.append(Place(i))
+                made.append(BlockPlace(i))
             for j, block in enumerate(content):
                 kind = block.get("type") if isinstance(block, dict) else None
                 if kind == "tool_use":
@@ -169,9 +183,9 @@ class _Reader:
                 elif kind == "text":
                     texts.append(content_text(block.get("text")))
                 elif kind not in THINKING:
-                    opaque.append(Place(i, j))
+                    opaque.append(BlockPlace(i, j))
                     continue
-                made.append(Place(i, j))
+                made.append(BlockPlace(i, j))
         self.begin()
         text = "\n".join(t for t in texts if t)
         if calls:
@@ -191,7 +205,7 @@ class _Reader:
         content = self.source[i].get("content")
         if not isinstance(content, list):
             self.begin()
-            self.put({"role": "user", "content": content_text(content)}, Place(i))
+            self.put({"role": "user", "content": content_text(content)}, BlockPlace(i))
             return
         results = [j for j, b in enumerate(content) if _type(b) == "tool_result"]
         said = [j for j, b in enumerate(content) if isinstance(b, str) or _type(b) in _USER_BLOCKS]
@@ -199,19 +213,19 @@ class _Reader:
         if results and not self._has_calls:
             self.begin()
         for j in results:
-            self.put(_tool_message(content[j]), Place(i, j))
+            self.put(_tool_message(content[j]), BlockPlace(i, j))
         if said or not content:
             self.begin()
             parts = [_unmarked(content[j]) for j in said]
             is_text = len(parts) == 1 and _type(parts[0]) == "text" and isinstance(parts[0].get("text"), str)
-            said_places = [Place(i, j) for j in said] or [Place(i)]
+            said_places = [BlockPlace(i, j) for j in said] or [BlockPlace(i)]
             self.put({"role": "user", "content": parts[0]["text"] if is_text else parts}, *said_places)
         if other:
             self.begin()
-            places = [Place(i, j) for j in other]
+            places = [BlockPlace(i, j) for j in other]
             self.put(self._item(places), *places)
 
-    def _item(self, places: Sequence[Place]) -> ChatMessage:
+    def _item(self, places: Sequence[BlockPlace]) -> ChatMessage:
         """A message that no strategy leaves out, for blocks that are kept as they are."""
         blocks = (self.source[p.message]["content"][p.block] for p in places)
         return {"role": "item", "content": "\n".join(map(_readable, blocks))}
@@ -315,7 +329,7 @@ class _Writer:
         self._unit = -1
         self._reached = 0
         self._taken: set[int] = set()
-        self._seen: dict[Place, Block | None] = {}  # of this unit, with what became of the block
+        self._seen: dict[BlockPlace, Block | None] = {}  # of this unit, with what became of the block
         self._added: list[Block] = []
 
     def feed(self, message: ChatMessage) -> None:
@@ -350,7 +364,7 @@ class _Writer:
             self.pieces.append(_Piece("user", None, [(0, block) for block in self._added]))
         self._seen, self._added, self._unit = {}, [], -1
 
-    def _take(self, message: ChatMessage, places: Sequence[Place], changed: Block | None = None) -> None:
+    def _take(self, message: ChatMessage, places: Sequence[BlockPlace], changed: Block | None = None) -> None:
         unit = self.chat.unit_of[id(message)]
         if unit != self._unit:
             self.flush()
@@ -421,7 +435,7 @@ class _Writer:
             parsed = parse_arguments(arguments) if isinstance(arguments, str) else arguments
             self._seen[place] = {**block, "input": parsed}
 
-    def _keeps(self, place: Place, ids: Sequence[object]) -> bool:
+    def _keeps(self, place: BlockPlace, ids: Sequence[object]) -> bool:
         if place.block == _WHOLE:
             return True
         block = self.chat.source[place.message]["content"][place.block]

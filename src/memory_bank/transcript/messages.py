@@ -7,7 +7,6 @@ the Responses API. Nothing inside a list of messages makes a function of this mo
 from __future__ import annotations
 
 import re
-import time
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -15,7 +14,7 @@ from enum import StrEnum
 from typing import Any
 
 from memory_bank.errors import MessagesError
-from memory_bank.records import InteractionRecord, call_key
+from memory_bank.records import call_key
 from memory_bank.transcript.harness import persons_text
 from memory_bank.transcript.jsontext import compact, dump_value, parse_arguments, parse_output, plain
 
@@ -316,22 +315,6 @@ class Pair:
         if output is None:
             output = dump_value(result.raw_output) if result else ""
         return call_key(call_id, self.tool_name, call.text if call else "", output)
-
-    def to_record(self, trace_id: str, step_id: int, timestamp: float | None = None) -> InteractionRecord:
-        """The record of an answered call; ``timestamp`` in Unix seconds, the present time unless given."""
-        call, result = self.call, self.result
-        assert result is not None, "a call without a result has no record"
-        return InteractionRecord(
-            trace_id=trace_id,
-            step_id=step_id,
-            tool_name=self.tool_name,
-            raw_input=call.raw_input if call else {},
-            raw_output=result.raw_output,
-            timestamp=time.time() if timestamp is None else timestamp,
-            call_id=call.call_id if call else result.call_id,
-            input_text=call.arguments if call and isinstance(call.arguments, str) else None,
-            output_text=result.output_text,
-        )
 
 
 @dataclass(frozen=True, slots=True)

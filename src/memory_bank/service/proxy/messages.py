@@ -23,7 +23,14 @@ from memory_bank.service.proxy.dialect import (
 )
 from memory_bank.service.proxy.events import Event, rewrite_event
 from memory_bank.tools import TOOL_SCHEMAS
-from memory_bank.transcript.anthropic import THINKING, Thinking, from_anthropic, strip_thinking, to_anthropic
+from memory_bank.transcript.anthropic import (
+    THINKING,
+    drops_blocks,
+    from_anthropic,
+    strip_thinking,
+    thinking_rule,
+    to_anthropic,
+)
 from memory_bank.transcript.jsontext import parse_arguments
 
 _SCHEMAS = [
@@ -54,7 +61,7 @@ class MessagesDialect:
         if not isinstance(messages, list) or not messages:
             raise NotRebuiltError("no messages")
         chat = from_anthropic(messages, request.get("system"))
-        rule = _thinking_rule(request)
+        rule = thinking_rule(request.get("thinking"))
 
         def to_request(context: Sequence[object]) -> Sequence[object]:
             try:
@@ -73,13 +80,13 @@ class MessagesDialect:
         messages = request.get(self.key)
         if not isinstance(messages, list):
             return None
-        stripped = strip_thinking(messages, _thinking_rule(request))
+        stripped = strip_thinking(messages, thinking_rule(request.get("thinking")))
         return None if all(a is b for a, b in zip(stripped, messages, strict=False)) else stripped
 
     def offer_tools(self, request: JsonObject) -> list[object] | None:
         """See Dialect. Not where the model thinks: a signature may be bound to the tools and to hidden turns."""
         thinking = as_object(request.get("thinking"))
-        if thinking is not None and thinking.get("type") != "disabled" and not _drops_blocks(thinking):
+        if thinking is not None and thinking.get("type") != "disabled" and not drops_blocks(thinking):
             return None
         if any(_is_thinking(b) for m in request.get(self.key) or () for b in _content_of(m)):
             return None
@@ -121,19 +128,6 @@ class CountTokensDialect(MessagesDialect):
     def offer_tools(self, request: JsonObject) -> list[object] | None:  # noqa: ARG002
         """See Dialect. The answer has no turn."""
         return None
-
-
-def _thinking_rule(request: JsonObject) -> Thinking:
-    thinking = as_object(request.get("thinking")) or {}
-    if _drops_blocks(thinking):
-        return Thinking.KEEP
-    return Thinking.KEEP_LAST if thinking.get("type") == "enabled" else Thinking.DROP
-
-
-def _drops_blocks(thinking: JsonObject) -> bool:
-    """Whether the client asked the provider to leave out thinking blocks that do not fit."""
-    binding = as_object(thinking.get("block_binding")) or {}
-    return binding.get("prefix_mismatch_behavior") == "drop_block"
 
 
 def _content_of(message: object) -> list[Any]:
