@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import numpy as np
 from hypothesis import given, settings
@@ -74,9 +75,17 @@ def test_the_fit_finds_what_is_copied():
     assert not len(fit_copied([]))
 
 
-def test_copied_text_is_worth_its_place():
-    index = filled(*(f"def part_{n}(a):\n    return a.field_{n} + {n}77\n" * 3 for n in range(12)))
-    index.tables.segments["copied"][:] = 0
-    chosen = index.select(anchor=["x"], tail_interaction=11, budget=400)
-    assert index.tables.segments["copied"][: index.tables.segments_before(11)].min() >= 0
-    assert chosen.tokens <= 400
+def test_text_that_is_likely_to_be_copied_is_shown_first():
+    words = "alpha beta gamma delta epsilon zeta eta theta iota kappa lambda mu nu xi omicron".split()
+    outputs = [" ".join(words[n:] + words[:n]) + " and so on." for n in range(len(words))]
+    index = filled(*outputs, "the last")
+    weights = np.zeros(len(COPY_FEATURES) + 1, np.float32)
+    chosen = {}
+    for bias in (-30.0, 30.0):
+        weights[-1] = bias
+        index.model = replace(index.model, copied=weights.copy())
+        chosen[bias] = index.select(anchor=["x"], tail_interaction=len(outputs), budget=300)
+        assert index.tables.segments["copied"][: index.tables.segments_before(len(outputs))].min() >= 0
+        assert chosen[bias].tokens <= 300
+    assert not chosen[-30.0].shown
+    assert chosen[30.0].shown
