@@ -76,7 +76,7 @@ def test_the_fit_finds_what_is_copied():
 
 
 def test_text_that_is_likely_to_be_copied_is_shown_first():
-    words = "alpha beta gamma delta epsilon zeta eta theta iota kappa lambda mu nu xi omicron".split()
+    words = [f"word{chr(97 + n)}" for n in range(15)]
     outputs = [" ".join(words[n:] + words[:n]) + " and so on." for n in range(len(words))]
     index = filled(*outputs, "the last")
     weights = np.zeros(len(COPY_FEATURES) + 1, np.float32)
