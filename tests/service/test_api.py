@@ -266,8 +266,7 @@ def test_what_was_ingested_is_in_the_next_context(http):
     ingested(http, tool_outputs=[{**OUTPUT, "raw_output": '{"id": "ORD-7", "carrier": "Zephyr-991"}'}])
     made = http.post("/v1/sessions/s/context", json={"messages": CHAT[:6]}).json()
     assert "Zephyr-991" in json.dumps(made["messages"])
-    listed = http.get("/v1/sessions/s/records").json()["records"]
-    assert f"#{[r['tool_name'] for r in listed].index('get_order') + 1}" in json.dumps(made["messages"])
+    assert "#2 get_order" in json.dumps(made["messages"])
     assert made["records"] == 3
 
 
@@ -465,7 +464,7 @@ def test_the_sums_of_all_sessions(http):
 
 
 @pytest.mark.parametrize(
-    "name", ["a/b", "a%2Fb", "%", "..", "a b", "中文", "a?b#c", "x" * 180, "context", "a/context"]
+    "name", ["a/b", "a%2Fb", "%", "a..b", "...", "a b", "中文", "a?b#c", "x" * 180, "context", "a/context"]
 )
 def test_any_printable_name_is_a_session(http, name):
     path = f"/v1/sessions/{quote(name, safe='').replace('.', '%2E')}"

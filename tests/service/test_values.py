@@ -40,7 +40,7 @@ def test_the_proxy_never_waits_for_the_api():
     async def run() -> int:
         async with anyio.create_task_group() as tasks:
             for _ in range(60):
-                tasks.start_soon(in_thread, blocked.wait)
+                tasks.start_soon(in_thread, "api", blocked.wait)
             await anyio.sleep(0.2)
             with anyio.fail_after(20):
                 found = await anyio.to_thread.run_sync(lambda: 7)

@@ -250,7 +250,7 @@ class MemoryBankState(Session):
         """
         records, step = records_of(view.new, self.steps, self.step_count)
         later = insights_later and self.defer and self.observer.name == EXTRACTIVE
-        task = view.task or self._task
+        task = self._task or view.task  # a shorter list, or a client's summary, does not replace it
         self._store_facts(records, step, task, drafts=not later)
         self.transcript.acknowledge()
         self._store_insights(records, task, later=later)
@@ -397,7 +397,7 @@ class MemoryBankState(Session):
         """
         if not records:
             return
-        if task and not self._task:  # kept, so that insights can be made again later; the first one stays
+        if task and task != self._task:  # kept, so that insights can be made again later
             self.database.set_task(self.session_id, task)
             self._task = task
         mode = self.settings.observer_mode

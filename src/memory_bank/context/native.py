@@ -88,9 +88,10 @@ class NativeTurns:
         if cost is None:
             if trace_id not in self._at:
                 return self._counter.count_text(memory.index.header(record)) + 3
-            start, place = self._at[trace_id]
-            turn = self._shorten(start, {place: ShownCall(memory.numbers[trace_id])}, "")
-            cost = memory.opening[trace_id] = max(1, turn.tokens - THREAD_LINE)
+            start, _ = self._at[trace_id]
+            calls = self._calls(start)
+            turn = self._shorten(start, calls, "")
+            cost = memory.opening[trace_id] = max(1, turn.tokens // len(calls) - THREAD_LINE)
         return cost
 
     def show(self, selection: Selection) -> tuple[dict[int, ShortenedTurn], str, set[int]]:
@@ -109,10 +110,11 @@ class NativeTurns:
                 elsewhere.append(f"{memory.index.header(record)}\n{quote}\n")
                 continue
             start, place = at
-            number = memory.numbers[trace_id]
-            numbers.add(number)
-            calls = shown.setdefault(start, {})
-            call = calls.setdefault(place, ShownCall(number))
+            if start not in shown:
+                shown[start] = self._calls(start)
+                numbers.update(c.number for c in shown[start].values())
+            calls = shown[start]
+            call = calls[place]
             if parsed.kind == "note":
                 notes[start] = quote
             elif parsed.kind == "arguments":
@@ -124,6 +126,12 @@ class NativeTurns:
         }
         text = EXCERPTS_HEAD + "".join(elsewhere) if elsewhere else ""
         return in_place, text, numbers
+
+    def _calls(self, start: int) -> dict[int, ShownCall]:
+        """The calls of a turn with nothing of their outputs, by place."""
+        numbers = self._memory.numbers
+        ids = enumerate(self._turns[start].trace_ids)
+        return {place: ShownCall(numbers[t]) for place, t in ids if t is not None and t in numbers}
 
     def _shorten(self, start: int, shown: Mapping[int, ShownCall], note: str) -> ShortenedTurn:
         key = (start, tuple(sorted(shown.items())), note)

@@ -52,8 +52,8 @@ def persons_text(text: str) -> str:
         if end < 0:
             break
         at = end + len(closing)
-    rest = text[at:].strip()
-    return "" if rest.startswith(SUMMARY_OPENINGS) else rest
+    rest = text[at:].strip() if at else text
+    return "" if not rest.strip() or rest.lstrip().startswith(SUMMARY_OPENINGS) else rest
 
 
 def asks_for_summary(text: str) -> bool:

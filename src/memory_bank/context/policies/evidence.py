@@ -120,9 +120,12 @@ class _Step:
         self.whole = _recent(view, settings.keep_recent if recent is None else recent, int(budget * share))
         self.reserve = min(settings.refresh_after, budget // 2) if recent is None else 0
         self.anchor = _anchor(view)
+        hidden = _latest_hidden(view, session, self.whole)
+        steps = session.steps
+        self.whole = [e for e in self.whole if all(steps.get(t, hidden + 1) > hidden for t in e.record_ids)]
         visible = [*self.whole, *([view.tail] if view.tail else [])]
-        steps = [session.steps[t] for e in visible for t in e.record_ids if t in session.steps]
-        self.first_step = min(steps, default=session.step_count + 1)
+        seen = [steps[t] for e in visible for t in e.record_ids if t in steps]
+        self.first_step = min(seen, default=session.step_count + 1)
         room = budget - sum(e.tokens for e in self.whole) - _frame_tokens(session, settings) - self.reserve
         self._room = max(0, room)
         self._thread_room = min(self._room, thread_room(budget, len(memory.numbers)))
@@ -164,7 +167,7 @@ class _Step:
             spent = sum(t.tokens for t in in_place.values())
             over = spent + self._session.counter.count_text(text) - self._room
             if over <= 0 or not selection.gains:
-                return _Shown(text, in_place, selection, told.told)
+                return _Shown(text, in_place, selection, told.told | numbers)
             selection = self._memory.index.without_last(selection, over)
 
     def _tell(self, room: int, shown: Collection[int] = ()) -> ThreadText:
@@ -279,6 +282,17 @@ def _recent(view: View, most: int, budget: int) -> list[Interaction]:
     """The last interactions before the tail: at most ``most``, as many as fit."""
     count = newest_within([e.tokens for e in view.history], budget, most)
     return [e for e in view.history[len(view.history) - count :] if not e.fault]
+
+
+def _latest_hidden(view: View, session: MemoryBankState, whole: Sequence[Interaction]) -> int:
+    """The step of the newest record before the tail that the messages do not show; 0 for none.
+
+    It may be newer than interactions kept whole where records came in apart from the messages.
+    """
+    tail = view.tail.record_ids if view.tail else ()
+    before = min((session.steps[t] for t in tail if t in session.steps), default=session.step_count + 1)
+    shown = {t for e in (*whole, *(e for e in view.history if e.fault)) for t in e.record_ids}
+    return next((s for t, s in reversed(session.steps.items()) if s < before and t not in shown), 0)
 
 
 def _anchor(view: View) -> list[str]:
