@@ -75,7 +75,8 @@ def test_a_warm_state_knows_what_another_has_stored_since(bank_url) -> None:
             )
             two.fact_store.store(record)
         shown, _ = apply_memory_bank_strategy(MESSAGES, None, settings, one)
-        assert '"carrier": "Zephyr-3"' in shown[2]["content"]
+        assert "#9 track n=3" in shown[2]["content"]
+        assert "track #6 to #8 n=0; 1; 2" in shown[2]["content"]
         stored = list(one.fact_store.steps())
         assert list(one.steps) == stored
         assert list(evidence_of(one).numbers) == stored  # so that "#12" is what the database calls #12

@@ -30,7 +30,7 @@ def test_a_configuration_stands_for_its_default_strategy(state):
     context, tokens = apply_memory_bank_strategy(CHAT, None, config, state)
     with MemoryBankState("lexical") as other:
         expected = apply_memory_bank_strategy(CHAT, None, config.strategy(config.default_strategy), other)
-    assert "Quoted from earlier tool calls" in str(context)
+    assert "[… #" in str(context)  # a past output that is shortened to quotes
     assert tokens == expected[1]
     assert "[RETRIEVED RECORD 1]" not in str(context)  # which the classic defaults would show
 

@@ -89,3 +89,13 @@ def test_text_that_is_likely_to_be_copied_is_shown_first():
         assert chosen[bias].tokens <= 300
     assert not chosen[-30.0].shown
     assert chosen[30.0].shown
+
+
+def test_of_equal_texts_one_is_shown():
+    text = "alpha beta gamma delta epsilon zeta eta theta iota kappa lambda mu nu xi omicron."
+    index = filled(text, text, text, "the last")
+    weights = np.zeros(len(COPY_FEATURES) + 1, np.float32)
+    weights[-1] = 30
+    index.model = replace(index.model, copied=weights)
+    chosen = index.select(anchor=["x"], tail_interaction=3, budget=300)
+    assert len(chosen.shown) == 1

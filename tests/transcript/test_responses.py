@@ -442,7 +442,7 @@ def test_an_agent_works_on_rebuilt_lists_against_a_strict_server(streamed: bool)
 
 
 def test_turns_in_their_native_form_are_items_again() -> None:
-    """Shortened outputs and arguments are copies of their items; a call that is left out takes its output along."""
+    """Shortened outputs and arguments are copies of their items; all calls of a turn stay, with their outputs."""
     text = json.dumps({"to": "a@b.example", "body": "we looked at your order again. " * 40})
     items = [user("Send them.")]
     for n in range(12):
@@ -463,5 +463,8 @@ def test_turns_in_their_native_form_are_items_again() -> None:
     by_id = {i["call_id"]: i for i in items if item_type(i) in OUTPUT_OF.values()}
     assert all({**i, "output": by_id[i["call_id"]]["output"]} == by_id[i["call_id"]] for i in changed)
     calls = [i for i in out if i.get("type") == "function_call" and i["call_id"] != "c11"]
-    assert all(json.loads(i["arguments"])["body"].endswith("]") for i in calls)
-    assert all(i["call_id"] == "d11" for i in out if i.get("type") == "custom_tool_call")
+    bodies = [json.loads(i["arguments"])["body"] for i in calls]
+    assert sum(not body.endswith("]") for body in bodies) <= 1  # equal texts are shown once
+    assert {i["call_id"][1:] for i in out if i.get("type") == "custom_tool_call"} == {
+        i["call_id"][1:] for i in out if i.get("type") == "function_call"
+    }

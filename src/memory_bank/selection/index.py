@@ -92,7 +92,9 @@ class EvidenceIndex:
         if len(self.model.copied):
             copied = self.model.copy_chance(describe_segments(step, last))
             chars = np.minimum(t.segments["chars"][:last], 2 * WIDTH)
-            t.segments["copied"][:last] = COPY_WORTH * copied * chars / WIDTH * (stale[:last] < 1)
+            # of equal texts the newest counts, which may be one that the context shows anyway
+            newest = t.texts.table["last"][t.segments["text"][:last]] == np.arange(last)
+            t.segments["copied"][:last] = COPY_WORTH * copied * chars / WIDTH * (stale[:last] < 1) * newest
         worth = np.zeros(t.values.size)
         worth[ids] = chance
         by_agent = t.values["agent"] > 0

@@ -132,7 +132,9 @@ class EvidenceTables:
         self.segments = Table(
             record=_INT, tokens=_INT, gap=_INT, block=_INT, place=_INT, start=_INT, count=_INT,
             factor=("f4", 1.0), copied=_REAL, chars=_REAL, lines=_REAL, structure=_REAL,
+            text=_INT,
         )  # fmt: skip
+        self.texts = Interner(last=_INT)  # of segments, with the last segment that has each
         self.pairs = Table(value=_INT)  # values by segment: `start` and `count` of the segment
         self.words = Interner(count=_REAL)  # with the segments that have each
         self.value_terms = Table(value=_INT, word=_INT, weight=_REAL)  # words by value
@@ -295,7 +297,9 @@ class EvidenceTables:
             chars=[len(s.text) for s in item.cut.segments],
             lines=[s.text.count("\n") for s in item.cut.segments],
             structure=[s.structured for s in item.cut.segments],
+            text=(texts := [self.texts(s.text) for s in item.cut.segments]),
         )
+        self.texts.table["last"][texts] = np.arange(first, first + len(texts))
         self.segments["record"][first:] = record
         self.first_segment.append(first)
         shown: dict[int, tuple[int, Candidate]] = {}  # value: segment and candidate of its first place
