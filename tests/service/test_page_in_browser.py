@@ -79,13 +79,31 @@ def service(tmp_path_factory):
         yield process
 
 
+@pytest.fixture(scope="module")
+def block_service(tmp_path_factory):
+    """A service whose contexts tell the past in one message; one session has too little room to tell all."""
+    folder = tmp_path_factory.mktemp("block")
+    config = folder / "config.toml"
+    config.write_text(
+        "".join(
+            f'[memory_strategies.{name}]\ntype = "memory_bank"\nselection = "evidence"\nlayout = "block"\n'
+            f'observer_model = "extractive"\nembedding_model = "lexical"\nhistory_budget = {budget}\n'
+            for name, budget in (("memory_bank", 4000), ("small", 600))
+        )
+    )
+    with serve("--config", config, "--db", folder / "bank.db") as process:
+        fed(process, "shop-refunds", SHOP, strategy="memory_bank")
+        fed(process, "small", SHOP[-1:], strategy="small")
+        yield process
+
+
 @pytest.fixture
 def opened(browser, service):
     """``opened(hash, **size and light)``: the page, once it has its sessions; nothing may go wrong on it."""
     pages = []
 
-    def go(where="#/", ready="document.querySelector('#sessions li')", **how):
-        page = browser.page(f"{service.address}/{where}", **how)
+    def go(where="#/", ready="document.querySelector('#sessions li')", at=service, **how):
+        page = browser.page(f"{at.address}/{where}", **how)
         pages.append(page)
         page.wait(ready)
         return page
@@ -113,7 +131,7 @@ def choose(page, name):
 # -- what is there
 
 
-def test_a_session_shows_its_steps_its_curve_and_what_was_sent_last(opened):
+def test_a_session_shows_its_steps_its_curve_and_what_was_sent_last(opened, service):
     page = opened("#/s/shop-refunds", ready=f"document.querySelector({STEP!r})")
     assert page.text("#session-title") == "shop-refunds"
     at_step(page, len(SHOP))
@@ -125,41 +143,127 @@ def test_a_session_shows_its_steps_its_curve_and_what_was_sent_last(opened):
     assert stats[:2] == ["sessions", "3"]
     assert "queue" in stats and "spend" in stats
     kinds = page.js("[...document.querySelectorAll('.message h3 b')].map(e => e.innerText)")
-    assert kinds == ["system", "user", "user", "assistant", "tool"]
+    context = service.ask(f"/v1/sessions/shop-refunds/steps/{len(SHOP)}").json()["manifest"]["context"]
+    assert kinds == [m["role"] for m in context]
+    assert kinds[:5] == ["system", "user", "user", "assistant", "tool"] and kinds[-2:] == [
+        "assistant",
+        "tool",
+    ]
+    heads = page.texts(".message h3")
+    assert [h.split(" call ")[-1] for h in heads[3:]] == [
+        str(m["step"]) if m["part"] == "past" else heads[i].split(" call ")[-1]
+        for i, m in enumerate(context[3:], 3)
+    ]
+    assert "what is remembered" in heads[2] and "latest call" in heads[-1]
 
 
-def test_the_context_is_shown_to_the_letter_with_the_worth_and_fate_of_each_line(opened, service):
-    page = opened(f"#/s/shop-refunds/steps/{len(SHOP)}", ready=f"document.querySelector({STEP!r})")
-    manifest = service.ask(f"/v1/sessions/shop-refunds/steps/{len(SHOP)}").json()["manifest"]
-    memory = next(m for m in manifest["context"] if m["part"] == "memory")
-    said = "".join(p.get("text", "") for p in memory["parts"])
-    shown = page.js(
-        "[...document.querySelectorAll('.memory-text .text')].map(e => e.textContent).join('\\n')"
-    )
-    assert shown == "\n".join(line for line in said.split("\n") if line)
+SHOWN_TEXTS = """
+[...document.querySelectorAll('.memory-text')].map(box => [...box.querySelectorAll('.line')].map(
+  (e, i) => (i && !e.classList.contains('joined') ? '\\n' : '') + e.querySelector('.text').textContent).join(''))
+"""
+
+
+def quoting(context, layout):
+    """The texts of a context that are shown line by line, in their order."""
+    for message in context:
+        for parts in (message["parts"], *(c["arguments"] for c in message["calls"])):
+            if message["part"] == "memory" or any("trace_id" in p for p in parts):
+                assert layout == "native" or message["part"] == "memory"
+                yield parts
+
+
+@pytest.mark.parametrize("layout", ["native", "block"])
+def test_the_context_is_shown_to_the_letter_with_the_worth_and_fate_of_each_line(opened, request, layout):
+    at = request.getfixturevalue("service" if layout == "native" else "block_service")
+    page = opened(f"#/s/shop-refunds/steps/{len(SHOP)}", ready=f"document.querySelector({STEP!r})", at=at)
+    manifest = at.ask(f"/v1/sessions/shop-refunds/steps/{len(SHOP)}").json()["manifest"]
+    texts = list(quoting(manifest["context"], layout))
+    assert len(texts) == 1 if layout == "block" else len(texts) > 8
+    said = ["".join(p.get("text", "") for p in parts) for parts in texts]
+    shown = page.js(SHOWN_TEXTS)
+    assert [text.lstrip("\n") for text in shown] == [
+        "\n".join(line for line in text.split("\n") if line) for text in said
+    ]
     pieces = manifest["plan"]["pieces"]
+    placed = [p for parts in texts for p in parts if "piece" in p]
+    order = [p["piece"] for p in placed]
+    assert sorted(order) == list(range(len(pieces)))  # each once, a quote from arguments too
+    assert {p["fate"] for p in placed} <= {"shown in part", "kept"}
     assert page.js("document.querySelectorAll('.line.piece').length") == len(pieces)
     assert page.js("document.querySelectorAll('.line.piece.new').length") == sum(p["new"] for p in pieces)
-    assert page.texts(".line.piece .value") == [f"{p['score']:.2f}" for p in pieces]
+    assert page.texts(".line.piece .value") == [f"{pieces[i]['score']:.2f}" for i in order]
     page.click(".line.piece .gutter")
     why = page.text(".why")
-    assert pieces[0]["values"][0]["value"] in why and "%" in why
+    assert pieces[order[0]]["values"][0]["value"] in why and "%" in why
     page.click(".line.piece .gutter")
     assert page.js("document.querySelector('.why')") is None
 
 
-def test_every_past_call_has_its_fate_and_its_reason(opened, service):
-    page = opened(f"#/s/shop-refunds/steps/{len(SHOP)}/past", ready="document.querySelector('.decision')")
-    plan = service.ask(f"/v1/sessions/shop-refunds/steps/{len(SHOP)}").json()["manifest"]["plan"]
+def test_a_shortened_turn_tells_its_fate_and_leads_to_its_records(opened, service):
+    page = opened(f"#/s/shop-refunds/steps/{len(SHOP)}", ready=f"document.querySelector({STEP!r})")
+    manifest = service.ask(f"/v1/sessions/shop-refunds/steps/{len(SHOP)}").json()["manifest"]
+    short = [m for m in manifest["context"] if m.get("fate") == "shown in part"]
+    assert len(short) > 10
+    heads = [h for h in page.texts(".message.past h3") if "shown in part" in h]
+    assert [h.split(" call ")[-1] for h in heads] == [str(m["step"]) for m in short]
+    numbers = {
+        t: n for d in manifest["plan"]["decisions"] for t, n in zip(d["trace_ids"], d["numbers"], strict=True)
+    }
+    marks = [
+        p for parts in quoting(manifest["context"], "native") for p in parts if "[…" in p.get("text", "")
+    ]
+    assert len(marks) > 8
+    assert all(p["text"] == f"[… #{p['number']}]" and numbers[p["trace_id"]] == p["number"] for p in marks)
+    links = (
+        "[...document.querySelectorAll('.message.past .call-line a')].map(e => e.href.split('/records/')[1])"
+    )
+    assert page.js(links) == [p["trace_id"] for p in marks]
+    results = [m for m in short if m["role"] == "tool"]
+    named = (
+        "[...document.querySelectorAll('.message.past.fate-1 h3 a')].map(e => e.href.split('/records/')[1])"
+    )
+    assert page.js(named) == [m["trace_id"] for m in results]
+    page.click(".message.past .call-line a")
+    page.wait("location.hash.includes('/records/')")
+    page.wait("document.querySelector('.lines .line')")
+    assert page.text("#detail-title").startswith(f"#{marks[0]['number']} ")
+
+
+@pytest.mark.parametrize(
+    ("of", "step", "last"),
+    [
+        ("service", f"shop-refunds/steps/{len(SHOP)}", "listed"),
+        ("block_service", "small/steps/1", "left out"),
+    ],
+)
+def test_every_past_call_has_its_fate_and_its_reason(opened, request, of, step, last):
+    at = request.getfixturevalue(of)
+    page = opened(f"#/s/{step}/past", ready="document.querySelector('.decision')", at=at)
+    plan = at.ask(f"/v1/sessions/{step}").json()["manifest"]["plan"]
     fates = [f"{n['interactions']} {fate}" for fate, n in plan["fates"].items() if n["interactions"]]
-    assert page.text("#detail .fates").replace("\n", " ").count("left out") == 1
+    assert page.text("#detail .fates").replace("\n", " ").count(last) == 1
     assert all(told in page.text("#detail .fates") for told in fates)
     page.click(".chips a:last-child")  # the last fate alone
-    left = [d for d in plan["decisions"] if d["fate"] == "left out"]
+    left = [d for d in plan["decisions"] if d["fate"] == last]
     page.wait(f"document.querySelectorAll('.decision').length === {len(left)}")
-    assert all("left out" in fate for fate in page.texts(".decision .fate"))
+    assert all(last in fate for fate in page.texts(".decision .fate"))
     page.click(".decision .second")
-    assert left[-1]["reason"] in page.text("#detail .told")
+    assert " ".join(left[-1]["reason"].split()) in page.text("#detail .told")
+
+
+def test_a_call_of_which_only_the_arguments_are_quoted_is_not_told_as_left_out(service):
+    manifest = service.ask(f"/v1/sessions/shop-refunds/steps/{len(SHOP)}").json()["manifest"]
+    asked = {
+        p["trace_id"]
+        for m in manifest["context"]
+        for c in m.get("calls", ())
+        for p in c["arguments"]
+        if "piece" in p
+    }
+    assert asked
+    decided = [d for d in manifest["plan"]["decisions"] if asked & {*d["trace_ids"]}]
+    assert {d["fate"] for d in decided} == {"shown in part"}
+    assert all("of its arguments or of the agent's words" in d["reason"] for d in decided)
 
 
 def test_what_changed_since_the_step_before_is_told(opened, service):
@@ -250,7 +354,9 @@ def test_the_pictures_of_the_docs_are_made_here(opened, name, tmp_path):
         "document.querySelectorAll('#detail .figures .dim').forEach(e => e.firstChild.data = e.firstChild.data.replace(/[\\d.]+ ms/, '18 ms'))"
     )
     if chosen:
-        page.js(f"document.querySelectorAll({chosen!r})[2].click()")
+        page.js(
+            f"(e => {{ e.click(); e.scrollIntoView({{block: 'center'}}); }})(document.querySelectorAll({chosen!r})[2])"
+        )
     folder = DOCS if os.environ.get("PAGE_PICTURES") else tmp_path
     take_picture(page, folder / name)
     assert 5_000 < (folder / name).stat().st_size < 200_000
@@ -303,7 +409,10 @@ def test_everything_is_done_by_keyboard(opened):
     page.press("Tab", 2)
     assert "gutter" in page.focused()  # the first line of memory with something behind it
     page.press("End")
-    assert "why?" in page.focused()
+    last = page.focused()
+    assert "Record" in last or "why?" in last  # the last line of the last message that quotes a record
+    while "why?" not in page.focused():  # from message to message
+        page.press("ArrowUp")
     page.press("Enter")
     page.wait("document.querySelector('.why')")
     while not page.js("!!document.querySelector('.why a')"):  # a quote of the agent's own words has no record

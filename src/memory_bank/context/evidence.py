@@ -129,6 +129,7 @@ class EvidenceReasons:
         self._selection = selection
         self._kept = frozenset(kept)  # positions of interactions kept whole
         self._told = frozenset(told)  # numbers of records whose calls the thread tells
+        self._worth_of_words: dict[str, list[float]] | None = None
 
     def pieces(self, *, explained: bool = True) -> list[Piece]:
         """See Reasons."""
@@ -179,6 +180,10 @@ class EvidenceReasons:
         places = () if record is None else self._selection.shown.get(record, ())
         if record is None or not places:
             near = "" if record is None else self._near(record)
+            words = self._words(trace_id)
+            if words:
+                shown = f"{len(words)} pieces of its arguments or of the agent's words"
+                return Fate.PART, sum(words), f"#{number}: {shown}, nothing of its output{near}"
             if number in self._told:
                 return Fate.LISTED, None, f"#{number} told in the list of calls, nothing of its output{near}"
             return Fate.LEFT_OUT, None, f"#{number} counted in the list of calls{near}"
@@ -190,6 +195,18 @@ class EvidenceReasons:
         whole = len(places) == len(segments) and not tables.parsed[record].cut.skipped
         reason = f"#{number}: {len(places)} of {len(segments)} pieces, the best {segments[best].text[:80]!r}"
         return (Fate.KEPT if whole else Fate.PART), sum(gains.values()), reason
+
+    def _words(self, trace_id: str) -> list[float]:
+        """What each shown piece of a call's arguments, and of what the agent said with it, is worth."""
+        if self._worth_of_words is None:
+            self._worth_of_words = {}
+            tables = self._memory.index.tables
+            for record, places in self._selection.shown.items():
+                if tables.parsed[record].kind != "output":
+                    first = tables.first_segment[record]
+                    worth = self._worth_of_words.setdefault(self._memory.owner(record), [])
+                    worth += [self._selection.gains.get(first + p, 0.0) for p in places]
+        return self._worth_of_words.get(trace_id, [])
 
     def _near(self, record: int) -> str:
         tables = self._memory.index.tables

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from memory_bank.plan import Decision, Fate, Plan
@@ -23,6 +25,8 @@ REASON_CHARS = 400
 _RETRIEVED = re.compile(r"^\[RETRIEVED RECORD (\d+)\]$", re.M)
 _LONE = re.compile("[\ud800-\udfff]")
 _CALL_LINE = re.compile(r"^#(\d+)(?= |$).*$", re.M)
+_MARK = re.compile(r"\[… #(\d+)\]")
+"""What stands in a shortened turn in place of the rest of a record."""
 
 
 def snapshot(step: Rebuilt) -> dict[str, Any]:
@@ -114,10 +118,11 @@ def _context(step: Rebuilt, known: _MemoryParts) -> list[dict[str, Any]]:
     names = {
         call.call_id: call.name for _, m in messages for call in calls_of(m) if read(m, "role") == "assistant"
     }
+    marked = [_split(m, places.get(id(m)), known, quoted.get(id(m))) for _, m in messages]
     room = _TextBudget()
     entries = [
-        _message(m, places.get(id(m)), known, names, room, quoted.get(id(m), frozenset()))
-        for _, m in reversed(messages)
+        _message(m, places.get(id(m)), texts, names, room, quoted.get(id(m)))
+        for (_, m), texts in zip(reversed(messages), reversed(marked), strict=True)
     ][::-1]
     if gap > 0:
         entries.insert(FIRST_MESSAGES, {"left_out": gap})
@@ -145,7 +150,8 @@ def _places(plan: Plan | None, wanted: set[int]) -> dict[int, dict[str, Any]]:
     turns = plan.choice.in_place or {}
     for number, entry in enumerate(view.interactions, 1):
         for message in turns[entry.start].messages if entry.start in turns else ():
-            found.setdefault(id(message), {"part": "past", "step": number, "new": False})
+            shortened = {"part": "past", "step": number, "new": False, "fate": str(Fate.PART)}
+            found.setdefault(id(message), shortened)
     after = view.tail.stop if view.tail else len(view.messages)
     for position in range(after, len(view.messages)):
         note(position, "tail", None)
@@ -155,23 +161,66 @@ def _places(plan: Plan | None, wanted: set[int]) -> dict[int, dict[str, Any]]:
     return found
 
 
-def _quoted(plan: Plan | None) -> dict[int, frozenset[str]]:
-    """The records that each message of a shortened turn quotes, by the identity of the message."""
+@dataclass(frozen=True, slots=True)
+class _Quoted:
+    """The records of a shortened turn: all of them, and by the id of their call where that is one record's."""
+
+    records: frozenset[str]
+    by_call: Mapping[str | None, str]
+
+    def of(self, call_id: str | None) -> frozenset[str]:
+        """The records that the text of a call or of its result may quote."""
+        return frozenset({self.by_call[call_id]}) if call_id in self.by_call else self.records
+
+
+def _quoted(plan: Plan | None) -> dict[int, _Quoted]:
+    """What each message of a shortened turn quotes, by the identity of the message."""
     turns = {} if plan is None or plan.unchanged else plan.choice.in_place or {}
-    found: dict[int, frozenset[str]] = {}
+    found: dict[int, _Quoted] = {}
     for entry in plan.view.interactions if plan is not None and turns else ():
         if entry.start in turns:
-            found.update((id(m), entry.record_ids) for m in turns[entry.start].messages)
+            ids = [c.call_id if (c := pair.call or pair.result) is not None else None for pair in entry.pairs]
+            by_call = {
+                call_id: trace_id
+                for call_id, trace_id in zip(ids, entry.trace_ids, strict=False)
+                if trace_id is not None and ids.count(call_id) == 1
+            }
+            quoted = _Quoted(entry.record_ids, by_call)
+            found.update((id(m), quoted) for m in turns[entry.start].messages)
     return found
+
+
+_Texts = list[list[dict[str, Any]]]
+"""The parts of a message's content, then those of the arguments of each of its calls."""
+
+
+def _split(
+    message: Any, place: Mapping[str, Any] | None, known: _MemoryParts, quoted: _Quoted | None
+) -> _Texts:
+    """Split the texts of a message into pieces of records, lines that name a call, marks and the rest."""
+    role = read(message, "role")
+    text = content_text(read(message, "content"))
+    calls = calls_of(message) if role == "assistant" else ()
+    if quoted is None:
+        memory = place is None and text.startswith(MARK) and role not in ("tool", "assistant")
+        return [
+            list(_parts(text, known, None)) if memory else [{"text": text}],
+            *([{"text": call.text}] for call in calls),
+        ]
+    of = quoted.of(result_of(message).call_id) if role in ("tool", "function") else quoted.records
+    return [
+        list(_parts(text, known, of)),
+        *(list(_parts(call.text, known, quoted.of(call.call_id), as_json=True)) for call in calls),
+    ]
 
 
 def _message(
     message: Any,
     place: Mapping[str, Any] | None,
-    known: _MemoryParts,
+    texts: _Texts,
     names: Mapping[Any, str],
     room: _TextBudget,
-    quoted: frozenset[str],
+    quoted: _Quoted | None,
 ) -> dict[str, Any]:
     role = read(message, "role")
     text = content_text(read(message, "content"))
@@ -179,16 +228,22 @@ def _message(
     other = {"part": "memory" if memory else "other", "step": None, "new": False}
     entry: dict[str, Any] = dict(place or other)
     entry["role"] = role if isinstance(role, str) else ""
-    entry["parts"] = list(_parts(text, known, room, quoted)) if memory or quoted else room.cut(text)
+    entry["parts"] = room.cut_all(texts[0])
     entry["calls"] = [
-        {"call_id": call.call_id, "name": call.name, "arguments": room.cut(call.text)}
-        for call in (calls_of(message) if role == "assistant" else ())
+        {
+            "call_id": call.call_id,
+            "name": call.name,
+            "arguments": room.cut_all(parts),
+            "trace_id": quoted.by_call.get(call.call_id) if quoted is not None else None,
+        }
+        for call, parts in zip(calls_of(message) if role == "assistant" else (), texts[1:], strict=True)
     ]
     entry["tool"] = None
     if role in ("tool", "function"):
         result = result_of(message)
         entry["tool"] = result.name or names.get(result.call_id)
         entry["call_id"] = result.call_id
+        entry["trace_id"] = quoted.by_call.get(result.call_id) if quoted is not None else None
     return entry
 
 
@@ -198,7 +253,15 @@ class _TextBudget:
     def __init__(self) -> None:
         self.left = CONTEXT_CHARS
 
-    def cut(self, text: str) -> list[dict[str, Any]]:
+    def cut_all(self, parts: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+        """The parts, each with what it is told with, their texts cut to what is left."""
+        return [
+            {k: v for k, v in part.items() if k != "text"} | cut
+            for part in parts
+            for cut in self._cut(part["text"])
+        ]
+
+    def _cut(self, text: str) -> list[dict[str, Any]]:
         """The text as parts; a text that is too long as its beginning, the size of the gap, and its end."""
         limit = min(TEXT_CHARS, max(LEAST_CHARS, self.left))
         self.left -= min(len(text), limit)
@@ -213,26 +276,29 @@ class _TextBudget:
 
 
 def _parts(
-    text: str, known: _MemoryParts, room: _TextBudget, quoted: frozenset[str]
+    text: str, known: _MemoryParts, quoted: frozenset[str] | None, *, as_json: bool = False
 ) -> Iterator[dict[str, Any]]:
-    """Split a memory text into pieces of records, lines that name a call, and the text between them.
+    """Split a text into pieces of records, lines that name a call or marks, and the text between them.
 
-    ``quoted``: the records of the shortened turn that the text is of; none for the memory message.
+    ``quoted``: the records that a text of a shortened turn may quote; None for the memory message.
+    ``as_json``: the text is JSON, in which a piece may be escaped.
     """
     end = 0
-    for start, stop, piece in _find_pieces(text, known, quoted):
-        yield from _lines(text[end:start], known, room)
+    for start, stop, piece in _find_pieces(text, known, quoted, as_json):
+        yield from _lines(text[end:start], known, quoted)
         trace_id = known.pieces[piece]["trace_id"]
-        fate = known.fates.get(trace_id, str(Fate.PART))
-        for part in room.cut(text[start:stop]):
-            yield part | {"piece": piece, "trace_id": trace_id, "fate": fate}
+        kept = known.fates.get(trace_id) == str(Fate.KEPT)
+        fate = str(Fate.KEPT if kept else Fate.PART)
+        yield {"text": text[start:stop], "piece": piece, "trace_id": trace_id, "fate": fate}
         end = stop
-    yield from _lines(text[end:], known, room)
+    yield from _lines(text[end:], known, quoted)
 
 
-def _find_pieces(text: str, known: _MemoryParts, quoted: frozenset[str]) -> Iterator[tuple[int, int, int]]:
+def _find_pieces(
+    text: str, known: _MemoryParts, quoted: frozenset[str] | None, as_json: bool
+) -> Iterator[tuple[int, int, int]]:
     """Find the pieces in a text: ``(start, stop, number of the piece)``, in order."""
-    marks = list(_RETRIEVED.finditer(text))
+    marks = list(_RETRIEVED.finditer(text)) if quoted is None else []
     if marks and len(marks) == len(known.pieces):
         ends = [m.start() for m in marks[1:]] + [text.rfind("\n") if "\n" in text else len(text)]
         for i, (mark, end) in enumerate(zip(marks, ends, strict=True)):
@@ -240,27 +306,39 @@ def _find_pieces(text: str, known: _MemoryParts, quoted: frozenset[str]) -> Iter
         return
     at = 0
     for i, piece in enumerate(known.pieces):
-        body = _LONE.sub("\ufffd", piece["text"])  # as the fence writes it
-        if not body or i in known.found or (quoted and piece["trace_id"] not in quoted):
+        if i in known.found or (quoted is not None and piece["trace_id"] not in quoted):
             continue
-        start = text.find(body, at)
-        if start >= 0:
+        body = piece["text"]
+        if quoted is None:
+            body = _LONE.sub("\ufffd", body)  # as the fence writes it
+        forms = (
+            [body, *(json.dumps(body, ensure_ascii=a)[1:-1] for a in (False, True))] if as_json else [body]
+        )
+        found = [(start, form) for form in forms if form and (start := text.find(form, at)) >= 0]
+        if found:
+            start, form = found[0]
             known.found.add(i)
-            yield start, start + len(body), i
-            at = start + len(body)
+            yield start, start + len(form), i
+            at = start + len(form)
 
 
-def _lines(text: str, known: _MemoryParts, room: _TextBudget) -> Iterator[dict[str, Any]]:
-    """Split text between pieces into lines that name a call (``#12 get_order …``) and the rest."""
+def _lines(text: str, known: _MemoryParts, quoted: frozenset[str] | None) -> Iterator[dict[str, Any]]:
+    """Split text between pieces into lines that name a call (``#12 get_order …``) and the rest.
+
+    In a shortened turn the marks (``[… #12]``) of its records are what names a call.
+    """
     end = 0
-    for line in _CALL_LINE.finditer(text):
-        number = int(line[1])
+    for found in (_CALL_LINE if quoted is None else _MARK).finditer(text):
+        number = int(found[1])
         if not 0 < number <= len(known.numbered):
             continue
         trace_id = known.numbered[number - 1]
-        fate = Fate.PART if trace_id in known.shown else Fate.LISTED
-        yield from room.cut(text[end : line.start()])
-        for part in room.cut(line[0]):
-            yield part | {"number": number, "trace_id": trace_id, "fate": str(fate)}
-        end = line.end()
-    yield from room.cut(text[end:])
+        if quoted is not None and trace_id not in quoted:
+            continue
+        fate = Fate.LISTED if quoted is None and trace_id not in known.shown else Fate.PART
+        if found.start() > end:
+            yield {"text": text[end : found.start()]}
+        yield {"text": found[0], "number": number, "trace_id": trace_id, "fate": str(fate)}
+        end = found.end()
+    if end < len(text):
+        yield {"text": text[end:]}

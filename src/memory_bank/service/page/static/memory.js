@@ -1,4 +1,4 @@
-// The memory text of a context, line by line as it was sent: what each line shows, its worth, and why.
+// The texts of a context that quote records, line by line as sent: what each line shows, its worth, and why.
 
 import { el, told, visible } from "./dom.js";
 import { count, fateClass, fateSign } from "./format.js";
@@ -6,10 +6,14 @@ import { link } from "./route.js";
 
 const AT_ONCE = 300; // lines that are elements before "show more"
 
-/** Lines of parts: pieces and lines that name a call on their own, the text between broken at its ends. */
+/**
+ * Lines of parts: pieces and what names a call on their own, the text between broken at its ends. `joined`: it goes on
+ * with the line before it, as two quotes from one line do.
+ */
 function linesOf(parts) {
   const lines = [];
   let lead = "";
+  let joined = false;
   for (const part of parts) {
     if (part.left_out) {
       lines.push({ text: `\u2026 ${count(part.left_out)} characters not kept here \u2026`, gap: true });
@@ -18,16 +22,18 @@ function linesOf(parts) {
     if (part.trace_id === undefined) {
       const pieces = part.text.split("\n");
       for (const text of pieces.slice(0, -1)) {
-        if (lead || text) lines.push({ text: lead + text });
+        if (lead || text) lines.push({ text: lead + text, joined });
         lead = "";
+        joined = false;
       }
       lead += pieces.at(-1);
       continue;
     }
-    lines.push({ ...part, lead });
+    lines.push({ ...part, lead, joined });
     lead = "";
+    joined = true;
   }
-  if (lead) lines.push({ text: lead });
+  if (lead) lines.push({ text: lead, joined });
   return lines;
 }
 
@@ -44,21 +50,21 @@ export function memoryText(parts, plan, name) {
     box.append(...next.map((line) => row(line, pieces, most, name, plan)));
     more.textContent = `Show ${count(Math.min(AT_ONCE, lines.length - shown))} of ${count(lines.length - shown)} more lines`;
     more.hidden = shown >= lines.length;
-    rove(box);
+    if (box.parentElement) rove(box.closest(".panel"));
   };
   more.addEventListener("click", add);
-  box.addEventListener("keydown", (e) => move(e, box));
   add();
   return [box, more];
 }
 
 function row(line, pieces, most, name, plan) {
-  if (line.trace_id === undefined) return el("div", { class: "line" }, el("span", { class: "gutter" }), el("span", { class: line.gap ? "text gap" : "text dim" }, visible(line.text)));
+  const joined = line.joined ? "joined" : "";
+  if (line.trace_id === undefined) return el("div", { class: `line ${joined}` }, el("span", { class: "gutter" }), el("span", { class: line.gap ? "text gap" : "text dim" }, visible(line.text)));
   const piece = pieces[line.piece];
   const text = el("span", { class: "text" }, line.lead ? el("span", { class: "dim" }, visible(line.lead)) : "", visible(line.text));
   if (!piece) {
     const open = el("a", { class: "gutter", href: link(name, "records", line.trace_id), "aria-label": `Record ${line.number}, ${line.fate}` }, fateSign(line.fate));
-    return el("div", { class: `line call-line ${fateClass(line.fate)}` }, open, text);
+    return el("div", { class: `line call-line ${fateClass(line.fate)} ${joined}` }, open, text);
   }
   const fresh = piece.new && plan && !plan.first;
   const bar = el("span", { class: "worth" });
@@ -68,7 +74,7 @@ function row(line, pieces, most, name, plan) {
     { type: "button", class: "gutter", "aria-expanded": "false", "aria-label": `${line.fate}, worth ${piece.score.toFixed(2)}${fresh ? ", new since the step before" : ""}: why?` },
     bar, el("span", { class: "value" }, piece.score.toFixed(2)),
   );
-  const element = el("div", { class: `line piece ${fateClass(line.fate)} ${fresh ? "new" : ""}` }, why, text);
+  const element = el("div", { class: `line piece ${fateClass(line.fate)} ${fresh ? "new" : ""} ${joined}` }, why, text);
   const toggle = () => {
     const open = element.nextElementSibling;
     const shown = open?.classList.contains("why");
@@ -111,23 +117,24 @@ export function explanation(piece) {
   );
 }
 
-// One stop for the Tab key; arrow keys go from line to line.
-function rove(box) {
-  const stops = [...box.querySelectorAll(":scope > .line > button, :scope > .line > a")];
+const STOPS = ".line > button.gutter, .line > a.gutter, .message a.record";
+
+/** One stop for the Tab key among all lines of a context and the links to its records. */
+export function rove(panel) {
+  const stops = [...panel.querySelectorAll(STOPS)];
   const reached = stops.find((s) => s.tabIndex === 0 && s === document.activeElement) ?? stops[0];
   for (const stop of stops) stop.tabIndex = stop === reached ? 0 : -1;
 }
 
-function move(event, box) {
-  const stops = [...box.querySelectorAll(":scope > .line > button, :scope > .line > a")];
+/** Arrow keys go from line to line, from one message to the next. */
+export function move(event, panel) {
+  const stops = [...panel.querySelectorAll(STOPS)];
   const at = stops.indexOf(event.target);
   const to = { ArrowDown: at + 1, ArrowUp: at - 1, Home: 0, End: stops.length - 1 }[event.key];
   if (at < 0 || to === undefined || event.altKey || event.ctrlKey || event.metaKey) return;
   event.preventDefault();
   const next = stops[Math.max(0, Math.min(stops.length - 1, to))];
-  stops[at].tabIndex = -1;
-  next.tabIndex = 0;
+  for (const stop of stops) stop.tabIndex = stop === next ? 0 : -1;
   next.focus();
   next.scrollIntoView({ block: "nearest" });
 }
-

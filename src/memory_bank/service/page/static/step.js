@@ -3,7 +3,7 @@
 import { Failure, at, get } from "./api.js";
 import { el, put, told, visible } from "./dom.js";
 import { FATES, clock, count, fateClass, fateSign, less, milliseconds, moment, plural } from "./format.js";
-import { explanation, memoryText } from "./memory.js";
+import { explanation, memoryText, move, rove } from "./memory.js";
 import { go, link } from "./route.js";
 import { Rows } from "./rows.js";
 import { Tabs } from "./tabs.js";
@@ -43,6 +43,7 @@ export class StepView {
       ["changes", "Changes", () => link(name, "steps", this.number, "changes")],
       ["near", "Near misses", () => link(name, "steps", this.number, "near")],
     ], ["past"]);
+    this.tabs.panels.context.addEventListener("keydown", (e) => move(e, this.tabs.panels.context));
     this.title = el("h2", { id: "detail-title", tabindex: "-1" });
     const turn = (by) => () => go(this.address(this.number + by), true);
     this.before = el("button", { type: "button", "aria-label": "The step before", onclick: turn(-1) }, "\u2190");
@@ -151,6 +152,7 @@ export class StepView {
     this.tabs.count("changes", plan ? this.fresh(plan).length + plan.gone.length + (this.step.changes?.length ?? 0) : 0);
     this.tabs.count("near", plan?.near_misses.length);
     put(this.tabs.panels.context, (manifest?.context ?? []).map((m) => this.message(m, plan)));
+    rove(this.tabs.panels.context);
     this.past();
     this.changed(plan);
     put(
@@ -197,17 +199,20 @@ export class StepView {
     if (m.left_out !== undefined && !m.role) return el("p", { class: "gap" }, `${plural(m.left_out, "message")} not kept here`);
     const kind = PARTS[m.part] ?? "";
     const label = typeof kind === "string" ? kind : (kind[m.role] ?? "always kept");
+    const fate = m.fate ?? "kept"; // a message of a shortened turn has one of its own
     const head = el(
       "h3", {},
-      m.part === "memory" ? "" : sign("kept"), el("b", {}, told(m.role)), m.tool ? [" ", told(m.tool, "name")] : "",
-      el("span", { class: "dim" }, ` ${label}${m.part === "past" && m.step ? `, call ${m.step}` : ""}`),
+      m.part === "memory" ? "" : sign(fate), el("b", {}, told(m.role)), m.tool ? [" ", this.record(m.trace_id, m.tool)] : "",
+      el("span", { class: "dim" }, ` ${m.fate ?? label}${m.part === "past" && m.step ? `, call ${m.step}` : ""}`),
       m.new ? el("span", { class: "chip new" }, "new") : "",
     );
-    const quotes = m.parts.some((p) => p.piece !== undefined);
-    const body = m.part === "memory" || quotes ? memoryText(m.parts, plan, this.name) : long(m.parts);
-    const calls = m.calls.map((c) => el("div", { class: "call" }, el("b", {}, told(c.name, "name")), long(c.arguments)));
-    return el("article", { class: `message ${m.part} ${m.part === "memory" ? "" : fateClass("kept")}` }, head, body, calls);
+    const text = (parts) => (m.part === "memory" || parts.some((p) => p.trace_id !== undefined) ? memoryText(parts, plan, this.name) : long(parts));
+    const calls = m.calls.map((c) => el("div", { class: "call" }, el("b", {}, this.record(c.trace_id, c.name)), text(c.arguments)));
+    return el("article", { class: `message ${m.part} ${m.part === "memory" ? "" : fateClass(fate)}` }, head, text(m.parts), calls);
   }
+
+  /** The name of a tool; of a call in a shortened turn, a link to its record, which has the whole. */
+  record = (id, tool) => (id ? el("a", { class: "record", href: link(this.name, "records", id) }, told(tool, "name")) : told(tool, "name"));
 
   // -- past calls
 
