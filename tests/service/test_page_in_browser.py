@@ -407,7 +407,7 @@ def test_everything_is_done_by_keyboard(opened):
     assert f"Step {len(SHOP) - 4}:" in page.focused()
     tab_to(page, "step-tab-context")
     page.press("Tab", 2)
-    assert "gutter" in page.focused()  # the first line of memory with something behind it
+    assert "a#.record" in page.focused()  # the first thing in the context with something behind it
     page.press("End")
     last = page.focused()
     assert "Record" in last or "why?" in last  # the last line of the last message that quotes a record
