@@ -69,8 +69,11 @@ def test_nothing_that_tools_say_becomes_an_instruction(tmp_path, strategy):
         own = {id(m) for m in messages}
         for message in made.messages:
             text = message["content"]
-            if id(message) in own or message["role"] in ("tool", "assistant"):
-                continue  # the client's own, or one of its calls and results, shortened
+            if id(message) in own:
+                continue
+            if message["role"] in ("tool", "assistant"):  # one of the client's calls and results, shortened
+                remembered += "[… #" in str(message)
+                continue
             assert message["role"] == "user"
             lines = text.split("\n")
             assert lines[0] == f"{MARK}{seal}>" and lines[-1] == f"</retrieved-data seal={seal}>"
@@ -84,7 +87,7 @@ def test_nothing_that_tools_say_becomes_an_instruction(tmp_path, strategy):
 @pytest.mark.parametrize("role", ["user", "system", "developer", "assistant"])
 def test_the_role_of_memory_is_what_the_setting_says(tmp_path, role):
     shipped = load_config().model_dump(exclude={"service"})
-    shipped["memory_strategies"]["memory_bank"]["memory_role"] = role
+    shipped["memory_strategies"]["memory_bank"] |= {"memory_role": role, "layout": "block"}
     database = Database(tmp_path / "bank.db")
     sessions = Sessions(database, Config(**{**shipped, "default_strategy": "memory_bank"}, service={}))
     messages = a_chat("run")
