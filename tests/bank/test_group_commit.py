@@ -190,6 +190,24 @@ def test_whose_session_is_another_transactions_goes_by_itself(database: Database
     assert sorted(keys(database)) == ["a", "alone"]
 
 
+def test_the_failure_of_another_is_not_that_of_a_write_that_goes_by_itself(database: Database) -> None:
+    def fail(_c: Connection) -> None:
+        raise RecordConflictError("another record has this trace_id.")
+
+    writer = GroupWriter(database.write, lambda _c, ids, _bank: [i for i in ids if i != "busy"])
+    line = Line(writer)
+    line.start("a", fail)
+    result: list[str] = []
+    other = threading.Thread(target=lambda: result.append(writer.run(put("alone"), "busy")))
+    other.start()
+    while len(writer._queue) < 2:
+        time.sleep(0.001)
+    line.open()
+    other.join(30)
+    assert isinstance(line.outcomes["a"], RecordConflictError)
+    assert result == keys(database) == ["alone"]
+
+
 def test_several_leaders_run_every_write_once(tmp_path: Path) -> None:
     database = Database(tmp_path / "bank.db")
     writer = GroupWriter(database.write, lambda _c, ids, _bank: ids, leaders=3)

@@ -198,9 +198,10 @@ class GroupWriter:
 
 
 def _fail(batch: list[_Write[Any]], error: BaseException) -> None:
+    """Give an error to the writes that shared the transaction; those that go by themselves had no part in it."""
     for write in batch:
-        write.alone = False
-        write.error = write.error or error
+        if not write.alone:
+            write.error = write.error or error
 
 
 def _run_within_savepoint(c: Connection, write: _Write[T]) -> None:
