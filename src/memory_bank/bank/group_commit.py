@@ -198,7 +198,7 @@ class GroupWriter:
 
 
 def _fail(batch: list[_Write[Any]], error: BaseException) -> None:
-    """Give an error to the writes that shared the transaction; those that go by themselves had no part in it."""
+    """Set the error of the writes in the failed transaction, not of those that run in their own."""
     for write in batch:
         if not write.alone:
             write.error = write.error or error
