@@ -415,6 +415,25 @@ def test_long_arguments_are_shortened_and_stay_json():
         assert "draft to=a@b.example" in context[1]["content"]
 
 
+def test_a_change_in_its_place_of_which_nothing_is_quoted_has_its_outcome():
+    messages = [user("Refund what went wrong.")]
+    for n in range(24):
+        both = orders(1, start=n)[0]
+        both["tool_calls"] += call((f"r{n}", "issue_refund", {"n": n}))["tool_calls"]
+        refund = json.dumps({"refund_id": f"RFD-{n}4711", "state": "accepted", "notes": "approved " * 200})
+        messages += [both, orders(1, start=n)[1], result(f"r{n}", refund)]
+    context, _ = apply(messages, history_budget=2_500, keep_recent=0)
+    refunds = {
+        m["tool_call_id"]: m["content"]
+        for m in context[:-2]
+        if m["role"] == "tool" and m["tool_call_id"][0] == "r"
+    }
+    assert refunds
+    for call_id, text in refunds.items():
+        assert f"RFD-{call_id[1:]}4711" in text
+    assert any(text.startswith("→ refund_id=RFD-") for text in refunds.values())
+
+
 def told(context, name: str, value: str) -> bool:
     """Whether a call is told: in a line of text with its tool, or as a call in its place."""
     lines = [line for m in context if isinstance(m["content"], str) for line in m["content"].splitlines()]

@@ -1,13 +1,13 @@
 """Past turns in their native form: the agent's own calls and their results, shortened to quotes.
 
 A shortened result is the quotes of its output, ended by a mark such as ``[… #12]``: the number by which
-``get_record`` returns the whole. Long arguments are shortened in the same way and stay valid JSON.
+``get_record`` returns the whole. Where nothing is quoted of a call that changed something, or that failed, its
+outcome stands before the mark, as in the thread. Long arguments are shortened in the same way and stay valid JSON.
 """
 
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -43,8 +43,6 @@ ARGUMENT_START = 80
 MAX_ITEMS = 40
 """Items of a list in the arguments of a call that are kept."""
 GAP = "\n…"
-SHORTENED = re.compile(r"\[… #(\d+)\]\Z")
-"""How a shortened result ends."""
 
 
 def mark(number: int) -> str:
@@ -56,12 +54,21 @@ def mark(number: int) -> str:
 class ShownCall:
     """What is shown of a call: its record's number, the quotes of its output and of its arguments.
 
-    ``arguments``: pairs of a long text in the arguments and what is shown of it.
+    ``outcome``: what came back in a few words, shown where nothing is quoted of the output. ``arguments``: pairs of
+    a long text in the arguments and what is shown of it.
     """
 
     number: int
+    outcome: str = ""
     quote: str = ""
     arguments: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def result(self) -> str:
+        """The text in the place of the result: quotes, or the outcome, then the mark."""
+        if self.quote:
+            return f"{self.quote.removesuffix(GAP)}\n{mark(self.number)}".lstrip("\n")
+        return f"→ {self.outcome} {mark(self.number)}" if self.outcome else mark(self.number)
 
 
 class NativeTurns:
@@ -129,9 +136,10 @@ class NativeTurns:
 
     def _calls(self, start: int) -> dict[int, ShownCall]:
         """The calls of a turn with nothing of their outputs, by place."""
-        numbers = self._memory.numbers
+        numbers, thread = self._memory.numbers, self._memory.thread
         ids = enumerate(self._turns[start].trace_ids)
-        return {place: ShownCall(numbers[t]) for place, t in ids if t is not None and t in numbers}
+        known = {place: numbers[t] for place, t in ids if t is not None and t in numbers}
+        return {place: ShownCall(n, thread.outcome_of_change(n)) for place, n in known.items()}
 
     def _shorten(self, start: int, shown: Mapping[int, ShownCall], note: str) -> ShortenedTurn:
         key = (start, tuple(sorted(shown.items())), note)
@@ -194,9 +202,7 @@ def shorten_interaction(
             if at is not None:
                 pair, _ = left.pop(at)
                 if pair in shown:
-                    whole = shown[pair]
-                    text = f"{whole.quote.removesuffix(GAP)}\n{mark(whole.number)}".lstrip("\n")
-                    out.append(_cheaper(_with_text(message, text), message, counter))
+                    out.append(_cheaper(_with_text(message, shown[pair].result), message, counter))
         elif kind is MessageKind.SAY:
             if note and message_text(message):
                 out.append(_cheaper(_with_text(message, note), message, counter))
@@ -266,7 +272,7 @@ def _short_entry(call: dict[str, Any], shown: ShownCall) -> dict[str, Any]:
 
 def _short_item(item: dict[str, Any], shown: ShownCall) -> dict[str, Any]:
     if item.get("type") in HOSTED:
-        return with_output(item, f"{shown.quote}\n{mark(shown.number)}".lstrip("\n"))
+        return with_output(item, shown.result)
     for field in ("arguments", "input"):
         if item.get(field) is not None:
             return {**item, field: _short_arguments(item[field], shown)}

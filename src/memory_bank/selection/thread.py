@@ -107,6 +107,11 @@ class Thread:
         """The numbers of the calls of interactions before ``before`` that changed something."""
         return [c.number for c in self._calls[: bisect_left(self._interactions, before)] if c.changed]
 
+    def outcome_of_change(self, number: int) -> str:
+        """What a call that changed something, or that failed, brought back; "" for another one."""
+        call = self._calls[number - 1]
+        return call.outcome if call.changed or call.failed else ""
+
     def tell(self, before: int, room: int, shown: Collection[int] = ()) -> ThreadText:
         """The calls of interactions before ``before``, but those ``shown`` elsewhere, in at most ``room`` tokens."""
         known = frozenset(shown)
