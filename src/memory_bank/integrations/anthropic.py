@@ -31,7 +31,7 @@ _HELD = (
 
 
 class _RequestMessages(list[dict[str, Any]]):
-    """The messages of a request, with what becomes of their thinking blocks."""
+    """The messages of a request, and the rule for their thinking blocks."""
 
     thinking = Thinking.DROP
 

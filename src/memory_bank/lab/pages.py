@@ -55,7 +55,7 @@ class SharesKept(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class PlottedShare:
-    """A share that a frontier plot shows over the price: the attribute of the figures, and the axis's title."""
+    """A figure on the y axis of a frontier plot: its attribute, and the title of the axis."""
 
     name: str
     title: str

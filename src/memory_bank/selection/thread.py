@@ -144,7 +144,7 @@ class Thread:
         return ThreadText("", 0)
 
     def _words(self, before: int, room: int) -> str:
-        """The latest plan, and the latest decisions, each within its share of the room."""
+        """The latest plan and the latest decisions; each has a share of the room, in tokens."""
         text = ""
         plans = [p for p in self._plans if p.interaction < before]
         if plans:
