@@ -136,7 +136,10 @@ class MemoryBankSettings(Settings):
     keep_recent: Int = Field(
         default=2,
         ge=0,
-        description="evidence: interactions before the last to keep whole, within a fifth of the budget",
+        description=(
+            "evidence: interactions before the last to keep whole, within a fifth of the budget; more of both where "
+            "the calls work on files; 0 keeps none"
+        ),
     )
     tools: dict[str, ToolSettings] = Field(
         default_factory=dict,

@@ -136,6 +136,21 @@ def test_recent_interactions_can_be_kept_whole():
     assert "kept whole" not in reasons[-2]  # a fifth of the budget has room for one
 
 
+def test_more_recent_turns_stay_whole_where_calls_work_on_files():
+    def kept_whole(tool: str) -> int:
+        messages = [user()]
+        for n in range(30):
+            messages += [
+                call((f"c{n}", tool, {"path": f"src/m{n}.py"})),
+                result(f"c{n}", f"value_{n} = {n}\n" * 12),
+            ]
+        state = MemoryBankState("lexical")
+        apply(messages, state, history_budget=1_600)
+        return sum("kept whole" in d.reason for d in state.last_plan.decisions)
+
+    assert kept_whole("look_up") <= 2 < kept_whole("read_file") <= 22
+
+
 def test_an_oversized_last_output_is_shortened_on_request():
     messages = [user(), *orders(2, rows=200)]
     context, _ = apply(messages, shorten_last=1_500)

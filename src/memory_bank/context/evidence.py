@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -11,12 +12,16 @@ from memory_bank.config import ToolSettings
 from memory_bank.plan import Decision, Fate, Piece
 from memory_bank.ports import TokenCounter
 from memory_bank.records import InteractionRecord
+from memory_bank.selection.files import works_on_files
 from memory_bank.selection.index import EvidenceIndex, Reason, Selection
 from memory_bank.selection.model import MODEL_FILE, Model, load_model
 from memory_bank.selection.similarity import Similarity
 from memory_bank.selection.thread import Thread
 from memory_bank.transcript.jsontext import compact
 from memory_bank.transcript.messages import Interaction, is_memory_tool
+
+LATEST_CALLS = 40
+"""Calls by which a session is judged to be work on files."""
 
 log = logging.getLogger("memory_bank.MemoryBankStrategy")
 
@@ -46,6 +51,7 @@ class EvidenceMemory:
         self.places: dict[str, int] = {}  # of each record in the index
         self.opening: dict[str, int] = {}  # tokens of each call in its place, with nothing of its output
         self._notes: dict[int, str] = {}  # by the place of a note, the record with whose call it was said
+        self._on_files: deque[bool] = deque(maxlen=LATEST_CALLS)
         self._latest = 0  # the index takes interactions in order; a late result joins the latest
 
     def add(self, record: InteractionRecord, note: str = "") -> None:
@@ -58,6 +64,7 @@ class EvidenceMemory:
         number = self.numbers[record.trace_id] = len(self.numbers) + 1
         self._latest = max(self._latest, record.step_id)
         arguments = compact(record.raw_input) if record.input_text is None else record.input_text
+        self._on_files.append(works_on_files(record.tool_name, arguments))
         output = "" if is_memory_tool(record.tool_name, record.output_text) else _output(record)
         try:
             self._add_to_index(record, arguments, output, note)
@@ -75,6 +82,11 @@ class EvidenceMemory:
         except Exception as e:
             log.warning("record %s is told without its arguments: %s", record.trace_id, type(e).__name__)
             self.thread.add(number=number, interaction=self._latest, tool="unknown", arguments="", output="")
+
+    @property
+    def file_work(self) -> float:
+        """The share of the latest calls that read or change files or run a shell, 0 to 1."""
+        return sum(self._on_files) / max(1, len(self._on_files))
 
     def _add_to_index(self, record: InteractionRecord, arguments: str, output: str, note: str) -> None:
         if note.strip():

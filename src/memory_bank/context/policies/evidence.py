@@ -36,7 +36,10 @@ from memory_bank.vectors import encode_documents, encode_queries
 NOTHING = Selection("", 0)
 NATIVE_BUDGET = 1_500
 """Tokens from which past turns are shown in their native form; the frames of messages cost too much below."""
-_RECENT_SHARE = 0.2  # of the budget, for the newest interactions kept whole
+# The share of the budget for the newest interactions kept whole, and what work on files adds: there the next call
+# copies most of all from the files and edits of the last turns. Likewise the number of these interactions.
+_RECENT_SHARE, _FILE_WORK_SHARE = 0.2, 0.4
+_FILE_WORK_TURNS = 20
 
 log = logging.getLogger("memory_bank.MemoryBankStrategy")
 
@@ -116,9 +119,12 @@ class _Step:
         recent: int | None = None,
     ) -> None:
         self._view, self._session, self._memory = view, session, memory
-        share = _RECENT_SHARE if recent is None else 1 - _RECENT_SHARE
-        self.whole = _recent(view, settings.keep_recent if recent is None else recent, int(budget * share))
-        self.reserve = min(settings.refresh_after, budget // 2) if recent is None else 0
+        most, share, self.reserve = recent or 0, 1 - _RECENT_SHARE, 0
+        if recent is None:
+            most = settings.keep_recent and settings.keep_recent + int(_FILE_WORK_TURNS * memory.file_work)
+            share = _RECENT_SHARE + _FILE_WORK_SHARE * memory.file_work
+            self.reserve = min(settings.refresh_after, budget // 2)
+        self.whole = _recent(view, most, int(budget * share))
         self.anchor = _anchor(view)
         hidden = _latest_hidden(view, session, self.whole)
         steps = session.steps
