@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import gzip
 import json
+import random
 from pathlib import Path
 from typing import Any
 
 import pytest
+import sqlalchemy as sa
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.chats import JSON, TEXT
@@ -17,6 +19,7 @@ from memory_bank import InteractionRecord, LexicalEmbedder, MemoryBankState
 from memory_bank.bank.database import Database
 from memory_bank.bank.jobs import JobQueue
 from memory_bank.bank.listing import list_sessions
+from memory_bank.bank.schema import records
 from memory_bank.bank.stores import FactStore, InsightStore
 from memory_bank.bank.transfer import (
     ImportedSession,
@@ -28,6 +31,7 @@ from memory_bank.bank.transfer import (
 )
 from memory_bank.bank.usage import Spending
 from memory_bank.config import ObserverBudget
+from memory_bank.lab import traces
 from memory_bank.records import Insight, Spent
 from memory_bank.testing import ScriptedServer
 from memory_bank.testing.store_contracts import a_record, together
@@ -216,6 +220,20 @@ def test_import_makes_a_bank_and_is_exact(cli: Any, exported: Path, tmp_path: Pa
         assert (state.fact_store.size(), state.pending) == (4, 0)
 
 
+def changed(line: str, **values: Any) -> str:
+    return json.dumps(json.loads(line) | values)
+
+
+def begun(line: str, **values: Any) -> str:
+    """The first line of a session with other values of the session."""
+    return changed(line, session=json.loads(line)["session"] | values)
+
+
+def json_of(text: str) -> dict[str, Any]:
+    """An output that is not text, with a claim about its stored text."""
+    return {"raw_output": {"v": 1}, "output_text": None, "output_json": text}
+
+
 @pytest.mark.parametrize(
     ("change", "says", "line"),
     [
@@ -228,6 +246,11 @@ def test_import_makes_a_bank_and_is_exact(cli: Any, exported: Path, tmp_path: Pa
         (lambda lines: [*lines[:6], lines[5], *lines[6:]], "occurs twice", 7),
         (lambda lines: [*lines[:5], lines[5].replace('"step_id": ', '"step_id": 1.'), *lines[6:]], "step_id", 6),
         (lambda lines: [*lines[:5], lines[5].replace('"embedding": "', '"embedding": "AAAA'), *lines[6:]], "dimension", 6),
+        (lambda lines: [*lines[:5], changed(lines[5], timestamp=1e308), *lines[6:]], "timestamp", 6),
+        (lambda lines: [*lines[:4], begun(lines[4], created=1e308), *lines[5:]], "time is not a number", 5),
+        (lambda lines: [*lines[:5], changed(lines[5], **json_of('{"v": [1,')), *lines[6:]], "output_json", 6),
+        (lambda lines: [*lines[:5], changed(lines[5], **json_of('1,"trace_id":"x"')), *lines[6:]], "output_json", 6),
+        (lambda lines: [*lines[:5], changed(lines[5], **json_of('{"v": 2}')), *lines[6:]], "output_json", 6),
         (lambda lines: [*lines[:4], lines[4].replace('"format": 1', '"format": 99'), *lines[5:]], "newer memory_bank", 5),
     ],
 )  # fmt: skip
@@ -244,6 +267,29 @@ def test_broken_lines_cost_their_session(
     assert [s["session_id"] for s in done.json()["sessions"]] == ["one"]
     assert len(done.json()["refused"]) == 1
     assert [s["session_id"] for s in cli("sessions", "--db", db, "--json").json()["sessions"]] == ["one"]
+
+
+def test_times_of_earlier_versions_are_shown(cli: Any, bank: Path) -> None:
+    database = Database(bank)
+    with database.write() as c:
+        c.execute(sa.update(records).values(timestamp=1e308))
+    database.close()
+    assert cli("sessions", "--db", bank).code == 0
+
+
+def test_a_packed_file_that_grows_too_much_is_refused(cli: Any, tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setattr(traces, "UNPACKED_BYTES", 2**20)
+    bomb = tmp_path / "bomb.jsonl.gz"
+    bomb.write_bytes(gzip.compress(b'{"id": "a", "messages": ["' + b"x" * 8 * 2**20 + b'"]}\n'))
+    assert bomb.stat().st_size * traces.UNPACKED_TIMES < 8 * 2**20
+    for verb in (["import", bomb, "--db", tmp_path / "new.db"], ["replay", bomb], ["audit", bomb]):
+        done = cli(*verb)
+        assert done.code == 1, verb
+        assert "gunzip" in done.err, verb
+    allowed = tmp_path / "allowed.jsonl.gz"
+    allowed.write_bytes(gzip.compress(random.Random(1).randbytes(20_000).hex().encode() * 50))
+    with traces.open_lines(allowed) as lines:  # grows, but not so much
+        assert len(lines.read()) == 2_000_000
 
 
 def test_what_is_no_export(cli: Any, bank: Path, two: Path, tmp_path: Path) -> None:

@@ -6,7 +6,6 @@ Records are never deleted automatically.
 from __future__ import annotations
 
 import json
-import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -19,7 +18,7 @@ from sqlalchemy.engine import Connection, RowMapping
 from memory_bank.bank.database import Database
 from memory_bank.bank.embedder import embedder_of
 from memory_bank.bank.jobs import add_jobs
-from memory_bank.bank.rows import RecordRow, derivation, from_row, is_derived, is_session_id, is_trace_id
+from memory_bank.bank.rows import RecordRow, derivation, from_row, is_derived, is_session_id, is_time, is_trace_id
 from memory_bank.bank.schema import (
     INSIGHT_OF_RECORD,
     JOB_OF_RECORD,
@@ -317,7 +316,7 @@ class _Verification:
             return "its id is not valid"
         if None in (texts["tool_name"], texts["input"], texts["output"]):
             return "a part of it is missing"
-        if not isinstance(row["step_id"], int) or not _is_time(row["timestamp"]):
+        if not isinstance(row["step_id"], int) or not is_time(row["timestamp"]):
             return "its step or time is not a number"
         for side in ("input", "output"):
             if not row[f"{side}_verbatim"] and not _is_json(str(texts[side])):
@@ -448,10 +447,6 @@ def _text(value: object) -> str | None:
     if not isinstance(value, (bytes, memoryview)):
         raise TypeError
     return bytes(value).decode("utf-8", "surrogatepass")
-
-
-def _is_time(value: object) -> bool:
-    return isinstance(value, (int, float)) and math.isfinite(value)
 
 
 def _is_json(text: str) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import uuid
 from collections import defaultdict
 from collections.abc import Iterable
@@ -23,6 +22,7 @@ EQUALS = 1_024
 _MAX_ID = 64
 _MAX_SOURCE = 255
 _MAX_STEP = 2**31 - 1
+_MAX_TIME = 8_640_000_000_000  # seconds: the last time that a browser can show
 
 
 class RecordRow(TypedDict):
@@ -76,8 +76,8 @@ def to_row(record: InteractionRecord, session_id: str) -> RecordRow:
     step, when = record.step_id, record.timestamp
     if not isinstance(step, int) or isinstance(step, bool) or abs(step) > _MAX_STEP:
         raise RecordError(f"the step_id {what} must be a whole number of at most {_MAX_STEP:,}.")
-    if not isinstance(when, (int, float)) or isinstance(when, bool) or not math.isfinite(when):
-        raise RecordError(f"the timestamp {what} must be a finite number of Unix seconds.")
+    if not is_time(when):
+        raise RecordError(f"the timestamp {what} must be Unix seconds, at most {_MAX_TIME:,}.")
     _check_text(record.tool_name, f"the tool_name {what}")
     for field in ("call_id", "input_text", "output_text"):
         if getattr(record, field) is not None:
@@ -153,6 +153,11 @@ def latest_insights(batch: Iterable[Insight]) -> list[Insight]:
 def is_trace_id(value: object) -> bool:
     """Whether a value is a valid trace_id: text of 1 to 64 characters without NUL and lone surrogates."""
     return _is_name(value, _MAX_ID)
+
+
+def is_time(value: object) -> bool:
+    """Whether a value is a number of Unix seconds that can be shown as a date."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= _MAX_TIME
 
 
 def is_session_id(value: object) -> bool:

@@ -28,6 +28,7 @@ from memory_bank.bank.rows import (
     from_row,
     insight_of,
     is_session_id,
+    is_time,
     latest_insights,
     stored_text,
     to_row,
@@ -365,8 +366,8 @@ def _parse_header(value: Any) -> _Header:
         raise _BrokenLine("its embedder is not valid")
     if not (_is_count(value.get("records")) and _is_count(value.get("insights"))):
         raise _BrokenLine("it does not say how many records follow")
-    if not (created is None or _is_number(created)):
-        raise _BrokenLine("its time is not a number")
+    if not (created is None or is_time(created)):
+        raise _BrokenLine("its time is not a number of Unix seconds")
     if not (agent is None or is_session_id(agent)):
         raise _BrokenLine("its agent_id is not valid")
     spent = value.get("spending") or []
@@ -444,15 +445,30 @@ def _parse_record(session_id: str, value: Line) -> RecordRow:
     row = to_row(InteractionRecord(**fields), session_id)  # checks the types
     input_json, output_json = _text(value, "input_json"), _text(value, "output_json")
     if input_json is not None and not row["input_verbatim"]:
+        _check_json(value.get("raw_input"), input_json, "input_json")
         row["input"] = input_json
     if output_json is not None and not row["output_verbatim"]:
+        _check_json(value.get("raw_output"), output_json, "output_json")
         row["output"] = output_json
     return row
 
 
+def _check_json(value: Any, text: str, name: str) -> None:
+    """Raise _BrokenLine unless a text is JSON of this value."""
+    try:
+        parsed = json.loads(text)
+        same = is_deep(parsed) or json.dumps(parsed) == json.dumps(value)
+    except RecursionError:  # as deep values are, whose text stands in both places
+        same = value == {RAW: text}
+    except ValueError:
+        same = False
+    if not same:
+        raise _BrokenLine(f"its {name} is not the JSON text of its {name.replace('json', 'value')}")
+
+
 def _parse_job(value: Any) -> Line:
     if not isinstance(value, dict) or not (
-        _is_number(value.get("created")) and _is_number(value.get("due")) and _is_count(value.get("attempts"))
+        is_time(value.get("created")) and is_time(value.get("due")) and _is_count(value.get("attempts"))
     ):
         raise _BrokenLine("its job is not valid")
     return {**{name: value.get(name) for name in _JOB}, "error": _text(value, "error")}

@@ -89,7 +89,12 @@ def one_line(text: str, limit: int) -> str:
 
 def when(timestamp: float | None) -> str:
     """A Unix time as local date and time."""
-    return "–" if timestamp is None else time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(timestamp))
+    if timestamp is None:
+        return "–"
+    try:
+        return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(timestamp))
+    except (OverflowError, ValueError, OSError):  # an earlier memory_bank stored any number
+        return f"{timestamp:g} s"
 
 
 def is_terminal() -> bool:

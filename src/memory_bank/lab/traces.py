@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import gzip
+import io
 import json
+import os
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from io import TextIOWrapper
 from pathlib import Path
 from typing import Any
 
 from memory_bank.errors import TraceFileError
 from memory_bank.transcript import MessageKind, calls_of, content_text, is_text_part, kind_of, read
+
+UNPACKED_BYTES = 256 * 2**20
+"""A gzip file may unpack to this, or to ``UNPACKED_TIMES`` its size if that is more."""
+UNPACKED_TIMES = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,13 +44,48 @@ class BrokenLine:
 
 
 @contextmanager
-def open_lines(path: str | Path, errors: str = "surrogateescape") -> Iterator[TextIOWrapper]:
-    """The lines of a text file, plain or gzip; ``errors`` says what happens to bytes that are not UTF-8."""
+def open_lines(path: str | Path, errors: str = "surrogateescape") -> Iterator[io.TextIOWrapper]:
+    """The lines of a text file, plain or gzip; ``errors`` says what happens to bytes that are not UTF-8.
+
+    Reading raises gzip.BadGzipFile where a gzip file unpacks to far more than its size.
+    """
     with open(path, "rb") as file:
-        stream: Any = gzip.GzipFile(fileobj=file) if file.peek(2)[:2] == b"\x1f\x8b" else file
+        stream: Any = file
+        if file.peek(2)[:2] == b"\x1f\x8b":
+            limit = max(UNPACKED_BYTES, UNPACKED_TIMES * os.fstat(file.fileno()).st_size)
+            stream = io.BufferedReader(_Unpacked(gzip.GzipFile(fileobj=file), limit))
         # Only a line feed ends a line: a carriage return may stand between JSON values.
-        with TextIOWrapper(stream, encoding="utf-8-sig", errors=errors, newline="\n") as lines:
+        with io.TextIOWrapper(stream, encoding="utf-8-sig", errors=errors, newline="\n") as lines:
             yield lines
+
+
+class _Unpacked(io.RawIOBase):
+    """What a gzip file unpacks to, up to a number of bytes."""
+
+    def __init__(self, file: gzip.GzipFile, limit: int) -> None:
+        self._file = file
+        self._limit = limit
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return self._file.seekable()
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        return self._file.seek(offset, whence)
+
+    def tell(self) -> int:
+        return self._file.tell()
+
+    def readinto(self, buffer: Any) -> int:
+        count = self._file.readinto(buffer)
+        if self._file.tell() > self._limit:
+            raise gzip.BadGzipFile(
+                f"it unpacks to over {self._limit / 2**20:,.0f} MiB, more than {UNPACKED_TIMES} times its size: "
+                "unpack it with gunzip if that is right"
+            )
+        return count
 
 
 def read_traces(path: str | Path) -> Iterator[Trace | BrokenLine]:
