@@ -3,17 +3,22 @@
 #   docker run --rm -v memory-bank:/data memory-bank memory-bank keys create --operator me
 #   docker run -p 127.0.0.1:8767:8767 -v memory-bank:/data -e OPENAI_API_KEY memory-bank
 
-FROM python:3.11-slim AS build
+# Another base, or this one by its digest: --build-arg PYTHON=python:3.11-slim@sha256:…
+ARG PYTHON=python:3.11-slim
+
+FROM ${PYTHON} AS build
 ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
 WORKDIR /build
-COPY pyproject.toml constraints.txt README.md LICENSE config.toml ./
+RUN python -m venv /opt/memory-bank
+COPY requirements-docker.txt ./
+RUN /opt/memory-bank/bin/pip install --require-hashes -r requirements-docker.txt
+COPY pyproject.toml README.md LICENSE config.toml ./
 COPY prompts prompts
 COPY examples examples
 COPY src src
-RUN python -m venv /opt/memory-bank
-RUN grep -iv "^torch" constraints.txt > pins.txt && /opt/memory-bank/bin/pip install -c pins.txt ".[service,postgres,mcp]"
+RUN /opt/memory-bank/bin/pip install --no-deps --no-build-isolation .
 
-FROM python:3.11-slim
+FROM ${PYTHON}
 ENV PATH=/opt/memory-bank/bin:$PATH \
     PYTHONUNBUFFERED=1 \
     XDG_DATA_HOME=/data \

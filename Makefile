@@ -3,6 +3,7 @@
 # make attack the tests of what an attacker can do, on loopback
 # make lint   style and types
 # make docs   the documentation site, in site/
+# make hashes the packages of the Docker image with their hashes (needs uv, asks the package index)
 # make integrations   each framework's adapter, in a virtual environment of its own
 PYTHON ?= python3
 VENV   := .venv
@@ -15,7 +16,7 @@ export PYTHONDONTWRITEBYTECODE :=
 # One thread per process for numerical libraries: the tests use all cores already.
 export OMP_NUM_THREADS := 1
 
-.PHONY: demo test test-base attack lint docs format wheel integrations clean
+.PHONY: demo test test-base attack lint docs format wheel hashes integrations clean
 
 demo: $(VENV)/.base
 	@$(VENV)/bin/memory-bank demo
@@ -23,7 +24,7 @@ demo: $(VENV)/.base
 test: $(VENV)/.full
 	$(VENV)/bin/python -m pytest $(ON_ALL_CORES)
 
-# docs/security.md says what each of them shows.
+# docs/security.md says what each of them shows. They are part of `make test`, and so of .ci/run.
 ATTACKS := tests/service/test_connections.py tests/service/test_isolation.py tests/service/test_gate.py \
 	tests/service/test_authority.py tests/service/test_redaction.py tests/service/proxy/test_rebuild.py \
 	tests/bank/test_erasing.py tests/tools/test_tools.py
@@ -74,6 +75,11 @@ integrations:
 
 wheel: $(VENV)/.base
 	@$(VENV)/bin/python -m pip wheel --quiet --disable-pip-version-check --no-deps -w dist .
+
+hashes:
+	echo hatchling | uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-annotate \
+		--no-header -c constraints.txt --extra service --extra postgres --extra mcp pyproject.toml - \
+		-o requirements-docker.txt
 
 clean:
 	rm -rf $(VENV) $(BASE) .venv-integrations dist build site .pytest_cache .mypy_cache .ruff_cache .hypothesis

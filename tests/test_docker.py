@@ -61,26 +61,37 @@ def test_what_the_build_needs_is_copied() -> None:
         assert any(path == c or path.startswith(f"{c}/") for c in copied()), path
 
 
-def test_extras_and_pins() -> None:
-    (install,) = [rest for n, rest in STEPS if n == "RUN" and "install" in rest]
-    extras = re.search(r'"\.\[(.*)\]"', install)
-    assert extras is not None
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    assert set(extras[1].split(",")) <= set(project["optional-dependencies"])
-    (pattern,) = re.findall(r'grep -iv "(.*?)"', install)
-    pins = [
-        x
-        for x in (ROOT / "constraints.txt").read_text().splitlines()
-        if not re.match(pattern, x, re.IGNORECASE)
-    ]
-    assert not any("+cpu" in x for x in pins)
-    named = {re.split(r"[=\s]", x)[0].lower().replace("_", "-") for x in pins if not x.startswith("#")}
-    for extra in extras[1].split(","):
-        for need in project["optional-dependencies"][extra]:
-            assert re.split(r"[\[<>=]", need)[0].lower() in named, need
-    (base,) = {rest.split()[0] for n, rest in STEPS if n == "FROM"}
+def pins_of(name: str) -> dict[str, str]:
+    lines = (ROOT / name).read_text().splitlines()
+    pairs = [line.split(";")[0].rstrip(" \\").split("==") for line in lines if "==" in line.split(";")[0]]
+    return {name.strip().lower().replace("_", "-"): version.strip() for name, version in pairs}
+
+
+def test_packages_are_pinned_with_hashes_in_the_versions_of_the_constraints() -> None:
+    (install,) = [rest for n, rest in STEPS if n == "RUN" and "--require-hashes" in rest]
+    assert install.split()[-1] == "requirements-docker.txt"
+    (own,) = [rest for n, rest in STEPS if n == "RUN" and "--no-deps" in rest]
+    assert "--no-build-isolation" in own.split()  # else the build fetches its tools unchecked
+    pins, known = pins_of("requirements-docker.txt"), pins_of("constraints.txt")
+    assert {n: v for n, v in pins.items() if n in known and known[n] != v} == {}
+    blocks = re.split(r"^(?=\S)", (ROOT / "requirements-docker.txt").read_text(), flags=re.MULTILINE)[1:]
+    assert len(blocks) == len(pins)
+    assert all("--hash=sha256:" in block for block in blocks)
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    needed = [*project["project"]["dependencies"], *project["build-system"]["requires"]]
+    (command,) = re.findall(r"uv pip compile (?:.*\\\n)*.*", (ROOT / "Makefile").read_text())
+    for extra in re.findall(r"--extra (\w+)", command):
+        needed += project["project"]["optional-dependencies"][extra]
+    assert {re.split(r"[\[<>=]", need)[0].lower() for need in needed} <= set(pins)
+    assert {"fastapi", "mcp", "psycopg-binary"} <= set(pins)
+
+
+def test_both_stages_have_one_base() -> None:
+    assert {rest.split()[0] for n, rest in STEPS if n == "FROM"} == {"${PYTHON}"}
+    (base,) = [rest.removeprefix("PYTHON=") for n, rest in STEPS if n == "ARG"]
     version = base.split(":")[1].removesuffix("-slim")
-    assert f"Programming Language :: Python :: {version}" in project["classifiers"]
+    classifiers = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["classifiers"]
+    assert f"Programming Language :: Python :: {version}" in classifiers
 
 
 def test_no_secrets_and_no_root() -> None:

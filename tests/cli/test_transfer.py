@@ -248,6 +248,8 @@ def json_of(text: str) -> dict[str, Any]:
         (lambda lines: [*lines[:5], lines[5].replace('"embedding": "', '"embedding": "AAAA'), *lines[6:]], "dimension", 6),
         (lambda lines: [*lines[:5], changed(lines[5], timestamp=1e308), *lines[6:]], "timestamp", 6),
         (lambda lines: [*lines[:4], begun(lines[4], created=1e308), *lines[5:]], "time is not a number", 5),
+        (lambda lines: [*lines[:4], begun(lines[4], spending=[["2026-01-01", "m", 1, 2**61, 1, 0.1]]), *lines[5:]], "spending", 5),
+        (lambda lines: [*lines[:4], begun(lines[4], spending=[["2026-01-01", "m", 1, 1, 1, 1e308]]), *lines[5:]], "spending", 5),
         (lambda lines: [*lines[:5], changed(lines[5], **json_of('{"v": [1,')), *lines[6:]], "output_json", 6),
         (lambda lines: [*lines[:5], changed(lines[5], **json_of('1,"trace_id":"x"')), *lines[6:]], "output_json", 6),
         (lambda lines: [*lines[:5], changed(lines[5], **json_of('{"v": 2}')), *lines[6:]], "output_json", 6),

@@ -621,3 +621,12 @@ def test_every_answer_has_its_shape(http):
                 if int(status) >= 400:
                     schema = answer["content"]["application/json"]["schema"]
                     assert schema == {"$ref": "#/components/schemas/Failure"}
+
+
+def test_a_query_has_a_bounded_number_of_parameters_and_each_once():
+    with api() as service:
+        for path in ("/v1/sessions", "/v1/sessions/s/search", "/v1/sessions/s/records"):
+            refused = service.get(f"{path}?" + "&".join(f"{n:x}" for n in range(8_000)))
+            assert refused.status_code == 422
+            assert "at most 100: send fewer" in refused.json()["error"]["message"]
+            assert service.get(f"{path}?q=a&q=b").status_code == 422

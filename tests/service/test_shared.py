@@ -211,8 +211,15 @@ def test_a_full_disk(tmp_path: Path) -> None:
         failed = service.ask("/v1/sessions/s/context", "POST", {"messages": conversation("s", 9, 20_000)})
         assert (failed.status, failed.json()["error"]["code"]) == (503, "storage_unavailable")
         assert "xxxx" not in failed.body.decode()
+        health = service.ask("/health")
+        assert (health.status, health.json()["status"]) == (200, "degraded")
+        assert not health.json()["parts"]["storage"]["ok"]
         resource.prlimit(pid, resource.RLIMIT_FSIZE, (soft, hard))
         assert context(service, "s", conversation("s", 9, 20_000))["records"] == 9
+        end = time.monotonic() + 60
+        while not service.ask("/health").json()["parts"]["storage"]["ok"]:
+            assert time.monotonic() < end
+            time.sleep(0.2)
         assert service.end() == 0
     database = Database(bank)
     assert FactStore(database, "s").size() == 9

@@ -17,7 +17,8 @@ class Backend(Protocol):
 
     ``in_memory``: all threads share one connection, and closing it deletes the data. ``ranks``: the database
     computes similarities itself. ``leaders``: how many shared transactions a process runs at a time; with 0
-    every write has its own. ``elsewhere``: advice for a database that belongs to another program.
+    every write has its own. ``read_only``: it cannot be written here. ``elsewhere``: advice for a database
+    that belongs to another program.
     """
 
     name: str
@@ -25,6 +26,7 @@ class Backend(Protocol):
     in_memory: bool
     ranks: bool
     leaders: int
+    read_only: bool
 
     def check(self, must_exist: bool) -> None:
         """Check the URL before a driver does. Raises DatabaseOpenError."""
@@ -50,7 +52,10 @@ class Backend(Protocol):
         """Begin a transaction that only reads, all of it from the state at its first statement."""
 
     def begin_write(self, c: Connection) -> None:
-        """Begin a transaction that writes."""
+        """Begin a transaction that writes. Raises StorageError if the database can only be read."""
+
+    def room(self) -> int | None:
+        """The bytes that are free where the database is stored; None where that is not known."""
 
     def begin_migration(self, c: Connection) -> None:
         """As ``begin_write``; other migrations wait until it has ended."""

@@ -32,6 +32,8 @@ from memory_bank.records import NAMESPACE_END
 
 T = TypeVar("T")
 _WIPE_SECONDS = 1.0
+_RECENT = 60.0  # seconds for which a failed write is remembered
+_ROOM = 16 * 2**20  # bytes that a disk should have left: a step may be that long
 ANY: Any = object()
 """Any namespace, as an argument."""
 
@@ -51,6 +53,7 @@ _SET_AGENT = (  # with a new generation, so that searches over the agent's sessi
     .where(_mine, _s.agent_id.is_(None))
     .values(agent_id=sa.bindparam("new_agent"), generation=_s.generation + 1)
 )
+_TOUCH = sa.text("UPDATE alembic_version SET version_num = version_num")
 _TASK = sa.select(_s.task).where(_mine)
 _SET_TASK = sa.update(sessions).where(_mine).values(task=sa.bindparam("new_task"))
 
@@ -102,6 +105,7 @@ class Database:
         self._backend.check(must_exist)
         self.failed: Callable[[], None] | None = None  # called at every operation that fails
         self._closed = False
+        self._failed_write: tuple[float, str] | None = None  # when, and the error, if the latest one failed
         self._inserts: dict[str, sa.Insert] = {}
         self._compiled: dict[tuple[str, bool, tuple[str, ...]], _CompiledInsert] = {}
         self._open_session = self._backend.insert_or_ignore(sessions)
@@ -202,8 +206,33 @@ class Database:
     @contextmanager
     def write(self) -> Iterator[Connection]:
         """A connection in a transaction, committed at the end and rolled back on any error."""
-        with self._mapped(), self._transaction() as connection:
+        with self._writing(), self._transaction() as connection:
             yield connection
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        try:
+            with self._mapped():
+                yield
+        except StorageError as e:
+            self._failed_write = time.monotonic(), str(e)
+            raise
+        self._failed_write = None
+
+    def check_writing(self) -> None:
+        """Raise StorageError if the database can only be read, its disk is nearly full, or writes fail.
+
+        Writes nothing unless a write of this process failed over a minute ago, and none worked since then.
+        """
+        room = self._backend.room()
+        if room is not None and room < _ROOM:
+            raise StorageError(f"{self.name}: its disk has {room / 2**20:.1f} MiB left: make room on it.")
+        failed = self._failed_write
+        if failed is not None and time.monotonic() - failed[0] < _RECENT:
+            raise StorageError(failed[1])
+        if self._backend.read_only or (failed is not None and not self.in_memory):
+            with self.write() as c:
+                c.execute(_TOUCH)
 
     @contextmanager
     def erase(self) -> Iterator[Connection]:
@@ -228,7 +257,7 @@ class Database:
         Waiting writes of this process's threads share a transaction; one that fails undoes only its own
         changes. A write must not roll back itself, and may be run again after it was rolled back.
         """
-        with self._mapped():
+        with self._writing():
             if self._writer is not None:
                 return self._writer.run(operation, session_id)
             with self._transaction() as connection:

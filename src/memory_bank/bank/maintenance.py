@@ -18,7 +18,15 @@ from sqlalchemy.engine import Connection, RowMapping
 from memory_bank.bank.database import Database
 from memory_bank.bank.embedder import embedder_of
 from memory_bank.bank.jobs import add_jobs
-from memory_bank.bank.rows import RecordRow, derivation, from_row, is_derived, is_session_id, is_time, is_trace_id
+from memory_bank.bank.rows import (
+    RecordRow,
+    derivation,
+    from_row,
+    is_derived,
+    is_session_id,
+    is_time,
+    is_trace_id,
+)
 from memory_bank.bank.schema import (
     INSIGHT_OF_RECORD,
     JOB_OF_RECORD,

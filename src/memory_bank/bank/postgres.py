@@ -75,6 +75,7 @@ class Postgres:
     """See Backend. Statements wait up to 5 s for a lock; connections are tested before they are used."""
 
     in_memory = False
+    read_only = False
     ranks = True
     leaders = 4  # a transaction that waits for a session of another process does not block the others
     elsewhere = (
@@ -144,6 +145,10 @@ class Postgres:
     def begin_write(self, c: Connection) -> None:
         """See Backend. The transaction begins with its first statement."""
         c.info.pop(_HELD, None)
+
+    def room(self) -> int | None:
+        """See Backend."""
+        return None
 
     def begin_migration(self, c: Connection) -> None:
         """See Backend."""

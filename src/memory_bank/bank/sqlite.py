@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import shutil
 import sqlite3
 import threading
 import time
@@ -21,7 +22,7 @@ from sqlalchemy.schema import CreateIndex, CreateTable
 
 from memory_bank.bank.backend import ascii_lower, first_line
 from memory_bank.bank.schema import metadata
-from memory_bank.errors import DatabaseOpenError
+from memory_bank.errors import DatabaseOpenError, StorageError
 
 BUSY_TIMEOUT_MS = 5_000
 MIGRATION_TIMEOUT_MS = 60_000
@@ -31,7 +32,8 @@ class Sqlite:
     """See Backend. Writers of one process take turns and wait up to 5 s for those of other processes.
 
     ``?synchronous=normal`` in the URL omits the sync at each commit: after a loss of power (not of the
-    process) the latest commits may be lost; the file stays consistent.
+    process) the latest commits may be lost; the file stays consistent. A file that may only be read, or is on a
+    read-only file system, is opened for reading; writes raise StorageError.
     """
 
     ranks = False
@@ -43,6 +45,8 @@ class Sqlite:
         self.name = url.render_as_string(hide_password=True)
         self.in_memory = url.database in (None, "", ":memory:")
         self.leaders = 0 if self.in_memory else 1
+        self.read_only = False
+        self._options = ""  # of the URI that opens a file for reading
         self._write_lock = write_lock
         self._compiled: dict[sa.Select[*tuple[Any, ...]], tuple[str, list[str]]] = {}
 
@@ -75,23 +79,42 @@ class Sqlite:
             if not file.exists():  # tool outputs are private: the log and the index get the same mode
                 with suppress(FileExistsError, PermissionError):
                     os.close(os.open(file, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
+            self._options = self._for_reading(file)
+            self.read_only = bool(self._options)
         except (OSError, ValueError) as e:  # a name too long, a folder that may not be entered, NUL
             raise DatabaseOpenError(f"{self.name!r} cannot be opened: {first_line(e)}.") from e
+
+    def _for_reading(self, file: Path) -> str:
+        """The parameters with which a file that cannot be written is opened; "" for any other."""
+        log, index = (file.with_name(file.name + end) for end in ("-wal", "-shm"))
+        if os.access(file, os.W_OK) and (os.access(file.parent, os.W_OK) or index.exists()):
+            return ""
+        if not log.exists() or not log.stat().st_size:
+            return "mode=ro&immutable=1"  # nobody writes it: no log, and no index of one
+        if index.exists():
+            return "mode=ro"
+        raise DatabaseOpenError(
+            f"{self.name} cannot be read here, because its latest writes are in {log.name}: copy both files to a "
+            "folder that can be written, and open the copy."
+        )
 
     def create_engine(self) -> Engine:
         """See Backend."""
         options: dict[str, Any] = {"connect_args": {"check_same_thread": False}, "hide_parameters": True}
         if self.in_memory:
             options["poolclass"] = StaticPool
+        if self.read_only:
+            uri = f"{Path(str(self.url.database)).absolute().as_uri()}?{self._options}"
+            options["creator"] = functools.partial(sqlite3.connect, uri, uri=True, check_same_thread=False)
         engine = sa.create_engine(self.url, **options)
-        in_memory, synchronous = self.in_memory, self._synchronous
+        in_memory, synchronous, read_only = self.in_memory, self._synchronous, self.read_only
 
         @event.listens_for(engine, "connect")
         def _configure(connection: sqlite3.Connection, _record: object) -> None:
             connection.execute(f"PRAGMA busy_timeout={BUSY_TIMEOUT_MS}")
             if in_memory:
                 connection.executescript(schema_script())
-            else:
+            elif not read_only:
                 _write_ahead(connection)
                 connection.execute(f"PRAGMA synchronous={synchronous}")
 
@@ -131,7 +154,7 @@ class Sqlite:
 
         Waits so long for readers and writers of other connections.
         """
-        if self.in_memory:
+        if self.in_memory or self.read_only:
             return
         with self._write_lock, engine.connect() as c:
             c.exec_driver_sql(f"PRAGMA busy_timeout={int(1000 * seconds)}")
@@ -147,6 +170,10 @@ class Sqlite:
 
     def begin_write(self, c: Connection) -> None:
         """See Backend."""
+        if self.read_only:
+            raise StorageError(
+                f"{self.name} can only be read here: allow writing to the file and its folder, or use a copy."
+            )
         if not self.in_memory:  # take the write lock at once, so that two readers cannot deadlock
             try:  # by the driver: half the time of SQLAlchemy
                 c.connection.driver_connection.execute("BEGIN IMMEDIATE")  # type: ignore[union-attr]
@@ -162,6 +189,12 @@ class Sqlite:
             self.begin_write(c)
         finally:
             c.exec_driver_sql(f"PRAGMA busy_timeout={BUSY_TIMEOUT_MS}")
+
+    def room(self) -> int | None:
+        """See Backend."""
+        return (
+            None if self.in_memory else shutil.disk_usage(Path(str(self.url.database)).absolute().parent).free
+        )
 
     def prepare(self, c: Connection) -> None:
         """See Backend."""

@@ -61,6 +61,7 @@ FORMAT = 1
 EXACT = "$utf8"
 _JOB = ("created", "due", "attempts", "error")
 _SPENT = ("day", "model", "calls", "prompt_tokens", "completion_tokens", "cost")
+_MAX_SPENT = 2**40  # tokens, or money: sums over many sessions must not overflow
 _BATCH = 256
 _TWO_HALVES = re.compile("[\ud800-\udbff][\udc00-\udfff]")  # a JSON parser would join them
 
@@ -398,7 +399,7 @@ def _is_spending_row(value: object) -> bool:
     day, model, *counts, cost = value
     return (
         isinstance(day, str) and len(day) == 10 and is_session_id(day) and is_session_id(model)
-        and all(_is_count(n) for n in counts) and _is_number(cost)
+        and all(_is_count(n) and n < _MAX_SPENT for n in counts) and _is_number(cost) and abs(cost) < _MAX_SPENT
     )  # fmt: skip
 
 

@@ -26,6 +26,7 @@ from memory_bank.transcript.jsontext import compact
 
 JSON = "application/json"
 SESSIONS_PATH = "/v1/sessions/"
+_MAX_PARAMETERS = 100
 _IS_JSON = re.compile(r"application/(?:[\w.+-]+\+)?json\s*(?:;.*)?\Z", re.I)
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
@@ -61,9 +62,13 @@ class ApiContext:
 
 
 def api_context(request: Request) -> ApiContext:
-    """The context of a request. Raises InvalidRequestError for a repeated query parameter."""
-    given = Counter(key for key, _ in request.query_params.multi_items())
-    for key, times in given.items():
+    """The context of a request. Raises InvalidRequestError for a repeated query parameter, and for very many."""
+    given = request.query_params.multi_items()
+    if len(given) > _MAX_PARAMETERS:  # FastAPI looks at each of them once for each
+        raise InvalidRequestError(
+            f"the query has {len(given):,} parameters, and a request takes at most {_MAX_PARAMETERS}: send fewer."
+        )
+    for key, times in Counter(key for key, _ in given).items():
         if times > 1:
             raise InvalidRequestError(f"{key[:80]} is given more than once: give it once.")
     return ApiContext(caller_of(request).namespace, request.app.state.service.sessions)

@@ -31,7 +31,8 @@ except ImportError:
 PATIENCE = 2.0
 """Seconds that a check may take."""
 _THREADS = 4  # for checks, so that one that hangs blocks no request
-_FRESH = {"database": 1.0, "upstream": 5.0}  # seconds for which a result is reused
+_PUBLIC = ("database", "storage")  # parts that are checked for everyone
+_FRESH = {"database": 1.0, "storage": 1.0, "upstream": 5.0}  # seconds for which a result is reused
 _FRESH_ELSE = 2.0
 
 Check = Callable[[], dict[str, Any]]
@@ -94,6 +95,7 @@ class Operations:
         self._limiter = anyio.CapacityLimiter(_THREADS)
         self._parts: dict[str, _CheckedPart] = {}
         self.add("database", self._check_database)
+        self.add("storage", self._check_storage)
         self.add("upstream", self._check_upstream)
         self.add("embedder", self._check_embedder)
         self.add("observer", self._check_observer)
@@ -105,14 +107,15 @@ class Operations:
     async def health(self, *, details: bool) -> tuple[int, dict[str, Any]]:
         """Return status and body: 503 if the database is unavailable, else 200.
 
-        Without details only the database is checked. Upstream is checked without a key.
+        Without details only the database is checked, and whether it can be written. Upstream is asked without
+        a key.
         """
         found: dict[str, dict[str, Any]] = {}
 
         async def check(name: str) -> None:
             found[name] = await self._parts[name].result()
 
-        names = list(self._parts) if details else ["database"]
+        names = list(self._parts) if details else list(_PUBLIC)
         async with anyio.create_task_group() as group:
             for name in names:
                 group.start_soon(check, name)
@@ -144,6 +147,10 @@ class Operations:
         with self._database.read() as c:
             c.execute(sa.text("SELECT 1")).all()
         return {"name": self._database.name}
+
+    def _check_storage(self) -> dict[str, Any]:
+        self._database.check_writing()
+        return {}
 
     def _check_upstream(self) -> dict[str, Any]:
         try:
