@@ -45,9 +45,15 @@ def test_values_that_differ_late_are_shown_so_far():
     calls = [
         ("Read", {"path": f"/a/very/long/path/of/the/whole/repository/{n}.py"}, "x") for n in ("one", "two")
     ]
-    text = thread(*calls).tell(99, 200).text
-    assert "one.py" in text or "repository/one" in text
-    assert "repository/two" in text
+    assert "Read #1, #2 path=/a/very/long/path/of/the…/one.py; /a/very/long/path/of/the…/two.py" in (
+        thread(*calls).tell(99, 200).text
+    )
+    words = [
+        ("find", {"text": "the whole list of the customers in " + city}, "x") for city in ("Oslo", "Bonn")
+    ]
+    text = thread(*words).tell(99, 200).text
+    assert "customers in Oslo" in text
+    assert "customers in Bonn" in text
 
 
 def test_changes_are_told_before_look_ups_and_the_rest_is_counted():

@@ -85,8 +85,9 @@ class EvidenceMemory:
 
     @property
     def file_work(self) -> float:
-        """The share of the latest calls that read or change files or run a shell, 0 to 1."""
-        return sum(self._on_files) / max(1, len(self._on_files))
+        """How much a session works on files: 0 where up to two fifths of its calls do, 1 from four fifths on."""
+        share = sum(self._on_files) / max(1, len(self._on_files))
+        return min(1.0, max(0.0, (share - 0.4) / 0.4))
 
     def _add_to_index(self, record: InteractionRecord, arguments: str, output: str, note: str) -> None:
         if note.strip():

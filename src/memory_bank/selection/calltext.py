@@ -17,6 +17,7 @@ _LEAVES = 40  # values of one call that are compared with those of other calls
 _READ_CHARS = 400  # characters of a value that are read
 _SAME_CHARS = 200  # characters of two values that are compared
 _AFTER = 16  # characters shown after the place where a value differs from that of the call before
+_NAME_CHARS = 48  # of the last part of a path
 _OUTCOME_CHARS = 48
 _ERROR_CHARS = 72
 _LABEL = re.compile(r"\A\s*(?:<[^<>]{1,40}>\s*)?(?:error:?\s+)?", re.I)
@@ -79,7 +80,13 @@ def clip(text: str, chars: int) -> str:
 
 
 def shown_value(text: str, chars: int, others: Iterable[str] = ()) -> str:
-    """A value as a line shows it: longer than ``chars`` where it differs late from one of the ``others``."""
+    """A value as a line shows it: longer than ``chars`` where it differs late from one of the ``others``.
+
+    A long path is its start and its last part, as the start says little where all files are in one folder.
+    """
+    name = text[text.rstrip("/").rfind("/") :] if "/" in text and " " not in text else ""
+    if len(text) > chars and 1 < len(name) <= _NAME_CHARS and LEAST_CHARS + len(name) < len(text):
+        return f"{text[:LEAST_CHARS]}…{name}"
     for other in others:
         most = min(len(text), len(other), _SAME_CHARS)
         same = next((i for i in range(most) if text[i] != other[i]), most)
