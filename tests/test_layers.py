@@ -17,27 +17,28 @@ MAP: dict[str, set[str]] = {
     "prompts": {"errors", "shipped"},
     "settings": {"errors"},
     "config": {"errors", "settings", "shipped"},
+    "pricing": {"settings"},
     "vectors": {"errors", "ports"},
     "transcript": {"errors", "ports", "records"},
     "plan": {"plan_page", "transcript"},
     "history": {"errors", "ports", "records", "transcript", "vectors"},
-    "models": {"config", "errors", "ports", "prompts", "records", "transcript", "vectors"},
-    "bank": {"config", "errors", "faults", "models", "plan", "ports", "records", "transcript", "vectors"},
+    "models": {"config", "errors", "ports", "pricing", "prompts", "records", "transcript", "vectors"},
+    "bank": {"config", "errors", "faults", "models", "plan", "ports", "pricing", "records", "transcript", "vectors"},
     "selection": {"errors", "transcript"},
     "context": {
         "bank", "config", "errors", "faults", "history", "models", "plan", "ports", "records", "selection", "transcript", "vectors",
     },
     "processor": {"bank", "config", "context", "errors", "transcript"},
-    "orchestrator": {"config", "errors", "models", "processor", "transcript"},
+    "orchestrator": {"config", "errors", "models", "pricing", "processor", "transcript"},
     "provenance": {"errors", "ports", "records", "transcript"},
     "tools": {"bank", "context", "errors", "ports", "provenance", "records", "transcript"},
     "integrations": {"bank", "config", "errors", "processor", "tools", "transcript"},
     "testing": {"bank", "errors", "history", "models", "ports", "records", "transcript", "vectors"},
     "service": {
-        "bank", "config", "context", "errors", "faults", "models", "plan", "ports", "processor", "provenance",
+        "bank", "config", "context", "errors", "faults", "models", "plan", "ports", "pricing", "processor", "provenance",
         "records", "settings", "shipped", "tools", "transcript",
     },
-    "lab": {"errors", "history", "selection", "testing", "transcript"},  # and the face
+    "lab": {"errors", "history", "pricing", "selection", "testing", "transcript"},  # and the face
     "cli": {
         "bank", "config", "context", "errors", "lab", "models", "plan", "ports", "records", "service", "shipped", "transcript",
     },
@@ -97,7 +98,9 @@ def test_imports_follow_the_map():
 
 def test_the_lab_uses_public_names_only():
     """It imports the face and what packages export themselves; only the command line imports it."""
-    packages = {f"memory_bank.{p}" for p in ("errors", "history", "selection", "testing", "transcript")}
+    packages = {
+        f"memory_bank.{p}" for p in ("errors", "history", "pricing", "selection", "testing", "transcript")
+    }
     wrong = []
     for name, path in modules().items():
         for node in ast.walk(ast.parse(path.read_text())):

@@ -110,7 +110,7 @@ class Config(BaseSettings):
     loop_threshold: Int = Field(default=3, ge=2, description="equal calls in a row that count as a loop")
     prices: dict[str, Price] = Field(
         default_factory=dict,
-        description="price of a million tokens by model, for the trace of LLMOrchestrator",
+        description="price of a million tokens by the beginning of a model's name",
     )
 
     service: ServiceSettings = Field(default=ServiceSettings(), description="settings of `memory-bank serve`")

@@ -15,6 +15,7 @@ from typing import Any, Literal
 from memory_bank.config import Config, Price
 from memory_bank.errors import ConfigError, ModelError
 from memory_bank.models.chat import as_chat_model, is_async, model_error, usage_of
+from memory_bank.pricing import Usage, cost, price_of
 from memory_bank.processor import MemoryProcessor, OpenState
 from memory_bank.transcript.messages import check_messages
 from memory_bank.transcript.tokens import open_counter
@@ -317,11 +318,8 @@ class LLMOrchestrator:
         """Write a call down."""
         sent = opened.sent
         prompt, completion = (0, 0) if answer is None or sent.streamed else usage_of(answer)
-        price = self._prices.get(sent.model)
-        cost = None
-        if price is not None:
-            charged = prompt or (0 if error else sent.counted_tokens)
-            cost = (charged * price.prompt + completion * price.completion) / 1e6
+        price = price_of(self._prices, sent.model)
+        charged = prompt or (0 if error else sent.counted_tokens)
         with self._lock:
             self._numbers += 1
             done = replace(
@@ -329,7 +327,7 @@ class LLMOrchestrator:
                 number=self._numbers,
                 prompt_tokens=prompt,
                 completion_tokens=completion,
-                cost=cost,
+                cost=None if price is None else cost(Usage(charged, output=completion), price),
                 seconds=time.perf_counter() - opened.began,
                 error=error,
             )

@@ -80,11 +80,17 @@ FIXED_QUERY = "how to proceed with the task"
 
 
 class Price(BaseModel):
-    """Price of a model for a million tokens, in any one currency."""
+    """Price of a model for a million tokens, in any one currency.
+
+    ``cached``: of input tokens read from the provider's prefix cache, ``cache_write``: of those written to it;
+    None: as ``prompt``.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
     prompt: float = Field(ge=0, allow_inf_nan=False)
     completion: float = Field(ge=0, allow_inf_nan=False)
+    cached: float | None = Field(default=None, ge=0, allow_inf_nan=False)
+    cache_write: float | None = Field(default=None, ge=0, allow_inf_nan=False)
 
 
 class ObserverBudget(BaseModel):
@@ -373,6 +379,12 @@ class ServiceSettings(BaseModel):
     strategy: str = Field(default="", description="key of the strategy; empty: default_strategy")
     memory_timeout: Float = Field(
         default=5.0, gt=0, le=600, description="seconds after which a request is forwarded unchanged"
+    )
+    holdout: Float = Field(
+        default=0.0,
+        ge=0,
+        le=1,
+        description="share of sessions that are sent without memory, as a control to compare with",
     )
     inject_tools: bool = Field(
         default=False,

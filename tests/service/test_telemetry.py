@@ -213,7 +213,7 @@ def test_work_on_memory(seen: Seen) -> None:
     with seen.telemetry.request("POST", INCOMING):
         with seen.telemetry.memory("delete_memory", "ns/s") as span:
             span.set_attribute("gen_ai.memory.record.count", 3)
-        seen.telemetry.stepped("ns/s", "memory_bank", 12, 40.0)
+        seen.telemetry.stepped("ns/s", "memory_bank", 12, 40.0, 900, 300)
     deleted, searched = seen.spans()["delete_memory"], seen.spans()["search_memory"]
     assert dict(deleted.attributes) == {
         "gen_ai.operation.name": "delete_memory",
@@ -224,6 +224,8 @@ def test_work_on_memory(seen: Seen) -> None:
     }
     assert searched.attributes["gen_ai.memory.record.count"] == 12
     assert searched.attributes["memory_bank.strategy"] == "memory_bank"
+    assert searched.attributes["memory_bank.tokens.full"] == 900
+    assert searched.attributes["memory_bank.tokens.sent"] == 300
     assert round((searched.end_time - searched.start_time) / 1e6) == 40
     assert {deleted.context.trace_id, searched.context.trace_id} == {int(TRACE, 16)}
 
@@ -314,7 +316,7 @@ def test_without_an_sdk_what_came_goes_on() -> None:
         assert dict(telemetry.carry(INCOMING)) == dict(INCOMING)
         telemetry.exchanged(Exchange())
         telemetry.answered(span, "POST", "/x", 200)
-        telemetry.stepped("s", "memory_bank", 1, 1.0)
+        telemetry.stepped("s", "memory_bank", 1, 1.0, 2, 1)
     with telemetry.request("POST", [(b"host", b"x")]):
         assert telemetry.carry([(b"host", b"x")]) == [(b"host", b"x")]
     assert telemetry.carry(INCOMING) == INCOMING  # outside of any request

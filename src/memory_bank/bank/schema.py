@@ -14,7 +14,7 @@ from sqlalchemy.engine import Dialect
 from sqlalchemy.types import LargeBinary, TypeDecorator, TypeEngine, UserDefinedType
 
 T = TypeVar("T")
-HEAD = "0003"  # the revision of the newest migration
+HEAD = "0004"  # the revision of the newest migration
 
 
 class ExactText(TypeDecorator[str]):
@@ -199,6 +199,16 @@ steps = sa.Table(  # cost and composition of a session's contexts; old manifests
     sa.Column("strategy", sa.String(255), nullable=False),
     sa.Column("milliseconds", sa.Float(53), nullable=False),
     sa.Column("manifest", sa.LargeBinary),  # zlib, JSON
+    sa.Column("changed_at", sa.Integer),  # position of the first message that differs from the step before
+    sa.Column("changed", sa.String(16)),  # what that message is: "memory", or its role
+    sa.Column("model", ExactText),  # NULL until the provider reported usage; then tokens as it counts them
+    sa.Column("input_tokens", sa.BigInteger),  # those cached and written to the cache included
+    sa.Column("cached_tokens", sa.BigInteger),
+    sa.Column("written_tokens", sa.BigInteger),
+    sa.Column("output_tokens", sa.BigInteger),
+    sa.Column("full_input_tokens", sa.BigInteger),  # of the full history, as `pricing.full_usage` estimates
+    sa.Column("full_cached_tokens", sa.BigInteger),
+    sa.Column("full_written_tokens", sa.BigInteger),
 )
 
 # Parts of statements. Statements are built once, at import: building one costs more than running it.

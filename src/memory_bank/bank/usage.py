@@ -7,7 +7,7 @@ import threading
 import time
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import sqlalchemy as sa
@@ -16,6 +16,7 @@ from sqlalchemy.engine import Connection
 from memory_bank.bank.database import Database
 from memory_bank.bank.schema import LAST, SESSION, N, of_session, sessions, spending, steps
 from memory_bank.ports import SpendingLimits
+from memory_bank.pricing import Usage
 from memory_bank.records import Spent
 
 # The cost of the Observer's model
@@ -144,19 +145,32 @@ def _exceeded(spent: Spent, more: Spent, limits: SpendingLimits, period: str) ->
 
 # The steps of a session
 
+_LONGEST_MODEL = 255
 _SWEEP = 256
 """Steps between two deletions of all old manifests; in between, only those that the newest replace go."""
 
 _t = steps.c
+CONTROL = "control"
+"""The status of steps of a session that is left without memory to compare with."""
+
+_USED = (
+    _t.input_tokens, _t.cached_tokens, _t.written_tokens, _t.output_tokens,
+    _t.full_input_tokens, _t.full_cached_tokens, _t.full_written_tokens,
+)  # fmt: skip
 _FIGURES = (
     _t.number, _t.created, _t.full_tokens, _t.tokens, _t.messages, _t.records, _t.status, _t.strategy,
-    _t.milliseconds, _t.manifest.is_not(None).label("detailed"),
+    _t.milliseconds, _t.manifest.is_not(None).label("detailed"), _t.changed_at, _t.changed, _t.model, *_USED,
 )  # fmt: skip
 _SESSION = sa.select(sessions.c.generation, sessions.c.deleted).where(sessions.c.session_id == SESSION)
 _LAST_NUMBER = sa.select(sa.func.max(_t.number)).where(of_session(steps))
 _FIRST_NUMBER = sa.select(sa.func.min(_t.number)).where(of_session(steps))
 _ENDS = sa.select(_FIRST_NUMBER.scalar_subquery(), _LAST_NUMBER.scalar_subquery())
 _INSERT = sa.insert(steps)
+_SET_USAGE = (
+    sa.update(steps)
+    .where(of_session(steps), _t.created == sa.bindparam("at", type_=sa.Float(53)))
+    .values({c: sa.bindparam(f"new_{c.name}", type_=c.type) for c in (_t.model, *_USED)})
+)
 _FORGET = (
     sa.update(steps)
     .where(
@@ -197,7 +211,9 @@ _CURVE = (
 class NewStep:
     """A step to store. ``created`` in Unix seconds; ``manifest`` as ``packed`` makes it, or None.
 
-    ``generation`` is the session's when the step was made; None if unknown.
+    ``generation`` is the session's when the step was made; None if unknown. ``changed_at`` is the position of
+    the first message that is not that of the step before, where the provider's prefix cache ends, and
+    ``changed`` what that message is: "memory", or its role; None where the context begins as the one before.
     """
 
     session_id: str
@@ -211,13 +227,27 @@ class NewStep:
     milliseconds: float
     manifest: bytes | None = None
     generation: int | None = None
+    changed_at: int | None = None
+    changed: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StepUsage:
+    """The usage that a provider reported of the step made at a time, and that of the full history (estimated)."""
+
+    session_id: str
+    created: float
+    model: str
+    sent: Usage
+    full: Usage
 
 
 @dataclass(frozen=True, slots=True)
 class StepFigures:
     """A stored step. ``messages`` counts the full history, ``records`` those stored at that time.
 
-    ``detailed``: its manifest is stored.
+    ``detailed``: its manifest is stored. ``changed_at``, ``changed``: see ``NewStep``. ``model`` and the usage
+    are None where the provider reported none.
     """
 
     number: int
@@ -230,6 +260,11 @@ class StepFigures:
     strategy: str
     milliseconds: float
     detailed: bool
+    changed_at: int | None = None
+    changed: str | None = None
+    model: str | None = None
+    sent: Usage | None = None
+    full: Usage | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,20 +300,36 @@ def unpacked(stored: bytes) -> dict[str, Any]:
     return values
 
 
-def add_steps(database: Database, new: Sequence[NewStep], kept: int) -> None:
-    """Store steps in one transaction, numbered on from the last step of their session.
+def add_steps(database: Database, new: Sequence[NewStep | StepUsage], kept: int) -> None:
+    """Store steps in one transaction, numbered on from the last step of their session, and usage of stored steps.
 
     Only the latest ``kept`` steps of a session keep their manifests. A step newer than the deletion of its
     session revives the session, an older one is dropped; a manifest is dropped if the session was emptied
     since. Raises StorageError.
     """
     by_session: dict[str, list[NewStep]] = {}
+    used: dict[str, list[StepUsage]] = {}
     for step in new:
-        by_session.setdefault(step.session_id, []).append(step)
+        by_session.setdefault(step.session_id, [])
+        if isinstance(step, NewStep):
+            by_session[step.session_id].append(step)
+        else:
+            used.setdefault(step.session_id, []).append(step)
     with database.write() as c:
         for session_id in sorted(by_session):  # one order, so that two processes cannot deadlock
             database.lock_session(c, session_id)
             _add_steps(database, c, session_id, by_session[session_id], kept)
+            for usage in used.get(session_id, ()):
+                c.execute(_SET_USAGE, _usage_values(usage))
+
+
+def _usage_values(usage: StepUsage) -> dict[str, Any]:
+    sent, full = usage.sent, usage.full
+    counts = (sent.input, sent.cached, sent.written, sent.output, full.input, full.cached, full.written)
+    values: dict[str, Any] = {f"new_{c.name}": n for c, n in zip(_USED, counts, strict=True)}
+    return {
+        "session": usage.session_id, "at": usage.created, "new_model": usage.model[:_LONGEST_MODEL], **values
+    }  # fmt: skip
 
 
 def _add_steps(database: Database, c: Connection, session_id: str, new: Sequence[NewStep], kept: int) -> None:
@@ -301,6 +352,7 @@ def _add_steps(database: Database, c: Connection, session_id: str, new: Sequence
                 "full_tokens": s.full_tokens, "tokens": s.tokens, "messages": s.messages,
                 "records": s.records, "status": s.status[:32], "strategy": s.strategy[:255],
                 "milliseconds": s.milliseconds, "manifest": s.manifest if whole else None,
+                "changed_at": s.changed_at, "changed": s.changed and s.changed[:16],
             }
         )  # fmt: skip
     c.execute(_INSERT, rows)
@@ -313,7 +365,22 @@ def list_steps(database: Database, session_id: str, after: int = 0, limit: int =
     """Up to ``limit`` steps with a number above ``after``, oldest first. Raises StorageError."""
     with database.read() as c:
         rows = c.execute(_PAGE, {"session": session_id, "last": after, "n": limit}).all()
-    return [StepFigures(*row) for row in rows]
+    return [_figures(row) for row in rows]
+
+
+def _both(counts: Sequence[int]) -> tuple[Usage, Usage]:
+    """The usage of what was sent and of the full history from the values of ``_USED``; one output is both's."""
+    total, cached, written, output, full, full_cached, full_written = counts
+    return Usage(total, cached, written, output), Usage(full, full_cached, full_written, output)
+
+
+def _figures(row: Sequence[Any]) -> StepFigures:
+    """The figures of a row of ``_FIGURES``."""
+    known, used = row[: -len(_USED)], row[-len(_USED) :]
+    if known[-1] is None:
+        return StepFigures(*known)
+    sent, full = _both(used)
+    return replace(StepFigures(*known), sent=sent, full=full)
 
 
 def ends_of(database: Database, session_id: str) -> tuple[int, int] | None:
@@ -331,7 +398,7 @@ def get_step(
         row = c.execute(_ONE, {"session": session_id, "wanted": number}).first()
     if row is None:
         return None
-    return StepFigures(*row[:-1]), None if row.manifest is None else unpacked(row.manifest)
+    return _figures(row[:-1]), None if row.manifest is None else unpacked(row.manifest)
 
 
 def token_curve(database: Database, session_id: str, points: int) -> tuple[StepSums, list[StepRange]]:
@@ -347,3 +414,60 @@ def token_curve(database: Database, session_id: str, points: int) -> tuple[StepS
         width = -(-(last - first + 1) // points)
         rows = c.execute(_CURVE, {"session": session_id, "from": first, "width": width}).all()
     return sums, [StepRange(*row) for row in rows]
+
+
+# What model calls cost
+
+_is_control = (_t.status == sa.literal_column(f"'{CONTROL}'")).label("control")
+_counts = tuple(sa.func.coalesce(sa.func.sum(c), 0) for c in (*_USED, _t.tokens, _t.full_tokens))
+_USAGE_SUMS = sa.select(_is_control, _t.model, sa.func.count(), *_counts).group_by(_is_control, _t.model)
+_SESSION_COUNTS = sa.select(_is_control, sa.func.count(sa.distinct(_t.session_id))).group_by(_is_control)
+_PRESENT = {
+    named: sa.select(sessions.c.session_id).where(
+        sessions.c.namespace == sa.bindparam("namespace") if named else sessions.c.namespace.is_(None),
+        sessions.c.deleted.is_(None),
+    )
+    for named in (False, True)
+}
+
+
+@dataclass(frozen=True, slots=True)
+class UsageSums:
+    """Steps with one model (None: the provider reported no usage) of sessions with memory, or of control ones.
+
+    ``tokens`` and ``full_tokens`` as memory counts them; ``sent`` and ``full`` as in StepUsage.
+    """
+
+    control: bool
+    model: str | None
+    steps: int
+    sent: Usage
+    full: Usage
+    tokens: int
+    full_tokens: int
+
+
+def usage_of_session(database: Database, session_id: str) -> list[UsageSums]:
+    """The sums of a session's steps by model. Raises StorageError."""
+    with database.read() as c:
+        return _usage_sums(c, _USAGE_SUMS.where(of_session(steps)), {"session": session_id})
+
+
+def usage_of_namespace(database: Database, namespace: str | None) -> tuple[list[UsageSums], dict[bool, int]]:
+    """The sums of the steps of a namespace by model, and the number of sessions: of control ones under True.
+
+    Raises StorageError.
+    """
+    values = {} if namespace is None else {"namespace": namespace}
+    here = _t.session_id.in_(_PRESENT[namespace is not None])
+    with database.snapshot() as c:
+        counts: dict[bool, int] = {bool(k): n for k, n in c.execute(_SESSION_COUNTS.where(here), values)}
+        return _usage_sums(c, _USAGE_SUMS.where(here), values), counts
+
+
+def _usage_sums(c: Connection, query: sa.Select[Any], values: Mapping[str, object]) -> list[UsageSums]:
+    found = []
+    for control, model, count, *counts in c.execute(query, values).all():
+        n = [int(x) for x in counts]
+        found.append(UsageSums(bool(control), model, count, *_both(n[:7]), *n[7:]))
+    return found

@@ -8,6 +8,7 @@ from functools import lru_cache
 
 from memory_bank.lab.meter.copies import shared_length
 from memory_bank.lab.traces import message_texts
+from memory_bank.pricing import Price, Usage, cached_tokens, cost
 from memory_bank.transcript import ENCODING, TokenCounter, compact, open_counter, read
 
 REFERENCE = "reference"
@@ -113,12 +114,11 @@ def bill(
     before: Sequence[object] = ()
     for context in contexts:
         tokens += costs.total(context)
-        shared = common_prefix(before, context, costs)
-        cached.append(shared if shared >= cache_minimum else 0)
+        cached.append(cached_tokens(common_prefix(before, context, costs), cache_minimum))
         before = context
-    per_token = price_per_million / 1_000_000
+    price = Price(prompt=price_per_million, completion=0, cached=price_per_million * (1 - cached_discount))
     known = sum(cached)
-    return Bill(tokens, known, tokens * per_token, (tokens - known * cached_discount) * per_token), cached
+    return Bill(tokens, known, cost(Usage(tokens), price), cost(Usage(tokens, known), price)), cached
 
 
 def common_prefix(before: Sequence[object], now: Sequence[object], costs: Costs) -> int:

@@ -13,6 +13,7 @@ from memory_bank.errors import ConfigError, MemoryBankError
 from memory_bank.models.chat import as_chat_model, ask, reply_text, usage_of
 from memory_bank.models.extraction import extract_summary
 from memory_bank.ports import ChatModel
+from memory_bank.pricing import Usage, cost, price_of
 from memory_bank.prompts import fill_prompt, load_prompt
 from memory_bank.records import Insight, InteractionRecord, Spent
 from memory_bank.transcript.shortening import shorten
@@ -76,7 +77,7 @@ class Observer:
         Raises ConfigError for a client that cannot be used, and for a limit on the cost without a price.
         """
         extractive = settings.observer_model == EXTRACTIVE
-        price = settings.observer_prices.get(settings.observer_model)
+        price = price_of(settings.observer_prices, settings.observer_model)
         limited = (settings.observer_budget.cost_per_session, settings.observer_budget.cost_per_day)
         if price is None and not extractive and limited != (None, None):
             raise ConfigError(
@@ -176,8 +177,8 @@ class Observer:
 
     def _priced(self, prompt: int, completion: int) -> Spent:
         price = self.price
-        cost = (prompt * price.prompt + completion * price.completion) / 1e6 if price else 0.0
-        return Spent(1, prompt, completion, cost)
+        charged = cost(Usage(prompt, output=completion), price) if price else 0.0
+        return Spent(1, prompt, completion, charged)
 
     def _settle(self, expected: Spent, actual: Spent) -> None:
         if self.account is None:

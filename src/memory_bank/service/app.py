@@ -16,8 +16,10 @@ from anyio import to_thread
 
 from memory_bank import __version__
 from memory_bank.bank.database import Database
+from memory_bank.bank.usage import StepUsage
 from memory_bank.config import Config, ServiceSettings
 from memory_bank.errors import ConfigError, MemoryBankError, MissingExtraError, NotFoundError
+from memory_bank.pricing import Usage, full_usage, price_of
 from memory_bank.service import failures
 from memory_bank.service.api import memory, records, sessions
 from memory_bank.service.api.models import validation_message
@@ -57,6 +59,10 @@ log = logging.getLogger("memory_bank.Service")
 
 OPENAI = "https://api.openai.com/v1"
 ANTHROPIC = "https://api.anthropic.com"
+
+
+_MOST_TOKENS = 2**40
+"""Tokens from which a reported usage is not believed."""
 
 
 class Service:
@@ -140,6 +146,11 @@ class Service:
     def _exchanged(self, exchange: Exchange) -> None:
         if exchange.outcome in ("unreachable", "broken_off"):
             self.metrics.upstream_errors.inc()
+        used = _usage_of(exchange)
+        if used is None:
+            return
+        self.recorder.take_usage(used)
+        self.metrics.used(used.sent, used.full, price_of(self.config.prices, used.model))
 
     def _stepped(self, step: Rebuilt) -> None:
         """Report a context that the proxy or the API has built."""
@@ -147,8 +158,37 @@ class Service:
         self.metrics.tokens.labels("full").inc(step.full_tokens)
         self.metrics.tokens.labels("sent").inc(step.tokens)
         self.metrics.sessions.set(self.sessions.held)
-        self.telemetry.stepped(step.session_id, step.strategy, step.record_count, step.milliseconds)
+        self.telemetry.stepped(
+            step.session_id,
+            step.strategy,
+            step.record_count,
+            step.milliseconds,
+            step.full_tokens,
+            step.tokens,
+        )
         self.recorder.take(step)
+
+
+def _usage_of(exchange: Exchange) -> StepUsage | None:
+    """The usage that was reported of a recorded step, with that of its full history; None without one."""
+    step, total = exchange.step, exchange.input_tokens
+    if step is None or total is None or exchange.tokens is None or exchange.full_tokens is None:
+        return None
+    cached, written, output = (
+        exchange.cached_tokens or 0,
+        exchange.written_tokens or 0,
+        exchange.output_tokens or 0,
+    )
+    if not (
+        cached >= 0 and written >= 0 and output >= 0 and cached + written <= total + output < _MOST_TOKENS
+    ):
+        return None
+    sent = Usage(total, cached, written, output)
+    caches = exchange.cached_tokens is not None
+    if exchange.route == "messages":  # it reports zeros where the client marks nothing for the cache
+        caches = cached + written > 0
+    full = full_usage(sent, exchange.tokens, exchange.full_tokens, step.known_tokens, caches=caches)
+    return StepUsage(step.session_id, step.created, exchange.model or "", sent, full)
 
 
 def upstream_of(settings: ServiceSettings) -> str:

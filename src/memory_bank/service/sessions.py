@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import operator
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import TypeVar, cast
@@ -19,13 +20,14 @@ from memory_bank.bank.maintenance import purge
 from memory_bank.bank.schema import records, sessions
 from memory_bank.bank.session import MemoryBankState, Session
 from memory_bank.bank.stores import FactStore
-from memory_bank.config import Config, MemoryBankSettings
+from memory_bank.bank.usage import CONTROL
+from memory_bank.config import Config, MemoryBankSettings, NoStrategySettings
 from memory_bank.errors import ConfigError, EmbeddingError, NotFoundError, StorageError
 from memory_bank.plan import Plan
 from memory_bank.processor import MemoryProcessor
 from memory_bank.records import InteractionRecord
 from memory_bank.service.security.access import public_name, stored_id
-from memory_bank.transcript.messages import check_messages
+from memory_bank.transcript.messages import check_messages, read
 
 log = logging.getLogger("memory_bank.Service")
 
@@ -53,7 +55,9 @@ _NAMES = (
 class Rebuilt:
     """The context of a step: ``messages`` to send, and ``shown``, the same with secrets hidden.
 
-    ``plan`` is the step's plan; ``milliseconds`` the time that rebuilding took.
+    ``plan`` is the step's plan; ``milliseconds`` the time that rebuilding took; ``created`` when that was, in
+    Unix seconds. ``known_tokens``: of the messages of the full history that the request before had too.
+    ``changed_at`` and ``changed``: see ``bank.usage.NewStep``. ``control``: the session is left without memory.
     """
 
     session_id: str
@@ -66,6 +70,11 @@ class Rebuilt:
     record_count: int
     unchanged: bool
     milliseconds: float
+    created: float = 0.0
+    known_tokens: int = 0
+    changed_at: int | None = None
+    changed: str | None = None
+    control: bool = False
     plan: Plan | None = field(default=None, repr=False)
     state: Session | None = field(default=None, repr=False)
 
@@ -75,7 +84,7 @@ class _OpenSession:
     """A session in use, and the lock that serializes its steps.
 
     ``generation``: the session's when it was last registered in the database. ``users``: running steps.
-    ``tokens``: of the session's full history.
+    ``tokens``: of the session's full history. ``sent``: the context of its last step.
     """
 
     namespace: str | None
@@ -84,6 +93,7 @@ class _OpenSession:
     generation: int | None = None
     users: int = 0
     tokens: int = 0
+    sent: Sequence[object] = ()
 
 
 class Sessions:
@@ -114,7 +124,10 @@ class Sessions:
         self._on_rebuilt = rebuilt
         self._queued = queued
         self.traced = traced or _untraced
-        self._processor = MemoryProcessor(config, self._open)
+        without = {CONTROL: NoStrategySettings(), **config.memory_strategies}
+        self._processor = MemoryProcessor(
+            config.model_copy(update={"memory_strategies": without}), self._open
+        )
         self._open_sessions: OrderedDict[str, _OpenSession] = OrderedDict()
         self._readers: OrderedDict[str, MemoryBankState] = OrderedDict()
         self._lock = threading.Lock()
@@ -138,6 +151,9 @@ class Sessions:
         agent = None if agent_id is None else stored_id(namespace, agent_id)
         key = strategy or self.strategy
         self.config.strategy(key)
+        control = self.is_control(session_id)
+        if control:
+            key = CONTROL
         seen = messages if self._redact is None else [self._redact(m) for m in check_messages(messages)]
         client = llm_client if llm_client is not None else self.llm_client
         with (
@@ -157,6 +173,8 @@ class Sessions:
         if seen is not messages:  # secrets are hidden in what is stored, not in what is sent
             own = {id(s): m for s, m in zip(seen, messages, strict=True) if s is not m}
             context = [own.get(id(m), m) for m in shown]
+        changed_at, changed = _first_change(used.sent, context, plan)
+        used.sent = context
         step = Rebuilt(
             session_id=session_id,
             strategy=key,
@@ -168,6 +186,11 @@ class Sessions:
             record_count=count,
             unchanged=len(context) == len(messages) and all(map(operator.is_, context, messages)),
             milliseconds=1000 * (time.perf_counter() - began),
+            created=time.time(),
+            known_tokens=plan.view.tokens_between(0, plan.view.tail_start) if plan and plan.view.tail else 0,
+            changed_at=changed_at,
+            changed=changed,
+            control=control,
             plan=plan,
             state=state,
         )
@@ -184,6 +207,8 @@ class Sessions:
         Raises what ``rebuild`` raises.
         """
         session_id = stored_id(namespace, name)
+        if self.is_control(session_id):
+            return messages
         key = strategy or self.strategy
         config = self.config.model_copy(update={"loop_detection": "off"})
         seen = messages if self._redact is None else [self._redact(m) for m in check_messages(messages)]
@@ -204,6 +229,14 @@ class Sessions:
             processor.close()
         own = {id(s): m for s, m in zip(seen, messages, strict=True)}
         return [own.get(id(m), m) for m in shown]
+
+    def is_control(self, session_id: str) -> bool:
+        """Whether a session is one of the share (``holdout``) that is left without memory, as a control.
+
+        Decided by a hash of its id: always the same for one session and one share.
+        """
+        digest = hashlib.sha256(session_id.encode("utf-8", "surrogatepass")).digest()
+        return int.from_bytes(digest[:8]) / 2**64 < self.config.service.holdout
 
     def finish(self, step: Rebuilt) -> None:
         """Do the work that a step put off to return its context sooner; on failure the next step does it."""
@@ -377,6 +410,23 @@ class Sessions:
         self._processor.close(session_id)
         if reader is not None:
             reader.close()
+
+
+def _first_change(
+    before: Sequence[object], now: Sequence[object], plan: Plan | None
+) -> tuple[int | None, str | None]:
+    """Where a context stops being that of the step before, and what stands there: "memory", or a role.
+
+    (None, None) where it begins as that context, whole.
+    """
+    for position, old in enumerate(before):
+        if position >= len(now):
+            return position, "end"
+        new = now[position]
+        if old is not new and old != new:
+            is_memory = plan is not None and plan.memory is not None and new == plan.memory
+            return position, "memory" if is_memory else str(read(new, "role") or read(new, "type") or "")
+    return None, None
 
 
 def _untraced(operation: str, session_id: str) -> AbstractContextManager[object]:  # noqa: ARG001

@@ -20,7 +20,7 @@ def read(*chunks):
     for chunk in chunks:
         tail.feed(chunk)
     assert tail.size == sum(map(len, chunks))
-    return tail.tokens()
+    return tail.tokens()[:2]
 
 
 @pytest.mark.parametrize(
@@ -50,3 +50,32 @@ def test_any_bytes_are_only_looked_at(chunks):
     read(*chunks)
     end = json.dumps(CHAT).encode()
     assert read(*chunks, end) == (12, 3)
+
+
+@pytest.mark.parametrize(
+    ("usage", "found"),
+    [
+        (
+            {"prompt_tokens": 9, "completion_tokens": 1, "prompt_tokens_details": {"cached_tokens": 4}},
+            (9, 1, 4, None),
+        ),
+        (
+            {"input_tokens": 9, "output_tokens": 1, "input_tokens_details": {"cached_tokens": 0}},
+            (9, 1, 0, None),
+        ),
+        (
+            {
+                "input_tokens": 9,
+                "output_tokens": 1,
+                "cache_read_input_tokens": 5,
+                "cache_creation_input_tokens": 2,
+            },
+            (16, 1, 5, 2),
+        ),
+        ({"prompt_tokens": 9, "completion_tokens": 1, "prompt_tokens_details": None}, (9, 1, None, None)),
+    ],
+)
+def test_what_was_read_from_a_cache(usage, found):
+    reader = UsageReader()
+    reader.feed(json.dumps({"usage": usage}).encode())
+    assert reader.tokens() == found

@@ -104,6 +104,53 @@ class TokenSums(ResponseModel):
     sent: Count = Field(description="tokens of the contexts sent instead")
 
 
+class ReportedTokens(ResponseModel):
+    """Tokens of model calls. ``input`` includes ``cached`` and ``written``."""
+
+    input: Count
+    cached: Count = Field(description="read from the provider's prefix cache")
+    written: Count = Field(description="written to the provider's prefix cache")
+    output: Count
+
+
+class ModelCost(ResponseModel):
+    """Calls of one model, as the provider reported them."""
+
+    model: str
+    calls: Count
+    sent: ReportedTokens
+    full: ReportedTokens = Field(description="of the full histories with the provider's cache, estimated")
+    sent_cost: float | None = Field(description="null: the configuration has no price for the model")
+    full_cost: float | None
+
+
+class Costs(ResponseModel):
+    """What model calls cost by the provider's usage and the configured prices, and with the full histories."""
+
+    sent: float | None = Field(description="null: no model called has a price in the configuration")
+    full: float | None
+    unpriced: list[str] = Field(description="models without a price: their calls are not in the sums")
+    models: list[ModelCost]
+
+
+class Group(ResponseModel):
+    """The steps of the sessions with memory, or of those that ``holdout`` leaves without."""
+
+    sessions: Count
+    steps: Count
+    tokens_per_step: float
+    full_tokens_per_step: float
+    input_per_step: float | None = Field(description="as the provider counts; null without usage")
+    cost_per_step: float | None = Field(description="of the steps with usage and a price; null without")
+
+
+class Groups(ResponseModel):
+    """Sessions with memory and the control group without."""
+
+    memory: Group
+    control: Group
+
+
 class SessionRow(ResponseModel):
     """A session in a list."""
 
@@ -144,6 +191,8 @@ class SessionDetail(ResponseModel):
     queue: Queue
     spend: Spend
     tokens: TokenSums
+    control: bool = Field(description="left without memory as a control (`holdout`)")
+    cost: Costs
 
 
 class Stats(ResponseModel):
@@ -155,6 +204,8 @@ class Stats(ResponseModel):
     queue: Queue
     spend: Spend = Field(description="deleted sessions included")
     tokens: TokenSums
+    cost: Costs
+    groups: Groups | None = Field(description="null while no session is in the control group")
 
 
 class BuiltContext(ResponseModel):
@@ -315,6 +366,13 @@ _STEP: dict[str, Any] = {
     "strategy": "memory_bank",
     "milliseconds": 18.4,
     "detailed": True,
+    "changed_at": 3,
+    "changed": "memory",
+    "model": "gpt-4.1-mini",
+    "sent": {"input": 4700, "cached": 3072, "written": 0, "output": 120},
+    "full": {"input": 31491, "cached": 29880, "written": 0, "output": 120},
+    "sent_cost": 0.0011504,
+    "full_cost": 0.0038244,
 }
 _PIECE: dict[str, Any] = {
     "trace_id": TRACE_ID,
@@ -370,10 +428,21 @@ class StepItem(ResponseModel):
     full_tokens: Count = Field(description="of the full history")
     messages: Count = Field(description="of the full history")
     records: Count = Field(description="stored by then")
-    status: str = Field(description="rebuilt or unchanged")
+    status: str = Field(description="rebuilt, unchanged, or control (`holdout`)")
     strategy: str
     milliseconds: float = Field(description="time that building the context took")
     detailed: bool
+    changed_at: int | None = Field(
+        description="position of the first message that differs from the step before, where a cache ends"
+    )
+    changed: str | None = Field(description='what that message is: "memory", its role, or "end"')
+    model: str | None = Field(description="null where the provider reported no usage")
+    sent: ReportedTokens | None = Field(description="as the provider reported")
+    full: ReportedTokens | None = Field(
+        description="of the full history with the provider's cache, estimated"
+    )
+    sent_cost: float | None = Field(description="null without usage or a price")
+    full_cost: float | None
 
 
 class StepPage(ResponseModel):

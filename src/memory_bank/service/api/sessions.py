@@ -11,6 +11,7 @@ from fastapi.responses import Response
 from memory_bank.bank import usage
 from memory_bank.bank.listing import SessionInfo, list_page, namespace_totals, session_details
 from memory_bank.errors import InvalidRequestError, NotFoundError
+from memory_bank.pricing import cost, price_of
 from memory_bank.service.api.models import (
     Curve,
     CurveQuery,
@@ -100,6 +101,64 @@ def _session_detail(api: ApiContext, name: str) -> dict[str, Any]:
         "queue": {"open": found.jobs, "failing": found.failing, "attempts": found.attempts},
         "spend": asdict(found.spent),
         "tokens": asdict(found.tokens),
+        "control": api.sessions.is_control(found.session_id),
+        "cost": _costs(api, usage.usage_of_session(api.database, found.session_id)),
+    }
+
+
+def _costs(api: ApiContext, sums: list[usage.UsageSums]) -> dict[str, Any]:
+    """What the calls of some steps cost, by model and in all."""
+    prices = api.sessions.config.prices
+    models: dict[str, dict[str, Any]] = {}
+    for s in sums:
+        if s.model is None:
+            continue
+        price = price_of(prices, s.model)
+        new = {
+            "model": s.model,
+            "calls": s.steps,
+            "sent": asdict(s.sent),
+            "full": asdict(s.full),
+            "sent_cost": None if price is None else cost(s.sent, price),
+            "full_cost": None if price is None else cost(s.full, price),
+        }
+        known = models.get(s.model)
+        models[s.model] = new if known is None else {**_added(known, new), "model": s.model}
+    priced = [m for m in models.values() if m["sent_cost"] is not None]
+    return {
+        "sent": sum(m["sent_cost"] for m in priced) if priced else None,
+        "full": sum(m["full_cost"] for m in priced) if priced else None,
+        "unpriced": sorted(m["model"] for m in models.values() if m["sent_cost"] is None),
+        "models": sorted(models.values(), key=lambda m: (-m["calls"], m["model"])),
+    }
+
+
+def _added(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
+    """The sums of two values of equal form."""
+    return {
+        k: v
+        if v is None or isinstance(v, str)
+        else _added(v, other[k])
+        if isinstance(v, dict)
+        else v + other[k]
+        for k, v in one.items()
+    }
+
+
+def _group(api: ApiContext, sums: list[usage.UsageSums], sessions: int) -> dict[str, Any]:
+    """The figures of the sessions with memory, or of the control group."""
+    count = sum(s.steps for s in sums)
+    used = [s for s in sums if s.model is not None]
+    calls = sum(s.steps for s in used)
+    costs = _costs(api, sums)
+    priced = sum(m["calls"] for m in costs["models"] if m["sent_cost"] is not None)
+    return {
+        "sessions": sessions,
+        "steps": count,
+        "tokens_per_step": sum(s.tokens for s in sums) / max(1, count),
+        "full_tokens_per_step": sum(s.full_tokens for s in sums) / max(1, count),
+        "input_per_step": sum(s.sent.input for s in used) / calls if calls else None,
+        "cost_per_step": costs["sent"] / priced if priced else None,
     }
 
 
@@ -143,6 +202,13 @@ async def stats(api: Api) -> Response:
 
 def _stats(api: ApiContext) -> dict[str, Any]:
     totals = namespace_totals(api.database, api.namespace)
+    sums, sessions = usage.usage_of_namespace(api.database, api.namespace)
+    groups = None
+    if sessions.get(True):
+        groups = {
+            name: _group(api, [s for s in sums if s.control == control], sessions.get(control, 0))
+            for name, control in (("memory", False), ("control", True))
+        }
     return {
         "sessions": totals.sessions,
         "records": totals.records,
@@ -150,6 +216,8 @@ def _stats(api: ApiContext) -> dict[str, Any]:
         "queue": {"open": totals.jobs, "failing": totals.failing},
         "spend": asdict(totals.spent),
         "tokens": asdict(totals.tokens),
+        "cost": _costs(api, sums),
+        "groups": groups,
     }
 
 
@@ -171,10 +239,19 @@ def _step_page(api: ApiContext, name: str, query: StepsQuery) -> dict[str, Any]:
     first, last = usage.ends_of(api.database, session_id) or (None, None)
     more = len(found) == query.limit and last is not None and found[-1].number < last
     return {
-        "steps": [asdict(s) for s in found],
+        "steps": [_step(api, s) for s in found],
         "next": found[-1].number if more else None,
         "first": first,
         "last": last,
+    }
+
+
+def _step(api: ApiContext, step: usage.StepFigures) -> dict[str, Any]:
+    price = None if step.model is None else price_of(api.sessions.config.prices, step.model)
+    return {
+        **asdict(step),
+        "sent_cost": None if price is None or step.sent is None else cost(step.sent, price),
+        "full_cost": None if price is None or step.full is None else cost(step.full, price),
     }
 
 
@@ -216,7 +293,7 @@ def _step_detail(api: ApiContext, name: str, number: int) -> dict[str, Any]:
     before = usage.get_step(api.database, session_id, number - 1) if manifest else None
     with_public_names(api, _decisions(manifest))
     return {
-        "step": asdict(figures),
+        "step": _step(api, figures),
         "manifest": manifest,
         "changes": _changes(manifest, before[1] if before else None),
     }

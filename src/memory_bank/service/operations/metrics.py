@@ -9,6 +9,8 @@ from typing import Any
 
 from memory_bank import __version__
 from memory_bank.errors import MissingExtraError
+from memory_bank.pricing import Usage, cost
+from memory_bank.settings import Price
 
 try:
     from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Metric, generate_latest
@@ -61,12 +63,22 @@ class Metrics:
         self.step_seconds = histogram("step_seconds", "Seconds that memory took for one step.", _FAST)
         self.tokens = counter("tokens", "Tokens of contexts: of the full history, and as sent.", "kind")
         self.memory = counter("memory", "Model calls by what memory did.", "status")
+        self.usage = counter("model_tokens", "Tokens by the provider's usage reports.", "kind")
+        self.cost = counter("model_cost", "Cost of model calls: of the full history, and as sent.", "kind")
         self.sessions = gauge("sessions_held", "Sessions held in memory.")
         self.database_errors = counter("database_errors", "Database operations that failed.")
         self.upstream_errors = counter("upstream_errors", "Requests without a response from upstream.")
         gauge("build_info", "Version of memory_bank.", "version", mode="max").labels(__version__).set(1)
         for kind in ("full", "sent"):
             self.tokens.labels(kind)
+
+    def used(self, sent: Usage, full: Usage, price: Price | None) -> None:
+        """Count a model call whose usage was reported; its cost if its model has a price."""
+        for kind in ("input", "cached", "written", "output"):
+            self.usage.labels(kind).inc(getattr(sent, kind))
+        if price is not None:
+            self.cost.labels("sent").inc(cost(sent, price))
+            self.cost.labels("full").inc(cost(full, price))
 
     def scrape(self, waiting: QueueState | None) -> bytes:
         """All metrics in Prometheus' text format. ``waiting`` None: the database is unavailable."""

@@ -228,8 +228,10 @@ class Telemetry:
                 _failed(span, type(e).__name__)
                 raise
 
-    def stepped(self, session: str, strategy: str, records: int, milliseconds: float) -> None:
-        """Record the span of a context that has just been built."""
+    def stepped(
+        self, session: str, strategy: str, records: int, milliseconds: float, full_tokens: int, tokens: int
+    ) -> None:
+        """Record the span of a context that has just been built, with the tokens before and after."""
         end = time.time_ns()
         span = self._tracer.start_span(
             "search_memory",
@@ -239,6 +241,8 @@ class Telemetry:
         if span.is_recording():
             span.set_attribute("gen_ai.memory.record.count", records)
             span.set_attribute("memory_bank.strategy", strategy)
+            span.set_attribute("memory_bank.tokens.full", full_tokens)
+            span.set_attribute("memory_bank.tokens.sent", tokens)
         span.end(end)
 
 

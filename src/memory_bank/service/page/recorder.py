@@ -9,7 +9,7 @@ from collections import deque
 from dataclasses import replace
 
 from memory_bank.bank.database import Database
-from memory_bank.bank.usage import NewStep, add_steps, packed
+from memory_bank.bank.usage import CONTROL, NewStep, StepUsage, add_steps, packed
 from memory_bank.errors import StorageError
 from memory_bank.service.page.snapshot import snapshot
 from memory_bank.service.sessions import Rebuilt
@@ -43,9 +43,9 @@ class Recorder:
         self.kept = kept
         self.patience = patience
         self.lost = 0
-        self._new: deque[tuple[NewStep, Rebuilt | None, float]] = deque()
+        self._new: deque[tuple[NewStep | StepUsage, Rebuilt | None, float]] = deque()
         self._detailed = 0  # of the new ones, those that wait for a manifest
-        self._ready: deque[NewStep] = deque()
+        self._ready: deque[NewStep | StepUsage] = deque()
         self._open = 0  # steps taken that are neither written nor lost
         self._change = threading.Condition()
         self._closing = threading.Event()
@@ -56,23 +56,33 @@ class Recorder:
         """Record a step later. Never blocks."""
         figures = NewStep(
             session_id=step.session_id,
-            created=time.time(),
+            created=step.created,
             full_tokens=step.full_tokens,
             tokens=step.tokens,
             messages=step.message_count,
             records=step.record_count,
-            status="unchanged" if step.unchanged else "rebuilt",
+            status=CONTROL if step.control else "unchanged" if step.unchanged else "rebuilt",
             strategy=step.strategy,
             milliseconds=step.milliseconds,
             generation=getattr(step.state, "generation", None),
+            changed_at=step.changed_at,
+            changed=step.changed,
         )
+        self._take(figures, step)
+
+    def take_usage(self, usage: StepUsage) -> None:
+        """Record the usage that the provider reported of a step, after the step. Never blocks."""
+        self._take(usage, None)
+
+    def _take(self, figures: NewStep | StepUsage, step: Rebuilt | None) -> None:
         with self._change:
             if self._closing.is_set():
                 self.lost += 1
                 return
             if self._open >= WAITING:
                 self._drop_oldest()
-            whole = self.kept > 0 and self._detailed < DETAILED and len(self._ready) < _TOGETHER
+            whole = step is not None and self.kept > 0
+            whole = whole and self._detailed < DETAILED and len(self._ready) < _TOGETHER
             self._detailed += whole
             self._new.append((figures, step if whole else None, time.monotonic() + _SETTLED))
             self._open += 1
@@ -125,7 +135,7 @@ class Recorder:
             if step is not None:
                 self._closing.wait(max(0.0, due - time.monotonic()))
             began = time.monotonic()
-            if step is not None and began < self._until:
+            if step is not None and isinstance(figures, NewStep) and began < self._until:
                 figures = replace(figures, manifest=_manifest(step))
             with self._change:
                 self._ready.append(figures)
@@ -154,7 +164,7 @@ class Recorder:
                 self.lost += 0 if written else len(batch)
                 self._change.notify_all()
 
-    def _written(self, batch: list[NewStep]) -> bool:
+    def _written(self, batch: list[NewStep | StepUsage]) -> bool:
         """Write steps, retrying if the database fails; False when the time for that is over."""
         until, pause, warned = time.monotonic() + self.patience, _PAUSES[0], False
         while True:

@@ -47,6 +47,8 @@ ATTEMPTS = 3
 COMPACTION = "compaction request"
 """The reason of a request for a summary of the conversation, which is to be made of the real one."""
 NOTHING_YET = "nothing to remember yet"
+CONTROL_GROUP = "control group (holdout)"
+"""The reason of a request of a session that is left without memory to compare with."""
 
 Status = Literal["rebuilt", "unchanged", "passed", "failed"]
 
@@ -57,7 +59,7 @@ class MemoryResult:
 
     ``data`` is the body for upstream, None for the original one; ``arrays`` are the members that differ in
     it. ``reason`` says, without contents, why the request ``passed`` or memory ``failed``. ``session`` is the
-    session's public name. ``seconds`` is the time taken.
+    session's public name. ``seconds`` is the time taken. ``step`` is the step that it is recorded as.
     """
 
     status: Status
@@ -68,6 +70,7 @@ class MemoryResult:
     tokens: int | None = None
     full_tokens: int | None = None
     seconds: float = 0.0
+    step: Rebuilt | None = field(default=None, repr=False)
 
 
 class CircuitBreaker:
@@ -281,14 +284,17 @@ class Rebuilder:
             raise _BusyError
         if dialect.is_compaction(body.value) or _asks_for_summary(history.messages):
             return MemoryResult("passed", COMPACTION, session=match.name)
+        reason = CONTROL_GROUP if rebuilt.control else None
         arrays = {} if rebuilt.unchanged else {dialect.key: history.to_request(rebuilt.messages)}
         return MemoryResult(
             "unchanged" if rebuilt.unchanged else "rebuilt",
+            reason,
             data=render_body(body, arrays) if arrays else None,
             arrays=arrays,
             session=match.name,
             tokens=rebuilt.tokens,
             full_tokens=rebuilt.full_tokens,
+            step=rebuilt,
         )
 
     def _count(

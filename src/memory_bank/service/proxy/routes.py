@@ -10,7 +10,7 @@ from collections import OrderedDict, deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Literal, NamedTuple
 from urllib.parse import quote
 
 from anyio import CancelScope, to_thread
@@ -35,6 +35,7 @@ from memory_bank.service.proxy.upstream import (
     request_headers,
 )
 from memory_bank.service.security.access import Caller, caller_of
+from memory_bank.service.sessions import Rebuilt
 
 log = logging.getLogger("memory_bank.Service")
 
@@ -63,8 +64,9 @@ class Exchange:
     ``route``: a dialect's, or "other" for what only passes. ``began``: Unix seconds; ``first_byte`` and
     ``seconds``: until the first and the last byte of the answer's body. ``memory``: rebuilt, unchanged,
     passed or failed, "" for route "other", with its ``reason`` and the ``memory_seconds`` it took;
-    ``tokens`` sent upstream and ``full_tokens`` received, as memory counts them. ``input_tokens`` and
-    ``output_tokens`` are those of upstream's usage.
+    ``tokens`` sent upstream and ``full_tokens`` received, as memory counts them. ``input_tokens`` (with those
+    read from a cache and written to it, None where caches are not reported) and ``output_tokens`` are those of
+    upstream's usage. ``step`` is the step that the request is recorded as.
     """
 
     method: str
@@ -85,8 +87,11 @@ class Exchange:
     full_tokens: int | None = None
     input_tokens: int | None = None
     output_tokens: int | None = None
+    cached_tokens: int | None = None
+    written_tokens: int | None = None
     received_bytes: int = 0
     sent_bytes: int = 0
+    step: Rebuilt | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -306,6 +311,7 @@ class _ProxiedRequest:
             tokens=memory.full_tokens,
             full_tokens=memory.full_tokens,
             seconds=memory.seconds,
+            step=memory.step,
         )
 
     def _remember_refusal(self, session: str, *, strips: bool) -> None:
@@ -391,7 +397,7 @@ class _ProxiedRequest:
         value = request.body.value if request and request.body else {}
         memory = request.memory if request else MemoryResult("passed")
         model = value.get("model")
-        input_tokens, output_tokens = self.usage.tokens() if request else (None, None)
+        usage = self.usage.tokens() if request else NO_USAGE
         return Exchange(
             method=self.scope["method"],
             route=self.dialect.route if self.dialect else "other",
@@ -409,10 +415,13 @@ class _ProxiedRequest:
             memory_seconds=memory.seconds,
             tokens=memory.tokens,
             full_tokens=memory.full_tokens,
-            input_tokens=input_tokens,
-            output_tokens=output_tokens,
+            input_tokens=usage.input,
+            output_tokens=usage.output,
+            cached_tokens=usage.cached,
+            written_tokens=usage.written,
             received_bytes=self.received_bytes,
             sent_bytes=self.usage.size,
+            step=memory.step,
         )
 
 
@@ -437,6 +446,18 @@ def _memory_headers(memory: MemoryResult) -> Headers:
     return [(f"x-memory-{name}".encode(), value.encode()) for name, value in values.items() if value]
 
 
+class ReportedUsage(NamedTuple):
+    """Tokens in an answer's usage; None where it does not say. ``input`` includes ``cached`` and ``written``."""
+
+    input: int | None
+    output: int | None
+    cached: int | None = None
+    written: int | None = None
+
+
+NO_USAGE = ReportedUsage(None, None)
+
+
 class UsageReader:
     """Finds the token usage in an answer; ``feed`` keeps only the first and the last bytes."""
 
@@ -459,16 +480,17 @@ class UsageReader:
         while self._length - len(self._chunks[0]) >= self.KEPT:
             self._length -= len(self._chunks.popleft())
 
-    def tokens(self) -> tuple[int | None, int | None]:
-        """Input and output tokens of the last usage in the answer; None where it does not say.
+    def tokens(self) -> ReportedUsage:
+        """The tokens of the last usage in the answer.
 
         A stream of the Messages API begins with the usage of the input and ends with that of the output.
         """
         end = b"".join(self._chunks)[-self.KEPT :]
-        into, out = _first_found(end, reversed([*_positions(end, self.KEY)]))
-        if into is None and out is not None:
-            into, _ = _first_found(self._head, _positions(self._head, self.KEY))
-        return into, out
+        last = _first_found(end, reversed([*_positions(end, self.KEY)]))
+        if last.input is None and last.output is not None:
+            first = _first_found(self._head, _positions(self._head, self.KEY))
+            return first._replace(output=last.output)
+        return last
 
 
 def _positions(text: bytes, key: bytes) -> Iterator[int]:
@@ -479,24 +501,29 @@ def _positions(text: bytes, key: bytes) -> Iterator[int]:
         at = text.find(key, at + 1)
 
 
-def _first_found(text: bytes, positions: Iterable[int]) -> tuple[int | None, int | None]:
-    """The tokens of the first usage at these positions."""
+def _first_found(text: bytes, positions: Iterable[int]) -> ReportedUsage:
+    """The first usage at these positions."""
     found = (_usage_tokens(text[at:]) for at in positions)
-    return next((tokens for tokens in found if tokens != (None, None)), (None, None))
+    return next((usage for usage in found if usage != NO_USAGE), NO_USAGE)
 
 
-def _usage_tokens(text: bytes) -> tuple[int | None, int | None]:
+def _usage_tokens(text: bytes) -> ReportedUsage:
     try:
         usage, _ = json.JSONDecoder().raw_decode(text.decode("utf-8", "replace").lstrip())
     except (ValueError, RecursionError):
-        return None, None
+        return NO_USAGE
     if not isinstance(usage, dict):
-        return None, None
+        return NO_USAGE
 
-    def count(*names: str) -> int | None:
-        return next((v for n in names if type(v := usage.get(n)) is int), None)
+    def count(values: object, *names: str) -> int | None:
+        if not isinstance(values, dict):
+            return None
+        return next((v for n in names if type(v := values.get(n)) is int), None)
 
-    into = count("prompt_tokens", "input_tokens")
-    if into is not None:  # the Messages API does not count these as input
-        into += (count("cache_read_input_tokens") or 0) + (count("cache_creation_input_tokens") or 0)
-    return into, count("completion_tokens", "output_tokens")
+    into = count(usage, "prompt_tokens", "input_tokens")
+    read, written = (count(usage, f"cache_{kind}_input_tokens") for kind in ("read", "creation"))
+    if into is not None and "prompt_tokens" not in usage:  # the Messages API does not count these as input
+        into += (read or 0) + (written or 0)
+    details = usage.get("prompt_tokens_details") or usage.get("input_tokens_details")
+    cached = count(details, "cached_tokens") if read is None else read
+    return ReportedUsage(into, count(usage, "completion_tokens", "output_tokens"), cached, written)

@@ -2,7 +2,7 @@
 
 import { Failure, Poll, get, key } from "./api.js";
 import { el, plainText, put } from "./dom.js";
-import { FATES, count, fateClass, less, money, plural, short } from "./format.js";
+import { FATES, costs, count, dollars, fateClass, less, money, plural, short } from "./format.js";
 import { RecordView } from "./record.js";
 import { go, link, read } from "./route.js";
 import { SessionView } from "./session.js";
@@ -112,12 +112,16 @@ function title() {
 
 // -- the whole service, the connection
 
+const perStep = (group) => (group.cost_per_step === null ? `${short(group.tokens_per_step)} tokens` : `${dollars(group.cost_per_step)}, ${short(group.tokens_per_step)} tokens`);
+
 const stats = new Poll(10_000, async () => {
   const s = await get("v1/stats");
   const facts = [
     ["sessions", count(s.sessions)],
     ["records", count(s.records)],
     ["tokens sent", s.tokens.full ? `${short(s.tokens.sent)} of ${short(s.tokens.full)}, ${less(s.tokens.sent, s.tokens.full)}` : "0"],
+    ["model calls", costs(s.cost)],
+    ...(s.groups ? [["per step", [s.groups.memory, s.groups.control].map(perStep).join(" with memory, ") + " in the control group"]] : []),
     ["Observer queue", count(s.queue.open) + (s.queue.failing ? `, ${count(s.queue.failing)} failing` : "")],
     ["Observer spend", `${money(s.spend.cost)} in ${plural(s.spend.calls, "call")}`],
   ];

@@ -41,6 +41,20 @@ export function ago(seconds) {
 
 export const money = (n) => (n ? n.toFixed(n < 1 ? 4 : 2) : "0");
 
+/** A sum of money by the configured prices, in dollars. */
+export const dollars = (n) => `$${money(n)}`;
+
+/** What calls cost, beside what the full history would have; how to set a price where there is none. */
+export function costs(c) {
+  if (c.sent !== null) {
+    const rest = c.unpriced.length ? `; without ${c.unpriced.join(", ")}, which have no price` : "";
+    return `${dollars(c.sent)} instead of ${dollars(c.full)}, ${less(c.sent, c.full)}${rest}`;
+  }
+  if (!c.models.length) return "no usage reported yet";
+  const [sent, full] = ["sent", "full"].map((kind) => c.models.reduce((sum, m) => sum + m[kind].input, 0));
+  return `${short(sent)} of ${short(full)} input tokens; for dollars, set prices."${c.unpriced[0]}" in the configuration`;
+}
+
 export const milliseconds = (n) => (n < 10 ? `${n.toFixed(1)} ms` : `${count(Math.round(n))} ms`);
 
 export const FATES = ["kept", "shown in part", "listed", "left out"];

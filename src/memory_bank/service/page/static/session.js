@@ -3,7 +3,7 @@
 import { Failure, Poll, at, get } from "./api.js";
 import { Curve } from "./curve.js";
 import { copier, el, marked, plainText, put, told } from "./dom.js";
-import { bytes, clock, count, less, money, plural, short } from "./format.js";
+import { bytes, clock, costs, count, less, money, plural, short } from "./format.js";
 import { go, link } from "./route.js";
 import { Rows } from "./rows.js";
 import { Tabs } from "./tabs.js";
@@ -98,6 +98,8 @@ export class SessionView {
       ["records", count(i.records)],
       ["without summary", i.unobserved ? count(i.unobserved) : null],
       ["summaries to be made again", i.to_redo ? count(i.to_redo) : null],
+      ["model calls", costs(i.cost)],
+      ["memory", i.control ? "none: this session is in the control group" : null],
       ["Observer queue", count(i.queue.open) + (i.queue.failing ? `, ${count(i.queue.failing)} failing` : "")],
       ["Observer spend", i.spend.calls ? `${money(i.spend.cost)} in ${plural(i.spend.calls, "call")}` : "0"],
     ].filter(([, value]) => value);
@@ -197,7 +199,7 @@ export class SessionView {
       },
       el("b", {}, count(number)), el("span", { class: "bars" }, full, sent),
       el("span", { class: "number" }, count(s.tokens)),
-      el("span", { class: "number dim less" }, s.status === "unchanged" ? "as it came" : what),
+      el("span", { class: "number dim less" }, { unchanged: "as it came", control: "control" }[s.status] ?? what),
       el("span", { class: "number dim time" }, clock(s.created)),
     );
   }

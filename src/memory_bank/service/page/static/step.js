@@ -1,8 +1,8 @@
 // A step: its context as sent, what became of every past call and why, what changed since the step before.
 
 import { Failure, at, get } from "./api.js";
-import { el, put, told, visible } from "./dom.js";
-import { FATES, clock, count, fateClass, fateSign, less, milliseconds, moment, plural } from "./format.js";
+import { el, plainText, put, told, visible } from "./dom.js";
+import { FATES, clock, count, dollars, fateClass, fateSign, less, milliseconds, moment, plural } from "./format.js";
 import { explanation, memoryText, move, rove } from "./memory.js";
 import { go, link } from "./route.js";
 import { Rows } from "./rows.js";
@@ -52,6 +52,7 @@ export class StepView {
     this.follows = el("span", { class: "chip", hidden: true }, "follows the latest");
     this.figures = el("p", { class: "figures" });
     this.fates = el("div", { class: "fates" });
+    this.billed = el("p", { class: "figures dim billed" });
     this.note = el("p", { class: "note", role: "status" });
     this.filter = "";
     this.decisions = [];
@@ -66,7 +67,7 @@ export class StepView {
         "div", { class: "head" },
         el("a", { class: "up", href: link(name) }, told(name, "name")),
         el("div", { class: "title" }, this.title, el("span", { class: "turn" }, this.follows, this.before, this.after, this.latest)),
-        this.figures, this.fates,
+        this.figures, this.billed, this.fates,
       ),
       this.note, this.tabs.list, ...Object.values(this.tabs.panels),
     );
@@ -121,6 +122,7 @@ export class StepView {
       if (error.name === "AbortError") return;
       if (!(error instanceof Failure)) throw error;
       put(this.figures);
+      put(this.billed);
       put(this.fates);
       put(this.note, error.message);
       for (const panel of Object.values(this.tabs.panels)) put(panel);
@@ -141,9 +143,11 @@ export class StepView {
     if (plan?.memory_tokens) facts.unshift(`${count(plan.memory_tokens)} of them memory`);
     put(
       this.figures,
-      el("b", {}, count(s.tokens)), ` of ${count(s.full_tokens)} tokens, `, el("b", {}, s.status === "unchanged" ? "sent as they came" : less(s.tokens, s.full_tokens)),
+      el("b", {}, count(s.tokens)), ` of ${count(s.full_tokens)} tokens, `, el("b", {}, s.status === "rebuilt" ? less(s.tokens, s.full_tokens) : "sent as they came"),
       el("span", { class: "dim" }, ` \u00b7 ${facts.join(" \u00b7 ")} \u00b7 `, el("time", { datetime: new Date(1000 * s.created).toISOString(), title: moment(s.created) }, clock(s.created))),
     );
+    put(this.billed, this.usage(s));
+    this.billed.hidden = !this.billed.textContent;
     this.strip(plan);
     put(this.note, this.why(manifest, plan));
     this.note.hidden = !this.note.textContent;
@@ -161,6 +165,19 @@ export class StepView {
         ? [el("p", { class: "hint" }, "What would have come next with a larger budget."), plan.near_misses.map((p) => this.piece(p, ""))]
         : el("p", { class: "empty" }, "Nothing."),
     );
+  }
+
+  /** What the provider counted, what it cost, and where its prefix cache ended. */
+  usage(s) {
+    const parts = [];
+    if (s.sent) {
+      const cached = s.sent.cached ? `, ${count(s.sent.cached)} of them from its cache` : "";
+      parts.push(`The provider counted ${count(s.sent.input)} input tokens${cached}; with the full history about ${count(s.full.input)}, ${count(s.full.cached)} of them from its cache.`);
+      if (s.sent_cost !== null) parts.push(`${dollars(s.sent_cost)} instead of ${dollars(s.full_cost)}.`);
+    }
+    if (s.changed === "end") parts.push(`This context ends at message ${count(s.changed_at)} of the step before.`);
+    else if (s.changed_at !== null) parts.push(`A prefix cache ends at message ${count(s.changed_at + 1)} (${s.changed}), the first that differs from the step before.`);
+    return plainText(parts.join(" "));
   }
 
   why(manifest, plan) {

@@ -1,0 +1,126 @@
+"""What model calls cost by the usage that is reported, what broke the cache, and a control group without memory."""
+
+from __future__ import annotations
+
+import json
+import urllib.request
+
+import pytest
+from tests.chats import rounds
+from tests.service.proxied import RawUpstream, configured, post, proxied, whole
+
+CHAT = "/v1/chat/completions"
+PRICES = {"m": {"prompt": 2.0, "completion": 10.0, "cached": 0.5}}
+
+
+def reported(cached=3_000):
+    usage = {
+        "prompt_tokens": 9_000,
+        "completion_tokens": 50,
+        "prompt_tokens_details": {"cached_tokens": cached},
+    }
+    return whole(json.dumps({"choices": [], "usage": usage}).encode(), b"Content-Type: application/json")
+
+
+def priced(upstream, tmp_path, prices=PRICES, **service):
+    config = configured(upstream=upstream, database=str(tmp_path / "bank.db"), **service)
+    return config.model_copy(update={"prices": type(config)(prices=prices).prices})
+
+
+def asked(p, path):
+    with urllib.request.urlopen(f"{p.base_url}{path}") as answer:
+        return json.load(answer)
+
+
+def step_of(p, messages, name, model="m-2026"):
+    before = len(p.exchanges)
+    came = post(p.port, CHAT, {"model": model, "messages": messages}, b"x-memory-session: " + name)
+    p.told(before + 1)
+    assert p.service.recorder.drain(60)
+    return came
+
+
+def test_costs_of_a_session_and_of_all(tmp_path):
+    with (
+        RawUpstream(lambda _: reported()) as upstream,
+        proxied("", "", priced(upstream.base_url, tmp_path)) as p,
+    ):
+        step_of(p, rounds(12, size=4000), b"a")
+        step_of(p, rounds(13, size=4000), b"a")
+        step_of(p, rounds(12, size=4000), b"b", model="other")
+        page = asked(p, "/sessions/a/steps")["steps"]
+        detail, stats = asked(p, "/sessions/a"), asked(p, "/stats")
+        metrics = urllib.request.urlopen(f"{p.base_url[:-3]}/metrics").read().decode()
+    first, second = page
+    assert first["status"] == second["status"] == "rebuilt"
+    assert (second["model"], second["sent"]) == (
+        "m-2026", {"input": 9_000, "cached": 3_000, "written": 0, "output": 50},
+    )  # fmt: skip
+    assert second["sent_cost"] == pytest.approx((6_000 * 2 + 3_000 * 0.5 + 50 * 10) / 1e6)
+    assert second["full"]["input"] >= second["full_tokens"] > second["tokens"]
+    assert second["full"]["cached"] > 0.8 * second["full"]["input"]  # all but the latest call
+    assert first["changed_at"] is None
+    assert second["changed_at"] is None or second["changed"]
+    cost = detail["cost"]
+    assert cost["sent"] == pytest.approx(first["sent_cost"] + second["sent_cost"])
+    assert cost["full"] == pytest.approx(first["full_cost"] + second["full_cost"])
+    assert (cost["unpriced"], cost["models"][0]["calls"]) == ([], 2)
+    assert stats["cost"]["sent"] == cost["sent"]
+    assert stats["cost"]["unpriced"] == ["other"]
+    assert stats["groups"] is None
+    assert 'memory_bank_model_tokens_total{kind="cached"} 9000.0' in metrics
+    assert 'memory_bank_model_cost_total{kind="sent"}' in metrics
+
+
+def test_the_first_message_that_differs_is_told(tmp_path):
+    with (
+        RawUpstream(lambda _: reported()) as upstream,
+        proxied("", "", priced(upstream.base_url, tmp_path)) as p,
+    ):
+        messages = rounds(3, size=100)
+        step_of(p, messages, b"a")
+        step_of(p, rounds(4, size=100), b"a")  # begins as the one before
+        edited = rounds(5, size=100)
+        edited[0] = {**edited[0], "content": "Another prompt."}
+        step_of(p, edited, b"a")
+        found = [(s["changed_at"], s["changed"]) for s in asked(p, "/sessions/a/steps")["steps"]]
+    assert found == [(None, None), (None, None), (0, edited[0]["role"])]
+
+
+def test_a_control_group_goes_without_memory_and_is_compared(tmp_path):
+    with (
+        RawUpstream(lambda _: reported()) as upstream,
+        proxied("", "", priced(upstream.base_url, tmp_path, holdout=0.5)) as p,
+    ):
+        names = [f"s{i}" for i in range(12)]
+        control = [n for n in names if p.service.sessions.is_control(n)]
+        memory = [n for n in names if n not in control]
+        assert control
+        assert memory
+        messages = rounds(12, size=4000)
+        left = step_of(p, messages, control[0].encode())
+        with_it = step_of(p, messages, memory[0].encode())
+        sent = [json.loads(got.body)["messages"] for got in upstream.got]
+        stats, detail = asked(p, "/stats"), asked(p, f"/sessions/{control[0]}")
+        step = asked(p, f"/sessions/{control[0]}/steps")["steps"][0]
+    assert left.header(b"x-memory-status") == b"unchanged"
+    assert left.header(b"x-memory-reason") == b"control group (holdout)"
+    assert with_it.header(b"x-memory-status") == b"rebuilt"
+    assert sent[0] == messages
+    assert sent[1] != messages
+    assert (step["status"], detail["control"], detail["records"]) == ("control", True, 0)
+    groups = stats["groups"]
+    assert (groups["memory"]["sessions"], groups["control"]["sessions"]) == (1, 1)
+    assert groups["control"]["tokens_per_step"] == groups["control"]["full_tokens_per_step"]
+    assert groups["memory"]["tokens_per_step"] < groups["memory"]["full_tokens_per_step"]
+    assert groups["control"]["cost_per_step"] == pytest.approx(step["sent_cost"])
+
+
+def test_the_share_of_a_control_group_is_stable(tmp_path):
+    with (
+        RawUpstream(lambda _: reported()) as upstream,
+        proxied("", "", priced(upstream.base_url, tmp_path, holdout=0.1)) as p,
+    ):
+        chosen = [p.service.sessions.is_control(f"session-{i}") for i in range(2_000)]
+        assert chosen == [p.service.sessions.is_control(f"session-{i}") for i in range(2_000)]
+    assert 140 <= sum(chosen) <= 260
