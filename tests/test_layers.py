@@ -36,7 +36,7 @@ MAP: dict[str, set[str]] = {
     "testing": {"bank", "errors", "history", "models", "ports", "records", "transcript", "vectors"},
     "service": {
         "bank", "config", "context", "errors", "faults", "models", "plan", "ports", "pricing", "processor", "provenance",
-        "records", "settings", "shipped", "tools", "transcript",
+        "records", "selection", "settings", "shipped", "tools", "transcript",
     },
     "lab": {"errors", "history", "pricing", "selection", "testing", "transcript"},  # and the face
     "cli": {

@@ -133,6 +133,17 @@ def test_what_is_wrong_is_one_sentence(
     assert "secret" not in done.err
 
 
+@pytest.mark.usefixtures("_logging_as_it_was")
+def test_a_missing_evidence_model_ends_the_start(cli: Any, tmp_path: Path) -> None:  # noqa: F811
+    config = tmp_path / "config.toml"
+    written = '[memory_strategies.other]\ntype = "memory_bank"\nevidence_model = "no-such-model.json"\n'
+    config.write_text((Path(__file__).parents[2] / "config.toml").read_text() + written)
+    done = cli("serve", "--port", "0", "--db", tmp_path / "b.db", "--config", config)
+    assert (done.code, done.out) == (2, "")
+    assert "the evidence model no-such-model.json cannot be read" in done.sentence()
+    assert not (tmp_path / "b.db").exists()
+
+
 def test_a_port_that_is_taken(tmp_path: Path) -> None:
     """The second one says so, makes no database, and leaves the first alone; the same file is no trouble."""
     with serve("--db", tmp_path / "b.db") as first:

@@ -9,6 +9,7 @@ import socket
 import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any, TextIO
 from urllib.parse import urlsplit
 
@@ -17,6 +18,7 @@ from pydantic import ValidationError
 from memory_bank import __version__
 from memory_bank.config import Config, MemoryBankSettings, ServiceSettings
 from memory_bank.errors import ConfigError, ServiceError
+from memory_bank.selection.model import load_model
 from memory_bank.service.app import anthropic_upstream_of, upstream_of
 from memory_bank.service.operations import logs
 from memory_bank.service.operations.observer import chat_of
@@ -143,7 +145,7 @@ def _bracketed(host: str) -> str:
 
 
 def checked(config: Config) -> StartupInfo:
-    """Check everything that a service needs.
+    """Check everything that a service needs, and the files of all strategies, as a request may name each.
 
     Creates or migrates the database, so that workers find it ready. Raises ConfigError, StorageError.
     """
@@ -155,6 +157,9 @@ def checked(config: Config) -> StartupInfo:
     anthropic = anthropic_upstream_of(settings)
     _check_upstream(config, anthropic, "ANTHROPIC_BASE_URL")
     chat = chat_of(config, upstream)
+    for each in config.memory_strategies.values():
+        if isinstance(each, MemoryBankSettings) and each.evidence_model is not None:
+            load_model(Path(each.evidence_model))
     database = open_database(settings)
     try:
         if database.in_memory and settings.workers > 1:
