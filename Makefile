@@ -27,7 +27,7 @@ test: $(VENV)/.full
 # docs/security.md says what each of them shows. They are part of `make test`, and so of .ci/run.
 ATTACKS := tests/service/test_connections.py tests/service/test_isolation.py tests/service/test_gate.py \
 	tests/service/test_authority.py tests/service/test_redaction.py tests/service/proxy/test_rebuild.py \
-	tests/bank/test_erasing.py tests/tools/test_tools.py
+	tests/bank/test_erasing.py tests/tools/test_tools.py tests/cli/test_transfer.py
 
 attack: $(VENV)/.full
 	$(VENV)/bin/python -m pytest $(ON_ALL_CORES) $(ATTACKS)
