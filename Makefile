@@ -5,6 +5,7 @@
 # make docs   the documentation site, in site/
 # make hashes the packages of the Docker image with their hashes (needs uv, asks the package index)
 # make integrations   each framework's adapter, in a virtual environment of its own
+# make clients   real clients through the proxy, each installed by itself (needs npm for some)
 PYTHON ?= python3
 VENV   := .venv
 BASE   := .venv-base
@@ -16,7 +17,7 @@ export PYTHONDONTWRITEBYTECODE :=
 # One thread per process for numerical libraries: the tests use all cores already.
 export OMP_NUM_THREADS := 1
 
-.PHONY: demo test test-base attack lint docs format wheel hashes integrations clean
+.PHONY: demo test test-base attack lint docs format wheel hashes integrations clients clean
 
 demo: $(VENV)/.base
 	@$(VENV)/bin/memory-bank demo
@@ -72,6 +73,9 @@ $(BASE)/.dev: pyproject.toml constraints.txt
 
 integrations:
 	$(PYTHON) benchmarks/integrations.py
+
+clients: $(VENV)/.full
+	$(VENV)/bin/python benchmarks/clients.py
 
 wheel: $(VENV)/.base
 	@$(VENV)/bin/python -m pip wheel --quiet --disable-pip-version-check --no-deps -w dist .

@@ -15,6 +15,7 @@ import subprocess
 import sys
 import time
 import venv
+from collections.abc import Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -37,22 +38,13 @@ def extra_of(name: str) -> str:
     return name.replace("_", "-")
 
 
-def python_of(name: str, *, fresh: bool) -> Path:
-    """The interpreter of a framework's environment, made when it is not there."""
-    folder = HOME / name
+def environment(folder: Path, packages: Sequence[str], *, fresh: bool = False) -> Path:
+    """The interpreter of an environment with these packages, made when it is not there."""
     if fresh:
         shutil.rmtree(folder, ignore_errors=True)
     python = folder / "bin" / "python"
     if not (folder / ".ready").exists():
         venv.create(folder, with_pip=True, clear=True)
-        packages = [
-            "-e",
-            f"{ROOT}[{extra_of(name)}]",
-            *FRAMEWORKS[name][1],
-            "pytest",
-            "pytest-xdist",
-            "hypothesis",
-        ]
         subprocess.run([python, *PIP, *packages], check=True)
         (folder / ".ready").touch()
     return python
@@ -60,8 +52,9 @@ def python_of(name: str, *, fresh: bool) -> Path:
 
 def check(name: str, *, fresh: bool) -> str:
     """A row of the table: framework, version, tests, seconds."""
-    python = python_of(name, fresh=fresh)
-    distribution = FRAMEWORKS[name][0]
+    distribution, needed = FRAMEWORKS[name]
+    packages = ["-e", f"{ROOT}[{extra_of(name)}]", *needed, "pytest", "pytest-xdist", "hypothesis"]
+    python = environment(HOME / name, packages, fresh=fresh)
     shown = f"import importlib.metadata as m; print(m.version({distribution!r}))"
     version = subprocess.run([python, "-c", shown], capture_output=True, text=True, check=True).stdout.strip()
     began = time.perf_counter()

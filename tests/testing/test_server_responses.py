@@ -115,6 +115,14 @@ def test_custom_tools_are_called_with_text() -> None:
         assert final.output_text == "done"
 
 
+def test_custom_tools_may_stand_in_an_item_and_in_a_namespace() -> None:
+    namespace = {"type": "namespace", "name": "functions", "tools": [{"type": "custom", "name": "exec"}]}
+    items: Any = [{"type": "additional_tools", "role": "developer", "tools": [namespace]}, USER]
+    with ScriptedServer([calls(("exec", "text(1)"), ("wait", {}))]) as server, client_of(server) as client:
+        made = client.responses.create(model="m", input=items).output
+    assert [item.type for item in made] == ["custom_tool_call", "function_call"]
+
+
 def test_a_loop_of_tools_with_the_whole_list() -> None:
     script = [THINKING, Reply(tool_calls=[("find", {"q": "c"})], reasoning="One more."), say("done")]
     items: list[Any] = [USER]

@@ -172,11 +172,7 @@ class ScriptedResponses:
             part = {"type": "output_text", "annotations": [], "logprobs": [], "text": reply.content}
             item = {"type": "message", "status": "completed", "role": "assistant", "content": [part]}
             output.append({"id": self._number("msg_"), **item})
-        free = {
-            t.get("name")
-            for t in body.get("tools") or ()
-            if isinstance(t, dict) and t.get("type") == "custom"
-        }
+        free = {t.get("name") for t in _tools(body) if t.get("type") == "custom"}
         for name, arguments, *given in reply.tool_calls:
             text = arguments if isinstance(arguments, str) else json.dumps(arguments)
             call_id = given[0] if given else self._number("call_")
@@ -250,6 +246,17 @@ def _items(given: Any) -> list[Any]:
     if isinstance(given, str):
         return [{"role": "user", "content": given}]
     return given if isinstance(given, list) else []
+
+
+def _tools(body: JsonObject) -> Iterator[JsonObject]:
+    """The tools of a request: its member ``tools``, those of ``additional_tools`` items, and what namespaces hold."""
+    items = (i for i in _items(body.get("input")) if item_type(i) == "additional_tools")
+    holders: list[Any] = [body, *items]
+    while holders:
+        for tool in holders.pop().get("tools") or ():
+            if isinstance(tool, dict):
+                yield tool
+                holders.append(tool)
 
 
 def _conversation(body: JsonObject) -> Any:
