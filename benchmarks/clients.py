@@ -165,9 +165,11 @@ CLIENTS = {
         "opencode-ai", ("opencode-ai",), "responses", binary("opencode", "run", "--model", "openai/gpt-5"),
         npm=True, connect="opencode", name="opencode",
     ),
-    "openai-node": typescript("openai", "openai"),
-    "ai": typescript("Vercel's ai", "ai", "@ai-sdk/openai", "zod", route="responses"),
-    "langchain-js": typescript("LangChain.js", "langchain", "@langchain/openai", "@langchain/core", "zod"),
+    "openai-node": typescript("openai", "openai", shown="openai (Node)"),
+    "ai": typescript("Vercel's ai", "ai", "@ai-sdk/openai", "zod", route="responses", shown="ai (Node)"),
+    "langchain-js": typescript(
+        "LangChain.js", "langchain", "@langchain/openai", "@langchain/core", "zod", shown="langchain (Node)"
+    ),
     "claude_agent_sdk": agent("claude_agent_sdk", "claude-agent-sdk", route="messages", shown="Claude Agent SDK"),
     "anthropic": agent("anthropic", "anthropic", route="messages"),
     "openai": agent("openai", "openai"),
@@ -252,13 +254,14 @@ def sentence(payments: Iterable[str]) -> str:
 class Model:
     """The scripted model: it reads the order after the last one that it saw.
 
-    It uses only ids that its request holds. An order whose id is missing in the end is read once more, as a model
-    would; ``again`` counts these.
+    It uses only ids that its request holds. Where one is missing in the end it asks the memory tools once, if they
+    are offered; an id that is still missing is read once more from its order, and ``again`` counts these.
     """
 
     def __init__(self, orders: Orders) -> None:
         self._orders = orders
         self._seen = 0
+        self._asked: set[int] = set()
         self._again: set[int] = set()
 
     @property
@@ -276,6 +279,11 @@ class Model:
         held = {n: self._orders.payment(n) for n in WANTED if self._orders.payment(n) in text}
         missing = [n for n in WANTED if n not in held and n not in self._again]
         reasons = (body.get("thinking") or {}).get("type") in ("enabled", "adaptive") or body.get("reasoning")
+        unasked = [n for n in missing if n not in self._asked]
+        if self._seen == STEPS and unasked and "get_record" in offered:
+            self._asked |= set(unasked)
+            parts = {"path": None, "lines": None, "pattern": "payment"}
+            return calls(*(("get_record", {"trace_id": f"#{n}", **parts}) for n in unasked))
         if self._seen < STEPS or missing:
             number = self._seen + 1 if self._seen < STEPS else missing[0]
             if self._seen == STEPS:
