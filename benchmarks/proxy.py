@@ -42,6 +42,9 @@ def main() -> None:
     parser.add_argument("--history", default=",".join(map(str, HISTORY)), help="calls, in that part")
     parser.add_argument("--rounds", type=int, default=5, help="of bare and proxy, in turns")
     parser.add_argument("--requests", type=int, default=0, help="of the parts rss (10,000) and fuzz (20,000)")
+    parser.add_argument(
+        "--provider", choices=("openai", "anthropic"), default="openai", help="whose API is asked"
+    )
     parser.add_argument("--seed", type=int, default=1, help="of the part fuzz")
     args = parser.parse_args()
     chosen = args.part.split(",")
@@ -57,7 +60,7 @@ def main() -> None:
     if "fuzz" in chosen:
         from proxy_fuzz import fuzz_part
 
-        sys.exit(fuzz_part(args.files, args.requests or 20_000, args.seed))
+        sys.exit(fuzz_part(args.files, args.requests or 20_000, args.seed, args.provider))
 
 
 @contextmanager

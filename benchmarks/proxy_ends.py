@@ -291,7 +291,7 @@ class Service:
 def service(upstream: str, folder: str | Path, stderr: Any = subprocess.DEVNULL) -> Iterator[Service]:
     """The service as users start it, on a database in ``folder``."""
     command = [sys.executable, "-m", "memory_bank", "serve", "--port", "0", "--upstream", upstream]
-    command += ["--db", str(Path(folder) / "bank.db")]
+    command += ["--upstream-anthropic", upstream, "--db", str(Path(folder) / "bank.db")]
     environment = {k: v for k, v in os.environ.items() if not k.startswith(("OPENAI_", "MEMORY_BANK_"))}
     process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=stderr)
     assert process.stdout is not None

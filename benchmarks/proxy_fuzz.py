@@ -24,7 +24,9 @@ from pathlib import Path
 from typing import Any
 
 from memory_bank.lab.traces import Trace, read_traces
+from memory_bank.service.proxy.routes import REFUSED
 from memory_bank.testing import ScriptedServer, item_errors, pairing_errors, say
+from memory_bank.transcript.anthropic import message_errors
 from proxy_ends import Service, service
 
 SHIPPED = Path(__file__).parents[1] / "examples" / "shop-refunds.jsonl"
@@ -40,8 +42,12 @@ ODD: tuple[Any, ...] = (
 KEYS = (
     "role", "content", "tool_calls", "tool_call_id", "name", "function_call", "type", "call_id", "output",
     "id", "arguments", "metadata", "prompt_cache_key", "stream", "model", "previous_response_id",
-    "conversation", "text",
+    "conversation", "text", "tool_use_id", "input", "thinking", "signature", "cache_control", "system", "thread",
 )  # fmt: skip
+CHAT, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/responses", "/v1/messages"
+COUNT = f"{MESSAGES}/count_tokens"
+ROUTES = {"openai": (CHAT, CHAT, RESPONSES), "anthropic": (MESSAGES, MESSAGES, MESSAGES, COUNT)}
+"""The routes of a provider; one that is named twice is asked twice as often."""
 SESSIONS = ("", "a", "b/c", "%00", "%C3%A9", "x" * 400, "auto-1", "../..", "~", "a b")
 
 
@@ -73,16 +79,19 @@ class Findings:
 # requests
 
 
-def requests_of(traces: list[Trace], seed: int, count: int) -> Iterator[Asked]:
-    """Requests in the middle of the traces, most of them changed."""
+def requests_of(traces: list[Trace], seed: int, count: int, provider: str) -> Iterator[Asked]:
+    """Requests in the middle of the traces, most of them changed, as clients of a provider send them."""
     rng = random.Random(seed)
     for _ in range(count):
         trace = rng.choice(traces)
         messages = copy.deepcopy(trace.messages[: _cut(trace.messages, rng)])
-        route = rng.choice(("/v1/chat/completions", "/v1/chat/completions", "/v1/responses"))
-        key = "messages" if route.endswith("completions") else "input"
-        said = messages if key == "messages" else items_of(messages)
-        body: dict[str, Any] = {"model": "scripted", key: said, "temperature": 0.5}
+        route = rng.choice(ROUTES[provider])
+        key = "input" if route == RESPONSES else "messages"
+        body: dict[str, Any] = {"model": "scripted", key: messages, "temperature": 0.5}
+        if route == RESPONSES:
+            body[key] = items_of(messages)
+        elif route != CHAT:
+            body |= message_request(messages, rng)
         if rng.random() < 0.3:
             body["stream"] = rng.choice((True, False))
         if key == "input" and rng.random() < 0.5:
@@ -125,6 +134,41 @@ def items_of(messages: list[Any]) -> list[Any]:
                 }
             )
     return items
+
+
+def message_request(messages: list[Any], rng: random.Random) -> dict[str, Any]:
+    """Chat messages as members of a request of the Messages API."""
+    thinks = rng.random() < 0.15
+    blocks: list[tuple[str, list[Any]]] = []
+    for i, m in enumerate(messages[1:] if messages[0].get("role") == "system" else messages):
+        role, text = "assistant" if m.get("role") == "assistant" else "user", m.get("content")
+        made: list[Any] = []
+        if m.get("role") == "tool":
+            made.append({"type": "tool_result", "tool_use_id": m.get("tool_call_id"), "content": text})
+        elif text:
+            made.append({"type": "text", "text": text})
+        calls = m.get("tool_calls") or []
+        if calls and thinks:
+            made.insert(0, {"type": "thinking", "thinking": "so", "signature": f"sig{i}"})
+        for c in calls:
+            function = c.get("function", {})
+            try:
+                given = json.loads(function.get("arguments") or "{}")
+            except ValueError:
+                given = {}
+            made.append({"type": "tool_use", "id": c.get("id"), "name": function.get("name"), "input": given})
+        if blocks and blocks[-1][0] == role:
+            blocks[-1][1].extend(made)
+        else:
+            blocks.append((role, made))
+    request: dict[str, Any] = {"messages": [{"role": r, "content": made} for r, made in blocks]}
+    if thinks:
+        kind = rng.choice(("adaptive", "enabled"))
+        request["thinking"] = {"type": kind, **({"budget_tokens": 1024} if kind == "enabled" else {})}
+    if rng.random() < 0.3:
+        rng.choice(blocks)[1].append({"type": "text", "text": "x", "cache_control": {"type": "ephemeral"}})
+    system = {"system": messages[0]["content"]} if messages[0].get("role") == "system" else {}
+    return {**request, **system, "max_tokens": 1024}
 
 
 def headers_of(rng: random.Random) -> list[tuple[str, str]]:
@@ -289,12 +333,12 @@ def check(asked: Asked, got: Any, status: int, headers: dict[str, str], found: F
     if reason == "unforeseen":
         found.note("memory failed as nobody foresaw", asked)
     if memory != "rebuilt":
-        if got.data != asked.data:
+        if got.data != asked.data and reason != REFUSED:
             found.note(f"{memory}, yet other bytes", asked)
         return
-    key = "messages" if asked.path.endswith("completions") else "input"
+    key = "input" if asked.path == RESPONSES else "messages"
     before, after = json.loads(asked.data.decode("utf-8-sig")), json.loads(got.data.decode("utf-8-sig"))
-    errors = pairing_errors if key == "messages" else item_errors
+    errors = {CHAT: pairing_errors, RESPONSES: item_errors}.get(asked.path, message_errors)
     old, new = before.pop(key), after.pop(key)
     if json.dumps(before) != json.dumps(after):
         found.note("more than what was said differs", asked)
@@ -362,7 +406,7 @@ def logged(upstream: str, folder: str) -> Iterator[tuple[Service, Path]]:
         yield served, file
 
 
-def fuzz_part(files: list[Path], count: int, seed: int) -> int:
+def fuzz_part(files: list[Path], count: int, seed: int, provider: str) -> int:
     """Run; 1 when anything is wrong."""
     traces = [
         t for file in files or [SHIPPED] for t in read_traces(file) if isinstance(t, Trace) and t.messages
@@ -371,7 +415,7 @@ def fuzz_part(files: list[Path], count: int, seed: int) -> int:
     with tempfile.TemporaryDirectory() as folder, ScriptedServer(lambda _: say("so it is")) as upstream:
         with logged(upstream.base_url, folder) as (served, log):
             began = time.perf_counter()
-            run(served, upstream, requests_of(traces, seed, count), found)
+            run(served, upstream, requests_of(traces, seed, count, provider), found)
             seconds = time.perf_counter() - began
             if served.process.poll() is not None:
                 found.wrong.append("the service has ended")

@@ -51,13 +51,16 @@ class ScriptedMessages:
             errors.append(
                 f"A maximum of {MOST_CACHE_MARKS} blocks with cache_control may be provided. Found {marks}."
             )
-        return errors + self._thinking_errors(body)
+        return errors or self._thinking_errors(body)
 
     def _thinking_errors(self, body: JsonObject) -> list[str]:
         thinking = body.get("thinking") or {}
+        if not isinstance(thinking, dict):
+            return ["thinking: Input should be an object"]
+        binding = thinking.get("block_binding")
         messages = body["messages"]
         errors = []
-        if (thinking.get("block_binding") or {}).get("prefix_mismatch_behavior") != "drop_block":
+        if not isinstance(binding, dict) or binding.get("prefix_mismatch_behavior") != "drop_block":
             for i, message in enumerate(messages):
                 for j, block in enumerate(_blocks(message)):
                     if block.get("type") in THINKING and block.get(

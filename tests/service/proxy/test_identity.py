@@ -227,6 +227,33 @@ def test_an_agent_keeps_its_session_when_its_client_edits_the_past(world: World,
     assert world.count() == 1
 
 
+def test_a_system_prompt_that_changes_keeps_the_session_whatever_the_ids_look_like(world: World) -> None:
+    found = []
+    for n in range(1, 27):
+        turns = [m for i in range(n) for m in turn((f"call_{i}", f"functions.get:{i}")[i % 2], f"{LONG}{i}")]
+        found.append(known(world.ask([system(f"It is {n} o'clock."), START[1], *turns])))
+    assert {f.name for f in found} == {found[0].name}
+    assert [f.how for f in found] == ["new"] + ["calls"] * 25
+    assert len(world.records(found[0].name)) == 26
+    assert world.count() == 1
+
+
+def test_prompts_that_change_and_counted_ids_keep_agents_apart(world: World) -> None:
+    """Other tasks are others from the first call on, other answers from there on; nobody sees the other's."""
+    tasks = {"a": START[1], "b": user("How many shelves are there?"), "c": START[1]}
+    names: dict[str, set[str]] = {a: set() for a in tasks}
+    for n in range(1, 7):
+        for a, task in tasks.items():
+            own = steps(n - 1, "counted", 1, label=a)
+            found = known(world.ask([system(f"{a}: {n}"), task, *steps(1, "counted"), *own]))
+            produced = {m["content"] for m in (*steps(1, "counted"), *own) if m["role"] == "tool"}
+            assert set(world.outputs(found)) == produced
+            if n > 2:
+                names[a].add(found.name)
+    assert [len(n) for n in names.values()] == [1, 1, 1]
+    assert len(set.union(*names.values())) == 3
+
+
 @pytest.mark.parametrize("how", ["drop", "summary", "mask"])
 def test_an_edited_past_without_random_ids_is_nobodys(world: World, how: str) -> None:
     chat = [*START, *steps(5, "counted")]

@@ -172,6 +172,9 @@ class SessionPage(ResponseModel):
 
     sessions: list[SessionRow]
     next: str | None = Field(description="value of `after` for the next page; null on the last page")
+    notice: str | None = Field(
+        description="what the proxy has to tell of requests without a session: that many in a row had no tool call"
+    )
 
 
 class SessionDetail(ResponseModel):

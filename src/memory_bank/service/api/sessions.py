@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Path, Query
+from fastapi import APIRouter, Path, Query, Request
 from fastapi.responses import Response
 
 from memory_bank.bank import usage
@@ -46,12 +46,13 @@ StepNumber = Annotated[int, Path(ge=1, le=2**31 - 1, description="the step's num
     response_model=SessionPage,
     responses=errors(422),
 )
-async def list_sessions(api: Api, query: Annotated[SessionsQuery, Query()]) -> Response:
+async def list_sessions(api: Api, request: Request, query: Annotated[SessionsQuery, Query()]) -> Response:
     """The caller's sessions, a page at a time."""
-    return await json_response(_session_page, api, query)
+    notice = request.app.state.service.proxy.rebuilder.notice(api.namespace)
+    return await json_response(_session_page, api, query, notice)
 
 
-def _session_page(api: ApiContext, query: SessionsQuery) -> dict[str, Any]:
+def _session_page(api: ApiContext, query: SessionsQuery, notice: str | None) -> dict[str, Any]:
     after = None if query.after is None else stored_id(api.namespace, query.after)
     found = list_page(api.database, api.namespace, query.limit, after, query.q.strip(), api.prefix)
     if found is None:
@@ -66,7 +67,7 @@ def _session_page(api: ApiContext, query: SessionsQuery) -> dict[str, Any]:
         }
         for line in lines
     ]
-    return {"sessions": rows, "next": rows[-1]["name"] if more else None}
+    return {"sessions": rows, "next": rows[-1]["name"] if more else None, "notice": notice}
 
 
 def _session(api: ApiContext, line: SessionInfo) -> dict[str, Any]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
+from memory_bank.errors import HistoryError
 from memory_bank.service import failures
 from memory_bank.service.proxy.body import JsonObject
 from memory_bank.service.proxy.dialect import (
@@ -22,6 +24,7 @@ from memory_bank.service.proxy.dialect import (
 )
 from memory_bank.service.proxy.events import Event, rewrite_event
 from memory_bank.tools import TOOL_SCHEMAS
+from memory_bank.transcript.textcalls import read_text_calls
 
 
 class ChatDialect:
@@ -36,11 +39,22 @@ class ChatDialect:
     error_body = staticmethod(failures.body)
 
     def history(self, request: JsonObject) -> RequestHistory:
-        """See Dialect."""
+        """See Dialect. Calls that an agent writes as text count as calls."""
         messages = request.get(self.key)
         if not isinstance(messages, list) or not messages:
             raise NotRebuiltError("no messages")
-        return RequestHistory(messages, lambda context: context)
+        chat = read_text_calls(messages)
+        if chat is None:
+            return RequestHistory(messages, lambda context: context)
+        write = chat.write
+
+        def to_request(context: Sequence[object]) -> Sequence[object]:
+            try:
+                return write(context)
+            except HistoryError as e:
+                raise NotRebuiltError(str(e)) from None
+
+        return RequestHistory(chat.messages, to_request)
 
     def is_compaction(self, request: JsonObject) -> bool:  # noqa: ARG002
         """See Dialect. This API has no such member."""

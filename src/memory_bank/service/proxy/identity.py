@@ -6,9 +6,10 @@ was recorded after it. So
 
 - a list that begins with the messages of a session's head holds all that the session recorded, and continues
   the session (the next step, a retry, a side question, another end of the same conversation);
-- a list that does not, but holds the calls that mark the head (their ids look random, so no other
-  conversation has them) with the same results, is the same conversation whose past the client has dropped,
-  masked or summarised; it continues the session too;
+- a list that does not, but holds the calls that mark the head with the same results, continues the session
+  too. Calls whose ids look random mark it by these ids, which no other conversation has: the past may have
+  been dropped, masked or summarised. All others (``call_1``) mark it by the digest of everything up to
+  them but the system messages: those may have changed, the past may not;
 - a list whose beginning a session knows, but whose session has continued differently since, is a fork: a new
   session with a copy of what was recorded before the two parted;
 - any other list begins a session.
@@ -117,7 +118,7 @@ class Identity:
         self, namespace: str | None, cache_key: str | None, chain: DigestChain, names: Iterator[str]
     ) -> SessionMatch | None:
         """Continue, fork or begin a session; None where another request was faster."""
-        marks = [i.mark for i in chain.latest if i.mark is not None]
+        marks = [i.mark for i in chain.latest]
         lookup = _Lookup(chain, namespace, self._lineage.known([*chain.ends[:_FIRST_DIGESTS], *marks]))
         continued = lookup.continued()
         if continued is None and len(chain.ends) > _FIRST_DIGESTS:
@@ -296,7 +297,7 @@ class _Lookup:
         known = next((d for d in self._chain.ends if d in self._by_digest), None)
         if known is not None and known not in session.rows:  # the list begins like another session
             return None
-        by_mark = {i.mark: i for i in self._chain.latest if i.mark is not None}
+        by_mark = {i.mark: i for i in self._chain.latest}
         until = 0
         for mark, calls in session.head_calls:
             found = by_mark.get(mark)
@@ -320,7 +321,7 @@ class _Lookup:
         if all(h is not None and h.whole == c.whole for c, h in found):
             return True
         return (
-            self._by_digest.get(str(interaction.mark), []) == [session]
+            self._by_digest.get(interaction.mark, []) == [session]
             and interaction is not self._chain.latest[-1]
             and all(h is not None and (h.whole == c.whole or h.size < c.size) for c, h in found)
         )
@@ -345,14 +346,14 @@ class _Lookup:
     def _fork_by_calls(self) -> tuple[int, ForkPoint] | None:
         """By the latest interaction whose calls a session knows: its past is in that session too.
 
-        If several sessions that are not forks of each other know them, these ids are not random.
+        If several sessions that are not forks of each other know them, it cannot be told whose past it is.
         """
         start = 0
         found: tuple[int, ForkPoint] | None = None
         for interaction in self._chain.latest:
-            roots = self._roots(str(interaction.mark))
+            roots = self._roots(interaction.mark)
             if roots:
-                row = roots[0].rows[str(interaction.mark)]
+                row = roots[0].rows[interaction.mark]
                 is_unique = len(roots) == 1 and row.before
                 found = (start, ForkPoint(row.session_id, row.before, row.number - 1)) if is_unique else None
             start = interaction.stop
@@ -370,10 +371,10 @@ class _Lookup:
         The calls of the latest of them mark the new head, as far as no session has had them before.
         """
         latest = new[-_MARKED:]
-        marks = [i.mark for i in latest if i.mark is not None]
+        marks = [i.mark for i in latest]
         fresh = [i for i in latest if i.mark not in self._by_digest]
         calls = None
-        if len(marks) == len(latest) and latest[-1:] == fresh[-1:]:
+        if latest[-1:] == fresh[-1:]:
             calls = json.dumps([(i.mark, [(c.call, c.whole, c.size) for c in i.calls()]) for i in fresh])
         return LineageEntry(self._chain.whole, marks, self._chain.head, calls, same_calls=keep_calls)
 
@@ -394,10 +395,11 @@ class CallDigest:
 class MarkedInteraction:
     """An interaction near the end of a list; ``stop`` is the position after it.
 
-    ``mark`` is the digest of its first call id that looks random, None without one.
+    ``mark`` is the digest of its first call id that looks random; without one, that of all messages up to its
+    end but the system messages.
     """
 
-    mark: str | None
+    mark: str
     stop: int
     interaction: Interaction = field(repr=False)
     seed: bytes = field(repr=False)
@@ -445,19 +447,28 @@ def digest_chain(
     if MessageKind.CALL not in kinds:
         return None
     first = kinds.index(MessageKind.CALL)
+    latest = _latest_interactions(messages, kinds)
+    marks = {i.stop: _mark_of(seed, i.pairs) for i in latest}
+    past_until = max((stop for stop, mark in marks.items() if mark is None), default=0)
+    past = hashlib.sha256(seed + b"past")  # without system messages
     rolling = hashlib.sha256(seed)
     digests: list[str] = []  # digests[i] is that of the messages up to first + i
     for i, message in enumerate(messages):
         members, text = canonical(message)
-        rolling.update(b"%d,%d;" % (len(members), len(text)))
-        rolling.update(members)
-        rolling.update(text)
+        chunks = b"%d,%d;" % (len(members), len(text)), members, text
+        for chunk in chunks:
+            rolling.update(chunk)
         if i >= first:
             digests.append(rolling.copy().hexdigest())
-    latest = _latest_interactions(seed, messages, kinds)
+        if i < past_until and kinds[i] is not MessageKind.SYSTEM:
+            for chunk in chunks:
+                past.update(chunk)
+        if marks.get(i + 1, "") is None:
+            marks[i + 1] = past.hexdigest()
     ends = [d for i, d in enumerate(digests, first) if _may_end(kinds, i)]
     positions = {d: i for i, d in enumerate(digests, first + 1)}
-    return DigestChain(digests[-1], digests[latest[-1].stop - 1 - first], positions, ends[::-1], latest)
+    marked = [MarkedInteraction(str(marks[i.stop]), i.stop, i, seed) for i in latest]
+    return DigestChain(digests[-1], digests[latest[-1].stop - 1 - first], positions, ends[::-1], marked)
 
 
 def _may_end(kinds: Sequence[MessageKind], i: int) -> bool:
@@ -467,9 +478,7 @@ def _may_end(kinds: Sequence[MessageKind], i: int) -> bool:
     )
 
 
-def _latest_interactions(
-    seed: bytes, messages: Sequence[object], kinds: Sequence[MessageKind]
-) -> list[MarkedInteraction]:
+def _latest_interactions(messages: Sequence[object], kinds: Sequence[MessageKind]) -> list[Interaction]:
     start, calls = len(kinds), 0
     while start and (calls <= LATEST or kinds[start - 1] is MessageKind.CALL):
         start -= 1
@@ -477,11 +486,11 @@ def _latest_interactions(
     parser = Parser(start)
     for message in messages[start:]:
         parser.feed(message)
-    found = [s for s in parser.segments() if isinstance(s, Interaction)]
-    return [MarkedInteraction(_mark_of(seed, i.pairs), i.stop, i, seed) for i in found[-LATEST:]]
+    return [s for s in parser.segments() if isinstance(s, Interaction)][-LATEST:]
 
 
 def _mark_of(seed: bytes, pairs: Sequence[Pair]) -> str | None:
+    """The digest of the first call id that looks random."""
     for pair in pairs:
         if pair.call is not None and looks_random(pair.call.call_id, pair.call.name):
             return content_key(seed, b"call", _encode(str(pair.call.call_id))).hex()

@@ -49,6 +49,8 @@ COMPACTION = "compaction request"
 NOTHING_YET = "nothing to remember yet"
 CONTROL_GROUP = "control group (holdout)"
 """The reason of a request of a session that is left without memory to compare with."""
+UNSEEN = 10
+"""Requests without a tool call after which the reason says so: the agent's calls may be of an unknown form."""
 
 Status = Literal["rebuilt", "unchanged", "passed", "failed"]
 
@@ -124,13 +126,14 @@ class _Job:
 
 
 class _Share:
-    """What one namespace may use: its breaker, and its part of the threads."""
+    """What one namespace may use (its breaker, its part of the threads), and its requests without calls."""
 
-    __slots__ = ("breaker", "threads")
+    __slots__ = ("breaker", "threads", "without_calls")
 
     def __init__(self, pause: float, threads: int) -> None:
         self.breaker = CircuitBreaker(pause=pause)
         self.threads = anyio.CapacityLimiter(threads)
+        self.without_calls = 0  # requests in a row
 
 
 class _BusyError(Exception):
@@ -189,6 +192,8 @@ class Rebuilder:
                 self._abandon(job)
             if not is_known:
                 share.breaker.abandoned()
+        if result is not None and not dialect.counts_only:
+            result = _with_count(share, body, result)
         seconds = time.perf_counter() - began
         if result is None and not job.is_running:  # no thread was free, but nothing hangs
             share.breaker.abandoned()
@@ -204,6 +209,11 @@ class Rebuilder:
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
         return dataclasses.replace(result, seconds=seconds)
+
+    def notice(self, namespace: str | None) -> str | None:
+        """That the latest requests of a namespace, as many as UNSEEN or more, had no tool call; else None."""
+        share = self._shares.get(namespace)
+        return None if share is None or share.without_calls < UNSEEN else _unseen(share.without_calls)
 
     def _share(self, namespace: str | None) -> _Share:
         """What a namespace may use; without keys everything."""
@@ -329,6 +339,33 @@ class Rebuilder:
         with self._lock:
             if job.is_running:
                 self._stuck.add(job)
+
+
+def _with_count(share: _Share, body: Body, result: MemoryResult) -> MemoryResult:
+    """The result; its reason tells how many requests had no call, where they are many.
+
+    They are those of a conversation, which are as many as the assistant's messages in it, or of a namespace.
+    """
+    if result.session is not None:
+        share.without_calls = 0
+    if result.reason != NOTHING_YET:
+        return result
+    share.without_calls += 1
+    messages = body.value.get("messages")
+    said = sum(kind_of(m) is MessageKind.SAY for m in messages) if isinstance(messages, list) else 0
+    count = max(share.without_calls, said + 1)
+    if count < UNSEEN:
+        return result
+    if UNSEEN in (share.without_calls, said + 1):
+        log.warning(
+            "%s: memory does nothing for an agent whose calls are neither the API's own nor text of a known form",
+            _unseen(count),
+        )
+    return dataclasses.replace(result, reason=_unseen(count))
+
+
+def _unseen(count: int) -> str:
+    return f"no tool calls seen in {count} requests"
 
 
 def _asks_for_summary(messages: Sequence[object]) -> bool:

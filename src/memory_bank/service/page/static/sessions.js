@@ -51,8 +51,8 @@ export class Sessions {
     this.rows.set(this.list.length);
     this.choose(this.current);
     const nothing = this.query ? "No session has this in its name." : "No session yet: point an agent's base_url here.";
-    put(this.told, this.list.length ? "" : nothing);
-    this.told.hidden = this.list.length > 0;
+    put(this.told, page.notice ? `Latest requests: ${page.notice}.` : this.list.length ? "" : nothing);
+    this.told.hidden = this.list.length > 0 && !page.notice;
   }
 
   async more(to) {
