@@ -288,11 +288,14 @@ class Service:
 
 
 @contextlib.contextmanager
-def service(upstream: str, folder: str | Path, stderr: Any = subprocess.DEVNULL) -> Iterator[Service]:
-    """The service as users start it, on a database in ``folder``."""
+def service(
+    upstream: str, folder: str | Path, stderr: Any = subprocess.DEVNULL, **settings: object
+) -> Iterator[Service]:
+    """The service as users start it, on a database in ``folder``; ``settings`` are those of the service."""
     command = [sys.executable, "-m", "memory_bank", "serve", "--port", "0", "--upstream", upstream]
     command += ["--upstream-anthropic", upstream, "--db", str(Path(folder) / "bank.db")]
     environment = {k: v for k, v in os.environ.items() if not k.startswith(("OPENAI_", "MEMORY_BANK_"))}
+    environment |= {f"MEMORY_BANK_SERVICE__{k.upper()}": str(v) for k, v in settings.items()}
     process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=stderr)
     assert process.stdout is not None
     try:

@@ -165,7 +165,7 @@ def message_request(messages: list[Any], rng: random.Random) -> dict[str, Any]:
     if thinks:
         kind = rng.choice(("adaptive", "enabled"))
         request["thinking"] = {"type": kind, **({"budget_tokens": 1024} if kind == "enabled" else {})}
-    if rng.random() < 0.3:
+    if blocks and rng.random() < 0.3:
         rng.choice(blocks)[1].append({"type": "text", "text": "x", "cache_control": {"type": "ephemeral"}})
     system = {"system": messages[0]["content"]} if messages[0].get("role") == "system" else {}
     return {**request, **system, "max_tokens": 1024}
@@ -402,7 +402,7 @@ def run(served: Service, upstream: ScriptedServer, asked: Iterator[Asked], found
 def logged(upstream: str, folder: str) -> Iterator[tuple[Service, Path]]:
     """The service, and the file of its log."""
     file = Path(folder) / "log"
-    with file.open("wb") as log, service(upstream, folder, stderr=log) as served:
+    with file.open("wb") as log, service(upstream, folder, log, memory_timeout=SECONDS) as served:
         yield served, file
 
 

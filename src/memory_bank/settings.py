@@ -386,9 +386,10 @@ class ServiceSettings(BaseModel):
         le=1,
         description="share of sessions that are sent without memory, as a control to compare with",
     )
-    inject_tools: bool = Field(
-        default=False,
-        description="offer the memory tools to the agent and answer their calls in the proxy",
+    inject_tools: bool | Literal["auto"] = Field(
+        default="auto",
+        description="offer the memory tools to the agent and answer their calls in the proxy; auto: with rebuilt "
+        "contexts, to agents that send tools of their own",
     )
     redact: tuple[str, ...] = Field(
         default=(), description="regular expressions; text that matches is never stored"

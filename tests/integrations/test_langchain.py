@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
+import json
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -14,11 +16,13 @@ from memory_bank.testing import ScriptedServer
 pytest.importorskip("langchain_openai", reason="needs langchain and langchain-openai")
 
 from langchain.agents import create_agent
-from langchain_core.messages import ToolMessage
+from langchain_core.messages import AIMessage, HumanMessage, ToolMessage
 from langchain_openai import ChatOpenAI
 from langgraph.checkpoint.memory import InMemorySaver
 
-from memory_bank.integrations.langchain import MemoryBankMiddleware
+from memory_bank.integrations.bridge import strip_natives
+from memory_bank.integrations.langchain import WIRE, MemoryBankMiddleware
+from memory_bank.transcript.anthropic import thinking_rule
 
 CALLS = STEPS + 5 + 1
 
@@ -106,3 +110,63 @@ def test_two_deep_agents_at_once():
 def test_the_example_of_langchain(monkeypatch, capsys):
     run_example("test_the_example_of_langchain", monkeypatch)
     assert ANSWER in capsys.readouterr().out
+
+
+def thinking(signature, **more):
+    content = [
+        {"type": "thinking", "thinking": "so", "signature": signature},
+        {"type": "text", "text": "Now."},
+    ]
+    return AIMessage(content=content, **more)
+
+
+@pytest.mark.parametrize("kind", ["adaptive", "enabled", "drop"])
+def test_thinking_goes_from_the_first_difference_on(kind):
+    given = {"type": "adaptive"} if kind != "enabled" else {"type": "enabled", "budget_tokens": 1024}
+    if kind == "drop":
+        given["block_binding"] = {"prefix_mismatch_behavior": "drop_block"}
+    turns = [
+        (
+            thinking(f"s{n}", tool_calls=[{"id": f"c{n}", "name": "f", "args": {}}]),
+            ToolMessage("x", tool_call_id=f"c{n}"),
+        )
+        for n in range(4)
+    ]
+    natives = [HumanMessage("go"), *(m for turn in turns for m in turn)]
+    rebuilt = [*natives[:3], HumanMessage("memory"), *natives[5:]]
+    sent = strip_natives(rebuilt, natives, WIRE, thinking_rule(given))
+    thinks = [WIRE.without_thinking(m) is not m for m in sent if isinstance(m, AIMessage)]
+    assert (
+        thinks == {"adaptive": [True, False, False], "enabled": [True, False, True], "drop": [True] * 3}[kind]
+    )
+    assert sent[1] is natives[1]
+    assert [c["id"] for m in sent if isinstance(m, AIMessage) for c in m.tool_calls] == ["c0", "c2", "c3"]
+    assert strip_natives(natives, natives, WIRE, thinking_rule(given)) == natives
+
+
+def test_a_turn_that_must_begin_with_its_thinking_and_does_not():
+    calls = [AIMessage("", tool_calls=[{"id": f"c{n}", "name": "f", "args": {}}]) for n in range(2)]
+    results = [ToolMessage("x", tool_call_id=f"c{n}") for n in range(2)]
+    natives = [HumanMessage("go"), thinking("s"), calls[0], results[0], calls[1], results[1]]
+    rebuilt = [HumanMessage("memory"), *natives[4:]]
+    assert strip_natives(rebuilt, natives, WIRE, thinking_rule({"type": "enabled"})) == natives
+    assert strip_natives(rebuilt, natives, WIRE, thinking_rule({"type": "adaptive"})) == rebuilt
+
+
+def test_a_model_of_anthropic_that_thinks_gets_no_thinking_that_does_not_fit():
+    anthropic = pytest.importorskip("langchain_anthropic", reason="needs langchain-anthropic")
+    model = Model()
+    with ScriptedServer(lambda body: dataclasses.replace(model(body), reasoning="so")) as server:
+        claude = anthropic.ChatAnthropic(
+            model="claude-opus-4-8", base_url=server.base_url.removesuffix("/v1"), api_key="k",
+            thinking={"type": "adaptive"}, max_tokens=1024, max_retries=0,
+        )  # fmt: skip
+        middleware = MemoryBankMiddleware()
+        agent = create_agent(claude, [get_order, get_parcel], system_prompt=SYSTEM, middleware=[middleware])
+        result = agent.invoke(*given("ash", False))
+        assert answer("ash") in str(result["messages"][-1].content)
+        assert server.refused == []
+        sizes = [len(json.dumps(r.body)) for r in server.requests]
+        assert sizes[-1] < max(sizes) < sum(len(str(m.content)) for m in result["messages"])
+        assert any('"thinking"' in json.dumps(r.body["messages"]) for r in server.requests)
+        middleware.bridge.close()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
+import json
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -15,12 +17,21 @@ from memory_bank.testing import ScriptedServer
 pytest.importorskip("pydantic_ai", reason="needs pydantic-ai-slim[openai]")
 
 from pydantic_ai import Agent
-from pydantic_ai.messages import ModelRequest, ToolReturnPart, UserPromptPart
+from pydantic_ai.messages import (
+    ModelRequest,
+    ModelResponse,
+    ThinkingPart,
+    ToolCallPart,
+    ToolReturnPart,
+    UserPromptPart,
+)
 from pydantic_ai.models.openai import OpenAIChatModel, OpenAIResponsesModel
 from pydantic_ai.providers.openai import OpenAIProvider
 from pydantic_ai.usage import UsageLimits
 
+from memory_bank.integrations.bridge import strip_natives
 from memory_bank.integrations.pydantic_ai import WIRE, MemoryBank
+from memory_bank.transcript.anthropic import thinking_rule
 
 CALLS = STEPS + 5 + 1
 LIMITS = UsageLimits(request_limit=None)
@@ -92,3 +103,40 @@ def test_a_request_with_results_and_words_is_divided():
 def test_the_example_of_pydantic_ai(monkeypatch, capsys):
     run_example("test_the_example_of_pydantic_ai", monkeypatch)
     assert ANSWER in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("kind", ["adaptive", "enabled"])
+def test_thinking_of_anthropic_goes_from_the_first_difference_on(kind):
+    def turn(n, provider="anthropic"):
+        thinking = ThinkingPart("so", signature=f"s{n}", provider_name=provider)
+        made = ModelResponse(parts=[thinking, ToolCallPart("f", {}, f"c{n}")])
+        return made, ModelRequest(parts=[ToolReturnPart("f", "x", f"c{n}")])
+
+    natives = [ModelRequest(parts=[UserPromptPart("go")]), *turn(0), *turn(1), *turn(2, "google"), *turn(3)]
+    rebuilt = [*natives[:3], ModelRequest(parts=[UserPromptPart("memory")]), *natives[5:]]
+    sent = strip_natives(rebuilt, natives, WIRE, thinking_rule({"type": kind}))
+    thinks = [isinstance(m.parts[0], ThinkingPart) for m in sent if isinstance(m, ModelResponse)]
+    assert thinks == [True, True, kind == "enabled"]
+    assert WIRE.without_thinking(ModelResponse(parts=[natives[1].parts[0]])) is None
+
+
+def test_a_model_of_anthropic_that_thinks_gets_no_thinking_that_does_not_fit():
+    anthropic = pytest.importorskip(
+        "pydantic_ai.models.anthropic", reason="needs pydantic-ai-slim[anthropic]"
+    )
+    from pydantic_ai.providers.anthropic import AnthropicProvider
+
+    model = Model()
+    with ScriptedServer(lambda body: dataclasses.replace(model(body), reasoning="so")) as server:
+        provider = AnthropicProvider(base_url=server.base_url.removesuffix("/v1"), api_key="k")
+        claude = anthropic.AnthropicModel("claude-opus-4-8", provider=provider)
+        memory = MemoryBank()
+        agent = Agent(claude, instructions=SYSTEM, tools=[get_order, get_parcel], capabilities=[memory])
+        settings = {"anthropic_thinking": {"type": "adaptive"}, "max_tokens": 1024}
+        result = agent.run_sync(task("ash"), usage_limits=LIMITS, model_settings=settings)
+        assert result.output == answer("ash")
+        assert server.refused == []
+        sizes = [len(json.dumps(r.body)) for r in server.requests]
+        assert sizes[-1] < len(result.all_messages_json())
+        assert any('"thinking"' in json.dumps(r.body["messages"]) for r in server.requests)
+        memory.bridge.close()

@@ -42,7 +42,8 @@ def serve(
     inject_tools: bool | None = typer.Option(
         None,
         "--inject-tools/--no-inject-tools",
-        help="Offer the memory tools to agents and answer their calls; default: no.",
+        help="Offer the memory tools to agents and answer their calls; default: with rebuilt contexts, to agents "
+        "that send tools of their own.",
     ),
     log_format: str | None = typer.Option(None, help="Format of the log: text or json; default text."),
 ) -> None:

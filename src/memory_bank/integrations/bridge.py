@@ -26,6 +26,7 @@ from memory_bank.config import Config
 from memory_bank.errors import ConfigError, HistoryError, LoopDetectedError, MemoryBankError
 from memory_bank.processor import MemoryProcessor
 from memory_bank.tools import handle_tool_call, memory_tools
+from memory_bank.transcript.anthropic import Thinking
 
 log = logging.getLogger("memory_bank.Integrations")
 
@@ -55,6 +56,51 @@ class Wire(Protocol[N]):
 
     def say(self, message: ChatMessage) -> N:
         """A new message with a text, as a chat message of the role user or system gives it."""
+
+
+class ThinkingWire(Wire[N], Protocol[N]):
+    """A Wire whose messages may hold thinking that Anthropic has signed."""
+
+    def without_thinking(self, native: N) -> N | None:
+        """The message without such thinking: itself where it has none, None where nothing is left."""
+
+
+def strip_natives(
+    rebuilt: Sequence[N], natives: Sequence[N], wire: ThinkingWire[N], rule: Thinking
+) -> list[N]:
+    """A rebuilt list without the thinking blocks that the rule leaves out from the first difference on.
+
+    Where the turn that is being answered must begin with its thinking and does not, the natives themselves.
+    """
+    pairs = enumerate(zip(rebuilt, natives, strict=False))
+    first = next((i for i, (a, b) in pairs if a is not b), min(len(rebuilt), len(natives)))
+    if rule is Thinking.KEEP or first >= len(rebuilt):
+        return list(rebuilt)
+
+    def thinks(native: N) -> bool:
+        return wire.without_thinking(native) is not native
+
+    keeps = _answered_turn(rebuilt, wire) if rule is Thinking.KEEP_LAST else None
+    if keeps is not None and not thinks(rebuilt[keeps]):
+        for native in reversed(natives):
+            roles = {m.get("role") for m in wire.read(native)}
+            if "user" in roles and "tool" not in roles:
+                break
+            if thinks(native):
+                return list(natives)
+    stripped = (n if i < first or i == keeps else wire.without_thinking(n) for i, n in enumerate(rebuilt))
+    return [n for n in stripped if n is not None]
+
+
+def _answered_turn(natives: Sequence[N], wire: Wire[N]) -> int | None:
+    """The position of the assistant's message whose results end the list; None where something else does."""
+    answers = False
+    for at in range(len(natives) - 1, -1, -1):
+        roles = {m.get("role") for m in wire.read(natives[at])}
+        if "assistant" in roles:
+            return at if answers else None
+        answers = answers or "tool" in roles
+    return None
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,8 +6,9 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Unpack
 
 from memory_bank.errors import MessagesError, MissingExtraError
-from memory_bank.integrations.bridge import Bridge, BridgeOptions, ChatMessage, read_natives
+from memory_bank.integrations.bridge import Bridge, BridgeOptions, ChatMessage, read_natives, strip_natives
 from memory_bank.tools import TOOL_SCHEMAS
+from memory_bank.transcript.anthropic import thinking_rule
 from memory_bank.transcript.jsontext import compact, parse_arguments
 
 try:
@@ -30,6 +31,8 @@ except ImportError as e:
 
 _CALL_BLOCKS = frozenset({"function_call", "tool_call", "tool_use", "custom_tool_call", "tool_call_chunk"})
 _HIDDEN_BLOCKS = frozenset({"reasoning", "thinking", "redacted_thinking", "invalid_tool_call"})
+
+_SIGNED_BLOCKS = frozenset({"thinking", "redacted_thinking"})
 
 
 class LangChainWire:
@@ -69,6 +72,18 @@ class LangChainWire:
         """See Wire."""
         kind = HumanMessage if message["role"] == "user" else SystemMessage
         return kind(content=message["content"])
+
+    def without_thinking(self, native: BaseMessage) -> BaseMessage | None:
+        """See ThinkingWire."""
+        if not isinstance(native, AIMessage) or not isinstance(native.content, list):
+            return native
+        signed = _SIGNED_BLOCKS
+        if native.response_metadata.get("model_provider") == "anthropic":
+            signed = signed | {"reasoning"}  # their name in LangChain's own blocks
+        rest = [b for b in native.content if not isinstance(b, dict) or b.get("type") not in signed]
+        if len(rest) == len(native.content):
+            return native
+        return native.model_copy(update={"content": rest}) if rest or native.tool_calls else None
 
 
 WIRE = LangChainWire()
@@ -121,7 +136,7 @@ class MemoryBankMiddleware(AgentMiddleware):
     def wrap_model_call(self, request: ModelRequest, handler: Callable[[ModelRequest], Any]) -> Any:
         """Call the model with a rebuilt context."""
         messages = self.bridge.rebuild(request.messages, _thread(request.runtime), system=_system(request))
-        return handler(request.override(messages=messages))
+        return handler(request.override(messages=_stripped(messages, request)))
 
     async def awrap_model_call(
         self, request: ModelRequest, handler: Callable[[ModelRequest], Awaitable[Any]]
@@ -130,7 +145,7 @@ class MemoryBankMiddleware(AgentMiddleware):
         messages = await self.bridge.arebuild(
             request.messages, _thread(request.runtime), system=_system(request)
         )
-        return await handler(request.override(messages=messages))
+        return await handler(request.override(messages=_stripped(messages, request)))
 
     def _tools(self) -> list[BaseTool]:
         return [self._tool(schema["function"]) for schema in TOOL_SCHEMAS]
@@ -147,6 +162,12 @@ class MemoryBankMiddleware(AgentMiddleware):
         return StructuredTool.from_function(
             call, acall, name=name, description=schema["description"], args_schema=schema["parameters"]
         )
+
+
+def _stripped(rebuilt: Sequence[BaseMessage], request: ModelRequest) -> list[Any]:
+    """The rebuilt messages without thinking whose signature no longer fits."""
+    thinking = request.model_settings.get("thinking") or getattr(request.model, "thinking", None)
+    return strip_natives(rebuilt, request.messages, WIRE, thinking_rule(thinking))
 
 
 def _thread(runtime: Any) -> str | None:

@@ -7,8 +7,16 @@ from collections.abc import Sequence
 from typing import Any, Unpack
 
 from memory_bank.errors import MessagesError, MissingExtraError
-from memory_bank.integrations.bridge import KEPT_ROLE, Bridge, BridgeOptions, ChatMessage, read_natives
+from memory_bank.integrations.bridge import (
+    KEPT_ROLE,
+    Bridge,
+    BridgeOptions,
+    ChatMessage,
+    read_natives,
+    strip_natives,
+)
 from memory_bank.tools import TOOL_SCHEMAS
+from memory_bank.transcript.anthropic import Thinking, thinking_rule
 
 try:
     from pydantic_ai import RunContext, Tool
@@ -59,6 +67,19 @@ class PydanticAIWire:
         """See Wire."""
         kind = UserPromptPart if message["role"] == "user" else SystemPromptPart
         return ModelRequest(parts=[kind(message["content"])])
+
+    def without_thinking(self, native: ModelMessage) -> ModelMessage | None:
+        """See ThinkingWire."""
+        if not isinstance(native, ModelResponse):
+            return native
+        parts = [
+            p
+            for p in native.parts
+            if not (isinstance(p, ThinkingPart) and p.signature and p.provider_name == "anthropic")
+        ]
+        if len(parts) == len(native.parts):
+            return native
+        return dataclasses.replace(native, parts=parts) if parts else None
 
 
 WIRE = PydanticAIWire()
@@ -136,6 +157,15 @@ def _with_text(part: Any, message: ChatMessage) -> Any:
     return dataclasses.replace(part, content=content)
 
 
+def _rule(request_context: ModelRequestContext) -> Thinking:
+    """What becomes of Anthropic's thinking under the settings of a request."""
+    settings: Any = request_context.model_settings or {}
+    if thinking := settings.get("anthropic_thinking"):
+        return thinking_rule(thinking)
+    is_adaptive = request_context.model.profile.get("anthropic_supports_adaptive_thinking", False)
+    return Thinking.KEEP_LAST if settings.get("thinking") and not is_adaptive else Thinking.DROP
+
+
 class MemoryBank(AbstractCapability[Any]):
     """Sends the model a rebuilt context; ``all_messages()`` keeps the whole history.
 
@@ -158,6 +188,7 @@ class MemoryBank(AbstractCapability[Any]):
         messages = request_context.messages
         instructions = next((m.instructions for m in reversed(messages) if isinstance(m, ModelRequest)), None)
         rebuilt = await self.bridge.arebuild(messages, ctx.conversation_id, system=instructions)
+        rebuilt = strip_natives(rebuilt, messages, WIRE, _rule(request_context))
         return dataclasses.replace(request_context, messages=rebuilt)
 
     def get_toolset(self) -> FunctionToolset[Any] | None:

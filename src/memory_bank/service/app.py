@@ -36,7 +36,14 @@ from memory_bank.service.proxy.body import MessageCache
 from memory_bank.service.proxy.identity import Identity, canonical_bytes
 from memory_bank.service.proxy.injection import Injection
 from memory_bank.service.proxy.rebuild import Rebuilder
-from memory_bank.service.proxy.routes import Exchange, Proxy, forward, model_routes, upstream_routes
+from memory_bank.service.proxy.routes import (
+    Exchange,
+    Proxy,
+    Responder,
+    forward,
+    model_routes,
+    upstream_routes,
+)
 from memory_bank.service.proxy.upstream import Upstream
 from memory_bank.service.security.access import Keyring
 from memory_bank.service.security.gate import Gate
@@ -105,7 +112,7 @@ class Service:
         self.proxy = Proxy(
             {"openai": self.upstream, "anthropic": self.anthropic},
             Rebuilder(self.sessions, identity, timeout),
-            responder=Injection(self.sessions, timeout) if self.settings.inject_tools else forward,
+            responder=_responder(self.settings, self.sessions),
             cache=cache,
             add_trace=telemetry.carry,
             record=self.tell,
@@ -189,6 +196,13 @@ def _usage_of(exchange: Exchange) -> StepUsage | None:
         caches = cached + written > 0
     full = full_usage(sent, exchange.tokens, exchange.full_tokens, step.known_tokens, caches=caches)
     return StepUsage(step.session_id, step.created, exchange.model or "", sent, full)
+
+
+def _responder(settings: ServiceSettings, sessions: Sessions) -> Responder:
+    """What answers model requests: upstream alone, or with the memory tools."""
+    if settings.inject_tools is False:
+        return forward
+    return Injection(sessions, settings.memory_timeout, always=settings.inject_tools is True)
 
 
 def upstream_of(settings: ServiceSettings) -> str:

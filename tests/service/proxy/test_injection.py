@@ -27,6 +27,7 @@ from memory_bank.service.proxy.routes import DIALECTS, ModelRequest, read_body
 from memory_bank.service.proxy.upstream import UpstreamAnswer
 from memory_bank.service.security.access import LOCAL
 from memory_bank.service.sessions import Sessions
+from memory_bank.settings import ServiceSettings
 from memory_bank.testing import Reply, ScriptedServer, call, calls, fail, run_agent, say
 from memory_bank.testing.replies import cut, raw
 from memory_bank.transcript.responses import item_errors
@@ -159,6 +160,29 @@ def test_what_was_left_out_is_fetched_unseen(tmp_path, way, stream):
     assert told.outcome == "complete"
     assert usage["total_tokens"] == (told.input_tokens or 0) + (told.output_tokens or 0)
     assert usage["total_tokens"] > sum(len(json.dumps(b)) for b in (first, second)) // 5
+
+
+@ways
+@streams
+def test_by_default_tools_come_with_rebuilt_contexts_beside_tools_of_the_client(tmp_path, way, stream):
+    with injected(tmp_path, [FETCH, say(SECRET)], inject_tools=ServiceSettings().inject_tools) as (server, p):
+        assert ask(p, way, stream)[:2] == (SECRET, [])
+        assert [set(tools_in(r.body)) >= set(MEMORY_TOOLS) for r in server.requests] == [True, True]
+
+
+@pytest.mark.parametrize("inject", ["auto", False])
+def test_otherwise_nothing_is_offered(tmp_path, inject):
+    with injected(tmp_path, lambda _: say("one"), inject_tools=inject) as (server, p):
+        client = client_of(p)
+        short = [*MESSAGES[:4]]
+        for _ in range(2):  # there are records now
+            client.chat.completions.create(model="m", messages=short, tools=TOOLS)
+        client.chat.completions.create(model="m", messages=MESSAGES)
+        if not inject:
+            client.chat.completions.create(model="m", messages=MESSAGES, tools=TOOLS)
+        assert [e.memory for e in p.told(3)] == ["unchanged", "unchanged", "rebuilt"]
+    offered = [set(tools_in(r.body)) & MEMORY_TOOLS for r in server.requests]
+    assert not any(offered)
 
 
 def test_asynchronously(tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 
 import openai
 import pytest
@@ -37,7 +38,7 @@ def test_the_history_shrinks_and_stays_text_with_alternating_roles(form, tmp_pat
         last = server.requests[-1].body["messages"]
         roles = [m["role"] for m in last]
         assert roles[:2] == ["system", "user"]
-        assert all(a != b for a, b in zip(roles, roles[1:], strict=False))
+        assert all(a != b for a, b in pairwise(roles))
         assert not any("tool_calls" in m for m in last)
         assert len(json.dumps(last)) < len(json.dumps(messages)) / 2
         assert last[-2:] == messages[-2:]

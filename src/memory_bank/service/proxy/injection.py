@@ -38,19 +38,25 @@ class Injection:
     """A ``Responder`` that offers the memory tools and answers their calls.
 
     They are offered if the request's session has records, the client has no tools of these names, and the
-    model may choose. A turn that calls them is answered here and upstream is asked again, with the turn and
-    its results appended to the request; the client sees only the last turn, and what was streamed before
-    such a call. Calls of the client's own tools in a hidden turn get the result ``NOT_YET``, so every call
-    has a result and nothing has to be stored. ``timeout``: seconds for the calls of one turn.
+    model may choose; unless ``always``, only with a rebuilt context and beside tools of the client. A turn that
+    calls them is answered here and upstream is asked again, with the turn and its results appended to the
+    request; the client sees only the last turn, and what was streamed before such a call. Calls of the client's
+    own tools in a hidden turn get the result ``NOT_YET``, so every call has a result and nothing has to be
+    stored. ``timeout``: seconds for the calls of one turn.
     """
 
-    def __init__(self, sessions: Sessions, timeout: float) -> None:
+    def __init__(self, sessions: Sessions, timeout: float, *, always: bool = True) -> None:
         self.sessions = sessions
         self.timeout = timeout
+        self.always = always
 
     async def __call__(self, request: ModelRequest, send: SendUpstream) -> UpstreamAnswer:
         """See Responder."""
-        tools = request.dialect.offer_tools(request.body.value) if request.body is not None else None
+        value = None if request.body is None else request.body.value
+        offers = self.always or (
+            request.memory.status == "rebuilt" and value is not None and value.get("tools")
+        )
+        tools = request.dialect.offer_tools(value) if offers and value is not None else None
         if tools is None or not await self._has_records(request):
             return await send(request.render())
         return await _Rounds(self, request, send, tools).answer()
