@@ -2,6 +2,7 @@
 
     python benchmarks/step_overhead.py [--out results.json]
     python benchmarks/step_overhead.py --part observer,crowd [--database sqlite,postgres] [--records 1000000]
+    python benchmarks/step_overhead.py --part runs --traces claude_code_dev.jsonl.gz --runs 6 [--against SRC]
 
 An agent's conversation grows one tool call at a time (outputs of about 1.5 kB); each step calls
 ``apply_memory_bank_strategy`` with the lexical embedder and the extractive observer, in memory and on a
@@ -14,25 +15,34 @@ strategy with a conversation that is read anew at every step.
 steps by extraction and with the Observer off: states of their own in one database, in blocks of 40 steps by
 turns, 50 ms between the steps. ``crowd``: steps at 100 past steps in a bank that holds a million small
 records (with insights) of 1,000 other sessions, and in one that holds none, step by step by turns.
+``runs``: CPU time of every step of recorded runs (evenly spread over each file) with the shipped strategy;
+``--against`` names the ``src`` folder of another version, whose contexts are compared message by message.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
+import importlib
 import json
+import os
 import platform
 import random
 import sqlite3
 import statistics
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import agents
-from memory_bank import MemoryBankSettings, MemoryBankState, apply_memory_bank_strategy
+from memory_bank import MemoryBankSettings, MemoryBankState, MemoryProcessor, apply_memory_bank_strategy
+from memory_bank.lab.traces import Trace, is_turn, read_traces
+from memory_bank.transcript import ENCODING
 
 POINTS = (30, 100, 300, 1000, 3000)
 HALF_WINDOW = 20
@@ -225,6 +235,58 @@ def fill_postgres(where: str, records: int) -> int:
         return int(found[0]) if found else 0
 
 
+def recorded_part(files: list[Path], runs: int, key: str) -> None:
+    """CPU time of the steps of recorded runs, a line of JSON each: file, milliseconds, digest of the context."""
+    with suppress(Exception):  # loaded before the first step, which waits a few seconds at most
+        importlib.import_module("tiktoken").get_encoding(ENCODING)
+    for file in files:
+        traces = [t for t in read_traces(file) if isinstance(t, Trace)]
+        for trace in traces[:: max(1, len(traces) // runs)][:runs]:
+            processor = MemoryProcessor()
+            given: list[Any] = []
+            for message in trace.messages:
+                if is_turn(message):
+                    start = time.thread_time()
+                    context, _ = processor.apply_strategy(given, key, session_id=trace.id)
+                    milliseconds = 1000 * (time.thread_time() - start)
+                    text = json.dumps(context, default=str).encode()
+                    print(json.dumps([file.name, milliseconds, hashlib.sha256(text).hexdigest()]))
+                given.append(message)
+            processor.close()
+
+
+def runs_table(args: argparse.Namespace) -> None:
+    """The times of recorded runs, each version in a process of its own, and how many contexts differ."""
+    command = [
+        sys.executable,
+        __file__,
+        "--part",
+        "recorded",
+        "--runs",
+        str(args.runs),
+        "--strategy",
+        args.strategy,
+    ]
+    command += ["--traces", *map(str, args.traces)]
+    versions = [None, args.against] if args.against else [None]
+    steps: list[list[list[Any]]] = []
+    for source in versions:
+        env = {**os.environ, "PYTHONPATH": str(source)} if source else None
+        done = subprocess.run(command, env=env, stdout=subprocess.PIPE, text=True, check=True)
+        steps.append([json.loads(line) for line in done.stdout.splitlines()])
+    print("| runs | version | steps | median (ms) | p95 (ms) | mean (ms) | contexts that differ |")
+    print("|---|---|---|---|---|---|---|")
+    for file in dict.fromkeys(step[0] for step in steps[0]):
+        for source, of_version in zip(versions, steps, strict=True):
+            times = [step[1] for step in of_version if step[0] == file]
+            differ = sum(a != b for (_, _, a), (_, _, b) in zip(steps[0], of_version, strict=True))
+            p95 = statistics.quantiles(times, n=20)[-1]
+            print(
+                f"| {file} | {'other' if source else 'this'} | {len(times)} | {statistics.median(times):.1f} "
+                f"| {p95:.1f} | {statistics.mean(times):.1f} | {differ if source else ''} |"
+            )
+
+
 def parts(chosen: list[str], kinds: list[str], records: int) -> None:
     """The parts that need databases."""
     with tempfile.TemporaryDirectory(prefix="mb-", ignore_cleanup_errors=True) as folder:
@@ -250,13 +312,21 @@ def main() -> None:
     )
     parser.add_argument("--out", type=Path, help="also write the figures as JSON")
     parser.add_argument("--points", default=",".join(map(str, POINTS)))
-    parser.add_argument("--part", default="tables", help="tables, observer, crowd; several with commas")
+    parser.add_argument("--part", default="tables", help="tables, observer, crowd, runs; several with commas")
     parser.add_argument("--database", default="sqlite,postgres", help="of the parts observer and crowd")
     parser.add_argument("--records", type=int, default=1_000_000, help="of others, in the part crowd")
+    parser.add_argument("--traces", type=Path, nargs="*", default=[], help="files of the part runs")
+    parser.add_argument("--runs", type=int, default=6, help="recorded runs of each file")
+    parser.add_argument("--strategy", default="memory_bank", help="the key of the strategy of the part runs")
+    parser.add_argument("--against", type=Path, help="the src folder of another version to compare with")
     args = parser.parse_args()
     chosen = args.part.split(",")
     if "tables" in chosen:
         tables(args)
+    if "runs" in chosen:
+        runs_table(args)
+    if "recorded" in chosen:  # what the part runs starts
+        recorded_part(args.traces, args.runs, args.strategy)
     if {"observer", "crowd"} & set(chosen):
         parts(chosen, args.database.split(","), args.records)
 

@@ -9,7 +9,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from memory_bank.config import ToolSettings
-from memory_bank.plan import Decision, Fate, Piece
+from memory_bank.plan import Decision, Fate, Piece, ShortenedTurn
 from memory_bank.ports import TokenCounter
 from memory_bank.records import InteractionRecord
 from memory_bank.selection.files import works_on_files
@@ -50,6 +50,9 @@ class EvidenceMemory:
         self.numbers: dict[str, int] = {}
         self.places: dict[str, int] = {}  # of each record in the index
         self.opening: dict[str, int] = {}  # tokens of each call in its place, with nothing of its output
+        self.turns: dict[
+            object, tuple[Interaction, ShortenedTurn]
+        ] = {}  # of the latest step, by what they show
         self._notes: dict[int, str] = {}  # by the place of a note, the record with whose call it was said
         self._on_files: deque[bool] = deque(maxlen=LATEST_CALLS)
         self._latest = 0  # the index takes interactions in order; a late result joins the latest

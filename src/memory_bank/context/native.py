@@ -85,7 +85,10 @@ class NativeTurns:
             for place, t in enumerate(e.trace_ids)
             if t is not None
         }
-        self._made: dict[tuple[int, tuple[tuple[int, ShownCall], ...], str], ShortenedTurn] = {}
+        self._view = view
+        self._before = memory.turns  # of the step before
+        self._made: dict[object, tuple[Interaction, ShortenedTurn]] = {}
+        memory.turns = self._made
 
     def opening(self, record: int) -> int:
         """The tokens of showing anything of a record of the index, less what the thread saves."""
@@ -143,13 +146,32 @@ class NativeTurns:
 
     def _shorten(self, start: int, shown: Mapping[int, ShownCall], note: str) -> ShortenedTurn:
         key = (start, tuple(sorted(shown.items())), note)
-        made = self._made.get(key)
-        if made is None:
-            turn = self._turns[start]
-            messages = shorten_interaction(turn, shown, note, self._counter)
-            tokens = sum(map(self._counter.count_message, messages))
-            made = self._made[key] = ShortenedTurn(messages, turn.stop, tokens)
-        return made
+        turn = self._turns[start]
+        known = self._made.get(key) or self._before.get(key)
+        if known is None or known[0] is not turn:
+            counts = _Counts(self._counter, self._view, turn)
+            messages = shorten_interaction(turn, shown, note, counts)
+            known = turn, ShortenedTurn(messages, turn.stop, sum(map(counts.count, messages)))
+        self._made[key] = known
+        return known[1]
+
+
+class _Counts:
+    """The tokens of messages: those of a turn are known, others are counted once."""
+
+    def __init__(self, counter: TokenCounter, view: View, turn: Interaction) -> None:
+        self._counter = counter
+        # by id; holding the message keeps its id its own
+        self._known: dict[int, tuple[Any, int]] = {
+            id(message): (message, view.tokens_between(position, position + 1))
+            for position, message in enumerate(turn.messages, turn.start)
+        }
+
+    def count(self, message: Any) -> int:
+        known = self._known.get(id(message))
+        if known is None:
+            known = self._known[id(message)] = message, self._counter.count_message(message)
+        return known[1]
 
 
 def _quotes_by_text(cut: CutText, places: Sequence[int]) -> Iterator[tuple[str, str]]:
@@ -166,7 +188,7 @@ def _quotes_by_text(cut: CutText, places: Sequence[int]) -> Iterator[tuple[str, 
 
 
 def shorten_interaction(
-    interaction: Interaction, shown: Mapping[int, ShownCall], note: str, counter: TokenCounter
+    interaction: Interaction, shown: Mapping[int, ShownCall], note: str, counts: _Counts
 ) -> list[Any]:
     """The messages of an interaction with the calls that are ``shown`` (by the place of the pair) in short form.
 
@@ -185,7 +207,7 @@ def shorten_interaction(
             place += count
             if here:
                 short = _short_call(message, here, note)
-                out.append(_cheaper(short, message, counter) if len(here) == count else short)
+                out.append(_cheaper(short, message, counts) if len(here) == count else short)
                 note = ""
         elif kind is MessageKind.RESULT:
             result = result_of(message)
@@ -202,18 +224,18 @@ def shorten_interaction(
             if at is not None:
                 pair, _ = left.pop(at)
                 if pair in shown:
-                    out.append(_cheaper(_with_text(message, shown[pair].result), message, counter))
+                    out.append(_cheaper(_with_text(message, shown[pair].result), message, counts))
         elif kind is MessageKind.SAY:
             if note and message_text(message):
-                out.append(_cheaper(_with_text(message, note), message, counter))
+                out.append(_cheaper(_with_text(message, note), message, counts))
                 note = ""
         elif kind is MessageKind.REASONING:
             out.append(message)
     return out
 
 
-def _cheaper(new: Any, old: Any, counter: TokenCounter) -> Any:
-    return new if counter.count_message(new) < counter.count_message(old) else old
+def _cheaper(new: Any, old: Any, counts: _Counts) -> Any:
+    return new if counts.count(new) < counts.count(old) else old
 
 
 def _with_text(message: Any, text: str) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 
 from memory_bank.selection.effects import is_failure
@@ -33,11 +33,11 @@ class Argument:
 
     key: str
     text: str
+    start: str = field(init=False, compare=False)
+    """What values are compared by: case folded, so many characters as are always shown."""
 
-    @property
-    def start(self) -> str:
-        """What values are compared by: case folded, so many characters as are always shown."""
-        return self.text[:LEAST_CHARS].strip().casefold()
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "start", self.text[:LEAST_CHARS].strip().casefold())
 
 
 def arguments_of(arguments: str) -> tuple[Argument, ...]:

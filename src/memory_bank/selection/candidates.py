@@ -16,6 +16,8 @@ from memory_bank.selection.parsing import unescape
 
 LONGEST = 120
 """Characters of the longest value."""
+CACHED = 1 << 15
+"""Tokens whose kind, shape or singular is kept."""
 LONGEST_LINE = 80
 """Characters of the longest line of text that is a value as a whole."""
 LONGEST_ERROR = 3000
@@ -117,9 +119,14 @@ def fold(text: str) -> str:
     return _SPACE.sub(" ", text).strip().casefold()
 
 
-@lru_cache(maxsize=1 << 15)
 def kind_of(text: str) -> int:
     """Return the kind of one token, a position in KINDS."""
+    return _kind_of(text) if len(text) <= LONGEST else _kind_of.__wrapped__(text)
+
+
+# The caches below are bounded: CACHED entries of at most LONGEST characters each; longer texts are not kept.
+@lru_cache(maxsize=CACHED)
+def _kind_of(text: str) -> int:
     if text.isdigit():
         return KIND["integer"]
     if "@" in text[1:]:
@@ -149,12 +156,16 @@ def kind_of(text: str) -> int:
     return KIND["capital"] if text[:1].isupper() else KIND["word"]
 
 
-@lru_cache(maxsize=1 << 15)
 def shape_of(text: str) -> str:
     """Return a spelling pattern: letters as a or A, digits as 9, runs of letters cut at three."""
+    return _shape_of(text[:40])
+
+
+@lru_cache(maxsize=CACHED)
+def _shape_of(text: str) -> str:
     out: list[str] = []
     last, run = "", 0
-    for char in text[:40]:
+    for char in text:
         mark = "9" if char.isdigit() else ("A" if char.isupper() else "a") if char.isalpha() else char
         run = run + 1 if mark == last else 1
         if run <= 3 or (mark == "9" and run <= 10):
@@ -388,10 +399,13 @@ def forms_in(text: str) -> list[str]:
 def words_of(text: str) -> list[str]:
     """Return the words of three characters or more: lower case, camel case split, singular."""
     folded = _HUMP.sub(" ", text).casefold()
-    return [_singular(w) for w in (_ASCII_PART if folded.isascii() else _PART).findall(folded)]
+    words = (_ASCII_PART if folded.isascii() else _PART).findall(folded)
+    if max(map(len, words), default=0) > LONGEST:
+        return [_singular(w) if len(w) <= LONGEST else _singular.__wrapped__(w) for w in words]
+    return [_singular(w) for w in words]
 
 
-@lru_cache(maxsize=1 << 15)
+@lru_cache(maxsize=CACHED)
 def _singular(word: str) -> str:
     if word[-1] != "s" or len(word) < 4 or word[-2] in "su":
         return word

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -23,6 +24,9 @@ from memory_bank.selection.candidates import (
 from memory_bank.selection.files import FileAccess
 
 Array = NDArray[Any]
+_RUN = re.compile(
+    r"[^\W_]+"
+)  # what str.isalnum takes, so that a form stands in a text only with its whole runs
 OWN: dict[RecordKind, int] = {"output": 0, "note": 1, "arguments": 2}
 """Column `own` of the records by their kind."""
 NEVER = -1_000_000
@@ -99,11 +103,13 @@ class ValueLists:
     def add(self, groups: Iterable[list[int]], values: Table) -> None:
         """Add a list for each group of values and note each value's list and position."""
         arrays = [np.array(group, np.int32) for group in groups]
-        first = self.table.append(size=[len(a) for a in arrays])
-        for number, array in enumerate(arrays, first):
-            self.members.append(array)
-            values[self.name][array] = number
-            values[self.name + "_at"][array] = np.arange(len(array))
+        sizes = [len(a) for a in arrays]
+        first = self.table.append(size=sizes)
+        self.members += arrays
+        ids = np.concatenate(arrays)
+        stop = np.cumsum(sizes)
+        values[self.name][ids] = np.repeat(np.arange(first, first + len(arrays)), sizes)
+        values[self.name + "_at"][ids] = np.arange(len(ids)) - np.repeat(stop - sizes, sizes)
 
 
 class EvidenceTables:
@@ -112,6 +118,7 @@ class EvidenceTables:
     def __init__(self) -> None:
         self.ids: dict[str, int] = {}  # of values, by form
         self.forms: list[str] = []
+        self.first_runs: list[str] = []  # of each, its first letters and digits
         self.parts: list[tuple[str, ...]] = []  # words of each value
         # Interactions: `seen` last shown, used or noted, `used` and `first_use` by a call. Of neighbours:
         # `row_used` a value of the segment, `successor` one up to two places before it in its list.
@@ -163,9 +170,11 @@ class EvidenceTables:
         self.first_segment: list[int] = []  # of each record
         self.last_tool = 0
         self.anchor: list[str] = []
+        self._new: list[tuple[int, str]] = []  # kind and spelling of values whose rows are not filled yet
         self._anchor_text = ""
         self._anchor_forms: set[str] = set()
         self._anchor_words: set[str] = set()
+        self._anchor_runs: set[str] = set()
         self._anchored = 0  # values that were compared with the anchor
         self.tools("")
         self.keys("")
@@ -185,26 +194,43 @@ class EvidenceTables:
         return record
 
     def _new_value(self, form: str, kind: int, text: str = "") -> int:
-        v = self.values
-        value = self.ids[form] = v.grow(1)
+        """Number a value; `_describe_new` fills its row."""
+        value = self.ids[form] = self.values.grow(1)
         self.forms.append(form)
-        self.kinds["total"][kind] += 1
-        v["kind"][value] = kind
-        v["length"][value] = len(form)
-        v["shape"][value] = self.shapes(
-            KINDS[kind] if kind in (KIND["phrase"], KIND["name"]) else shape_of(form)
-        )
-        v["words"][value] = min(6, form.count(" ") + 1)
-        v["digits"][value] = sum(c.isdigit() for c in form) / len(form)
-        parts = tuple(dict.fromkeys(words_of(text or form)))
-        self.parts.append(parts)
-        if parts:
-            words = [self.words(part) for part in parts]
-            weights = 1 / np.sqrt(1 + self.words.table["count"][words])
-            start = self.value_terms.append(word=words, weight=weights)
-            self.value_terms["value"][start:] = value
-            v["word_weight"][value] = weights.sum()
+        self._new.append((kind, text or form))
         return value
+
+    def _describe_new(self) -> None:
+        """Fill the rows of the values that are new, all at once."""
+        if not self._new:
+            return
+        v, new = self.values, self._new
+        first = v.size - len(new)
+        forms = self.forms[first:]
+        kinds = [kind for kind, _ in new]
+        np.add.at(self.kinds["total"], kinds, 1)
+        v["kind"][first:] = kinds
+        v["length"][first:] = [len(form) for form in forms]
+        v["shape"][first:] = [
+            self.shapes(KINDS[kind] if kind in (KIND["phrase"], KIND["name"]) else shape_of(form))
+            for form, kind in zip(forms, kinds, strict=True)
+        ]
+        v["words"][first:] = [min(6, form.count(" ") + 1) for form in forms]
+        v["digits"][first:] = [sum(map(str.isdigit, form)) / len(form) for form in forms]
+        runs = map(_RUN.search, forms)
+        self.first_runs += [run[0] if run else "" for run in runs]
+        parts = [tuple(dict.fromkeys(words_of(text))) for _, text in new]
+        self.parts += parts
+        words = [self.words(part) for of_value in parts for part in of_value]
+        weights = 1 / np.sqrt(1 + self.words.table["count"][words])
+        values = np.repeat(np.arange(first, v.size), [len(of_value) for of_value in parts])
+        self.value_terms.append(value=values, word=words, weight=weights)
+        at = 0
+        for value, of_value in enumerate(parts, first):
+            if of_value:
+                v["word_weight"][value] = weights[at : at + len(of_value)].sum()
+                at += len(of_value)
+        self._new = []
 
     def _add_uses(self, item: ParsedRecord, tool: int) -> None:
         """Add what a call used: of its values, and of the records, keys and lists that supplied them."""
@@ -237,6 +263,7 @@ class EvidenceTables:
             self._add_supply(value, now)
             for name in taken:
                 taken[name].add(int(v[name][value]))
+        self._describe_new()
         if touched:
             self._touch(np.array(touched, np.int32), event=True)
         for name, numbers in taken.items():
@@ -316,6 +343,7 @@ class EvidenceTables:
                 shown.setdefault(value, (first + segment, c))
                 pairs.append(value)
                 counts[segment] += 1
+        self._describe_new()
         start = self.pairs.append(value=pairs)
         self.segments["count"][first:] = counts
         self.segments["start"][first:] = start + np.cumsum(counts) - counts
@@ -379,15 +407,21 @@ class EvidenceTables:
             self._anchor_text = fold("\n".join(texts))
             self._anchor_forms = {form for text in texts for form in forms_in(text)}
             self._anchor_words = set(words_of(self._anchor_text))
+            self._anchor_runs = set(_RUN.findall(self._anchor_text))
             self._anchored = 0
-            self.values["visible"][:] = False
-        visible, overlap = self.values["visible"], self.values["overlap"]
-        for value in range(self._anchored, self.values.size):
-            form, parts = self.forms[value], self.parts[value]
-            visible[value] = form in self._anchor_forms or _stands_in(form, self._anchor_text)
-            if parts:
-                overlap[value] = sum(p in self._anchor_words for p in parts) / len(parts)
-        self.values["changed"][self._anchored :] = True
+        first = self._anchored
+        if first == self.values.size:
+            return
+        forms, runs = self._anchor_forms, self._anchor_runs
+        text, words = self._anchor_text, self._anchor_words
+        self.values["visible"][first:] = [
+            form in forms or ((not run or run in runs) and _stands_in(form, text))
+            for form, run in zip(self.forms[first:], self.first_runs[first:], strict=True)
+        ]
+        self.values["overlap"][first:] = [
+            sum([p in words for p in parts]) / len(parts) if parts else 0.0 for parts in self.parts[first:]
+        ]
+        self.values["changed"][first:] = True
         self._anchored = self.values.size
 
     # -- asking ----------------------------------------------------------------

@@ -10,6 +10,7 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import is_
 
 from memory_bank.selection.calltext import (
     LEAST_CHARS,
@@ -32,6 +33,8 @@ LINE_CHARS = 84  # of the arguments of a call on a line of its own
 VALUE_CHARS = 32  # of a value in a line that several calls share
 PLAN_SHARE, DECISIONS_SHARE = 0.2, 0.1  # of the room
 MAX_DECISIONS = 8
+MAX_COSTS = 4_096
+"""Texts whose tokens are kept; they have at most a few hundred characters."""
 
 _SHARE, _LEAST, _A_CALL, _MOST = 0.2, 700, 14, 0.4
 
@@ -59,6 +62,18 @@ class _Call:
     outcome: str
     changed: bool
     failed: bool
+    told: tuple[Argument, ...] | None = None  # what distinguishes it; None where that may have changed
+
+
+@dataclass(slots=True)
+class _Shown:
+    """How a call is shown beside its neighbours: made anew only where what distinguishes one of them changed."""
+
+    told: tuple[tuple[Argument, ...] | None, ...]  # of the call, and of the tool's calls before and after it
+    values: list[tuple[str, str]]
+    line: str
+    value_cost: int
+    line_cost: int
 
 
 @dataclass(slots=True)
@@ -80,6 +95,8 @@ class Thread:
         self._calls: list[_Call] = []
         self._interactions: list[int] = []  # of the calls
         self._values: dict[str, Counter[str]] = {}  # by tool: in how many of its calls each value stands
+        self._holders: dict[tuple[str, str], list[_Call]] = {}  # the calls of a tool in which a value stands
+        self._shown: dict[tuple[int, int], _Shown] = {}  # by number and length of values
         self._plans: list[_Words] = []
         self._decisions: list[_Words] = []
         self._costs: dict[str, int] = {}
@@ -93,9 +110,16 @@ class Thread:
         changed = changes_something(tool, arguments, output, self._declared)
         name = one_line(tool)[:80]
         came_back = outcome(output, {a.text for a in found})
-        self._calls.append(_Call(number, interaction, name, found, came_back, changed, failed))
+        call = _Call(number, interaction, name, found, came_back, changed, failed)
+        self._calls.append(call)
         self._interactions.append(interaction)
-        self._values.setdefault(name, Counter()).update({a.start for a in found})
+        starts = {a.start for a in found}
+        self._values.setdefault(name, Counter()).update(starts)
+        for start in starts:
+            holders = self._holders.setdefault((name, start), [])
+            for other in holders:
+                other.told = None
+            holders.append(call)
         plan = plan_in_note(note) if note else ""
         if written := plan_in_call(tool, arguments):
             plan = written
@@ -174,11 +198,15 @@ class Thread:
     def _cost(self, text: str) -> int:
         cost = self._costs.get(text)
         if cost is None:
+            if len(self._costs) >= MAX_COSTS:
+                self._costs.clear()
             cost = self._costs[text] = self._count(text)
         return cost
 
     def _distinguishing(self, call: _Call) -> tuple[Argument, ...]:
-        return distinguishing(call.arguments, self._values[call.tool])
+        if call.told is None:
+            call.told = distinguishing(call.arguments, self._values[call.tool])
+        return call.told
 
 
 class _Telling:
@@ -189,15 +217,15 @@ class _Telling:
         self._calls = calls
         self._room = room
         self._told: dict[int, tuple[Argument, ...]] = {}
-        self._beside: dict[int, list[dict[str, str]]] = {c.number: [] for c in calls}
-        latest: dict[str, _Call] = {}
+        self._beside: dict[int, list[tuple[Argument, ...] | None]] = {c.number: [None, None] for c in calls}
+        latest: dict[str, int] = {}
         for call in calls:
-            self._told[call.number] = thread._distinguishing(call)
+            told = self._told[call.number] = thread._distinguishing(call)
             other = latest.get(call.tool)
-            if other is not None:  # the values of each, by key, stand beside those of the other
-                for one, two in ((call, other), (other, call)):
-                    self._beside[one.number].append({a.key: a.text for a in self._told[two.number]})
-            latest[call.tool] = call
+            if other is not None:
+                self._beside[call.number][0] = self._told[other]
+                self._beside[other][1] = told
+            latest[call.tool] = call.number
         for chars in (VALUE_CHARS, LEAST_CHARS):
             self._fill(chars)
             if len(self.told) == len(calls):
@@ -211,25 +239,24 @@ class _Telling:
         # the heading, and a line for each tool with its name and the range of its numbers
         groups = {(c.tool, c.failed) for c in self._calls}
         left = self._room - 20 - sum(cost(f"{t} ×100 #100 to #200\n") + 2 for t, _ in groups)
-        values = {c.number: self._values(c) for c in self._calls}
+        shown = self._shown = {c.number: self._show(c) for c in self._calls}
         newest = list(reversed(self._calls))
         written: set[tuple[str, str]] = set()
         for changes in (True, False):
             for call in newest:
                 if call.changed is not changes:
                     continue
-                value = "".join(f"{text}, " for _, text in values[call.number])
-                price = 0 if (call.tool, value) in written else cost(value) + 1
+                key = call.tool, "".join([f"{text}, " for _, text in shown[call.number].values])
+                price = 0 if key in written else shown[call.number].value_cost + 1
                 if price <= left:
-                    written.add((call.tool, value))
+                    written.add(key)
                     left -= price
                     self._steps.append((call.number, False, price))
         valued = {number for number, _, _ in self._steps}
         for failures in (False, True):
             for call in newest:
                 if call.number in valued and (call.failed if failures else call.changed):
-                    value = "".join(f"{text}, " for _, text in values[call.number])
-                    price = max(1, cost(self._line(call) + "\n") - cost(value))
+                    price = max(1, self._line_cost(call) - shown[call.number].value_cost)
                     if price <= left:
                         left -= price
                         self._steps.append((call.number, True, price))
@@ -262,13 +289,27 @@ class _Telling:
         ]
         return HEAD + "".join(f"{line}\n" for line in (*own, *shared))
 
-    def _values(self, call: _Call) -> list[tuple[str, str]]:
-        """What distinguishes a call, as (name, value)."""
+    def _show(self, call: _Call) -> _Shown:
+        """How a call is shown: its line and its tokens are made when they are needed."""
+        kept, key = self._thread._shown, (call.number, self._chars)
+        told = self._told[call.number]
         beside = self._beside[call.number]
-        return [
-            (a.key, shown_value(a.text, self._chars, [values[a.key] for values in beside if a.key in values]))
-            for a in self._told[call.number]
+        known = kept.get(key)
+        if known is not None and all(map(is_, known.told, (told, *beside))):
+            return known
+        others = [{a.key: a.text for a in other} for other in beside if other is not None]
+        values = [
+            (a.key, shown_value(a.text, self._chars, [o[a.key] for o in others if a.key in o])) for a in told
         ]
+        cost = self._thread._cost("".join([f"{text}, " for _, text in values]))
+        shown = kept[key] = _Shown((told, *beside), values, "", cost, 0)
+        return shown
+
+    def _line_cost(self, call: _Call) -> int:
+        shown = self._shown[call.number]
+        if not shown.line_cost:
+            shown.line_cost = self._thread._cost(self._line(call) + "\n")
+        return shown.line_cost
 
     def _shared_line(self, tool: str, calls: Sequence[_Call]) -> str:
         """The line of some calls of one tool: their distinguishing values, then how many more there are."""
@@ -276,7 +317,7 @@ class _Telling:
         counted = [c for c in calls if c.number not in self.told]
         if not valued:
             return f"{tool} ×{len(counted)} {ranges(c.number for c in counted)}"
-        values = [self._values(c) for c in valued]
+        values = [self._shown[c.number].values for c in valued]
         keys = [k for k, _ in dict.fromkeys((v[0][0], "") for v in values if v)]
         common = keys[0] if len(keys) == 1 else ""
         bodies = [", ".join(t if k == common else _named(k, t) for k, t in v) for v in values if v]
@@ -289,7 +330,10 @@ class _Telling:
 
     def _line(self, call: _Call) -> str:
         """A call on a line of its own: what distinguishes it, other arguments while there is room, its outcome."""
-        shown = [_named(k, t) for k, t in self._values(call)]
+        kept = self._shown[call.number]
+        if kept.line:
+            return kept.line
+        shown = [_named(k, t) for k, t in kept.values]
         room = LINE_CHARS - sum(len(s) + 2 for s in shown)
         told = self._told[call.number]
         for argument in call.arguments:
@@ -300,7 +344,8 @@ class _Telling:
         text = f"#{call.number} {call.tool}"
         if shown:
             text += " " + ", ".join(shown)
-        return f"{text} → {call.outcome}" if call.outcome else text
+        kept.line = f"{text} → {call.outcome}" if call.outcome else text
+        return kept.line
 
 
 def _named(key: str, text: str) -> str:

@@ -171,7 +171,7 @@ class _Step:
             told = self._tell(self._thread_room, numbers)
             text = told.text + elsewhere
             spent = sum(t.tokens for t in in_place.values())
-            over = spent + self._session.counter.count_text(text) - self._room
+            over = spent + (self._session.counter.count_text(text) if elsewhere else told.tokens) - self._room
             if over <= 0 or not selection.gains:
                 return _Shown(text, in_place, selection, told.told | numbers)
             selection = self._memory.index.without_last(selection, over)

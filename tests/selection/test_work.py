@@ -1,0 +1,106 @@
+"""How the work of the selection grows, what is kept from step to step, and what bounds it."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from tests.chats import call, result, user
+from tests.growth import LINEAR, growth
+
+from memory_bank import MemoryProcessor
+from memory_bank.context import native
+from memory_bank.provenance.index import SourceIndex
+from memory_bank.selection import candidates, thread
+from memory_bank.selection.candidates import kind_of, parse_record, shape_of, words_of
+from memory_bank.selection.index import EvidenceIndex
+from memory_bank.selection.tables import EvidenceTables, _stands_in
+
+ODD = {
+    "rows": lambda n: json.dumps([{"id": f"A-{i}", "name": "Ann Lee"} for i in range(n // 33)]),
+    "a long key": lambda n: json.dumps({"k" * (n // 2): [f"id-{i}" for i in range(n // 24)]}),
+    "nested keys": lambda n: '{"a":' * (n // 5),
+    "hyphens": lambda n: "a-" * (n // 2),
+    "labels": lambda n: "key: value\n" * (n // 11),
+    "escapes": lambda n: '\\"' * (n // 2),
+    "calls": lambda n: "f(" * (n // 2),
+}
+
+
+@pytest.mark.parametrize("kind", ODD)
+def test_parsing_and_indexing_an_output_is_linear_in_its_size(kind):
+    def work(size: int) -> None:
+        index = EvidenceIndex(count_tokens=len)
+        index.add_call(trace_id="t", interaction=1, tool="get", arguments="{}", output=ODD[kind](size))
+        sources = SourceIndex("s")
+        sources._add_record("t", "get", 1, ODD[kind](size))
+
+    assert growth(work, 192_000) < LINEAR
+
+
+@pytest.mark.parametrize("function", [kind_of, shape_of, words_of])
+def test_long_texts_are_in_no_cache(function):
+    caches = (candidates._kind_of, candidates._shape_of, candidates._singular)
+    function("a-1")
+    before = [cache.cache_info().currsize for cache in caches]
+    function("q" * 50_000 + "s")
+    function("7" * 50_000)
+    after = [cache.cache_info().currsize for cache in caches]
+    if function is shape_of:  # its first 40 characters
+        assert after[1] <= before[1] + 2
+    else:
+        assert after == before
+    assert all(cache.cache_info().maxsize == candidates.CACHED for cache in caches)
+
+
+def test_the_costs_that_a_thread_keeps_are_bounded():
+    told = thread.Thread(len)
+    for number in range(1, 400):
+        told.add(number=number, interaction=number, tool=f"t{number}", arguments="{}", output="ok")
+        if number % 20 == 0:
+            told.tell(number, 4000)
+    for number in range(thread.MAX_COSTS + 10):
+        told._cost(f"text {number}")
+    assert len(told._costs) <= thread.MAX_COSTS
+
+
+def test_what_a_thread_keeps_does_not_change_what_it_tells():
+    def add(to: thread.Thread, number: int) -> None:
+        arguments = json.dumps({"path": f"/src/a/{number % 7}.py", "n": number // 3, "mode": "x" * 40})
+        tool = ("read_file", "write_file", "run")[number % 3]
+        to.add(number=number, interaction=number, tool=tool, arguments=arguments, output=f"ok {number}")
+
+    growing = thread.Thread(len)
+    for number in range(1, 60):
+        add(growing, number)
+        shown = {n for n in range(1, number) if n % (1 + number % 5) == 1}
+        new = thread.Thread(len)
+        for n in range(1, number + 1):
+            add(new, n)
+        for room in (300, 900, 4000):
+            assert growing.tell(number, room, shown) == new.tell(number, room, shown)
+
+
+def test_values_are_compared_with_the_anchor_as_a_search_does():
+    tables = EvidenceTables()
+    output = "A-17, /src/a-b.py x.y@z.org #tag 2024-01-05 (Ann Lee) snake_case B-170 99.5 src q1"
+    tables.add(parse_record(1, output, len, tool="get", arguments='{"path": "src/a-b.py", "n": 995.5}'))
+    for anchor in (["a-17 ann lee"], ["see /src/a-b.py.", "x.y@z.org99.5"], ["#tag B-1700 snake_case"], [""]):
+        tables.set_anchor(anchor)
+        text, forms = tables._anchor_text, tables._anchor_forms
+        assert tables.values["visible"].tolist() == [f in forms or _stands_in(f, text) for f in tables.forms]
+
+
+def test_a_turn_that_stays_as_it_was_is_shortened_once(monkeypatch):
+    made = []
+    shorten = native.shorten_interaction
+    monkeypatch.setattr(native, "shorten_interaction", lambda *a: made.append(a[0].start) or shorten(*a))
+    processor = MemoryProcessor()
+    messages = [user("Check the orders.")]
+    for n in range(60):
+        rows = json.dumps([{"order": f"O-{n}-{i}", "total": i} for i in range(30)])
+        messages += [call((f"c{n}", "get_orders", {"page": f"P-{n}"})), result(f"c{n}", rows)]
+        processor.apply_strategy(messages)
+    made.clear()
+    processor.apply_strategy(messages)
+    assert not made
