@@ -102,5 +102,12 @@ def test_a_turn_that_stays_as_it_was_is_shortened_once(monkeypatch):
         messages += [call((f"c{n}", "get_orders", {"page": f"P-{n}"})), result(f"c{n}", rows)]
         processor.apply_strategy(messages)
     made.clear()
-    processor.apply_strategy(messages)
+    first, _ = processor.apply_strategy(messages)
     assert not made
+    wanted = json.dumps(first)
+    for message in first:
+        if message not in messages:  # a caller may change what is not its own
+            message["content"] = "changed"
+            for entry in message.get("tool_calls", []):
+                entry["function"]["arguments"] = "changed"
+    assert json.dumps(processor.apply_strategy(messages)[0]) == wanted

@@ -132,7 +132,8 @@ class NativeTurns:
             else:
                 calls[place] = replace(call, quote=quote)
         in_place = {
-            start: self._shorten(start, shown[start], notes.get(start, "")) for start in sorted(shown)
+            start: self._given(start, self._shorten(start, shown[start], notes.get(start, "")))
+            for start in sorted(shown)
         }
         text = EXCERPTS_HEAD + "".join(elsewhere) if elsewhere else ""
         return in_place, text, numbers
@@ -154,6 +155,17 @@ class NativeTurns:
             known = turn, ShortenedTurn(messages, turn.stop, sum(map(counts.count, messages)))
         self._made[key] = known
         return known[1]
+
+    def _given(self, start: int, made: ShortenedTurn) -> ShortenedTurn:
+        """The turn as a context gets it: copies of what is kept, which a caller may change."""
+        originals = set(map(id, self._turns[start].messages))
+        return replace(made, messages=[m if id(m) in originals else _copied(m) for m in made.messages])
+
+
+def _copied(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _copied(inner) for key, inner in value.items()}
+    return [_copied(inner) for inner in value] if isinstance(value, list) else value
 
 
 class _Counts:
