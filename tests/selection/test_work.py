@@ -14,6 +14,7 @@ from memory_bank.provenance.index import SourceIndex
 from memory_bank.selection import candidates, thread
 from memory_bank.selection.candidates import kind_of, parse_record, shape_of, words_of
 from memory_bank.selection.index import EvidenceIndex
+from memory_bank.selection.parsing import LONGEST_KEY
 from memory_bank.selection.tables import EvidenceTables, _stands_in
 
 ODD = {
@@ -36,6 +37,21 @@ def test_parsing_and_indexing_an_output_is_linear_in_its_size(kind):
         sources._add_record("t", "get", 1, ODD[kind](size))
 
     assert growth(work, 192_000) < LINEAR
+
+
+@pytest.mark.parametrize(
+    "output",
+    [
+        json.dumps({"k" * 9_000: [f"id-{i}" for i in range(900)]}),
+        json.dumps({"k" * 9_000: {"a": [{"k" * 9_000: f"id-{i}"} for i in range(9)]}}),
+        f"| {'k' * 9_000} | b |\n|---|---|\n" + "".join(f"| id-{i} | x-{i} |\n" for i in range(300)),
+        json.dumps([["k" * 9_000, "b"], *([f"id-{i}", i] for i in range(300))]),
+    ],
+)
+def test_a_long_key_is_not_kept_with_each_of_its_values(output):
+    record = parse_record(1, output, len)
+    assert max(len(c.key) for found in record.candidates for c in found) <= LONGEST_KEY
+    assert max(len(key) for s in record.cut.segments for key, _, _ in s.cells) <= LONGEST_KEY
 
 
 @pytest.mark.parametrize("function", [kind_of, shape_of, words_of])

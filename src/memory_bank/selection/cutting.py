@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from memory_bank.selection.parsing import Node, find_structure, unescape
+from memory_bank.selection.parsing import LONGEST_KEY, Node, find_structure, unescape
 
 WIDTH = 140
 """Characters that a segment should have."""
@@ -344,7 +344,8 @@ class _Cutter:
             self.heads.append(head)
             self._block = len(self.heads) - 1
             begin = items[0].start
-        names = [self._text[i.body : i.stop] for i in items[0].items or []] if tabular else []
+        header = (items[0].items or []) if tabular else []
+        names = [self._text[i.body : min(i.stop, i.body + LONGEST_KEY)] for i in header]
         for number, item in enumerate(items):
             if item.named:
                 inner = f"{path}.{item.key}" if path else item.key
@@ -528,7 +529,7 @@ class _Table:
 
     def __init__(self, mark: str, header: str, rules: int) -> None:
         self.mark, self.rules, self.left = mark, rules, 0
-        self.names = [n.strip(' "') for n in header.split(mark)]
+        self.names = [n.strip(' "')[:LONGEST_KEY] for n in header.split(mark)]
         self.count = header.count(mark)
 
     def holds(self, line: str) -> bool:

@@ -6,6 +6,8 @@ import re
 
 MAX_DEPTH = 40
 """Brackets nested deeper than this are part of the container that holds them."""
+LONGEST_KEY = 200
+"""Characters that are kept of a key: many values may stand under it."""
 
 _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f]")
 _ESCAPE = re.compile(r"\\(?:u([0-9a-fA-F]{4})|x([0-9a-fA-F]{2})|(.))", re.S)
@@ -28,14 +30,14 @@ class Node:
     """A value in a text: a scalar (`items` is None), or a container with the values in it.
 
     text[start:end] is the value with its key, text[body:stop] the value alone, a string without its quotes;
-    `named`: the key stands before the value.
+    `named`: the key, of which at most LONGEST_KEY characters are kept, stands before the value.
     """
 
     __slots__ = ("body", "end", "items", "key", "named", "start", "stop")
 
     def __init__(self, start: int, body: int, stop: int, end: int, key: str | None) -> None:
         self.start, self.body, self.stop, self.end = start, body, stop, end
-        self.key, self.named = key or "", key is not None
+        self.key, self.named = (key or "")[:LONGEST_KEY], key is not None
         self.items: list[Node] | None = None
 
 

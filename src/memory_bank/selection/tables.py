@@ -217,7 +217,7 @@ class EvidenceTables:
         ]
         v["words"][first:] = [min(6, form.count(" ") + 1) for form in forms]
         v["digits"][first:] = [sum(map(str.isdigit, form)) / len(form) for form in forms]
-        runs = map(_RUN.search, forms)
+        runs = [_RUN.search(form) for form in forms]
         self.first_runs += [run[0] if run else "" for run in runs]
         parts = [tuple(dict.fromkeys(words_of(text))) for _, text in new]
         self.parts += parts
