@@ -249,6 +249,10 @@ class Plan:
         elif interaction.fault:
             done = self.repairs.get(interaction.start, "passed through as it came")
             fate, reason = Fate.KEPT, f"its pairs are broken ({interaction.fault}): {done}"
+        elif interaction.start in self.view.pinned:
+            fate, reason = Fate.KEPT, "it is pinned, or its tool is always retained"
+        elif interaction.start in self.view.hidden:
+            fate, reason = Fate.LEFT_OUT, "it is excluded or forgotten, or its tool is never retained"
         else:
             fate, score, reason = self.choice.reasons.decide(interaction)
         ids = tuple(t for t in interaction.trace_ids if t)

@@ -106,10 +106,11 @@ class ObserverBudget(BaseModel):
 
 
 class ToolSettings(BaseModel):
-    """What is known of a tool: whether its calls change something."""
+    """What is known of a tool: whether its calls change something, and whether contexts always or never show them."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
-    effect: Literal["read", "write"]
+    effect: Literal["read", "write"] | None = None
+    retain: Literal["always", "never"] | None = None
 
 
 class MemoryBankSettings(Settings):
@@ -149,7 +150,7 @@ class MemoryBankSettings(Settings):
     )
     tools: dict[str, ToolSettings] = Field(
         default_factory=dict,
-        description="evidence: by tool name, whether its calls change something; others are judged by the call",
+        description="by tool name, whether its calls change something (evidence), and are always or never retained",
     )
     refresh_after: Int = Field(
         default=0,

@@ -10,6 +10,7 @@ from sqlalchemy.engine import Connection
 
 from memory_bank.bank.database import Database
 from memory_bank.bank.schema import (
+    HAS_CONTENT,
     INSIGHT_OF_RECORD,
     JOB_OF_RECORD,
     LAST,
@@ -75,13 +76,13 @@ _head = first_bytes(_r.output, max(map(len, MARKS)))
 _BARE = (
     sa.select(_r.trace_id, _r.tool_name, _r.output_verbatim, _head)
     .outerjoin(insights, INSIGHT_OF_RECORD)
-    .where(of_session(records), _i.seq.is_(None))
+    .where(of_session(records), _i.seq.is_(None), HAS_CONTENT)
     .order_by(_r.seq)
 )
 _UNMADE = (
     sa.select(_r.seq, _r.session_id, _r.trace_id, _r.tool_name, _r.output_verbatim, _head)
     .select_from(records.outerjoin(insights, INSIGHT_OF_RECORD).outerjoin(jobs, JOB_OF_RECORD))
-    .where(_r.seq > LAST, _i.seq.is_(None) | _i.redo.is_not(None), _t.seq.is_(None))
+    .where(_r.seq > LAST, _i.seq.is_(None) | _i.redo.is_not(None), _t.seq.is_(None), HAS_CONTENT)
     .order_by(_r.seq)
     .limit(N)
 )

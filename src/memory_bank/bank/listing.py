@@ -16,6 +16,7 @@ from sqlalchemy.engine import Connection, Row
 from memory_bank.bank.database import Database
 from memory_bank.bank.rows import from_row, insight_of, is_session_id, is_trace_id
 from memory_bank.bank.schema import (
+    HAS_CONTENT,
     IDS,
     IDS_AT_ONCE,
     INSIGHT_OF_RECORD,
@@ -168,7 +169,7 @@ _bare = (  # a subquery: PostgreSQL does not see that two expressions with param
         ).label("marked"),
     )
     .select_from(records.outerjoin(insights, INSIGHT_OF_RECORD))
-    .where(_r.session_id.in_(IDS), _i.seq.is_(None))
+    .where(_r.session_id.in_(IDS), _i.seq.is_(None), HAS_CONTENT)
     .subquery()
 )
 _BARE = sa.select(*_bare.c, sa.func.count().label("n")).group_by(*_bare.c)
@@ -343,7 +344,7 @@ class Outline:
     ``number`` is its place in its session (1 is the oldest). ``input_head`` and ``output_head`` are the first
     bytes of the stored texts, ``input_bytes`` and ``output_bytes`` their lengths; a verbatim text is the one
     received, any other is JSON of the value. ``summary``, ``source`` and ``redo`` are those of its insight,
-    ``attempts`` and ``error`` those of its job; None without one.
+    ``attempts`` and ``error`` those of its job; None without one. ``mark``: see ``FactStore.marks``.
     """
 
     session_id: str
@@ -365,6 +366,7 @@ class Outline:
     redo: str | None
     attempts: int | None
     error: str | None
+    mark: str | None = None
 
 
 def _head(column: sa.Column[Any]) -> sa.ColumnElement[bytes | None]:
@@ -378,7 +380,7 @@ _outline = sa.select(
     _r.input_verbatim, _r.output_verbatim,
     byte_length(_r.input).label("input_bytes"), byte_length(_r.output).label("output_bytes"),
     _head(_r.input).label("input_head"), _head(_r.output).label("output_head"),
-    _i.summary, _i.source, _i.redo, _j.attempts, _j.error,
+    _i.summary, _i.source, _i.redo, _j.attempts, _j.error, _r.mark,
 )  # fmt: skip
 _sources = _with_insight.outerjoin(jobs, JOB_OF_RECORD)
 _numbered = (

@@ -14,7 +14,7 @@ from sqlalchemy.engine import Dialect
 from sqlalchemy.types import LargeBinary, TypeDecorator, TypeEngine, UserDefinedType
 
 T = TypeVar("T")
-HEAD = "0004"  # the revision of the newest migration
+HEAD = "0005"  # the revision of the newest migration
 
 
 class ExactText(TypeDecorator[str]):
@@ -108,6 +108,7 @@ records = sa.Table(
     sa.Column("output", ExactText, nullable=False),
     sa.Column("output_verbatim", sa.Boolean, nullable=False),
     sa.Column("timestamp", sa.Float, nullable=False),
+    sa.Column("mark", sa.String(16)),  # by a person: "pinned", "excluded", "forgotten" (without its content)
     sa.UniqueConstraint("trace_id", "session_id"),
     sa.Index("ix_records_session_id_seq", "session_id", "seq"),
     sqlite_autoincrement=True,
@@ -223,6 +224,8 @@ IDS_AT_ONCE = 500
 INSIGHT_OF_RECORD = (insights.c.trace_id == records.c.trace_id) & (
     insights.c.session_id == records.c.session_id
 )
+HAS_CONTENT = records.c.mark.is_distinct_from("forgotten")
+"""The condition that a record was not forgotten."""
 JOB_OF_RECORD = (jobs.c.trace_id == records.c.trace_id) & (jobs.c.session_id == records.c.session_id)
 NEXT_GENERATION = (
     sa.update(sessions).where(sessions.c.session_id == SESSION).values(generation=sessions.c.generation + 1)

@@ -122,6 +122,9 @@ class MemoryBankState(Session):
         insight_store: its InsightStore; None until an embedding model is known.
         step_count: the number of the last stored step.
         steps: trace_id to step of every stored record, in the order of storing.
+        marks: trace_id to mark of every record that a person pinned, excluded or forgot.
+        retained: the trace_ids of records that are pinned, and of those that no context shows, by marks and by
+            ``tools.NAME.retain``.
     """
 
     def __init__(
@@ -146,6 +149,8 @@ class MemoryBankState(Session):
         self.insight_store = cast(InsightStore, None)  # until an embedder is bound
         self.step_count = 0
         self.steps: dict[str, int] = {}
+        self.marks: dict[str, str] = {}  # of records, by a person
+        self.retained: tuple[frozenset[str], frozenset[str]] = (frozenset(), frozenset())
         self.unobserved: dict[
             str, Insight | None
         ] = {}  # stored without an insight; a draft where there is one
@@ -254,6 +259,17 @@ class MemoryBankState(Session):
         self._store_facts(records, step, task, drafts=not later)
         self.transcript.acknowledge()
         self._store_insights(records, task, later=later)
+        self.retained = self._retained()
+
+    def _retained(self) -> tuple[frozenset[str], frozenset[str]]:
+        tools = {name: of.retain for name, of in self.settings.tools.items() if of.retain is not None}
+        if not (tools or self.marks):
+            return frozenset(), frozenset()
+        by_tool = self.fact_store.of_tools(list(tools)) if tools else {}
+        kinds = {t: "pinned" if tools[name] == "always" else "excluded" for t, name in by_tool.items()}
+        kinds.update(self.marks)  # a person's decision counts more
+        pinned = frozenset(t for t, kind in kinds.items() if kind == "pinned")
+        return pinned, frozenset(kinds) - pinned
 
     def add(self, records: Sequence[InteractionRecord], *, task: str = "") -> int:
         """Store records that do not come from the transcript, by the same path; return how many were new.
@@ -507,6 +523,7 @@ class MemoryBankState(Session):
         """Read the session's steps, and which records an interrupted step left without an insight."""
         self._forget()
         self.steps = self.fact_store.steps()
+        self.marks = self.fact_store.marks()
         self.step_count = max(self.steps.values(), default=0)
         self.unobserved = dict.fromkeys(without_insight(self.database, self.session_id))
         self._task = self.database.get_task(self.session_id)
@@ -544,6 +561,7 @@ class MemoryBankState(Session):
     def _forget(self) -> None:
         super()._forget()
         self.steps = {}
+        self.marks = {}
         self.unobserved = {}
         self.new_records = []
         self.shown_elsewhere.clear()

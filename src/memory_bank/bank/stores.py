@@ -6,6 +6,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection, RowMapping
@@ -16,6 +17,7 @@ from memory_bank.bank.jobs import Job, add_jobs, clear_jobs, finish_job
 from memory_bank.bank.listing import count_records, list_outlines
 from memory_bank.bank.rows import (
     ARGUMENT_BYTES,
+    FORGOTTEN,
     InsightRow,
     RecordRow,
     check_same,
@@ -34,9 +36,11 @@ from memory_bank.bank.schema import (
     count_of,
     in_parts,
     insights,
+    jobs,
     like_prefix,
     of_session,
     records,
+    steps,
 )
 from memory_bank.bank.search import InsightSearch, Vectors, open_search, within
 from memory_bank.errors import RecordConflictError
@@ -45,6 +49,7 @@ from memory_bank.ports import Embedder, Scope
 from memory_bank.records import Insight, InteractionRecord, Ranking, RecordLine
 from memory_bank.vectors import embedder_name, encode_documents, encode_queries
 
+FORGOTTEN_OUTPUT = "[forgotten]"
 _QUERIES_KEPT = 64  # cached query vectors: the fixed query is asked at every step
 _AT_MOST = 20  # places returned for a trace_id or its beginning
 
@@ -53,6 +58,35 @@ _BY_IDS = sa.select(*_r).where(of_session(records), _r.trace_id.in_(IDS))
 _STEPS = sa.select(_r.trace_id, _r.step_id).where(of_session(records)).order_by(_r.seq)
 _CALLS = (
     sa.select(_r.call_id, _r.trace_id).where(of_session(records), _r.call_id.is_not(None)).order_by(_r.seq)
+)
+_MARKS = sa.select(_r.trace_id, _r.mark).where(of_session(records), _r.mark.is_not(None)).order_by(_r.seq)
+_OF_TOOLS = (
+    sa.select(_r.trace_id, _r.tool_name)
+    .where(of_session(records), _r.tool_name.in_(sa.bindparam("names", expanding=True)))
+    .order_by(_r.seq)
+)
+_OF: sa.BindParameter[str] = sa.bindparam("of")
+_MARK = (
+    sa.update(records)
+    .where(of_session(records), _r.trace_id == _OF, _r.mark.is_distinct_from(FORGOTTEN))
+    .values(mark=sa.bindparam("new_mark", type_=sa.String))
+)
+_FORGET = (
+    sa.update(records)
+    .where(of_session(records), _r.trace_id == _OF)
+    .values(
+        mark=FORGOTTEN,
+        call_id=None,
+        input="{}",
+        input_verbatim=False,
+        output=FORGOTTEN_OUTPUT,
+        output_verbatim=True,
+    )
+)
+_FORGET_TOO = (
+    sa.delete(insights).where(of_session(insights), _i.trace_id == _OF),
+    sa.delete(jobs).where(of_session(jobs), jobs.c.trace_id == _OF),
+    sa.update(steps).where(of_session(steps)).values(manifest=None),
 )
 _CLEAR_RECORDS = sa.delete(records).where(of_session(records))
 
@@ -116,7 +150,8 @@ class FactStore:
         new = list(rows.values())
         if self.database.insert_new(c, records, new, self.session_id) != len(rows):  # some exist already
             for old in self._rows_of(c, list(rows)):
-                check_same(rows[old["trace_id"]], old)
+                if old["mark"] != FORGOTTEN:
+                    check_same(rows[old["trace_id"]], old)
         if to_observe:
             add_jobs(c, self.database, self.session_id, list(to_observe))
         fault_point("facts.executed")
@@ -142,6 +177,44 @@ class FactStore:
         """The step_id of every record by trace_id, oldest first."""
         with self.database.read() as c:
             return dict(c.execute(_STEPS, {"session": self.session_id}).all())
+
+    def of_tools(self, names: Sequence[str]) -> dict[str, str]:
+        """The records of some tools, oldest first: trace_id to the tool's name."""
+        with self.database.read() as c:
+            return dict(c.execute(_OF_TOOLS, {"session": self.session_id, "names": names}).all())
+
+    def marks(self) -> dict[str, str]:
+        """The marks that persons have given to records, by trace_id: "pinned", "excluded", "forgotten"."""
+        with self.database.read() as c:
+            return dict(c.execute(_MARKS, {"session": self.session_id}).all())
+
+    def mark(self, trace_id: str, mark: Literal["pinned", "excluded"] | None) -> bool:
+        """Pin a record, exclude it from contexts, or take its mark away (None).
+
+        Open sessions notice at their next step. False: there is no such record, or it is forgotten.
+        """
+        with self.database.write() as c:
+            self.database.lock_session(c, self.session_id)
+            found = c.execute(_MARK, {"session": self.session_id, "of": trace_id, "new_mark": mark}).rowcount
+            if found:
+                c.execute(NEXT_GENERATION, {"session": self.session_id})
+        return found == 1
+
+    def forget(self, trace_id: str) -> bool:
+        """Delete the content of a record for good: arguments, output, summary, and recorded contexts with it.
+
+        Its row stays without them, so that the numbers of other records stay, and the record is not stored again
+        from messages that still have it. False: there is no such record.
+        """
+        values = {"session": self.session_id, "of": trace_id}
+        with self.database.erase() as c:
+            self.database.lock_session(c, self.session_id)
+            found = c.execute(_FORGET, values).rowcount
+            if found:
+                for statement in _FORGET_TOO:
+                    c.execute(statement, values)
+                c.execute(NEXT_GENERATION, {"session": self.session_id})
+        return found == 1
 
     def by_call(self) -> dict[str, list[str]]:
         """The trace_ids of the session's records by the id of their call, oldest first."""

@@ -22,6 +22,8 @@ from sqlalchemy.engine import Connection, RowMapping
 from memory_bank.bank.database import Database
 from memory_bank.bank.embedder import bank_embedder, bind, embedder_of
 from memory_bank.bank.rows import (
+    FORGOTTEN,
+    MARKS,
     InsightRow,
     RecordRow,
     check_same,
@@ -95,6 +97,11 @@ _WITHOUT_RECORD = (
 )
 _SAME = sa.select(*_r).where(of_session(records), _r.trace_id.in_(IDS))
 _WITH_INSIGHT = sa.select(_i.trace_id).where(of_session(insights), _i.trace_id.in_(IDS))
+_SET_MARK = (
+    sa.update(records)
+    .where(of_session(records), _r.trace_id == sa.bindparam("of"))
+    .values(mark=sa.bindparam("new", type_=sa.String))
+)
 _OWNER = sa.select(_s.task, _s.agent_id).where(_this_session)
 
 
@@ -190,6 +197,8 @@ def _full_line(name: str, row: RowMapping, order: dict[str, int]) -> Line:
     line = record_line(name, from_row(row), insight_of(row))
     for text in ("tool_name", "call_id", "input_text", "output_text", "summary", "redo"):
         line[text] = encode_text(line[text])
+    if row["mark"] is not None:
+        line["mark"] = row["mark"]
     for side in ("input", "output"):
         if not row[f"{side}_verbatim"] and not _is_reproducible(line[f"raw_{side}"], row[side]):
             line[f"{side}_json"] = encode_text(row[side])
@@ -277,6 +286,7 @@ class _ReadSession:
     rows: dict[str, RecordRow] = field(default_factory=dict)
     insights: list[_ReadInsight] = field(default_factory=list)
     jobs: dict[str, Line] = field(default_factory=dict)
+    marks: dict[str, str] = field(default_factory=dict)
 
     def missing(self) -> str:
         """Which of the announced rows are missing, or ""."""
@@ -423,6 +433,10 @@ def _add_line(session: _ReadSession, value: Line) -> None:
         if trace_id in session.rows:
             raise _BrokenLine(f"the record {trace_id} occurs twice")
         session.rows[row["trace_id"]] = row
+        if value.get("mark") is not None:
+            if value["mark"] not in MARKS:
+                raise _BrokenLine("its mark is not known")
+            session.marks[row["trace_id"]] = value["mark"]
         if value.get("job") is not None:
             session.jobs[row["trace_id"]] = _parse_job(value["job"])
     summary = _text(value, "summary")
@@ -521,13 +535,17 @@ def _write_session(database: Database, session: _ReadSession, model: Embedder | 
         _set_owner(c, session)
         stored = {row["trace_id"]: row for row in _stored_rows(c, name, list(session.rows))}
         for trace_id, old in stored.items():
-            check_same(session.rows[trace_id], old)
+            if old["mark"] != FORGOTTEN:
+                check_same(session.rows[trace_id], old)
         rows = [row for trace_id, row in session.rows.items() if trace_id not in stored]
         known = _ids_with_insight(c, name, [row["trace_id"] for row in summaries])
         summaries = [row for row in summaries if row["trace_id"] not in known]
         waiting = [(t, job) for t, job in session.jobs.items() if t not in stored]
         waiting.sort(key=lambda item: item[1]["created"])
         _insert(c, records, rows)
+        for trace_id, mark in session.marks.items():
+            if trace_id not in stored:
+                c.execute(_SET_MARK, {"session": name, "of": trace_id, "new": mark})
         _insert(c, insights, summaries)
         _insert(c, jobs, [{"session_id": name, "trace_id": t, **job} for t, job in waiting])
         for spent in header.spending:

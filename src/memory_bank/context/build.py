@@ -7,8 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from memory_bank.bank.session import Session
+from memory_bank.bank.session import MemoryBankState, Session
 from memory_bank.config import MemoryBankSettings
+from memory_bank.context.marks import marked_choice, marked_view
 from memory_bank.context.render import memory_message, render, repair_interaction
 from memory_bank.faults import fault_point
 from memory_bank.plan import Choice, Context, Plan
@@ -23,7 +24,8 @@ class Policy:
 
     ``choose`` gets the view of the messages and the session in which they are stored. ``bank``: the settings
     by which a MemoryBankState stores records; None for a policy that needs no memory. ``reads_insights``: a
-    choice needs the insights of the present step, so that they are stored before it.
+    choice needs the insights of the present step, so that they are stored before it. ``budget``: tokens that
+    pinned records may take, or a share of the older history; None: they are not limited.
     """
 
     name: str
@@ -31,6 +33,7 @@ class Policy:
     bank: MemoryBankSettings | None = None
     llm_client: object = None
     reads_insights: bool = True
+    budget: int | float | None = None
 
 
 def build_context(messages: Sequence[object], session: Session, policy: Policy) -> Context:
@@ -43,11 +46,20 @@ def build_context(messages: Sequence[object], session: Session, policy: Policy) 
         session.prepare(policy.bank, policy.llm_client)
         view = session.transcript.update(messages)
         session.store(view, insights_later=not policy.reads_insights)
-        choice = policy.choose(view, session)
+        if isinstance(session, MemoryBankState):
+            budget = _tokens_of(policy.budget, view)
+            view = marked_view(view, session, budget)
+            choice = marked_choice(policy.choose(view, session), view, session, budget)
+        else:
+            choice = policy.choose(view, session)
         context = render(make_plan(view, choice, session, policy))
         _record_plan(context.plan, session)
         fault_point("step.done")
         return context
+
+
+def _tokens_of(budget: int | float | None, view: View) -> int | None:
+    return int(budget * sum(e.tokens for e in view.history)) if isinstance(budget, float) else budget
 
 
 def make_plan(view: View, choice: Choice, session: Session, policy: Policy) -> Plan:

@@ -45,7 +45,7 @@ class EvidenceMemory:
         tools: Mapping[str, ToolSettings] | None = None,
     ) -> None:
         self.index = EvidenceIndex(_model(model_path), counter.count_text, similarity=similarity)
-        effects = {name: of.effect for name, of in (tools or {}).items()}
+        effects = {name: of.effect for name, of in (tools or {}).items() if of.effect is not None}
         self.thread = Thread(counter.count_text, effects)
         self.numbers: dict[str, int] = {}
         self.places: dict[str, int] = {}  # of each record in the index

@@ -38,7 +38,8 @@ class View:
     and tokens. ``kept`` are the positions of the messages before the tail that are never dropped: system and
     user messages, assistant text, and interactions whose pairs are broken. ``new`` are the interactions
     whose records are not known to be stored: those since ``Transcript.acknowledge()``, and always the tail,
-    which may still grow.
+    which may still grow. ``pinned`` and ``hidden`` are the starts of past interactions that are kept, and never
+    shown, because a person or the configuration says so; the messages of pinned ones are in ``kept``.
     """
 
     messages: Sequence[Any]
@@ -48,6 +49,8 @@ class View:
     task: str
     tokens_before: Sequence[int]  # tokens of the first i messages, i = 0 … n
     new: Sequence[Interaction] = ()
+    pinned: frozenset[int] = frozenset()
+    hidden: frozenset[int] = frozenset()
 
     @property
     def history(self) -> Sequence[Interaction]:
@@ -56,14 +59,19 @@ class View:
 
     @property
     def past(self) -> Sequence[Interaction]:
-        """The interactions before the tail that may be left out: those whose pairs are whole."""
-        return [i for i in self.history if not i.fault]
+        """The interactions before the tail that may be shown or left out: their pairs are whole, no mark decides."""
+        return [i for i in self.history if not i.fault and i.start not in self.pinned | self.hidden]
 
     @property
     def kept_tokens(self) -> int:
         """Tokens of what every context has: anchor, interactions with broken pairs, tail."""
         tail = self.tokens_between(self.tail_start, len(self.messages))
         return tail + sum(self.tokens_between(p, p + 1) for p in self.kept)
+
+    @property
+    def pinned_tokens(self) -> int:
+        """Tokens of the pinned interactions, a part of ``kept_tokens``."""
+        return sum(e.tokens for e in self.history if e.start in self.pinned)
 
     @property
     def tail(self) -> Interaction | None:

@@ -50,6 +50,7 @@ def policy_of(
             bank=settings,
             llm_client=llm_client,
             reads_insights=not by_evidence,
+            budget=settings.history_budget if by_evidence else None,
         )
     if isinstance(settings, AdaptiveSettings):
         assert named is not None, "an adaptive strategy names others"
@@ -66,4 +67,12 @@ def policy_of(
     else:
         assert isinstance(settings, ScratchpadSettings)
         choose = partial(choose_scratchpad, settings=settings)
-    return Policy(name, choose, bank=settings.bank(), llm_client=llm_client)
+    budget = next(
+        (
+            getattr(settings, name)
+            for name in ("history_budget", "max_tokens", "compact_threshold", "scratchpad_tokens")
+            if hasattr(settings, name)
+        ),
+        None,
+    )
+    return Policy(name, choose, bank=settings.bank(), llm_client=llm_client, budget=budget)

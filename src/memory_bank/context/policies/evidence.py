@@ -55,6 +55,7 @@ def choose_evidence(view: View, session: MemoryBankState, *, settings: MemoryBan
     budget = settings.history_budget
     if isinstance(budget, float):
         budget = int(older * budget)
+    budget = max(0, budget - view.pinned_tokens)
     base = Choice(
         role=settings.memory_role,
         repair_pairs=settings.repair_pairs,
@@ -67,7 +68,8 @@ def choose_evidence(view: View, session: MemoryBankState, *, settings: MemoryBan
     if older <= budget and not gone:
         session.run_later("evidence", partial(_feed, view, session, settings))
         why = "the older history fits the budget" if view.history else "there was no history yet"
-        return replace(base, unchanged=why, reasons=EvidenceReasons(memory, NOTHING, ()))
+        starts = [e.start for e in view.past] if view.hidden else ()
+        return replace(base, unchanged=why, reasons=EvidenceReasons(memory, NOTHING, starts))
     state = session.cache(_EvidenceState)
     kept = state.kept
     since = kept.interactions_since(view, settings) if kept is not None and kept.memory is memory else None
@@ -220,7 +222,7 @@ class _KeptChoice:
         if any(a.trace_ids != b.trace_ids or a.start != b.start for a, b in before):
             return None
         since = list(view.history[n:])
-        if any(e.fault for e in since):
+        if any(e.fault or e.start in view.pinned | view.hidden for e in since):
             return None
         return since if sum(e.tokens for e in view.history[self.count :]) <= self.reserve else None
 
@@ -259,8 +261,13 @@ def _feed(view: View, session: MemoryBankState, settings: MemoryBankSettings) ->
         stored = session.fact_store.get_many([t for t in missing if t not in records])
         records.update((r.trace_id, r) for r in stored)
         notes = _notes(view, set(missing))
+        excluded = session.retained[1]
         for trace_id in missing:
-            if trace_id in records:  # a record purged meanwhile: the next step loads the session again
+            if trace_id in records and trace_id in excluded:  # nothing of it is to be chosen
+                memory.add(
+                    replace(records[trace_id], raw_input={}, input_text=None, raw_output="", output_text="")
+                )
+            elif trace_id in records:  # a record purged meanwhile: the next step loads the session again
                 memory.add(records[trace_id], notes.get(trace_id, ""))
 
 
@@ -287,7 +294,8 @@ def _notes(view: View, trace_ids: set[str]) -> dict[str, str]:
 def _recent(view: View, most: int, budget: int) -> list[Interaction]:
     """The last interactions before the tail: at most ``most``, as many as fit."""
     count = newest_within([e.tokens for e in view.history], budget, most)
-    return [e for e in view.history[len(view.history) - count :] if not e.fault]
+    apart = view.pinned | view.hidden
+    return [e for e in view.history[len(view.history) - count :] if not e.fault and e.start not in apart]
 
 
 def _latest_hidden(view: View, session: MemoryBankState, whole: Sequence[Interaction]) -> int:
@@ -297,7 +305,9 @@ def _latest_hidden(view: View, session: MemoryBankState, whole: Sequence[Interac
     """
     tail = view.tail.record_ids if view.tail else ()
     before = min((session.steps[t] for t in tail if t in session.steps), default=session.step_count + 1)
-    shown = {t for e in (*whole, *(e for e in view.history if e.fault)) for t in e.record_ids}
+    apart = view.pinned | view.hidden
+    others = (e for e in view.history if e.fault or e.start in apart)
+    shown = session.retained[1].union(t for e in (*whole, *others) for t in e.record_ids)
     return next((s for t, s in reversed(session.steps.items()) if s < before and t not in shown), 0)
 
 

@@ -25,6 +25,8 @@ def choose_masking(view: View, session: MemoryBankState, *, settings: MaskingSet
     replaced: dict[int, Replacement] = {}
     part: list[Interaction] = []
     for interaction in view.interactions[: max(0, len(view.interactions) - settings.keep_last)]:
+        if interaction.start in view.pinned | view.hidden:
+            continue
         for position, trace_id in _results(interaction):
             key = (trace_id, settings.max_length)
             if key not in cache:

@@ -28,13 +28,14 @@ def choose_semantic(view: View, session: MemoryBankState, *, settings: SemanticS
 
     A note within the budget says which calls are not shown. A history that fits is left untouched.
     """
-    budget = view.kept_tokens + settings.history_budget
-    if sum(e.tokens for e in view.past) <= settings.history_budget:
+    history_budget = max(0, settings.history_budget - view.pinned_tokens)
+    budget = view.kept_tokens + history_budget
+    if sum(e.tokens for e in view.past) <= history_budget:
         return Choice(unchanged="the older history fits the budget", budget=budget)
     note_room = _note_tokens(view.past, session)
-    if note_room > settings.history_budget:
+    if note_room > history_budget:
         note_room = 0  # no room for the note: it is left out
-    chosen = _chosen(view, settings.history_budget - note_room, settings, session)
+    chosen = _chosen(view, history_budget - note_room, settings, session)
     shown = {id(e) for e in chosen}
     text = _note([e for e in view.past if id(e) not in shown], session) if note_room else ""
     return Choice(text=text, whole=chosen, reasons=Shown(chosen), budget=budget)

@@ -40,6 +40,8 @@ def choose_top_k(view: View, session: MemoryBankState, *, settings: MemoryBankSe
     rank = store.rank if wider is None else wider.rank
     query = query_of_view(view, settings.retrieval_query, settings.fixed_query)
     in_tail = view.tail.record_ids if view.tail else frozenset[str]()
+    shown = [e.record_ids for e in view.history if e.start in view.pinned]
+    in_tail = in_tail.union(*shown, session.retained[1])  # neither a second time, nor what is excluded
     base = Choice(
         role=settings.memory_role, repair_pairs=settings.repair_pairs, query=query, may_cost_more=True
     )

@@ -251,6 +251,7 @@ class SearchHit(ResponseModel):
     source: str | None = Field(
         description="what made the summary", examples=["extractive", "llm:gpt-4.1-mini"]
     )
+    mark: str | None = Field(description="pinned, excluded or forgotten, by a person")
     input: str = Field(description="the beginning of its arguments")
     excerpt: str = Field(description="the beginning of its output")
     output_bytes: Count
@@ -273,6 +274,7 @@ class RecordItem(ResponseModel):
     timestamp: Time
     summary: str | None
     source: str | None
+    mark: str | None = Field(description="pinned, excluded or forgotten, by a person")
     input: str = Field(description="the beginning of its arguments")
     output_bytes: Count = Field(description="length of the output in UTF-8")
 
@@ -313,6 +315,7 @@ class Record(ResponseModel):
     tool_name: str
     call_id: str | None
     timestamp: Time
+    mark: str | None = Field(description="pinned, excluded or forgotten, by a person")
     insight: RecordInsight | None
     job: RecordJob | None
     input_bytes: Count
@@ -630,6 +633,15 @@ class RecordQuery(RequestModel):
         description="a regular expression; lines around a match are included",
     )
     max_chars: Annotated[int, Field(ge=1, le=10_000_000, description="maximum length of the part")] = 100_000
+
+
+class MarkRequest(RequestModel):
+    """Body of ``mark_record``."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [{"mark": "pinned"}]})
+    mark: Literal["pinned", "excluded"] | None = Field(
+        description="pinned: every context shows it, within the budget; excluded: none does; null: neither"
+    )
 
 
 class ContextRequest(RequestModel):

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import AsyncIterator, Iterator
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Query
+from fastapi import APIRouter, Query, Request
 from fastapi.responses import Response, StreamingResponse
 
 from memory_bank.bank.listing import (
@@ -20,9 +21,10 @@ from memory_bank.bank.listing import (
     pieces,
     whole,
 )
+from memory_bank.bank.stores import FactStore
 from memory_bank.errors import InvalidRequestError, NotFoundError
-from memory_bank.service.api.models import Part, Record, RecordPage, RecordQuery, RecordsQuery
-from memory_bank.service.api.openapi import errors
+from memory_bank.service.api.models import MarkRequest, Part, Record, RecordPage, RecordQuery, RecordsQuery
+from memory_bank.service.api.openapi import errors, json_body
 from memory_bank.service.api.record_parts import LONG_OUTPUT, PartQuery, part_of, part_of_long
 from memory_bank.service.api.requests import (
     JSON,
@@ -30,6 +32,7 @@ from memory_bank.service.api.requests import (
     ApiContext,
     RecordId,
     SessionName,
+    body_of,
     json_bytes,
     json_response,
     json_utf8,
@@ -39,6 +42,8 @@ from memory_bank.tools.handlers import PREFIX
 from memory_bank.tools.selection import RefusedCall
 from memory_bank.transcript.jsontext import parse_arguments, parse_output
 from memory_bank.transcript.shortening import cut_at_edge
+
+log = logging.getLogger("memory_bank.Service")
 
 router = APIRouter(prefix="/v1", tags=["records"])
 
@@ -81,6 +86,7 @@ def record_row(o: Outline) -> dict[str, Any]:
         "timestamp": o.timestamp,
         "summary": o.summary,
         "source": o.source,
+        "mark": o.mark,
         "input": beginning(o.input_head, o.input_bytes, _ARGUMENT_CHARS),
         "output_bytes": o.output_bytes,
     }
@@ -169,6 +175,55 @@ def _outline(api: ApiContext, name: str, wanted: str) -> Outline:
     )
 
 
+@router.put(
+    "/sessions/{name}/records/{trace_id}/mark",
+    operation_id="mark_record",
+    summary="Pin a record, or exclude it from contexts",
+    status_code=204,
+    responses=errors(404, 413, 415, 422),
+    openapi_extra=json_body(MarkRequest),
+)
+async def mark_record(api: Api, name: SessionName, trace_id: RecordId, request: Request) -> Response:
+    """A pinned record is in every context, within the budget; an excluded one in none, and is still returned here.
+
+    The session's next step uses it.
+    """
+    query = MarkRequest.parse((await body_of(request)).value)
+    await in_thread("api", _mark, api, name, trace_id, query.mark)
+    return Response(status_code=204)
+
+
+@router.delete(
+    "/sessions/{name}/records/{trace_id}",
+    operation_id="forget_record",
+    summary="Forget a record",
+    status_code=204,
+    responses=errors(404),
+)
+async def forget_record(api: Api, name: SessionName, trace_id: RecordId) -> Response:
+    """Delete its arguments, output and summary for good, and the recorded contexts of its session.
+
+    Its number stays, and it is not stored again from a conversation that still has it.
+    """
+    await in_thread("api", _mark, api, name, trace_id, "forgotten")
+    return Response(status_code=204)
+
+
+def _mark(
+    api: ApiContext, name: str, wanted: str, mark: Literal["pinned", "excluded", "forgotten"] | None
+) -> None:
+    outline = _outline(api, name, wanted)
+    store = FactStore(api.database, outline.session_id)
+    if mark == "forgotten":
+        with api.sessions.traced("delete_memory", outline.session_id):
+            done = store.forget(outline.trace_id)
+    else:
+        done = store.mark(outline.trace_id, mark)
+    if not done:
+        raise NotFoundError("this record is forgotten: there is nothing left to mark.")
+    log.info("a person marked the record %s: %s", outline.trace_id, mark or "no mark")
+
+
 async def _streamed(chunks: Iterator[bytes]) -> AsyncIterator[bytes]:
     """Produce chunks in a thread. The first is read now, so that an error before it has its own status."""
     chunks = _joined(chunks)
@@ -223,6 +278,7 @@ def _record_json(api: ApiContext, outline: Outline) -> Iterator[bytes]:
         "tool_name": o.tool_name,
         "call_id": o.call_id,
         "timestamp": o.timestamp,
+        "mark": o.mark,
         "insight": insight,
         "job": None if o.attempts is None else {"attempts": o.attempts, "error": o.error},
         "input_bytes": o.input_bytes,

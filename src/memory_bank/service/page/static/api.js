@@ -27,12 +27,17 @@ export async function get(path, asked = {}, signal = undefined) {
   return (await answer(path, asked, signal)).json();
 }
 
-async function answer(path, asked, signal) {
+/** Ask the service to change something. Throws Failure. */
+export async function change(method, path, body = undefined) {
+  await answer(path, {}, undefined, { method, body: body && JSON.stringify(body) });
+}
+
+async function answer(path, asked, signal, how = {}) {
   const query = new URLSearchParams(Object.entries(asked).filter(([, v]) => v !== null && v !== undefined && v !== ""));
-  const headers = key.get() ? { "x-memory-key": key.get() } : {};
+  const headers = { ...(how.body ? { "content-type": "application/json" } : {}), ...(key.get() ? { "x-memory-key": key.get() } : {}) };
   let got;
   try {
-    got = await fetch(query.size ? `${path}?${query}` : path, { headers, signal, cache: "no-store" });
+    got = await fetch(query.size ? `${path}?${query}` : path, { ...how, headers, signal, cache: "no-store" });
   } catch (error) {
     if (error.name === "AbortError") throw error;
     throw new Failure("The service does not answer.", 0);

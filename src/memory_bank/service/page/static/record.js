@@ -1,6 +1,6 @@
 // A record: what was asked of a tool, what it answered to the letter, and how that was summarised.
 
-import { Failure, at, beginningOf, get, rawText, saveRaw } from "./api.js";
+import { Failure, at, beginningOf, change, get, rawText, saveRaw } from "./api.js";
 import { copier, el, put, told, visible } from "./dom.js";
 import { bytes, count, moment } from "./format.js";
 import { HereLines, LinesView, StoredLines, laidOut } from "./lines.js";
@@ -60,6 +60,7 @@ export class RecordView {
       el("p", { class: "figures" }, el("code", {}, told(r.trace_id)), " ", copier("Copy id", async () => r.trace_id), el("span", { class: "dim" }, ` \u00b7 step ${count(r.step_id)} \u00b7 ${moment(r.timestamp)}`)),
     );
     const path = at(this.name, "records", r.trace_id);
+    head.append(this.marks(path, r.mark, body));
     const save = el("button", { type: "button", class: "small", onclick: () => saveRaw(path, `${r.trace_id}.txt`) }, "Save");
     const laid = r.answer === null ? null : laidOut(r.answer);
     const form = laid === null ? [] : [el("button", { type: "button", "aria-pressed": "true", onclick: () => this.reform(form[0], r.answer, laid) }, "Laid out")];
@@ -76,6 +77,42 @@ export class RecordView {
       this.lines.element,
     );
     await this.lines.find(find);
+  }
+
+  /** What a person decides about a record: shown always, never, or deleted. */
+  marks(path, mark, body) {
+    const bar = el("p", { class: "figures", role: "group", "aria-label": "What becomes of this record" });
+    if (mark === "forgotten") return el("p", { class: "note" }, "This record is forgotten: its content was deleted.");
+    const act = (work) => async () => {
+      try {
+        await work();
+      } catch (error) {
+        if (!(error instanceof Failure)) throw error;
+        put(body, el("p", { class: "note", role: "status" }, error.message));
+      }
+    };
+    const toggle = (name, label, title) =>
+      el("button", {
+        type: "button", class: "small", title, "aria-pressed": String(mark === name),
+        onclick: act(async () => {
+          const next = mark === name ? null : name;
+          await change("PUT", `${path}/mark`, { mark: next });
+          bar.replaceWith(this.marks(path, next, body));
+        }),
+      }, label);
+    const forget = el("button", { type: "button", class: "small", title: "Delete its content for good" }, "Forget");
+    forget.addEventListener("click", act(async () => {
+      if (forget.dataset.sure !== "1") {
+        forget.dataset.sure = "1";
+        put(forget, "Delete for good?");
+        return;
+      }
+      await change("DELETE", path);
+      put(body);
+      bar.replaceWith(this.marks(path, "forgotten", body));
+    }));
+    put(bar, toggle("pinned", "Pin", "Shown in every context, within the budget"), " ", toggle("excluded", "Exclude", "Shown in no context"), " ", forget);
+    return bar;
   }
 
   reform(button, answer, laid) {
