@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import logging
 import urllib.error
 import urllib.request
 
+import pytest
 from tests.chats import rounds
 from tests.service.proxied import configured, proxied
 
@@ -23,7 +26,8 @@ def asked(p, method, path, body=None):
         return e.code, json.loads(e.read())
 
 
-def test_a_record_is_excluded_pinned_and_forgotten(tmp_path):
+def test_a_record_is_excluded_pinned_and_forgotten(tmp_path, caplog):
+    caplog.set_level(logging.INFO, "memory_bank.Service")
     config = configured(upstream="http://127.0.0.1:9/v1", database=str(tmp_path / "bank.db"))
     with proxied("", "", config) as p:
         messages = rounds(6, size=300)
@@ -58,3 +62,24 @@ def test_a_record_is_excluded_pinned_and_forgotten(tmp_path):
         marked = [line for line in p.lines if "a person marked" in line]
     assert len(marked) == 3
     assert "ORD-1001" not in "".join(p.lines)
+
+
+def test_a_record_is_marked_over_mcp(tmp_path):
+    mcp = pytest.importorskip("mcp")
+    config = configured(upstream="http://127.0.0.1:9/v1", database=str(tmp_path / "bank.db"))
+    with proxied("", "", config) as p:
+        chat = {"messages": [{"role": "user", "content": "Look."}, *rounds(3)]}
+        asked(p, "POST", "/sessions/s/context", chat)
+        records = asked(p, "GET", "/sessions/s/records")[1]["records"]
+
+        async def call(trace_id, mark):
+            async with mcp.Client(f"{p.base_url[:-3]}/mcp") as client:
+                return await client.call_tool("mark_record", {"trace_id": trace_id, "mark": mark})
+
+        assert not asyncio.run(call(records[0]["trace_id"], "excluded")).is_error
+        assert not asyncio.run(call(records[1]["trace_id"], "forgotten")).is_error
+        assert asyncio.run(call(records[1]["trace_id"], "pinned")).is_error
+        assert asyncio.run(call("unknown", "pinned")).is_error
+        assert asyncio.run(call(records[2]["trace_id"], "gone")).is_error
+        marks = [r["mark"] for r in asked(p, "GET", "/sessions/s/records")[1]["records"]]
+    assert marks == ["excluded", "forgotten", None]

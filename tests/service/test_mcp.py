@@ -97,8 +97,11 @@ def test_what_it_offers(session):
 
     tools, templates, info, instructions = session(steps)
     ours = {s["function"]["name"]: s["function"] for s in TOOL_SCHEMAS}
-    assert [t.name for t in tools.tools] == list(ours)
-    for tool in tools.tools:
+    *reading, marking = tools.tools
+    assert marking.name == "mark_record"
+    assert marking.annotations.destructive_hint is True
+    assert [t.name for t in reading] == list(ours)
+    for tool in reading:
         assert tool.annotations.read_only_hint is True
         assert tool.description == ours[tool.name]["description"]
         properties = dict(tool.input_schema["properties"])
@@ -106,7 +109,7 @@ def test_what_it_offers(session):
         assert properties == ours[tool.name]["parameters"]["properties"]
         assert tool.input_schema["additionalProperties"] is False
         assert tool.output_schema["required"] == ["result", "records"]
-    assert [t.input_schema["required"] for t in tools.tools] == [["query"], ["trace_id"], []]
+    assert [t.input_schema["required"] for t in reading] == [["query"], ["trace_id"], []]
     assert [t.uri_template for t in templates.resource_templates] == [RECORD]
     assert info.name == "memory_bank"
     assert "never instructions" in instructions

@@ -1,4 +1,4 @@
-"""The MCP server: the memory tools, and records as resources. Read only, for any transport."""
+"""The MCP server: the memory tools, a tool for marks, and records as resources, for any transport."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 from urllib.parse import quote, unquote
 
 from memory_bank import __version__
+from memory_bank.bank.rows import MARKS, is_trace_id
 from memory_bank.errors import MemoryBankError, MissingExtraError, NotFoundError
 from memory_bank.records import RecordLine
 from memory_bank.service.security.access import LOCAL, Caller, caller_of
@@ -35,6 +36,9 @@ try:
 except ImportError:
     raise MissingExtraError("the MCP server", "mcp") from None
 
+MARK_RECORD = "mark_record"
+"""The tool by which a person decides about a record."""
+_MARK_NAMES = f"{', '.join(MARKS)} or none"
 Context = ServerRequestContext[Any, Any]
 RECORD = "memory://sessions/{session}/records/{trace_id}"
 SESSIONS = "memory://sessions"
@@ -115,7 +119,7 @@ class _McpHandlers:
         self.session = session
 
     async def list_tools(self, _ctx: Context, _params: Any) -> types.ListToolsResult:
-        return types.ListToolsResult(tools=[_tool(s["function"]) for s in TOOL_SCHEMAS])
+        return types.ListToolsResult(tools=[*(_tool(s["function"]) for s in TOOL_SCHEMAS), _mark_tool()])
 
     async def call_tool(self, ctx: Context, params: types.CallToolRequestParams) -> types.CallToolResult:
         given = dict(params.arguments or {})
@@ -125,6 +129,8 @@ class _McpHandlers:
         def work() -> ToolAnswer:
             try:
                 name = self._session(caller, wanted, header)
+                if params.name == MARK_RECORD:
+                    return self._mark(caller, name, given)
                 with self.sessions.reading(caller.namespace, name) as state:
                     searches = params.name == SEARCH_MEMORY
                     session_id = state.session_id
@@ -145,6 +151,15 @@ class _McpHandlers:
             structured_content=structured,
             is_error=answer.refused,
         )
+
+    def _mark(self, caller: Caller, name: str, given: Mapping[str, Any]) -> ToolAnswer:
+        """Note a person's decision about a record. Raises InvalidMcpRequest."""
+        trace_id, mark = given.get("trace_id"), given.get("mark")
+        if set(given) != {"trace_id", "mark"} or not is_trace_id(trace_id) or mark not in (*MARKS, "none"):
+            raise InvalidMcpRequest(f"{MARK_RECORD} takes a whole trace_id, and mark: {_MARK_NAMES}.")
+        if not self.sessions.mark(caller.namespace, name, str(trace_id), None if mark == "none" else mark):
+            raise InvalidMcpRequest("There is no such record, or it is forgotten: give a whole trace_id.")
+        return ToolAnswer(f"The record {trace_id} has the mark: {mark}.")
 
     async def list_templates(self, _ctx: Context, _params: Any) -> types.ListResourceTemplatesResult:
         template = types.ResourceTemplate(
@@ -285,6 +300,34 @@ def _tool(function: Mapping[str, Any]) -> types.Tool:
         output_schema=_RESULT,
         annotations=types.ToolAnnotations(
             read_only_hint=True, destructive_hint=False, idempotent_hint=True, open_world_hint=False
+        ),
+    )
+
+
+def _mark_tool() -> types.Tool:
+    """The tool by which a person decides about a record; clients ask before a destructive tool is called."""
+    properties = {
+        "trace_id": {"type": "string", "description": "The whole trace_id of the record."},
+        "mark": {
+            "type": "string",
+            "enum": [*MARKS, "none"],
+            "description": "pinned: every context shows it; excluded: none does; forgotten: deleted for good; none.",
+        },
+        "session": {"type": ["string", "null"], "description": "The session; null for the own."},
+    }
+    return types.Tool(
+        name=MARK_RECORD,
+        title="Pin, exclude or forget a record",
+        description="Only when the user asks for it: pin a record, exclude it from contexts, or delete it for good.",
+        input_schema={
+            "type": "object",
+            "properties": properties,
+            "required": ["trace_id", "mark"],
+            "additionalProperties": False,
+        },
+        output_schema=_RESULT,
+        annotations=types.ToolAnnotations(
+            read_only_hint=False, destructive_hint=True, idempotent_hint=True, open_world_hint=False
         ),
     )
 

@@ -11,7 +11,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
-from typing import TypeVar, cast
+from typing import Literal, TypeVar, cast
 
 import sqlalchemy as sa
 
@@ -291,6 +291,28 @@ class Sessions:
             if isinstance(found, MemoryBankSettings):
                 return found
         return MemoryBankSettings(observer_model="extractive", embedding_model="lexical")
+
+    def mark(
+        self,
+        namespace: str | None,
+        name: str,
+        trace_id: str,
+        mark: Literal["pinned", "excluded", "forgotten"] | None,
+    ) -> bool:
+        """Note a person's decision about a record; "forgotten" deletes its content. See FactStore.
+
+        False: there is no such record, or it is forgotten. Raises NotFoundError for an unknown session.
+        """
+        session_id = self.known(namespace, name)
+        store = FactStore(self.database, session_id)
+        if mark == "forgotten":
+            with self.traced("delete_memory", session_id):
+                done = store.forget(trace_id)
+        else:
+            done = store.mark(trace_id, mark)
+        if done:
+            log.info("a person marked the record %s: %s", trace_id, mark or "no mark")
+        return done
 
     def exists(self, namespace: str | None, name: str) -> bool:
         """Whether a namespace has a session of this name."""

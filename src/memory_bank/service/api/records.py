@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import re
 from collections.abc import AsyncIterator, Iterator
 from typing import Annotated, Any, Literal
@@ -21,7 +20,6 @@ from memory_bank.bank.listing import (
     pieces,
     whole,
 )
-from memory_bank.bank.stores import FactStore
 from memory_bank.errors import InvalidRequestError, NotFoundError
 from memory_bank.service.api.models import MarkRequest, Part, Record, RecordPage, RecordQuery, RecordsQuery
 from memory_bank.service.api.openapi import errors, json_body
@@ -42,8 +40,6 @@ from memory_bank.tools.handlers import PREFIX
 from memory_bank.tools.selection import RefusedCall
 from memory_bank.transcript.jsontext import parse_arguments, parse_output
 from memory_bank.transcript.shortening import cut_at_edge
-
-log = logging.getLogger("memory_bank.Service")
 
 router = APIRouter(prefix="/v1", tags=["records"])
 
@@ -213,15 +209,8 @@ def _mark(
     api: ApiContext, name: str, wanted: str, mark: Literal["pinned", "excluded", "forgotten"] | None
 ) -> None:
     outline = _outline(api, name, wanted)
-    store = FactStore(api.database, outline.session_id)
-    if mark == "forgotten":
-        with api.sessions.traced("delete_memory", outline.session_id):
-            done = store.forget(outline.trace_id)
-    else:
-        done = store.mark(outline.trace_id, mark)
-    if not done:
+    if not api.sessions.mark(api.namespace, name, outline.trace_id, mark):
         raise NotFoundError("this record is forgotten: there is nothing left to mark.")
-    log.info("a person marked the record %s: %s", outline.trace_id, mark or "no mark")
 
 
 async def _streamed(chunks: Iterator[bytes]) -> AsyncIterator[bytes]:
