@@ -50,7 +50,10 @@ def test_a_client_works_with_it(file, mode):
     async def main():
         async with connected(command("--db", str(file), "--session", "main"), mode) as client:
             tools = await client.list_tools()
-            assert [t.name for t in tools.tools] == [*(s["function"]["name"] for s in TOOL_SCHEMAS), "mark_record"]
+            assert [t.name for t in tools.tools] == [
+                *(s["function"]["name"] for s in TOOL_SCHEMAS),
+                "mark_record",
+            ]
             results: list[str] = []
 
             async def one(n):
