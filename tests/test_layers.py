@@ -32,7 +32,7 @@ MAP: dict[str, set[str]] = {
     "orchestrator": {"config", "errors", "models", "pricing", "processor", "transcript"},
     "provenance": {"errors", "ports", "records", "transcript"},
     "tools": {"bank", "context", "errors", "ports", "provenance", "records", "transcript"},
-    "integrations": {"bank", "config", "errors", "processor", "tools", "transcript"},
+    "integrations": {"bank", "config", "errors", "history", "processor", "tools", "transcript"},
     "testing": {"bank", "errors", "history", "models", "ports", "records", "transcript", "vectors"},
     "service": {
         "bank", "config", "context", "errors", "faults", "models", "plan", "ports", "pricing", "processor", "provenance",

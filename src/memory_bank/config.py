@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import difflib
+import logging
 import os
 import tomllib
 from collections.abc import Mapping
+from functools import lru_cache
 from numbers import Integral, Real
 from pathlib import Path, PurePath
 from typing import Annotated, Any, Literal
@@ -61,6 +63,8 @@ __all__ = [
     "as_settings",
     "load_config",
 ]
+
+log = logging.getLogger("memory_bank.MemoryBankStrategy")
 
 ENV_PREFIX = "MEMORY_BANK_"
 FAULT = "MEMORY_BANK_FAULT"  # no setting: see memory_bank.faults
@@ -125,6 +129,8 @@ class Config(BaseSettings):
         for key, settings in self.memory_strategies.items():
             if isinstance(settings, AdaptiveSettings):
                 self._check_rungs(key, settings)
+            if isinstance(settings, MemoryBankSettings):
+                _check_files(key, settings)
 
     @classmethod
     def settings_customise_sources(
@@ -165,6 +171,16 @@ class Config(BaseSettings):
                 )
             if isinstance(self.rung(name), AdaptiveSettings):
                 raise ConfigError(f"{place}: {name!r} is adaptive itself: name strategies of other types.")
+
+
+def _check_files(key: str, settings: MemoryBankSettings) -> None:
+    """Raise ConfigError for a file that a strategy names and that is not there."""
+    for name in ("evidence_model", "observer_prompt"):
+        file = getattr(settings, name)
+        if file is not None and not Path(file).is_file():
+            raise ConfigError(
+                f"Config: memory_strategies.{key}.{name}: there is no file {file}: correct the path, or remove it."
+            )
 
 
 class _Merged(PydanticBaseSettingsSource):
@@ -272,8 +288,9 @@ def load_config(path: str | Path | None = None) -> Config:
 def as_settings(settings: Any) -> MemoryBankSettings:
     """MemoryBankSettings from themselves, None (defaults), a dict, or any object with those attributes.
 
-    A dict is read as keywords: unknown keys are refused. Of other objects only plain values are read
-    (text, numbers, paths). Raises ConfigError for wrong values.
+    A dict is read as keywords: unknown keys are refused, but settings of other strategies (``compact_threshold``)
+    only have no effect, and a warning says so. Of other objects only plain values are read (text, numbers, paths).
+    Raises ConfigError for wrong values.
     """
     if isinstance(settings, MemoryBankSettings):
         return settings
@@ -284,13 +301,30 @@ def as_settings(settings: Any) -> MemoryBankSettings:
             f"{type(settings).__name__} are no settings of a memory bank: pass MemoryBankSettings."
         )
     if isinstance(settings, Mapping):
-        return MemoryBankSettings(**{str(k): _as_plain(v, v) for k, v in settings.items() if v is not None})
+        given = {str(k): _as_plain(v, v) for k, v in settings.items() if v is not None}
+        if foreign := tuple(sorted(given.keys() & _OF_OTHERS)):
+            _warn_of_foreign(foreign)
+        return MemoryBankSettings(**{k: v for k, v in given.items() if k not in foreign})
     values = {}
     for name in MemoryBankSettings.model_fields:
         value = _as_plain(getattr(settings, name, None), None)
         if value is not None and name != "type":
             values[name] = value
     return MemoryBankSettings(**values)
+
+
+_OF_OTHERS = {name for model in _MODELS.values() for name in model.model_fields} - set(
+    MemoryBankSettings.model_fields
+)
+
+
+@lru_cache(maxsize=64)
+def _warn_of_foreign(names: tuple[str, ...]) -> None:
+    """Log once that settings of other strategies have no effect on a memory bank."""
+    log.warning(
+        "%s: settings of other strategies, which have no effect on a memory bank: remove them",
+        ", ".join(names),
+    )
 
 
 def _as_plain(value: Any, otherwise: Any) -> Any:

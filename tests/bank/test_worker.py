@@ -68,11 +68,11 @@ def test_every_job_ends_with_the_models_summary(database: Database) -> None:
 
 
 FAULTS: dict[str, tuple[Reply, str]] = {
-    "429": (fail(429), "the model failed with ModelError"),
-    "500": (fail(500), "the model failed with ModelError"),
-    "half a JSON": (half(), "the model failed with ModelError"),
-    "no JSON": (raw("<html>"), "the model failed with ModelError"),
-    "a connection that is cut": (cut(40), "the model failed with ModelError"),
+    "429": (fail(429), "(HTTP 429"),
+    "500": (fail(500), "(HTTP 500"),
+    "half a JSON": (half(), "gave no usable answer"),
+    "no JSON": (raw("<html>"), "gave no usable answer"),
+    "a connection that is cut": (cut(40), "the chat model 'm'"),
     "nothing": (say(""), "the model's reply was empty"),
 }
 
@@ -90,10 +90,10 @@ def test_a_fault_is_tried_again_and_the_last_one_leaves_extraction_with_the_reas
     assert (worker.progress.retried, worker.progress.extracted, worker.progress.observed) == (2, 1, 0)
     insight = insights.get_insight("trace-00000")
     assert insight is not None
-    assert (insight.source, insight.redo) == ("extractive", reason)
+    assert insight.source == "extractive" and reason in (insight.redo or "")
     assert insight.summary
     assert JobQueue(database).open_count() == 0
-    assert "its extractive summary stays" in caplog.text
+    assert "extractive summaries stay" in caplog.text
 
 
 def test_a_fault_that_passes_costs_nothing_but_time(database: Database) -> None:

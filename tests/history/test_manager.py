@@ -1,8 +1,11 @@
 """The manager: order, counts, caches, callbacks, files, replay, page; each step is worked on once."""
 
 import copy
+import datetime as dt
 import io
 import json
+import re
+from decimal import Decimal
 
 import pytest
 from hypothesis import given
@@ -128,6 +131,27 @@ def test_callbacks_hear_the_steps_of_their_class():
     manager.add(TaskStep("t"))
     step = manager.add(action())
     assert heard == [0, step, 1]
+
+
+def test_step_callbacks_are_those_of_smolagents():
+    heard = []
+
+    def with_agent(step, agent):
+        heard.append((step.step_number, agent))
+
+    manager = MemoryManager("s", step_callbacks=[heard.append, with_agent], agent="the agent")
+    manager.add(TaskStep("t"))
+    step = manager.add(action())
+    assert heard == [step, (1, "the agent")]
+    by_class = MemoryManager(
+        step_callbacks={TaskStep: [with_agent], Step: lambda step, agent=None: heard.append(agent)}
+    )
+    by_class.agent = by_class
+    by_class.add(TaskStep("t"))
+    assert heard[2:] == [(0, by_class), by_class]
+    for wrong in (7, [7], {ActionStep: [7]}, {"action": print}):
+        with pytest.raises(HistoryError, match=r"on\(ActionStep, function\)"):
+            MemoryManager(step_callbacks=wrong)
     with pytest.raises(HistoryError, match="callback"):
         manager.on(dict, print)
 
@@ -253,7 +277,8 @@ def test_the_scratchpad_is_bounded_and_comes_back_from_json():
         lambda: AgentMemory(max_items=0),
         lambda: AgentMemory(max_failures=-1),
         lambda: AgentMemory().store("", 1),
-        lambda: AgentMemory().store("x", {1, 2}),
+        lambda: AgentMemory().store("x", {1: object()}),
+        lambda: AgentMemory().store("x", AgentMemory()),
         lambda: AgentMemory(max_chars=5).store("x", "123456"),
         lambda: AgentMemory.from_json("[]"),
         lambda: AgentMemory.from_json("{"),
@@ -263,3 +288,50 @@ def test_the_scratchpad_is_bounded_and_comes_back_from_json():
 def test_what_the_scratchpad_cannot_take_is_one_clear_error(bad):
     with pytest.raises(HistoryError):
         bad()
+
+
+VALUES = {
+    "set": {"b", "a"},
+    "frozen": frozenset({(1, 2), (3, 4)}),
+    "tuple": (1, ["x", (None, True)], {"a": (2,)}),
+    "datetime": dt.datetime(2026, 3, 1, 12, 30, tzinfo=dt.timezone(dt.timedelta(hours=2))),
+    "date": dt.date(2026, 3, 1),
+    "span": dt.timedelta(days=1, seconds=3),
+    "keys": {1: "one", (2, 3): "pair", None: 0, dt.date(2026, 3, 1): []},
+    "bytes": bytes(range(9)),
+    "money": Decimal("12.50"),
+    "tagged": {"$type": "set", "value": [1]},
+    "json": {"a": [1, 2.5, None, "x", True]},
+}
+
+
+@pytest.mark.parametrize("name", VALUES)
+def test_the_pad_gives_back_what_json_cannot_write(name):
+    value = VALUES[name]
+    pad = AgentMemory()
+    pad.store("v", value)
+    again = AgentMemory.from_json(json.dumps(json.loads(pad.to_json())))
+    for found in (pad.recall("v"), again.recall("v")):
+        assert found == value and type(found) is type(value)
+    assert type(pad.recall("v")) is type(value)
+    assert again.to_json() == pad.to_json()
+    assert again.to_context() == pad.to_context()
+    assert "$type" not in pad.to_context() or name == "tagged"
+    if isinstance(value, dict):
+        assert {type(k) for k in again.recall("v")} == {type(k) for k in value}
+
+
+def test_what_the_pad_does_not_keep_is_said():
+    pad = AgentMemory(max_chars=30)
+    with pytest.raises(HistoryError, match=r"'x' cannot be stored: it holds a re\.Pattern"):
+        pad.store("x", {"a": [re.compile("a")]})
+    with pytest.raises(HistoryError, match=r"at most 30 \(max_chars\)"):
+        pad.store("x", "y" * 31)
+    knot = []
+    knot.append(knot)
+    with pytest.raises(HistoryError, match="contains itself"):
+        pad.store("x", knot)
+    assert pad.keys == []
+    large = AgentMemory(max_chars=10_000)
+    large.store("x", "y" * 9_000)
+    assert len(AgentMemory.from_json(large.to_json()).recall("x")) == 9_000

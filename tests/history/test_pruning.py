@@ -2,6 +2,8 @@
 
 import json
 import logging
+import time
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -10,7 +12,7 @@ from tests.chats import any_chats, good_chats
 from tests.history.test_steps import STEPS, text_pairs
 
 from memory_bank import LexicalEmbedder, MemoryBankState, handle_tool_call
-from memory_bank.errors import HistoryError, StorageError, TokenBudgetError
+from memory_bank.errors import HistoryError, MessagesError, StorageError, TokenBudgetError
 from memory_bank.history import (
     ActionStep,
     AdaptiveMemoryManager,
@@ -80,7 +82,12 @@ def simple_prunings():
         st.just(no_pruning),
         numbers().map(keep_last_n_steps),
         numbers().map(keep_system_and_recent),
-        st.builds(prune_old_observations, st.none() | numbers(), st.none() | st.floats(0.1, 9), numbers()),
+        st.builds(
+            lambda n, age, length: prune_old_observations(n, age, length, now=9.0),
+            st.none() | numbers(),
+            st.none() | st.floats(0.1, 9),
+            numbers(),
+        ),
         st.builds(
             lambda k, d: semantic_pruning(LexicalEmbedder(), k, diversity=d), numbers(), st.floats(0, 1)
         ),
@@ -158,9 +165,50 @@ def test_what_each_pruning_keeps():
     assert [len(s.observations[0].text) > 50 for s in cut if isinstance(s, ActionStep)] == [False] * 4 + [
         True
     ] * 2
-    aged = prune_old_observations(None, max_age_seconds=2.5)(steps)
-    assert [s.observations[0].whole for s in aged if isinstance(s, ActionStep)] == [False] * 3 + [True] * 3
     assert chain()(steps) == steps
+
+
+def wholes(steps):
+    return [s.observations[0].whole for s in steps if isinstance(s, ActionStep)]
+
+
+def test_an_age_alone_cuts_by_age_alone_and_counts_from_now():
+    steps = run(8)  # at 0 to 7 seconds
+    assert wholes(prune_old_observations(max_age_seconds=5, now=7.0)(steps)) == [False] * 2 + [True] * 6
+    assert wholes(prune_old_observations(6, max_age_seconds=2.5, now=7.0)(steps)) == [False] * 5 + [True] * 3
+    assert wholes(prune_old_observations(6, max_age_seconds=60, now=7.0)(steps)) == [False] * 2 + [True] * 6
+    assert wholes(prune_old_observations(max_age_seconds=3600)(steps)) == [False] * 7 + [True]  # of 1970
+    fresh = [replace(s, timestamp=time.time()) for s in steps]
+    assert wholes(prune_old_observations(max_age_seconds=3600)(fresh)) == [True] * 8
+    old = [replace(s, timestamp=time.time() - 7200) for s in steps]
+    assert wholes(prune_old_observations(max_age_seconds=3600)([*old, fresh[-1]])) == [False] * 8 + [True]
+    assert wholes(prune_old_observations()(steps)) == [False] * 3 + [True] * 5
+
+
+def test_tasks_do_not_use_up_the_count_of_the_last_steps():
+    steps = run(6)
+    steps += [TaskStep("and now this", step_number=6), TaskStep("and that", step_number=6)]
+    assert [s.step_number for s in keep_last_n_steps(2)(steps)] == [0, 0, 5, 6, 6, 6]
+    assert keep_last_n_steps(99)(steps) == steps
+    assert keep_last_n_steps(1)(steps[:2]) == steps[:2]
+
+
+def test_no_pruning_is_a_pruning_and_makes_one():
+    steps = run(3)
+    assert no_pruning(steps) == no_pruning()(steps) == steps
+    manager = MemoryManager("s", no_pruning(), 2)
+    manager.extend(steps[1:])
+    assert manager.steps[1:] == tuple(steps[1:])
+    assert chain(no_pruning, no_pruning())(steps) == steps
+
+
+def test_tokens_of_steps_and_of_messages():
+    steps = run(3)
+    messages = [m for s in steps for m in s.to_messages()]
+    assert count_tokens(messages, COUNTER) == count_tokens(steps, COUNTER)
+    assert count_tokens([steps[0], *messages[1:]], COUNTER) == count_tokens(steps, COUNTER)
+    with pytest.raises(MessagesError, match="a list of chat messages, not str"):
+        count_tokens("hello")
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -13,11 +14,16 @@ from memory_bank.testing import Reply, ScriptedServer
 
 pytest.importorskip("smolagents", reason="needs smolagents[openai]")
 
+from PIL import Image
 from smolagents import CodeAgent, LogLevel, OpenAIModel, ToolCallingAgent, tool
-from smolagents.memory import ActionStep, FinalAnswerStep, ToolCall
-from smolagents.monitoring import Timing
+from smolagents.memory import ActionStep, FinalAnswerStep, PlanningStep, TaskStep, ToolCall
+from smolagents.models import ChatMessage
+from smolagents.monitoring import Timing, TokenUsage
+from smolagents.utils import AgentToolExecutionError
 
-from memory_bank.integrations.smolagents import WIRE, add_memory
+from memory_bank import history as typed
+from memory_bank.history import MemoryManager, keep_last_n_steps, typed_steps
+from memory_bank.integrations.smolagents import WIRE, _Silent, add_memory, native_step, use_history
 
 
 class SmolModel(Model):
@@ -94,3 +100,114 @@ def test_parallel_outputs_are_one_record():
 def test_the_example_of_smolagents(monkeypatch, capsys):
     run_example("test_the_example_of_smolagents", monkeypatch, final="final_answer")
     assert ANSWER in capsys.readouterr().out
+
+
+def natives():
+    """Steps of smolagents with every field set."""
+    said = ChatMessage("assistant", "I look.", token_usage=TokenUsage(30, 4), raw=object())
+    parts = ChatMessage("assistant", [{"type": "text", "text": "both"}])
+    seen = [ChatMessage("user", [{"type": "text", "text": "go on"}])]
+    picture = Image.new("RGB", (3, 2), "red")
+    code = ToolCall("python_interpreter", "print(1)", "c0")
+    pair = [ToolCall("get_order", {"number": 1}, "a"), ToolCall("get_parcel", {"number": 1}, "b")]
+    times = Timing(1.0, 2.5)
+    failed = AgentToolExecutionError("no such order", _Silent())
+    return [
+        TaskStep("Find them.", [picture]),
+        PlanningStep(seen, said, "Look.", times, TokenUsage(5, 6)),
+        ActionStep(
+            1,
+            times,
+            seen,
+            [code],
+            None,
+            said,
+            "I run.",
+            "print(1)",
+            "1",
+            [picture],
+            [1, {"a": 2}],
+            TokenUsage(1, 2),
+        ),
+        ActionStep(2, times, seen, pair, failed, parts, [{"type": "text", "text": "both"}], None, "one\ntwo"),
+        ActionStep(3, times, model_output="done", action_output="ORD-7", is_final_answer=True),
+        FinalAnswerStep("ORD-7"),
+    ]
+
+
+def fields_of(step):
+    """The fields of a step in a form that can be compared."""
+    found = {f.name: getattr(step, f.name) for f in dataclasses.fields(step)}
+    for name in ("task_images", "observations_images"):
+        if found.get(name):
+            found[name] = [(i.size, i.convert("RGB").tobytes()) for i in found[name]]
+    for name in ("model_input_messages", "model_output_message"):
+        given = found.get(name) or []
+        messages = given if isinstance(given, list) else [given]
+        found[name] = [dataclasses.replace(m, raw=None) for m in messages]
+    error = found.get("error")
+    return {**found, "error": error and (type(error), error.message)}
+
+
+def test_steps_go_both_ways_without_loss(tmp_path):
+    history = MemoryManager("Be careful.")
+    history.extend(typed_steps(natives()))
+    history.save(tmp_path / "run.jsonl")
+    back = [native_step(s) for s in MemoryManager.load(tmp_path / "run.jsonl").steps[1:]]
+    for old, new in zip(natives(), back, strict=True):
+        assert type(new) is type(old)
+        assert fields_of(new) == fields_of(old)
+    usage = typed.ActionStep(token_usage=TokenUsage(3, 4)).token_usage
+    assert (usage.input_tokens, usage.output_tokens) == (3, 4)
+    logged = typed_steps([s.dict() for s in natives()[2:5]])
+    assert [s.action_output for s in logged] == [[1, {"a": 2}], None, "ORD-7"]
+
+
+@pytest.mark.parametrize("code", [False, True])
+def test_a_typed_history_and_a_scratchpad_are_the_memory_of_an_agent(code):
+    heard = []
+    sent = []
+
+    def model(body):
+        sent.append(str(body["messages"]))
+        n = len(sent)
+        if n > 8:
+            return (
+                Reply(content="<code>\nfinal_answer('done')\n</code>")
+                if code
+                else Reply(tool_calls=(("final_answer", {"answer": "done"}),))
+            )
+        if code:
+            return Reply(
+                content=f"Thought: {n}.\n<code>\nmemory.store('n', {n})\nprint(get_order('ash', {n}))\n</code>"
+            )
+        return Reply(tool_calls=(("get_order", {"shop": "ash", "number": n}),))
+
+    pad = typed.AgentMemory()
+    pad.observe("refunds need a reason code")
+    history = MemoryManager(
+        None,
+        keep_last_n_steps(3),
+        4,
+        step_callbacks=[lambda step, agent: heard.append((step.step_number, agent))],
+    )
+    with ScriptedServer(model) as server:
+        kind = CodeAgent if code else ToolCallingAgent
+        agent = kind(
+            tools=[tool(get_order)], model=OpenAIModel("scripted", api_base=server.base_url, api_key="k"),
+            max_steps=20, verbosity_level=LogLevel.OFF,
+        )  # fmt: skip
+        memory = use_history(agent, history, pad)
+        assert agent.run("Check the orders.") == "done"
+        assert server.refused == []
+    assert agent.memory is memory and heard == [(n, agent) for n in range(1, 10)]
+    assert "refunds need a reason code" in sent[-1]
+    assert "<ash/8>" in sent[-1] and "<ash/1>" not in sent[-1] and "<ash/1>" in sent[1]
+    assert history.steps[1].task == "Check the orders." and history.action_count <= 5
+    assert [type(s).__name__ for s in history.steps[:2]] == ["SystemPromptStep", "TaskStep"]
+    assert len(memory.get_full_steps()) == len(memory.steps)
+    if code:
+        assert pad.recall("n") == 8 and "get_order" in memory.return_full_code()
+    assert agent.memory.system_prompt.system_prompt == history.steps[0].system_prompt
+    agent.memory.reset()
+    assert history.action_count == 0

@@ -280,3 +280,60 @@ def test_the_module_does_not_import_openai() -> None:
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
     code = "import memory_bank.testing, sys; sys.exit('pytest' in sys.modules or 'openai' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+class _Client:
+    """A client whose generate_plain notes what it was called with."""
+
+    def __init__(self) -> None:
+        self.got: tuple[Any, Any] = (None, None)
+
+
+class _ByMessages(_Client):
+    def generate_plain(self, *, messages: Any, model: str, temperature: float = 0.0) -> str:
+        self.got = messages, model
+        return "said"
+
+
+class _Positional(_Client):
+    def generate_plain(self, prompt: Any, /, model: str = "") -> str:
+        self.got = prompt, model
+        return "said"
+
+
+class _WithoutModel(_Client):
+    def generate_plain(self, input_messages: Any) -> str:
+        self.got = input_messages, "m"
+        return "said"
+
+
+class _OneArgument(_Client):
+    def generate_plain(self, chat: Any) -> str:
+        self.got = chat, "m"
+        return "said"
+
+
+class _AnyNames(_Client):
+    def generate_plain(self, **given: Any) -> str:
+        self.got = given["input_messages"], given["model"]
+        return "said"
+
+
+@pytest.mark.parametrize("kind", [_ByMessages, _Positional, _WithoutModel, _OneArgument, _AnyNames])
+def test_a_generate_plain_of_another_form_is_called_as_it_allows(kind: type[_Client]) -> None:
+    client = kind()
+    model = as_chat_model(client)
+    assert model is not None and as_chat_model(client) == model
+    assert model.generate_plain(input_messages=ASKED, model="m") == "said"
+    assert client.got == (ASKED, "m")
+
+
+def test_a_generate_plain_that_takes_none_of_the_forms_is_one_sentence() -> None:
+    class Strange:
+        def generate_plain(self, system: str, user: str) -> str:
+            return system + user
+
+    with pytest.raises(
+        ConfigError, match=r"Strange takes \(system: .*: give it the parameters .*input_messages"
+    ):
+        as_chat_model(Strange())

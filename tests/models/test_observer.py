@@ -4,6 +4,7 @@ import logging
 
 import pytest
 
+from memory_bank import MemoryBankState, apply_memory_bank_strategy
 from memory_bank.config import MemoryBankSettings
 from memory_bank.errors import ConfigError, PromptError
 from memory_bank.models.observer import Observer, observe_tool_output
@@ -112,3 +113,58 @@ def test_an_own_prompt_is_used(tmp_path):
         record("{{tool_name}}"), "task"
     )
     assert model.calls[0].messages[0]["content"] == 'T task N find A {"q":"Ada"} O {{tool_name}}'
+
+
+class Refused(Exception):
+    """An error as clients of other providers raise it."""
+
+    def __init__(self, status_code):
+        super().__init__("secret sk-123")
+        self.status_code = status_code
+
+
+@pytest.mark.parametrize(
+    ("failure", "model", "told"),
+    [
+        (fail(404), "gpt-4-1-mini", ["HTTP 404", "check the model name", "gpt-4.1-mini", "observer_model"]),
+        (fail(404), "gpt-4.1-mini", ["HTTP 404", "check the model name"]),
+        (fail(429), "m", ["HTTP 429", "quota"]),
+        (Refused(404), "gpt-4-1-mini", ["Refused", "HTTP 404", "gpt-4.1-mini"]),
+        (Refused(429), "m", ["Refused", "HTTP 429", "quota"]),
+    ],
+)
+def test_a_failing_model_tells_status_and_cause_once(failure, model, told, caplog):
+    from openai import OpenAI
+
+    with (
+        ScriptedServer([failure] * 6) if not isinstance(failure, Exception) else ScriptedServer([]) as server
+    ):
+        client = OpenAI(base_url=server.base_url, api_key="x", max_retries=0)
+        if isinstance(failure, Exception):
+            client = ScriptedModel([failure] * 6)
+        settings = MemoryBankSettings(observer_model=model, embedding_model="lexical")
+        state = MemoryBankState()
+        with caplog.at_level(logging.WARNING):
+            for n in (3, 6):  # two steps
+                apply_memory_bank_strategy(chat(n), client, settings, state)
+    [warning] = caplog.records
+    assert all(piece in warning.getMessage() for piece in told)
+    assert ("gpt-4.1-mini" in warning.getMessage()) == ("gpt-4.1-mini" in (model, *told))
+    assert "sk-123" not in caplog.text
+    assert all(told[0] in i.redo for i in state.insight_store.to_redo())
+
+
+def chat(n):
+    """A task with n calls, each with a result."""
+    messages = [{"role": "user", "content": "find them"}]
+    for i in range(n):
+        function = {"name": "find", "arguments": f'{{"n": {i}}}'}
+        messages.append(
+            {
+                "role": "assistant",
+                "content": None,
+                "tool_calls": [{"id": f"c{i}", "type": "function", "function": function}],
+            }
+        )
+        messages.append({"role": "tool", "tool_call_id": f"c{i}", "content": f"ORD-{i}"})
+    return messages

@@ -87,6 +87,20 @@ class _CompiledInsert(NamedTuple):
     processors: dict[str, Callable[[object], object] | None]
 
 
+def as_database(given: Database | str | Path | None) -> Database:
+    """A database as it is, the one of a file name or URL, or one in memory for None.
+
+    Raises ConfigError for anything else, and what Database raises.
+    """
+    if isinstance(given, Database):
+        return given
+    if given is not None and not isinstance(given, (str, Path)):
+        raise ConfigError(
+            f"a {type(given).__name__} was given as a database: pass a file name, a URL or a Database."
+        )
+    return Database(given or "")
+
+
 class Database:
     """The database of a bank: SQLite in a file (WAL, ``synchronous=FULL``) or in memory, or PostgreSQL.
 

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from memory_bank.bank.retrieval import check_stores
 from memory_bank.models.chat import as_chat_model
 from memory_bank.models.observer import EXTRACTIVE, Observer
 from memory_bank.ports import FactStorePort, InsightStorePort
@@ -30,8 +31,9 @@ def ingest_tool_outputs(
 
     Each output becomes a record and gets one Observer call; the calls run concurrently, after the records are
     committed. A model that fails leaves an extractive summary. Raises RecordError, StorageError,
-    EmbeddingError, and ConfigError for a client that cannot be used.
+    EmbeddingError, and ConfigError for a client or a store that cannot be used.
     """
+    check_stores(fact_store, insight_store)
     records = [
         InteractionRecord.create(step_id=step_id, tool_name=name, raw_input=raw_input, raw_output=raw_output)
         for name, raw_input, raw_output in tool_outputs
@@ -39,8 +41,14 @@ def ingest_tool_outputs(
     observer = Observer(None if observer_model == EXTRACTIVE else as_chat_model(llm_client), observer_model)
     fact_store.store_many(records)
     insight_store.add_many(observer.observe_all(records, user_query))
-    log.debug("ingested %d tool outputs of step %d", len(records), step_id)
+    log_ingested(records)
     return [r.trace_id for r in records]
+
+
+def log_ingested(records: Iterable[InteractionRecord]) -> None:
+    """Log each record that was stored, for debugging."""
+    for record in records:
+        log.debug("Ingested tool %r -> trace_id=%s", record.tool_name, record.trace_id)
 
 
 def records_of(

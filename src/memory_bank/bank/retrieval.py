@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from memory_bank.errors import ConfigError
 from memory_bank.ports import FactStorePort, InsightStorePort, WiderScopePort
 from memory_bank.records import NAMESPACE_END, Hit, InteractionRecord, Ranking
 from memory_bank.transcript.messages import content_text, read
@@ -57,9 +58,24 @@ def retrieve_and_format(
     """The ``top_k`` records most similar to a query: ``[{"trace_id", "summary", "raw_data"}]``, best first.
 
     ``raw_data`` has at most ``max_chars`` characters; a shortened text ends with a note and the trace_id.
+    Raises ConfigError where a store is none, EmbeddingError, StorageError.
     """
+    check_stores(fact_store, insight_store)
     ranking = insight_store.rank(query, limit=max(0, top_k))
     return [r.as_dict() for r in retrieve(ranking, fact_store, insight_store, top_k, max_chars)]
+
+
+def check_stores(fact_store: object, insight_store: object) -> None:
+    """Raises ConfigError unless the first is a fact store and the second an insight store."""
+    for what, given, method in (
+        ("fact store", fact_store, "get_many"),
+        ("insight store", insight_store, "get_insights"),
+    ):
+        if not callable(getattr(given, method, None)):
+            raise ConfigError(
+                f"the {what} is a {type(given).__name__}: the arguments are in the order fact_store, insight_store, "
+                "as a FactStore and an InsightStore."
+            )
 
 
 def retrieve(

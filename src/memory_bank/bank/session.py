@@ -11,8 +11,8 @@ from typing import TypeVar, cast
 
 from sqlalchemy.engine import Connection
 
-from memory_bank.bank.database import ANY, Database
-from memory_bank.bank.ingestion import records_of
+from memory_bank.bank.database import ANY, Database, as_database
+from memory_bank.bank.ingestion import log_ingested, records_of
 from memory_bank.bank.jobs import JobQueue, without_insight
 from memory_bank.bank.rows import to_rows
 from memory_bank.bank.stores import FactStore, InsightStore, WiderScope, clear_session
@@ -21,7 +21,6 @@ from memory_bank.bank.worker import BackgroundObserver, Worker
 from memory_bank.config import MemoryBankSettings
 from memory_bank.errors import EmbeddingError, StorageError
 from memory_bank.faults import fault_point
-from memory_bank.models.embedding import load_embedder
 from memory_bank.models.observer import EXTRACTIVE, Observer
 from memory_bank.plan import Plan
 from memory_bank.ports import Embedder, Scope, TokenCounter
@@ -141,7 +140,7 @@ class MemoryBankState(Session):
     ) -> None:
         super().__init__(session_id, counter or approximate_counter())
         self._shares_database = isinstance(database, Database)
-        self.database = database if isinstance(database, Database) else Database(database or "")
+        self.database = as_database(database)
         self.scope: Scope = "session"
         if agent_id is not None or namespace is not None:
             self.database.open_session(session_id, agent_id, ANY if namespace is None else namespace)
@@ -176,6 +175,7 @@ class MemoryBankState(Session):
         self._may_have_jobs = False
         self.defer = defer
         self._deferred: dict[str, Callable[[], None]] = {}
+        self._told: dict[str, object] = {}  # the Observer's failures that a warning has told
         if embedding_model is not None:
             self._bind_embedder(embedding_model)
 
@@ -226,8 +226,9 @@ class MemoryBankState(Session):
     def prepare(self, settings: MemoryBankSettings | None, llm_client: object = None) -> None:
         """Begin a step: take its settings, and load what is stored and not known yet.
 
-        The settings' embedder and counter are used unless the session was given its own. Raises ConfigError,
-        EmbedderLoadError, EmbedderMismatchError, StorageError.
+        The settings' embedder and counter are used unless the session was given its own; the embedder is loaded
+        once there is something to embed or to search. Raises ConfigError, EmbedderLoadError,
+        EmbedderMismatchError, StorageError.
         """
         settings = self.settings if settings is None else settings
         self.settings = settings
@@ -236,15 +237,15 @@ class MemoryBankState(Session):
             self._encoding = settings.token_encoding
             self.counter = open_counter(settings.token_encoding)
             self.transcript = Transcript(self.session_id, self.counter, self._is_mask)
-        if self.insight_store is None:
-            self._bind_embedder(settings.embedding_model)
         generation, count = self.database.extent(self.session_id)
+        if count or settings.scope != "session":  # else there is nothing to search yet
+            self._bind_embedder(settings.embedding_model)
         if generation != self._generation:  # first use, or another process reset the session
             self._load()
             self._generation = generation
         elif count != len(self.steps):
             self._load_order()
-        self.observer = Observer.create(llm_client, settings, self.spending)
+        self.observer = Observer.create(llm_client, settings, self.spending, self._told)
         self.scope = settings.scope
         self.new_records = []
 
@@ -253,6 +254,8 @@ class MemoryBankState(Session):
 
         ``insights_later``: no context of this step needs them, so that they may be deferred.
         """
+        if view.interactions:
+            self._bind_embedder(self.settings.embedding_model)
         records, step = records_of(view.new, self.steps, self.step_count)
         later = insights_later and self.defer and self.observer.name == EXTRACTIVE
         task = self._task or view.task  # a shorter list, or a client's summary, does not replace it
@@ -353,7 +356,7 @@ class MemoryBankState(Session):
             super().reset()
             self.step_count = 0
             self._generation = None
-            log.debug("session %s was reset", self.session_id)
+            log.debug("MemoryBankState reset: session %s", self.session_id)
 
     def flush(self, timeout: float | None = None) -> int:
         """Wait until every stored record has its summary; return the number of those that have none.
@@ -441,6 +444,7 @@ class MemoryBankState(Session):
         self._by_call = None
         self.step_count = step
         self.new_records = list(records)
+        log_ingested(records)
 
     def _store_insights(
         self, records: Sequence[InteractionRecord], task: str, *, later: bool = False
@@ -515,9 +519,9 @@ class MemoryBankState(Session):
     # loading
 
     def _bind_embedder(self, model: Embedder | str) -> None:
-        if isinstance(model, str):
-            model = load_embedder(model)
-        self.insight_store = InsightStore(model, self.database, self.session_id)
+        """Make the insight store, unless there is one. A model that is named is loaded now."""
+        if self.insight_store is None:
+            self.insight_store = InsightStore(model, self.database, self.session_id)
 
     def _load(self) -> None:
         """Read the session's steps, and which records an interrupted step left without an insight."""

@@ -6,12 +6,13 @@ import threading
 from collections import OrderedDict
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection, RowMapping
 
-from memory_bank.bank.database import Database
+from memory_bank.bank.database import Database, as_database
 from memory_bank.bank.embedder import bind, check_embedder
 from memory_bank.bank.jobs import Job, add_jobs, clear_jobs, finish_job
 from memory_bank.bank.listing import count_records, list_outlines
@@ -43,8 +44,9 @@ from memory_bank.bank.schema import (
     steps,
 )
 from memory_bank.bank.search import InsightSearch, Vectors, open_search, within
-from memory_bank.errors import RecordConflictError
+from memory_bank.errors import ConfigError, RecordConflictError
 from memory_bank.faults import fault_point
+from memory_bank.models.embedding import load_embedder
 from memory_bank.ports import Embedder, Scope
 from memory_bank.records import Insight, InteractionRecord, Ranking, RecordLine
 from memory_bank.vectors import embedder_name, encode_documents, encode_queries
@@ -119,11 +121,12 @@ class _StoreRecords:
 class FactStore:
     """The raw records of one session; without a database they live in memory.
 
-    Every method that uses the database may raise StorageError. Raises ConfigError for an invalid session_id.
+    ``database`` is a Database, a file name or a URL. Every method that uses it may raise StorageError. Raises
+    ConfigError for an invalid session_id or database.
     """
 
-    def __init__(self, database: Database | None = None, session_id: str = "default") -> None:
-        self.database = database or Database()
+    def __init__(self, database: Database | str | Path | None = None, session_id: str = "default") -> None:
+        self.database = as_database(database)
         self.session_id = session_id
         self.database.open_session(session_id)
 
@@ -269,17 +272,28 @@ class PreparedInsights:
 class InsightStore:
     """The summaries of one session, searchable by cosine similarity; without a database they live in memory.
 
-    ``embedding_model`` is anything with ``encode(list[str]) -> array (n, d)``. A bank stores the name and the
+    ``embedding_model`` is anything with ``encode(list[str]) -> array (n, d)``, or a name as in the settings, such
+    as ``"lexical"``. ``database`` is a Database, a file name or a URL. A bank stores the name and the
     dimension of its embedder: another one raises EmbedderMismatchError, which says how to re-embed. Every
     method that uses the database may raise StorageError.
     """
 
     def __init__(
-        self, embedding_model: Embedder, database: Database | None = None, session_id: str = "default"
+        self,
+        embedding_model: Embedder | str,
+        database: Database | str | Path | None = None,
+        session_id: str = "default",
     ) -> None:
+        if isinstance(embedding_model, str):
+            embedding_model = load_embedder(embedding_model)
+        if isinstance(embedding_model, type) or not callable(getattr(embedding_model, "encode", None)):
+            raise ConfigError(
+                f"an InsightStore was given {embedder_name(embedding_model)} as its embedding model, which has no "
+                "encode: pass an object with encode(list of texts), or a name such as 'lexical'."
+            )
         self.embedding_model = embedding_model
         self.embedder_name = embedder_name(embedding_model)
-        self.database = database or Database()
+        self.database = as_database(database)
         self.session_id = session_id
         self.database.open_session(session_id)
         self._lock = threading.RLock()

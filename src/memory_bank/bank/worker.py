@@ -168,7 +168,7 @@ class Worker:
                 self.progress.retried += 1
                 continue
             if isinstance(answer, Trouble):
-                log.warning("%s for %s: its extractive summary stays", answer.reason, job.trace_id)
+                observer.warn(answer.reason, records[job.trace_id], "extractive summaries stay")
                 answer = observer.extract(records[job.trace_id], answer.reason)
             ended.append((job, answer))  # None: the record was deleted
         insights.finish(self.owner, ended)

@@ -141,6 +141,6 @@ def _record_plan(plan: Plan, session: Session) -> None:
             plan.strategy, f"{plan.tokens:,}", f"{plan.over:,}", f"{plan.budget:,}", f"{plan.kept_tokens:,}",
         )  # fmt: skip
     log.debug(
-        "%s: %d messages of %d tokens become a context of %d tokens",
+        "Context constructed: %s, %d messages of %d tokens become %d tokens",
         plan.strategy, len(plan.view.messages), plan.full_tokens, plan.tokens,
     )  # fmt: skip

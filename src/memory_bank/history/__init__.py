@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from memory_bank.history.banking import records_of, to_memory_bank
+    from memory_bank.history.foreign import typed_steps
     from memory_bank.history.manager import AdaptiveMemoryManager, HierarchicalMemory, MemoryManager
     from memory_bank.history.pruning import (
         Pruning,
@@ -65,6 +66,7 @@ __all__ = [
     "steps_from_messages",
     "summarize_old_steps",
     "to_memory_bank",
+    "typed_steps",
 ]
 
 _MODULES = {
@@ -75,6 +77,7 @@ _MODULES = {
     "records_of": "banking",
     "steps_from_messages": "reading",
     "to_memory_bank": "banking",
+    "typed_steps": "foreign",
 }
 """The module of a name; other names beginning with a capital are in ``steps``, the rest in ``pruning``."""
 

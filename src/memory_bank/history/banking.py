@@ -8,7 +8,7 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from memory_bank.errors import EmbeddingError
+from memory_bank.errors import EmbeddingError, HistoryError
 from memory_bank.history.pruning import Pruning, check_steps, prune_old_observations
 from memory_bank.history.steps import (
     NO_RESULT,
@@ -51,7 +51,14 @@ def to_memory_bank(state: StepBank, prune: Pruning | None = None, *, keep_last_n
         state: a MemoryBankState.
         prune: default: ``prune_old_observations(keep_last_n)``.
         keep_last_n: the actions whose observations the default pruning keeps whole.
+
+    Raises HistoryError where ``state`` is no bank.
     """
+    if not callable(getattr(state, "add", None)):
+        raise HistoryError(
+            f"to_memory_bank was given a {type(state).__name__} as its bank: "
+            "the arguments are (state, prune), with a MemoryBankState as state."
+        )
     chosen = prune if prune is not None else prune_old_observations(keep_last_n)
 
     def prune_and_store(steps: Sequence[Step]) -> list[Step]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 import threading
 from collections import Counter
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 from memory_bank.errors import HistoryError, StepFileError, StepOrderError
 from memory_bank.history.banking import StepBank, bank_steps, to_memory_bank
 from memory_bank.history.display import render_page, replay_steps
+from memory_bank.history.foreign import chat_message
 from memory_bank.history.pruning import (
     Pruning,
     Summarize,
@@ -41,7 +43,7 @@ from memory_bank.history.steps import (
     is_protected,
     one_line,
 )
-from memory_bank.history.values import Json, freeze, positive
+from memory_bank.history.values import Json, freeze, positive, type_name
 from memory_bank.ports import ChatModel, TokenCounter
 from memory_bank.transcript.tokens import open_counter
 
@@ -49,8 +51,10 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 S = TypeVar("S", bound=Step)
-Callback = Callable[[Any], object]
-"""Called with a step of the class that it was registered for."""
+Callback = Callable[..., object]
+"""Called with a step of the class that it was registered for; one with a parameter ``agent`` also gets that."""
+_Functions = Callback | Sequence[Callback]
+Callbacks = _Functions | Mapping[type[Step], _Functions]
 
 
 class MemoryManager:
@@ -63,6 +67,8 @@ class MemoryManager:
         wire: the form of the messages, "tools" or "text".
         counter: counts the tokens of the messages; default: tiktoken's o200k_base.
         callbacks: functions by step class, called with each step of that class after it was added.
+        step_callbacks: further callbacks in the forms of smolagents: a list for ActionSteps, or by step class.
+        agent: what callbacks with a parameter ``agent`` get as that.
 
     Raises:
         HistoryError: a limit is below 1, or an argument has the wrong type.
@@ -80,7 +86,9 @@ class MemoryManager:
         *,
         wire: Wire = "tools",
         counter: TokenCounter | None = None,
-        callbacks: Mapping[type[Step], Callback | Iterable[Callback]] | None = None,
+        callbacks: Callbacks | None = None,
+        step_callbacks: Callbacks | None = None,
+        agent: object = None,
     ) -> None:
         if prune_strategy is not None and not callable(prune_strategy):
             raise HistoryError("prune_strategy is not a function: give a pruning of memory_bank.history.")
@@ -92,10 +100,13 @@ class MemoryManager:
         self._counter = counter
         self._counted = 0  # the number of messages that are in _tokens
         self._tokens = 0
+        self.agent = agent
         self._callbacks: list[tuple[type[Step], Callback]] = []
-        for step_class, given in (callbacks or {}).items():
-            for callback in [given] if callable(given) else given:
-                self.on(step_class, callback)
+        for given in (callbacks or {}, step_callbacks or {}):
+            by_class: Mapping[Any, Any] = given if isinstance(given, Mapping) else {ActionStep: given}
+            for step_class, functions in by_class.items():
+                for callback in functions if isinstance(functions, (list, tuple)) else [functions]:
+                    self.on(step_class, callback)
         self._set_steps([])
         if system_prompt is not None:
             prompt = system_prompt
@@ -129,9 +140,7 @@ class MemoryManager:
             Exception: anything that a callback or the pruning raises; the step is added.
         """
         if not isinstance(step, Step):
-            raise HistoryError(
-                f"a {type(step).__name__} was added to a history: add a step, such as TaskStep."
-            )
+            raise HistoryError(_no_step(step))
         with self.lock:
             last = self._steps[-1].step_number if self._steps else 0
             if step.step_number == 0 and (number := last + isinstance(step, ActionStep)):
@@ -156,10 +165,16 @@ class MemoryManager:
             self.add(step)
 
     def on(self, step_class: type[Step], callback: Callback) -> None:
-        """Call ``callback`` with every step of ``step_class`` (``Step``: of any class) after it was added."""
+        """Call ``callback`` with every step of ``step_class`` (``Step``: of any class) after it was added.
+
+        A callback that has a parameter ``agent`` also gets the manager's ``agent``.
+        """
         if not (isinstance(step_class, type) and issubclass(step_class, Step)) or not callable(callback):
             raise HistoryError("a callback is a step class with a function: on(ActionStep, function).")
-        self._callbacks.append((step_class, callback))
+        if _takes_agent(callback):
+            self._callbacks.append((step_class, lambda step: callback(step, agent=self.agent)))
+        else:
+            self._callbacks.append((step_class, callback))
 
     def to_messages(self, summary_mode: bool = False) -> list[Json]:
         """The messages of all steps. Each step is rendered once, however often this is called.
@@ -226,7 +241,7 @@ class MemoryManager:
 
     def succinct_steps(self) -> list[Json]:
         """The steps as dicts without empty fields and without what the model saw."""
-        hidden = ("model_input_messages", "source")
+        hidden = ("model_input_messages", "model_output_message", "source")
         return [
             {k: v for k, v in d.items() if k not in hidden and v not in (None, [])} for d in self.full_steps()
         ]
@@ -278,12 +293,14 @@ class MemoryManager:
         """A history of an existing conversation; its ``to_messages`` returns that conversation.
 
         Args:
-            messages: a list of chat messages.
+            messages: a list of chat messages; ChatMessages of smolagents are read in their text form.
             args, options: as for the class.
 
         Raises:
             MessagesError: ``messages`` is not a list.
         """
+        if isinstance(messages, (list, tuple)):
+            messages = [chat_message(m) for m in messages]
         return cls._of(steps_from_messages(messages, wire=wire), *args, wire=wire, **options)
 
     @classmethod
@@ -307,6 +324,25 @@ class MemoryManager:
         self._rendered: dict[bool, tuple[int, list[Json]]] = {}
         self._counted = self._tokens = 0
         self._pruned_at = 0  # the number of steps after the last pruning
+
+
+def _takes_agent(callback: Callback) -> bool:
+    """Whether a callback has a parameter ``agent``, as those of smolagents may."""
+    try:
+        inspect.signature(callback).bind(None, agent=None)
+    except (TypeError, ValueError):  # no such parameter, or a built-in function, which has no signature
+        return False
+    return True
+
+
+def _no_step(value: object) -> str:
+    """Why a value cannot be added to a history, and what can."""
+    kind = type_name(value)
+    if kind.startswith("smolagents."):
+        return f"a {kind} was added to a history: convert it by memory_bank.history.typed_steps."
+    return (
+        f"a {kind} was added to a history: add a step, such as TaskStep, or read messages by from_messages."
+    )
 
 
 LADDER: tuple[tuple[str, Pruning], ...] = (
@@ -415,6 +451,11 @@ class HierarchicalMemory(MemoryManager):
         theme_of: Callable[[Step], str] | None = None,
         **options: Any,
     ) -> None:
+        if not callable(getattr(state, "add", None)):
+            raise HistoryError(
+                f"HierarchicalMemory was given a {type(state).__name__} as its bank: "
+                "give a MemoryBankState first, then what MemoryManager takes."
+            )
         self.state = state
         self.recent = positive(recent, "recent")
         self.summarized = positive(summarized, "summarized")

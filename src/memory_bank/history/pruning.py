@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import logging
 import math
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import overload
 
 from memory_bank.errors import HistoryError, TokenBudgetError
 from memory_bank.history.budgets import choose_diverse, newest_within
@@ -22,9 +24,9 @@ from memory_bank.history.steps import (
     step_text,
     trace_ids_of,
 )
-from memory_bank.history.values import is_amount, positive
+from memory_bank.history.values import Json, is_amount, positive
 from memory_bank.ports import ChatModel, Embedder, TokenCounter
-from memory_bank.transcript.messages import content_text, read
+from memory_bank.transcript.messages import check_messages, content_text, read
 from memory_bank.transcript.shortening import shorten_text
 from memory_bank.transcript.tokens import open_counter
 
@@ -33,6 +35,7 @@ log = logging.getLogger("memory_bank.History")
 Pruning = Callable[[Sequence[Step]], list[Step]]
 """Steps to steps: does not change its input, and keeps the order of what survives."""
 
+_WHOLE_ACTIONS = 5  # whose observations stay whole unless a limit is given
 _EMBEDDED_CHARS = 4_000  # of a step
 _LINE_CHARS = 240  # of one step in an extractive summary
 _SUMMARIZED_CHARS = 20_000  # that a model is given
@@ -57,18 +60,27 @@ def chain(*prunings: Pruning) -> Pruning:
     return chained
 
 
-def no_pruning(steps: Sequence[Step]) -> list[Step]:
-    """All steps, unchanged."""
-    return list(steps)
+@overload
+def no_pruning() -> Pruning: ...
+@overload
+def no_pruning(steps: Sequence[Step]) -> list[Step]: ...
+def no_pruning(steps: Sequence[Step] | None = None) -> list[Step] | Pruning:
+    """All steps, unchanged. Without steps it returns itself, so that ``no_pruning()`` is a pruning too."""
+    return no_pruning if steps is None else list(steps)
 
 
 def keep_last_n_steps(n: int) -> Pruning:
-    """A pruning to the last ``n`` steps of any kind, system prompts and tasks.
+    """A pruning to system prompts, tasks and the last ``n`` other steps.
 
     Raises HistoryError for n < 1.
     """
     positive(n, "n")
-    return lambda steps: _from_position(steps, len(steps) - n)
+
+    def prune(steps: Sequence[Step]) -> list[Step]:
+        free = [i for i, s in enumerate(steps) if not is_protected(s)]
+        return _from_position(steps, free[-n] if len(free) >= n else 0)
+
+    return prune
 
 
 def keep_system_and_recent(n: int) -> Pruning:
@@ -91,7 +103,7 @@ def first_recent(steps: Sequence[Step], n: int) -> int:
 
 
 def prune_old_observations(
-    keep_last_n: int | None = 5,
+    keep_last_n: int | None = None,
     max_age_seconds: float | None = None,
     max_length: int = 100,
     *,
@@ -99,16 +111,19 @@ def prune_old_observations(
 ) -> Pruning:
     """A pruning that cuts observations and errors of old actions to ``max_length`` characters.
 
-    Calls and thoughts stay. The last step is never old.
+    Calls and thoughts stay. The last step is never old. With both limits an action is old by either.
 
     Args:
-        keep_last_n: actions before the last ``keep_last_n`` actions are old; None: no action is.
-        max_age_seconds: actions older than that are old too.
-        now: Unix seconds from which age is measured; default: the timestamp of the last step.
+        keep_last_n: actions before the last ``keep_last_n`` actions are old; default: 5, and no limit where
+            ``max_age_seconds`` is given.
+        max_age_seconds: actions with an older timestamp are old.
+        now: Unix seconds from which age is measured; default: the time at which the pruning runs.
 
     Raises:
         HistoryError: a limit is below 1, or the age is not above 0.
     """
+    if keep_last_n is None and max_age_seconds is None:
+        keep_last_n = _WHOLE_ACTIONS
     if keep_last_n is not None:
         positive(keep_last_n, "keep_last_n")
     positive(max_length, "max_length")
@@ -120,7 +135,7 @@ def prune_old_observations(
     def prune(steps: Sequence[Step]) -> list[Step]:
         old = set() if keep_last_n is None else set(_old_actions(steps, keep_last_n))
         if max_age_seconds is not None and steps:
-            since = (steps[-1].timestamp if now is None else now) - max_age_seconds
+            since = (time.time() if now is None else now) - max_age_seconds
             old |= {i for i in _old_actions(steps, 1) if steps[i].timestamp < since}
         return [_cut_observations(s, max_length) if i in old else s for i, s in enumerate(steps)]
 
@@ -145,10 +160,19 @@ def _cut_observations(step: Step, n: int) -> Step:
 # budgets in tokens
 
 
-def count_tokens(steps: Sequence[Step], counter: TokenCounter | None = None, wire: Wire = "tools") -> int:
-    """The tokens of the messages of steps, by tiktoken's o200k_base unless a counter is given."""
+def count_tokens(
+    steps: Sequence[Step | Json], counter: TokenCounter | None = None, wire: Wire = "tools"
+) -> int:
+    """The tokens of the messages of steps, by tiktoken's o200k_base unless a counter is given.
+
+    A chat message in the list is counted as it is. Raises MessagesError where this is no list.
+    """
     counter = counter or open_counter()
-    return sum(counter.count_message(m) for s in steps for m in s.to_messages(wire=wire))
+    return sum(
+        counter.count_message(m)
+        for s in check_messages(steps)
+        for m in (s.to_messages(wire=wire) if isinstance(s, Step) else (s,))
+    )
 
 
 def fit_token_budget(

@@ -2,18 +2,42 @@
 
 from __future__ import annotations
 
+import base64
+import datetime as dt
 import json
+import uuid
 from collections import deque
-from collections.abc import MutableMapping
+from collections.abc import Callable, Mapping, MutableMapping
+from decimal import Decimal
+from pathlib import PurePath
 from typing import Any
 
 from memory_bank.errors import HistoryError, RecordError
 from memory_bank.history.steps import ScratchpadStep, cut
-from memory_bank.history.values import freeze, positive, thaw
+from memory_bank.history.values import positive
 from memory_bank.transcript.jsontext import compact, dump_value
 
 _OBSERVATIONS_SHOWN = 5
 _FAILURES_SHOWN = 3
+_TAG = "$type"  # the key under which JSON names the type of a value that JSON does not have
+_TEXTS: dict[type, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
+    dt.datetime: (dt.datetime.isoformat, dt.datetime.fromisoformat),
+    dt.date: (dt.date.isoformat, dt.date.fromisoformat),
+    dt.time: (dt.time.isoformat, dt.time.fromisoformat),
+    dt.timedelta: (lambda v: [v.days, v.seconds, v.microseconds], lambda v: dt.timedelta(*v)),
+    bytes: (lambda v: base64.b64encode(v).decode(), base64.b64decode),
+    complex: (str, complex),
+    Decimal: (str, Decimal),
+    uuid.UUID: (str, uuid.UUID),
+    PurePath: (str, PurePath),
+}
+"""Types that are kept as text or numbers: how they are written and read. A datetime is also a date."""
+_LISTS: tuple[type, ...] = (tuple, set, frozenset)
+_READERS: dict[str, Callable[[Any], Any]] = {
+    **{t.__name__: read for t, (_, read) in _TEXTS.items()},
+    **{t.__name__: t for t in _LISTS},
+    "dict": dict,
+}
 
 
 class AgentMemory:
@@ -23,7 +47,8 @@ class AgentMemory:
         max_items: the number of values; the one stored longest ago is dropped first.
         max_observations: the number of observations; the oldest is dropped first.
         max_failures: the number of failures; the oldest is dropped first.
-        max_chars: the characters of each of them as text.
+        max_chars: the characters of each of them as JSON; of a longer text the beginning is kept, a longer
+            value is refused.
 
     Raises:
         HistoryError: a limit is below 1.
@@ -53,29 +78,37 @@ class AgentMemory:
         )
 
     def store(self, key: str, value: object) -> None:
-        """Store a JSON value under a name; it replaces an older one.
+        """Store a value under a name; it replaces an older one.
 
-        Raises HistoryError for a name that is not text, and for a value that is not JSON or too large.
+        Kept as they are: None, numbers, text, bytes, lists, tuples, sets, dicts with keys of any of these types,
+        dates and times, Decimals, UUIDs, paths. Three things are not kept: subclasses become the type that they
+        are of (a named tuple a tuple), a time zone its offset, and a float of numpy a float. Raises HistoryError
+        for a name that is not text, and for a value of any other type or too large.
         """
         if not isinstance(key, str) or not key:
             raise HistoryError("a value is stored under a name: store('order_id', value).")
         try:
-            size = len(dump_value(value, f"the value {key!r}"))
-        except RecordError as e:
-            raise HistoryError(str(e)) from e
+            packed = _packed(value)
+            size = len(dump_value(packed, f"the value {key!r}"))
+        except (RecordError, TypeError) as e:
+            raise HistoryError(f"the value {key[:60]!r} cannot be stored: {e}") from e
+        except RecursionError:
+            raise HistoryError(
+                f"the value {key[:60]!r} contains itself, or nests too deep: store parts of it."
+            ) from None
         if size > self.limits["max_chars"]:
             raise HistoryError(
                 f"the value {key[:60]!r} has {size:,} characters: store at most "
-                f"{self.limits['max_chars']:,}, or what names it (an id, a file)."
+                f"{self.limits['max_chars']:,} (max_chars), or what names it (an id, a file)."
             )
         self._items.pop(key, None)
-        self._items[key] = freeze(value)
+        self._items[key] = packed
         while len(self._items) > self.limits["max_items"]:
             del self._items[next(iter(self._items))]
 
     def recall(self, key: str, default: object = None) -> Any:
         """A copy of the value stored under a name, or the default."""
-        return thaw(self._items[key]) if key in self._items else default
+        return _unpacked(self._items[key]) if key in self._items else default
 
     def observe(self, text: object) -> None:
         """Add an observation; a long text is cut and says so."""
@@ -103,7 +136,7 @@ class AgentMemory:
     def to_context(self) -> str:
         """The pad as text for a prompt: all values, the last 5 observations, the last 3 failures."""
         parts = [
-            ("Stored", [f"{k} = {compact(v)}" for k, v in self._items.items()]),
+            ("Stored", [f"{k} = {compact(_shown(v))}" for k, v in self._items.items()]),
             ("Observed", self.observations[-_OBSERVATIONS_SHOWN:]),
             ("Failed", self.failures[-_FAILURES_SHOWN:]),
         ]
@@ -124,7 +157,7 @@ class AgentMemory:
         return dump_value(
             {
                 "limits": self.limits,
-                "items": thaw(self._items),
+                "items": self._items,
                 "observations": self.observations,
                 "failures": self.failures,
             }
@@ -137,14 +170,14 @@ class AgentMemory:
             given = json.loads(text)
             memory = cls(**given["limits"])
             for key, value in given["items"].items():
-                memory.store(key, value)
+                memory.store(key, _unpacked(value))
             for item in given["observations"]:
                 memory.observe(item)
             for item in given["failures"]:
                 memory.fail(item)
         except HistoryError:
             raise
-        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as e:
+        except (ValueError, ArithmeticError, TypeError, KeyError, AttributeError, RecursionError) as e:
             raise HistoryError("this is not a scratchpad: give the text that to_json() returned.") from e
         return memory
 
@@ -161,3 +194,54 @@ class AgentMemory:
         if isinstance(text, BaseException):
             text = f"{type(text).__name__}: {text}"
         return cut(text if isinstance(text, str) else compact(text), self.limits["max_chars"])
+
+
+def _packed(value: object) -> Any:
+    """A value as JSON that ``_unpacked`` reads. Raises TypeError for a type that is not kept."""
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, str):
+        return str.__str__(value)
+    if isinstance(value, (int, float)):
+        return int.__int__(value) if isinstance(value, int) else float.__float__(value)
+    if isinstance(value, list):
+        return [_packed(v) for v in value]
+    if isinstance(value, Mapping):
+        if all(isinstance(k, str) for k in value) and _TAG not in value:
+            return {str(k): _packed(v) for k, v in value.items()}
+        return {_TAG: "dict", "value": [[_packed(k), _packed(v)] for k, v in value.items()]}
+    for kind in _LISTS:
+        if isinstance(value, kind):
+            items = [_packed(v) for v in value]  # type: ignore[attr-defined]
+            return {_TAG: kind.__name__, "value": items if kind is tuple else sorted(items, key=compact)}
+    for kind, (write, _) in _TEXTS.items():
+        if isinstance(value, kind):
+            return {_TAG: kind.__name__, "value": write(value)}
+    name = f"{type(value).__module__}.{type(value).__qualname__}".removeprefix("builtins.")
+    raise TypeError(
+        f"it holds a {name}, which a scratchpad cannot give back; store its data, or a name for it."
+    )
+
+
+def _unpacked(packed: Any) -> Any:
+    """The value that ``_packed`` was given."""
+    if isinstance(packed, list):
+        return [_unpacked(v) for v in packed]
+    if not isinstance(packed, dict):
+        return packed
+    if _TAG in packed:
+        return _READERS[packed[_TAG]](_unpacked(packed["value"]))
+    return {k: _unpacked(v) for k, v in packed.items()}
+
+
+def _shown(packed: Any) -> Any:
+    """A packed value as plain JSON to read."""
+    if isinstance(packed, list):
+        return [_shown(v) for v in packed]
+    if not isinstance(packed, dict):
+        return packed
+    if packed.get(_TAG) == "dict":
+        return {k if isinstance(k, str) else compact(k): v for k, v in _shown(packed["value"])}
+    if packed.get(_TAG) == "timedelta":
+        return str(_unpacked(packed))
+    return _shown(packed["value"]) if _TAG in packed else {k: _shown(v) for k, v in packed.items()}

@@ -46,6 +46,8 @@ def _from_fields(cls: type[P], given: object, what: str) -> P:
     if isinstance(given, cls):
         return given
     known = {f.name for f in fields(cls)}  # type: ignore[arg-type]
+    if not isinstance(given, Mapping) and all(hasattr(given, name) for name in known):
+        given = {name: getattr(given, name) for name in known}  # the same value of another library
     if not isinstance(given, Mapping) or not set(given) <= known:
         names = ", ".join(sorted(known))
         raise HistoryError(f"{what} is not a {cls.__name__}: give one, or a dict with {names}.")
@@ -315,6 +317,7 @@ class Step:
             if value is not None:
                 self._set(name, _from_fields(part, value, f"{name} of a {type(self).__name__}"))
         self._set_tuple("model_input_messages", freeze)
+        self._set("model_output_message", freeze(self.model_output_message))
 
 
 def check_wire(wire: str) -> None:
@@ -378,6 +381,7 @@ class PlanningStep(Step):
     timing: Timing | None = None
     token_usage: TokenUsage | None = None
     model_input_messages: tuple[Any, ...] = ()
+    model_output_message: Any = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -401,10 +405,13 @@ class ActionStep(Step):
             observation is answered by the error, else by "[no result]": every call has a result.
         error: text, or an exception.
         model_input_messages: what the model saw, for ``full_steps``; never sent again.
+        model_output_message: what the model answered, as a JSON value; never sent again.
+        action_output: what the step gave as a JSON value, where that is more than its observations.
+        error_type: the class of the error.
     """
 
     type = "action"
-    _optional_texts = ("thought", "error")
+    _optional_texts = ("thought", "error", "error_type")
     thought: str | None = None
     tool_calls: tuple[ToolCall, ...] = ()
     observations: tuple[Observation, ...] = ()
@@ -413,11 +420,16 @@ class ActionStep(Step):
     token_usage: TokenUsage | None = None
     is_final: bool = False
     model_input_messages: tuple[Any, ...] = ()
+    model_output_message: Any = None
+    action_output: Any = None
+    error_type: str | None = None
 
     def __post_init__(self) -> None:
         error: object = self.error
         if isinstance(error, BaseException):
             self._set("error", f"{type(error).__name__}: {error}")
+            self._set("error_type", self.error_type or type(error).__name__)
+        self._set("action_output", freeze(self.action_output))
         super().__post_init__()
         self._set_tuple("tool_calls", ToolCall.from_dict)
         self._set_tuple("observations", Observation.from_dict)

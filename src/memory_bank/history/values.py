@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import base64
 import binascii
+import dataclasses
+import datetime as dt
 import io
+import logging
 import math
+import uuid
 from collections.abc import Mapping
-from pathlib import Path
+from decimal import Decimal
+from pathlib import Path, PurePath
 from typing import Any, NoReturn, TypeGuard
 
 from memory_bank.errors import HistoryError, ImageError
@@ -16,6 +21,9 @@ from memory_bank.transcript.jsontext import plain
 Json = dict[str, Any]
 """A JSON object."""
 
+NOT_KEPT = "_not_kept"
+"""The key under which a value that is not JSON is named by its type."""
+log = logging.getLogger("memory_bank.History")
 _IMAGE_HELP = "give PNG, JPEG, GIF or WebP as bytes, a file, a PIL image, a data: or an https: URL."
 
 
@@ -75,9 +83,10 @@ class FrozenList(list[Any]):
 
 
 def freeze(value: object) -> Any:
-    """A copy that cannot be changed: dicts and lists frozen, tuples as lists, SDK objects as dicts.
+    """A copy that cannot be changed: dicts and lists frozen, tuples and sets as lists, SDK objects as dicts.
 
-    A value that nests too deep for recursion becomes its text.
+    Dates, Decimals, UUIDs and paths become text; any other object becomes ``{"_not_kept": "module.Class"}``, and a
+    warning names it. A value that nests too deep for recursion becomes its text.
     """
     try:
         return _freeze(value)
@@ -92,7 +101,27 @@ def _freeze(value: object) -> Any:
         return FrozenDict((k if isinstance(k, str) else str(k), _freeze(v)) for k, v in value.items())
     if isinstance(value, (list, tuple)):
         return FrozenList(_freeze(v) for v in value)
-    return _freeze(plain(value))
+    return _freeze(as_json(value))
+
+
+def as_json(value: object) -> Any:
+    """What stands for an object that is no JSON value: see ``freeze``. What it holds is not looked at."""
+    if isinstance(value, (set, frozenset)):
+        return list(value)
+    if isinstance(value, (dt.date, dt.time, Decimal, uuid.UUID, PurePath)):
+        return str(value)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {f.name: getattr(value, f.name) for f in dataclasses.fields(value) if f.name != "raw"}
+    if callable(getattr(value, "model_dump", None)):
+        return plain(value)
+    name = type_name(value)
+    log.warning("a %s is not JSON and is not kept in the history: only its type is", name)
+    return {NOT_KEPT: name}
+
+
+def type_name(value: object) -> str:
+    """The type of a value with its module, such as ``pandas.core.frame.DataFrame``."""
+    return f"{type(value).__module__}.{type(value).__qualname__}".removeprefix("builtins.")
 
 
 def thaw(value: object) -> Any:

@@ -1,11 +1,15 @@
-"""smolagents: ``add_memory`` for tool-calling and code agents."""
+"""smolagents: ``add_memory`` for tool-calling and code agents, ``use_history`` for a typed history as memory."""
 
 from __future__ import annotations
 
+import base64
+import copy
 import dataclasses
-from collections.abc import Sequence
+import io
+from collections.abc import Iterable, Sequence
 from typing import Any, Unpack
 
+from memory_bank import history as typed
 from memory_bank.errors import MessagesError, MissingExtraError
 from memory_bank.integrations.bridge import KEPT_ROLE, Bridge, BridgeOptions, ChatMessage, read_natives
 from memory_bank.tools import TOOL_SCHEMAS
@@ -14,9 +18,19 @@ from memory_bank.transcript.messages import content_text
 
 try:
     from smolagents import ChatMessage as SmolMessage
-    from smolagents import MultiStepAgent, Tool
-    from smolagents.memory import ActionStep, MemoryStep, PlanningStep, TaskStep, ToolCall
+    from smolagents import MultiStepAgent, Tool, utils
+    from smolagents.memory import (
+        ActionStep,
+        AgentMemory,
+        FinalAnswerStep,
+        MemoryStep,
+        PlanningStep,
+        SystemPromptStep,
+        TaskStep,
+        ToolCall,
+    )
     from smolagents.models import MessageRole
+    from smolagents.monitoring import Timing, TokenUsage
 except ImportError as e:
     raise MissingExtraError("smolagents", "smolagents") from e
 
@@ -183,3 +197,207 @@ def _input(given: dict[str, Any]) -> dict[str, Any]:
     if isinstance(kinds, str):
         return dict(given)
     return {**given, "type": next(k for k in kinds if k != "null"), "nullable": True}
+
+
+# typed histories as agent.memory
+
+
+def use_history(
+    agent: MultiStepAgent, history: typed.MemoryManager | None = None, pad: typed.AgentMemory | None = None
+) -> HistoryMemory:
+    """Let an agent keep its steps in a typed history, and show its model a scratchpad; returns ``agent.memory``.
+
+    The history prunes, saves and tells its callbacks as it does anywhere; what it prunes the model no longer sees.
+
+    Args:
+        history: the history; default: an empty one. Its ``agent`` becomes this agent.
+        pad: shown before the last step while there is something in it. Code of a CodeAgent finds it as ``memory``.
+    """
+    memory = HistoryMemory(typed.MemoryManager() if history is None else history, pad)
+    memory.history.agent = agent
+    if memory.history.get_steps_by_type(typed.SystemPromptStep) == []:
+        memory.system_prompt = agent.memory.system_prompt
+    memory.steps = [*memory.steps, *agent.memory.steps]
+    agent.memory = memory
+    if pad is not None and getattr(agent, "python_executor", None) is not None:
+        agent.python_executor.send_variables({"memory": pad})
+    return memory
+
+
+class HistoryMemory(AgentMemory):
+    """A typed history in the form of ``agent.memory``; see ``use_history``.
+
+    ``steps`` are the history's steps as steps of smolagents: those that the agent added are the very objects.
+    """
+
+    def __init__(self, history: typed.MemoryManager, pad: typed.AgentMemory | None = None) -> None:
+        self.history = history
+        self.pad = pad
+        self._natives: dict[int, tuple[typed.Step, MemoryStep]] = {}  # by the id of the typed step
+
+    @property
+    def system_prompt(self) -> SystemPromptStep:
+        """The history's system prompt."""
+        found = self.history.get_steps_by_type(typed.SystemPromptStep)
+        return SystemPromptStep(found[0].system_prompt if found else "")
+
+    @system_prompt.setter
+    def system_prompt(self, prompt: SystemPromptStep) -> None:
+        if prompt.system_prompt == self.system_prompt.system_prompt:
+            return
+        new = typed.SystemPromptStep(prompt.system_prompt)
+
+        def with_prompt(steps: Sequence[typed.Step]) -> list[typed.Step]:
+            return [new, *(s for s in steps if not isinstance(s, typed.SystemPromptStep))]
+
+        self.history.prune(with_prompt)
+
+    @property
+    def steps(self) -> list[MemoryStep]:
+        """The steps of smolagents; what is appended to the list is added to the history."""
+        return _Steps(self)
+
+    @steps.setter
+    def steps(self, steps: Iterable[MemoryStep]) -> None:
+        given = list(steps)
+        self.history.reset()
+        for step in given:
+            self.add(step)
+
+    def reset(self) -> None:
+        """Remove all steps but the system prompt."""
+        self.history.reset()
+
+    def add(self, native: MemoryStep) -> None:
+        """Add a step of smolagents to the history. Raises HistoryError for anything else."""
+        if isinstance(native, RetrievedStep):
+            return  # the scratchpad as it was shown
+        [step] = typed.typed_steps([native])
+        added = self.history.add(dataclasses.replace(step, step_number=0))
+        self._natives[id(added)] = added, native
+
+    def natives(self) -> list[MemoryStep]:
+        """The history's steps but the system prompt, as steps of smolagents, with the scratchpad before the last."""
+        known, self._natives = self._natives, {}
+        found: list[MemoryStep] = []
+        for step in self.history.steps:
+            if not isinstance(step, typed.SystemPromptStep):
+                native = known[id(step)][1] if id(step) in known else native_step(step)
+                self._natives[id(step)] = step, native
+                found.append(native)
+        if self.pad is not None and (text := self.pad.to_context()):
+            found.insert(len(found) - 1, RetrievedStep(text))
+        return found
+
+
+class _Steps(list[MemoryStep]):
+    """The list ``steps``; appending adds to the history, which may prune."""
+
+    def __init__(self, memory: HistoryMemory) -> None:
+        super().__init__(memory.natives())
+        self._memory = memory
+
+    def append(self, step: MemoryStep) -> None:
+        self._memory.add(step)
+        self[:] = self._memory.natives()
+
+    def extend(self, steps: Iterable[MemoryStep]) -> None:
+        for step in steps:
+            self.append(step)
+
+
+def native_step(step: typed.Step) -> MemoryStep:
+    """A typed step as a step of smolagents: the way back of ``memory_bank.history.typed_steps``."""
+    if isinstance(step, typed.SystemPromptStep):
+        return SystemPromptStep(step.system_prompt)
+    if isinstance(step, typed.TaskStep):
+        return TaskStep(step.task, [_picture(url) for url in step.images] or None)
+    if isinstance(step, typed.FinalAnswerStep):
+        return FinalAnswerStep(_plain(step.output))
+    if isinstance(step, typed.ScratchpadStep):
+        return RetrievedStep(step.to_messages()[0]["content"])
+    if isinstance(step, typed.PlanningStep):
+        return PlanningStep(plan=step.plan, **_seen_by_model(step))
+    if not isinstance(step, typed.ActionStep):
+        raise MessagesError(f"a {type(step).__name__} has no counterpart in smolagents: leave it out.")
+    calls = [ToolCall(c["name"], _plain(c["arguments"]), c["id"]) for c in _calls(step)]
+    parts = [p for o in step.observations for p in _parts(o.content)]
+    texts = [p["text"] for p in parts if p.get("type") == "text"]
+    pictures = [_picture(p["image_url"]["url"]) for p in parts if p.get("type") == "image_url"]
+    said = step.model_output_message["content"] if step.model_output_message is not None else None
+    code = calls[0].arguments if len(calls) == 1 and isinstance(calls[0].arguments, str) else None
+    return ActionStep(
+        step_number=step.step_number,
+        tool_calls=calls or None,
+        error=None if step.error is None else _error(step),
+        model_output=_plain(said) if isinstance(said, list) else step.thought,
+        code_action=code,
+        observations="\n".join(texts) if texts else None,
+        observations_images=pictures or None,
+        action_output=_plain(step.action_output),
+        is_final_answer=step.is_final,
+        **_seen_by_model(step),
+    )
+
+
+def _calls(step: typed.ActionStep) -> list[dict[str, Any]]:
+    """The calls of a step, those apart that ``typed_steps`` joined."""
+    calls = [c.dict() for c in step.tool_calls]
+    if len(calls) == 1 and isinstance(given := calls[0]["arguments"], dict) and list(given) == ["calls"]:
+        return list(given["calls"])
+    return calls
+
+
+def _parts(content: Any) -> list[dict[str, Any]]:
+    return [{"type": "text", "text": content}] if isinstance(content, str) else list(content)
+
+
+def _error(step: typed.ActionStep) -> utils.AgentError:
+    kind = getattr(utils, step.error_type or "", utils.AgentError)
+    known = isinstance(kind, type) and issubclass(kind, utils.AgentError)
+    return (kind if known else utils.AgentError)(step.error, _SILENT)
+
+
+class _Silent:
+    """A logger for errors that were logged when they were raised."""
+
+    def log_error(self, message: str) -> None:
+        """Nothing."""
+
+
+_SILENT = _Silent()
+
+
+def _seen_by_model(step: typed.ActionStep | typed.PlanningStep) -> dict[str, Any]:
+    said, usage, timing = step.model_output_message, step.token_usage, step.timing
+    return {
+        "model_input_messages": [_chat_message(m) for m in step.model_input_messages] or None,
+        "model_output_message": None if said is None else _chat_message(said),
+        "token_usage": None if usage is None else TokenUsage(usage.input_tokens, usage.output_tokens),
+        "timing": Timing(step.timestamp) if timing is None else Timing(timing.start, timing.end),
+    }
+
+
+def _chat_message(message: Any) -> SmolMessage:
+    given = _plain(message)
+    content, usage = given.get("content"), given.get("token_usage")
+    if isinstance(content, list):
+        given["content"] = [
+            {"type": "image", "image": _picture(p["image_url"]["url"])} if p.get("type") == "image_url" else p
+            for p in content
+        ]
+    tokens = None if usage is None else TokenUsage(usage["input_tokens"], usage["output_tokens"])
+    return SmolMessage.from_dict(given, token_usage=tokens)
+
+
+def _picture(url: str) -> Any:
+    """The image of a ``data:`` URL; any other URL as it is."""
+    if not url.startswith("data:"):
+        return url
+    from PIL import Image
+
+    return Image.open(io.BytesIO(base64.b64decode(url.partition(",")[2])))
+
+
+def _plain(value: Any) -> Any:
+    return copy.deepcopy(value)  # of a frozen value a plain one

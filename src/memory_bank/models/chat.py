@@ -6,6 +6,8 @@ import inspect
 import re
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -159,8 +161,9 @@ def model_error(error: Exception, model: str, client: object) -> ModelError:
 def as_chat_model(client: object) -> ChatModel | None:
     """An ``llm_client`` as a ``ChatModel``: None, a chat model as it is, an openai client in an OpenAIChat.
 
-    Anything with a callable ``generate_plain`` is a chat model. Raises ConfigError for an asynchronous
-    client, a class, or anything else.
+    Anything with a callable ``generate_plain`` is a chat model. One with other parameters is called as they
+    allow: with ``messages=`` or the messages first, and without the model's name where it takes none. Raises
+    ConfigError where none of these fits, and for an asynchronous client, a class, or anything else.
     """
     if client is None:
         return None
@@ -170,7 +173,8 @@ def as_chat_model(client: object) -> ChatModel | None:
     if callable(own):
         if _is_async(own):
             raise ConfigError(f"generate_plain of {type(client).__name__} is async: pass a synchronous one")
-        model: ChatModel = client  # type: ignore[assignment]
+        form = _form_of(own, type(client).__name__)
+        model: ChatModel = client if form == _FORMS[0] else PlainChat(client, form)  # type: ignore[assignment]
         return model
     if not callable(_create_of(client)):
         raise ConfigError(
@@ -182,6 +186,73 @@ def as_chat_model(client: object) -> ChatModel | None:
             f"{type(client).__name__} is asynchronous: pass a synchronous client such as openai.OpenAI"
         )
     return OpenAIChat(client)
+
+
+_FORMS = (
+    ("input_messages", True), ("messages", True), ("", True),
+    ("input_messages", False), ("messages", False), ("", False),
+)  # fmt: skip
+"""How a generate_plain may take the messages (by that name; "": as the first argument), and ``model=`` or not."""
+
+
+def _form_of(own: Callable[..., object], owner: str) -> tuple[str, bool]:
+    """The first form that a ``generate_plain`` takes; the documented one where its signature is not known."""
+    try:
+        signature = inspect.signature(own)
+    except (TypeError, ValueError):
+        return _FORMS[0]
+    for name, with_model in _FORMS:
+        try:
+            signature.bind(*(() if name else ([],)), **({name: []} if name else {}), **_model(with_model, ""))
+        except TypeError:
+            continue
+        return name, with_model
+    raise ConfigError(
+        f"generate_plain of {owner} takes {str(signature)[:120]}: "
+        "give it the parameters (*, input_messages, model), or (messages, model)."
+    )
+
+
+def _model(with_model: bool, model: str) -> dict[str, Any]:
+    return {"model": model} if with_model else {}
+
+
+@dataclass(frozen=True)
+class PlainChat:
+    """A client whose ``generate_plain`` takes its arguments in another form, as a ``ChatModel``."""
+
+    client: Any
+    form: tuple[str, bool]
+
+    def generate_plain(self, *, input_messages: list[dict[str, Any]], model: str) -> object:
+        """The client's answer. Raises what the client raises."""
+        name, with_model = self.form
+        given = {name: input_messages} if name else {}
+        first = () if name else (input_messages,)
+        return self.client.generate_plain(*first, **given, **_model(with_model, model))
+
+
+def failure_of(error: Exception, model: str) -> str:
+    """Why a call of a chat model failed: status, cause and what to do, without any content of the call.
+
+    The sentence of a ModelError; of any other error its type, and the HTTP status where it has one.
+    """
+    if isinstance(error, ModelError):
+        status, reason = None, str(error)
+    else:
+        status = next(
+            (s for s in map(partial(read, error), ("status_code", "status", "code")) if _is_status(s)), None
+        )
+        reason = f"the model failed with {type(error).__name__}"
+        reason += f" (HTTP {status}): {_advice(int(status))}" if status is not None else ""
+    dotted = re.sub(r"^(gpt-\d)-(\d)(?=-|$)", r"\1.\2", model)
+    if dotted != model and (status == 404 or "(HTTP 404" in reason):
+        reason += f"; OpenAI calls this model {dotted}: set observer_model"
+    return reason
+
+
+def _is_status(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 400 <= value <= 599
 
 
 def _create_of(client: object) -> object:

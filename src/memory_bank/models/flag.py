@@ -85,6 +85,7 @@ class FlagEmbedder:
         device: str | None = None,
         batch_size: int = 32,
     ) -> None:
+        _log.info("loading embedding model %s", model_name_or_folder)
         started = time.perf_counter()
         found = _find(model_name_or_folder)
         pooling = pooling_method or found.pooling

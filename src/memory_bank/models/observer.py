@@ -10,7 +10,7 @@ from typing import Any, Protocol, TypeVar
 
 from memory_bank.config import MemoryBankSettings, ObserverBudget, Price
 from memory_bank.errors import ConfigError, MemoryBankError
-from memory_bank.models.chat import as_chat_model, ask, reply_text, usage_of
+from memory_bank.models.chat import as_chat_model, ask, failure_of, reply_text, usage_of
 from memory_bank.models.extraction import extract_summary
 from memory_bank.ports import ChatModel
 from memory_bank.pricing import Usage, cost, price_of
@@ -67,12 +67,17 @@ class Observer:
     budget: ObserverBudget = field(default_factory=ObserverBudget)
     price: Price | None = None
     account: Account | None = None
+    told: dict[str, object] = field(default_factory=dict, compare=False)  # reasons logged as a warning
 
     @classmethod
     def create(
-        cls, llm_client: object, settings: MemoryBankSettings, account: Account | None = None
+        cls,
+        llm_client: object,
+        settings: MemoryBankSettings,
+        account: Account | None = None,
+        told: dict[str, object] | None = None,
     ) -> Observer:
-        """The Observer of some settings.
+        """The Observer of some settings. ``told``: the reasons of failures that need no further warning.
 
         Raises ConfigError for a client that cannot be used, and for a limit on the cost without a price.
         """
@@ -95,6 +100,7 @@ class Observer:
             budget=settings.observer_budget,
             price=price,
             account=account,
+            told={} if told is None else told,
         )
 
     @property
@@ -132,7 +138,7 @@ class Observer:
             return Trouble(f"the model did not answer within {self.timeout:g} s", again=True)
         except Exception as e:  # whatever a foreign model raises costs an insight, never a fact
             self._settle(expected, Spent(calls=1))
-            return Trouble(f"the model failed with {type(e).__name__}", again=True)
+            return Trouble(failure_of(e, self.model), again=True)
         self._settle(expected, self._actual(answer, expected, summary))
         if not summary:
             return Trouble("the model's reply was empty", again=True)
@@ -146,11 +152,14 @@ class Observer:
         answer = self.ask(record, user_query)
         if isinstance(answer, Insight):
             return answer
-        log.warning(
-            "%s for %s (%s): an extractive summary stands in, to be made again",
-            answer.reason, record.tool_name, record.trace_id,
-        )  # fmt: skip
+        self.warn(answer.reason, record, "extractive summaries stand in, to be made again")
         return self.extract(record, answer.reason)
+
+    def warn(self, reason: str, record: InteractionRecord, outcome: str) -> None:
+        """Log why a record has no summary by the model: as a warning once for each reason, else for debugging."""
+        first = object()  # of several threads one sets it
+        level = logging.WARNING if self.told.setdefault(reason, first) is first else logging.DEBUG
+        log.log(level, "no summary of %s (%s): %s; %s", record.tool_name, record.trace_id, reason, outcome)
 
     def observe_all(self, records: Sequence[InteractionRecord], user_query: str) -> list[Insight]:
         """Summarise several records, concurrently where a model is called, in their order."""

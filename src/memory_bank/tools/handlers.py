@@ -12,7 +12,7 @@ from typing import Any
 from memory_bank.bank.listing import Outline
 from memory_bank.bank.retrieval import raw_data, session_name
 from memory_bank.context.render import fence
-from memory_bank.errors import MemoryBankError
+from memory_bank.errors import ConfigError, MemoryBankError
 from memory_bank.ports import WiderScopePort
 from memory_bank.provenance.identifiers import normal
 from memory_bank.records import InteractionRecord, RecordLine
@@ -128,13 +128,19 @@ def handle_tool_call(state: Any, name: str, arguments: Any, *, max_chars: int = 
 
     ``state`` is a MemoryBankState; its own session and the ``scope`` of its latest step are visible, and
     ``#12`` is always a record of its own session. ``arguments`` is JSON text or an object. ``max_chars``
-    limits what is quoted. A wrong call is answered by a sentence, never by an exception.
+    limits what is quoted. A wrong call is answered by a sentence, never by an exception. Raises ConfigError
+    where ``state`` is no session.
     """
     return answer_tool_call(state, name, arguments, max_chars=max_chars).text
 
 
 def answer_tool_call(state: Any, name: str, arguments: Any, *, max_chars: int = MAX_CHARS) -> ToolAnswer:
     """As ``handle_tool_call``, with a description of the records and whether the call was refused."""
+    if not hasattr(state, "fact_store") or not isinstance(name, str):
+        raise ConfigError(
+            f"the arguments are (state, name, arguments): the first is a {type(state).__name__}, "
+            "where a MemoryBankState is expected."
+        )
     handler = _HANDLERS.get(name)
     if handler is None and is_memory_tool(name):
         handler = next((h for known, h in _HANDLERS.items() if name.casefold().endswith(known)), None)

@@ -239,9 +239,13 @@ class _EvidenceState:
 def _memory(session: MemoryBankState, settings: MemoryBankSettings) -> EvidenceMemory:
     """The session's evidence; made anew where the settings or the order of its records changed."""
     state = session.cache(_EvidenceState)
-    made_with = (settings.evidence_model, settings.similarity_weight, settings.tools, session.order_changes)
+    made_with = (
+        settings.evidence_model, settings.similarity_weight, settings.tools, session.order_changes,
+        session.embedder_name,
+    )  # fmt: skip
     if state.memory is None or state.made_with != made_with:
-        similarity = _similarity(session.insight_store.embedding_model, settings.similarity_weight)
+        store = session.insight_store  # none before the first call
+        similarity = None if store is None else _similarity(store.embedding_model, settings.similarity_weight)
         state.memory = EvidenceMemory(session.counter, settings.evidence_model, similarity, settings.tools)
         state.made_with = made_with
     return state.memory

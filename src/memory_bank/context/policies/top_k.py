@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -23,7 +24,11 @@ from memory_bank.transcript.shortening import Shortened
 from memory_bank.transcript.transcript import View
 
 _NEAR_MISSES = 5
+_NOTHING_YET = "there was no history yet"
 _SHORTENED_KEPT = 256
+
+
+log = logging.getLogger("memory_bank.MemoryBankStrategy")
 
 
 class _ShortenedOutputs(dict[tuple[str, int], Shortened]):
@@ -36,6 +41,8 @@ def choose_top_k(view: View, session: MemoryBankState, *, settings: MemoryBankSe
     A wider scope ranks other sessions' records together with the session's own, even without any history.
     """
     session.scope = settings.scope
+    if session.insight_store is None:  # nothing was stored yet
+        return Choice(role=settings.memory_role, repair_pairs=settings.repair_pairs, unchanged=_NOTHING_YET)
     store, wider = session.insight_store, session.wider
     rank = store.rank if wider is None else wider.rank
     query = query_of_view(view, settings.retrieval_query, settings.fixed_query)
@@ -45,13 +52,12 @@ def choose_top_k(view: View, session: MemoryBankState, *, settings: MemoryBankSe
     base = Choice(
         role=settings.memory_role, repair_pairs=settings.repair_pairs, query=query, may_cost_more=True
     )
-    nothing = "there was no history yet"
 
     def rank_all() -> Ranking:
         return rank(query, in_tail)
 
     if wider is None and len(session.steps) <= len(in_tail) and store.is_empty():
-        return replace(base, unchanged=nothing, reasons=TopKReasons([], rank_all))
+        return replace(base, unchanged=_NOTHING_YET, reasons=TopKReasons([], rank_all))
     ranking = rank(query, in_tail, limit=max(1, settings.top_k))
     cache = session.cache(_ShortenedOutputs)
     if len(cache) > _SHORTENED_KEPT:
@@ -63,7 +69,8 @@ def choose_top_k(view: View, session: MemoryBankState, *, settings: MemoryBankSe
             session.shown_elsewhere[r.session_id, r.trace_id] = r.record
     reasons = TopKReasons(found, rank_all)
     if not view.history and not len(ranking):
-        return replace(base, unchanged=nothing, reasons=reasons)
+        return replace(base, unchanged=_NOTHING_YET, reasons=reasons)
+    log.debug("Added %d retrieved records to context", len(found))
     text = format_retrieved_memory([r.as_dict() for r in found]) if found else ""
     return replace(base, text=text, reasons=reasons)
 

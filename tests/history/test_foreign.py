@@ -1,0 +1,149 @@
+"""Steps of smolagents as typed steps, from dicts of its log and from look-alikes; the real ones: tests/integrations."""
+
+import datetime as dt
+import logging
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from memory_bank.errors import HistoryError
+from memory_bank.history import (
+    ActionStep,
+    FinalAnswerStep,
+    MemoryManager,
+    PlanningStep,
+    TaskStep,
+    ToolCall,
+    typed_steps,
+)
+
+SAID = {
+    "role": "assistant",
+    "content": None,
+    "tool_calls": [
+        {"id": "c1", "type": "function", "function": {"name": "get_order", "arguments": {"id": "ORD-7"}}}
+    ],
+    "token_usage": {"input_tokens": 30, "output_tokens": 4, "total_tokens": 34},
+}
+LOG: list[dict[str, Any]] = [
+    {"task": "Which orders are late?", "task_images": None},
+    {
+        "model_input_messages": [{"role": "user", "content": [{"type": "text", "text": "plan"}]}],
+        "model_output_message": {"role": "assistant", "content": "Look them up."},
+        "plan": "Look them up.",
+        "timing": {"start_time": 1.0, "end_time": 2.0, "duration": 1.0},
+        "token_usage": None,
+    },
+    {
+        "step_number": 1,
+        "timing": {"start_time": 2.0, "end_time": 3.5, "duration": 1.5},
+        "model_input_messages": None,
+        "tool_calls": [
+            {"id": "c1", "type": "function", "function": {"name": "get_order", "arguments": {"id": "ORD-7"}}}
+        ],
+        "error": {"type": "AgentToolExecutionError", "message": "late"},
+        "model_output_message": SAID,
+        "model_output": "I look.",
+        "code_action": None,
+        "observations": "ORD-7 is late",
+        "observations_images": None,
+        "action_output": {"orders": ["ORD-7"]},
+        "token_usage": {"input_tokens": 30, "output_tokens": 4, "total_tokens": 34},
+        "is_final_answer": True,
+    },
+    {"output": "ORD-7"},
+]
+
+
+def test_a_log_gives_all_its_fields_back(tmp_path):
+    steps = typed_steps(LOG)
+    assert [type(s) for s in steps] == [TaskStep, PlanningStep, ActionStep, FinalAnswerStep]
+    history = MemoryManager(step_callbacks=[])
+    history.extend(steps)
+    history.save(tmp_path / "run.jsonl")
+    _, plan, action, answer = MemoryManager.load(tmp_path / "run.jsonl").steps
+    assert plan.model_output_message == {"role": "assistant", "content": "Look them up."}
+    assert plan.model_input_messages[0]["content"][0]["text"] == "plan"
+    assert action.model_output_message == SAID and action.action_output == {"orders": ["ORD-7"]}
+    assert (action.error, action.error_type) == ("late", "AgentToolExecutionError")
+    assert (action.token_usage.input_tokens, action.token_usage.output_tokens) == (30, 4)
+    assert (action.timing.start, action.timing.end, action.timestamp) == (2.0, 3.5, 3.5)
+    assert (action.thought, action.is_final, answer.output) == ("I look.", True, "ORD-7")
+    call, result = action.to_messages()
+    assert call["tool_calls"][0]["id"] == "c1" and result["content"].startswith("ORD-7 is late")
+
+
+def test_the_outputs_of_several_calls_are_one_and_none_is_missing():
+    calls = [
+        {"id": f"c{i}", "type": "function", "function": {"name": name, "arguments": {"n": i}}}
+        for i, name in enumerate(["get_order", "get_parcel"])
+    ]
+    [step] = typed_steps([{**LOG[2], "error": None, "tool_calls": calls, "observations": "one\ntwo"}])
+    made, result = step.to_messages()
+    assert made["tool_calls"][0]["function"]["name"] == "get_order+get_parcel"
+    assert result["content"] == "one\ntwo"
+    assert "[no result]" not in str(step.to_messages(wire="text"))
+
+
+def test_runs_that_count_from_one_again_are_numbered_on():
+    assert [s.step_number for s in typed_steps([LOG[0], LOG[2], LOG[2], LOG[0], LOG[2]])] == [0, 1, 2, 2, 3]
+
+
+class Opaque:
+    def __repr__(self):
+        return "secret repr"
+
+
+def test_an_object_that_is_not_json_is_named_and_not_kept(caplog):
+    with caplog.at_level(logging.WARNING):
+        [step, answer] = typed_steps([{**LOG[2], "action_output": Opaque()}, {"output": [1, Opaque()]}])
+    assert step.action_output["_not_kept"].endswith("test_foreign.Opaque")
+    assert answer.output[0] == 1 and "secret repr" not in str(answer.dict()) + caplog.text
+    assert "is not kept" in caplog.text
+    for wrong in (Opaque(), {"role": "user"}, 7):
+        with pytest.raises(HistoryError, match="is no step of smolagents"):
+            typed_steps([wrong])
+    with pytest.raises(HistoryError, match="add a step"):
+        MemoryManager().add(Opaque())
+    own = ActionStep(
+        tool_calls=[ToolCall("f", {"a": Opaque(), "day": dt.date(2026, 3, 1)})], observations=[[{1}]]
+    )
+    assert own.tool_calls[0].arguments["a"]["_not_kept"].endswith("test_foreign.Opaque")
+    assert own.tool_calls[0].arguments["day"] == "2026-03-01" and own.observations[0].content == [[1]]
+
+
+@dataclass
+class ChatMessage:
+    role: str
+    content: Any = None
+    tool_calls: Any = None
+    raw: Any = None
+    token_usage: Any = None
+
+
+def text(role, said):
+    return ChatMessage(role, [{"type": "text", "text": said}], raw=Opaque())
+
+
+def test_chat_messages_of_smolagents_are_read_in_the_text_form():
+    calling = (
+        "Calling tools:\n[{'id': 'c1', 'type': 'function', 'function': {'name': 'f', 'arguments': {'n': 1}}}]"
+    )
+    chat = [
+        text("system", "be careful"),
+        text("user", "New task:\nfind"),
+        text("assistant", "I look."),
+        text("tool-call", calling),
+        text("tool-response", "Observation:\nORD-7"),
+        text("assistant", "It is ORD-7."),
+    ]
+    history = MemoryManager.from_messages(chat, wire="text")
+    assert [s.type for s in history] == ["system_prompt", "task", "action", "final_answer"]
+    action = history.steps[2]
+    assert (action.thought, action.tool_calls[0].name, action.observations[0].text) == (
+        "I look.",
+        "f",
+        "ORD-7",
+    )
+    assert "Opaque" not in str(history.full_steps()) and "ChatMessage" not in str(history.full_steps())
