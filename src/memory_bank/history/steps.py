@@ -317,7 +317,8 @@ class Step:
             if value is not None:
                 self._set(name, _from_fields(part, value, f"{name} of a {type(self).__name__}"))
         self._set_tuple("model_input_messages", freeze)
-        self._set("model_output_message", freeze(self.model_output_message))
+        for name in ("model_output_message",):
+            self._set(name, freeze(getattr(self, name)))
 
 
 def check_wire(wire: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import copy
 import dataclasses
+import importlib
 import io
 from collections.abc import Iterable, Sequence
 from typing import Any, Unpack
@@ -394,9 +395,8 @@ def _picture(url: str) -> Any:
     """The image of a ``data:`` URL; any other URL as it is."""
     if not url.startswith("data:"):
         return url
-    from PIL import Image
-
-    return Image.open(io.BytesIO(base64.b64decode(url.partition(",")[2])))
+    images: Any = importlib.import_module("PIL.Image")
+    return images.open(io.BytesIO(base64.b64decode(url.partition(",")[2])))
 
 
 def _plain(value: Any) -> Any:
