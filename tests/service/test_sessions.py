@@ -10,6 +10,7 @@ from memory_bank import ConfigError, handle_tool_call
 from memory_bank.bank.database import Database
 from memory_bank.config import Config, load_config
 from memory_bank.errors import NotFoundError, UnknownStrategyError
+from memory_bank.service.proxy.identity import named_session
 from memory_bank.service.security.access import public_name, stored_id
 from memory_bank.service.sessions import Sessions
 from memory_bank.transcript.pairing import pairing_errors
@@ -206,3 +207,74 @@ def test_every_strategy_serves(database, strategy):
     assert made.strategy == strategy
     assert pairing_errors(made.messages) == []
     assert made.unchanged == (made.messages == CHAT)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["ghp_" + "a1B2" * 9, "run-of-sk-proj-" + "aB3_d-" * 12, "AKIA" + "Z7QX" * 4, "glpat-" + "a1B2" * 5],
+)
+def test_a_name_that_holds_a_secret_is_refused(database, name):
+    sessions = Sessions(database, configured())
+    for refused in ({"name": name}, {"name": "run", "agent_id": name}):
+        for store in (
+            lambda given: sessions.rebuild(None, given["name"], CHAT, agent_id=given.get("agent_id")),
+            lambda given: sessions.writing(None, given["name"], agent_id=given.get("agent_id")).__enter__(),
+        ):
+            with pytest.raises(ConfigError, match="looks like a secret") as refusal:
+                store(refused)
+            assert name not in str(refusal.value)
+    with pytest.raises(ConfigError, match="looks like a secret"):
+        named_session(None, {"x-memory-session": name}, {}, CHAT)
+    assert not sessions.exists(None, name)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["main", "token-refresh", "password-reset", "sess-7", "9b1deb4d-3b7d-4bad-9bdd-2b0d7b3dcb6d", "key-12"],
+)
+def test_other_names_are_taken(database, name):
+    Sessions(database, configured()).rebuild(None, name, CHAT[:4])
+
+
+def test_parts_of_a_messages_api_message_keep_the_callers_text(database):
+    """Where a message is shown in part, the parts that are shown are the caller's own."""
+    sessions = Sessions(database, configured(), redact=hide_in_blocks)
+    messages = [{"role": "user", "content": [block("Which orders are late? ORD-1003 is.")]}]
+    for n in range(12):
+        rows = noted(n)[1]["content"]
+        uses = [
+            {"type": "tool_use", "id": f"c{n}{k}", "name": "get_order", "input": {"number": n, "k": k}}
+            for k in "ab"
+        ]
+        came = [
+            {"type": "tool_result", "tool_use_id": f"c{n}{k}", "content": t}
+            for k, t in (("a", rows), ("b", "ok"))
+        ]
+        messages += [
+            {"role": "assistant", "content": uses},
+            {"role": "user", "content": [*came, block(f"ORD-1003 again, {n}")]},
+        ]
+    made = sessions.rebuild(None, "a", messages)
+    assert made.tokens < made.full_tokens
+    said = [
+        part["text"]
+        for message in made.messages
+        if message["role"] == "user" and isinstance(message["content"], list)
+        for part in message["content"]
+        if part["type"] == "text" and not part["text"].startswith("<retrieved-data")
+    ]
+    assert said and "[hidden]" not in " ".join(said)
+    assert any("ORD-1003" in text for text in said)
+
+
+def block(text):
+    return {"type": "text", "text": text}
+
+
+def hide_in_blocks(message):
+    """As the redaction does: what is hidden is a copy, what is not is the same object."""
+    if not isinstance(message["content"], list):
+        return hide(message)
+    content = [hide(part) for part in message["content"]]
+    same = all(a is b for a, b in zip(content, message["content"], strict=True))
+    return message if same else {**message, "content": content}

@@ -53,6 +53,7 @@ from memory_bank.vectors import embedder_name, encode_documents, encode_queries
 
 FORGOTTEN_OUTPUT = "[forgotten]"
 _QUERIES_KEPT = 64  # cached query vectors: the fixed query is asked at every step
+_LONGEST_QUERY_KEPT = 8_000  # characters
 _AT_MOST = 20  # places returned for a trace_id or its beginning
 
 _r, _i = records.c, insights.c
@@ -452,7 +453,8 @@ class InsightStore:
         vector = self._queries.get(query)
         if vector is None:
             vector = encode_queries(self.embedding_model, [query])
-            self._queries[query] = vector
+            if len(query) <= _LONGEST_QUERY_KEPT:
+                self._queries[query] = vector
             if len(self._queries) > _QUERIES_KEPT:
                 self._queries.popitem(last=False)
         else:

@@ -26,7 +26,7 @@ from memory_bank.errors import ConfigError, EmbeddingError, NotFoundError, Stora
 from memory_bank.plan import Plan
 from memory_bank.processor import MemoryProcessor
 from memory_bank.records import InteractionRecord
-from memory_bank.service.security.access import public_name, stored_id
+from memory_bank.service.security.access import public_name, stored_id, writable_id
 from memory_bank.transcript.messages import check_messages, read
 
 log = logging.getLogger("memory_bank.Service")
@@ -147,8 +147,8 @@ class Sessions:
         Raises what MemoryProcessor.apply_strategy raises, and ConfigError for an invalid name.
         """
         began = time.perf_counter()
-        session_id = stored_id(namespace, name)
-        agent = None if agent_id is None else stored_id(namespace, agent_id)
+        session_id = writable_id(namespace, name)
+        agent = None if agent_id is None else writable_id(namespace, agent_id)
         key = strategy or self.strategy
         self.config.strategy(key)
         control = self.is_control(session_id)
@@ -171,8 +171,7 @@ class Sessions:
                     used.generation = state.generation
         context = shown
         if seen is not messages:  # secrets are hidden in what is stored, not in what is sent
-            own = {id(s): m for s, m in zip(seen, messages, strict=True) if s is not m}
-            context = [own.get(id(m), m) for m in shown]
+            context = _with_own_text(shown, seen, messages)
         changed_at, changed = _first_change(used.sent, context, plan)
         used.sent = context
         step = Rebuilt(
@@ -273,8 +272,8 @@ class Sessions:
 
         Raises ConfigError for an invalid name and for a session of another agent.
         """
-        agent = None if agent_id is None else stored_id(namespace, agent_id)
-        session_id = stored_id(namespace, name)
+        agent = None if agent_id is None else writable_id(namespace, agent_id)
+        session_id = writable_id(namespace, name)
         self.database.open_session(session_id, agent, namespace)
         with self.traced("create_memory", session_id), self.reading(namespace, name) as state:
             yield state
@@ -453,3 +452,30 @@ def _first_change(
 
 def _untraced(operation: str, session_id: str) -> AbstractContextManager[object]:  # noqa: ARG001
     return nullcontext()
+
+
+def _with_own_text(
+    shown: Sequence[object], redacted: Sequence[object], given: Sequence[object]
+) -> list[object]:
+    """The context with the caller's own messages, and parts of messages, in place of their redacted copies."""
+    own: dict[int, object] = {}
+    for copy, message in zip(redacted, given, strict=True):
+        if copy is not message:
+            own[id(copy)] = message
+            own.update((id(part), whole) for part, whole in zip(_parts(copy), _parts(message), strict=True))
+    context = []
+    for message in shown:
+        if id(message) in own:
+            context.append(own[id(message)])
+            continue
+        parts = _parts(message)
+        restored = [own.get(id(p), p) for p in parts]
+        changed = any(a is not b for a, b in zip(parts, restored, strict=True))
+        context.append({**cast("dict[str, object]", message), "content": restored} if changed else message)
+    return context
+
+
+def _parts(message: object) -> list[object]:
+    """The parts of a message whose content is a list, such as the blocks of the Messages API."""
+    content = message.get("content") if isinstance(message, dict) else None
+    return content if isinstance(content, list) else []

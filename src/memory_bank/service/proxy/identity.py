@@ -37,7 +37,7 @@ from memory_bank.bank.lineage import Begun, ForkPoint, KnownDigest, Lineage, Lin
 from memory_bank.bank.rows import is_session_id
 from memory_bank.errors import ConfigError, StorageError
 from memory_bank.records import content_key
-from memory_bank.service.security.access import LONGEST_NAME, public_name, stored_id
+from memory_bank.service.security.access import LONGEST_NAME, public_name, stored_id, writable_id
 from memory_bank.transcript.jsontext import dump_value, flat_text
 from memory_bank.transcript.messages import Interaction, MessageKind, Pair, Parser, is_text_part, kind_of
 
@@ -213,6 +213,8 @@ _USER_SESSION = re.compile(r"_session_([0-9a-f-]{36})\Z")
 
 
 def _checked_name(namespace: str | None, name: object, source: str) -> str:
+    if isinstance(name, str):
+        writable_id(namespace, name)
     if not isinstance(name, str) or not _is_name(namespace, name):
         raise ConfigError(f"{source} must be a session's name: 1 to {LONGEST_NAME} printable characters.")
     return name
@@ -220,7 +222,7 @@ def _checked_name(namespace: str | None, name: object, source: str) -> str:
 
 def _is_name(namespace: str | None, name: str) -> bool:
     try:
-        return is_session_id(stored_id(namespace, name))
+        return is_session_id(writable_id(namespace, name))
     except ConfigError:
         return False
 

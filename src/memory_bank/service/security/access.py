@@ -14,6 +14,7 @@ from memory_bank.bank.database import Database
 from memory_bank.bank.keys import ApiKey, Keys, digest_of, key_id_of
 from memory_bank.errors import ConfigError, NotAuthorizedError, StorageError, TooManyRequestsError
 from memory_bank.records import NAMESPACE_END
+from memory_bank.service.security.secrets import known_form
 
 log = logging.getLogger("memory_bank.Service")
 
@@ -65,6 +66,16 @@ def stored_id(namespace: str | None, name: str) -> str:
     if name in (".", ".."):  # no path of the API could name it
         raise ConfigError("a session cannot be named . or .. : choose another name.")
     return name if namespace is None else f"{namespace}{NAMESPACE_END}{name}"
+
+
+def writable_id(namespace: str | None, name: str) -> str:
+    """As ``stored_id``, for a session or an agent that may be created.
+
+    Raises ConfigError also for a name with a secret of a known form: names are stored and shown as they are.
+    """
+    if kind := known_form(name[:LONGEST_NAME]):
+        raise ConfigError(f"a name holds what looks like a secret ({kind}): choose another name.")
+    return stored_id(namespace, name)
 
 
 def public_name(namespace: str | None, session_id: str) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import base64
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 Span = tuple[int, int, str]  # from, to, kind
@@ -28,10 +28,12 @@ class _Form:
     kind: str
     words: tuple[str, ...]
     pattern: re.Pattern[str]
+    parts: tuple[str | int, ...]
 
 
 def _form(kind: str, words: str, pattern: str, flags: int = re.ASCII) -> _Form:
-    return _Form(kind, tuple(words.split()), re.compile(pattern, flags))
+    compiled = re.compile(pattern, flags)
+    return _Form(kind, tuple(words.split()), compiled, tuple(sorted(compiled.groupindex)) or (0,))
 
 
 _FORMS = (
@@ -189,6 +191,27 @@ _ANYWHERE = (  # also inside words
     "api_key", "apikey",
 )  # fmt: skip
 
+_Search = tuple[str, bool, _Form]  # a word, whether it may stand inside a word, its form
+
+
+def _searches(forms: Sequence[_Form]) -> list[_Search]:
+    return [(word, word in _ANYWHERE, form) for form in forms for word in form.words]
+
+
+def _one_of(words: Collection[str]) -> str:
+    """An expression for any of some words, branched at each letter: one pass over a text instead of one a word."""
+    tails: dict[str, list[str]] = {}
+    for word in sorted(words):
+        tails.setdefault(word[:1], []).append(word[1:])
+    if "" in tails:
+        return ""
+    branches = [re.escape(letter) + _one_of(rest) for letter, rest in tails.items()]
+    return branches[0] if len(branches) == 1 else f"(?:{'|'.join(branches)})"
+
+
+_SEARCHES, _SEARCHES_IN_ANY_CASE = _searches(_FORMS), _searches(_IN_ANY_CASE)
+_ANY_WORD = re.compile(_one_of({word for word, _, _ in _SEARCHES}))  # most texts have none
+
 # Names of fields in lower case, without separators.
 _PASSWORDS = ("password", "passwd", "passphrase", "passcode", "pwd", "passwort", "kennwort")
 _SECRETS = (
@@ -228,12 +251,28 @@ _TEMPLATE = re.compile(
 )
 
 
+_ANY_NAME = re.compile(_one_of({*_WORDS, *(word for word, _, _ in _SEARCHES_IN_ANY_CASE)}))
+
+
 def secrets_in(text: str) -> list[Span]:
     """Return the spans of secrets in a text; they may overlap."""
     lowered = (text.replace("İ", "i") if "İ" in text else text).lower()
     if len(lowered) != len(text):  # no other letter changes its length
         lowered = text
-    return [*_formed(text, text, _FORMS), *_formed(text, lowered, _IN_ANY_CASE), *_named(text, lowered)]
+    found = list(_formed(text, text, _SEARCHES)) if _ANY_WORD.search(text) else []
+    if _ANY_NAME.search(lowered):
+        found += _formed(text, lowered, _SEARCHES_IN_ANY_CASE)
+        found += _named(text, lowered)
+    return found
+
+
+def known_form(text: str) -> str | None:
+    """The kind of the first secret with a fixed beginning (a provider's key or token) in a text, or None."""
+    return (
+        next((kind for _, _, kind in _formed(text, text, _SEARCHES)), None)
+        if _ANY_WORD.search(text)
+        else None
+    )
 
 
 def named_secret(name: str, value: object, *, sure: bool = True) -> str | None:
@@ -255,17 +294,17 @@ def named_secret(name: str, value: object, *, sure: bool = True) -> str | None:
     return None
 
 
-def _formed(text: str, where: str, forms: tuple[_Form, ...]) -> Iterator[Span]:
-    for form in forms:
-        parts: list[str | int] = [*sorted(form.pattern.groupindex)] or [0]
-        for word in form.words:
-            at = where.find(word)
-            while at >= 0:
-                found = form.pattern.match(text, at) if word in _ANYWHERE or _begins(text, at) else None
-                part = next((p for p in parts if found[p] is not None), 0) if found is not None else 0
-                if found is not None and _is_meant(form.kind, found[part]):
-                    yield *found.span(part), form.kind
-                at = where.find(word, max(at + len(word), found.end() if found else 0))
+def _formed(text: str, where: str, searches: Sequence[_Search]) -> Iterator[Span]:
+    for word, anywhere, form in searches:
+        if word not in where:
+            continue
+        at = where.find(word)
+        while at >= 0:
+            found = form.pattern.match(text, at) if anywhere or _begins(text, at) else None
+            part = next((p for p in form.parts if found[p] is not None), 0) if found is not None else 0
+            if found is not None and _is_meant(form.kind, found[part]):
+                yield *found.span(part), form.kind
+            at = where.find(word, max(at + len(word), found.end() if found else 0))
 
 
 def _is_meant(kind: str, secret: str) -> bool:
