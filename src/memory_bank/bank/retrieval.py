@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -12,6 +11,7 @@ from memory_bank.errors import ConfigError
 from memory_bank.ports import FactStorePort, InsightStorePort, WiderScopePort
 from memory_bank.records import NAMESPACE_END, Hit, InteractionRecord, Ranking
 from memory_bank.transcript.messages import content_text, read
+from memory_bank.transcript.quoting import quote_lines
 from memory_bank.transcript.shortening import Shortened, shorten
 from memory_bank.transcript.transcript import View
 
@@ -19,9 +19,6 @@ log = logging.getLogger("memory_bank.Retrieval")
 
 HEADING = "## Retrieved Context from Previous Steps"
 _RULE = "-------------------"
-_MIMICRY = re.compile(
-    r"^(?=\s*(?:\[RETRIEVED RECORD|-{19}|## Retrieved Context|(?:Summary|Raw Data): ))", re.M
-)
 _TASK_CHARS = 1_500
 _ACTION_CHARS = 900
 
@@ -134,8 +131,8 @@ def format_retrieved_memory(records: Sequence[dict[str, Any]]) -> str:
     record.
     """
     blocks = [
-        f"[RETRIEVED RECORD {i}]\nSummary: {_origin(r)}{_inert(r['summary'])}\n"
-        f"Raw Data: {_inert(r['raw_data'])}\n{_RULE}"
+        f"[RETRIEVED RECORD {i}]\nSummary: {_origin(r)}{quote_lines(r['summary'])}\n"
+        f"Raw Data: {quote_lines(r['raw_data'])}\n{_RULE}"
         for i, r in enumerate(records, 1)
     ]
     return "\n".join([f"{HEADING}\n", *blocks])
@@ -149,10 +146,6 @@ def _origin(record: Mapping[str, Any]) -> str:
 def session_name(session_id: str) -> str:
     """A session's name for texts: on one line, without the namespace of a service."""
     return " ".join(session_id.rpartition(NAMESPACE_END)[2].split())
-
-
-def _inert(text: str) -> str:
-    return _MIMICRY.sub(r"\\", text)
 
 
 def query_of_view(view: View, kind: Literal["fixed", "task", "adaptive"], fixed: str) -> str:

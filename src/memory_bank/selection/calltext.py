@@ -10,6 +10,7 @@ from itertools import islice
 
 from memory_bank.selection.effects import is_failure
 from memory_bank.transcript.jsontext import inner_json, leaves, parse_arguments
+from memory_bank.transcript.quoting import one_line
 
 LEAST_CHARS = 24
 """Characters that are shown of every value, at least, where it has so many."""
@@ -155,8 +156,3 @@ def _error_text(text: str) -> str:
     if text.startswith("Traceback"):
         return text.rstrip().rsplit("\n", 1)[-1]
     return _LABEL.sub("", text[:_READ_CHARS])
-
-
-def one_line(text: str) -> str:
-    """The text with its white space collapsed."""
-    return " ".join(text.split())

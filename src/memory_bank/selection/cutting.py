@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from memory_bank.selection.parsing import LONGEST_KEY, Node, find_structure, unescape
+from memory_bank.transcript.quoting import quote_lines
 
 WIDTH = 140
 """Characters that a segment should have."""
@@ -68,23 +69,30 @@ class CutText:
     def quote(self, places: Iterable[int]) -> str:
         """Return some segments in order, to the letter, with a gap mark alone on a line where text is left out.
 
-        What stands between two gap marks stands together in one source. A gap mark names the line or the
+        What stands between two gap marks stands together in one source, but for the backslash before lines that
+        look like a gap mark or another line of the frame (``quote_lines``). A gap mark names the line or the
         path that follows it where the quote itself does not: ``… line 12:``. Rows follow their header line.
         """
         out: list[str] = []
         last: Segment | None = None
-        last_place = -1
+        last_place = start = -1
+
+        def end_stretch() -> None:
+            if last is not None:
+                out.append(quote_lines(self.sources[last.source][start : last.end]))
+
         for place in sorted(self._with_heads(places)):
             segment = self.segments[place]
-            if last is not None and place == last_place + 1 and self._adjoin(last, segment):
-                out.append(self.sources[segment.source][last.end : segment.end])
-            else:
-                gap = self.gap_before(place, last)
-                out.append(f"\n{gap}\n{segment.text}" if gap else segment.text)
+            if last is None or place != last_place + 1 or not self._adjoin(last, segment):
+                end_stretch()
+                if gap := self.gap_before(place, last):
+                    out.append(gap)
+                start = segment.start
             last, last_place = segment, place
+        end_stretch()
         if out and (last_place + 1 < len(self.segments) or self.skipped):
-            out.append(f"\n{GAP}")
-        return "".join(out).removeprefix("\n")
+            out.append(GAP)
+        return "\n".join(out)
 
     def _with_heads(self, places: Iterable[int]) -> set[int]:
         """Return the places, and those of the header lines of the rows among them."""
@@ -110,7 +118,7 @@ class CutText:
             last.source == segment.source or self._names(last, place, path.rpartition(".")[2])
         ):
             path = ""
-        where = " ".join(filter(None, (path, segment.label)))
+        where = " ".join(f"{path} {segment.label}".split())
         return f"{GAP} {where}:" if where else GAP
 
     def _names(self, last: Segment, place: int, key: str) -> bool:

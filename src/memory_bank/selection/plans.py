@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from memory_bank.selection.calltext import clip, one_line
+from memory_bank.selection.calltext import clip
 from memory_bank.transcript.jsontext import parse_arguments
+from memory_bank.transcript.quoting import one_line
 
 _PLAN_TOOL = re.compile(r"to_?-?dos?\b|to_?do_?(?:write|list)|(?:^|_|\b)plan(?:$|_|\b)|checklist", re.I)
 _HUMP = re.compile(r"(?<=[a-z])(?=[A-Z])")

@@ -18,12 +18,12 @@ from memory_bank.selection.calltext import (
     arguments_of,
     distinguishing,
     ending,
-    one_line,
     outcome,
     shown_value,
 )
 from memory_bank.selection.effects import Effect, changes_something, is_failure
 from memory_bank.selection.plans import decisions_in, plan_in_call, plan_in_note
+from memory_bank.transcript.quoting import one_line, quote_lines
 
 HEAD = 'Calls so far (get_record("#n") has each in full):\n'
 SHORT_HEAD = 'Calls #{first} to #{last}: get_record("#n") has each.\n'
@@ -125,7 +125,7 @@ class Thread:
             plan = written
         if plan:
             self._plans.append(_Words(interaction, plan))
-        self._decisions.extend(_Words(interaction, sentence) for sentence in decisions_in(note))
+        self._decisions.extend(_Words(interaction, quote_lines(said)) for said in decisions_in(note))
 
     def changed(self, before: int) -> list[int]:
         """The numbers of the calls of interactions before ``before`` that changed something."""

@@ -24,7 +24,7 @@ from memory_bank.tools import (
     ToolAnswer,
     answer_tool_call,
 )
-from memory_bank.tools.handlers import sendable
+from memory_bank.transcript.quoting import sendable
 
 try:
     import mcp_types as types

@@ -11,7 +11,6 @@ from typing import Any
 
 from memory_bank.bank.listing import Outline
 from memory_bank.bank.retrieval import raw_data, session_name
-from memory_bank.context.render import fence
 from memory_bank.errors import ConfigError, MemoryBankError
 from memory_bank.ports import WiderScopePort
 from memory_bank.provenance.identifiers import normal
@@ -31,6 +30,7 @@ from memory_bank.tools.selection import (
 )
 from memory_bank.transcript.jsontext import compact, parse_arguments
 from memory_bank.transcript.messages import GET_RECORD, LIST_RECORDS, SEARCH_MEMORY, is_memory_tool
+from memory_bank.transcript.quoting import fence, one_line, quote_lines, sendable
 from memory_bank.transcript.shortening import cut_at_edge, shorten
 
 MAX_CHARS = 20_000
@@ -174,11 +174,6 @@ def memory_tools(state: Any, *, max_chars: int = MAX_CHARS) -> dict[str, Callabl
     return {SEARCH_MEMORY: search_memory, GET_RECORD: get_record, LIST_RECORDS: list_records}
 
 
-def sendable(text: str) -> str:
-    """A text without lone surrogates, which no client can send."""
-    return text if text.isascii() else text.encode("utf-8", "replace").decode()
-
-
 def _answer(handler: _Handler, state: Any, given: Mapping[str, Any], room: int) -> ToolAnswer:
     try:
         _check_sizes(given)
@@ -275,12 +270,12 @@ def _match_text(number: int, match: SearchMatch, record: InteractionRecord, exce
         why = f'holds "{normal(match.holds)}"' + (f" at {match.place}" if match.place else "")
     where = f"step {o.step_id}{_of_session(match.session_id)}"
     lines = [
-        f"[{number}] trace_id {o.trace_id}, {o.tool_name}, {where}, {why}",
-        f"arguments: {shorten(record.raw_input, _FOUND_ARGUMENT_CHARS).text}",
+        f"[{number}] trace_id {o.trace_id}, {one_line(o.tool_name)}, {where}, {why}",
+        f"arguments: {quote_lines(shorten(record.raw_input, _FOUND_ARGUMENT_CHARS).text)}",
     ]
     if o.summary is not None:
-        lines.append(f"summary: {cut_at_edge(o.summary, excerpt, marked=True)}")
-    lines.append(f"output: {raw_data(record, excerpt).text}")
+        lines.append(f"summary: {quote_lines(cut_at_edge(o.summary, excerpt, marked=True))}")
+    lines.append(f"output: {quote_lines(raw_data(record, excerpt).text)}")
     return "\n".join(lines)
 
 
@@ -383,7 +378,9 @@ def _in_other_sessions(
 
 def _named(state: Any, ids: Sequence[str]) -> str:
     found = state.fact_store.get_many(list(ids[:_IDS_SHOWN]))
-    named = ", ".join(f"{r.trace_id} ({cut_at_edge(r.tool_name, 80)}, step {r.step_id})" for r in found)
+    named = ", ".join(
+        f"{r.trace_id} ({cut_at_edge(one_line(r.tool_name), 80)}, step {r.step_id})" for r in found
+    )
     return named + (f" and {len(ids) - _IDS_SHOWN} more" if len(ids) > _IDS_SHOWN else "")
 
 
@@ -456,9 +453,9 @@ def _quoted_record(record: InteractionRecord, session_id: str | None, what: str,
     arguments = record.input_text if record.input_text is not None else compact(record.raw_input)
     arguments = shorten(record.raw_input, _ARGUMENT_CHARS, text=arguments).text
     return fence(
-        f"tool: {record.tool_name}\nstep: {record.step_id}{_of_session(session_id)}\n"
+        f"tool: {one_line(record.tool_name)}\nstep: {record.step_id}{_of_session(session_id)}\n"
         f"trace_id: {record.trace_id}\n"
-        f"arguments: {arguments}\noutput ({what}):\n{shown}"
+        f"arguments: {quote_lines(arguments)}\noutput ({what}):\n{quote_lines(shown)}"
     )
 
 
@@ -478,8 +475,8 @@ def _list(state: Any, given: Mapping[str, Any], room: int) -> ToolAnswer:
     rows: list[str] = []
     used = 0
     for line in lines[:PAGE]:
-        arguments = cut_at_edge(" ".join(line.arguments.split()), _LISTED_ARGUMENT_CHARS, marked=True)
-        name = " ".join(line.tool_name.split())
+        arguments = cut_at_edge(one_line(line.arguments), _LISTED_ARGUMENT_CHARS, marked=True)
+        name = one_line(line.tool_name)
         row = (
             f"#{line.number} trace_id {line.trace_id}, {name}, step {line.step_id}, "
             f"{line.output_bytes:,} bytes, arguments: {arguments}"

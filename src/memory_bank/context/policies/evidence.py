@@ -29,6 +29,7 @@ from memory_bank.transcript.messages import (
     read,
     result_of,
 )
+from memory_bank.transcript.quoting import quote_lines
 from memory_bank.transcript.shortening import shorten
 from memory_bank.transcript.transcript import View
 from memory_bank.vectors import encode_documents, encode_queries
@@ -340,7 +341,7 @@ def _shortened_tail(view: View, session: MemoryBankState, most: int) -> dict[int
         if not isinstance(content, str) or len(content) <= most or kind_of(message) is not MessageKind.RESULT:
             continue
         trace_id = ids.get(result_of(message).call_id)
-        short = shorten(parse_output(content), most, text=content, trace_id=trace_id)
+        short = shorten(parse_output(content), most, text=quote_lines(content), trace_id=trace_id)
         new = {**message, "content": short.text}
         replaced[position] = Replacement(new, session.counter.count_message(new))
     return replaced

@@ -8,6 +8,7 @@ from memory_bank.bank.session import MemoryBankState
 from memory_bank.config import MaskingSettings
 from memory_bank.plan import Choice, Replacement, Shown
 from memory_bank.transcript.messages import Interaction, MessageKind, content_text, kind_of, read, result_of
+from memory_bank.transcript.quoting import quote_lines
 from memory_bank.transcript.shortening import cut_at_edge
 from memory_bank.transcript.transcript import View
 
@@ -73,6 +74,6 @@ def _masked(message: Any, max_length: int, trace_id: str) -> dict[str, Any] | No
     text = content_text(message.get(key))
     if len(text) <= max_length and isinstance(message.get(key), str):
         return None
-    head = cut_at_edge(text, max_length)
+    head = cut_at_edge(quote_lines(text), max_length)
     mark = f"[masked: {len(text):,} characters; get_record gives the whole: trace_id {trace_id}]"
     return {**message, key: f"{head}\n{mark}" if head else mark}

@@ -11,6 +11,7 @@ from typing import Any
 from memory_bank.plan import Decision, Fate, Plan
 from memory_bank.service.sessions import Rebuilt
 from memory_bank.transcript.messages import MARK, calls_of, content_text, read, result_of
+from memory_bank.transcript.quoting import quote_lines, sendable
 
 FIRST_MESSAGES, LAST_MESSAGES = 20, 180
 """Messages of a longer context that are kept: the first and the last."""
@@ -23,7 +24,6 @@ DECISIONS = 300
 REASON_CHARS = 400
 
 _RETRIEVED = re.compile(r"^\[RETRIEVED RECORD (\d+)\]$", re.M)
-_LONE = re.compile("[\ud800-\udfff]")
 _CALL_LINE = re.compile(r"^#(\d+)(?= |$).*$", re.M)
 _MARK = re.compile(r"\[… #(\d+)\]")
 """What stands in a shortened turn in place of the rest of a record."""
@@ -310,7 +310,9 @@ def _find_pieces(
             continue
         body = piece["text"]
         if quoted is None:
-            body = _LONE.sub("\ufffd", body)  # as the fence writes it
+            body = sendable(body)  # as the fence writes it
+        if body not in text:
+            body = quote_lines(body).removeprefix("\\")  # as quotes are written
         forms = (
             [body, *(json.dumps(body, ensure_ascii=a)[1:-1] for a in (False, True))] if as_json else [body]
         )
