@@ -1,6 +1,7 @@
 """Summaries without a model: the telling values are in, the rest is counted."""
 
 import json
+import tracemalloc
 
 import pytest
 from hypothesis import given
@@ -72,3 +73,14 @@ def test_long_runs_take_no_time(part):
         extract_summary(InteractionRecord.create(1, "tool", {}, {"_raw": part * (chars // len(part))}))
 
     assert growth(extract, 60_000) < LINEAR
+
+
+def test_a_long_key_over_many_values_is_not_written_for_each():
+    output = {"k" * 100_000: [f"id-{n}" for n in range(1_000)]}
+    record = InteractionRecord.create(1, "t", {}, output)
+    tracemalloc.start()
+    try:
+        assert len(extract_summary(record)) <= 2_000
+        assert tracemalloc.get_traced_memory()[1] < 20_000_000  # 100 MB if it were
+    finally:
+        tracemalloc.stop()

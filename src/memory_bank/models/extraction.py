@@ -12,6 +12,7 @@ from memory_bank.transcript.shortening import cut_at_edge, unfold
 
 MAX_CHARS = 1_400  # about 200 words
 _SCAN_CHARS = 60_000  # characters read at each end of a text
+_KEY_CHARS = 200  # of a key, its end
 _SCAN_LEAVES = 4_000
 _ARGUMENT_CHARS = 300
 
@@ -63,6 +64,7 @@ def _value_summary(value: object) -> str:
     given = (leaf for leaf in leaves(value, breadth_first=True) if leaf.value not in (None, ""))
     for leaf, key, depth, _ in islice(given, _SCAN_LEAVES):
         shown = cut_at_edge(" ".join(str(leaf)[:400].split()), 160)
+        key = key[-_KEY_CHARS:]  # one long key may stand over thousands of values
         item = f"{key}: {shown}" if key else shown
         low = key.lower()
         if "error" in low or (isinstance(leaf, str) and len(leaf) < 2_000 and _ERROR.search(leaf)):
