@@ -9,10 +9,11 @@ so many calls (outputs of about 1.5 kB) and brings one more with each request; `
 any call, which memory leaves alone. Times are those from the request's first byte to the answer's first and
 last, medians.
 
-``streams``: 1, 10 and 100 at once. ``history``: one stream after n calls. ``rss``: resident memory of the
-service over 10,000 requests whose sessions come and go, five requests each, found by what their messages
-hold. ``fuzz``: requests of recorded runs, changed at random, against the strict scripted server: whatever
-comes, the service answers in time, with no status of its own, and breaks no pair that was whole.
+``streams``: 1, 10 and 100 at once. ``history``: one stream after n calls, of the Chat Completions API and of the
+Messages API. ``rss``: resident memory of the service over 10,000 requests whose sessions come and go, five
+requests each, found by what their messages hold. ``fuzz``: requests of recorded runs, changed at random, against
+the strict scripted server: whatever comes, the service answers in time, with no status of its own, and breaks no
+pair that was whole.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from proxy_ends import Ends, Load, Service, Timed, both_ends, service
+from proxy_ends import PATHS, Ends, Load, Service, Timed, both_ends, service
 
 STREAMS = (1, 10, 100)
 HISTORY = (10, 30, 100, 300, 1000)
@@ -132,11 +133,12 @@ def streams_part(ends: Ends, served: Service, rounds: int) -> None:
 
 
 def history_part(ends: Ends, served: Service, rounds: int, points: list[int]) -> None:
-    """One stream after more and more calls."""
-    print(f"| past calls | {COLUMNS}\n|---|{RULE}")
+    """One stream after more and more calls, of both APIs."""
+    print(f"| past calls | route | {COLUMNS}\n|---|---|{RULE}")
     for past in points:
-        load = Load(0, 1, 20, past, f"history-{past}", pause=0.005)
-        print(f"| {past:,} | {row(*by_turns(ends, served, load, rounds))}", flush=True)
+        for route in PATHS:
+            load = Load(0, 1, 20, past, f"history-{route}-{past}", pause=0.005, route=route)
+            print(f"| {past:,} | {route} | {row(*by_turns(ends, served, load, rounds))}", flush=True)
 
 
 def rss_part(ends: Ends, served: Service, requests: int) -> None:

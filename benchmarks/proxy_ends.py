@@ -22,7 +22,7 @@ from typing import Any
 
 from step_overhead import interaction
 
-PATH = "/v1/chat/completions"
+PATHS = {"chat": "/v1/chat/completions", "messages": "/v1/messages"}
 EVENT = b'data: {"id":"chatcmpl-1","object":"chat.completion.chunk","created":0,"model":"m","choices":[{"index":0,"delta":{"content":" word"},"finish_reason":null}]}\n\n'  # noqa: E501
 LAST = b'data: {"id":"chatcmpl-1","object":"chat.completion.chunk","created":0,"model":"m","choices":[],"usage":{"prompt_tokens":9,"completion_tokens":9,"total_tokens":18}}\n\ndata: [DONE]\n\n'  # noqa: E501
 
@@ -169,11 +169,12 @@ class Agent:
             self.messages += made
             self.calls += 1
 
-    def request(self, port: int, events: int, pause: float) -> bytes:
+    def request(self, port: int, events: int, pause: float, route: str) -> bytes:
         """The request that asks what to do next."""
-        body = json.dumps({"model": "m", "stream": True, "messages": self.messages}).encode()
+        said = {"messages": self.messages} if route == "chat" else message_request(self.messages)
+        body = json.dumps({"model": "m", "stream": True, **said}).encode()
         head = (
-            f"POST {PATH} HTTP/1.1\r\nhost: 127.0.0.1:{port}\r\ncontent-type: application/json\r\n"
+            f"POST {PATHS[route]} HTTP/1.1\r\nhost: 127.0.0.1:{port}\r\ncontent-type: application/json\r\n"
             f"authorization: Bearer sk-bench\r\nx-events: {events}\r\nx-pause: {pause}\r\n"
             f"content-length: {len(body)}\r\n"
             + (f"x-memory-session: {self.session}\r\n" if self.named else "")
@@ -181,12 +182,33 @@ class Agent:
         return head.encode() + b"\r\n" + body
 
 
+def message_request(messages: list[Any]) -> dict[str, Any]:
+    """An agent's chat messages as members of a request of the Messages API."""
+    said: list[Any] = [{"role": "user", "content": messages[1]["content"]}]
+    for message in messages[2:]:
+        if message["role"] == "tool":
+            result = {
+                "type": "tool_result",
+                "tool_use_id": message["tool_call_id"],
+                "content": message["content"],
+            }
+            said.append({"role": "user", "content": [result]})
+            continue
+        calls = [
+            {"type": "tool_use", "id": c["id"], "name": f["name"], "input": json.loads(f["arguments"])}
+            for c in message["tool_calls"]
+            for f in [c["function"]]
+        ]
+        said.append({"role": "assistant", "content": calls})
+    return {"system": messages[0]["content"], "messages": said, "max_tokens": 1024}
+
+
 @dataclasses.dataclass(frozen=True)
 class Load:
     """What to ask: ``streams`` agents at once, each ``requests`` times, after ``past`` calls, at ``port``.
 
-    With ``calls`` false nothing is called: each request is a question. ``seed`` names the sessions; the first
-    request of each, which brings the past, is not timed.
+    With ``calls`` false nothing is called: each request is a question. ``route``: chat or messages. ``seed``
+    names the sessions; the first request of each, which brings the past, is not timed.
     """
 
     port: int
@@ -197,6 +219,7 @@ class Load:
     events: int = 10
     pause: float = 0.01
     calls: bool = True
+    route: str = "chat"
     named: bool = True
 
 
@@ -214,7 +237,7 @@ async def ask_all(load: Load) -> list[Timed]:
         for _ in range(load.requests):
             if load.calls:
                 agent.grow()
-            times.append(await client.ask(agent.request(load.port, load.events, load.pause)))
+            times.append(await client.ask(agent.request(load.port, load.events, load.pause, load.route)))
         client.transport.close()
         return times
 
@@ -226,7 +249,7 @@ async def ask_all(load: Load) -> list[Timed]:
 async def known(client: Client, agent: Agent, load: Load) -> None:
     """Bring an agent's past, until memory has it."""
     for _ in range(100):
-        timed = await client.ask(agent.request(load.port, 1, 0))
+        timed = await client.ask(agent.request(load.port, 1, 0, load.route))
         if timed.memory != "failed":
             return
         await asyncio.sleep(0.2)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -331,3 +332,25 @@ def test_which_lists_are_of_this_api():
     assert not is_anthropic([user("go"), {"role": "assistant", "content": [text("hi")]}])
     assert not is_anthropic([{"role": "user", "content": "go"}, {"role": "tool", "content": "x"}])
     assert SERVER_TOOL[0]["type"] == "server_tool_use"
+
+
+@pytest.mark.parametrize("odd", [{}, [None], 3, None])
+@pytest.mark.parametrize("role", ["user", "assistant"])
+def test_types_and_ids_that_are_no_text_break_nothing(odd: Any, role: str) -> None:
+    blocks = [
+        {"type": odd, "text": "x"},
+        {"type": "tool_use", "id": odd, "name": odd, "input": odd},
+        {"type": "tool_result", "tool_use_id": odd, "content": [{"type": odd}]},
+        {"type": "thinking", "thinking": odd, "signature": odd},
+    ]
+    for block in blocks:
+        messages = [
+            {"role": "user", "content": [{"type": "text", "text": "go"}]},
+            {"role": "assistant", "content": [{"type": "tool_use", "id": "a", "name": "f", "input": {}}]},
+            {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "a", "content": "y"}, block]},
+            {"role": role, "content": [block]},
+        ]
+        chat = from_anthropic(messages)
+        assert isinstance(to_anthropic(chat.messages, chat, Thinking.DROP), list)
+        assert isinstance(strip_thinking(messages, Thinking.KEEP_LAST), list)
+        assert isinstance(message_errors(messages), list)

@@ -236,7 +236,7 @@ def without_insight(database: Database, session_id: str) -> list[str]:
 
 def _is_own(tool: str, verbatim: bool, head: bytes) -> bool:
     """Whether a record is an answer of our own tools, by the beginning of its output."""
-    return is_memory_tool(tool, bytes(head).decode("ascii", "replace") if verbatim else None)
+    return is_memory_tool(tool, bytes(head or b"").decode("ascii", "replace") if verbatim else None)
 
 
 def oldest_job(database: Database) -> tuple[int, float]:

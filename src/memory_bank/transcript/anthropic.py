@@ -177,7 +177,7 @@ class _Reader:
             if not content:
                 made.append(BlockPlace(i))
             for j, block in enumerate(content):
-                kind = block.get("type") if isinstance(block, dict) else None
+                kind = _type(block)
                 if kind == "tool_use":
                     calls.append(_tool_call(block))
                 elif kind == "text":
@@ -235,8 +235,9 @@ def _role(message: object) -> object:
     return message.get("role") if isinstance(message, dict) else None
 
 
-def _type(block: object) -> object:
-    return block.get("type") if isinstance(block, dict) else None
+def _type(block: object) -> str | None:
+    kind = block.get("type") if isinstance(block, dict) else None
+    return kind if isinstance(kind, str) else None
 
 
 def _tool_call(block: Block) -> dict[str, Any]:
@@ -423,15 +424,16 @@ class _Writer:
 
     def _change_arguments(self, turn: ChatMessage, calls: Sequence[Any]) -> None:
         """Note the blocks of calls whose arguments were shortened."""
-        given = {c["id"]: c["function"]["arguments"] for c in turn["tool_calls"]}
-        new = {c.get("id"): (c.get("function") or {}).get("arguments") for c in calls}
+        given = {str(c["id"]): c["function"]["arguments"] for c in turn["tool_calls"]}
+        new = {str(c.get("id")): (c.get("function") or {}).get("arguments") for c in calls}
         for place in self._seen:
             if place.block == _WHOLE:
                 continue
             block = self.chat.source[place.message]["content"][place.block]
-            if _type(block) != "tool_use" or new.get(block.get("id")) in (None, given.get(block.get("id"))):
+            call_id = str(block.get("id"))
+            if _type(block) != "tool_use" or new.get(call_id) in (None, given.get(call_id)):
                 continue
-            arguments = new[block.get("id")]
+            arguments = new[call_id]
             parsed = parse_arguments(arguments) if isinstance(arguments, str) else arguments
             self._seen[place] = {**block, "input": parsed}
 
@@ -490,7 +492,7 @@ def _arranged(messages: Iterator[Any], source: Sequence[Any]) -> list[AnthropicM
         stood_so = all(after.get(id(a)) is b for a, b in pairwise(run))
         roles = [_role(m) for m in run]
         late_result = any(_type(b) == "tool_result" for m in run[1:] for b in _blocks(m))
-        if stood_so or late_result or not {*roles} <= {"user", "system"}:
+        if stood_so or late_result or any(r not in ("user", "system") for r in roles):
             out.extend(run)
         else:
             for role in ("user", "system"):
@@ -531,7 +533,7 @@ def _without_thinking(
     keeps = _answered_turn(messages) if rule is Thinking.KEEP_LAST else None
     if keeps is not None and _thinks_in_this_turn(source):
         blocks = _blocks(messages[keeps])
-        if not blocks or blocks[0].get("type") not in THINKING:
+        if not blocks or _type(blocks[0]) not in THINKING:
             raise HistoryError(
                 "the tool turn that is being answered has no thinking block of its own: send the messages as "
                 "they are."
@@ -550,7 +552,7 @@ def strip_thinking(messages: Sequence[Any], rule: Thinking, first: int = 0) -> l
     out: list[Any] = []
     for i, message in enumerate(messages):
         blocks = _blocks(message)
-        thinks = _role(message) == "assistant" and any(b.get("type") in THINKING for b in blocks)
+        thinks = _role(message) == "assistant" and any(_type(b) in THINKING for b in blocks)
         if i < first or i == keeps or not thinks:
             out.append(message)
         elif rest := [b for b in message["content"] if _type(b) not in THINKING]:
@@ -572,7 +574,7 @@ def _thinks_in_this_turn(source: Sequence[Any]) -> bool:
     """Whether the assistant thought since the user last said something besides results."""
     for message in reversed(source):
         if _role(message) == "assistant":
-            if any(b.get("type") in THINKING for b in _blocks(message)):
+            if any(_type(b) in THINKING for b in _blocks(message)):
                 return True
         elif _role(message) == "user" and not any(b.get("type") == "tool_result" for b in _blocks(message)):
             return False

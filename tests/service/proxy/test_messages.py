@@ -556,3 +556,19 @@ def test_the_scripted_upstream_is_strict(tmp_path):
         assert post(port, "/v1/messages", {**body, "messages": messages}).status == 200
         assert json.loads(post(port, "/v1/messages/count_tokens", body).body)["input_tokens"] > 0
         assert from_anthropic(messages).messages[1]["tool_calls"]
+
+
+def test_tokens_are_counted_after_an_empty_output(tmp_path):
+    messages = [
+        user("go"),
+        {
+            "role": "assistant",
+            "content": [{"type": "tool_use", "id": "t1", "name": "get_record", "input": {}}],
+        },
+        {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t1", "content": ""}]},
+    ]
+    body = {"model": "m", "max_tokens": 10, "messages": messages}
+    with served(lambda body: say("ok"), tmp_path) as (_, p):
+        for path in ("/v1/messages", "/v1/messages/count_tokens"):
+            came = post(p.port, path, body, b"x-memory-session: s")
+            assert (came.status, came.header(b"x-memory-status")) == (200, b"unchanged")

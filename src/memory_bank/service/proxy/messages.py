@@ -136,7 +136,7 @@ def _content_of(message: object) -> list[Any]:
 
 
 def _is_thinking(block: object) -> bool:
-    return isinstance(block, dict) and block.get("type") in THINKING
+    return isinstance(block, dict) and str(block.get("type")) in THINKING
 
 
 def _turn_of(blocks: Sequence[object], usage: JsonObject | None) -> ModelTurn:
@@ -206,7 +206,7 @@ class MessageStream(TurnStream):
             _add_delta(block, as_object(value.get("delta")) or {})
         if block.get("type") == "tool_use":
             return EventKind.CALL
-        return EventKind.TIED if block.get("type") in THINKING else EventKind.SHOWN
+        return EventKind.TIED if str(block.get("type")) in THINKING else EventKind.SHOWN
 
     def write(self, event: Event) -> bytes:
         """See TurnStream."""
