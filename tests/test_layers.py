@@ -40,7 +40,8 @@ MAP: dict[str, set[str]] = {
     },
     "lab": {"errors", "history", "pricing", "selection", "testing", "transcript"},  # and the face
     "cli": {
-        "bank", "config", "context", "errors", "lab", "models", "plan", "ports", "records", "service", "shipped", "transcript",
+        "bank", "config", "context", "errors", "lab", "models", "plan", "ports", "records", "selection", "service",
+        "shipped", "transcript",
     },
 }  # fmt: skip
 FACE = {"__init__", "__main__"}

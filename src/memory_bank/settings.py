@@ -413,6 +413,11 @@ class ServiceSettings(BaseModel):
     steps_kept: Int = Field(
         default=100, ge=0, description="latest steps of a session whose contexts are kept for the page"
     )
+    learn_after: Int = Field(
+        default=0,
+        ge=0,
+        description="new sessions of a namespace after which its own evidence model is fitted; 0: never",
+    )
     allowed_hosts: tuple[str, ...] = Field(
         default=(), description="host names accepted besides the service's address and loopback"
     )

@@ -18,6 +18,7 @@ from sqlalchemy.engine import Connection, RowMapping
 from memory_bank.bank.database import Database
 from memory_bank.bank.embedder import embedder_of
 from memory_bank.bank.jobs import add_jobs
+from memory_bank.bank.learned import forget_model, is_model_text, lock_model
 from memory_bank.bank.rows import (
     RecordRow,
     derivation,
@@ -40,6 +41,7 @@ from memory_bank.bank.schema import (
     insights,
     jobs,
     lineage,
+    models,
     of_session,
     records,
     sessions,
@@ -126,7 +128,8 @@ def purge(
 ) -> Iterator[Purged]:
     """Delete a session's content, or what was stored before a time (Unix seconds), or the intersection.
 
-    One transaction a session: what is yielded is deleted. An emptied session keeps its row, its agent and
+    One transaction a session: what is yielded is deleted, and the evidence model that was fitted to the sessions
+    of its namespace. An emptied session keeps its row, its agent and
     what its Observer spent, so that other processes notice and limits hold; its task is deleted. ``dry_run``
     only counts.
 
@@ -134,7 +137,7 @@ def purge(
     """
     if session_id is None and before is None:
         raise ValueError("name a session, a time, or both")
-    names = [session_id]
+    names = [session_id] if session_id is not None else []
     if session_id is None:
         with database.read() as c:
             names = sorted(c.execute(_WITH_OLD, {"before": before}).scalars())
@@ -145,10 +148,12 @@ def purge(
                 found = _count(c, values)
         else:
             with database.erase() as c:
+                model = lock_model(database, c, name)
                 database.lock_session(c, name)
                 found = _count(c, values)
                 if found is not None:
                     _delete(c, values, found.emptied)
+                    forget_model(c, model)
         if found is not None:
             yield found
 
@@ -214,6 +219,11 @@ _p = spending.c
 _NEGATIVE = sa.select(_p.session_id, _p.day).where(
     (_p.calls < 0) | (_p.prompt_tokens < 0) | (_p.completion_tokens < 0) | (_p.cost < -1e-6)
 )
+_MODELS = sa.select(
+    models.c.namespace,
+    _raw(models.c.model),
+    sa.exists().where(sa.func.coalesce(sessions.c.namespace, "") == models.c.namespace).label("used"),
+).where(models.c.model.is_not(None))
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,6 +264,7 @@ def verify(
     )
     for part in (
         check.file, check.sessions, check.embedder, check.records, check.insights, check.jobs, check.spending,
+        check.models,
     ):  # fmt: skip
         try:
             yield from part()
@@ -422,6 +433,19 @@ class _Verification:
             rows = c.execute(_NEGATIVE).all()
         for session_id, day in rows:
             yield Defect("spending", f"the sum of what it spent on {day} is negative", session_id)
+
+    def models(self) -> Iterator[Defect]:
+        """Every evidence model is readable and belongs to a namespace with sessions."""
+        with self.database.read() as c:
+            rows = c.execute(_MODELS).all()
+        for namespace, model, used in rows:
+            if used and is_model_text(bytes(model)):
+                continue
+            what = "its evidence model cannot be read" if used else "it has an evidence model and no session"
+            if self.repair:
+                with self.database.erase() as c:
+                    forget_model(c, namespace)
+            yield Defect("model", f"namespace {namespace or 'default'}: {what}", mended=self.repair)
 
     def _pages(self, what: str, table: sa.Table, query: sa.Select[Any]) -> Iterator[RowMapping]:
         """All rows, a batch at a time, each over a connection of its own."""

@@ -14,7 +14,7 @@ from sqlalchemy.engine import Dialect
 from sqlalchemy.types import LargeBinary, TypeDecorator, TypeEngine, UserDefinedType
 
 T = TypeVar("T")
-HEAD = "0005"  # the revision of the newest migration
+HEAD = "0006"  # the revision of the newest migration
 
 
 class ExactText(TypeDecorator[str]):
@@ -210,6 +210,15 @@ steps = sa.Table(  # cost and composition of a session's contexts; old manifests
     sa.Column("full_input_tokens", sa.BigInteger),  # of the full history, as `pricing.full_usage` estimates
     sa.Column("full_cached_tokens", sa.BigInteger),
     sa.Column("full_written_tokens", sa.BigInteger),
+)
+
+models = sa.Table(  # the evidence model fitted to a namespace's own sessions, once that was tried
+    "models",
+    metadata,
+    sa.Column("namespace", sa.String(64), primary_key=True),  # "": that of a service without keys
+    sa.Column("fitted", sa.Float(53), nullable=False),  # when it was tried last
+    sa.Column("sessions", sa.Integer, nullable=False),  # of the namespace at that time
+    sa.Column("model", ExactText),  # JSON; NULL: none was better, or content it was fitted to was deleted
 )
 
 # Parts of statements. Statements are built once, at import: building one costs more than running it.

@@ -14,6 +14,7 @@ from sqlalchemy.engine import Connection
 from memory_bank.bank.database import ANY, Database, as_database
 from memory_bank.bank.ingestion import log_ingested, records_of
 from memory_bank.bank.jobs import JobQueue, without_insight
+from memory_bank.bank.learned import model_of_session
 from memory_bank.bank.rows import to_rows
 from memory_bank.bank.stores import FactStore, InsightStore, WiderScope, clear_session
 from memory_bank.bank.usage import Spending
@@ -332,6 +333,10 @@ class MemoryBankState(Session):
     def spending(self) -> Spending:
         """The account in which the Observer's calls are booked."""
         return Spending(self.database, self.session_id)
+
+    def learned_model(self) -> str | None:
+        """The evidence model fitted to the sessions of its namespace, JSON; None where there is none."""
+        return model_of_session(self.database, self.session_id)
 
     @property
     def spent(self) -> Spent:

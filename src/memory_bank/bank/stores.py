@@ -15,6 +15,7 @@ from sqlalchemy.engine import Connection, RowMapping
 from memory_bank.bank.database import Database, as_database
 from memory_bank.bank.embedder import bind, check_embedder
 from memory_bank.bank.jobs import Job, add_jobs, clear_jobs, finish_job
+from memory_bank.bank.learned import forget_model, lock_model
 from memory_bank.bank.listing import count_records, list_outlines
 from memory_bank.bank.rows import (
     ARGUMENT_BYTES,
@@ -212,11 +213,13 @@ class FactStore:
         """
         values = {"session": self.session_id, "of": trace_id}
         with self.database.erase() as c:
+            model = lock_model(self.database, c, self.session_id)
             self.database.lock_session(c, self.session_id)
             found = c.execute(_FORGET, values).rowcount
             if found:
                 for statement in _FORGET_TOO:
                     c.execute(statement, values)
+                forget_model(c, model)
                 c.execute(NEXT_GENERATION, {"session": self.session_id})
         return found == 1
 
@@ -241,8 +244,10 @@ class FactStore:
     def clear(self) -> None:
         """Delete every record of the session and its jobs."""
         with self.database.erase() as c:
+            model = lock_model(self.database, c, self.session_id)
             self.database.lock_session(c, self.session_id)
             c.execute(_CLEAR_RECORDS, {"session": self.session_id})
+            forget_model(c, model)
             clear_jobs(c, self.session_id)
             c.execute(NEXT_GENERATION, {"session": self.session_id})
 

@@ -9,12 +9,13 @@ from functools import lru_cache
 from pathlib import Path
 
 from memory_bank.config import ToolSettings
+from memory_bank.errors import ConfigError
 from memory_bank.plan import Decision, Fate, Piece, ShortenedTurn
 from memory_bank.ports import TokenCounter
 from memory_bank.records import InteractionRecord
 from memory_bank.selection.files import works_on_files
 from memory_bank.selection.index import EvidenceIndex, Reason, Selection
-from memory_bank.selection.model import MODEL_FILE, Model, load_model
+from memory_bank.selection.model import MODEL_FILE, Model, load_model, parse_model
 from memory_bank.selection.similarity import Similarity
 from memory_bank.selection.thread import Thread
 from memory_bank.transcript.jsontext import compact
@@ -26,8 +27,17 @@ LATEST_CALLS = 40
 log = logging.getLogger("memory_bank.MemoryBankStrategy")
 
 
-@lru_cache(maxsize=4)
-def _model(path: str | None) -> Model:
+@lru_cache(maxsize=8)
+def evidence_model(path: str | None, learned: str | None = None) -> Model:
+    """The model of a file, else the one that a namespace has `learned` (JSON), else the shipped one.
+
+    A learned model of other features is ignored, with a warning. Raises ConfigError for such a file.
+    """
+    if path is None and learned is not None:
+        try:
+            return parse_model(learned, "the evidence model of this namespace")
+        except ConfigError as e:
+            log.warning("the shipped evidence model is used: %s", e)
     return load_model(Path(path) if path else MODEL_FILE)
 
 
@@ -40,11 +50,11 @@ class EvidenceMemory:
     def __init__(
         self,
         counter: TokenCounter,
-        model_path: str | None = None,
+        model: Model,
         similarity: Similarity | None = None,
         tools: Mapping[str, ToolSettings] | None = None,
     ) -> None:
-        self.index = EvidenceIndex(_model(model_path), counter.count_text, similarity=similarity)
+        self.index = EvidenceIndex(model, counter.count_text, similarity=similarity)
         effects = {name: of.effect for name, of in (tools or {}).items() if of.effect is not None}
         self.thread = Thread(counter.count_text, effects)
         self.numbers: dict[str, int] = {}

@@ -211,6 +211,8 @@ FEATURES: tuple[Feature, ...] = (
     Feature("segment_density", "segment", lambda r: r["count"] / r["tokens"].clip(1).astype(np.float32)),
 )
 FEATURE_NAMES = tuple(feature.name for feature in FEATURES)
+FEATURES_VERSION = 1
+"""To be raised when a feature means something else under the same name: older models are then refused."""
 _PLACES = {
     scope: [n for n, f in enumerate(FEATURES) if f.depends_on == scope]
     for scope in ("value", "event", "step", *OWNERS)

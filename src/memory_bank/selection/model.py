@@ -6,12 +6,13 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from memory_bank.errors import ConfigError
 from memory_bank.selection.copying import COPY_FEATURES
-from memory_bank.selection.features import FEATURE_NAMES
+from memory_bank.selection.features import FEATURE_NAMES, FEATURES_VERSION
 from memory_bank.selection.tables import Array
 
 MODEL_FILE = Path(__file__).with_name("model.json")
@@ -68,9 +69,10 @@ class Model:
         return (1 - self.mix) * self.linear(x) + self.mix * self.boosted(x)
 
 
-def save_model(model: Model, path: Path, notes: Mapping[str, object]) -> None:
-    """Write a model as JSON, with the names of its features."""
+def dump_model(model: Model, notes: Mapping[str, object]) -> str:
+    """Return a model as JSON, with the names of its features."""
     data = {
+        "version": FEATURES_VERSION,
         "features": FEATURE_NAMES,
         "weights": [round(float(w), 5) for w in model.weights],
         "bias": round(model.bias, 5),
@@ -85,22 +87,49 @@ def save_model(model: Model, path: Path, notes: Mapping[str, object]) -> None:
         },
         "notes": notes,
     }
-    path.write_text(json.dumps(data, separators=(",", ":")), encoding="utf-8")
+    return json.dumps(data, separators=(",", ":"))
+
+
+def save_model(model: Model, path: Path, notes: Mapping[str, object]) -> None:
+    """Write a model to a file, as ``dump_model`` returns it."""
+    path.write_text(dump_model(model, notes), encoding="utf-8")
 
 
 def load_model(path: Path = MODEL_FILE) -> Model:
     """Read a model file; ConfigError if it is unreadable or was trained on other features."""
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
+    except (OSError, ValueError) as e:
+        raise ConfigError(_unreadable(f"the evidence model {path}", e)) from e
+    return parse_model(text, f"the evidence model {path}")
+
+
+def parse_model(text: str, name: str) -> Model:
+    """Return the model of a text of ``dump_model``; `name` says in errors what it is.
+
+    Raises ConfigError if it is unreadable or was trained on other features.
+    """
+    try:
+        data = json.loads(text)
         names = list(data["features"])
         copied = data.get("copied", {"features": [], "weights": []})
         copy_names = list(copied["features"])
-    except (OSError, ValueError, KeyError, TypeError) as e:
-        raise ConfigError(
-            f"the evidence model {path} cannot be read ({type(e).__name__}): train it again."
-        ) from e
-    if sorted(names) != sorted(FEATURE_NAMES) or (copy_names and copy_names != list(COPY_FEATURES)):
-        raise ConfigError(f"the evidence model {path} was trained on other features: train it again.")
+        version = data.get("version", 1)
+        known = sorted(names) == sorted(FEATURE_NAMES) and (
+            not copy_names or copy_names == list(COPY_FEATURES)
+        )
+        if known and version == FEATURES_VERSION:
+            return _model_of(data, names, copied["weights"])
+    except (ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError) as e:
+        raise ConfigError(_unreadable(name, e)) from e
+    raise ConfigError(f"{name} was trained on other features: train it again.")
+
+
+def _unreadable(name: str, error: Exception) -> str:
+    return f"{name} cannot be read ({type(error).__name__}): train it again."
+
+
+def _model_of(data: Mapping[str, Any], names: list[str], copied: object) -> Model:
     place = np.array(
         [FEATURE_NAMES.index(name) for name in names], np.int32
     )  # the file may order them freely
@@ -114,5 +143,5 @@ def load_model(path: Path = MODEL_FILE) -> Model:
         np.array(data["leaf"], np.float32),
         float(data["base"]),
         float(data["mix"]),
-        np.array(copied["weights"], np.float32),
+        np.array(copied, np.float32),
     )

@@ -26,6 +26,7 @@ from memory_bank.service.api.models import validation_message
 from memory_bank.service.api.openapi import describe
 from memory_bank.service.api.requests import EncodedSlashes
 from memory_bank.service.operations.health import Operations, add_operations
+from memory_bank.service.operations.learning import ServiceLearning
 from memory_bank.service.operations.metrics import Metrics
 from memory_bank.service.operations.observer import ServiceObserver, chat_of
 from memory_bank.service.operations.request_log import RequestLog
@@ -84,6 +85,7 @@ class Service:
         upstream = upstream_of(self.settings)
         chat = chat_of(config, upstream)
         self.observing = ServiceObserver(database, config, chat)
+        self.learning = ServiceLearning(database, self.settings.learn_after)
         cache = MessageCache()
         redaction = Redaction.of(self.settings)
         self.recorder = Recorder(database, self.settings.steps_kept)
@@ -135,6 +137,7 @@ class Service:
         self._until = time.monotonic() + seconds
         self.ending.set()
         self.observing.end()
+        self.learning.end()
 
     def close(self) -> None:
         """Finish the current jobs, record the last steps, close the sessions and the database.
@@ -143,6 +146,7 @@ class Service:
         """
         seconds = self.settings.shutdown_timeout
         until = self._until if self._until is not None else time.monotonic() + seconds
+        self.learning.close()
         self.observing.close(max(0.0, until - time.monotonic()))
         self.recorder.close(max(1.0, until - time.monotonic()))
         self.operations.close()
@@ -267,6 +271,7 @@ def create_app(config: Config) -> FastAPI:
         try:
             service = Service(config, database, app.metrics, app.tracing)
             service.observing.start()
+            service.learning.start()
         except BaseException:
             database.close()
             raise

@@ -16,6 +16,7 @@ from typing import Literal, TypeVar, cast
 import sqlalchemy as sa
 
 from memory_bank.bank.database import Database
+from memory_bank.bank.learned import keep_model, learned_of
 from memory_bank.bank.maintenance import purge
 from memory_bank.bank.schema import records, sessions
 from memory_bank.bank.session import MemoryBankState, Session
@@ -216,8 +217,12 @@ class Sessions:
             store = FactStore(self.database, session_id)
             known = store.get_many(list(store.steps()))
 
+        learned = learned_of(self.database, namespace)
+
         def open_state(session_id: str) -> MemoryBankState:
             state = MemoryBankState(session_id=session_id)
+            if learned is not None:
+                keep_model(state.database, None, {}, learned.model)
             state.add(known)
             return state
 

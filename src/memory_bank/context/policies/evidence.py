@@ -10,7 +10,7 @@ from itertools import islice
 
 from memory_bank.bank.session import MemoryBankState
 from memory_bank.config import MemoryBankSettings
-from memory_bank.context.evidence import EvidenceMemory, EvidenceReasons
+from memory_bank.context.evidence import EvidenceMemory, EvidenceReasons, evidence_model
 from memory_bank.context.native import NativeTurns
 from memory_bank.context.render import memory_message
 from memory_bank.errors import MemoryBankError
@@ -247,7 +247,9 @@ def _memory(session: MemoryBankState, settings: MemoryBankSettings) -> EvidenceM
     if state.memory is None or state.made_with != made_with:
         store = session.insight_store  # none before the first call
         similarity = None if store is None else _similarity(store.embedding_model, settings.similarity_weight)
-        state.memory = EvidenceMemory(session.counter, settings.evidence_model, similarity, settings.tools)
+        learned = session.learned_model() if settings.evidence_model is None else None
+        model = evidence_model(settings.evidence_model, learned)
+        state.memory = EvidenceMemory(session.counter, model, similarity, settings.tools)
         state.made_with = made_with
     return state.memory
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -14,6 +14,8 @@ MOST_NEEDED = 20.0
 """Needed values of one step that count in full."""
 TOTAL = 3000.0
 """Sum of the weights of all steps."""
+ADAPT_RIDGE = 1000.0
+"""How firmly a model that is adapted keeps its weights."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,13 +129,17 @@ def soft(data: TrainingSteps, score: Array) -> tuple[Array, float]:
     )
 
 
-def fit_linear(data: TrainingSteps, ridge: float, rounds: int = 8) -> Array:
-    """Return conditional-logit weights with a ridge, by damped Newton steps on standardised features."""
+def fit_linear(data: TrainingSteps, ridge: float, rounds: int = 8, start: Array | None = None) -> Array:
+    """Return conditional-logit weights with a ridge, by damped Newton steps on standardised features.
+
+    `start`: scores by row that the weighted features are added to.
+    """
     mean = data.x.mean(0)
     spread = np.sqrt(np.maximum(((data.x - mean) ** 2).mean(0), 1e-4))
     z = ((data.x - mean) / spread).astype(np.float32)
     beta = np.zeros(z.shape[1])
-    p, best = soft(data, np.zeros(len(z), np.float32))
+    first = np.zeros(len(z), np.float32) if start is None else start
+    p, best = soft(data, first)
     for _ in range(rounds):
         q = (data.share[data.step] * p).astype(np.float32)
         gradient = z.T @ (q - data.target) + ridge * beta
@@ -147,7 +153,7 @@ def fit_linear(data: TrainingSteps, ridge: float, rounds: int = 8) -> Array:
         scale, before = 1.0, best
         while scale > 1e-3:
             trial = beta - scale * step
-            chance, loss = soft(data, z @ trial.astype(np.float32))
+            chance, loss = soft(data, first + z @ trial.astype(np.float32))
             loss += 0.5 * ridge * float((trial**2).sum())
             if loss < best:
                 beta, p, best = trial, chance, loss
@@ -272,4 +278,23 @@ def fit(samples: Sequence[Samples], recipe: Recipe = Recipe()) -> Model:
         np.asarray(leaf * scale, np.float32),
         bias,
         recipe.mix,
+    )
+
+
+def adapt(model: Model, samples: Sequence[Samples], ridge: float = ADAPT_RIDGE) -> Model:
+    """Return a model whose linear weights were moved towards the samples; what it knew stays where they say nothing.
+
+    Raises ValueError when no step needs anything.
+    """
+    data = balance(samples)
+    x = np.ascontiguousarray(data.x.T)
+    change = fit_linear(data, ridge, start=model.log_odds(x)) / (1 - model.mix)
+    moved = replace(model, weights=model.weights + change)
+    scale, bias = calibrate(data, moved.log_odds(x).astype(np.float64))
+    return replace(
+        moved,
+        weights=np.asarray(moved.weights * scale, np.float32),
+        bias=moved.bias * scale + bias,
+        leaf=np.asarray(moved.leaf * scale, np.float32),
+        base=moved.base * scale + bias,
     )

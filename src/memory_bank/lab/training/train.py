@@ -1,13 +1,16 @@
-"""Trains the model of the evidence selection from recorded runs."""
+"""Trains the model of the evidence selection from recorded runs, and adapts it to a bank's own sessions."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import groupby
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
+from memory_bank import InteractionRecord
 from memory_bank.errors import TraceFileError
 from memory_bank.lab.traces import Trace, read_traces
 from memory_bank.lab.training.copying import (
@@ -17,14 +20,22 @@ from memory_bank.lab.training.copying import (
     fit_copied,
     sample,
 )
-from memory_bank.lab.training.fitting import MOST_NEEDED, Recipe, Samples, fit, held_out_loss
+from memory_bank.lab.training.fitting import MOST_NEEDED, Recipe, Samples, adapt, fit, held_out_loss
 from memory_bank.selection.candidates import KIND, find_uses
 from memory_bank.selection.copying import describe_segments
 from memory_bank.selection.features import FEATURES, CurrentStep, describe
 from memory_bank.selection.index import EvidenceIndex
 from memory_bank.selection.model import MODEL_FILE, Model, load_model, save_model
 from memory_bank.selection.tables import Array
-from memory_bank.transcript.messages import Interaction, MessageKind, content_text, parse_messages, read
+from memory_bank.transcript.jsontext import compact
+from memory_bank.transcript.messages import (
+    Interaction,
+    MessageKind,
+    content_text,
+    is_memory_tool,
+    parse_messages,
+    read,
+)
 
 OTHERS = 250
 """Values of one step that its calls do not need and that are sampled."""
@@ -32,6 +43,8 @@ HELD_OUT = 5
 """Every fifth trace decides whether a new model is better."""
 MARGIN = 0.01
 """Share by which a new model's cross entropy must be lower; fits differ by less than that by chance."""
+FEWEST = 50
+"""Needed values, below which a model is not adapted."""
 _PLAIN_KINDS = (KIND["word"], KIND["capital"], KIND["name"])
 
 
@@ -69,6 +82,29 @@ def replay_steps(messages: Sequence[object], index: EvidenceIndex) -> Iterator[R
         interaction += bool(calls)
 
 
+def traces_in(path: Path) -> Iterator[Trace]:
+    """Yield the traces of a file; lines that hold none are skipped."""
+    return (trace for trace in read_traces(path) if isinstance(trace, Trace))
+
+
+def trace_of_records(name: str, task: str, records: Sequence[InteractionRecord]) -> Trace:
+    """Return the run that a bank keeps of a session: its task, its calls and their outputs."""
+    messages: list[Any] = [{"role": "user", "content": task}]
+    for _, together in groupby(records, key=lambda r: r.step_id):
+        calls, results = [], []
+        for number, record in enumerate(together):
+            call_id = f"{len(messages)}.{number}"
+            arguments = compact(record.raw_input) if record.input_text is None else record.input_text
+            output = compact(record.raw_output) if record.output_text is None else record.output_text
+            if is_memory_tool(record.tool_name, record.output_text):
+                output = ""
+            function = {"name": record.tool_name, "arguments": arguments}
+            calls.append({"id": call_id, "type": "function", "function": function})
+            results.append({"role": "tool", "tool_call_id": call_id, "content": output})
+        messages += [{"role": "assistant", "content": None, "tool_calls": calls}, *results]
+    return Trace(name, messages, task=task)
+
+
 @dataclass(frozen=True, slots=True)
 class Collected:
     """What the model is fitted to, of one trace file: values that calls need, segments that they copy from."""
@@ -82,14 +118,14 @@ class Collected:
         return Collected(values.take(chosen(values.trace)), copies.take(chosen(copies.trace)))
 
 
-def collect(path: Path, every: int = 1, seed: int = 0) -> Collected:
-    """Return the samples of one trace file, of every `every`-th trace."""
+def collect(traces: Iterable[Trace], every: int = 1, seed: int = 0) -> Collected:
+    """Return the samples of some traces, of every `every`-th one."""
     random = np.random.default_rng(seed)
     found: list[tuple[Array, Array, Array]] = []
     copied: list[tuple[Array, Array, Array]] = []
     owners: list[int] = []
     copy_owners: list[int] = []
-    for number, trace in enumerate(t for t in read_traces(path) if isinstance(t, Trace)):
+    for number, trace in enumerate(traces):
         if number % every == 0:
             steps = _TraceSamples(trace, random)
             found += steps.values
@@ -156,7 +192,8 @@ class _TraceSamples:
             np.full(len(positive), min(1.0, MOST_NEEDED / max(1, len(positive)))),
             np.full(len(few), len(others) / max(1, len(few))),
         ]
-        self.values.append((describe(now, ids[chosen]).T, y[chosen], np.concatenate(weights)))
+        if len(positive):  # the others are dropped by ``balance``
+            self.values.append((describe(now, ids[chosen]).T, y[chosen], np.concatenate(weights)))
 
     def _add_copies(
         self,
@@ -207,7 +244,7 @@ def retrain(files: Sequence[Path], out: Path, against: Path | None = None) -> tu
     new model and of `against` (by default the shipped model), and whether the new one is better. The model
     that is written is fitted to all traces. Raises TraceFileError when the traces need too few older values.
     """
-    samples = [collect(path) for path in files]
+    samples = [collect(traces_in(path)) for path in files]
     held = [s.of_traces(lambda trace: trace % HELD_OUT == HELD_OUT - 1).values for s in samples]
     try:
         seen = [s.of_traces(lambda trace: trace % HELD_OUT < HELD_OUT - 1) for s in samples]
@@ -221,3 +258,30 @@ def retrain(files: Sequence[Path], out: Path, against: Path | None = None) -> tu
     if better:
         train_model(samples, out, held_out=round(trial, 4), sets=[p.name for p in files])
     return trial, present, better
+
+
+def adapt_to(traces: Iterable[Trace], present: Model) -> tuple[float, float, Model | None]:
+    """Adapt a model to traces, oldest first; the newest fifth decides whether it is better.
+
+    Returns the cross entropy per needed value within its step on that fifth, of the new model (fitted to the others)
+    and of the present one, and a model that was fitted to all traces, or None if the new one is not better. Raises
+    TraceFileError when the traces need too few older values.
+    """
+    samples = collect(traces)
+    traces_with_needs = np.unique(samples.values.trace[samples.values.y > 0])
+    first = (
+        traces_with_needs[-max(1, len(traces_with_needs) // HELD_OUT)] if len(traces_with_needs) > 1 else 0
+    )
+    old = samples.values.take(samples.values.trace < first)
+    new = samples.values.take(samples.values.trace >= first)
+    if old.y.sum() < FEWEST or new.y.sum() < FEWEST / HELD_OUT:
+        raise TraceFileError(
+            "the sessions hold too few calls that needed older values: train again when there are more."
+        )
+    try:
+        trial = held_out_loss(adapt(present, [old]), [new])
+    except ValueError:
+        trial = float("inf")
+    before = held_out_loss(present, [new])
+    better = trial < (1 - MARGIN) * before
+    return trial, before, adapt(present, [samples.values]) if better else None

@@ -1,0 +1,199 @@
+"""The evidence model fitted to a namespace's own sessions: what it is fitted to, stored, deleted with its content."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection
+
+from memory_bank.bank.database import Database
+from memory_bank.bank.rows import from_row
+from memory_bank.bank.schema import (
+    HAS_CONTENT,
+    IDS,
+    SESSION,
+    count_of,
+    in_parts,
+    models,
+    of_session,
+    records,
+    sessions,
+)
+from memory_bank.records import InteractionRecord
+
+MOST_SESSIONS = 500
+"""A model is fitted to at most so many sessions, the newest."""
+MOST_CALLS = 5_000
+"""Their records at most, so that fitting takes minutes."""
+
+_m, _s = models.c, sessions.c
+_NAMESPACE: sa.BindParameter[str] = sa.bindparam("in_namespace")
+_key = sa.func.coalesce(_s.namespace, "")
+_READ = sa.select(_m.fitted, _m.sessions, _m.model).where(_m.namespace == _NAMESPACE)
+_OF_SESSION = sa.select(_m.model).where(
+    _m.namespace == sa.select(_key).where(_s.session_id == SESSION).scalar_subquery()
+)
+_KEY_OF = sa.select(_key).where(_s.session_id == SESSION)
+_FORGET = sa.update(models).where(_m.namespace == _NAMESPACE).values(model=None)
+_CLAIM = (
+    sa.update(models)
+    .where(_m.namespace == _NAMESPACE, _m.sessions == sa.bindparam("before"))
+    .values(sessions=sa.bindparam("after"), fitted=sa.bindparam("at"))
+)
+_KEEP = (
+    sa.update(models)
+    .where(_m.namespace == _NAMESPACE)
+    .values(model=sa.bindparam("text"), fitted=sa.bindparam("at"), sessions=sa.bindparam("count"))
+)
+_COUNT = sa.select(sa.func.count()).select_from(sessions).where(_key == _NAMESPACE)
+_COUNTS = (
+    sa.select(_key, sa.func.count(), sa.func.coalesce(sa.func.max(_m.sessions), 0))
+    .select_from(sessions.outerjoin(models, _m.namespace == _key))
+    .group_by(_key)
+)
+_calls = count_of(records).where(records.c.session_id == _s.session_id).correlate(sessions).scalar_subquery()
+_NEWEST = (  # forks repeat the calls of another session
+    sa.select(_s.session_id, _s.generation, _s.task, _calls)
+    .where(_key == _NAMESPACE, _s.deleted.is_(None), _s.forked_from.is_(None), _calls > 1)
+    .order_by(_s.created.desc(), _s.session_id)
+    .limit(MOST_SESSIONS)
+)
+_RECORDS = sa.select(*records.c).where(of_session(records), HAS_CONTENT).order_by(records.c.seq)
+_GENERATIONS = sa.select(_s.session_id, _s.generation).where(_s.session_id.in_(IDS), _s.deleted.is_(None))
+
+
+@dataclass(frozen=True, slots=True)
+class Learned:
+    """What a bank knows of a namespace's model: when it was ``fitted``, to how many ``sessions`` there were.
+
+    ``model`` is JSON; None: the shipped model was not beaten, or content of a session was deleted since.
+    """
+
+    fitted: float
+    sessions: int
+    model: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class OwnSession:
+    """A session that a model is fitted to. ``generation`` grows when its content is deleted."""
+
+    session_id: str
+    generation: int
+    task: str
+
+
+def learned_of(database: Database, namespace: str | None) -> Learned | None:
+    """What is known of a namespace's own model; None before the first time it was fitted."""
+    with database.read() as c:
+        row = c.execute(_READ, {"in_namespace": namespace or ""}).first()
+    return None if row is None else Learned(*row)
+
+
+def model_of_session(database: Database, session_id: str) -> str | None:
+    """The model of the namespace that a session belongs to, JSON; None where there is none."""
+    with database.read() as c:
+        return c.execute(_OF_SESSION, {"session": session_id}).scalar()
+
+
+def newest_sessions(database: Database, namespace: str | None) -> list[OwnSession]:
+    """The sessions that a model of the namespace is fitted to, oldest first: the newest, within both limits."""
+    found: list[OwnSession] = []
+    total = 0
+    with database.read() as c:
+        for session_id, generation, task, calls in c.execute(_NEWEST, {"in_namespace": namespace or ""}):
+            total += calls
+            if found and total > MOST_CALLS:
+                break
+            found.append(OwnSession(session_id, generation, task or ""))
+    return found[::-1]
+
+
+def records_of_session(database: Database, session_id: str) -> list[InteractionRecord]:
+    """The records of a session in the order of storing, without those that were forgotten."""
+    with database.read() as c:
+        return [from_row(row) for row in c.execute(_RECORDS, {"session": session_id}).mappings()]
+
+
+def namespaces_due(database: Database, new_sessions: int) -> Iterator[str | None]:
+    """The namespaces that have so many more sessions than when a model was fitted last; each is claimed once.
+
+    Several processes may ask: each namespace is returned to one of them.
+    """
+    with database.read() as c:
+        counts = c.execute(_COUNTS).all()
+    for key, count, before in counts:
+        if count - before >= new_sessions and _claim(database, key, before, count):
+            yield key or None
+
+
+def _claim(database: Database, key: str, before: int, after: int) -> bool:
+    with database.write() as c:
+        row = {"namespace": key, "fitted": 0.0, "sessions": 0, "model": None}
+        c.execute(database.insert_or_ignore(models), row)
+        values = {"in_namespace": key, "before": before, "after": after, "at": time.time()}
+        return c.execute(_CLAIM, values).rowcount == 1
+
+
+def keep_model(
+    database: Database, namespace: str | None, fitted_to: Mapping[str, int], model: str | None
+) -> bool:
+    """Store a namespace's model in the place of the one before; None: the shipped one is to be used.
+
+    ``fitted_to`` are the generations of the sessions that it was fitted to. If content of one of them was
+    deleted since, nothing is stored and False is returned. Raises StorageError.
+    """
+    key = namespace or ""
+    with database.erase() as c:
+        _lock(database, c, key)
+        now: dict[str, int] = {}
+        for part in in_parts(list(fitted_to)):
+            now.update(c.execute(_GENERATIONS, {"ids": part}).all())
+        if now != dict(fitted_to):
+            return False
+        count = c.execute(_COUNT, {"in_namespace": key}).scalar() or 0
+        row = {"namespace": key, "fitted": 0.0, "sessions": 0, "model": None}
+        c.execute(database.insert_or_ignore(models), row)
+        c.execute(_KEEP, {"in_namespace": key, "text": model, "at": time.time(), "count": count})
+    return True
+
+
+def delete_model(database: Database, namespace: str | None) -> bool:
+    """Delete a namespace's model, so that the shipped one is used; False if it has none."""
+    key = namespace or ""
+    with database.erase() as c:
+        _lock(database, c, key)
+        had = c.execute(_READ, {"in_namespace": key}).first()
+        c.execute(_FORGET, {"in_namespace": key})
+    return had is not None and had[2] is not None
+
+
+def lock_model(database: Database, c: Connection, session_id: str) -> str:
+    """Within a write, and before its other locks: lock the model of a session's namespace; returns its key."""
+    key = str(c.execute(_KEY_OF, {"session": session_id}).scalar() or "")
+    _lock(database, c, key)
+    return key
+
+
+def forget_model(c: Connection, key: str) -> None:
+    """Within a write that deletes content of a session, delete the model that may have been fitted to it."""
+    c.execute(_FORGET, {"in_namespace": key})
+
+
+def _lock(database: Database, c: Connection, key: str) -> None:
+    database.lock_name(c, f"model {key}")
+
+
+def is_model_text(text: bytes) -> bool:
+    """Whether a stored model is JSON with a finite weight for each of its features."""
+    try:
+        data = json.loads(text)
+        weights = [float(w) for w in data["weights"]]
+        return len(weights) == len(data["features"]) and all(map(math.isfinite, weights))
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return False
