@@ -134,13 +134,23 @@ def test_what_is_wrong_is_one_sentence(
 
 
 @pytest.mark.usefixtures("_logging_as_it_was")
-def test_a_missing_evidence_model_ends_the_start(cli: Any, tmp_path: Path) -> None:  # noqa: F811
-    config = tmp_path / "config.toml"
-    written = '[memory_strategies.other]\ntype = "memory_bank"\nevidence_model = "no-such-model.json"\n'
+@pytest.mark.parametrize(
+    ("content", "sentence"), [(None, "there is no file"), ("[]", "evidence model")], ids=["missing", "broken"]
+)
+def test_an_evidence_model_that_cannot_be_read_ends_the_start(
+    content: str | None,
+    sentence: str,
+    cli: Any,  # noqa: F811
+    tmp_path: Path,
+) -> None:
+    config, model = tmp_path / "config.toml", tmp_path / "model.json"
+    if content is not None:
+        model.write_text(content)
+    written = f'[memory_strategies.other]\ntype = "memory_bank"\nevidence_model = "{model}"\n'
     config.write_text((Path(__file__).parents[2] / "config.toml").read_text() + written)
     done = cli("serve", "--port", "0", "--db", tmp_path / "b.db", "--config", config)
     assert (done.code, done.out) == (2, "")
-    assert "the evidence model no-such-model.json cannot be read" in done.sentence()
+    assert sentence in done.sentence()
     assert not (tmp_path / "b.db").exists()
 
 
