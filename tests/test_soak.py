@@ -63,7 +63,7 @@ def spoil(sql):
 spoil("UPDATE records SET output = x'00' WHERE seq = 1")
 assert agents.check_session(bank, "a", 5, True).lost == 1
 spoil("INSERT INTO records SELECT 999, session_id, 'x', step_id, call_id, tool_name, input, input_verbatim, output,"
-      " output_verbatim, timestamp FROM records WHERE seq = 2")
+      " output_verbatim, timestamp, mark FROM records WHERE seq = 2")
 found = agents.check_session(bank, "a", 5, True)
 assert (found.twice, found.disordered) == (1, 1), found
 spoil("INSERT INTO jobs (session_id, trace_id, created, due, attempts) VALUES ('a', 'nobody', 0, 0, 0)")

@@ -253,6 +253,7 @@ def test_loads_once_for_many_threads_and_says_so(
     assert len(found) == 4
     assert all(model is found[0] for model in found)
     loaded = [record for record in caplog.records if record.name == "memory_bank.InsightStore"]
-    assert len(loaded) == 1
-    assert minilm.name in loaded[0].getMessage()
+    assert len(loaded) == 2
+    assert loaded[0].getMessage() == f"loading embedding model {copy}"
+    assert minilm.name in loaded[1].getMessage()
     np.testing.assert_array_equal(found[0].encode(TEXTS), minilm.encode(TEXTS))

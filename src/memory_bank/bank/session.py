@@ -149,6 +149,7 @@ class MemoryBankState(Session):
         self.insight_store = cast(InsightStore, None)  # until an embedder is bound
         self.step_count = 0
         self.steps: dict[str, int] = {}
+        self._prepared = False  # whether a step has begun
         self.marks: dict[str, str] = {}  # of records, by a person
         self.retained: tuple[frozenset[str], frozenset[str]] = (frozenset(), frozenset())
         self.unobserved: dict[
@@ -233,6 +234,7 @@ class MemoryBankState(Session):
         """
         settings = self.settings if settings is None else settings
         self.settings = settings
+        self._prepared = True
         self._deferred = {}  # this step does that work itself or defers it again
         if self._given_counter is None and self._encoding != settings.token_encoding:
             self._encoding = settings.token_encoding
@@ -285,6 +287,8 @@ class MemoryBankState(Session):
         with self.lock:
             known = {r.trace_id for r in self.fact_store.get_many([r.trace_id for r in records])}
             new = [r for r in {r.trace_id: r for r in records}.values() if r.trace_id not in known]
+            if new and self._prepared:
+                self._bind_embedder(self.settings.embedding_model)
             self._store_facts(new, max([self.step_count, *(r.step_id for r in new)]), task)
             if self.insight_store is not None:
                 self._store_insights(new, task)

@@ -623,8 +623,11 @@ def test_an_answer_that_cannot_be_read_ends_it(tmp_path):
     assert (came.status, came.body) == (200, b"{broken")
 
 
-def test_it_is_off_unless_it_is_asked_for(tmp_path):
-    with ScriptedServer([say("one")]) as server, proxied(server.base_url, tmp_path / "bank.db") as p:
+def test_it_can_be_turned_off(tmp_path):
+    with (
+        ScriptedServer([say("one")]) as server,
+        proxied(server.base_url, tmp_path / "bank.db", inject_tools=False) as p,
+    ):
         assert ask(p, "chat")[0] == "one"
         assert tools_in(server.requests[0].body) == ["get_order", "get_parcel"]
 

@@ -38,6 +38,7 @@ from memory_bank.bank.rows import is_session_id
 from memory_bank.errors import ConfigError, StorageError
 from memory_bank.records import content_key
 from memory_bank.service.security.access import LONGEST_NAME, public_name, stored_id, writable_id
+from memory_bank.service.security.secrets import known_form
 from memory_bank.transcript.jsontext import dump_value, flat_text
 from memory_bank.transcript.messages import Interaction, MessageKind, Pair, Parser, is_text_part, kind_of
 
@@ -170,7 +171,7 @@ def named_session(
     if name is not None:
         return SessionMatch(_checked_name(namespace, name, "metadata.session_id"), "metadata")
     found = client_session(named, metadata)
-    if found is None or len(found) < SHORTEST_CLIENT_ID or not _is_name(namespace, found):
+    if found is None or len(found) < SHORTEST_CLIENT_ID or not _is_name(namespace, found) or known_form(found):
         return None
     belongs = bool(body.get("tools")) or any(kind_of(m) is MessageKind.CALL for m in messages)
     return SessionMatch(found, "client") if belongs else None
@@ -213,16 +214,15 @@ _USER_SESSION = re.compile(r"_session_([0-9a-f-]{36})\Z")
 
 
 def _checked_name(namespace: str | None, name: object, source: str) -> str:
-    if isinstance(name, str):
-        writable_id(namespace, name)
     if not isinstance(name, str) or not _is_name(namespace, name):
         raise ConfigError(f"{source} must be a session's name: 1 to {LONGEST_NAME} printable characters.")
+    writable_id(namespace, name)  # a name that holds a secret is refused with a sentence of its own
     return name
 
 
 def _is_name(namespace: str | None, name: str) -> bool:
     try:
-        return is_session_id(writable_id(namespace, name))
+        return is_session_id(stored_id(namespace, name))
     except ConfigError:
         return False
 
