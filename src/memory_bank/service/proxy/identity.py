@@ -171,7 +171,12 @@ def named_session(
     if name is not None:
         return SessionMatch(_checked_name(namespace, name, "metadata.session_id"), "metadata")
     found = client_session(named, metadata)
-    if found is None or len(found) < SHORTEST_CLIENT_ID or not _is_name(namespace, found) or known_form(found):
+    if (
+        found is None
+        or len(found) < SHORTEST_CLIENT_ID
+        or not _is_name(namespace, found)
+        or known_form(found)
+    ):
         return None
     belongs = bool(body.get("tools")) or any(kind_of(m) is MessageKind.CALL for m in messages)
     return SessionMatch(found, "client") if belongs else None
