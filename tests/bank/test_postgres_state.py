@@ -38,7 +38,8 @@ from memory_bank import MemoryBankSettings, MemoryBankState, apply_memory_bank_s
 url, settings, messages = json.load(sys.stdin)
 with MemoryBankState.open(url, "s") as state:
     context, tokens = apply_memory_bank_strategy(messages, None, MemoryBankSettings(**settings), state)
-    json.dump([context, tokens, state.step_count, state.fact_store.size(), state.insight_store.size()], sys.stdout)
+    insights = 0 if state.insight_store is None else state.insight_store.size()  # None: nothing to embed yet
+    json.dump([context, tokens, state.step_count, state.fact_store.size(), insights], sys.stdout)
 """
 
 

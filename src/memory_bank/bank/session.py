@@ -119,7 +119,7 @@ class MemoryBankState(Session):
 
     Attributes:
         fact_store: the session's FactStore.
-        insight_store: its InsightStore; None until an embedding model is known.
+        insight_store: its InsightStore; None until there is something to embed and an embedding model is known.
         step_count: the number of the last stored step.
         steps: trace_id to step of every stored record, in the order of storing.
         marks: trace_id to mark of every record that a person pinned, excluded or forgot.
