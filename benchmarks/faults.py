@@ -41,14 +41,14 @@ from typing import Any
 
 import sqlalchemy as sa
 
-import agents
-from agents import Found
+import workload
 from memory_bank import faults
 from memory_bank.bank.database import Database
 from memory_bank.bank.schema import insights
 from memory_bank.errors import StorageError
 from memory_bank.models.lexical import LexicalEmbedder
 from memory_bank.processor import apply_memory_bank_strategy
+from workload import Found
 
 STEPS = 14
 THREADS = 4
@@ -101,7 +101,7 @@ class Outcome:
 
 def embedder_of(task: Task) -> Any:
     """What embeds."""
-    return agents.SlowEmbedder() if task.mode == "slow" else LexicalEmbedder()
+    return workload.SlowEmbedder() if task.mode == "slow" else LexicalEmbedder()
 
 
 def act(task: Task, acknowledge: int) -> None:
@@ -110,14 +110,14 @@ def act(task: Task, acknowledge: int) -> None:
         os.environ["MEMORY_BANK_FAULT"] = f"{task.point}:{task.passes}"
         importlib.reload(faults)
     database = Database(task.where)
-    embedder, settings = embedder_of(task), agents.settings_for(task.observing)
-    model = agents.scripted(0.002)
+    embedder, settings = embedder_of(task), workload.settings_for(task.observing)
+    model = workload.scripted(0.002)
 
     def run(session: str) -> None:
-        state = agents.open_state(database, session, embedder)
-        messages = agents.beginning(session)
+        state = workload.open_state(database, session, embedder)
+        messages = workload.beginning(session)
         for i in range(1, STEPS + 1):
-            messages += agents.turn(session, i, agents.calls_of(session, i, task.parallel))
+            messages += workload.turn(session, i, workload.calls_of(session, i, task.parallel))
             for _ in patiently():
                 try:
                     apply_memory_bank_strategy(messages, model, settings, state)
@@ -145,21 +145,21 @@ def patiently() -> Iterator[None]:
 def check(task: Task, acknowledged: dict[str, int]) -> Found:
     """What is wrong after the death of a process."""
     database = Database(task.where)
-    embedder, settings = embedder_of(task), agents.settings_for(task.observing)
-    model, total = agents.scripted(), Found()
+    embedder, settings = embedder_of(task), workload.settings_for(task.observing)
+    model, total = workload.scripted(), Found()
     for session in task.sessions:
         done = acknowledged.get(session, 0)
-        total.add(agents.check_session(database, session, done, task.parallel))
-        state = agents.open_state(database, session, embedder)
+        total.add(workload.check_session(database, session, done, task.parallel))
+        state = workload.open_state(database, session, embedder)
         for i in (done + 1, done + 2, done + 3):
-            messages = agents.conversation(session, i, task.parallel)
+            messages = workload.conversation(session, i, task.parallel)
             apply_memory_bank_strategy(messages, model, settings, state)
         state._background.stop(10)  # not closed: the sessions share the database
-        after = agents.check_session(database, session, done + 3, task.parallel)
+        after = workload.check_session(database, session, done + 3, task.parallel)
         after.acknowledged = 0
         total.add(after)
-    agents.work_off(database, embedder)
-    total.add(agents.check_bank(database))
+    workload.work_off(database, embedder)
+    total.add(workload.check_bank(database))
     if task.mode != "extractive":
         mine = insights.c.session_id.in_(task.sessions)
         query = sa.select(sa.func.count()).where(mine, insights.c.source != "llm:scripted")
@@ -171,7 +171,7 @@ def check(task: Task, acknowledged: dict[str, int]) -> Found:
 
 def kill(task: Task, meanwhile: Callable[[], None] | None = None) -> Outcome:
     """Start an agent, see it die, and look at what it left."""
-    pid, reader = agents.forked(lambda pipe: act(task, pipe))
+    pid, reader = workload.forked(lambda pipe: act(task, pipe))
     alarm = threading.Timer(PATIENCE, lambda: os.kill(pid, signal.SIGTERM))
     alarm.start()
     acknowledged: collections.Counter[str] = collections.Counter()
@@ -192,7 +192,7 @@ def kill(task: Task, meanwhile: Callable[[], None] | None = None) -> Outcome:
         killed = status == 0
     if not killed and status != 0:
         return Outcome(task, False, Found(), f"the agent ended with status {status}")
-    pid, reader = agents.forked(
+    pid, reader = workload.forked(
         lambda pipe: _told(pipe, json.dumps(dataclasses.asdict(check(task, dict(acknowledged)))))
     )
     with open(reader, "rb") as pipe:
@@ -240,7 +240,7 @@ def work(share: tuple[list[Task], str]) -> list[Outcome]:
     return outcomes
 
 
-def kill_servers(server: agents.Postgres, times: int, seed: int) -> list[Outcome]:
+def kill_servers(server: workload.Postgres, times: int, seed: int) -> list[Outcome]:
     """End the server itself while an agent works, and start it again."""
     outcomes = []
     for i in range(times):
@@ -268,10 +268,10 @@ def main() -> None:
     args = parser.parse_args()
     kinds = args.database.split(",")
     started = time.monotonic()
-    agents.warm_up()
+    workload.warm_up()
     outcomes: list[Outcome] = []
     with tempfile.TemporaryDirectory(prefix="mb-", ignore_cleanup_errors=True) as folder:
-        server = agents.Postgres(Path(folder) / "pg", fsync=False) if "postgres" in kinds else None
+        server = workload.Postgres(Path(folder) / "pg", fsync=False) if "postgres" in kinds else None
         try:
             shares: list[tuple[list[Task], str]] = []
             for kind in kinds:

@@ -39,13 +39,13 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-import agents
-from agents import Found
+import workload
 from memory_bank import faults
 from memory_bank.bank.database import Database
 from memory_bank.models.lexical import LexicalEmbedder
 from memory_bank.testing import ScriptedServer, say
 from memory_bank.transcript.pairing import pairing_errors
+from workload import Found
 
 STEPS = 10
 PATIENCE = 60.0
@@ -159,7 +159,7 @@ class Load:
             for n in itertools.count():
                 session = f"s{self._seed}/{k}-{n}"
                 for i in range(1, STEPS + 1):
-                    self._step(session, agents.conversation(session, i, parallel=True))
+                    self._step(session, workload.conversation(session, i, parallel=True))
                     self.acknowledged[session] = i
                     if self._stop.wait(PAUSE):
                         return
@@ -226,9 +226,9 @@ def checked(run: Run, where: str, acknowledged: dict[str, int]) -> None:
     database = Database(where)
     try:
         for session, steps in sorted(acknowledged.items()):
-            run.found.add(agents.check_session(database, session, steps, parallel=True))
-        agents.work_off(database, LexicalEmbedder())
-        run.found.add(agents.check_bank(database))
+            run.found.add(workload.check_session(database, session, steps, parallel=True))
+        workload.work_off(database, LexicalEmbedder())
+        run.found.add(workload.check_bank(database))
     finally:
         database.close()
 
@@ -241,7 +241,7 @@ def tried(
     settings = STRATEGIES[run.strategy]
     lines = ['default_strategy = "it"', "[service]", "shutdown_timeout = 10.0", "[memory_strategies.it]"]
     config.write_text("\n".join([*lines, *(f"{k} = {json.dumps(v)}" for k, v in settings.items())]))
-    with ScriptedServer(lambda _body: say(agents.SUMMARY)) as upstream:
+    with ScriptedServer(lambda _body: say(workload.SUMMARY)) as upstream:
         those = [Service(where, config, upstream.base_url) for _ in range(services)]
         agents_at_work = Load(run, [s.port for s in those], seed)
         try:
@@ -267,7 +267,7 @@ def tried(
 @contextlib.contextmanager
 def banks(kinds: list[str], folder: Path) -> Iterator[dict[str, Any]]:
     """How a new bank of each kind is named."""
-    server = agents.Postgres(folder / "pg", fsync=False) if "postgres" in kinds else None
+    server = workload.Postgres(folder / "pg", fsync=False) if "postgres" in kinds else None
     numbers = itertools.count()
     try:
         known: dict[str, Any] = {"sqlite": lambda: str(folder / f"bank{next(numbers)}.db")}

@@ -29,14 +29,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import agents
-from agents import Found
+import workload
 from memory_bank.bank.database import Database
 from memory_bank.bank.worker import Worker
 from memory_bank.errors import StorageError
 from memory_bank.models.lexical import LexicalEmbedder
 from memory_bank.models.observer import Observer
 from memory_bank.processor import apply_memory_bank_strategy
+from workload import Found
 
 TURNS = 40
 WORKERS = 2
@@ -76,15 +76,15 @@ def agent(where: str, name: str, sessions: int, think: float, tell: int) -> None
     stop = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
     database, embedder = Database(where), LexicalEmbedder()
-    settings, model = agents.settings_for("background"), agents.ForgetfulModel(0.005)
+    settings, model = workload.settings_for("background"), workload.ForgetfulModel(0.005)
 
     def converse(k: int) -> None:
         for n in itertools.count():
             session = f"{name}.{k}.{n}"
-            state = agents.open_state(database, session, embedder)
-            messages = agents.beginning(session)
+            state = workload.open_state(database, session, embedder)
+            messages = workload.beginning(session)
             for i in range(1, TURNS + 1):
-                messages += agents.turn(session, i, agents.calls_of(session, i, True))
+                messages += workload.turn(session, i, workload.calls_of(session, i, True))
                 while not stop.is_set():
                     try:
                         apply_memory_bank_strategy(messages, model, settings, state)
@@ -109,7 +109,7 @@ def agent(where: str, name: str, sessions: int, think: float, tell: int) -> None
 
 def worker(where: str, _tell: int) -> None:
     """A process that works at the jobs of all sessions until it is killed."""
-    observer = Observer.create(agents.ForgetfulModel(0.005), agents.settings_for("background"))
+    observer = Observer.create(workload.ForgetfulModel(0.005), workload.settings_for("background"))
     Worker(Database(where), observer, LexicalEmbedder()).run(threading.Event())
 
 
@@ -157,7 +157,7 @@ def sample(pids: list[int]) -> Sample:
 
 def start(do: Callable[[int], None]) -> tuple[int, int]:
     """A child and its pipe."""
-    return agents.forked(do)
+    return workload.forked(do)
 
 
 def soak(kind: str, where: str, args: argparse.Namespace) -> Run:
@@ -199,10 +199,10 @@ def soak(kind: str, where: str, args: argparse.Namespace) -> Run:
     listener.join()
     run.errors = listener.errors + sum(status != 0 for status in statuses)
     with contextlib.closing(Database(where)) as database:
-        agents.work_off(database, LexicalEmbedder())
+        workload.work_off(database, LexicalEmbedder())
         for session, steps in listener.acknowledged.items():
-            run.found.add(agents.check_session(database, session, steps, True))
-        run.found.add(agents.check_bank(database))
+            run.found.add(workload.check_session(database, session, steps, True))
+        run.found.add(workload.check_bank(database))
     return run
 
 
@@ -219,7 +219,7 @@ def main() -> None:
     )
     parser.add_argument("--database", default="sqlite,postgres")
     args = parser.parse_args()
-    agents.warm_up()
+    workload.warm_up()
     bad = False
     print(
         "| database | agents | seconds | steps | steps/s | records | workers killed | errors | MB "
@@ -228,7 +228,7 @@ def main() -> None:
     print("|---" * 14 + "|")
     with tempfile.TemporaryDirectory(prefix="mb-", ignore_cleanup_errors=True) as folder:
         for kind in args.database.split(","):
-            server = agents.Postgres(Path(folder) / "pg") if kind == "postgres" else None
+            server = workload.Postgres(Path(folder) / "pg") if kind == "postgres" else None
             try:
                 where = server.new() if server else f"{folder}/soak.db"
                 Database(where).close()

@@ -39,7 +39,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import agents
+import workload
 from memory_bank import MemoryBankSettings, MemoryBankState, MemoryProcessor, apply_memory_bank_strategy
 from memory_bank.lab.traces import Trace, is_turn, read_traces
 from memory_bank.transcript import ENCODING
@@ -113,7 +113,7 @@ class Growing:
     def __init__(self, where: str, session: str, settings: MemoryBankSettings, model: Any = None) -> None:
         self.state = MemoryBankState.open(where, session, "lexical")
         self.settings, self.model = settings, model
-        self.messages = agents.beginning(session)
+        self.messages = workload.beginning(session)
         self.rng = random.Random(session)
         self.seconds: list[float] = []
         self.count = 0
@@ -142,7 +142,7 @@ def observer_part(places: dict[str, str], past: int = 1000, blocks: int = 3) -> 
             "extraction": Growing(where, "extraction", SETTINGS),
             "off": Growing(where, "off", SETTINGS.model_copy(update={"observer_mode": "off"})),
             "2 s, in the background": Growing(
-                where, "background", SETTINGS.model_copy(update=asked), agents.scripted(2.0)
+                where, "background", SETTINGS.model_copy(update=asked), workload.scripted(2.0)
             ),
         }
         for growing in modes.values():
@@ -290,7 +290,7 @@ def runs_table(args: argparse.Namespace) -> None:
 def parts(chosen: list[str], kinds: list[str], records: int) -> None:
     """The parts that need databases."""
     with tempfile.TemporaryDirectory(prefix="mb-", ignore_cleanup_errors=True) as folder:
-        server = agents.Postgres(Path(folder) / "pg") if "postgres" in kinds else None
+        server = workload.Postgres(Path(folder) / "pg") if "postgres" in kinds else None
 
         def place(kind: str, name: str) -> str:
             return server.new() if server and kind == "postgres" else f"sqlite:///{folder}/{name}.db"

@@ -29,7 +29,7 @@ from typing import Any
 
 from sqlalchemy.engine import make_url
 
-import agents
+import workload
 from memory_bank.bank.database import Database
 from memory_bank.bank.rows import to_row
 from memory_bank.bank.stores import FactStore
@@ -112,16 +112,16 @@ def store(database: Database, k: int) -> tuple[Write, Callable[[], None]]:
 def step(database: Database, k: int) -> tuple[Write, Callable[[], None]]:
     """Ours: a whole step; the conversation begins anew after some."""
     session = f"stepper{k}-{next(_numbers)}"
-    state = agents.open_state(database, session)
-    settings = agents.settings_for("extractive")
-    messages = agents.beginning(session)
+    state = workload.open_state(database, session)
+    settings = workload.settings_for("extractive")
+    messages = workload.beginning(session)
     count = itertools.count(1)
 
     def write() -> None:
         n = next(count)
         if n % PAST == 0:
             del messages[2:]
-        messages.extend(agents.turn(session, n))
+        messages.extend(workload.turn(session, n))
         apply_memory_bank_strategy(messages, None, settings, state)
 
     return write, lambda: None
@@ -210,7 +210,7 @@ def main() -> None:
     print("|---|---|---|---|---|---|---|")
     with tempfile.TemporaryDirectory(prefix="mb-", ignore_cleanup_errors=True) as folder:
         kinds = args.database.split(",")
-        server = agents.Postgres(Path(folder) / "pg") if "postgres" in kinds else None
+        server = workload.Postgres(Path(folder) / "pg") if "postgres" in kinds else None
         try:
             for kind in kinds:
                 for what in args.what.split(","):

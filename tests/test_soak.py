@@ -49,25 +49,25 @@ def test_the_checks_see_what_is_wrong(tmp_path: Path) -> None:
     script = """
 import sys
 sys.path.insert(0, sys.argv[1])
-import agents, sqlite3
+import sqlite3, workload
 from memory_bank.bank.database import Database
 from memory_bank.processor import apply_memory_bank_strategy as step
 where = sys.argv[2]
-with agents.open_state(where, "a") as state:
-    step(agents.conversation("a", 5, True), None, agents.settings_for("extractive"), state)
+with workload.open_state(where, "a") as state:
+    step(workload.conversation("a", 5, True), None, workload.settings_for("extractive"), state)
 bank = Database(where)
-assert not agents.check_session(bank, "a", 5, True).wrong + agents.check_bank(bank).wrong
-assert agents.check_session(bank, "a", 6, True).lost
+assert not workload.check_session(bank, "a", 5, True).wrong + workload.check_bank(bank).wrong
+assert workload.check_session(bank, "a", 6, True).lost
 def spoil(sql):
     c = sqlite3.connect(where); c.execute(sql); c.commit(); c.close()
 spoil("UPDATE records SET output = x'00' WHERE seq = 1")
-assert agents.check_session(bank, "a", 5, True).lost == 1
+assert workload.check_session(bank, "a", 5, True).lost == 1
 spoil("INSERT INTO records SELECT 999, session_id, 'x', step_id, call_id, tool_name, input, input_verbatim, output,"
       " output_verbatim, timestamp, mark FROM records WHERE seq = 2")
-found = agents.check_session(bank, "a", 5, True)
+found = workload.check_session(bank, "a", 5, True)
 assert (found.twice, found.disordered) == (1, 1), found
 spoil("INSERT INTO jobs (session_id, trace_id, created, due, attempts) VALUES ('a', 'nobody', 0, 0, 0)")
-found = agents.check_bank(bank)
+found = workload.check_bank(bank)
 assert (found.stuck, found.orphaned, found.unsummarised) == (1, 1, 1), found
 """
     args = [sys.executable, "-c", script, str(ROOT / "benchmarks"), str(tmp_path / "bank.db")]
