@@ -14,9 +14,9 @@ from memory_bank.testing import ScriptedServer
 
 pytest.importorskip("agents", reason="needs openai-agents")
 
+import agents
 from openai import AsyncOpenAI
 
-import agents
 from memory_bank.integrations.openai_agents import MemoryBankFilter
 
 CALLS = STEPS + 5 + 1

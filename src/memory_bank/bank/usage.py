@@ -369,7 +369,10 @@ def list_steps(database: Database, session_id: str, after: int = 0, limit: int =
 
 
 def _both(counts: Sequence[int]) -> tuple[Usage, Usage]:
-    """The usage of what was sent and of the full history from the values of ``_USED``; one output is both's."""
+    """Usage of the context that was sent, and of the full history, from the values of the columns ``_USED``.
+
+    The output tokens are the same for both.
+    """
     total, cached, written, output, full, full_cached, full_written = counts
     return Usage(total, cached, written, output), Usage(full, full_cached, full_written, output)
 

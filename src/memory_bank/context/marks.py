@@ -1,4 +1,4 @@
-"""Records that a person pinned or excluded, and tools that are always or never retained, under any strategy."""
+"""Applies to the choice of any strategy the marks of records (pinned, excluded) and `tools.NAME.retain`."""
 
 from __future__ import annotations
 

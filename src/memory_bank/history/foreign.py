@@ -138,7 +138,7 @@ def joined_calls(calls: Sequence[ToolCall]) -> ToolCall:
 
 
 def _of_model(native: object) -> dict[str, Any]:
-    """What the model saw and said in a step, its tokens and times."""
+    """The fields that action and planning steps share: model input and output, token usage, start and end times."""
     usage, timing = read(native, "token_usage"), read(native, "timing")
     said = read(native, "model_output_message")
     values: dict[str, Any] = {

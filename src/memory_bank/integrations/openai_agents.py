@@ -11,10 +11,9 @@ from memory_bank.tools import TOOL_SCHEMAS
 from memory_bank.transcript.responses import CALL_OF, Item, call_id_of, from_items, item_type, to_items
 
 try:
+    from agents import FunctionTool, Tool
     from agents.run import CallModelData, ModelInputData
     from agents.tool_context import ToolContext
-
-    from agents import FunctionTool, Tool
 except ImportError as e:
     raise MissingExtraError("the OpenAI Agents SDK", "openai-agents") from e
 

@@ -124,7 +124,7 @@ class ModelCost(ResponseModel):
     full_cost: float | None
 
 
-class Costs(ResponseModel):
+class CallCosts(ResponseModel):
     """What model calls cost by the provider's usage and the configured prices, and with the full histories."""
 
     sent: float | None = Field(description="null: no model called has a price in the configuration")
@@ -195,7 +195,7 @@ class SessionDetail(ResponseModel):
     spend: Spend
     tokens: TokenSums
     control: bool = Field(description="left without memory as a control (`holdout`)")
-    cost: Costs
+    cost: CallCosts
 
 
 class Stats(ResponseModel):
@@ -207,7 +207,7 @@ class Stats(ResponseModel):
     queue: Queue
     spend: Spend = Field(description="deleted sessions included")
     tokens: TokenSums
-    cost: Costs
+    cost: CallCosts
     groups: Groups | None = Field(description="null while no session is in the control group")
 
 
