@@ -119,8 +119,7 @@ def _stopping(stop: threading.Event) -> Iterator[list[int]]:
             raise KeyboardInterrupt
         came.append(number)
         stop.set()
-        if is_terminal():
-            tell("finishing the current jobs; press Ctrl-C again to stop at once.")
+        tell("finishing the current jobs; press Ctrl-C again to stop at once.")
 
     before = {s: signal.signal(s, on_signal) for s in (signal.SIGINT, signal.SIGTERM)}
     try:
