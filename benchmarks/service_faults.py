@@ -48,7 +48,7 @@ from memory_bank.transcript.pairing import pairing_errors
 from workload import Found
 
 STEPS = 10
-PATIENCE = 60.0
+PATIENCE = 300.0
 PAUSE = 0.05  # seconds between two steps of an agent
 RANDOM = "(at random)"
 STRATEGIES = {
@@ -177,7 +177,7 @@ class Load:
                     return
             with self._lock:
                 self.run.again += 1
-            time.sleep(0.02)
+            time.sleep(0.1)
         raise TimeoutError("no service answers")
 
     def _asked(self, port: int, session: str, messages: list[dict[str, Any]]) -> bool:

@@ -97,7 +97,7 @@ def test_killed_under_load() -> None:
     done = subprocess.run(
         [sys.executable, str(ROOT / "benchmarks/service_faults.py"), "--database", "sqlite", "--kills", "2",
          "--strategy", "observed", "--agents", "2", "--services", "1"],
-        env=environment(), cwd=ROOT, capture_output=True, text=True, timeout=180,
+        env=environment(), cwd=ROOT, capture_output=True, text=True, timeout=900,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     assert "2 kills" in done.stdout
