@@ -15,9 +15,8 @@ MAP: dict[str, set[str]] = {
     "plan_page": set(),
     "ports": {"records"},
     "prompts": {"errors", "shipped"},
-    "settings": {"errors"},
-    "config": {"errors", "settings", "shipped"},
-    "pricing": {"settings"},
+    "config": {"errors", "shipped"},
+    "pricing": {"config"},
     "vectors": {"errors", "ports"},
     "transcript": {"errors", "ports", "records"},
     "plan": {"plan_page", "transcript"},
@@ -36,7 +35,7 @@ MAP: dict[str, set[str]] = {
     "testing": {"bank", "errors", "history", "models", "ports", "records", "transcript", "vectors"},
     "service": {
         "bank", "config", "context", "errors", "faults", "models", "plan", "ports", "pricing", "processor", "provenance",
-        "records", "selection", "settings", "shipped", "tools", "transcript",
+        "records", "selection", "shipped", "tools", "transcript",
     },
     "lab": {"errors", "history", "pricing", "selection", "testing", "transcript"},  # and the face
     "cli": {

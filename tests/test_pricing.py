@@ -2,8 +2,8 @@
 
 import pytest
 
+from memory_bank.config import Price
 from memory_bank.pricing import Usage, cached_tokens, cost, full_usage, price_of
-from memory_bank.settings import Price
 
 PRICES = {
     "gpt-4.1": Price(prompt=2, completion=8, cached=0.5),

@@ -75,71 +75,27 @@ _HOMES = {
     "retrieve_and_format": "bank.retrieval",
 }
 _FORMER = {  # names that were imported from here before; they still are
-    **dict.fromkeys(
-        (
-            "ConfigError",
-            "DatabaseOpenError",
-            "DatabaseVersionError",
-            "EmbedderLoadError",
-            "EmbedderMismatchError",
-            "EmbeddingError",
-            "HistoryError",
-            "ImageError",
-            "LoopDetectedError",
-            "MessagesError",
-            "MissingExtraError",
-            "ModelError",
-            "PromptError",
-            "ProvenanceError",
-            "RecordConflictError",
-            "RecordError",
-            "StepFileError",
-            "StepOrderError",
-            "StorageError",
-            "TokenBudgetError",
-            "TraceFileError",
-            "UnknownStrategyError",
-        ),
-        "errors",
+    "errors": (
+        "ConfigError", "DatabaseOpenError", "DatabaseVersionError", "EmbedderLoadError", "EmbedderMismatchError",
+        "EmbeddingError", "HistoryError", "ImageError", "LoopDetectedError", "MessagesError", "MissingExtraError",
+        "ModelError", "PromptError", "ProvenanceError", "RecordConflictError", "RecordError", "StepFileError",
+        "StepOrderError", "StorageError", "TokenBudgetError", "TraceFileError", "UnknownStrategyError",
     ),
-    **dict.fromkeys(
-        (
-            "ActionStep",
-            "AdaptiveMemoryManager",
-            "AgentMemory",
-            "FinalAnswerStep",
-            "HierarchicalMemory",
-            "MemoryManager",
-            "Observation",
-            "PlanningStep",
-            "ScratchpadStep",
-            "SystemPromptStep",
-            "TaskStep",
-            "Timing",
-            "TokenUsage",
-            "ToolCall",
-            "chain",
-            "fit_token_budget",
-            "keep_last_n_steps",
-            "keep_system_and_recent",
-            "no_pruning",
-            "prune_old_observations",
-            "semantic_pruning",
-            "steps_from_messages",
-            "summarize_old_steps",
-            "to_memory_bank",
-        ),
-        "history",
+    "history": (
+        "ActionStep", "AdaptiveMemoryManager", "AgentMemory", "FinalAnswerStep", "HierarchicalMemory",
+        "MemoryManager", "Observation", "PlanningStep", "ScratchpadStep", "SystemPromptStep", "TaskStep", "Timing",
+        "TokenUsage", "ToolCall", "chain", "fit_token_budget", "keep_last_n_steps", "keep_system_and_recent",
+        "no_pruning", "prune_old_observations", "semantic_pruning", "steps_from_messages", "summarize_old_steps",
+        "to_memory_bank",
     ),
-    "ContextReport": "plan",
-    "Hit": "records",
-    "parse_messages": "transcript.messages",
-    "render_messages": "transcript.messages",
-}
+    "plan": ("ContextReport",),
+    "records": ("Hit",),
+    "transcript.messages": ("parse_messages", "render_messages"),
+}  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:
-    home = _HOMES.get(name) or _FORMER.get(name)
+    home = _HOMES.get(name) or next((home for home, names in _FORMER.items() if name in names), None)
     if home is None:
         raise AttributeError(f"module 'memory_bank' has no attribute {name!r}")
     value = getattr(importlib.import_module(f"memory_bank.{home}"), name)

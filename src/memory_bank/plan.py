@@ -110,20 +110,16 @@ class Shown:
         self._fates |= {e.start: Fate.KEPT for e in whole}
 
     def pieces(self, *, explained: bool = True) -> list[Piece]:  # noqa: ARG002
-        """See Reasons."""
         return []
 
     def near_misses(self) -> list[Piece]:
-        """See Reasons."""
         return []
 
     def decide(self, interaction: Interaction) -> tuple[Fate, float | None, str]:
-        """See Reasons."""
         fate = self._fates.get(interaction.start, Fate.LEFT_OUT)
         return fate, None, _REASONS[fate]
 
     def beyond(self, here: Collection[str]) -> list[Decision]:  # noqa: ARG002
-        """See Reasons."""
         return []
 
 

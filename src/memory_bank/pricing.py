@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from memory_bank.settings import Price
+from memory_bank.config import Price
 
 __all__ = ["CACHE_MINIMUM", "Price", "Usage", "cached_tokens", "cost", "full_usage", "price_of"]
 

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from tests.chats import JSON, TEXT, any_chats, call, result
 from tests.growth import cpu_seconds
 
+from memory_bank.config import ServiceSettings
 from memory_bank.errors import ConfigError
 from memory_bank.service.security.redaction import Redaction
-from memory_bank.settings import ServiceSettings
 from memory_bank.transcript.pairing import pairing_errors
 
 # None of these is a key of anybody.

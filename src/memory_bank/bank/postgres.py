@@ -87,12 +87,10 @@ class Postgres:
         self.name = url.difference_update_query(_SECRETS).render_as_string(hide_password=True)
 
     def check(self, must_exist: bool) -> None:  # noqa: ARG002  only the server knows
-        """See Backend."""
         if "@" in (self.url.host or ""):
             raise DatabaseOpenError("the database URL has an @ in user or password: write it as %40.")
 
     def create_engine(self) -> Engine:
-        """See Backend."""
         try:
             engine = sa.create_engine(
                 self.url,
@@ -126,7 +124,6 @@ class Postgres:
     def first(
         self, reader: Engine, statement: sa.Select[*tuple[Any, ...]], values: Mapping[str, object]
     ) -> Sequence[Any] | None:
-        """See Backend."""
         with reader.connect() as c:
             return c.execute(statement, values).first()
 
@@ -134,7 +131,6 @@ class Postgres:
         """See Backend. The server's log and its VACUUM are its administrator's."""
 
     def turn(self) -> AbstractContextManager[object]:
-        """See Backend."""
         return nullcontext()
 
     def begin_snapshot(self, c: Connection) -> None:
@@ -147,16 +143,13 @@ class Postgres:
         c.info.pop(_HELD, None)
 
     def room(self) -> int | None:
-        """See Backend."""
         return None
 
     def begin_migration(self, c: Connection) -> None:
-        """See Backend."""
         c.exec_driver_sql(f"SET LOCAL lock_timeout = {MIGRATION_TIMEOUT_MS}")
         c.exec_driver_sql(f"SELECT pg_advisory_xact_lock({_MIGRATING})")
 
     def prepare(self, c: Connection) -> None:
-        """See Backend."""
         try:
             c.exec_driver_sql("CREATE EXTENSION IF NOT EXISTS vector")
         except DBAPIError as e:
@@ -173,7 +166,6 @@ class Postgres:
             ) from e
 
     def tables(self, c: Connection) -> set[str]:
-        """See Backend."""
         encoding, schema, found, place = c.exec_driver_sql(_PLACES).one()
         if encoding != "UTF8":
             raise DatabaseOpenError(
@@ -191,11 +183,9 @@ class Postgres:
         return {row[0] for row in c.exec_driver_sql(_TABLES)}
 
     def now(self, c: Connection) -> float:
-        """See Backend."""
         return float(c.exec_driver_sql("SELECT extract(epoch FROM clock_timestamp())").scalar_one())
 
     def insert_or_ignore(self, table: sa.Table) -> sa.Insert:
-        """See Backend."""
         return postgresql.insert(table).on_conflict_do_nothing()
 
     def lock_bank(self, c: Connection, *, exclusive: bool) -> bool:
@@ -206,7 +196,6 @@ class Postgres:
         return True
 
     def lock_session(self, c: Connection, session_id: str | None) -> None:
-        """See Backend."""
         if session_id in c.info.get(_HELD, ()):
             return
         if session_id is None:
@@ -215,11 +204,9 @@ class Postgres:
             c.execute(_LOCK_SESSION, {"session": session_id})
 
     def lock_name(self, c: Connection, name: str) -> None:
-        """See Backend."""
         c.execute(_LOCK_NAME, {"name": name})
 
     def hold(self, c: Connection, session_ids: Collection[str], bank: bool) -> Collection[str]:
-        """See Backend."""
         if bank:
             self.lock_bank(c, exclusive=False)
         held = set(c.execute(_HOLD, {"wanted": list(session_ids)}).scalars())
@@ -245,7 +232,6 @@ class Postgres:
         return statement
 
     def read_bytes(self, c: Connection, column: sa.Column[Any], seq: int, start: int, size: int) -> bytes:
-        """See Backend."""
         part = sa.func.substr(sa.type_coerce(column, sa.LargeBinary), start + 1, size, type_=sa.LargeBinary)
         found = c.execute(sa.select(part).where(column.table.c.seq == seq)).scalar()
         if found is None:
@@ -262,14 +248,12 @@ class Postgres:
         return sa.func.strpos(stored, given) > 0
 
     def say(self, error: BaseException) -> str:
-        """See Backend."""
         if isinstance(error, sa.exc.TimeoutError):
             return f"all {_CONNECTIONS} connections of this process are in use"
         what = _plain(error)
         return f"the server went away or cannot be reached ({what})" if _lost(error) else what
 
     def say_unopened(self, error: BaseException) -> str:
-        """See Backend."""
         what = _plain(error)
         advice = (todo for pattern, todo in _ADVICE if re.search(pattern, what, re.IGNORECASE))
         return f"{what}: {next(advice, 'check the URL, and that the server runs')}"

@@ -270,7 +270,6 @@ class IndexSearch(InsightSearch):
     _index: VectorIndex
 
     def rank(self, query: Callable[[], Vectors], exclude: Collection[str], limit: int | None) -> Ranking:
-        """See InsightSearch."""
         index = self._refresh()
         if not index.size:
             return Ranking([], [])
@@ -281,7 +280,6 @@ class IndexSearch(InsightSearch):
         return index.rank(vector, exclude, limit, wider=self.wider)
 
     def forget(self) -> None:
-        """See InsightSearch."""
         self._index = VectorIndex()
 
     def _refresh(self) -> VectorIndex:
@@ -308,7 +306,6 @@ class DatabaseSearch(InsightSearch):
     """Exact inner products by pgvector over the rows of the scope."""
 
     def rank(self, query: Callable[[], Vectors], exclude: Collection[str], limit: int | None) -> Ranking:
-        """See InsightSearch."""
         if not self._has_insights(None):
             return Ranking([], [])
         vector = query()

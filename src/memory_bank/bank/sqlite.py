@@ -51,7 +51,6 @@ class Sqlite:
         self._compiled: dict[sa.Select[*tuple[Any, ...]], tuple[str, list[str]]] = {}
 
     def check(self, must_exist: bool) -> None:
-        """See Backend."""
         if self.url.host or self.url.username or self.url.password:
             raise DatabaseOpenError(
                 "a SQLite URL has no host and no user: use  sqlite:///FILE  or a file name."
@@ -99,7 +98,6 @@ class Sqlite:
         )
 
     def create_engine(self) -> Engine:
-        """See Backend."""
         options: dict[str, Any] = {"connect_args": {"check_same_thread": False}, "hide_parameters": True}
         if self.in_memory:
             options["poolclass"] = StaticPool
@@ -121,7 +119,6 @@ class Sqlite:
         return engine
 
     def reading(self, engine: Engine) -> Engine:
-        """See Backend."""
         return engine
 
     def first(
@@ -146,7 +143,6 @@ class Sqlite:
         return found
 
     def turn(self) -> AbstractContextManager[object]:
-        """See Backend."""
         return self._write_lock
 
     def wipe(self, engine: Engine, seconds: float) -> None:
@@ -164,12 +160,10 @@ class Sqlite:
                 c.exec_driver_sql(f"PRAGMA busy_timeout={BUSY_TIMEOUT_MS}")
 
     def begin_snapshot(self, c: Connection) -> None:
-        """See Backend."""
         if not self.in_memory:
             c.exec_driver_sql("BEGIN")
 
     def begin_write(self, c: Connection) -> None:
-        """See Backend."""
         if self.read_only:
             raise StorageError(
                 f"{self.name} can only be read here: allow writing to the file and its folder, or use a copy."
@@ -191,7 +185,6 @@ class Sqlite:
             c.exec_driver_sql(f"PRAGMA busy_timeout={BUSY_TIMEOUT_MS}")
 
     def room(self) -> int | None:
-        """See Backend."""
         return (
             None if self.in_memory else shutil.disk_usage(Path(str(self.url.database)).absolute().parent).free
         )
@@ -200,19 +193,15 @@ class Sqlite:
         """See Backend."""
 
     def tables(self, c: Connection) -> set[str]:
-        """See Backend."""
         return {row[0] for row in c.exec_driver_sql("SELECT name FROM sqlite_master WHERE type = 'table'")}
 
     def now(self, c: Connection) -> float:  # noqa: ARG002  all users are on one host
-        """See Backend."""
         return time.time()
 
     def insert_or_ignore(self, table: sa.Table) -> sa.Insert:
-        """See Backend."""
         return sqlite.insert(table).on_conflict_do_nothing()
 
     def lock_bank(self, c: Connection, *, exclusive: bool) -> bool:  # noqa: ARG002  a write is exclusive
-        """See Backend."""
         return False
 
     def lock_session(self, c: Connection, session_id: str | None) -> None:
@@ -222,7 +211,6 @@ class Sqlite:
         """See Backend. A write is exclusive."""
 
     def hold(self, c: Connection, session_ids: Collection[str], bank: bool) -> Collection[str]:  # noqa: ARG002
-        """See Backend."""
         return session_ids
 
     def locking_insert(
@@ -246,16 +234,13 @@ class Sqlite:
             raise sa.exc.OperationalError("blobopen", None, e) from e
 
     def holds(self, column: sa.Column[Any], text: str) -> sa.ColumnElement[bool]:
-        """See Backend."""
         stored = sa.func.lower(sa.cast(sa.type_coerce(column, sa.LargeBinary), sa.Text))
         return sa.func.instr(stored, ascii_lower(text)) > 0
 
     def say(self, error: BaseException) -> str:
-        """See Backend."""
         return first_line(error)
 
     def say_unopened(self, error: BaseException) -> str:
-        """See Backend."""
         return first_line(error)
 
 

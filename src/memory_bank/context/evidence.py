@@ -158,13 +158,11 @@ class EvidenceReasons:
         self._worth_of_words: dict[str, list[float]] | None = None
 
     def pieces(self, *, explained: bool = True) -> list[Piece]:
-        """See Reasons."""
         first = self._memory.index.tables.first_segment
         shown = [first[r] + place for r, places in sorted(self._selection.shown.items()) for place in places]
         return self._pieces(shown, self._selection.gains, explained)
 
     def near_misses(self) -> list[Piece]:
-        """See Reasons."""
         edge = dict(self._selection.edge)
         return self._pieces(sorted(edge, key=lambda s: -edge[s]), edge, True)
 
@@ -184,7 +182,6 @@ class EvidenceReasons:
         return made
 
     def decide(self, interaction: Interaction) -> tuple[Fate, float | None, str]:
-        """See Reasons."""
         if interaction.start in self._kept:
             return Fate.KEPT, None, "one of the latest interactions, kept whole"
         found = [self._of(t) for t in interaction.trace_ids if t]
@@ -242,7 +239,6 @@ class EvidenceReasons:
         return f"; nearly shown: worth {max(edge):.3f}, beyond the budget" if edge else ""
 
     def beyond(self, here: Collection[str]) -> list[Decision]:
-        """See Reasons."""
         made = []
         for record in sorted(self._selection.shown):
             source = self._memory.index.tables.parsed[record]

@@ -40,11 +40,9 @@ class ADKWire:
         self._ids = ids
 
     def read(self, native: Any) -> list[ChatMessage]:
-        """See Wire."""
         return [message for message, _ in self._divided(native)]
 
     def rewrite(self, native: Any, messages: Sequence[ChatMessage | None]) -> Any | None:
-        """See Wire."""
         parts: list[tuple[int, Any]] = []
         for (old, held), new in zip(self._divided(native), messages, strict=True):
             if new is None:

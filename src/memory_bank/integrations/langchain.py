@@ -39,7 +39,6 @@ class LangChainWire:
     """See Wire."""
 
     def read(self, native: BaseMessage) -> list[ChatMessage]:
-        """See Wire."""
         content = native.content
         if isinstance(native, ToolMessage):
             message: ChatMessage = {"role": "tool", "tool_call_id": native.tool_call_id, "content": content}
@@ -60,7 +59,6 @@ class LangChainWire:
         )
 
     def rewrite(self, native: BaseMessage, messages: Sequence[ChatMessage | None]) -> BaseMessage | None:
-        """See Wire."""
         message = messages[0]
         if message is None:
             return None
@@ -69,12 +67,10 @@ class LangChainWire:
         return native.model_copy(update={"content": message["content"]})
 
     def say(self, message: ChatMessage) -> BaseMessage:
-        """See Wire."""
         kind = HumanMessage if message["role"] == "user" else SystemMessage
         return kind(content=message["content"])
 
     def without_thinking(self, native: BaseMessage) -> BaseMessage | None:
-        """See ThinkingWire."""
         if not isinstance(native, AIMessage) or not isinstance(native.content, list):
             return native
         signed = _SIGNED_BLOCKS

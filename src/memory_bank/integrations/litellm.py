@@ -38,7 +38,6 @@ class LiteLLMWire:
     """
 
     def read(self, native: Any) -> list[ChatMessage]:
-        """See Wire."""
         given = _as_dict(native)
         message = {key: given[key] for key in _READ if given.get(key) is not None}
         if "tool_calls" in message:
@@ -46,11 +45,9 @@ class LiteLLMWire:
         return [message]
 
     def rewrite(self, native: Any, messages: Sequence[ChatMessage | None]) -> Any | None:
-        """See Wire."""
         return None if messages[0] is None else _as_dict(native) | messages[0]
 
     def say(self, message: ChatMessage) -> Any:
-        """See Wire."""
         return message
 
 

@@ -35,7 +35,6 @@ class LlamaIndexWire:
     """See Wire. Calls stand in the blocks of a message, or in ``additional_kwargs`` as OpenAI's objects."""
 
     def read(self, native: Any) -> list[ChatMessage]:
-        """See Wire."""
         if not isinstance(native, LlamaMessage):
             raise MessagesError(f"{type(native).__name__} is not a ChatMessage of LlamaIndex.")
         role = _ROLES.get(native.role.value, KEPT_ROLE)
@@ -55,7 +54,6 @@ class LlamaIndexWire:
         return [message]
 
     def rewrite(self, native: Any, messages: Sequence[ChatMessage | None]) -> Any | None:
-        """See Wire."""
         [message] = messages
         if message is None:
             return None
@@ -75,7 +73,6 @@ class LlamaIndexWire:
         return native.model_copy(update={"blocks": blocks})
 
     def say(self, message: ChatMessage) -> Any:
-        """See Wire."""
         return LlamaMessage(role=MessageRole(message["role"]), content=message["content"])
 
 

@@ -43,7 +43,6 @@ class PydanticAIWire:
     """See Wire. A request is one chat message for each part; a response one, and one for parts kept whole."""
 
     def read(self, native: ModelMessage) -> list[ChatMessage]:
-        """See Wire."""
         if isinstance(native, ModelRequest):
             return [_read_part(part) for part in native.parts]
         if isinstance(native, ModelResponse):
@@ -53,7 +52,6 @@ class PydanticAIWire:
         )
 
     def rewrite(self, native: ModelMessage, messages: Sequence[ChatMessage | None]) -> ModelMessage | None:
-        """See Wire."""
         if isinstance(native, ModelResponse):
             return None if messages[0] is None else _with_arguments(native, messages[0])
         parts = [
@@ -64,12 +62,10 @@ class PydanticAIWire:
         return dataclasses.replace(native, parts=parts) if parts else None
 
     def say(self, message: ChatMessage) -> ModelMessage:
-        """See Wire."""
         kind = UserPromptPart if message["role"] == "user" else SystemPromptPart
         return ModelRequest(parts=[kind(message["content"])])
 
     def without_thinking(self, native: ModelMessage) -> ModelMessage | None:
-        """See ThinkingWire."""
         if not isinstance(native, ModelResponse):
             return native
         parts = [

@@ -52,7 +52,6 @@ class SmolagentsWire:
     """See Wire. A step with calls is one call and one result, because its outputs are one text."""
 
     def read(self, native: MemoryStep) -> list[ChatMessage]:
-        """See Wire."""
         if isinstance(native, ActionStep):
             return _read_action(native)
         if isinstance(native, TaskStep):
@@ -67,7 +66,6 @@ class SmolagentsWire:
         )
 
     def rewrite(self, native: MemoryStep, messages: Sequence[ChatMessage | None]) -> MemoryStep | None:
-        """See Wire."""
         made, result = messages[0], messages[-1]
         if made is None or result is None or not isinstance(native, ActionStep):
             return None
@@ -82,7 +80,6 @@ class SmolagentsWire:
         return dataclasses.replace(native, **changes)
 
     def say(self, message: ChatMessage) -> MemoryStep:
-        """See Wire."""
         return RetrievedStep(message["content"], message["role"])
 
 

@@ -33,7 +33,6 @@ class InMemoryFactStore:
         self._lock = threading.RLock()
 
     def store(self, record: InteractionRecord) -> None:
-        """See FactStorePort."""
         self.store_many([record])
 
     def store_many(self, batch: Sequence[InteractionRecord], to_observe: Collection[str] = ()) -> None:
@@ -46,21 +45,17 @@ class InMemoryFactStore:
             self.to_observe.update(dict.fromkeys(to_observe))
 
     def get(self, trace_id: str) -> InteractionRecord | None:
-        """See FactStorePort."""
         row = self._rows.get(trace_id)
         return None if row is None else from_row(row)
 
     def get_many(self, trace_ids: Sequence[str]) -> list[InteractionRecord]:
-        """See FactStorePort."""
         return [record for t in trace_ids if (record := self.get(t)) is not None]
 
     def steps(self) -> dict[str, int]:
-        """See FactStorePort."""
         with self._lock:
             return {trace_id: row["step_id"] for trace_id, row in self._rows.items()}
 
     def page(self, after: int = 0, limit: int = 50, tool: str | None = None) -> list[RecordLine]:
-        """See FactStorePort."""
         with self._lock:
             rows = list(enumerate(self._rows.values(), 1))
         found = [(n, r) for n, r in rows if n > after and tool in (None, r["tool_name"])][:limit]
@@ -77,13 +72,11 @@ class InMemoryFactStore:
         ]
 
     def clear(self) -> None:
-        """See FactStorePort."""
         with self._lock:
             self._rows.clear()
             self.to_observe.clear()
 
     def size(self) -> int:
-        """See FactStorePort."""
         return len(self._rows)
 
 
@@ -96,11 +89,9 @@ class InMemoryInsightStore:
         self._lock = threading.RLock()
 
     def add(self, trace_id: str, summary: str) -> None:
-        """See InsightStorePort."""
         self.add_many([Insight(trace_id, summary)])
 
     def add_many(self, batch: Sequence[Insight]) -> None:
-        """See InsightStorePort."""
         latest = latest_insights(batch)
         if not latest:
             return
@@ -112,11 +103,9 @@ class InMemoryInsightStore:
                 self._insights[insight.trace_id] = (insight, vector)
 
     def search(self, query: str, top_k: int = 3) -> list[str]:
-        """See InsightStorePort."""
         return [hit.trace_id for hit in self.rank(query, limit=max(0, top_k))]
 
     def rank(self, query: str, exclude: Collection[str] = (), limit: int | None = None) -> Ranking:
-        """See InsightStorePort."""
         with self._lock:
             ids = list(self._insights)
             if not ids:
@@ -132,40 +121,32 @@ class InMemoryInsightStore:
         return Ranking([ids[order[k]] for k in keep], [float(scores[k]) for k in keep])
 
     def get_summary(self, trace_id: str) -> str | None:
-        """See InsightStorePort."""
         insight = self.get_insight(trace_id)
         return None if insight is None else insight.summary
 
     def get_insight(self, trace_id: str) -> Insight | None:
-        """See InsightStorePort."""
         found = self._insights.get(trace_id)
         return None if found is None else found[0]
 
     def get_insights(self, trace_ids: Sequence[str]) -> dict[str, Insight]:
-        """See InsightStorePort."""
         return {t: insight for t in trace_ids if (insight := self.get_insight(t)) is not None}
 
     def trace_ids(self) -> list[str]:
-        """See InsightStorePort."""
         with self._lock:
             return list(self._insights)
 
     def to_redo(self) -> list[Insight]:
-        """See InsightStorePort."""
         with self._lock:
             return [insight for insight, _ in self._insights.values() if insight.redo is not None]
 
     def clear(self) -> None:
-        """See InsightStorePort."""
         with self._lock:
             self._insights.clear()
 
     def is_empty(self) -> bool:
-        """See InsightStorePort."""
         return not self._insights
 
     def size(self) -> int:
-        """See InsightStorePort."""
         return len(self._insights)
 
     def _check_dimension(self, dimension: int) -> None:

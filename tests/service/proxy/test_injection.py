@@ -18,7 +18,7 @@ from tests.service.proxied import RawUpstream, chunked, head_of, post, proxied, 
 from tests.service.tasks import HANDLERS, TOOLS, get_order
 
 from memory_bank.bank.database import Database
-from memory_bank.config import Config, load_config
+from memory_bank.config import Config, ServiceSettings, load_config
 from memory_bank.errors import UpstreamError
 from memory_bank.service.proxy.dialect import MEMORY_TOOLS
 from memory_bank.service.proxy.injection import MOST_BYTES, NOT_YET, ROUNDS, Injection
@@ -27,7 +27,6 @@ from memory_bank.service.proxy.routes import DIALECTS, ModelRequest, read_body
 from memory_bank.service.proxy.upstream import UpstreamAnswer
 from memory_bank.service.security.access import LOCAL
 from memory_bank.service.sessions import Sessions
-from memory_bank.settings import ServiceSettings
 from memory_bank.testing import Reply, ScriptedServer, call, calls, fail, run_agent, say
 from memory_bank.testing.replies import cut, raw
 from memory_bank.transcript.responses import item_errors

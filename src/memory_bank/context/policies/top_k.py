@@ -96,14 +96,12 @@ class TopKReasons:
         return {h.trace_id: i for i, h in enumerate(self._ranking, 1) if h.session_id is None}
 
     def pieces(self, *, explained: bool = True) -> list[Piece]:  # noqa: ARG002
-        """See Reasons."""
         return [
             Piece(r.trace_id, _session_phrase(r.session_id), f"{r.summary}\n{r.raw_data}", r.score)
             for r in self.retrieved
         ]
 
     def near_misses(self) -> list[Piece]:
-        """See Reasons."""
         shown = {(r.session_id, r.trace_id) for r in self.retrieved}
         rest = (h for h in self._ranking if (h.session_id, h.trace_id) not in shown)
         return [
@@ -111,7 +109,6 @@ class TopKReasons:
         ]
 
     def decide(self, interaction: Interaction) -> tuple[Fate, float | None, str]:
-        """See Reasons."""
         ids = [t for t in interaction.trace_ids if t]
         score = max((self._scores[t] for t in ids if t in self._scores), default=None)
         found = [self._shown[t] for t in ids if t in self._shown]
@@ -132,7 +129,6 @@ class TopKReasons:
         return (Fate.KEPT if whole_shown else Fate.PART), score, reason
 
     def beyond(self, here: Collection[str]) -> list[Decision]:
-        """See Reasons."""
         made = []
         for i, r in enumerate(self.retrieved, 1):
             if r.session_id is None and r.trace_id in here:

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from memory_bank import __version__
+from memory_bank.config import Price
 from memory_bank.errors import MissingExtraError
 from memory_bank.pricing import Usage, cost
-from memory_bank.settings import Price
 
 try:
     from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Metric, generate_latest

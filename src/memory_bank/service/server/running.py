@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 from pydantic import ValidationError
 
 from memory_bank import __version__
-from memory_bank.config import Config, MemoryBankSettings, ServiceSettings
+from memory_bank.config import Config, MemoryBankSettings, ServiceSettings, message_of
 from memory_bank.errors import ConfigError, ServiceError
 from memory_bank.selection.model import load_model
 from memory_bank.service.app import anthropic_upstream_of, upstream_of
@@ -26,7 +26,6 @@ from memory_bank.service.security.gate import check_binding
 from memory_bank.service.server.database import open_database
 from memory_bank.service.server.process import serve_here
 from memory_bank.service.server.workers import Workers
-from memory_bank.settings import message_of
 
 log = logging.getLogger("memory_bank.Service")
 
