@@ -6,7 +6,6 @@ import re
 import select
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import sqlalchemy as sa
@@ -15,7 +14,7 @@ from sqlalchemy.dialects import postgresql
 from sqlalchemy.engine import Connection, Engine
 from sqlalchemy.exc import DBAPIError, InvalidatePoolError
 
-from memory_bank.bank.backend import ascii_lower, first_line
+from memory_bank.bank.backend import Backend, ascii_lower, first_line
 from memory_bank.bank.schema import bank, sessions
 from memory_bank.errors import DatabaseOpenError
 
@@ -71,7 +70,7 @@ _ADVICE = (
 )  # fmt: skip
 
 
-class Postgres:
+class Postgres(Backend):
     """See Backend. Statements wait up to 5 s for a lock; connections are tested before they are used."""
 
     in_memory = False
@@ -127,12 +126,6 @@ class Postgres:
         with reader.connect() as c:
             return c.execute(statement, values).first()
 
-    def wipe(self, engine: Engine, seconds: float) -> None:
-        """See Backend. The server's log and its VACUUM are its administrator's."""
-
-    def turn(self) -> AbstractContextManager[object]:
-        return nullcontext()
-
     def begin_snapshot(self, c: Connection) -> None:
         """See Backend. Without the timeout: the reader may be slow."""
         c.exec_driver_sql("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
@@ -141,9 +134,6 @@ class Postgres:
     def begin_write(self, c: Connection) -> None:
         """See Backend. The transaction begins with its first statement."""
         c.info.pop(_HELD, None)
-
-    def room(self) -> int | None:
-        return None
 
     def begin_migration(self, c: Connection) -> None:
         c.exec_driver_sql(f"SET LOCAL lock_timeout = {MIGRATION_TIMEOUT_MS}")

@@ -8,7 +8,7 @@ import shutil
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from sqlalchemy.engine import Connection, Engine
 from sqlalchemy.pool import StaticPool
 from sqlalchemy.schema import CreateIndex, CreateTable
 
-from memory_bank.bank.backend import ascii_lower, first_line
+from memory_bank.bank.backend import Backend, ascii_lower, first_line
 from memory_bank.bank.schema import metadata
 from memory_bank.errors import DatabaseOpenError, StorageError
 
@@ -28,7 +28,7 @@ BUSY_TIMEOUT_MS = 5_000
 MIGRATION_TIMEOUT_MS = 60_000
 
 
-class Sqlite:
+class Sqlite(Backend):
     """See Backend. Writers of one process take turns and wait up to 5 s for those of other processes.
 
     ``?synchronous=normal`` in the URL omits the sync at each commit: after a loss of power (not of the
@@ -118,9 +118,6 @@ class Sqlite:
 
         return engine
 
-    def reading(self, engine: Engine) -> Engine:
-        return engine
-
     def first(
         self, reader: Engine, statement: sa.Select[*tuple[Any, ...]], values: Mapping[str, object]
     ) -> Sequence[Any] | None:
@@ -189,9 +186,6 @@ class Sqlite:
             None if self.in_memory else shutil.disk_usage(Path(str(self.url.database)).absolute().parent).free
         )
 
-    def prepare(self, c: Connection) -> None:
-        """See Backend."""
-
     def tables(self, c: Connection) -> set[str]:
         return {row[0] for row in c.exec_driver_sql("SELECT name FROM sqlite_master WHERE type = 'table'")}
 
@@ -200,28 +194,6 @@ class Sqlite:
 
     def insert_or_ignore(self, table: sa.Table) -> sa.Insert:
         return sqlite.insert(table).on_conflict_do_nothing()
-
-    def lock_bank(self, c: Connection, *, exclusive: bool) -> bool:  # noqa: ARG002  a write is exclusive
-        return False
-
-    def lock_session(self, c: Connection, session_id: str | None) -> None:
-        """See Backend."""
-
-    def lock_name(self, c: Connection, name: str) -> None:
-        """See Backend. A write is exclusive."""
-
-    def hold(self, c: Connection, session_ids: Collection[str], bank: bool) -> Collection[str]:  # noqa: ARG002
-        return session_ids
-
-    def locking_insert(
-        self,
-        c: Connection,  # noqa: ARG002
-        table: sa.Table,  # noqa: ARG002
-        rows: Sequence[Mapping[str, object]],  # noqa: ARG002
-        session_id: str,  # noqa: ARG002
-    ) -> Callable[[], sa.Insert] | None:
-        """See Backend. SQLite locks no sessions."""
-        return None
 
     def read_bytes(self, c: Connection, column: sa.Column[Any], seq: int, start: int, size: int) -> bytes:
         """See Backend. By blobopen: a SELECT would read the whole value; ``seq`` is the rowid."""
@@ -236,12 +208,6 @@ class Sqlite:
     def holds(self, column: sa.Column[Any], text: str) -> sa.ColumnElement[bool]:
         stored = sa.func.lower(sa.cast(sa.type_coerce(column, sa.LargeBinary), sa.Text))
         return sa.func.instr(stored, ascii_lower(text)) > 0
-
-    def say(self, error: BaseException) -> str:
-        return first_line(error)
-
-    def say_unopened(self, error: BaseException) -> str:
-        return first_line(error)
 
 
 @functools.cache
