@@ -10,8 +10,6 @@ from memory_bank import (
     RecordError,
     ingest_tool_outputs,
 )
-from memory_bank.bank.ingestion import observe_again
-from memory_bank.models.observer import Observer
 from memory_bank.testing import ScriptedModel
 
 
@@ -64,18 +62,3 @@ def test_a_value_json_cannot_hold_is_refused_before_anything_is_stored():
             [("a", {}, {}), ("b", {}, {1, 2})], "t", facts, InsightStore(LexicalEmbedder()), None, "m", 1
         )
     assert facts.size() == 0
-
-
-def test_marked_and_missing_insights_are_made_again():
-    facts, insights = FactStore(), InsightStore(LexicalEmbedder())
-    ingest_tool_outputs(
-        [("a", {}, {}), ("b", {}, {})], "t", facts, insights, ScriptedModel(["fine", ""]), "m", 1
-    )
-    from memory_bank import InteractionRecord
-
-    facts.store(InteractionRecord.create(2, "c", {}, {}))
-    model = ScriptedModel(["better b", "new c"])
-    assert observe_again(facts, insights, Observer(model, "m"), "t") == (2, 0)
-    assert insights.to_redo() == []
-    assert insights.size() == 3
-    assert observe_again(facts, insights, Observer(model, "m"), "t") == (0, 0)

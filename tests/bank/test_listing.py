@@ -27,7 +27,6 @@ from memory_bank.bank.listing import (
     outlines,
     pieces,
     session_details,
-    stored_ids,
     whole,
 )
 from memory_bank.bank.schema import sessions, spending, steps
@@ -295,7 +294,6 @@ def test_outlines_come_in_the_order_asked_for_of_one_session_only(database):
     other = store(database, "c", session="other")[0]
     found = outlines(database, "s", [b.trace_id, "no such", other.trace_id, a.trace_id, b.trace_id, "\0"])
     assert [(o.trace_id, o.number) for o in found] == [(b.trace_id, 2), (a.trace_id, 1)]
-    assert stored_ids(database, "s", [a.trace_id, other.trace_id, "x"]) == {a.trace_id}
 
 
 def test_a_record_is_found_by_the_beginning_of_its_id(database):

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from memory_bank.bank.database import Database
-from memory_bank.bank.usage import Spending, spent_by_session
+from memory_bank.bank.usage import Spending
 from memory_bank.config import ObserverBudget
 from memory_bank.records import Spent
 from memory_bank.testing.store_contracts import together
@@ -47,7 +47,6 @@ def test_what_a_call_did_cost_takes_the_place_of_what_it_might(database: Databas
     account.reserve("m", CALL, ObserverBudget())
     account.settle("m", CALL, Spent(1, 30, 10, 0.125))
     assert account.of_session() == Spent(1, 30, 10, 0.125)
-    assert spent_by_session(database) == {"s": Spent(1, 30, 10, 0.125)}
 
 
 def test_a_new_day_has_its_own_limit_and_the_session_keeps_its(database: Database) -> None:

@@ -15,8 +15,8 @@ from tests.service.processes import until
 
 from memory_bank.bank.database import Database
 from memory_bank.bank.jobs import JobQueue, oldest_job
+from memory_bank.bank.listing import namespace_totals
 from memory_bank.bank.stores import InsightStore
-from memory_bank.bank.usage import spent_by_session
 from memory_bank.errors import ConfigError
 from memory_bank.models.chat import OpenAIChat
 from memory_bank.models.lexical import LexicalEmbedder
@@ -126,7 +126,7 @@ def test_limits_hold_over_several_workers(configured: Any, bank_url: str, model:
     for worker in workers:
         worker.close(5)
     assert len(model.requests) == 5
-    assert sum(s.calls for s in spent_by_session(databases[0]).values()) == 5
+    assert namespace_totals(databases[0], None).spent.calls == 5
     for database in databases:
         database.close()
 

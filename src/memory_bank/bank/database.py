@@ -195,6 +195,16 @@ class Database:
         with self._mapped(), self._guard(), self._reader.connect() as connection:
             yield connection
 
+    def value(self, statement: sa.Select[T, *tuple[Any, ...]], **values: object) -> T | None:
+        """The first value of the first row; None if there is no row."""
+        with self.read() as c:
+            return c.execute(statement, values).scalar()
+
+    def column(self, statement: sa.Select[T, *tuple[Any, ...]], **values: object) -> list[T]:
+        """The first values of all rows."""
+        with self.read() as c:
+            return list(c.execute(statement, values).scalars())
+
     def read_bytes(self, column: sa.Column[Any], seq: int, start: int, size: int) -> bytes:
         """``size`` bytes of a value of the row ``seq`` from ``start`` on, without reading the rest.
 
@@ -441,13 +451,11 @@ class Database:
 
     def agent_of(self, session_id: str) -> str | None:
         """The agent of a session, or None."""
-        with self.read() as c:
-            return c.execute(_AGENT, {"session": session_id}).scalar()
+        return self.value(_AGENT, session=session_id)
 
     def generation(self, session_id: str) -> int:
         """The generation of a session: it grows whenever rows are deleted."""
-        with self.read() as c:
-            return c.execute(_GENERATION, {"session": session_id}).scalar() or 0
+        return self.value(_GENERATION, session=session_id) or 0
 
     def extent(self, session_id: str) -> tuple[int, int]:
         """The generation of a session, and the number of its records."""
@@ -467,5 +475,4 @@ class Database:
 
     def get_task(self, session_id: str) -> str:
         """What the session's user asked for."""
-        with self.read() as c:
-            return c.execute(_TASK, {"session": session_id}).scalar() or ""
+        return self.value(_TASK, session=session_id) or ""

@@ -11,11 +11,9 @@ from memory_bank.models.chat import as_chat_model
 from memory_bank.models.observer import EXTRACTIVE, Observer
 from memory_bank.ports import FactStorePort, InsightStorePort
 from memory_bank.records import InteractionRecord
-from memory_bank.transcript.messages import Interaction, is_memory_tool
+from memory_bank.transcript.messages import Interaction
 
 log = logging.getLogger("memory_bank.Ingestion")
-
-_AT_ONCE = 16  # records observed and stored together when insights are made again
 
 
 def ingest_tool_outputs(
@@ -64,18 +62,7 @@ def records_of(
         known = next((stored[t] for t in ids if t is not None and t in stored), None)
         step = last_step + 1 if known is None else known
         new = [
-            InteractionRecord(
-                trace_id=trace_id,
-                step_id=step,
-                tool_name=pair.tool_name,
-                raw_input=pair.call.raw_input if pair.call else {},
-                raw_output=pair.result.raw_output,
-                call_id=pair.call.call_id if pair.call else pair.result.call_id,
-                input_text=pair.call.arguments
-                if pair.call and isinstance(pair.call.arguments, str)
-                else None,
-                output_text=pair.result.output_text,
-            )
+            pair.record(trace_id, step)
             for pair, trace_id in zip(interaction.pairs, interaction.trace_ids, strict=True)
             if pair.result is not None and trace_id is not None and trace_id not in stored
         ]
@@ -83,26 +70,3 @@ def records_of(
             last_step += 1
         records += new
     return records, last_step
-
-
-def observe_again(
-    fact_store: FactStorePort, insight_store: InsightStorePort, observer: Observer, user_query: str
-) -> tuple[int, int]:
-    """Make missing insights and those marked to be made again; the memory tools' answers get none.
-
-    Returns ``(made, marked)``: the number of insights made, and of those among them that are marked again.
-    """
-    with_insight = set(insight_store.trace_ids())
-    wanted = [i.trace_id for i in insight_store.to_redo()]
-    wanted += [t for t in fact_store.steps() if t not in with_insight]
-    made = marked = 0
-    for start in range(
-        0, len(wanted), _AT_ONCE
-    ):  # stored batch by batch, so that an interruption loses one batch
-        found = fact_store.get_many(wanted[start : start + _AT_ONCE])
-        batch = [r for r in found if not is_memory_tool(r.tool_name, r.output_text)]
-        insights = observer.observe_all(batch, user_query)
-        insight_store.add_many(insights)
-        made += len(insights)
-        marked += sum(1 for i in insights if i.redo)
-    return made, marked

@@ -163,8 +163,7 @@ class JobQueue:
 
     def open_count(self) -> int:
         """The number of jobs, leased ones included."""
-        with self.database.read() as c:
-            return c.execute(_OPEN_HERE if self._session else _OPEN, self._session).scalar() or 0
+        return self.database.value(_OPEN_HERE if self._session else _OPEN, **self._session) or 0
 
     def wait(self) -> float | None:
         """Seconds until the next job may be taken, 0 if one may now, None without jobs."""
@@ -248,5 +247,4 @@ def oldest_job(database: Database) -> tuple[int, float]:
 
 def orphaned_jobs(database: Database) -> int:
     """The number of jobs without a record."""
-    with database.read() as c:
-        return c.execute(_ORPHANED).scalar() or 0
+    return database.value(_ORPHANED) or 0

@@ -142,8 +142,7 @@ class Lineage:
 
     def head(self, session_id: str) -> str | None:
         """The head of a session."""
-        with self.database.read() as c:
-            return c.execute(_HEAD, {"session": session_id}).scalar()
+        return self.database.value(_HEAD, session=session_id)
 
     def go_on(self, session_id: str, head: str, entry: LineageEntry) -> bool:
         """Add a request to a session. Returns False and changes nothing if its head is not ``head``."""

@@ -35,6 +35,7 @@ from memory_bank.bank.schema import (
     sessions,
     spending,
     steps,
+    sum_of,
 )
 from memory_bank.bank.usage import SPENT_BY_SESSION, SPENT_SUMS, spent_of
 from memory_bank.records import Insight, InteractionRecord, Spent
@@ -173,11 +174,7 @@ _bare = (  # a subquery: PostgreSQL does not see that two expressions with param
     .subquery()
 )
 _BARE = sa.select(*_bare.c, sa.func.count().label("n")).group_by(*_bare.c)
-_token_sums = (
-    sa.func.count(),
-    sa.func.coalesce(sa.func.sum(_t.full_tokens), 0),
-    sa.func.coalesce(sa.func.sum(_t.tokens), 0),
-)
+_token_sums = (sa.func.count(), sum_of(_t.full_tokens), sum_of(_t.tokens))
 _SPENT = SPENT_BY_SESSION.where(_p.session_id.in_(IDS))
 _TOKENS = sa.select(_t.session_id, *_token_sums).where(_t.session_id.in_(IDS)).group_by(_t.session_id)
 
@@ -200,10 +197,7 @@ _TOTALS = {named: _totals(named) for named in (False, True)}
 
 def has_session(database: Database, session_id: str) -> bool:
     """Whether a bank has this session."""
-    if not is_session_id(session_id):
-        return False
-    with database.read() as c:
-        return c.execute(_EXISTS, {"session": session_id}).first() is not None
+    return is_session_id(session_id) and database.value(_EXISTS, session=session_id) is not None
 
 
 def list_sessions(database: Database) -> list[SessionDetails]:
@@ -423,7 +417,6 @@ _BEGINNING = (
     .order_by(_r.seq.desc())
     .limit(N)
 )
-_STORED = sa.select(_r.trace_id).where(of_session(records), _r.trace_id.in_(IDS))
 _ANYWHERE = (
     sa.select(*_r, _i.summary, _i.source, _i.redo)
     .select_from(_with_insight)
@@ -441,11 +434,9 @@ def list_outlines(
     May raise StorageError.
     """
     values: dict[str, object] = {"session": session_id, "n": limit, "after": after}
+    statement, of_tool = (_OUTLINES, {}) if tool is None else (_OUTLINES_OF_TOOL, {"tool": tool})
     with database.read() as c:
-        if tool is None:
-            rows = c.execute(_OUTLINES, values).all()
-        else:
-            rows = c.execute(_OUTLINES_OF_TOOL, {**values, "tool": tool}).all()
+        rows = c.execute(statement, {**values, **of_tool}).all()
     return [_outline_of(database, row) for row in rows]
 
 
@@ -474,9 +465,7 @@ def holding(
     query = (
         sa.select(_r.trace_id).where(of_session(records), *conditions).order_by(_r.seq.desc()).limit(limit)
     )
-    with database.read() as c:
-        ids = list(c.execute(query, {"session": session_id}).scalars())
-    return outlines(database, session_id, ids)
+    return outlines(database, session_id, database.column(query, session=session_id))
 
 
 def _outline_of(database: Database, row: Row[Any]) -> Outline:
@@ -500,16 +489,12 @@ def find_record(database: Database, trace_id: str) -> tuple[str, InteractionReco
 
 def count_records(database: Database, session_id: str) -> int:
     """The number of records of a session. May raise StorageError."""
-    with database.read() as c:
-        return c.execute(_COUNT, {"session": session_id}).scalar() or 0
+    return database.value(_COUNT, session=session_id) or 0
 
 
 def numbered(database: Database, session_id: str, number: int) -> str | None:
     """The trace_id of the record with this number; None if there is none. May raise StorageError."""
-    if number < 1:
-        return None
-    with database.read() as c:
-        return c.execute(_NUMBERED, {"session": session_id, "before": number - 1}).scalar()
+    return database.value(_NUMBERED, session=session_id, before=number - 1) if number > 0 else None
 
 
 def beginning_with(database: Database, session_id: str, text: str, limit: int) -> list[str]:
@@ -519,18 +504,7 @@ def beginning_with(database: Database, session_id: str, text: str, limit: int) -
     """
     if not is_trace_id(text):
         return []
-    values = {"session": session_id, "like": like_prefix(text.lower()), "n": limit}
-    with database.read() as c:
-        return list(c.execute(_BEGINNING, values).scalars())
-
-
-def stored_ids(database: Database, session_id: str, trace_ids: Sequence[str]) -> set[str]:
-    """Those of the trace_ids that have a record in the session. May raise StorageError."""
-    found: set[str] = set()
-    with database.read() as c:
-        for part in in_parts(list(dict.fromkeys(trace_ids))):
-            found.update(c.execute(_STORED, {"session": session_id, "ids": part}).scalars())
-    return found
+    return database.column(_BEGINNING, session=session_id, like=like_prefix(text.lower()), n=limit)
 
 
 def pieces(database: Database, outline: Outline, text: Text) -> Iterator[bytes]:

@@ -47,6 +47,7 @@ from memory_bank.bank.schema import (
     sessions,
     spending,
     steps,
+    sum_of,
 )
 from memory_bank.errors import StorageError
 from memory_bank.faults import fault_point
@@ -63,7 +64,7 @@ _old_ids = sa.select(_r.trace_id).where(of_session(records), _r.timestamp < _BEF
 
 
 def _sum(size: sa.ColumnElement[int]) -> sa.ColumnElement[int]:
-    return sa.cast(sa.func.coalesce(sa.func.sum(size), 0), sa.BigInteger)
+    return sa.cast(sum_of(size), sa.BigInteger)
 
 
 # What is deleted of each table: with ``before`` the old rows only, without it all; and how many bytes it has.
@@ -139,8 +140,7 @@ def purge(
         raise ValueError("name a session, a time, or both")
     names = [session_id] if session_id is not None else []
     if session_id is None:
-        with database.read() as c:
-            names = sorted(c.execute(_WITH_OLD, {"before": before}).scalars())
+        names = sorted(database.column(_WITH_OLD, before=before))
     for name in names:
         values = {"session": name} if before is None else {"session": name, "before": before}
         if dry_run:
@@ -298,8 +298,8 @@ class _Verification:
 
     def sessions(self) -> Iterator[Defect]:
         """Every row belongs to an existing session."""
+        self.counts.sessions = self.database.value(count_of(sessions)) or 0
         with self.database.read() as c:
-            self.counts.sessions = c.execute(count_of(sessions)).scalar() or 0
             missing = sorted(c.execute(_WITHOUT_SESSION).scalars())
         for name in missing:
             mended = self.repair and is_session_id(name)
@@ -449,8 +449,7 @@ class _Verification:
 
     def _pages(self, what: str, table: sa.Table, query: sa.Select[Any]) -> Iterator[RowMapping]:
         """All rows, a batch at a time, each over a connection of its own."""
-        with self.database.read() as c:
-            total = c.execute(count_of(table)).scalar() or 0
+        total = self.database.value(count_of(table)) or 0
         done, last = 0, -(2**62)
         while True:
             with self.database.read() as c:

@@ -251,6 +251,11 @@ def count_of(table: sa.FromClause) -> sa.Select[int]:
     return sa.select(sa.func.count()).select_from(table)
 
 
+def sum_of(column: sa.ColumnElement[Any]) -> sa.ColumnElement[Any]:
+    """The sum of a column; 0 for no rows."""
+    return sa.func.coalesce(sa.func.sum(column), 0)
+
+
 def as_bytes(column: sa.ColumnElement[Any]) -> sa.ColumnElement[bytes]:
     """A text column as its stored bytes, without decoding."""
     return sa.type_coerce(column, sa.LargeBinary)

@@ -429,8 +429,7 @@ class InsightStore:
 
     def trace_ids(self) -> list[str]:
         """All ids that have an insight, oldest first."""
-        with self.database.read() as c:
-            return list(c.execute(_TRACE_IDS, {"session": self.session_id}).scalars())
+        return self.database.column(_TRACE_IDS, session=self.session_id)
 
     def to_redo(self) -> list[Insight]:
         """The insights that are to be made again, oldest first."""
@@ -446,13 +445,11 @@ class InsightStore:
 
     def is_empty(self) -> bool:
         """Whether there is no insight."""
-        with self.database.read() as c:
-            return c.execute(_FIRST, {"session": self.session_id}).first() is None
+        return self.database.value(_FIRST, session=self.session_id) is None
 
     def size(self) -> int:
         """The number of insights."""
-        with self.database.read() as c:
-            return c.execute(_SIZE, {"session": self.session_id}).scalar() or 0
+        return self.database.value(_SIZE, session=self.session_id) or 0
 
     def _query_vector(self, query: str) -> Vectors:
         vector = self._queries.get(query)
@@ -496,7 +493,8 @@ _OTHERS = {
 }
 _EQUAL = {s: statement.where(_r.trace_id == sa.bindparam("wanted")) for s, statement in _OTHERS.items()}
 _BEGINNING = {
-    s: statement.where(_r.trace_id.like(sa.bindparam("like"), escape="/")) for s, statement in _OTHERS.items()
+    s: statement.where(_r.trace_id.like(sa.bindparam("wanted"), escape="/"))
+    for s, statement in _OTHERS.items()
 }
 
 
@@ -549,16 +547,11 @@ class WiderScope:
         """
         if not is_trace_id(trace_id):
             return []
-        values = {"session": self.session_id}
-        if beginning:
-            values["like"] = like_prefix(trace_id)
-        else:
-            values["wanted"] = trace_id
-        statements = _BEGINNING if beginning else _EQUAL
+        statements, wanted = (_BEGINNING, like_prefix(trace_id)) if beginning else (_EQUAL, trace_id)
         with self.database.read() as c:
-            return [(s, t) for s, t in c.execute(statements[self.scope], values)]
+            rows = c.execute(statements[self.scope], {"session": self.session_id, "wanted": wanted})
+            return [(s, t) for s, t in rows]
 
     def size(self) -> int:
         """The number of records in the scope, those of the own session included."""
-        with self.database.read() as c:
-            return c.execute(_SIZES[self.scope], {"session": self.session_id}).scalar() or 0
+        return self.database.value(_SIZES[self.scope], session=self.session_id) or 0

@@ -7,14 +7,14 @@ import threading
 import time
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from memory_bank.bank.database import Database
-from memory_bank.bank.schema import LAST, SESSION, N, of_session, sessions, spending, steps
+from memory_bank.bank.schema import LAST, SESSION, N, of_session, sessions, spending, steps, sum_of
 from memory_bank.ports import SpendingLimits
 from memory_bank.pricing import Usage
 from memory_bank.records import Spent
@@ -23,22 +23,13 @@ from memory_bank.records import Spent
 
 _p = spending.c
 _DAY: sa.BindParameter[str] = sa.bindparam("of")
+_SPENT = (_p.calls, _p.prompt_tokens, _p.completion_tokens, _p.cost)  # the fields of Spent
 _ADD = (
     sa.update(spending)
     .where(of_session(spending), _p.day == _DAY, _p.model == sa.bindparam("by"))
-    .values(
-        calls=_p.calls + sa.bindparam("more_calls"),
-        prompt_tokens=_p.prompt_tokens + sa.bindparam("more_prompt"),
-        completion_tokens=_p.completion_tokens + sa.bindparam("more_completion"),
-        cost=_p.cost + sa.bindparam("more_cost"),
-    )
+    .values({column: column + sa.bindparam(f"more_{column.name}") for column in _SPENT})
 )
-SPENT_SUMS = (
-    sa.func.coalesce(sa.func.sum(_p.calls), 0),
-    sa.func.coalesce(sa.func.sum(_p.prompt_tokens), 0),
-    sa.func.coalesce(sa.func.sum(_p.completion_tokens), 0),
-    sa.func.coalesce(sa.func.sum(_p.cost), 0.0),
-)
+SPENT_SUMS = tuple(map(sum_of, _SPENT))
 SPENT_BY_SESSION = sa.select(_p.session_id, *SPENT_SUMS).group_by(_p.session_id)
 _OF_SESSION = sa.select(*SPENT_SUMS).where(of_session(spending))
 _OF_DAY = sa.select(*SPENT_SUMS).where(_p.day == _DAY)
@@ -97,20 +88,9 @@ class Spending:
 
     def _add(self, c: Connection, day: str, model: str, more: Spent) -> None:
         key = {"session_id": self.session_id, "day": day, "model": model[:255]}
-        empty = {"calls": 0, "prompt_tokens": 0, "completion_tokens": 0, "cost": 0.0}
-        c.execute(self.database.insert_or_ignore(spending), {**key, **empty})
-        c.execute(
-            _ADD,
-            {
-                "session": self.session_id,
-                "of": day,
-                "by": model[:255],
-                "more_calls": more.calls,
-                "more_prompt": more.prompt_tokens,
-                "more_completion": more.completion_tokens,
-                "more_cost": more.cost,
-            },
-        )
+        c.execute(self.database.insert_or_ignore(spending), {**key, **asdict(Spent())})
+        added = {f"more_{name}": amount for name, amount in asdict(more).items()}
+        c.execute(_ADD, {"session": self.session_id, "of": day, "by": model[:255], **added})
 
 
 def spent_of(sums: Iterable[Any]) -> Spent:
@@ -119,26 +99,18 @@ def spent_of(sums: Iterable[Any]) -> Spent:
     return Spent(int(calls), int(prompt), int(completion), float(cost))
 
 
-def spent_by_session(database: Database) -> dict[str, Spent]:
-    """The cost of every session that has one."""
-    with database.read() as c:
-        return {row[0]: spent_of(row[1:]) for row in c.execute(SPENT_BY_SESSION)}
+_LIMITED = ("calls", "tokens", "cost")
 
 
 def _has_limit(limits: SpendingLimits) -> bool:
-    kinds = ("calls", "tokens", "cost")
-    return any(getattr(limits, f"{k}_per_{p}") is not None for k in kinds for p in ("session", "day"))
+    return any(getattr(limits, f"{k}_per_{p}") is not None for k in _LIMITED for p in ("session", "day"))
 
 
 def _exceeded(spent: Spent, more: Spent, limits: SpendingLimits, period: str) -> str | None:
     """The limit that the sum exceeds, in words, or None."""
-    for name, have, add in (
-        ("calls", spent.calls, more.calls),
-        ("tokens", spent.tokens, more.tokens),
-        ("cost", spent.cost, more.cost),
-    ):
+    for name in _LIMITED:
         limit = getattr(limits, f"{name}_per_{period}")
-        if limit is not None and have + add > limit:
+        if limit is not None and getattr(spent, name) + getattr(more, name) > limit:
             return f"the Observer's budget is used up ({limit:,g} {name} a {period})"
     return None
 
@@ -187,8 +159,8 @@ _SUMS = sa.select(
     sa.func.min(_t.number),
     sa.func.max(_t.number),
     sa.func.count(),
-    sa.func.coalesce(sa.func.sum(_t.tokens), 0),
-    sa.func.coalesce(sa.func.sum(_t.full_tokens), 0),
+    sum_of(_t.tokens),
+    sum_of(_t.full_tokens),
 ).where(of_session(steps))
 _bucket = (_t.number - sa.bindparam("from", type_=sa.Integer)) // sa.bindparam("width", type_=sa.Integer)
 _b = (  # a subquery: PostgreSQL does not see that two expressions with parameters are equal
@@ -346,15 +318,14 @@ def _add_steps(database: Database, c: Connection, session_id: str, new: Sequence
     rows = []
     for number, s in enumerate(new, before + 1):
         whole = number > last - kept and s.generation in (None, generation)
-        rows.append(
-            {
-                "session_id": session_id, "number": number, "created": s.created,
-                "full_tokens": s.full_tokens, "tokens": s.tokens, "messages": s.messages,
-                "records": s.records, "status": s.status[:32], "strategy": s.strategy[:255],
-                "milliseconds": s.milliseconds, "manifest": s.manifest if whole else None,
-                "changed_at": s.changed_at, "changed": s.changed and s.changed[:16],
-            }
-        )  # fmt: skip
+        row = asdict(s)
+        del row["generation"]
+        shortened = {
+            "status": s.status[:32],
+            "strategy": s.strategy[:255],
+            "changed": s.changed and s.changed[:16],
+        }
+        rows.append(row | shortened | {"number": number, "manifest": s.manifest if whole else None})
     c.execute(_INSERT, rows)
     above = 0 if before // _SWEEP != last // _SWEEP else before - kept
     c.execute(_FORGET, {**session, "above": above, "upto": last - kept})
@@ -422,7 +393,7 @@ def token_curve(database: Database, session_id: str, points: int) -> tuple[StepS
 # What model calls cost
 
 _is_control = (_t.status == sa.literal_column(f"'{CONTROL}'")).label("control")
-_counts = tuple(sa.func.coalesce(sa.func.sum(c), 0) for c in (*_USED, _t.tokens, _t.full_tokens))
+_counts = tuple(map(sum_of, (*_USED, _t.tokens, _t.full_tokens)))
 _USAGE_SUMS = sa.select(_is_control, _t.model, sa.func.count(), *_counts).group_by(_is_control, _t.model)
 _SESSION_COUNTS = sa.select(_is_control, sa.func.count(sa.distinct(_t.session_id))).group_by(_is_control)
 _PRESENT = {

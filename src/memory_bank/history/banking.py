@@ -134,19 +134,7 @@ class _AnsweredCall:
     trace_id: str
 
     def record(self, step: Step) -> InteractionRecord:
-        call, result = self.pair.call, self.pair.result
-        assert result is not None
-        return InteractionRecord(
-            trace_id=self.trace_id,
-            step_id=step.step_number,
-            tool_name=self.pair.tool_name,
-            raw_input=call.raw_input if call else {},
-            raw_output=result.raw_output,
-            timestamp=step.timestamp,
-            call_id=call.call_id if call else result.call_id,
-            input_text=call.arguments if call and isinstance(call.arguments, str) else None,
-            output_text=result.output_text,
-        )
+        return self.pair.record(self.trace_id, step.step_number, step.timestamp)
 
 
 class _StepRecords:

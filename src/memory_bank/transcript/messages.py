@@ -7,6 +7,7 @@ the Responses API. Nothing inside a list of messages makes a function of this mo
 from __future__ import annotations
 
 import re
+import time
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -14,7 +15,7 @@ from enum import StrEnum
 from typing import Any
 
 from memory_bank.errors import MessagesError
-from memory_bank.records import call_key
+from memory_bank.records import InteractionRecord, call_key
 from memory_bank.transcript.harness import persons_text
 from memory_bank.transcript.jsontext import compact, dump_value, parse_arguments, parse_output, plain
 
@@ -299,6 +300,22 @@ class Pair:
         if self.call is not None:
             return self.call.name
         return (self.result.name if self.result else None) or "unknown"
+
+    def record(self, trace_id: str, step_id: int, timestamp: float | None = None) -> InteractionRecord:
+        """The record of an answered call; ``timestamp`` is by default the present time."""
+        call, result = self.call, self.result
+        assert result is not None
+        return InteractionRecord(
+            trace_id,
+            step_id,
+            self.tool_name,
+            call.raw_input if call else {},
+            result.raw_output,
+            time.time() if timestamp is None else timestamp,
+            call_id=call.call_id if call else result.call_id,
+            input_text=call.arguments if call and isinstance(call.arguments, str) else None,
+            output_text=result.output_text,
+        )
 
     def before_images(self) -> list[Pair]:
         """The pair as it was before each message that brought images for its result."""
