@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from memory_bank.config import Config, Price
 from memory_bank.errors import ConfigError, ModelError
-from memory_bank.models.chat import as_chat_model, is_async, model_error, usage_of
+from memory_bank.models.chat import as_chat_model, create_of, is_async, model_error, usage_of
 from memory_bank.pricing import Usage, cost, price_of
 from memory_bank.processor import MemoryProcessor, OpenState
 from memory_bank.transcript.messages import check_messages
@@ -126,7 +126,8 @@ class LLMOrchestrator:
             raise ConfigError("keep: the number of calls to keep must be a whole number, 0 or more.")
         self.processor = MemoryProcessor(config, open_state)
         self._client = client
-        self._create = _create_of(client)
+        own = callable(getattr(client, "generate_plain", None))
+        self._create: Any = None if own or not callable(create := create_of(client)) else create
         self._async = self._create is not None and is_async(client)
         self._chat = None if self._async else as_chat_model(client)
         self._summaries: Any = as_chat_model(summary_client) or (None if self._async else self)
@@ -148,12 +149,8 @@ class LLMOrchestrator:
         """
         if memory_key is not None:
             self.processor.config.strategy(memory_key)
-        now = self._context
-        self._context = _Context(
-            now.memory_key if memory_key is None else memory_key,
-            now.session_id if session_id is None else session_id,
-            now.model if model is None else model,
-        )
+        given = {"memory_key": memory_key, "session_id": session_id, "model": model}
+        self._context = replace(self._context, **{k: v for k, v in given.items() if v is not None})
 
     def reset_session(self, session_id: str | None = None) -> None:
         """The end of a task: a session's memory (default: the active one's) is emptied; the trace stays."""
@@ -333,13 +330,6 @@ class LLMOrchestrator:
             )
             self._trace.append(done)
             self._totals = self._totals.plus(done)
-
-
-def _create_of(client: Any) -> Any:
-    if callable(getattr(client, "generate_plain", None)):
-        return None
-    create = getattr(getattr(getattr(client, "chat", None), "completions", None), "create", None)
-    return create if callable(create) else None
 
 
 def _prices(config: Config, prices: Mapping[str, Any] | None) -> dict[str, Price]:

@@ -44,14 +44,9 @@ class Decision:
         """JSON values; ``session_id`` only for a record of another session."""
         origin = {} if self.session_id is None else {"session_id": self.session_id}
         return origin | {
-            "step": self.step,
-            "trace_ids": list(self.trace_ids),
-            "tools": list(self.tools),
-            "fate": str(self.fate),
-            "score": self.score,
-            "reason": self.reason,
-            "tokens": self.tokens,
-        }
+            "step": self.step, "trace_ids": list(self.trace_ids), "tools": list(self.tools), "fate": str(self.fate),
+            "score": self.score, "reason": self.reason, "tokens": self.tokens,
+        }  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,12 +67,8 @@ class Piece:
         """JSON values."""
         values = [{"value": v, "probability": p, "features": dict(f)} for v, p, f in self.reasons]
         return {
-            "trace_id": self.trace_id,
-            "tool": self.tool,
-            "text": self.text,
-            "score": self.score,
-            "values": values,
-        }
+            "trace_id": self.trace_id, "tool": self.tool, "text": self.text, "score": self.score, "values": values
+        }  # fmt: skip
 
 
 class Reasons(Protocol):
@@ -221,6 +212,11 @@ class Plan:
         return self.choice.chosen
 
     @property
+    def model_calls(self) -> int:
+        """Calls of a model that the choice made."""
+        return self.choice.model_calls
+
+    @property
     def over(self) -> int:
         """Tokens above the budget; more than 0 only if what every context has is larger than the budget."""
         return 0 if self.budget is None else max(0, self.tokens - self.budget)
@@ -257,23 +253,7 @@ class Plan:
 
     def figures(self) -> dict[str, Any]:
         """The token counts and labels as JSON values, without the decisions."""
-        return {
-            "strategy": self.strategy,
-            "chosen": self.chosen,
-            "tokens": self.tokens,
-            "full_tokens": self.full_tokens,
-            "kept_tokens": self.kept_tokens,
-            "memory_tokens": self.memory_tokens,
-            "budget": self.budget,
-            "over": self.over,
-            "unchanged": self.unchanged,
-            "why_unchanged": self.why_unchanged,
-            "model_calls": self.choice.model_calls,
-            "query": self.query,
-            "counter": self.counter,
-            "embedder": self.embedder,
-            "observer": self.observer,
-        }
+        return {name: getattr(self, name) for name in _FIGURES}
 
     def as_dict(self) -> dict[str, Any]:
         """The figures and the decisions as JSON values."""
@@ -308,6 +288,10 @@ class Plan:
         return render_plan(self.manifest())
 
 
+_FIGURES = (
+    "strategy", "chosen", "tokens", "full_tokens", "kept_tokens", "memory_tokens", "budget", "over", "unchanged",
+    "why_unchanged", "model_calls", "query", "counter", "embedder", "observer",
+)  # fmt: skip
 ContextReport = Plan  # its former name where a strategy had a budget
 
 

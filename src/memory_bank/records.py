@@ -6,7 +6,7 @@ import hashlib
 import time
 import uuid
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from typing import Any, overload
 
 NAMESPACE_END = "␟"
@@ -45,16 +45,8 @@ class InteractionRecord:
         output_text: str | None = None,
     ) -> InteractionRecord:
         """Make a record with a random trace_id (a 36-character UUID) and the present time (Unix seconds)."""
-        return cls(
-            trace_id=str(uuid.uuid4()),
-            step_id=step_id,
-            tool_name=tool_name,
-            raw_input=raw_input,
-            raw_output=raw_output,
-            call_id=call_id,
-            input_text=input_text,
-            output_text=output_text,
-        )
+        trace_id, now = str(uuid.uuid4()), time.time()
+        return cls(trace_id, step_id, tool_name, raw_input, raw_output, now, call_id, input_text, output_text)
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,12 +106,7 @@ class Spent:
 
     def less(self, other: Spent) -> Spent:
         """The difference."""
-        return Spent(
-            self.calls - other.calls,
-            self.prompt_tokens - other.prompt_tokens,
-            self.completion_tokens - other.completion_tokens,
-            self.cost - other.cost,
-        )
+        return Spent(*(a - b for a, b in zip(astuple(self), astuple(other), strict=True)))
 
 
 class Ranking(Sequence[Hit]):

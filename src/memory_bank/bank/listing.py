@@ -1,6 +1,7 @@
 """Lists of a bank's sessions and records, with counts and sums, and without reading long texts.
 
-Records are listed as outlines; their texts are read in pieces, since an output may have 100 MB.
+Records are listed as outlines; their texts are read in pieces, since an output may have 100 MB. Every function
+may raise StorageError.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from memory_bank.bank.schema import (
     insights,
     jobs,
     like_prefix,
+    of_namespace,
     of_session,
     records,
     sessions,
@@ -110,17 +112,12 @@ class NamespaceTotals:
 _SessionRow: TypeAlias = "Row[str, float, str | None, str | None, str | bytes | None]"
 
 
-def _of_namespace(named: bool) -> sa.ColumnElement[bool]:
-    """The condition that a session is in the namespace, in the two forms that use the index."""
-    return _s.namespace == sa.bindparam("namespace") if named else _s.namespace.is_(None)
-
-
 _columns = (_s.session_id, _s.created, _s.agent_id, _s.forked_from)
 _ALL = sa.select(*_columns, _s.task)
 _AT = sa.bindparam("at", type_=sa.Float)
 _PAGE = {
     named: sa.select(*_columns, first_bytes(_s.task, _TASK_BYTES).label("task"))
-    .where(_of_namespace(named), _s.deleted.is_(None))
+    .where(of_namespace(named), _s.deleted.is_(None))
     .order_by(_s.created.desc(), _s.session_id.desc())
     .limit(N)
     for named in (False, True)
@@ -130,11 +127,11 @@ _PAGE_AFTER = {
     for named, page in _PAGE.items()
 }
 _PLACE = {
-    named: sa.select(_s.created).where(_s.session_id == SESSION, _of_namespace(named))
+    named: sa.select(_s.created).where(_s.session_id == SESSION, of_namespace(named))
     for named in (False, True)
 }
 _ONE = {
-    named: _ALL.where(_s.session_id == SESSION, _of_namespace(named), _s.deleted.is_(None))
+    named: _ALL.where(_s.session_id == SESSION, of_namespace(named), _s.deleted.is_(None))
     for named in (False, True)
 }
 _EXISTS = sa.select(_s.session_id).where(_s.session_id == SESSION)
@@ -180,7 +177,7 @@ _TOKENS = sa.select(_t.session_id, *_token_sums).where(_t.session_id.in_(IDS)).g
 
 
 def _totals(named: bool) -> tuple[sa.Select[*tuple[Any, ...]], ...]:
-    ever = sa.select(_s.session_id).where(_of_namespace(named))
+    ever = sa.select(_s.session_id).where(of_namespace(named))
     present = ever.where(_s.deleted.is_(None))
     return (
         sa.select(sa.func.count()).select_from(present.subquery()),
@@ -208,7 +205,7 @@ def list_sessions(database: Database) -> list[SessionDetails]:
 
 
 def session_details(database: Database, namespace: str | None, session_id: str) -> SessionDetails | None:
-    """A session of a namespace; None if it does not exist. May raise StorageError."""
+    """A session of a namespace; None if it does not exist."""
     values = {"session": session_id} | ({} if namespace is None else {"namespace": namespace})
     with database.snapshot() as c:
         return next(iter(_details(c, c.execute(_ONE[namespace is not None], values).all())), None)
@@ -225,8 +222,7 @@ def list_page(
     """Up to ``limit`` sessions of a namespace, the newest first, and whether there are more.
 
     ``after`` is the session_id of the last one of the page before; returns None if the namespace never had
-    it. ``text``: only sessions whose id (without ``prefix``) or task contains it, ignoring case. May raise
-    StorageError.
+    it. ``text``: only sessions whose id (without ``prefix``) or task contains it, ignoring case.
     """
     named = namespace is not None
     values: dict[str, object] = {"namespace": namespace} if named else {}
@@ -252,7 +248,7 @@ def list_page(
 
 
 def namespace_totals(database: Database, namespace: str | None) -> NamespaceTotals:
-    """The sums of a namespace. May raise StorageError."""
+    """The sums of a namespace."""
     values = {} if namespace is None else {"namespace": namespace}
     with database.snapshot() as c:
         there, facts, summaries, waiting, spent, tokens = (
@@ -429,10 +425,7 @@ _ANYWHERE = (
 def list_outlines(
     database: Database, session_id: str, limit: int, after: int = 0, tool: str | None = None
 ) -> list[Outline]:
-    """Up to ``limit`` records of a session numbered above ``after``, oldest first; of one tool, if given.
-
-    May raise StorageError.
-    """
+    """Up to ``limit`` records of a session numbered above ``after``, oldest first; of one tool, if given."""
     values: dict[str, object] = {"session": session_id, "n": limit, "after": after}
     statement, of_tool = (_OUTLINES, {}) if tool is None else (_OUTLINES_OF_TOOL, {"tool": tool})
     with database.read() as c:
@@ -441,7 +434,7 @@ def list_outlines(
 
 
 def outlines(database: Database, session_id: str, trace_ids: Sequence[str]) -> list[Outline]:
-    """The records with these ids, in their order; missing ones are skipped. May raise StorageError."""
+    """The records with these ids, in their order; missing ones are skipped."""
     wanted = [t for t in dict.fromkeys(trace_ids) if is_trace_id(t)]
     found: dict[str, Outline] = {}
     for part in in_parts(wanted):
@@ -457,7 +450,7 @@ def holding(
     """The records whose outputs contain a text of each group, the newest first.
 
     The case of ASCII letters is ignored. ``before``: only records with a lower ``seq``. The database reads
-    the outputs. May raise StorageError.
+    the outputs.
     """
     conditions = [sa.or_(*(database.holds(_r.output, text) for text in group)) for group in texts]
     if before is not None:
@@ -488,20 +481,17 @@ def find_record(database: Database, trace_id: str) -> tuple[str, InteractionReco
 
 
 def count_records(database: Database, session_id: str) -> int:
-    """The number of records of a session. May raise StorageError."""
+    """The number of records of a session."""
     return database.value(_COUNT, session=session_id) or 0
 
 
 def numbered(database: Database, session_id: str, number: int) -> str | None:
-    """The trace_id of the record with this number; None if there is none. May raise StorageError."""
+    """The trace_id of the record with this number; None if there is none."""
     return database.value(_NUMBERED, session=session_id, before=number - 1) if number > 0 else None
 
 
 def beginning_with(database: Database, session_id: str, text: str, limit: int) -> list[str]:
-    """The trace_ids of a session that begin with a text, ignoring case, the newest first.
-
-    May raise StorageError.
-    """
+    """The trace_ids of a session that begin with a text, ignoring case, the newest first."""
     if not is_trace_id(text):
         return []
     return database.column(_BEGINNING, session=session_id, like=like_prefix(text.lower()), n=limit)
@@ -518,5 +508,5 @@ def pieces(database: Database, outline: Outline, text: Text) -> Iterator[bytes]:
 
 
 def whole(database: Database, outline: Outline, text: Text) -> str:
-    """A stored text. May raise StorageError."""
+    """A stored text."""
     return b"".join(pieces(database, outline, text)).decode("utf-8", "surrogatepass")

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from memory_bank.errors import ConfigError
 from memory_bank.ports import FactStorePort, InsightStorePort, WiderScopePort
-from memory_bank.records import NAMESPACE_END, Hit, InteractionRecord, Ranking
+from memory_bank.records import NAMESPACE_END, InteractionRecord, Ranking
 from memory_bank.transcript.messages import content_text, read
 from memory_bank.transcript.quoting import quote_lines
 from memory_bank.transcript.shortening import Shortened, shorten
@@ -100,23 +100,15 @@ def retrieve(
     for hit in hits:
         if hit.session_id is not None:
             other, insight = others.get((hit.session_id, hit.trace_id), (None, None))
-            if other is not None and insight is not None:
-                found.append(_of_another(hit, other, insight.summary, max_chars))
-            continue
-        shown, insight = cache.get((hit.trace_id, max_chars)), insights.get(hit.trace_id)
+            shown = None if other is None else raw_data(other, max_chars)
+        else:
+            other, insight = None, insights.get(hit.trace_id)
+            shown = cache.get((hit.trace_id, max_chars))
         if shown is not None and insight is not None:  # else its fact is gone
-            found.append(
-                Retrieved(hit.trace_id, insight.summary, shown.text, hit.score, shown.cut, shown.whole)
-            )
+            of = (hit.trace_id, insight.summary, shown.text, hit.score, shown.cut, shown.whole)
+            found.append(Retrieved(*of, hit.session_id, other))
     log.debug("retrieved %d records", len(found))
     return found
-
-
-def _of_another(hit: Hit, record: InteractionRecord, summary: str, max_chars: int) -> Retrieved:
-    shown = raw_data(record, max_chars)
-    return Retrieved(
-        hit.trace_id, summary, shown.text, hit.score, shown.cut, shown.whole, hit.session_id, record
-    )
 
 
 def raw_data(record: InteractionRecord, max_chars: int) -> Shortened:

@@ -246,6 +246,12 @@ def of_session(table: sa.Table) -> sa.ColumnElement[bool]:
     return table.c.session_id == SESSION
 
 
+def of_namespace(named: bool) -> sa.ColumnElement[bool]:
+    """The condition that a session is in the parameter ``namespace``, in the two forms that use the index."""
+    column = sessions.c.namespace
+    return column == sa.bindparam("namespace") if named else column.is_(None)
+
+
 def count_of(table: sa.FromClause) -> sa.Select[int]:
     """A statement that counts the rows of a table."""
     return sa.select(sa.func.count()).select_from(table)

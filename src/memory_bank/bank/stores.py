@@ -95,15 +95,13 @@ _FORGET_TOO = (
 _CLEAR_RECORDS = sa.delete(records).where(of_session(records))
 
 
+@dataclass(frozen=True, slots=True)
 class _StoreRecords:
     """The write of ``FactStore.store_many``; the writes of several threads are merged to one INSERT."""
 
-    __slots__ = ("rows", "store", "to_observe")
-
-    def __init__(self, store: FactStore, rows: dict[str, RecordRow], to_observe: Collection[str]) -> None:
-        self.store = store
-        self.rows = rows
-        self.to_observe = to_observe
+    store: FactStore
+    rows: dict[str, RecordRow]
+    to_observe: Collection[str]
 
     def __call__(self, c: Connection) -> None:
         self.store.insert(c, self.rows, self.to_observe)

@@ -1,4 +1,7 @@
-"""What sessions use: the cost of the Observer's model with its limits, and the figures of every step."""
+"""What sessions use: the cost of the Observer's model with its limits, and the figures of every step.
+
+Whatever uses the database may raise StorageError.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,17 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from memory_bank.bank.database import Database
-from memory_bank.bank.schema import LAST, SESSION, N, of_session, sessions, spending, steps, sum_of
+from memory_bank.bank.schema import (
+    LAST,
+    SESSION,
+    N,
+    of_namespace,
+    of_session,
+    sessions,
+    spending,
+    steps,
+    sum_of,
+)
 from memory_bank.ports import SpendingLimits
 from memory_bank.pricing import Usage
 from memory_bank.records import Spent
@@ -36,7 +49,7 @@ _OF_DAY = sa.select(*SPENT_SUMS).where(_p.day == _DAY)
 
 
 class Spending:
-    """The account of one session's Observer. Every method may raise StorageError."""
+    """The account of one session's Observer."""
 
     def __init__(
         self, database: Database, session_id: str, *, clock: Callable[[], float] = time.time
@@ -277,7 +290,7 @@ def add_steps(database: Database, new: Sequence[NewStep | StepUsage], kept: int)
 
     Only the latest ``kept`` steps of a session keep their manifests. A step newer than the deletion of its
     session revives the session, an older one is dropped; a manifest is dropped if the session was emptied
-    since. Raises StorageError.
+    since.
     """
     by_session: dict[str, list[NewStep]] = {}
     used: dict[str, list[StepUsage]] = {}
@@ -333,7 +346,7 @@ def _add_steps(database: Database, c: Connection, session_id: str, new: Sequence
 
 
 def list_steps(database: Database, session_id: str, after: int = 0, limit: int = 100) -> list[StepFigures]:
-    """Up to ``limit`` steps with a number above ``after``, oldest first. Raises StorageError."""
+    """Up to ``limit`` steps with a number above ``after``, oldest first."""
     with database.read() as c:
         rows = c.execute(_PAGE, {"session": session_id, "last": after, "n": limit}).all()
     return [_figures(row) for row in rows]
@@ -358,7 +371,7 @@ def _figures(row: Sequence[Any]) -> StepFigures:
 
 
 def ends_of(database: Database, session_id: str) -> tuple[int, int] | None:
-    """The numbers of a session's first and last step; None without steps. Raises StorageError."""
+    """The numbers of a session's first and last step; None without steps."""
     with database.read() as c:
         first, last = c.execute(_ENDS, {"session": session_id}).one()
     return None if first is None else (first, last)
@@ -367,7 +380,7 @@ def ends_of(database: Database, session_id: str) -> tuple[int, int] | None:
 def get_step(
     database: Database, session_id: str, number: int
 ) -> tuple[StepFigures, dict[str, Any] | None] | None:
-    """A step and its manifest, if that is stored; None for an unknown step. Raises StorageError."""
+    """A step and its manifest, if that is stored; None for an unknown step."""
     with database.read() as c:
         row = c.execute(_ONE, {"session": session_id, "wanted": number}).first()
     if row is None:
@@ -376,10 +389,7 @@ def get_step(
 
 
 def token_curve(database: Database, session_id: str, points: int) -> tuple[StepSums, list[StepRange]]:
-    """The sums of a session's steps, and the steps in at most ``points`` ranges, oldest first.
-
-    Raises StorageError.
-    """
+    """The sums of a session's steps, and the steps in at most ``points`` ranges, oldest first."""
     with database.snapshot() as c:
         first, last, count, tokens, full = c.execute(_SUMS, {"session": session_id}).one()
         sums = StepSums(first, last, count, int(tokens), int(full))
@@ -397,10 +407,7 @@ _counts = tuple(map(sum_of, (*_USED, _t.tokens, _t.full_tokens)))
 _USAGE_SUMS = sa.select(_is_control, _t.model, sa.func.count(), *_counts).group_by(_is_control, _t.model)
 _SESSION_COUNTS = sa.select(_is_control, sa.func.count(sa.distinct(_t.session_id))).group_by(_is_control)
 _PRESENT = {
-    named: sa.select(sessions.c.session_id).where(
-        sessions.c.namespace == sa.bindparam("namespace") if named else sessions.c.namespace.is_(None),
-        sessions.c.deleted.is_(None),
-    )
+    named: sa.select(sessions.c.session_id).where(of_namespace(named), sessions.c.deleted.is_(None))
     for named in (False, True)
 }
 
@@ -422,16 +429,13 @@ class UsageSums:
 
 
 def usage_of_session(database: Database, session_id: str) -> list[UsageSums]:
-    """The sums of a session's steps by model. Raises StorageError."""
+    """The sums of a session's steps by model."""
     with database.read() as c:
         return _usage_sums(c, _USAGE_SUMS.where(of_session(steps)), {"session": session_id})
 
 
 def usage_of_namespace(database: Database, namespace: str | None) -> tuple[list[UsageSums], dict[bool, int]]:
-    """The sums of the steps of a namespace by model, and the number of sessions: of control ones under True.
-
-    Raises StorageError.
-    """
+    """The sums of the steps of a namespace by model, and the number of sessions: of control ones under True."""
     values = {} if namespace is None else {"namespace": namespace}
     here = _t.session_id.in_(_PRESENT[namespace is not None])
     with database.snapshot() as c:

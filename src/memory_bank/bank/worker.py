@@ -8,7 +8,8 @@ import socket
 import threading
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from memory_bank.bank.database import Database
@@ -153,7 +154,7 @@ class Worker:
             j.trace_id: self._paid[j.seq] for j in jobs if j.seq in self._paid
         }
         asked = [r for r in found if r.trace_id not in by_id]
-        with _Renewal(self.queue, self.owner, held, self.lease):  # also those of the sessions that follow
+        with _renewal(self.queue, self.owner, held, self.lease):  # also those of the sessions that follow
             answers = observer.each(asked, lambda r: self._answer(observer, r, task))
         fault_point("jobs.observed")
         by_id.update(zip((r.trace_id for r in asked), answers, strict=True))
@@ -201,27 +202,25 @@ class Worker:
             log.warning("%d jobs are free again when their lease ends", len(taken))
 
 
-class _Renewal:
-    """Renews leases in a thread while records are observed, so that they outlive a long call."""
+@contextmanager
+def _renewal(queue: JobQueue, owner: str, jobs: list[Job], lease: float) -> Iterator[None]:
+    """Renew leases in a thread while records are observed, so that they outlive a long call."""
+    over = threading.Event()
 
-    def __init__(self, queue: JobQueue, owner: str, jobs: list[Job], lease: float) -> None:
-        self._queue, self._owner, self._jobs, self._lease = queue, owner, jobs, lease
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="memory-bank-leases", daemon=True)
-
-    def _run(self) -> None:
-        while not self._over.wait(self._lease / 3):
+    def renew() -> None:
+        while not over.wait(lease / 3):
             try:
-                self._queue.renew(self._owner, self._jobs, self._lease)
+                queue.renew(owner, jobs, lease)
             except MemoryBankError as e:
                 log.warning("a lease could not be renewed: %s", e)
 
-    def __enter__(self) -> None:
-        self._thread.start()
-
-    def __exit__(self, *exc: object) -> None:
-        self._over.set()
-        self._thread.join()
+    thread = threading.Thread(target=renew, name="memory-bank-leases", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
 
 
 class BackgroundObserver:

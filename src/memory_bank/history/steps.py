@@ -317,8 +317,7 @@ class Step:
             if value is not None:
                 self._set(name, _from_fields(part, value, f"{name} of a {type(self).__name__}"))
         self._set_tuple("model_input_messages", freeze)
-        for name in ("model_output_message",):
-            self._set(name, freeze(getattr(self, name)))
+        self._set("model_output_message", freeze(self.model_output_message))  # type: ignore[attr-defined]
 
 
 def check_wire(wire: str) -> None:

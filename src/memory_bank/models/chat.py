@@ -149,7 +149,7 @@ class OpenAIChat:
 
 def is_async(client: object) -> bool:
     """Whether an openai client is an asynchronous one."""
-    create = _create_of(client)
+    create = create_of(client)
     return callable(create) and (_is_async(create) or type(client).__name__.startswith("Async"))
 
 
@@ -176,7 +176,7 @@ def as_chat_model(client: object) -> ChatModel | None:
         form = _form_of(own, type(client).__name__)
         model: ChatModel = client if form == _FORMS[0] else PlainChat(client, form)  # type: ignore[assignment]
         return model
-    if not callable(_create_of(client)):
+    if not callable(create_of(client)):
         raise ConfigError(
             f"llm_client cannot be a {type(client).__name__}: pass an openai.OpenAI client, "
             "an object with generate_plain(input_messages=, model=), or None"
@@ -255,7 +255,8 @@ def _is_status(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and 400 <= value <= 599
 
 
-def _create_of(client: object) -> object:
+def create_of(client: object) -> object:
+    """The method of an openai client that makes a completion; None where there is none."""
     return getattr(getattr(getattr(client, "chat", None), "completions", None), "create", None)
 
 
