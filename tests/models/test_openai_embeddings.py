@@ -109,13 +109,13 @@ def test_a_missing_key_says_the_ways_out() -> None:
 @pytest.mark.parametrize(
     ("status", "said"),
     [
-        (400, "status 400"),
+        (400, "HTTP 400"),
         (401, "API key"),
         (403, "API key"),
-        (404, "model's name"),
-        (429, "limit"),
-        (500, "status 500"),
-        (503, "status 503"),
+        (404, "model name"),
+        (429, "quota"),
+        (500, "HTTP 500"),
+        (503, "HTTP 503"),
     ],
 )
 def test_refusals(embedding_server: Any, client: openai.OpenAI, status: int, said: str) -> None:

@@ -28,7 +28,6 @@ from memory_bank.transcript.messages import (
     kind_of,
     message_text,
     read,
-    result_of,
 )
 from memory_bank.transcript.responses import with_output
 from memory_bank.transcript.transcript import View
@@ -210,8 +209,8 @@ def shorten_interaction(
     """
     out: list[Any] = []
     place = 0
-    left = [(i, p) for i, p in enumerate(interaction.pairs) if p.result is not None]
-    for message in interaction.messages:
+    answered = interaction.results()
+    for position, message in enumerate(interaction.messages):
         kind = kind_of(message)
         if kind is MessageKind.CALL:
             count = len(calls_of(message))
@@ -222,21 +221,9 @@ def shorten_interaction(
                 out.append(_cheaper(short, message, counts) if len(here) == count else short)
                 note = ""
         elif kind is MessageKind.RESULT:
-            result = result_of(message)
-            at = next(
-                (
-                    n
-                    for n, (_, p) in enumerate(left)
-                    if p.result is not None
-                    and p.result.content is result.content
-                    and p.result.call_id == result.call_id
-                ),
-                None,
-            )
-            if at is not None:
-                pair, _ = left.pop(at)
-                if pair in shown:
-                    out.append(_cheaper(_with_text(message, shown[pair].result), message, counts))
+            call = shown.get(answered.get(position, -1))
+            if call is not None:
+                out.append(_cheaper(_with_text(message, call.result), message, counts))
         elif kind is MessageKind.SAY:
             if note and message_text(message):
                 out.append(_cheaper(_with_text(message, note), message, counts))

@@ -155,7 +155,7 @@ def is_async(client: object) -> bool:
 
 def model_error(error: Exception, model: str, client: object) -> ModelError:
     """A client's error as a ModelError: one sentence without any content of the call."""
-    return ModelError(_sentence(error, model, _host(client)))
+    return ModelError(explain(error, f"the chat model {str(model)[:80]!a}{_host(client)}"))
 
 
 def as_chat_model(client: object) -> ChatModel | None:
@@ -260,11 +260,10 @@ def create_of(client: object) -> object:
     return getattr(getattr(getattr(client, "chat", None), "completions", None), "create", None)
 
 
-def _sentence(error: Exception, model: str, host: str) -> str:
-    """What went wrong in a call and what to do, without any content of the call."""
+def explain(error: Exception, who: str) -> str:
+    """What went wrong in a call by an openai client and what to do, without any content of the call."""
     import openai
 
-    who = f"the chat model {str(model)[:80]!a}{host}"
     if isinstance(error, openai.APITimeoutError):
         return f"{who} did not answer in time: raise the timeout, or send less"
     if isinstance(error, openai.APIConnectionError):

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from memory_bank.errors import EmbedderLoadError, EmbeddingError
+from memory_bank.models.chat import explain
 
 #: OpenAI reads at most 8,192 tokens of an input. A token is at least one byte, so this many bytes always fit.
 MAX_INPUT_BYTES = 8_191
@@ -108,7 +109,7 @@ class OpenAIEmbedder:
             order = [item.index for item in answer.data]
             vectors = [item.embedding for item in answer.data]
         except openai.OpenAIError as exc:
-            raise EmbeddingError(self._explain(exc)) from exc
+            raise EmbeddingError(explain(exc, self.name)) from exc
         except Exception as exc:
             raise EmbeddingError(
                 f"{self.name} answered something that is no list of embeddings ({type(exc).__name__}): check "
@@ -128,24 +129,6 @@ class OpenAIEmbedder:
             ) from exc
         self._dimension = rows.shape[1]
         return rows
-
-    def _explain(self, exc: Exception) -> str:
-        """A client's error in one sentence, without any content of the call."""
-        import openai
-
-        if isinstance(exc, openai.APITimeoutError):
-            return f"{self.name} did not answer in time: raise the timeout or send smaller batches"
-        if isinstance(exc, openai.APIConnectionError):
-            return f"{self.name} cannot be reached: check base_url and the network"
-        if isinstance(exc, openai.APIStatusError):
-            advice = {
-                401: "check the API key",
-                403: "check what the API key may use",
-                404: "check the model's name and base_url",
-                429: "wait, or raise the limit of the account",
-            }.get(exc.status_code, "see the log of the endpoint")
-            return f"{self.name} answered with status {exc.status_code}: {advice}"
-        return f"{self.name} failed ({type(exc).__name__}): check the model's name and base_url"
 
 
 def _client(model: str, base_url: str | None, api_key: str | None, timeout: float) -> Any:

@@ -13,7 +13,8 @@ from itertools import islice
 from types import EllipsisType
 from typing import Any
 
-from memory_bank.transcript.jsontext import compact, is_deep, join_index, join_key
+from memory_bank.transcript.jsontext import compact, is_deep, join_index, join_key, leaves
+from memory_bank.transcript.shortening import joins
 
 LINE_CHARS = 2_000
 """Longer lines are wrapped: each piece is a line of its own."""
@@ -352,21 +353,13 @@ def _lines(text: str) -> Iterator[str]:
 
 
 def _values(value: Any) -> Iterator[str]:
-    """A line for each scalar and empty container, with its path; without recursion."""
-    pending: list[Iterator[PathValue]] = [iter([PathValue("", value)])]
-    while pending:
-        for node in pending[-1]:
-            path, inner = node.path, _opened(node.value)
-            if isinstance(inner, (dict, list)) and inner:
-                pending.append(_children(PathValue(path, inner), ...))
-                break
-            if isinstance(inner, str) and "\n" in inner:
-                yield f"{path}:"
-                yield from _lines(inner)
-            else:
-                yield f"{path} = {as_json(inner)}"
+    """A line for each scalar and empty container, with its path."""
+    for leaf in leaves(value, opened=parse_exact, with_empty=True):
+        if isinstance(leaf.value, str) and "\n" in leaf.value:
+            yield f"{leaf.path}:"
+            yield from _lines(leaf.value)
         else:
-            pending.pop()
+            yield f"{leaf.path} = {as_json(leaf.value)}"
 
 
 def _wrapped(line: str) -> Iterator[str]:
@@ -374,16 +367,12 @@ def _wrapped(line: str) -> Iterator[str]:
     while len(line) - at > LINE_CHARS:
         end = at + LINE_CHARS
         for near in range(end, end - _WORD_CHARS, -1):
-            if not _joins(line[near - 1], line[near]):
+            if not joins(line, near):
                 end = near
                 break
         yield line[at:end]
         at = end
     yield line[at:]
-
-
-def _joins(a: str, b: str) -> bool:
-    return (a.isalnum() or a in "_-.@/") and (b.isalnum() or b in "_-.@/")
 
 
 def chosen_lines(spec: object, count: int) -> list[range]:

@@ -105,12 +105,16 @@ _Trail = tuple["_Trail | None", str | int]
 
 
 def leaves(
-    value: object, *, opened: Callable[[str], Any] | None = None, breadth_first: bool = False
+    value: object,
+    *,
+    opened: Callable[[str], Any] | None = None,
+    breadth_first: bool = False,
+    with_empty: bool = False,
 ) -> Iterator[Leaf]:
     """The scalars of a JSON value, in order, without recursion; ``breadth_first``: the shallow ones first.
 
     ``opened`` (``inner_json``, for example) returns the value that a text holds as JSON, or None; the scalars
-    of that value then take the place of the text.
+    of that value then take the place of the text. ``with_empty``: empty objects and lists are leaves too.
     """
     pending = deque([iter([Leaf(value, "", 0, None)])])
     while pending:
@@ -118,7 +122,7 @@ def leaves(
             inner = node.value
             if opened is not None and isinstance(inner, str) and (found := opened(inner)) is not None:
                 inner = found
-            if isinstance(inner, (dict, list, tuple)):
+            if isinstance(inner, (dict, list, tuple)) and (inner or not with_empty):
                 children = _children(inner, node)
                 if breadth_first:
                     pending.appendleft(children)

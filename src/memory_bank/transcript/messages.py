@@ -360,6 +360,20 @@ class Interaction:
         """The position after its last message."""
         return self.start + len(self.messages)
 
+    def results(self) -> dict[int, int]:
+        """For each of its messages that is a result, by position among them, the position of its pair."""
+        left = [(i, p.result) for i, p in enumerate(self.pairs) if p.result is not None]
+        found: dict[int, int] = {}
+        for position, message in enumerate(self.messages):
+            if kind_of(message) is MessageKind.RESULT:
+                own = result_of(message)
+                for entry in left:
+                    if entry[1].content is own.content and entry[1].call_id == own.call_id:
+                        found[position] = entry[0]
+                        left.remove(entry)
+                        break
+        return found
+
     @property
     def record_ids(self) -> frozenset[str]:
         """The trace_ids of its records, and those they had before their images came."""

@@ -117,14 +117,14 @@ def cut_at_edge(text: str, room: int, *, marked: bool = False) -> str:
         mark = ""
     end = room - len(mark)
     start = end
-    while end > 0 and start - end < _LONG_WORD and _joins(text, end):
+    while end > 0 and start - end < _LONG_WORD and joins(text, end):
         end -= 1
-    if _joins(text, end) or (end == 0 and _is_long_word(text, start)):
+    if joins(text, end) or (end == 0 and _is_long_word(text, start)):
         end = start - 1 if "\udc00" <= text[start] <= "\udfff" else start
     return text[:end].rstrip() + mark
 
 
-def _joins(text: str, i: int) -> bool:
+def joins(text: str, i: int) -> bool:
     """Whether the characters before and after ``i`` belong to one word, number or character."""
     if not 0 < i < len(text):
         return False
@@ -135,7 +135,7 @@ def _joins(text: str, i: int) -> bool:
 def _is_long_word(text: str, i: int) -> bool:
     """Whether the text begins with a word of more than a hundred characters that reaches over ``i``."""
     end = i
-    while end < len(text) and end < _LONG_WORD and _joins(text, end):
+    while end < len(text) and end < _LONG_WORD and joins(text, end):
         end += 1
     return end >= _LONG_WORD
 

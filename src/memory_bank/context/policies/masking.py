@@ -7,7 +7,7 @@ from typing import Any
 from memory_bank.bank.session import MemoryBankState
 from memory_bank.config import MaskingSettings
 from memory_bank.plan import Choice, Replacement, Shown
-from memory_bank.transcript.messages import Interaction, MessageKind, content_text, kind_of, read, result_of
+from memory_bank.transcript.messages import Interaction, content_text, read
 from memory_bank.transcript.quoting import quote_lines
 from memory_bank.transcript.shortening import cut_at_edge
 from memory_bank.transcript.transcript import View
@@ -48,22 +48,8 @@ def choose_masking(view: View, session: MemoryBankState, *, settings: MaskingSet
 
 def _results(interaction: Interaction) -> list[tuple[int, str]]:
     """The positions of an interaction's results with their trace_ids."""
-    left = [
-        (p.result, t)
-        for p, t in zip(interaction.pairs, interaction.trace_ids, strict=True)
-        if p.result is not None and t is not None
-    ]
-    found = []
-    for i, message in enumerate(interaction.messages):
-        if kind_of(message) is not MessageKind.RESULT:
-            continue
-        result = result_of(message)
-        for at, (known, trace_id) in enumerate(left):
-            if known.content is result.content and known.call_id == result.call_id:
-                found.append((interaction.start + i, trace_id))
-                del left[at]
-                break
-    return found
+    ids = ((position, interaction.trace_ids[pair]) for position, pair in interaction.results().items())
+    return [(interaction.start + position, trace_id) for position, trace_id in ids if trace_id is not None]
 
 
 def _masked(message: Any, max_length: int, trace_id: str) -> dict[str, Any] | None:
