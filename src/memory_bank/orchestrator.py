@@ -7,7 +7,8 @@ import copy
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -276,15 +277,12 @@ class LLMOrchestrator:
         if self._async:
             raise ConfigError("the client is asynchronous: use agenerate and agenerate_plain.")
         name = opened.sent.model
-        try:
+        with self._closing(opened):
             if opened.sent.streamed and self._create is not None:
                 answer = self._create(messages=opened.messages, model=name, **opened.options)
             else:
                 chat: Any = self._chat  # takes the options that its client takes
                 answer = chat.generate_plain(input_messages=opened.messages, model=name, **opened.options)
-        except BaseException as e:
-            self._close(opened, None, type(e).__name__)
-            raise
         self._close(opened, answer)
         return answer
 
@@ -294,22 +292,27 @@ class LLMOrchestrator:
         assert self._create is not None
         name = opened.sent.model
         try:
-            answer = await self._create(messages=opened.messages, model=name, **opened.options)
+            with self._closing(opened):
+                answer = await self._create(messages=opened.messages, model=name, **opened.options)
+                if not opened.sent.streamed and getattr(answer, "choices", None) is None:
+                    raise ModelError(
+                        f"the endpoint answered, but with no chat completion: check base_url of {name!a}"
+                    )
         except Exception as e:
-            self._close(opened, None, type(e).__name__)
-            if opened.sent.streamed:
+            if opened.sent.streamed or isinstance(e, ModelError):
                 raise
             raise model_error(e, name, self._client) from e
+        self._close(opened, answer)
+        return answer
+
+    @contextmanager
+    def _closing(self, opened: _Open) -> Iterator[None]:
+        """Write a call down if it fails."""
+        try:
+            yield
         except BaseException as e:
             self._close(opened, None, type(e).__name__)
             raise
-        if not opened.sent.streamed and getattr(answer, "choices", None) is None:
-            self._close(opened, None, ModelError.__name__)
-            raise ModelError(
-                f"the endpoint answered, but with no chat completion: check base_url of {name!a}"
-            )
-        self._close(opened, answer)
-        return answer
 
     def _close(self, opened: _Open, answer: Any, error: str = "") -> None:
         """Write a call down."""

@@ -408,14 +408,12 @@ class Database:
 
         Raises ConfigError for an invalid id, and for a session of another agent or namespace.
         """
-        if not is_session_id(session_id):
-            raise ConfigError(
-                "a session_id must be a text of 1 to 255 characters without NUL and lone surrogates."
-            )
-        if agent_id is not None and not is_session_id(agent_id):
-            raise ConfigError(
-                "an agent_id must be a text of 1 to 255 characters without NUL and lone surrogates, or None."
-            )
+        names = {"a session_id": session_id} | ({} if agent_id is None else {"an agent_id": agent_id})
+        for what, name in names.items():
+            if not is_session_id(name):
+                raise ConfigError(
+                    f"{what} must be a text of 1 to 255 characters without NUL and lone surrogates."
+                )
         with self.read() as c:
             known = c.execute(_OWNERS, {"session": session_id}).first()
         if known is None or (agent_id is not None and known[0] is None) or known[2] is not None:

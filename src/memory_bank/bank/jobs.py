@@ -208,12 +208,9 @@ def queue_unmade(database: Database, session_id: str | None = None, at_once: int
     """
     added, last = 0, -1
     while True:
-        values = {"last": last, "n": at_once}
+        statement, here = (_UNMADE, {}) if session_id is None else (_UNMADE_HERE, {"session": session_id})
         with database.read() as c:
-            if session_id is None:
-                rows = c.execute(_UNMADE, values).all()
-            else:
-                rows = c.execute(_UNMADE_HERE, {**values, "session": session_id}).all()
+            rows = c.execute(statement, {"last": last, "n": at_once, **here}).all()
         wanted: dict[str, list[str]] = {}
         for _, session, trace_id, tool, verbatim, head in rows:
             if not _is_own(tool, verbatim, head):

@@ -154,11 +154,10 @@ class MemoryBankState(Session):
         self.retained: tuple[frozenset[str], frozenset[str]] = (frozenset(), frozenset())
         self.unobserved: dict[
             str, Insight | None
-        ] = {}  # stored without an insight; a draft where there is one
+        ] = {}  # records without an insight, with a draft if there is one
         self.new_records: list[InteractionRecord] = []  # that the present step has stored
-        self.shown_elsewhere: dict[
-            tuple[str, str], InteractionRecord
-        ] = {}  # other sessions' records in contexts
+        # other sessions' records in contexts, by session_id and trace_id
+        self.shown_elsewhere: dict[tuple[str, str], InteractionRecord] = {}
         self.storage_errors = 0
         self.order_changes = 0  # how often other processes changed the order of stored records
         self.settings = MemoryBankSettings()
@@ -166,9 +165,7 @@ class MemoryBankState(Session):
         self._given_counter = counter
         self._encoding: str | None = None
         self._task = ""
-        self._by_call: dict[str, list[str]] | None = (
-            None  # trace_ids of the records by call id, once asked for
-        )
+        self._by_call: dict[str, list[str]] | None = None  # trace_ids by call id, once asked for
         self.transcript = Transcript(session_id, self.counter, self._is_mask)
         self._generation: int | None = None
         self._jobs = JobQueue(self.database, session_id)
@@ -217,12 +214,10 @@ class MemoryBankState(Session):
 
     @property
     def embedder_name(self) -> str:
-        """The name of the embedding model, "" until one is known."""
         return "" if self.insight_store is None else self.insight_store.embedder_name
 
     @property
     def observer_name(self) -> str:
-        """What the step's insights are labelled with: "extractive" or "llm:MODEL"."""
         return self.observer.name
 
     def prepare(self, settings: MemoryBankSettings | None, llm_client: object = None) -> None:

@@ -60,9 +60,8 @@ class EvidenceMemory:
         self.numbers: dict[str, int] = {}
         self.places: dict[str, int] = {}  # of each record in the index
         self.opening: dict[str, int] = {}  # tokens of each call in its place, with nothing of its output
-        self.turns: dict[
-            object, tuple[Interaction, ShortenedTurn]
-        ] = {}  # of the latest step, by what they show
+        # of the latest step, by what they show
+        self.turns: dict[object, tuple[Interaction, ShortenedTurn]] = {}
         self._notes: dict[int, str] = {}  # by the place of a note, the record with whose call it was said
         self._on_files: deque[bool] = deque(maxlen=LATEST_CALLS)
         self._latest = 0  # the index takes interactions in order; a late result joins the latest

@@ -265,18 +265,16 @@ class ScriptedServer:
     def render(self, reply: Reply, path: str, body: Any, size: int) -> tuple[str, list[bytes]]:
         """The content type and the body of a reply, in several pieces when it is streamed."""
         streamed = isinstance(body, dict) and bool(body.get("stream")) and reply.status < 400
+        kind = "text/event-stream" if streamed else "application/json"
         if reply.raw is not None:
             given = [reply.raw] if isinstance(reply.raw, (str, bytes)) else reply.raw
             parts = [p if isinstance(p, bytes) else p.encode("utf-8", "surrogatepass") for p in given]
-            return ("text/event-stream" if streamed else "application/json"), parts
+            return kind, parts
         if reply.status >= 400:
             return "application/json", [error_of(reply) if path in (MESSAGES, COUNT) else error_body(reply)]
-        if path == MESSAGES:
-            pieces = self._messages.render(reply, body, size, streamed)
-            return ("text/event-stream" if streamed else "application/json"), pieces
-        if path == RESPONSES:
-            pieces = self._responses.render(reply, body, size, streamed)
-            return ("text/event-stream" if streamed else "application/json"), pieces
+        if path in (MESSAGES, RESPONSES):
+            api = self._messages if path == MESSAGES else self._responses
+            return kind, api.render(reply, body, size, streamed)
         head = {"id": self._number("chatcmpl-"), "created": 0, "model": body["model"]}
         tool_calls = [self._tool_call(*given) for given in reply.tool_calls]
         said = len(reply.content or "") + sum(len(c["function"]["arguments"]) for c in tool_calls)
@@ -292,7 +290,7 @@ class ScriptedServer:
                 message["tool_calls"] = tool_calls
             choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": reason}
             whole = {**head, "object": "chat.completion", "choices": [choice], "usage": usage}
-            return "application/json", [json.dumps(whole).encode()]
+            return kind, [json.dumps(whole).encode()]
         head["object"] = "chat.completion.chunk"
         options = body.get("stream_options")
         with_usage = isinstance(options, dict) and bool(options.get("include_usage"))
@@ -304,7 +302,7 @@ class ScriptedServer:
         if with_usage:
             chunks = [{**chunk, "usage": None} for chunk in chunks]
             chunks.append({**head, "choices": [], "usage": usage})
-        return "text/event-stream", [f"data: {c}\n\n".encode() for c in [*map(json.dumps, chunks), "[DONE]"]]
+        return kind, [f"data: {c}\n\n".encode() for c in [*map(json.dumps, chunks), "[DONE]"]]
 
     def _tool_call(self, name: str, arguments: Any, call_id: str | None = None) -> JsonObject:
         text = arguments if isinstance(arguments, str) else json.dumps(arguments)
