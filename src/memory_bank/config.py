@@ -28,15 +28,15 @@ ENV_PREFIX = "MEMORY_BANK_"
 FAULT = "MEMORY_BANK_FAULT"  # no setting: see memory_bank.faults
 
 
-def _no_truth_for_a_number(value: Any) -> Any:
+def _no_boolean(value: Any) -> Any:
     if isinstance(value, bool):
         raise ValueError("true and false are no values for this setting")
     return value
 
 
-Int = Annotated[int, BeforeValidator(_no_truth_for_a_number)]
-Number = Annotated[int | float, BeforeValidator(_no_truth_for_a_number)]
-Float = Annotated[float, BeforeValidator(_no_truth_for_a_number)]
+Int = Annotated[int, BeforeValidator(_no_boolean)]
+Number = Annotated[int | float, BeforeValidator(_no_boolean)]
+Float = Annotated[float, BeforeValidator(_no_boolean)]
 
 
 class Settings(BaseModel):
@@ -245,7 +245,7 @@ class MemoryBankSettings(Settings):
 
     @field_validator("history_budget")
     @classmethod
-    def _a_share_is_at_most_one(cls, value: int | float) -> int | float:
+    def _check_share(cls, value: int | float) -> int | float:
         if isinstance(value, float) and value > 1:
             raise ValueError(
                 "a fraction is a share of the history, at most 1.0; give tokens as a whole number"
@@ -366,7 +366,7 @@ class ScratchpadSettings(StoredSettings):
 
     @field_validator("observation_chars")
     @classmethod
-    def _not_without_bounds(cls, value: int) -> int:
+    def _limit_chars(cls, value: int) -> int:
         return min(value, 1_400)
 
 

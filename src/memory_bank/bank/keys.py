@@ -47,7 +47,7 @@ class ApiKey:
     digest: str = field(default="", repr=False)
 
     def fits(self, key: str) -> bool:
-        """Whether ``key`` is this one; takes as long for any other of its length."""
+        """Whether ``key`` is this one, compared in constant time."""
         return hmac.compare_digest(digest_of(key), self.digest)
 
 
@@ -82,7 +82,7 @@ class Keys:
         requests_per_minute: int | None = None,
         max_body_bytes: int | None = None,
     ) -> tuple[ApiKey, str]:
-        """A new key and its row; the key can never be had again.
+        """Create a key: its row, and the key itself, which is not stored and cannot be read again.
 
         ``namespace`` None makes one of its own; one that is named is shared with the other keys that name it.
         Raises ConfigError for a name that a valid key has, and for a namespace that cannot be one.

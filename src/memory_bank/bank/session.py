@@ -174,7 +174,7 @@ class MemoryBankState(Session):
         self._may_have_jobs = False
         self.defer = defer
         self._deferred: dict[str, Callable[[], None]] = {}
-        self._told: dict[str, object] = {}  # the Observer's failures that a warning has told
+        self._told: dict[str, object] = {}  # reasons of the Observer's failures that were logged as a warning
         if embedding_model is not None:
             self._bind_embedder(embedding_model)
 

@@ -233,7 +233,7 @@ class FactStore:
         """The records with a number above ``after``, oldest first; of one tool, if given."""
         return [
             RecordLine(
-                o.number, o.trace_id, o.step_id, o.tool_name, 
+                o.number, o.trace_id, o.step_id, o.tool_name,
                 text_of(o.input_head[:ARGUMENT_BYTES]), o.output_bytes,
             )
             for o in list_outlines(self.database, self.session_id, limit, after, tool)

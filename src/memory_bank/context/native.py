@@ -34,7 +34,7 @@ from memory_bank.transcript.transcript import View
 
 EXCERPTS_HEAD = "Excerpts of calls that are no longer in the list of messages:\n"
 THREAD_LINE = 10
-"""Tokens that a call takes in the thread, about: one that is shown in its place is not told there."""
+"""About how many tokens a call takes in the thread, which leaves out the calls that are shown in their place."""
 LONG_ARGUMENT = 160
 """Characters from which a text in the arguments of a call is shortened."""
 ARGUMENT_START = 80

@@ -10,6 +10,7 @@ from memory_bank.transcript.messages import (
     Interaction,
     MessageKind,
     Pair,
+    call_entry,
     calls_of,
     content_text,
     kind_of,
@@ -142,10 +143,9 @@ def _with_call(orphan: Any) -> list[Any]:
         call: dict[str, Any] = {"role": "assistant", "content": None}
         return [call | {"function_call": {"name": name, "arguments": "{}"}}, orphan]
     call_id = result.call_id or "call_unknown"
-    body = {"id": call_id, "type": "function", "function": {"name": name, "arguments": "{}"}}
     if result.call_id is None:
         orphan = {**as_dict(orphan), "tool_call_id": call_id}
-    return [{"role": "assistant", "content": None, "tool_calls": [body]}, orphan]
+    return [{"role": "assistant", "content": None, "tool_calls": [call_entry(call_id, name, "{}")]}, orphan]
 
 
 def _without(message: Any, answered: set[Any]) -> Any:

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Literal, Self, TypeVar, cast
 from memory_bank.errors import HistoryError
 from memory_bank.history.values import Json, freeze, image_url, is_amount, positive, thaw
 from memory_bank.transcript.jsontext import compact, parse_arguments, parse_output
-from memory_bank.transcript.messages import content_text, is_text_part, media_kinds
+from memory_bank.transcript.messages import call_entry, content_text, is_text_part, media_kinds
 from memory_bank.transcript.shortening import cut_at_edge, shorten, shorten_text
 
 Wire = Literal["tools", "text"]
@@ -604,7 +604,7 @@ def _as_tool_messages(step: ActionStep, thought: str | None) -> list[Json]:
     messages: list[Json] = []
     ids = _call_ids(step)
     if step.tool_calls:
-        calls = [_function_call(i, c.name, c.text) for i, c in zip(ids, step.tool_calls, strict=True)]
+        calls = [call_entry(i, c.name, c.text) for i, c in zip(ids, step.tool_calls, strict=True)]
         messages.append({"role": "assistant", "content": thought, "tool_calls": calls})
     elif thought is not None:
         messages.append({"role": "assistant", "content": thought})
@@ -622,16 +622,10 @@ def _as_text_messages(step: ActionStep, thought: str | None) -> list[Json]:
     messages: list[Json] = [] if thought is None else [{"role": "assistant", "content": thought}]
     ids = _call_ids(step)
     if step.tool_calls:
-        calls = [
-            _function_call(i, c.name, thaw(c.arguments)) for i, c in zip(ids, step.tool_calls, strict=True)
-        ]
+        calls = [call_entry(i, c.name, thaw(c.arguments)) for i, c in zip(ids, step.tool_calls, strict=True)]
         messages.append({"role": "assistant", "content": CALLING + compact(calls)})
     in_order = sorted(_answers(step, ids), key=lambda a: len(ids) if a[0] is None else a[0])
     return messages + [{"role": "user", "content": _observed(content)} for _, content in in_order]
-
-
-def _function_call(call_id: str, name: str, arguments: Any) -> Json:
-    return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
 def _observed(content: Any) -> Any:

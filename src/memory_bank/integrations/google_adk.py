@@ -17,7 +17,7 @@ from memory_bank.integrations.bridge import (
 )
 from memory_bank.tools import TOOL_SCHEMAS
 from memory_bank.transcript.jsontext import compact, parse_arguments, plain
-from memory_bank.transcript.messages import content_text
+from memory_bank.transcript.messages import call_entry, content_text
 
 try:
     from google.adk.plugins.base_plugin import BasePlugin
@@ -84,8 +84,7 @@ class ADKWire:
         for i, part in enumerate(parts):
             if part.function_call is not None:
                 call = part.function_call
-                function = {"name": call.name, "arguments": compact(plain(call.args or {}))}
-                calls.append({"id": self._ids[id(part)], "type": "function", "function": function})
+                calls.append(call_entry(self._ids[id(part)], call.name, compact(plain(call.args or {}))))
             elif part.text is not None:
                 texts += [] if part.thought else [part.text]
             else:  # code, files and what is not known

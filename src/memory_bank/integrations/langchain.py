@@ -10,6 +10,7 @@ from memory_bank.integrations.bridge import Bridge, BridgeOptions, ChatMessage, 
 from memory_bank.tools import TOOL_SCHEMAS
 from memory_bank.transcript.anthropic import thinking_rule
 from memory_bank.transcript.jsontext import compact, parse_arguments
+from memory_bank.transcript.messages import call_entry
 
 try:
     from langchain.agents.middleware import AgentMiddleware, ModelRequest
@@ -90,14 +91,10 @@ def _assistant(native: AIMessage) -> ChatMessage:
     if isinstance(content, list):
         hidden = _CALL_BLOCKS | _HIDDEN_BLOCKS
         content = [b for b in content if not isinstance(b, dict) or b.get("type") not in hidden]
-    calls = [_call(c["id"], c["name"], compact(c["args"])) for c in native.tool_calls]
-    calls += [_call(c["id"], c["name"] or "unknown", c["args"] or "") for c in native.invalid_tool_calls]
+    calls = [call_entry(c["id"], c["name"], compact(c["args"])) for c in native.tool_calls]
+    calls += [call_entry(c["id"], c["name"] or "unknown", c["args"] or "") for c in native.invalid_tool_calls]
     message: ChatMessage = {"role": "assistant", "content": content or (None if calls else "")}
     return message | {"tool_calls": calls} if calls else message
-
-
-def _call(call_id: str | None, name: str, arguments: str) -> dict[str, Any]:
-    return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
 def _with_calls(native: AIMessage, message: ChatMessage) -> AIMessage:

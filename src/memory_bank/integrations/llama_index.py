@@ -8,7 +8,7 @@ from typing import Any, TypeVar, Unpack
 from memory_bank.errors import MessagesError, MissingExtraError
 from memory_bank.integrations.bridge import KEPT_ROLE, Bridge, BridgeOptions, ChatMessage, read_natives
 from memory_bank.transcript.jsontext import parse_arguments, plain
-from memory_bank.transcript.messages import Call, calls_of, content_text
+from memory_bank.transcript.messages import Call, call_entry, calls_of, content_text
 
 try:
     from llama_index.core.base.llms.types import (
@@ -47,10 +47,7 @@ class LlamaIndexWire:
         calls = _calls(native) if role == "assistant" else []
         if calls:
             message["content"] = message["content"] or None
-            message["tool_calls"] = [
-                {"id": c.call_id, "type": "function", "function": {"name": c.name, "arguments": c.text}}
-                for c in calls
-            ]
+            message["tool_calls"] = [call_entry(c.call_id, c.name, c.text) for c in calls]
         return [message]
 
     def rewrite(self, native: Any, messages: Sequence[ChatMessage | None]) -> Any | None:

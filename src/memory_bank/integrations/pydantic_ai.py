@@ -17,6 +17,7 @@ from memory_bank.integrations.bridge import (
 )
 from memory_bank.tools import TOOL_SCHEMAS
 from memory_bank.transcript.anthropic import Thinking, thinking_rule
+from memory_bank.transcript.messages import call_entry
 
 try:
     from pydantic_ai import RunContext, Tool
@@ -117,11 +118,7 @@ def _text(text: str) -> dict[str, str]:
 def _read_response(native: ModelResponse) -> list[ChatMessage]:
     said = "\n".join(p.content for p in native.parts if isinstance(p, TextPart))
     calls = [
-        {
-            "id": p.tool_call_id,
-            "type": "function",
-            "function": {"name": p.tool_name, "arguments": p.args_as_json_str()},
-        }
+        call_entry(p.tool_call_id, p.tool_name, p.args_as_json_str())
         for p in native.parts
         if isinstance(p, ToolCallPart)
     ]

@@ -15,7 +15,7 @@ from memory_bank.errors import MessagesError, MissingExtraError
 from memory_bank.integrations.bridge import KEPT_ROLE, Bridge, BridgeOptions, ChatMessage, read_natives
 from memory_bank.tools import TOOL_SCHEMAS
 from memory_bank.transcript.jsontext import compact, parse_arguments
-from memory_bank.transcript.messages import content_text
+from memory_bank.transcript.messages import call_entry, content_text
 
 try:
     from smolagents import ChatMessage as SmolMessage
@@ -98,7 +98,7 @@ def _read_action(step: ActionStep) -> list[ChatMessage]:
     text = "\n".join(t for t in (observed, error) if t)
     images = [{"type": "image"} for _ in step.observations_images or ()]
     call_id = step.tool_calls[0].id
-    call = {"id": call_id, "type": "function", "function": _function(step.tool_calls)}
+    call = call_entry(call_id, *_function(step.tool_calls))
     content: Any = [{"type": "text", "text": text}, *images] if images else text
     return [
         {"role": "assistant", "content": said or None, "tool_calls": [call]},
@@ -106,13 +106,13 @@ def _read_action(step: ActionStep) -> list[ChatMessage]:
     ]
 
 
-def _function(calls: Sequence[ToolCall]) -> dict[str, str]:
-    """One function for the calls of a step: several are named together, with the arguments of each."""
+def _function(calls: Sequence[ToolCall]) -> tuple[str, str]:
+    """Name and arguments for the calls of a step: several are named together, with the arguments of each."""
     if len(calls) == 1:
         [call] = calls
-        return {"name": call.name, "arguments": compact(_arguments(call))}
+        return call.name, compact(_arguments(call))
     named = [{"name": call.name, "arguments": _arguments(call)} for call in calls]
-    return {"name": "+".join(dict.fromkeys(c.name for c in calls)), "arguments": compact({"calls": named})}
+    return "+".join(dict.fromkeys(c.name for c in calls)), compact({"calls": named})
 
 
 def _arguments(call: ToolCall) -> Any:

@@ -60,7 +60,7 @@ def _value_summary(value: object) -> str:
     errors: dict[str, None] = {}
     named: dict[str, None] = {}
     rest: dict[str, None] = {}
-    # The shallow ones first: what is said once counts more than row 400.
+    # The shallow values first: they occur once, values of rows many times.
     given = (leaf for leaf in leaves(value, breadth_first=True) if leaf.value not in (None, ""))
     for leaf, key, depth, _ in islice(given, _SCAN_LEAVES):
         shown = cut_at_edge(" ".join(str(leaf)[:400].split()), 160)

@@ -136,7 +136,7 @@ class Observer:
             summary = reply_text(answer).strip()
         except TimeoutError:  # its cost is unknown: it stays booked as expected
             return Trouble(f"the model did not answer within {self.timeout:g} s", again=True)
-        except Exception as e:  # whatever a foreign model raises costs an insight, never a fact
+        except Exception as e:  # a model may raise anything; the record is stored already
             self._settle(expected, Spent(calls=1))
             return Trouble(failure_of(e, self.model), again=True)
         self._settle(expected, self._actual(answer, expected, summary))

@@ -65,7 +65,7 @@ class Summarizer:
         )
         try:
             text = reply_text(ask(self.chat, messages, self.model, self.timeout)).strip()
-        except Exception as e:  # whatever a foreign model raises costs a summary, never a fact
+        except Exception as e:  # a model may raise anything; the records are stored already
             log.warning("the summary's model failed with %s: an extractive one stands in", type(e).__name__)
             return None
         if not text:

@@ -35,6 +35,7 @@ from memory_bank.testing.server_messages import COUNT, ScriptedMessages, error_o
 from memory_bank.testing.server_messages import PATH as MESSAGES
 from memory_bank.testing.server_responses import PATH as RESPONSES
 from memory_bank.testing.server_responses import ScriptedResponses
+from memory_bank.transcript.messages import call_entry
 from memory_bank.transcript.pairing import pairing_errors
 
 __all__ = [
@@ -306,8 +307,7 @@ class ScriptedServer:
 
     def _tool_call(self, name: str, arguments: Any, call_id: str | None = None) -> JsonObject:
         text = arguments if isinstance(arguments, str) else json.dumps(arguments)
-        call_id = call_id if call_id is not None else self._number("call_")
-        return {"id": call_id, "type": "function", "function": {"name": name, "arguments": text}}
+        return call_entry(self._number("call_") if call_id is None else call_id, name, text)
 
     def _number(self, prefix: str) -> str:
         """The next id with a prefix: ``call_0001``."""

@@ -14,7 +14,7 @@ from typing import Any
 
 from memory_bank.errors import HistoryError
 from memory_bank.transcript.jsontext import compact, parse_arguments, plain
-from memory_bank.transcript.messages import content_text
+from memory_bank.transcript.messages import call_entry, content_text
 
 AnthropicMessage = dict[str, Any]
 ChatMessage = dict[str, Any]
@@ -243,14 +243,8 @@ def _type(block: object) -> str | None:
 def _tool_call(block: Block) -> dict[str, Any]:
     arguments = block.get("input")
     name = block.get("name")
-    return {
-        "id": block.get("id"),
-        "type": "function",
-        "function": {
-            "name": name if isinstance(name, str) else "unknown",
-            "arguments": arguments if isinstance(arguments, str) else compact(plain(arguments or {})),
-        },
-    }
+    text = arguments if isinstance(arguments, str) else compact(plain(arguments or {}))
+    return call_entry(block.get("id"), name if isinstance(name, str) else "unknown", text)
 
 
 def _tool_message(block: Block) -> ChatMessage:

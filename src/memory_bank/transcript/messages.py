@@ -231,6 +231,11 @@ class Result:
         return "\n".join(content_text(c) for c in (self.content, *self.extra))
 
 
+def call_entry(call_id: object, name: object, arguments: Any) -> dict[str, Any]:
+    """A call of a function as an entry of ``tool_calls``."""
+    return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
 def calls_of(message: object) -> list[Call]:
     """The calls of an assistant message or a Responses item, in order."""
     item = read(message, "type")

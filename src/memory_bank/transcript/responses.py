@@ -12,7 +12,7 @@ from typing import Any, TypeGuard
 
 from memory_bank.errors import HistoryError
 from memory_bank.transcript.jsontext import compact
-from memory_bank.transcript.messages import HOSTED, content_text
+from memory_bank.transcript.messages import HOSTED, call_entry, content_text
 
 Item = dict[str, Any]
 ChatMessage = dict[str, Any]
@@ -98,9 +98,9 @@ def call_id_of(item: Item) -> str | None:
 def tool_call(item: Item) -> dict[str, Any]:
     """A call as an entry of ``tool_calls``. Tools without a name of their own are named by their type."""
     kind = item_type(item)
-    head = {"id": call_id_of(item)}
     if kind == "custom_tool_call":
-        return {**head, "type": "custom", "custom": {"name": _tool_name(item), "input": item.get("input")}}
+        custom = {"name": _tool_name(item), "input": item.get("input")}
+        return {"id": call_id_of(item), "type": "custom", "custom": custom}
     if kind in ("function_call", "mcp_call"):
         arguments = item.get("arguments")
     elif kind in _NAMED_ARGUMENTS:
@@ -111,7 +111,7 @@ def tool_call(item: Item) -> dict[str, Any]:
         if kind == "web_search_call" and isinstance(found, dict):  # its sources are the result
             found = {k: v for k, v in found.items() if k != "sources"}
         arguments = compact(found)
-    return {**head, "type": "function", "function": {"name": _tool_name(item), "arguments": arguments}}
+    return call_entry(call_id_of(item), _tool_name(item), arguments)
 
 
 def _tool_name(item: Item) -> str:

@@ -25,7 +25,7 @@ from typing import Any
 
 from memory_bank.errors import HistoryError
 from memory_bank.transcript.jsontext import compact
-from memory_bank.transcript.messages import MessageKind, content_text, is_text_part, kind_of, read
+from memory_bank.transcript.messages import MessageKind, call_entry, content_text, is_text_part, kind_of, read
 
 ChatMessage = dict[str, Any]
 
@@ -116,8 +116,7 @@ def _converted(messages: Sequence[Any], form: TextForm, found: Mapping[int, Writ
             if call_id in calls:
                 call_id = f"{call_id}_{len(calls) + 1}"
             calls[call_id] = message, found[i]
-            function = {"name": found[i].name, "arguments": found[i].arguments}
-            made = {"id": call_id, "type": "function", "function": function}
+            made = call_entry(call_id, found[i].name, found[i].arguments)
             new: Any = {"role": "assistant", "content": found[i].lead or None, "tool_calls": [made]}
         elif i - 1 in found:
             text = _text(message) or ""
