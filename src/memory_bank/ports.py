@@ -134,23 +134,6 @@ class ChatModel(Protocol):
         """The answer: a string, or an OpenAI-shaped chat completion. May raise anything."""
 
 
-class SpendingLimits(Protocol):
-    """Limits on calls, tokens and cost of a model, per session and per day (UTC); None: no limit."""
-
-    @property
-    def calls_per_session(self) -> int | None: ...
-    @property
-    def calls_per_day(self) -> int | None: ...
-    @property
-    def tokens_per_session(self) -> int | None: ...
-    @property
-    def tokens_per_day(self) -> int | None: ...
-    @property
-    def cost_per_session(self) -> float | None: ...
-    @property
-    def cost_per_day(self) -> float | None: ...
-
-
 @runtime_checkable
 class TokenCounter(Protocol):
     """Counts tokens of texts and messages."""

@@ -28,7 +28,7 @@ from memory_bank.bank.schema import (
     steps,
     sum_of,
 )
-from memory_bank.ports import SpendingLimits
+from memory_bank.config import ObserverBudget
 from memory_bank.pricing import Usage
 from memory_bank.records import Spent
 
@@ -59,7 +59,7 @@ class Spending:
         self.clock = clock
         self._reserved = threading.local()  # the day of this thread's call, which may end on the next day
 
-    def reserve(self, model: str, expected: Spent, limits: SpendingLimits) -> str | None:
+    def reserve(self, model: str, expected: Spent, limits: ObserverBudget) -> str | None:
         """Book a call before it is made. Returns why a limit forbids it, or None; then nothing is booked.
 
         ``expected`` is the most that the call can cost: concurrent callers never exceed a limit together.
@@ -115,11 +115,11 @@ def spent_of(sums: Iterable[Any]) -> Spent:
 _LIMITED = ("calls", "tokens", "cost")
 
 
-def _has_limit(limits: SpendingLimits) -> bool:
+def _has_limit(limits: ObserverBudget) -> bool:
     return any(getattr(limits, f"{k}_per_{p}") is not None for k in _LIMITED for p in ("session", "day"))
 
 
-def _exceeded(spent: Spent, more: Spent, limits: SpendingLimits, period: str) -> str | None:
+def _exceeded(spent: Spent, more: Spent, limits: ObserverBudget, period: str) -> str | None:
     """The limit that the sum exceeds, in words, or None."""
     for name in _LIMITED:
         limit = getattr(limits, f"{name}_per_{period}")

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any, Unpack
 
 from memory_bank.errors import MissingExtraError
-from memory_bank.integrations.bridge import Bridge, BridgeOptions, NativeChat
+from memory_bank.integrations.bridge import Bridge, BridgeOptions, NativeChat, same_objects
 from memory_bank.tools import TOOL_SCHEMAS
 from memory_bank.transcript.anthropic import Thinking, from_anthropic, thinking_rule, to_anthropic
 from memory_bank.transcript.messages import content_text
@@ -78,7 +78,7 @@ class MemoryBankTransport(httpx2.BaseTransport, httpx2.AsyncBaseTransport):
             return self._sent(self._transport.handle_request(request))
         body, messages, session_id, system = read
         rebuilt = self.bridge.rebuild(messages, session_id, system=system)
-        if not _differs(rebuilt, messages):
+        if same_objects(rebuilt, messages):
             return self._sent(self._transport.handle_request(request))
         response = self._transport.handle_request(_with_messages(request, body, rebuilt))
         if response.status_code != 400:
@@ -96,7 +96,7 @@ class MemoryBankTransport(httpx2.BaseTransport, httpx2.AsyncBaseTransport):
             return self._sent(await self._transport.handle_async_request(request))
         body, messages, session_id, system = read
         rebuilt = await self.bridge.arebuild(messages, session_id, system=system)
-        if not _differs(rebuilt, messages):
+        if same_objects(rebuilt, messages):
             return self._sent(await self._transport.handle_async_request(request))
         response = await self._transport.handle_async_request(_with_messages(request, body, rebuilt))
         if response.status_code != 400:
@@ -154,10 +154,6 @@ class MemoryBankTransport(httpx2.BaseTransport, httpx2.AsyncBaseTransport):
             return await self.bridge.aanswer(name, arguments, session_id)
 
         return partial(beta_async_tool, **given)(acall) if asynchronous else partial(beta_tool, **given)(call)
-
-
-def _differs(rebuilt: Sequence[Any], messages: Sequence[Any]) -> bool:
-    return len(rebuilt) != len(messages) or any(a is not b for a, b in zip(rebuilt, messages, strict=True))
 
 
 def _with_messages(request: httpx2.Request, body: dict[str, Any], messages: list[Any]) -> httpx2.Request:

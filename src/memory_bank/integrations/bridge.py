@@ -348,7 +348,7 @@ class Bridge(Generic[N]):
                 context, _ = self.processor.apply_strategy(
                     chat.messages, self.strategy, llm_client=self._llm_client, session_id=held.name
                 )
-            if _same_objects(context, chat.messages):
+            if same_objects(context, chat.messages):
                 return list(natives), held.name
             return chat.write(context), held.name
         except (ConfigError, LoopDetectedError):  # for the caller to change
@@ -403,5 +403,6 @@ def _told(messages: Sequence[ChatMessage]) -> list[ChatMessage]:
     return [m for m in messages if m.get("role") not in ("system", "developer")]
 
 
-def _same_objects(one: Sequence[object], other: Sequence[object]) -> bool:
+def same_objects(one: Sequence[object], other: Sequence[object]) -> bool:
+    """Whether two lists hold the very same objects."""
     return len(one) == len(other) and all(a is b for a, b in zip(one, other, strict=True))
