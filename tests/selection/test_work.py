@@ -12,7 +12,7 @@ from memory_bank import MemoryProcessor
 from memory_bank.context import native
 from memory_bank.provenance.index import SourceIndex
 from memory_bank.selection import candidates, thread
-from memory_bank.selection.candidates import kind_of, parse_record, shape_of, words_of
+from memory_bank.selection.candidates import fold, forms_in, kind_of, parse_record, shape_of, words_of
 from memory_bank.selection.index import EvidenceIndex
 from memory_bank.selection.parsing import LONGEST_KEY
 from memory_bank.selection.tables import EvidenceTables, _stands_in
@@ -101,9 +101,9 @@ def test_values_are_compared_with_the_anchor_as_a_search_does():
     tables = EvidenceTables()
     output = "A-17, /src/a-b.py x.y@z.org #tag 2024-01-05 (Ann Lee) snake_case B-170 99.5 src q1"
     tables.add(parse_record(1, output, len, tool="get", arguments='{"path": "src/a-b.py", "n": 995.5}'))
-    for anchor in (["a-17 ann lee"], ["see /src/a-b.py.", "x.y@z.org99.5"], ["#tag B-1700 snake_case"], [""]):
+    for anchor in (["a-17 ann lee"], ["see /src/a-b.py.", "x.y@z.org99.5"], ["#tag B-1700 snake_case", "Ann\n Lee 99.5"], [""]):
         tables.set_anchor(anchor)
-        text, forms = tables._anchor_text, tables._anchor_forms
+        text, forms = fold("\n".join(anchor)), {form for text in anchor for form in forms_in(text)}
         assert tables.values["visible"].tolist() == [f in forms or _stands_in(f, text) for f in tables.forms]
 
 

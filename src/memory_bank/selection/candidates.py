@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from memory_bank.selection.cutting import CutText, Segment, cut_text
 from memory_bank.selection.files import FileAccess, file_access
@@ -32,23 +32,28 @@ KINDS = (
     *("snake", "camel", "dotted", "path", "url", "email", "hex", "slug", "label"),
 )
 KIND = {name: number for number, name in enumerate(KINDS)}
+_LABEL = KIND["label"]
 
-_TOKEN = re.compile(
-    r"(?P<url>https?://[^\s\"'<>)\]}|\\]{1,300})"
-    r"|(?P<email>[\w.+\-]{1,64}@[\w\-]{1,64}\.[\w.\-]{1,64})"
-    r"|(?P<date>\b\d{4}-\d{2}-\d{2}(?:[T ]\d{2}:\d{2}(?::\d{2})?)?"
-    r"|\b\d{1,2}:\d{2}(?::\d{2})?(?:-\d{1,2}:\d{2})?\b)"
-    r"|(?P<path>(?:[\w.~\-@]{0,100}/){1,40}[\w.~\-@%+]{1,100})"
-    r"|(?P<number>(?<![\w.])-?\d{1,60}(?:[.,]\d{1,30}){0,6}(?![\w\-]))"
+_URL = r"(?P<url>https?://[^\s\"'<>)\]}|\\]{1,300})|"
+_EMAIL = r"(?P<email>[\w.+\-]{1,64}@[\w\-]{1,64}\.[\w.\-]{1,64})|"
+_DATE = (
+    r"(?P<date>\b\d{4}-\d{2}-\d{2}(?:[T ]\d{2}:\d{2}(?::\d{2})?)?"
+    r"|\b\d{1,2}:\d{2}(?::\d{2})?(?:-\d{1,2}:\d{2})?\b)|"
+)
+_PATH = r"(?P<path>(?:[\w.~\-@]{0,100}/){1,40}[\w.~\-@%+]{1,100})|"
+_WORD = (
+    r"(?P<number>(?<![\w.])-?\d{1,60}(?:[.,]\d{1,30}){0,6}(?![\w\-]))"
     r"|(?P<word>#?\w{1,120}(?:[.\-]\w{1,120}){0,12})"
 )
+_TOKEN = re.compile(_URL + _EMAIL + _DATE + _PATH + _WORD)
+_TOKEN_WITHOUT_AT = re.compile(_URL + _DATE + _PATH + _WORD)  # in texts without it faster, and the same
+_TOKEN_WITHOUT_SLASH = re.compile(_DATE + _WORD)
 _QUOTED = re.compile(
     r"\"([^\"\n]{3,100})\"|(?<!\w)'([^'\n]{3,100})'(?!\w)|`([^`\n]{3,100})`|\*\*([^*\n]{3,100})\*\*"
 )
 _NAME = re.compile(r"\b[A-Z][\w'’\-]{1,30}(?: (?:of |the |and |de |& |[A-Z]\.? )?[A-Z][\w'’\-]{1,30}){1,4}")
 _TAGS = re.compile(r"</?[a-zA-Z][^<>]{0,200}>")
 _LABEL_END = re.compile(r"[:=;|\n]\s|[:=]$")
-_SPACE = re.compile(r"\s+")
 _HEX = re.compile(r"(?=[0-9a-f\-]*\d)(?=[0-9a-f\-]*[a-f])[0-9a-f\-]{8,}\Z")
 _PART = re.compile(r"[^\W_]{3,}")
 _ASCII_PART = re.compile(r"[a-z0-9]{3,}")  # the same for folded ASCII, at half the time
@@ -59,8 +64,7 @@ _ERROR_FLAG = re.compile(r"is_?error[\\\"']*\s*[:=]\s*true", re.I)
 TRIVIAL = frozenset(("true", "false", "none", "null", "nan", "error", "success", "utf-8"))
 
 
-@dataclass(frozen=True, slots=True)
-class Candidate:
+class Candidate(NamedTuple):
     """A value in a segment: its form for comparison, its kind, the key it stands under, its spelling.
 
     `cell`: it is a whole cell of a table, a whole JSON leaf, a whole line or a quoted string.
@@ -73,8 +77,7 @@ class Candidate:
     text: str
 
 
-@dataclass(frozen=True, slots=True)
-class Use:
+class Use(NamedTuple):
     """A value in the arguments of a call; `leaf`: it is a whole argument, of the name `key`."""
 
     form: str
@@ -116,7 +119,7 @@ class ParsedRecord:
 
 def fold(text: str) -> str:
     """Return the form in which values are compared: case folded, white space collapsed."""
-    return _SPACE.sub(" ", text).strip().casefold()
+    return " ".join(text.split()).casefold()
 
 
 def kind_of(text: str) -> int:
@@ -244,8 +247,8 @@ def _by_segment(cut: CutText) -> list[tuple[Candidate, ...]]:
         if segment.block != block:
             block, labels, head = segment.block, set(), cut.heads[segment.block]
         found = find_candidates(segment, head)
-        out.append(tuple(c for c in found if c.kind != KIND["label"] or c.form not in labels))
-        labels.update(c.form for c in out[-1] if c.kind == KIND["label"])
+        out.append(tuple([c for c in found if c.kind != _LABEL or c.form not in labels]))
+        labels.update([c.form for c in found if c.kind == _LABEL])
     return out
 
 
@@ -304,20 +307,15 @@ def _add_cell(text: str, key: str, found: dict[str, Candidate], cell: bool) -> N
             _add(found, quoted, KIND["phrase"] if " " in quoted else kind_of(quoted), key, True)
         for match in _NAME.finditer(text):
             _add(found, match.group(0), KIND["name"], key)
-    for match in _TOKEN.finditer(text):
-        token = _strip(match.group(0))
-        group = match.lastgroup or "path"
-        if group == "word":
-            kind = kind_of(token)
-            if kind == KIND["word"]:
-                if token.isascii():
-                    continue
-                kind = KIND["name"]
-        elif group == "number":
-            kind = KIND["integer"] if token.lstrip("-").isdigit() else KIND["decimal"]
-        else:
-            kind = KIND[group]
-        _add(found, token, kind, key)
+    pattern = _TOKEN if "@" in text else _TOKEN_WITHOUT_AT if "/" in text else _TOKEN_WITHOUT_SLASH
+    for match in pattern.finditer(text):
+        token, group = _strip(match.group()), match.lastgroup or ""
+        known = _token(token, group) if len(token) <= LONGEST else ("", 0)
+        if known is None:
+            continue
+        form, kind = known
+        if form and form not in found:
+            found[form] = Candidate(form, kind, key, False, token)
         if group in ("path", "url"):
             for short in _shortened(token):
                 if short in token:  # not where parts were joined that stand apart
@@ -326,6 +324,25 @@ def _add_cell(text: str, key: str, found: dict[str, Candidate], cell: bool) -> N
             for part in _PART.findall(token):
                 if part != token and (part.isdigit() or not part.islower()):
                     _add(found, part, kind_of(part), key)
+
+
+@lru_cache(maxsize=CACHED)
+def _token(text: str, group: str) -> tuple[str, int] | None:
+    """Return the form of a token that a group of _TOKEN matched, "" if it is no value, and its kind.
+
+    None for plain words, whose parts are no values either.
+    """
+    kind = KIND.get(group, KIND["path"])
+    if group == "word":
+        kind = kind_of(text)
+        if kind == KIND["word"]:
+            if text.isascii():
+                return None
+            kind = KIND["name"]
+    elif group == "number":
+        kind = KIND["integer"] if text.lstrip("-").isdigit() else KIND["decimal"]
+    form = fold(text)
+    return ("" if len(form) > LONGEST or trivial(form) else form), kind
 
 
 def _shortened(text: str) -> list[str]:
@@ -398,9 +415,11 @@ def forms_in(text: str) -> list[str]:
 # -- words --------------------------------------------------------------------
 def words_of(text: str) -> list[str]:
     """Return the words of three characters or more: lower case, camel case split, singular."""
-    folded = _HUMP.sub(" ", text).casefold()
+    folded = text.casefold()
+    if folded != text:
+        folded = _HUMP.sub(" ", text).casefold()
     words = (_ASCII_PART if folded.isascii() else _PART).findall(folded)
-    if max(map(len, words), default=0) > LONGEST:
+    if len(folded) > LONGEST and max(map(len, words), default=0) > LONGEST:
         return [_singular(w) if len(w) <= LONGEST else _singular.__wrapped__(w) for w in words]
     return [_singular(w) for w in words]
 

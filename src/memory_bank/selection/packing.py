@@ -147,7 +147,7 @@ def select_segments(
     records = np.unique(t.segments["record"][top]).tolist()
     if opening is not None:
         prices = {r: opening(r) for r in records}
-        packing = pack(t, top, worth, prices, lines.head_tokens, budget, ())
+        packing = pack(t, top, worth, prices, lines.head_tokens, budget)
         return _selection(t, packing, packing.chosen, older)
     length = sum(budget >= limit for limit in LINE_LENGTHS)
     head = ""
@@ -156,7 +156,7 @@ def select_segments(
     spent = lines.count(head) if head else 0
     headers = {r: lines.texts[r][length] for r in records}
     open_record = {r: tokens + END_GAP for r, (_, tokens) in headers.items()}
-    packing = pack(t, top, worth, open_record, lines.head_tokens, budget - spent, ())
+    packing = pack(t, top, worth, open_record, lines.head_tokens, budget - spent)
 
     chosen = list(packing.chosen)
     while True:  # the tokens of a text may be more than those of its parts: leave out the last chosen then
@@ -215,14 +215,12 @@ def pack(
     open_record: Mapping[int, int],
     open_block: Sequence[Sequence[int]],
     budget: int,
-    covered: Collection[int],
 ) -> Packing:
     """Choose segments by budgeted maximum coverage (lazy greedy); ties go to the later segment.
 
     A segment gains the `worth` of its values that no chosen one has, times its `factor`, and its worth as text
     that may be `copied`, per token. It costs its tokens, and those of its gap mark, its record's line and its
     block's heading until another one of the record or block is chosen.
-    `covered`: values that are shown already.
     """
     result = Packing()
     total = len(segments)
@@ -231,16 +229,14 @@ def pack(
     length = t.segments["count"][segments]
     stop = np.cumsum(length)
     at = np.arange(int(stop[-1])) + np.repeat(t.segments["start"][segments] - (stop - length), length)
-    needed, local = np.unique(t.pairs["value"][at], return_inverse=True)
-    amounts = worth[needed]
-    amounts[np.isin(needed, np.asarray(covered, dtype=np.int64))] = 0
-    sums = np.concatenate([np.zeros(1), np.cumsum(amounts[local])])
+    flat = t.pairs["value"][at]
+    sums = np.concatenate([np.zeros(1), np.cumsum(worth[flat])])
     factors, copied = t.segments["factor"][segments], t.segments["copied"][segments].tolist()
     factor: list[float] = factors.tolist()
     gains: list[float] = (factors * (sums[stop] - sums[stop - length]) + copied).tolist()
-    left: list[float] = amounts.tolist()  # worth of each value that is not covered yet
-    flat: list[int] = local.tolist()
-    values = [flat[e - n : e] for e, n in zip(stop.tolist(), length.tolist(), strict=True)]
+    left: list[float] = worth.tolist()  # worth of each value that is not covered yet
+    all_values: list[int] = flat.tolist()
+    ends: list[int] = [0, *stop.tolist()]  # of the values of each segment
     tokens, gaps = t.segments["tokens"][segments].tolist(), t.segments["gap"][segments].tolist()
     place = t.segments["place"][segments].tolist()
     record = t.segments["record"][segments].tolist()
@@ -255,6 +251,9 @@ def pack(
     def price(n: int) -> int:
         return int(tokens[n] + gaps[n] + record_cost[record[n]] + block_cost[block[n]])
 
+    def values_of(n: int) -> list[int]:
+        return all_values[ends[n] : ends[n + 1]]
+
     heap = [(-gains[n] / price(n), -n) for n in range(total)]
     heapq.heapify(heap)
     spent = 0
@@ -263,7 +262,7 @@ def pack(
         n = -minus
         if done[n]:
             continue
-        gain = gains[n] = factor[n] * sum(map(left.__getitem__, values[n]), bonus[n]) + copied[n]
+        gain = gains[n] = factor[n] * sum(map(left.__getitem__, values_of(n)), bonus[n]) + copied[n]
         if gain <= 1e-9:
             continue
         cost = price(n)
@@ -282,7 +281,8 @@ def pack(
         spent += cost
         opened_record, opened_block = record_cost[record[n]], block_cost[block[n]]
         record_cost[record[n]] = block_cost[block[n]] = 0
-        for other, near in ((n + 1, values[n][-2:]), (n - 1, values[n][:1])):
+        values = values_of(n)
+        for other, near in ((n + 1, values[-2:]), (n - 1, values[:1])):
             if (
                 0 <= other < total
                 and not done[other]
@@ -294,7 +294,7 @@ def pack(
                 gains[other] += extra
                 gaps[other] = 0
                 heapq.heappush(heap, (-gains[other] / price(other), -other))
-        for value in values[n]:
+        for value in values:
             left[value] = 0.0
         if opened_record or opened_block:
             for other in of_record[record[n]]:

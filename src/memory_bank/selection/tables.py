@@ -44,7 +44,7 @@ class Table:
     def grow(self, rows: int) -> int:
         """Append `rows` rows of default values; return the number of the first."""
         first, self.size = self.size, self.size + rows
-        capacity = len(next(iter(self._data.values())))
+        capacity = len(next(iter(self._data.values()), ()))
         if self.size > capacity:
             capacity = max(self.size, 2 * capacity)
             for name, old in self._data.items():
@@ -76,6 +76,13 @@ class Interner:
         if number is None:
             number = self.ids[key] = self.table.grow(1)
         return number
+
+    def all(self, keys: Iterable[Hashable]) -> list[int]:
+        """Return the numbers of some keys."""
+        ids = self.ids
+        numbers = [ids.setdefault(key, len(ids)) for key in keys]
+        self.table.grow(len(ids) - self.table.size)
+        return numbers
 
     def flags(self, keys: Iterable[Hashable]) -> Array:
         """Return one bool a known key: whether it is among `keys`."""
@@ -118,8 +125,6 @@ class EvidenceTables:
     def __init__(self) -> None:
         self.ids: dict[str, int] = {}  # of values, by form
         self.forms: list[str] = []
-        self.first_runs: list[str] = []  # of each, its first letters and digits
-        self.parts: list[tuple[str, ...]] = []  # words of each value
         # Interactions: `seen` last shown, used or noted, `used` and `first_use` by a call. Of neighbours:
         # `row_used` a value of the segment, `successor` one up to two places before it in its list.
         # Where it was shown last: `record`, `segment`, `rank` in the record, `key`, `source` (tool and key),
@@ -130,8 +135,10 @@ class EvidenceTables:
             key=_INT, source=_INT, column=_INT, column_at=_INT, like=_INT, like_at=_INT, records=_REAL,
             uses=_REAL, leaf_uses=_REAL, used=_TIME, first_use=_TIME, successor=_TIME, successor_by=_REAL,
             like_successor=_TIME, row_used=_TIME, row_uses=_REAL, word_weight=_REAL, has_event=("?", 0),
-            changed=("?", 1),
+            changed=("?", 1), run=_INT,
         )  # fmt: skip
+        self.runs = Interner()  # of letters and digits, with which values begin; 0: none
+        self.runs("")
         self.eventful = Table(value=_INT)  # values with an event that ages: they were used or followed
         self.records = Table(interaction=_INT, tool=_INT, values=_REAL, own=_REAL, error=_REAL, stale=_REAL,
             file=_INT, segments=_REAL,
@@ -171,10 +178,8 @@ class EvidenceTables:
         self.last_tool = 0
         self.anchor: list[str] = []
         self._new: list[tuple[int, str]] = []  # kind and spelling of values whose rows are not filled yet
+        self._anchor_texts: dict[str, _AnchorText] = {}
         self._anchor_text = ""
-        self._anchor_forms: set[str] = set()
-        self._anchor_words: set[str] = set()
-        self._anchor_runs: set[str] = set()
         self._anchored = 0  # values that were compared with the anchor
         self.tools("")
         self.keys("")
@@ -218,10 +223,9 @@ class EvidenceTables:
         v["words"][first:] = [min(6, form.count(" ") + 1) for form in forms]
         v["digits"][first:] = [sum(map(str.isdigit, form)) / len(form) for form in forms]
         runs = [_RUN.search(form) for form in forms]
-        self.first_runs += [run[0] if run else "" for run in runs]
-        parts = [tuple(dict.fromkeys(words_of(text))) for _, text in new]
-        self.parts += parts
-        words = [self.words(part) for of_value in parts for part in of_value]
+        v["run"][first:] = self.runs.all([run[0] if run else "" for run in runs])
+        parts = [dict.fromkeys(words_of(text)) for _, text in new]
+        words = self.words.all(part for of_value in parts for part in of_value)
         weights = 1 / np.sqrt(1 + self.words.table["count"][words])
         values = np.repeat(np.arange(first, v.size), [len(of_value) for of_value in parts])
         self.value_terms.append(value=values, word=words, weight=weights)
@@ -324,7 +328,7 @@ class EvidenceTables:
             chars=[len(s.text) for s in item.cut.segments],
             lines=[s.text.count("\n") for s in item.cut.segments],
             structure=[s.structured for s in item.cut.segments],
-            text=(texts := [self.texts(s.text) for s in item.cut.segments]),
+            text=(texts := self.texts.all(s.text for s in item.cut.segments)),
         )
         self.texts.table["last"][texts] = np.arange(first, first + len(texts))
         self.segments["record"][first:] = record
@@ -347,7 +351,7 @@ class EvidenceTables:
         start = self.pairs.append(value=pairs)
         self.segments["count"][first:] = counts
         self.segments["start"][first:] = start + np.cumsum(counts) - counts
-        words = [self.words(text) for of_segment in item.words for text in of_segment]
+        words = self.words.all(text for of_segment in item.words for text in of_segment)
         np.add.at(self.words.table["count"], np.array(words, np.int32), 1)
         r = self.records
         r["interaction"][record] = now
@@ -378,20 +382,19 @@ class EvidenceTables:
         if not len(ids):
             return
         v = self.values
+        places = [shown[value] for value in ids.tolist()]
+        keys = self.keys.all([c.key for _, c in places])
+        sources = self.sources.all([(tool, key) for key in keys])
         columns: dict[int, list[int]] = {}
         likes: dict[int, list[int]] = {}
-        keys, sources = [], []
-        for value, shape in zip(ids.tolist(), v["shape"][ids].tolist(), strict=True):
-            key = self.keys(shown[value][1].key)
-            keys.append(key)
-            sources.append(self.sources((tool, key)))
+        for value, key, shape in zip(ids.tolist(), keys, v["shape"][ids].tolist(), strict=True):
             columns.setdefault(key, []).append(value)
             likes.setdefault(shape, []).append(value)
         self.columns.add(columns.values(), v)
         self.likes.add(likes.values(), v)
         v["record"][ids] = record
-        v["segment"][ids] = [shown[i][0] for i in ids.tolist()]
-        v["cell"][ids] = [shown[i][1].cell for i in ids.tolist()]
+        v["segment"][ids] = [segment for segment, _ in places]
+        v["cell"][ids] = [c.cell for _, c in places]
         v["rank"][ids] = ranks
         v["key"][ids] = keys
         v["source"][ids] = sources
@@ -404,25 +407,29 @@ class EvidenceTables:
         """Compare the values with the texts of the anchor: those that it shows are `visible`."""
         if list(texts) != self.anchor:
             self.anchor = list(texts)
-            self._anchor_text = fold("\n".join(texts))
-            self._anchor_forms = {form for text in texts for form in forms_in(text)}
-            self._anchor_words = set(words_of(self._anchor_text))
-            self._anchor_runs = set(_RUN.findall(self._anchor_text))
+            known = self._anchor_texts
+            self._anchor_texts = {t: known.get(t) or _AnchorText(t) for t in texts}
+            self._anchor_text = " ".join([k.folded for t in texts if (k := self._anchor_texts[t]).folded])
             self._anchored = 0
-        first = self._anchored
-        if first == self.values.size:
+        first, v = self._anchored, self.values
+        if first == v.size:
             return
-        forms, runs = self._anchor_forms, self._anchor_runs
-        text, words = self._anchor_text, self._anchor_words
-        self.values["visible"][first:] = [
-            form in forms or ((not run or run in runs) and _stands_in(form, text))
-            for form, run in zip(self.forms[first:], self.first_runs[first:], strict=True)
-        ]
-        self.values["overlap"][first:] = [
-            sum([p in words for p in parts]) / len(parts) if parts else 0.0 for parts in self.parts[first:]
-        ]
-        self.values["changed"][first:] = True
-        self._anchored = self.values.size
+        shown = self._anchor_texts.values()
+        forms: set[str] = set().union(*(t.forms for t in shown))
+        visible = np.array([form in forms for form in self.forms[first:]])
+        runs = self.runs.flags(run for t in shown for run in t.runs)
+        runs[0] = True
+        for n in np.flatnonzero(runs[v["run"][first:]] & ~visible).tolist():
+            visible[n] = _stands_in(self.forms[first + n], self._anchor_text)
+        v["visible"][first:] = visible
+        terms = self.value_terms
+        start = int(np.searchsorted(terms["value"], first))
+        of_value = terms["value"][start:] - first
+        named = self.words.flags(word for t in shown for word in t.words)[terms["word"][start:]]
+        count = np.bincount(of_value, minlength=v.size - first).clip(1)
+        v["overlap"][first:] = np.bincount(of_value, weights=named, minlength=v.size - first) / count
+        v["changed"][first:] = True
+        self._anchored = v.size
 
     # -- asking ----------------------------------------------------------------
     def values_of(self, segment: int) -> Array:
@@ -462,6 +469,16 @@ class EvidenceTables:
         changed = np.flatnonzero(self.values["changed"])
         self.values["changed"][changed] = False
         return changed
+
+
+class _AnchorText:
+    """A text of the anchor as values are compared with it, and the forms, runs and words in it."""
+
+    def __init__(self, text: str) -> None:
+        self.folded = fold(text)
+        self.forms = forms_in(text)
+        self.runs = set(_RUN.findall(self.folded))
+        self.words = set(words_of(self.folded))
 
 
 def _stands_in(form: str, text: str) -> bool:
