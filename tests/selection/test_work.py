@@ -101,7 +101,12 @@ def test_values_are_compared_with_the_anchor_as_a_search_does():
     tables = EvidenceTables()
     output = "A-17, /src/a-b.py x.y@z.org #tag 2024-01-05 (Ann Lee) snake_case B-170 99.5 src q1"
     tables.add(parse_record(1, output, len, tool="get", arguments='{"path": "src/a-b.py", "n": 995.5}'))
-    for anchor in (["a-17 ann lee"], ["see /src/a-b.py.", "x.y@z.org99.5"], ["#tag B-1700 snake_case", "Ann\n Lee 99.5"], [""]):
+    for anchor in (
+        ["a-17 ann lee"],
+        ["see /src/a-b.py.", "x.y@z.org99.5"],
+        ["#tag B-1700 snake_case", "Ann\n Lee 99.5"],
+        [""],
+    ):
         tables.set_anchor(anchor)
         text, forms = fold("\n".join(anchor)), {form for text in anchor for form in forms_in(text)}
         assert tables.values["visible"].tolist() == [f in forms or _stands_in(f, text) for f in tables.forms]

@@ -237,7 +237,8 @@ def pack(
     left: list[float] = worth.tolist()  # worth of each value that is not covered yet
     all_values: list[int] = flat.tolist()
     ends: list[int] = [0, *stop.tolist()]  # of the values of each segment
-    tokens, gaps = t.segments["tokens"][segments].tolist(), t.segments["gap"][segments].tolist()
+    tokens: list[int] = t.segments["tokens"][segments].tolist()
+    gaps: list[int] = t.segments["gap"][segments].tolist()
     place = t.segments["place"][segments].tolist()
     record = t.segments["record"][segments].tolist()
     block = list(zip(record, t.segments["block"][segments].tolist(), strict=True))
@@ -249,12 +250,16 @@ def pack(
     done = bytearray(total)
 
     def price(n: int) -> int:
-        return int(tokens[n] + gaps[n] + record_cost[record[n]] + block_cost[block[n]])
+        return tokens[n] + gaps[n] + record_cost[record[n]] + block_cost[block[n]]
 
     def values_of(n: int) -> list[int]:
         return all_values[ends[n] : ends[n + 1]]
 
-    heap = [(-gains[n] / price(n), -n) for n in range(total)]
+    prices = zip(gains, tokens, gaps, record, block, strict=True)
+    heap = [
+        (-gain / (size + gap + record_cost[r] + block_cost[b]), -n)
+        for n, (gain, size, gap, r, b) in enumerate(prices)
+    ]
     heapq.heapify(heap)
     spent = 0
     while heap:

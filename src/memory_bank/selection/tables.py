@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -64,24 +65,28 @@ class Table:
         return self._data[name][: self.size]
 
 
+class _Numbers(dict[Hashable, int]):
+    """Numbers keys from 0 as they are asked for."""
+
+    def __missing__(self, key: Hashable) -> int:
+        number = self[key] = len(self)
+        return number
+
+
 class Interner:
     """Numbers keys from 0 in the order in which they come; `table` has one row a key."""
 
     def __init__(self, **columns: tuple[str, float]) -> None:
-        self.ids: dict[Hashable, int] = {}
+        self.ids = _Numbers()
         self.table = Table(**columns)
 
     def __call__(self, key: Hashable) -> int:
-        number = self.ids.get(key)
-        if number is None:
-            number = self.ids[key] = self.table.grow(1)
-        return number
+        return self.all([key])[0]
 
     def all(self, keys: Iterable[Hashable]) -> list[int]:
         """Return the numbers of some keys."""
-        ids = self.ids
-        numbers = [ids.setdefault(key, len(ids)) for key in keys]
-        self.table.grow(len(ids) - self.table.size)
+        numbers = list(map(self.ids.__getitem__, keys))
+        self.table.grow(len(self.ids) - self.table.size)
         return numbers
 
     def flags(self, keys: Iterable[Hashable]) -> Array:
@@ -89,6 +94,11 @@ class Interner:
         out = np.zeros(self.table.size, dtype=bool)
         out[[number for key in keys if (number := self.ids.get(key)) is not None]] = True
         return out
+
+    def mark(self, keys: Collection[Hashable], first: int) -> None:
+        """Set column `shown` of the keys from number `first` on: whether each is among `keys`."""
+        new = list(islice(reversed(self.ids), self.table.size - first))
+        self.table["shown"][first:] = [key in keys for key in reversed(new)]
 
 
 _INT, _REAL, _TIME = ("i4", 0), ("f4", 0.0), ("i4", NEVER)
@@ -137,8 +147,7 @@ class EvidenceTables:
             like_successor=_TIME, row_used=_TIME, row_uses=_REAL, word_weight=_REAL, has_event=("?", 0),
             changed=("?", 1), run=_INT,
         )  # fmt: skip
-        self.runs = Interner()  # of letters and digits, with which values begin; 0: none
-        self.runs("")
+        self.runs = Interner(shown=("?", 0))  # of letters and digits, with which values begin; "": none
         self.eventful = Table(value=_INT)  # values with an event that ages: they were used or followed
         self.records = Table(interaction=_INT, tool=_INT, values=_REAL, own=_REAL, error=_REAL, stale=_REAL,
             file=_INT, segments=_REAL,
@@ -150,7 +159,7 @@ class EvidenceTables:
         )  # fmt: skip
         self.texts = Interner(last=_INT)  # of segments, with the last segment that has each
         self.pairs = Table(value=_INT)  # values by segment: `start` and `count` of the segment
-        self.words = Interner(count=_REAL)  # with the segments that have each
+        self.words = Interner(count=_REAL, shown=("?", 0))  # with the segments that have each
         self.value_terms = Table(value=_INT, word=_INT, weight=_REAL)  # words by value
         self.tools = Interner(last=_INT)  # with the last record of each
         self.keys = Interner(total=_REAL, used=_REAL, used_at=_TIME)
@@ -180,7 +189,10 @@ class EvidenceTables:
         self._new: list[tuple[int, str]] = []  # kind and spelling of values whose rows are not filled yet
         self._anchor_texts: dict[str, _AnchorText] = {}
         self._anchor_text = ""
-        self._anchored = 0  # values that were compared with the anchor
+        self._anchor_forms: set[str] = set()
+        self._anchor_words: set[str] = set()
+        self._anchor_runs: set[str] = set()
+        self._anchored = 0, 0, 0  # values, words and runs that were compared with the anchor
         self.tools("")
         self.keys("")
 
@@ -410,26 +422,30 @@ class EvidenceTables:
             known = self._anchor_texts
             self._anchor_texts = {t: known.get(t) or _AnchorText(t) for t in texts}
             self._anchor_text = " ".join([k.folded for t in texts if (k := self._anchor_texts[t]).folded])
-            self._anchored = 0
-        first, v = self._anchored, self.values
+            shown = self._anchor_texts.values()
+            self._anchor_forms = set().union(*(t.forms for t in shown))
+            self._anchor_words = set().union(*(t.words for t in shown))
+            self._anchor_runs = {""}.union(*(t.runs for t in shown))
+            self._anchored = 0, 0, 0
+        v, words, runs = self.values, self.words.table, self.runs.table
+        first, first_word, first_run = self._anchored
         if first == v.size:
             return
-        shown = self._anchor_texts.values()
-        forms: set[str] = set().union(*(t.forms for t in shown))
+        self._anchored = v.size, words.size, runs.size
+        self.words.mark(self._anchor_words, first_word)
+        self.runs.mark(self._anchor_runs, first_run)
+        forms = self._anchor_forms
         visible = np.array([form in forms for form in self.forms[first:]])
-        runs = self.runs.flags(run for t in shown for run in t.runs)
-        runs[0] = True
-        for n in np.flatnonzero(runs[v["run"][first:]] & ~visible).tolist():
+        for n in np.flatnonzero(runs["shown"][v["run"][first:]] & ~visible).tolist():
             visible[n] = _stands_in(self.forms[first + n], self._anchor_text)
         v["visible"][first:] = visible
         terms = self.value_terms
         start = int(np.searchsorted(terms["value"], first))
         of_value = terms["value"][start:] - first
-        named = self.words.flags(word for t in shown for word in t.words)[terms["word"][start:]]
+        named = words["shown"][terms["word"][start:]]
         count = np.bincount(of_value, minlength=v.size - first).clip(1)
         v["overlap"][first:] = np.bincount(of_value, weights=named, minlength=v.size - first) / count
         v["changed"][first:] = True
-        self._anchored = v.size
 
     # -- asking ----------------------------------------------------------------
     def values_of(self, segment: int) -> Array:
