@@ -232,3 +232,38 @@ def test_no_text_makes_it_raise(calls, anchor, budget):
     chosen = index.select(anchor=anchor, tail_interaction=tail, budget=budget)
     assert words(chosen.text) == chosen.tokens <= budget
     index.explain(list(chosen.gains), anchor=anchor, tail_interaction=tail)
+
+
+def order(number: int) -> dict[str, str]:
+    remark = "The order was taken over the telephone, checked twice against the list, and then passed on."
+    return {
+        "billing": f"BK-{7919 * number % 9973:04}-Q",
+        "remark": remark,
+        "parcel": f"w{6101 * number % 9967:04}x{number}z",
+        "notes": remark,
+    }
+
+
+def orders_taken(field: str | None) -> EvidenceIndex:
+    """A session in which calls take a field of eight orders, or of none; a ninth order waits for its call."""
+    calls = []
+    for number in (*range(1, 9), 40):
+        taken = order(number)[field] if field else "nothing"
+        calls.append(("get_order", json.dumps({"page": number}), json.dumps(order(number)), ""))
+        calls.append(("check", json.dumps({"value": taken}), "done", ""))
+    calls[-1] = ("wait", "{}", "done", "")
+    return fill(calls)
+
+
+def test_a_field_that_calls_took_before_is_kept_of_a_new_output():
+    earlier = [order(n)[field] for n in range(1, 9) for field in ("billing", "parcel")]
+    anchor = ["Go through the orders.", f"Done: {', '.join(earlier)}"]  # these need no room in the selection
+    shown = {
+        taken: orders_taken(taken).select(anchor=anchor, tail_interaction=17, budget=50).text
+        for taken in ("billing", "parcel", None)
+    }
+    new = order(40)
+    assert new["billing"] in shown["billing"]
+    assert new["parcel"] not in shown["billing"]
+    assert new["parcel"] in shown["parcel"]
+    assert new["parcel"] not in shown[None]
