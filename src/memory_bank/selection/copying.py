@@ -8,30 +8,9 @@ from memory_bank.selection.features import CurrentStep, recency
 from memory_bank.selection.tables import OWN, Array
 
 COPY_FEATURES = (
-    *(
-        "recent",
-        "age",
-        "arguments",
-        "arguments_recent",
-        "note",
-        "stale",
-        "edited",
-        "latest_copy",
-        "file_recent",
-    ),
-    *(
-        "used_recently",
-        "used",
-        "named",
-        "length",
-        "lines",
-        "structure",
-        "table",
-        "record_size",
-        "error",
-        "same_tool",
-    ),
-)
+    "recent", "age", "arguments", "arguments_recent", "note", "stale", "edited", "latest_copy", "file_recent",
+    "used_recently", "used", "named", "length", "lines", "structure", "table", "record_size", "error", "same_tool",
+)  # fmt: skip
 RECENT = 2
 """Interactions before the tail whose uses count as recent."""
 
@@ -60,9 +39,9 @@ def describe_segments(step: CurrentStep, last: int) -> Array:
             (stale > 0) & (stale < 1),
             (file > 0) & (stale < 1),
             np.where(file > 0, recency(t.files.table["last"], step.tail)[file], 0),
-            np.log1p(_sums(step, lately, last)),
-            np.log1p(_sums(step, used, last)),
-            np.log1p(_sums(step, step.named_words, last)),
+            np.log1p(t.sum_by_segment(lately.astype(np.float32), last)),
+            np.log1p(t.sum_by_segment(used.astype(np.float32), last)),
+            np.log1p(t.sum_by_segment(step.named_words, last)),
             np.log1p(s["chars"][:last]),
             np.log1p(s["lines"][:last]),
             s["structure"][:last],
@@ -72,17 +51,3 @@ def describe_segments(step: CurrentStep, last: int) -> Array:
             (r["tool"] == last_tool)[record] if last_tool else np.zeros(last),
         ]
     ).astype(np.float32)
-
-
-def _sums(step: CurrentStep, amounts: Array, last: int) -> Array:
-    """Return the sum of the amounts of the values of each of the first `last` segments."""
-    t = step.tables
-    start, count = t.segments["start"][:last], t.segments["count"][:last]
-    out = np.zeros(last, np.float32)
-    filled = np.flatnonzero(count)
-    if len(filled):
-        end = int(start[filled[-1]] + count[filled[-1]])
-        out[filled] = np.add.reduceat(
-            amounts[t.pairs["value"][:end]].astype(np.float32), start[filled], dtype=np.float32
-        )
-    return out

@@ -184,12 +184,7 @@ def _selection(
 def _best_segments(t: EvidenceTables, worth: Array, older: int, most: int) -> Array:
     """Return the older segments that give most for their tokens, in their order."""
     last = t.first_segment[older] if older < t.records.size else t.segments.size
-    start, count = t.segments["start"][:last], t.segments["count"][:last]
-    gain = np.zeros(last)
-    filled = np.flatnonzero(count)
-    if len(filled):
-        end = int(start[filled[-1]] + count[filled[-1]])
-        gain[filled] = np.add.reduceat(worth[t.pairs["value"][:end]], start[filled])
+    gain = t.sum_by_segment(worth, last)
     gain *= t.segments["factor"][:last]
     gain += t.segments["copied"][:last]
     top = np.flatnonzero(gain > 0)

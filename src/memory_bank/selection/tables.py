@@ -453,6 +453,16 @@ class EvidenceTables:
         start = int(self.segments["start"][segment])
         return self.pairs["value"][start : start + int(self.segments["count"][segment])]
 
+    def sum_by_segment(self, amounts: Array, last: int) -> Array:
+        """Return the sum of the amounts, which are by value, of each of the first `last` segments."""
+        start, count = self.segments["start"][:last], self.segments["count"][:last]
+        out = np.zeros(last, amounts.dtype)
+        filled = np.flatnonzero(count)
+        if len(filled):
+            end = int(start[filled[-1]] + count[filled[-1]])
+            out[filled] = np.add.reduceat(amounts[self.pairs["value"][:end]], start[filled])
+        return out
+
     def records_before(self, interaction: int) -> int:
         """Return how many records are older than an interaction."""
         return int(np.searchsorted(self.records["interaction"], interaction))
@@ -475,8 +485,9 @@ class EvidenceTables:
         """Note that values changed; `event`: by an event that ages (see `eventful`)."""
         self.values["changed"][ids] = True
         if event:
-            fresh = np.unique(ids[~self.values["has_event"][ids]])
+            fresh = ids[~self.values["has_event"][ids]]
             if len(fresh):
+                fresh = np.unique(fresh)
                 self.values["has_event"][fresh] = True
                 self.eventful.append(value=fresh)
 
