@@ -235,8 +235,9 @@ def pack(
     tokens: list[int] = t.segments["tokens"][segments].tolist()
     gaps: list[int] = t.segments["gap"][segments].tolist()
     place = t.segments["place"][segments].tolist()
-    record = t.segments["record"][segments].tolist()
-    block = list(zip(record, t.segments["block"][segments].tolist(), strict=True))
+    record: list[int] = t.segments["record"][segments].tolist()
+    blocks: list[int] = t.segments["block"][segments].tolist()
+    block = list(zip(record, blocks, strict=True))
     record_cost, block_cost = dict(open_record), {b: open_block[b[0]][b[1]] for b in block}
     of_record: dict[int, list[int]] = {}
     for n, owner in enumerate(record):
