@@ -2,7 +2,11 @@
 
 ``python benchmarks/integrations.py [NAME …]`` installs the extra, and what its tests need, under
 ``.venv-integrations/NAME`` (once), runs ``tests/integrations/test_NAME.py`` there and prints a table. ``--fresh``
-makes the environments anew; ``--together`` only asks pip whether all extras install beside each other.
+makes the environments anew.
+
+``--together`` installs nothing of them: it asks uv which versions it finds for each framework beside
+``memory_bank[service,mcp]`` and for all frameworks at once, and tells those that are older than without. Names
+are distributions then; the default is every framework that a page of the documentation names.
 """
 
 from __future__ import annotations
@@ -14,6 +18,7 @@ import shutil
 import subprocess
 import sys
 import time
+import tomllib
 import venv
 from collections.abc import Sequence
 from pathlib import Path
@@ -31,6 +36,14 @@ FRAMEWORKS = {  # the framework's distribution, and what the tests need besides 
     "litellm": ("litellm", ["mcp"]),
 }
 PIP = ["-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+TOGETHER = (
+    "openai-agents", "langchain", "langgraph", "deepagents", "pydantic-ai", "smolagents", "llama-index",
+    "google-adk", "litellm", "anthropic", "claude-agent-sdk", "crewai", "autogen-agentchat", "ag2", "agno",
+    "haystack-ai", "dspy", "mini-swe-agent", "openhands-sdk",
+)  # fmt: skip
+"""The distributions of ``--together``."""
+NEWEST_PYTHON = "3.12"
+"""The Python for which versions are searched: OpenHands needs it."""
 
 
 def extra_of(name: str) -> str:
@@ -70,17 +83,56 @@ def check(name: str, *, fresh: bool) -> str:
     return f"| {distribution} | {version} | {told} | {time.perf_counter() - began:.0f} |"
 
 
-def ask_pip() -> int:
-    """Whether pip finds versions for all extras at once; it prints what it would install."""
-    extras = ",".join(extra_of(name) for name in FRAMEWORKS)
-    command = [
-        sys.executable,
-        *PIP[:3],
-        "--dry-run",
-        "--disable-pip-version-check",
-        f"{ROOT}[{extras},service,mcp]",
+def own_requirements() -> list[str]:
+    """What memory_bank[service,mcp] needs."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
+    return [*project["dependencies"], *extras["service"], *extras["mcp"]]
+
+
+def find_versions(requirements: Sequence[str]) -> dict[str, str]:
+    """The versions that uv finds for requirements and all they need; empty where there are none.
+
+    Raises OSError where the package index does not answer.
+    """
+    uv = environment(HOME / "uv", ["uv"]).with_name("uv")
+    asked = [
+        uv,
+        "pip",
+        "compile",
+        "--quiet",
+        "--no-annotate",
+        "--no-header",
+        "--python-version",
+        NEWEST_PYTHON,
+        "-",
     ]
-    return subprocess.run(command, check=False).returncode
+    done = subprocess.run(
+        asked, input="\n".join(requirements), capture_output=True, text=True, check=False, cwd=ROOT
+    )
+    if done.returncode and "No solution found" not in done.stderr:
+        raise OSError(done.stderr.strip())
+    return dict(re.findall(r"^([\w.-]+)==(\S+)", done.stdout, re.M))
+
+
+def install_together(names: Sequence[str]) -> int:
+    """Print the table of ``--together``; the number of frameworks that are older beside memory_bank than alone."""
+    older = 0
+    own = own_requirements()
+    newest: dict[str, str] = {}
+    print("| framework | newest | beside memory_bank | mcp | openai |\n|---|---|---|---|---|", flush=True)
+    for name in names:
+        newest[name] = find_versions([name]).get(name, "none")
+        found = find_versions([*own, name])
+        older += found.get(name) != newest[name]
+        told = found.get(name, "none"), found.get("mcp", "none"), found.get("openai", "none")
+        print(f"| {name} | {newest[name]} | {' | '.join(told)} |", flush=True)
+    for title, needed in (("without", []), ("with", own)):
+        found = find_versions([*needed, *names])
+        changed = [f"{n} {found[n]}" for n in names if found and found[n] != newest[n]]
+        told = "no versions" if not found else f"older: {', '.join(changed) or 'none'}"
+        print(f"\nAll {len(names)} at once, {title} memory_bank: {told}.", flush=True)
+    return older
 
 
 def main() -> int:
@@ -90,13 +142,13 @@ def main() -> int:
     )
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(FRAMEWORKS)}; default: all")
     parser.add_argument("--fresh", action="store_true", help="make the environments anew")
-    parser.add_argument("--together", action="store_true", help="ask pip whether all install together")
+    parser.add_argument("--together", action="store_true", help="ask uv what installs together")
     asked = parser.parse_args()
+    if asked.together:
+        return min(1, install_together(asked.names or TOGETHER))
     unknown = set(asked.names) - set(FRAMEWORKS)
     if unknown:
         parser.error(f"no adapter {', '.join(sorted(unknown))}: there are {', '.join(FRAMEWORKS)}")
-    if asked.together:
-        return ask_pip()
     print("| framework | version | tests | seconds |\n|---|---|---|---:|", flush=True)
     failed = 0
     for name in asked.names or FRAMEWORKS:

@@ -42,10 +42,10 @@ def main() -> None:
     parser.add_argument("--part", default="streams,history,rss", help="streams, history, rss, fuzz")
     parser.add_argument("--history", default=",".join(map(str, HISTORY)), help="calls, in that part")
     parser.add_argument("--rounds", type=int, default=5, help="of bare and proxy, in turns")
-    parser.add_argument("--requests", type=int, default=0, help="of the parts rss (10,000) and fuzz (20,000)")
     parser.add_argument(
-        "--provider", choices=("openai", "anthropic"), default="openai", help="whose API is asked"
+        "--requests", type=int, default=0, help="of rss (10,000), of each route in fuzz (20,000)"
     )
+    parser.add_argument("--routes", default="chat,responses,messages", help="of the part fuzz")
     parser.add_argument("--seed", type=int, default=1, help="of the part fuzz")
     args = parser.parse_args()
     chosen = args.part.split(",")
@@ -61,7 +61,7 @@ def main() -> None:
     if "fuzz" in chosen:
         from proxy_fuzz import fuzz_part
 
-        sys.exit(fuzz_part(args.files, args.requests or 20_000, args.seed, args.provider))
+        sys.exit(fuzz_part(args.files, args.requests or 20_000, args.seed, args.routes.split(",")))
 
 
 @contextmanager

@@ -17,7 +17,7 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -46,8 +46,8 @@ KEYS = (
 )  # fmt: skip
 CHAT, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/responses", "/v1/messages"
 COUNT = f"{MESSAGES}/count_tokens"
-ROUTES = {"openai": (CHAT, CHAT, RESPONSES), "anthropic": (MESSAGES, MESSAGES, MESSAGES, COUNT)}
-"""The routes of a provider; one that is named twice is asked twice as often."""
+ROUTES = {"chat": CHAT, "responses": RESPONSES, "messages": MESSAGES}
+"""The routes by name; one in four requests of the Messages API only counts its tokens."""
 SESSIONS = ("", "a", "b/c", "%00", "%C3%A9", "x" * 400, "auto-1", "../..", "~", "a b")
 
 
@@ -79,13 +79,15 @@ class Findings:
 # requests
 
 
-def requests_of(traces: list[Trace], seed: int, count: int, provider: str) -> Iterator[Asked]:
-    """Requests in the middle of the traces, most of them changed, as clients of a provider send them."""
+def requests_of(traces: list[Trace], seed: int, count: int, routes: Sequence[str]) -> Iterator[Asked]:
+    """Requests in the middle of the traces, most of them changed, of these routes by turns."""
     rng = random.Random(seed)
-    for _ in range(count):
+    for number in range(count):
         trace = rng.choice(traces)
         messages = copy.deepcopy(trace.messages[: _cut(trace.messages, rng)])
-        route = rng.choice(ROUTES[provider])
+        route = ROUTES[routes[number % len(routes)]]
+        if route == MESSAGES and rng.random() < 0.25:
+            route = COUNT
         key = "input" if route == RESPONSES else "messages"
         body: dict[str, Any] = {"model": "scripted", key: messages, "temperature": 0.5}
         if route == RESPONSES:
@@ -406,7 +408,7 @@ def logged(upstream: str, folder: str) -> Iterator[tuple[Service, Path]]:
         yield served, file
 
 
-def fuzz_part(files: list[Path], count: int, seed: int, provider: str) -> int:
+def fuzz_part(files: list[Path], count: int, seed: int, routes: Sequence[str]) -> int:
     """Run; 1 when anything is wrong."""
     traces = [
         t for file in files or [SHIPPED] for t in read_traces(file) if isinstance(t, Trace) and t.messages
@@ -415,7 +417,7 @@ def fuzz_part(files: list[Path], count: int, seed: int, provider: str) -> int:
     with tempfile.TemporaryDirectory() as folder, ScriptedServer(lambda _: say("so it is")) as upstream:
         with logged(upstream.base_url, folder) as (served, log):
             began = time.perf_counter()
-            run(served, upstream, requests_of(traces, seed, count, provider), found)
+            run(served, upstream, requests_of(traces, seed, count * len(routes), routes), found)
             seconds = time.perf_counter() - began
             if served.process.poll() is not None:
                 found.wrong.append("the service has ended")

@@ -1,11 +1,16 @@
-"""The MCP server: the memory tools, a tool for marks, and records as resources, for any transport."""
+"""The MCP server: the memory tools, a tool for marks, and records as resources, for any transport.
+
+The handlers return results as the protocol writes them; ``create_server`` registers them with mcp 1 or mcp 2.
+"""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager, nullcontext
+from functools import partial
+from importlib import import_module
 from typing import Any
 from urllib.parse import quote, unquote
 
@@ -27,25 +32,41 @@ from memory_bank.tools import (
 from memory_bank.transcript.quoting import sendable
 
 try:
-    import mcp_types as types
-    from mcp.server.context import ServerRequestContext
     from mcp.server.lowlevel.server import Server
     from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
     from mcp.server.transport_security import TransportSecuritySettings
-    from mcp.shared.exceptions import MCPError
+    from mcp.shared import exceptions
 except ImportError:
     raise MissingExtraError("the MCP server", "mcp") from None
+
+_MCP_1 = not hasattr(exceptions, "MCPError")
+types: Any = import_module("mcp.types" if _MCP_1 else "mcp_types")
 
 MARK_RECORD = "mark_record"
 """The tool by which a person decides about a record."""
 _MARK_NAMES = f"{', '.join(MARKS)} or none"
-Context = ServerRequestContext[Any, Any]
+_HANDLERS = {
+    "list_tools": "ListTools",
+    "call_tool": "CallTool",
+    "list_resources": "ListResources",
+    "list_resource_templates": "ListResourceTemplates",
+    "read_resource": "ReadResource",
+}
+"""The methods of ``_McpHandlers``, with the protocol's name of the request and its result."""
+_Answer = dict[str, Any]
+"""A result as the protocol writes it."""
 RECORD = "memory://sessions/{session}/records/{trace_id}"
 SESSIONS = "memory://sessions"
 RESOURCE_CHARS = 1_000_000
 """The longest text of a resource; the tool ``get_record`` reads the rest of a longer one."""
 MAX_REQUEST_BYTES = 2**20
 """Bytes of a request: the arguments of the tools are short."""
+_INDEX: dict[str, Any] = {
+    "uri": SESSIONS,
+    "name": "sessions",
+    "title": "The sessions, newest first",
+    "mimeType": "application/json",
+}
 _PAGE = 100
 _NAMES_SHOWN = 10
 _RECORD = re.compile(r"memory://sessions/([^/?#]+)/records/([^/?#]+)\Z")
@@ -73,24 +94,52 @@ class InvalidMcpRequest(Exception):
     """A request that names no valid session or resource; the text says what to do."""
 
 
-def create_server(sessions: Sessions, session: str | None = None) -> Server[Any]:
+def create_server(sessions: Sessions, session: str | None = None) -> Any:
     """Create the server. ``session`` is the default session of requests that name none.
 
     Over HTTP the caller is the one that the gate has set; over other transports the user of this machine.
     """
     memory = _McpHandlers(sessions, session)
+    about: dict[str, Any] = {"version": __version__, "instructions": _INSTRUCTIONS}
+    if _MCP_1:
+        server: Any = Server("memory_bank", **about)
+
+        async def handle(request: Any, name: str) -> Any:
+            found = server.request_context.request
+            return types.ServerResult(await _result(memory, name, found, request.params))
+
+        for name, kind in _HANDLERS.items():
+            server.request_handlers[getattr(types, f"{kind}Request")] = partial(handle, name=name)
+        return server
+
+    async def answer(name: str, context: Any, params: Any) -> Any:
+        return await _result(memory, name, context.request, params)
+
     return Server(
         "memory_bank",
-        version=__version__,
         title="memory_bank",
-        instructions=_INSTRUCTIONS,
-        on_list_tools=memory.list_tools,
-        on_call_tool=memory.call_tool,
-        on_list_resources=memory.list_resources,
-        on_list_resource_templates=memory.list_templates,
-        on_read_resource=memory.read_resource,
         get_tool_input_schema=lambda _name: None,  # no parameter travels as a header
+        **about,
+        **{f"on_{name}": partial(answer, name) for name in _HANDLERS},
     )
+
+
+async def _result(memory: _McpHandlers, name: str, request: Any, params: Any) -> Any:
+    """The result of a handler, or the library's error with a sentence."""
+    handle: Callable[[Any, Any], Awaitable[_Answer]] = getattr(memory, name)
+    try:
+        return getattr(types, f"{_HANDLERS[name]}Result").model_validate(await handle(request, params))
+    except InvalidMcpRequest as e:
+        raise _error(types.INVALID_PARAMS, str(e)) from None
+    except MemoryBankError as e:
+        raise _error(types.INTERNAL_ERROR, f"The memory could not be read: {e}") from None
+
+
+def _error(code: int, sentence: str) -> Exception:
+    """The library's exception."""
+    if _MCP_1:
+        return exceptions.McpError(types.ErrorData(code=code, message=sentence))
+    return exceptions.MCPError(code, sentence)
 
 
 @asynccontextmanager
@@ -118,13 +167,13 @@ class _McpHandlers:
         self.sessions = sessions
         self.session = session
 
-    async def list_tools(self, _ctx: Context, _params: Any) -> types.ListToolsResult:
-        return types.ListToolsResult(tools=[*(_tool(s["function"]) for s in TOOL_SCHEMAS), _mark_tool()])
+    async def list_tools(self, _request: Any, _params: Any) -> _Answer:
+        return {"tools": [*(_tool(s["function"]) for s in TOOL_SCHEMAS), _mark_tool()]}
 
-    async def call_tool(self, ctx: Context, params: types.CallToolRequestParams) -> types.CallToolResult:
+    async def call_tool(self, request: Any, params: Any) -> _Answer:
         given = dict(params.arguments or {})
         wanted = given.pop("session", None)
-        caller, header = _caller(ctx)
+        caller, header = _caller(request)
 
         def work() -> ToolAnswer:
             try:
@@ -145,12 +194,10 @@ class _McpHandlers:
                 return ToolAnswer(f"The memory could not be read: {e}", refused=True)
 
         answer = await in_thread("tools", work)
-        structured = None if answer.refused else {"result": answer.text, "records": list(answer.records)}
-        return types.CallToolResult(
-            content=[types.TextContent(type="text", text=answer.text)],
-            structured_content=structured,
-            is_error=answer.refused,
-        )
+        said = {"content": [{"type": "text", "text": answer.text}], "isError": answer.refused}
+        if answer.refused:
+            return said
+        return {**said, "structuredContent": {"result": answer.text, "records": list(answer.records)}}
 
     def _mark(self, caller: Caller, name: str, given: Mapping[str, Any]) -> ToolAnswer:
         """Note a person's decision about a record. Raises InvalidMcpRequest."""
@@ -161,68 +208,66 @@ class _McpHandlers:
             raise InvalidMcpRequest("There is no such record, or it is forgotten: give a whole trace_id.")
         return ToolAnswer(f"The record {trace_id} has the mark: {mark}.")
 
-    async def list_templates(self, _ctx: Context, _params: Any) -> types.ListResourceTemplatesResult:
-        template = types.ResourceTemplate(
-            uri_template=RECORD,
-            name="record",
-            title="A tool call and its output",
-            description="What a tool was asked and what it returned, quoted as data.",
-            mime_type="text/plain",
-        )
-        return types.ListResourceTemplatesResult(resource_templates=[template])
+    async def list_resource_templates(self, _request: Any, _params: Any) -> _Answer:
+        template = {
+            "uriTemplate": RECORD,
+            "name": "record",
+            "title": "A tool call and its output",
+            "description": "What a tool was asked and what it returned, quoted as data.",
+            "mimeType": "text/plain",
+        }
+        return {"resourceTemplates": [template]}
 
-    async def list_resources(
-        self, ctx: Context, params: types.PaginatedRequestParams | None
-    ) -> types.ListResourcesResult:
+    async def list_resources(self, request: Any, params: Any) -> _Answer:
         """The list of sessions, and the records of the requested session, if there is one."""
-        caller, header = _caller(ctx)
+        caller, header = _caller(request)
         cursor = params.cursor if params else None
 
-        def work() -> types.ListResourcesResult:
+        def work() -> _Answer:
             name, after = self._place(caller, header, cursor)
-            found = [] if cursor else [_index()]
+            found: list[_Answer] = [] if cursor else [_INDEX]
             if name is None:
-                return types.ListResourcesResult(resources=found)
+                return {"resources": found}
             with self.sessions.reading(caller.namespace, name) as state:
                 lines = state.fact_store.page(after, _PAGE + 1)
             found += [_resource(name, line) for line in lines[:_PAGE]]
-            more = json.dumps([name, lines[_PAGE - 1].number]) if len(lines) > _PAGE else None
-            return types.ListResourcesResult(resources=found, next_cursor=more)
+            if len(lines) <= _PAGE:
+                return {"resources": found}
+            return {"resources": found, "nextCursor": json.dumps([name, lines[_PAGE - 1].number])}
 
+        return await self._read(caller, work)
+
+    async def read_resource(self, request: Any, params: Any) -> _Answer:
+        caller, _ = _caller(request)
+        uri = str(params.uri)
+
+        def work() -> _Answer:
+            if uri == SESSIONS:
+                text, kind = self._names_as_json(caller), "application/json"
+            else:
+                text, kind = self._record(caller, uri), "text/plain"
+            return {"contents": [{"uri": uri, "mimeType": kind, "text": text}]}
+
+        return await self._read(caller, work)
+
+    async def _read(self, caller: Caller, work: Callable[[], _Answer]) -> _Answer:
+        """What ``work`` returns. Raises InvalidMcpRequest where its session does not exist."""
         try:
             return await in_thread("tools", work)
         except NotFoundError:
-            raise _invalid(self._no_session(caller)) from None
-        except MemoryBankError as e:
-            raise MCPError(types.INTERNAL_ERROR, f"The memory could not be read: {e}") from None
+            raise InvalidMcpRequest(self._no_session(caller)) from None
 
-    async def read_resource(
-        self, ctx: Context, params: types.ReadResourceRequestParams
-    ) -> types.ReadResourceResult:
-        caller, _ = _caller(ctx)
-        uri = str(params.uri)
-
-        def work() -> types.TextResourceContents:
-            if uri == SESSIONS:
-                return self._names_as_json(caller)
-            match = _RECORD.match(uri)
-            if match is None:
-                raise InvalidMcpRequest(f"There is no such resource: there are {SESSIONS} and {RECORD}.")
-            name, trace_id = (unquote(part) for part in match.groups())
-            with self.sessions.reading(caller.namespace, name) as state:
-                answer = answer_tool_call(state, GET_RECORD, {"trace_id": trace_id}, max_chars=RESOURCE_CHARS)
-            if answer.refused:
-                raise InvalidMcpRequest(answer.text)
-            return types.TextResourceContents(uri=uri, mime_type="text/plain", text=answer.text)
-
-        try:
-            return types.ReadResourceResult(contents=[await in_thread("tools", work)])
-        except InvalidMcpRequest as e:
-            raise _invalid(str(e)) from None
-        except NotFoundError:
-            raise _invalid(self._no_session(caller)) from None
-        except MemoryBankError as e:
-            raise MCPError(types.INTERNAL_ERROR, f"The memory could not be read: {e}") from None
+    def _record(self, caller: Caller, uri: str) -> str:
+        """The text of a record. Raises InvalidMcpRequest, NotFoundError."""
+        match = _RECORD.match(uri)
+        if match is None:
+            raise InvalidMcpRequest(f"There is no such resource: there are {SESSIONS} and {RECORD}.")
+        name, trace_id = (unquote(part) for part in match.groups())
+        with self.sessions.reading(caller.namespace, name) as state:
+            answer = answer_tool_call(state, GET_RECORD, {"trace_id": trace_id}, max_chars=RESOURCE_CHARS)
+        if answer.refused:
+            raise InvalidMcpRequest(answer.text)
+        return answer.text
 
     def _session(self, caller: Caller, wanted: Any, header: str | None) -> str:
         """The name of the session that a request is about. Raises InvalidMcpRequest."""
@@ -249,7 +294,7 @@ class _McpHandlers:
             except (ValueError, TypeError, RecursionError):
                 name, after = None, None
             if not isinstance(name, str) or not isinstance(after, int) or not 0 <= after < 2**31:
-                raise _invalid("This is no cursor of a list of resources: begin without one.")
+                raise InvalidMcpRequest("This is no cursor of a list of resources: begin without one.")
             return name, after
         try:
             return self._session(caller, None, header), 0
@@ -265,22 +310,20 @@ class _McpHandlers:
         are = "is" if len(names) == 1 else "are"
         return f"There is no session of this name: there {are} {_quoted_names(names)}."
 
-    def _names_as_json(self, caller: Caller) -> types.TextResourceContents:
+    def _names_as_json(self, caller: Caller) -> str:
         names = self.sessions.names(caller.namespace, _PAGE)
         listed = [{"name": n, "records": RECORD.replace("{session}", quote(n, safe=""))} for n in names]
-        text = json.dumps({"sessions": listed}, ensure_ascii=False, indent=1)
-        return types.TextResourceContents(uri=SESSIONS, mime_type="application/json", text=text)
+        return json.dumps({"sessions": listed}, ensure_ascii=False, indent=1)
 
 
-def _caller(ctx: Context) -> tuple[Caller, str | None]:
-    """The caller, and the session that a header names."""
-    request: Any = ctx.request
+def _caller(request: Any) -> tuple[Caller, str | None]:
+    """The caller, and the session that a header names; ``request`` is None over stdio."""
     if request is None:
         return LOCAL, None
     return caller_of(request), request.headers.get("x-memory-session")
 
 
-def _tool(function: Mapping[str, Any]) -> types.Tool:
+def _tool(function: Mapping[str, Any]) -> _Answer:
     """The schema of a tool for MCP: nullable parameters are optional, and ``session`` is added."""
     given = function["parameters"]["properties"]
     properties = {**given, "session": {
@@ -292,19 +335,27 @@ def _tool(function: Mapping[str, Any]) -> types.Tool:
         "required": [k for k, v in given.items() if v["type"] == "string"],
         "additionalProperties": False,
     }
-    return types.Tool(
-        name=function["name"],
-        title=_TITLES[function["name"]],
-        description=function["description"],
-        input_schema=schema,
-        output_schema=_RESULT,
-        annotations=types.ToolAnnotations(
-            read_only_hint=True, destructive_hint=False, idempotent_hint=True, open_world_hint=False
-        ),
-    )
+    return {
+        "name": function["name"],
+        "title": _TITLES[function["name"]],
+        "description": function["description"],
+        "inputSchema": schema,
+        "outputSchema": _RESULT,
+        "annotations": _hints(destructive=False),
+    }
 
 
-def _mark_tool() -> types.Tool:
+def _hints(*, destructive: bool) -> _Answer:
+    """What a client may know of a tool; one that is not destructive only reads."""
+    return {
+        "readOnlyHint": not destructive,
+        "destructiveHint": destructive,
+        "idempotentHint": True,
+        "openWorldHint": False,
+    }
+
+
+def _mark_tool() -> _Answer:
     """The tool by which a person decides about a record; clients ask before a destructive tool is called."""
     properties = {
         "trace_id": {"type": "string", "description": "The whole trace_id of the record."},
@@ -315,45 +366,35 @@ def _mark_tool() -> types.Tool:
         },
         "session": {"type": ["string", "null"], "description": "The session; null for the own."},
     }
-    return types.Tool(
-        name=MARK_RECORD,
-        title="Pin, exclude or forget a record",
-        description="Only when the user asks for it: pin a record, exclude it from contexts, or delete it for good.",
-        input_schema={
+    return {
+        "name": MARK_RECORD,
+        "title": "Pin, exclude or forget a record",
+        "description": (
+            "Only when the user asks for it: pin a record, exclude it from contexts, or delete it for good."
+        ),
+        "inputSchema": {
             "type": "object",
             "properties": properties,
             "required": ["trace_id", "mark"],
             "additionalProperties": False,
         },
-        output_schema=_RESULT,
-        annotations=types.ToolAnnotations(
-            read_only_hint=False, destructive_hint=True, idempotent_hint=True, open_world_hint=False
-        ),
-    )
+        "outputSchema": _RESULT,
+        "annotations": _hints(destructive=True),
+    }
 
 
-def _index() -> types.Resource:
-    return types.Resource(
-        uri=SESSIONS, name="sessions", title="The sessions, newest first", mime_type="application/json"
-    )
-
-
-def _resource(session: str, line: RecordLine) -> types.Resource:
+def _resource(session: str, line: RecordLine) -> _Answer:
     uri = RECORD.replace("{session}", quote(session, safe="")).replace("{trace_id}", quote(line.trace_id))
     tool = " ".join(sendable(line.tool_name).split())
-    return types.Resource(
-        uri=uri,
-        name=f"#{line.number} {tool}",
-        description=f"The output of a call of {tool} in step {line.step_id}.",
-        mime_type="text/plain",
-        size=line.output_bytes,
-    )
+    return {
+        "uri": uri,
+        "name": f"#{line.number} {tool}",
+        "description": f"The output of a call of {tool} in step {line.step_id}.",
+        "mimeType": "text/plain",
+        "size": line.output_bytes,
+    }
 
 
 def _quoted_names(names: list[str]) -> str:
     shown = ", ".join(json.dumps(n, ensure_ascii=False) for n in names[:_NAMES_SHOWN])
     return shown + (" and more" if len(names) > _NAMES_SHOWN else "")
-
-
-def _invalid(sentence: str) -> MCPError:
-    return MCPError(types.INVALID_PARAMS, sentence)

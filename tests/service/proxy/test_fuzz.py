@@ -10,12 +10,11 @@ from tests.test_soak import bench, cells
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 
 
-@pytest.mark.parametrize("provider", ["openai", "anthropic"])
-def test_whatever_comes(provider: str) -> None:
-    done = bench("proxy.py", "--part", "fuzz", "--requests", "80", "--provider", provider)
+def test_whatever_comes() -> None:
+    done = bench("proxy.py", "--part", "fuzz", "--requests", "60")
     assert done.returncode == 0, done.stdout + done.stderr
     row = cells(done)
-    assert row[0] == "80"
+    assert row[0] == "180"  # 60 of each route
     assert row[-1] == "0"
     memory = [line for line in done.stdout.splitlines() if line.startswith("<!-- memory")]
     assert any("rebuilt" in line for line in memory)
