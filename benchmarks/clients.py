@@ -149,6 +149,17 @@ def binary(name: str, *arguments: str) -> Callable[[Path, Run], list[str]]:
     return lambda place, _run: [str(place / "node_modules" / ".bin" / name), *arguments, TASK]
 
 
+def opencode_by_chat(place: Path, run: Run) -> list[str]:
+    """opencode with a provider of the Chat Completions API in the configuration of the folder."""
+    provider = {
+        "npm": "@ai-sdk/openai-compatible",
+        "options": {"baseURL": f"{run.url}/v1", "apiKey": "sk-scripted"},
+        "models": {"scripted": {"name": "scripted", "limit": {"context": 400_000, "output": 8_000}}},
+    }
+    (run.folder / "opencode.json").write_text(json.dumps({"provider": {"memory_bank": provider}}))
+    return binary("opencode", "run", "--model", "memory_bank/scripted")(place, run)
+
+
 CLIENTS = {
     "claude-code": Client(
         "@anthropic-ai/claude-code", ("@anthropic-ai/claude-code",), "messages",
@@ -165,6 +176,12 @@ CLIENTS = {
         "opencode-ai", ("opencode-ai",), "responses", binary("opencode", "run", "--model", "openai/gpt-5"),
         npm=True, connect="opencode", name="opencode",
     ),
+    "opencode-messages": Client(
+        "opencode-ai", ("opencode-ai",), "messages",
+        binary("opencode", "run", "--model", "anthropic/claude-sonnet-4-5"),
+        npm=True, connect="opencode", name="opencode",
+    ),
+    "opencode-chat": Client("opencode-ai", ("opencode-ai",), "chat", opencode_by_chat, npm=True, name="opencode"),
     "openai-node": typescript("openai", "openai", shown="openai (Node)"),
     "ai": typescript("Vercel's ai", "ai", "@ai-sdk/openai", "zod", route="responses", shown="ai (Node)"),
     "langchain-js": typescript(

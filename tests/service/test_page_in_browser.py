@@ -11,7 +11,7 @@ from urllib.parse import quote
 
 import pytest
 from tests.browser import Browser, eventually, why_not
-from tests.chats import call, result, system, user
+from tests.chats import call, result, rounds, system, user
 from tests.cli.conftest import COMMAND, environment
 from tests.pictures import take_picture
 from tests.service.processes import serve
@@ -31,6 +31,7 @@ HOSTILE = (
     "</pre></textarea>\u202egnp.exe\u202c\u200b\x1b[31m\0\ud800 ${1} `' &lt;b&gt;"
 )
 MANY = 10_000
+BAR = '[aria-label="What becomes of this record"]'
 
 
 def sent(service, name, messages, **more):
@@ -308,6 +309,41 @@ def test_a_record_is_there_to_the_letter_summarised_searched_and_copied(opened, 
     page.js("navigator.clipboard.writeText = t => { window.copied = t; return Promise.resolve(); }")
     page.click(".group:nth-of-type(3) button")
     assert page.js("window.copied") == text
+
+
+def test_pin_exclude_and_forget_are_pressed_and_the_next_context_obeys(opened, service):
+    chat = [user("Look."), *rounds(6, size=300)]
+    sent(service, "marks", chat)
+    [record] = [r for r in service.ask("/v1/sessions/marks/records").json()["records"] if r["number"] == 2]
+    path = f"/v1/sessions/marks/records/{record['trace_id']}"
+
+    def context():
+        return json.dumps(
+            service.ask("/v1/sessions/marks/context", "POST", {"messages": chat}).json()["messages"]
+        )
+
+    def pressed(label, mark):
+        number = page.texts(f"{BAR} button").index(label)
+        page.click(f"{BAR} button", number)
+        eventually(lambda: service.ask(path).json()["mark"] == mark)
+        return context()
+
+    assert "ORD-1001" in context()
+    page = opened(
+        f"#/s/marks/records/{record['trace_id']}",
+        ready=f"document.querySelectorAll('{BAR} button').length === 3",
+    )
+    assert "ORD-1001" not in pressed("Exclude", "excluded")
+    page.wait(f"document.querySelectorAll('{BAR} button')[1].getAttribute('aria-pressed') === 'true'")
+    pinned = pressed("Pin", "pinned")
+    assert "ORD-1001" in pinned
+    page.wait(f"document.querySelectorAll('{BAR} button')[0].getAttribute('aria-pressed') === 'true'")
+    page.click(f"{BAR} button", 2)
+    page.wait(f"document.querySelectorAll('{BAR} button')[2].innerText === 'Delete for good?'")
+    assert service.ask(path).json()["mark"] == "pinned"  # the first press only asks
+    assert "ORD-1001" not in pressed("Delete for good?", "forgotten")
+    assert "forgotten" in page.wait("document.querySelector('#detail .note')?.innerText")
+    assert service.ask(path).json()["output_text"] == "[forgotten]"
 
 
 def test_a_search_finds_what_is_exact_and_leads_to_it(opened):

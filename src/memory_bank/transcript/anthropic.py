@@ -524,7 +524,7 @@ def _without_thinking(
     )
     if rule is Thinking.KEEP or first >= len(messages):
         return messages
-    keeps = _answered_turn(messages) if rule is Thinking.KEEP_LAST else None
+    keeps = answered_turn(messages) if rule is Thinking.KEEP_LAST else None
     if keeps is not None and _thinks_in_this_turn(source):
         blocks = _blocks(messages[keeps])
         if not blocks or _type(blocks[0]) not in THINKING:
@@ -540,7 +540,7 @@ def strip_thinking(messages: Sequence[Any], rule: Thinking, first: int = 0) -> l
 
     Messages that have none are the very objects.
     """
-    keeps = _answered_turn(messages) if rule is Thinking.KEEP_LAST else None
+    keeps = answered_turn(messages) if rule is Thinking.KEEP_LAST else None
     if rule is Thinking.KEEP:
         return [*messages]
     out: list[Any] = []
@@ -554,7 +554,7 @@ def strip_thinking(messages: Sequence[Any], rule: Thinking, first: int = 0) -> l
     return out
 
 
-def _answered_turn(messages: Sequence[AnthropicMessage]) -> int | None:
+def answered_turn(messages: Sequence[AnthropicMessage]) -> int | None:
     """The position of the assistant message whose results end the list; None where something else does."""
     at = len(messages) - 1
     answers = False

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from contextlib import contextmanager
+from types import SimpleNamespace
 
 import pytest
 from tests.blocks import MARK, OPAQUE, answer, rounds, system, text, thought, turn, use, user
@@ -30,6 +31,7 @@ ADAPTIVE = {"type": "adaptive"}
 @contextmanager
 def served(script, tmp_path, **service):
     """The proxy before a strict upstream."""
+    tmp_path.mkdir(exist_ok=True)
     with (
         ScriptedServer(script) as server,
         proxied(
@@ -63,9 +65,9 @@ def read_stream(data: bytes) -> list:
     return [blocks[i] for i in sorted(blocks)]
 
 
-def run(p, *headers, stream=False, mark=False, **members):
-    """An agent's loop that knows nothing of memory; returns the whole conversation."""
-    messages = [user(TASK)]
+def run(p, *headers, stream=False, mark=False, begun=(), **members):
+    """An agent's loop that knows nothing of memory; returns the whole conversation. ``begun``: what was said."""
+    messages = [*begun] or [user(TASK)]
     body = {
         "model": "claude",
         "max_tokens": 999,
@@ -127,6 +129,24 @@ def test_thinking_of_type_enabled_keeps_that_of_the_turn_that_is_answered(tmp_pa
                 turns = [m for m in request.body["messages"] if m["role"] == "assistant"]
                 assert turns[-1]["content"][0]["type"] == "thinking"
                 assert message_errors(request.body["messages"]) == []
+
+
+def test_no_turn_of_type_enabled_begins_with_a_rebuilt_context_before_one_was_accepted(tmp_path):
+    """Else a strict provider would refuse the rest of the turn, whichever way it is sent."""
+    enabled = {"type": "enabled", "budget_tokens": 1024}
+    with served([*thinking_script(), *thinking_script()], tmp_path) as (server, p):
+        port = int(server.base_url.split(":")[2].split("/")[0])
+        told = run(SimpleNamespace(port=port), SESSION, thinking=enabled)  # before the service was started
+        run(p, SESSION, begun=[*told, user("And again, please.")], thinking=enabled)  # each answer is 200
+        exchanges = p.told(STEPS + 1)
+        assert exchanges[0].reason == "thinking would be bound to a rebuilt context"
+        assert {e.reason for e in exchanges[1:]} == {"upstream refused the rebuilt context"}
+        assert len(server.refused) == 1
+    with served([*thinking_script(), *thinking_script()], tmp_path / "lenient") as (server, p):
+        server.strict = False
+        told = run(p, SESSION, thinking=enabled)
+        run(p, SESSION, begun=[*told, user("And again, please.")], thinking=enabled)
+        assert {e.memory for e in p.told(2 * (STEPS + 1))[STEPS + 1 :]} == {"rebuilt"}
 
 
 def test_a_client_that_lets_the_provider_drop_thinking_keeps_all(tmp_path):

@@ -25,6 +25,8 @@ from memory_bank.service.proxy.events import Event, rewrite_event
 from memory_bank.tools import TOOL_SCHEMAS
 from memory_bank.transcript.anthropic import (
     THINKING,
+    Thinking,
+    answered_turn,
     drops_blocks,
     from_anthropic,
     strip_thinking,
@@ -128,6 +130,18 @@ class CountTokensDialect(MessagesDialect):
     def offer_tools(self, request: JsonObject) -> list[object] | None:  # noqa: ARG002
         """See Dialect. The answer has no turn."""
         return None
+
+
+def begins_thinking(request: JsonObject) -> bool:
+    """Whether a request begins a turn whose thinking the later requests of the turn have to send back.
+
+    That is a request with ``thinking.type: enabled`` that answers no call. It is accepted with any context, but a
+    provider may bind the thinking of its answer to that context, and the turn could not go on with another one.
+    """
+    messages = request.get("messages")
+    if thinking_rule(request.get("thinking")) is not Thinking.KEEP_LAST or not isinstance(messages, list):
+        return False
+    return answered_turn(messages) is None
 
 
 def _content_of(message: object) -> list[Any]:

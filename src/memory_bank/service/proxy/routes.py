@@ -24,7 +24,7 @@ from memory_bank.service.failures import code_of, failure
 from memory_bank.service.proxy.body import Body, JsonObject, MessageCache, parse_body, render_body
 from memory_bank.service.proxy.chat import ChatDialect
 from memory_bank.service.proxy.dialect import Dialect, Provider
-from memory_bank.service.proxy.messages import CountTokensDialect, MessagesDialect
+from memory_bank.service.proxy.messages import CountTokensDialect, MessagesDialect, begins_thinking
 from memory_bank.service.proxy.rebuild import MemoryResult, Rebuilder
 from memory_bank.service.proxy.responses import ResponsesDialect
 from memory_bank.service.proxy.upstream import (
@@ -47,11 +47,15 @@ LARGE = 65_536
 """Bytes from which a body is parsed and written in a thread."""
 
 REFUSED = "upstream refused the rebuilt context"
+UNTRIED = "thinking would be bound to a rebuilt context"
+"""The reason of a request that begins a turn, while no rebuilt context of its session was accepted in a turn."""
 MOST_REFUSED = 1024
-"""Sessions whose rebuilt requests were refused that are remembered."""
+"""Sessions that are remembered with how their requests are sent."""
 
 _HEADER_SAFE = "".join(chr(c) for c in range(0x21, 0x7F) if chr(c) != "%")
 
+Way = Literal["rebuilt", "original", "stripped"]
+"""How upstream accepted requests of a session; ``stripped``: as they came, without their thinking."""
 Outcome = Literal["complete", "client_gone", "broken_off", "unreachable", "refused", "aborted"]
 """``broken_off``: upstream broke off its answer; ``unreachable``: it gave none; ``refused``: by the service;
 ``aborted``: the service ended or failed."""
@@ -147,7 +151,7 @@ class Proxy:
         record: Callable[[Exchange], None] = lambda _: None,
     ) -> None:
         self.upstreams = upstreams
-        self.refused: OrderedDict[tuple[str | None, str], bool] = OrderedDict()
+        self.ways: OrderedDict[tuple[str | None, str], Way] = OrderedDict()
         self.rebuilder = rebuilder
         self.responder = responder
         self.cache = cache
@@ -266,6 +270,8 @@ class _ProxiedRequest:
         answer = await self.proxy.responder(request, send)
         if answer.status == 400 and self.dialect.resends:
             answer = await self._resend(request, send, answer)
+        elif answer.status < 400 and request.memory.status == "rebuilt" and self.dialect.resends:
+            self._remember("rebuilt")
         await self._relay(answer, _memory_headers(self.request.memory))
 
     async def _resend(
@@ -277,7 +283,7 @@ class _ProxiedRequest:
         """
         tries: list[MemoryResult] = []
         if request.memory.status == "rebuilt":
-            tries.append(self._unchanged(request, strips=False))
+            tries.append(self._unchanged(request))
         if request.memory.reason != REFUSED and request.dialect.without_thinking(_value(request)) is not None:
             tries.append(self._unchanged(request, strips=True))
         for memory in tries:
@@ -285,8 +291,7 @@ class _ProxiedRequest:
             self.request = replace(request, memory=memory)
             answer = await self.proxy.responder(self.request, send)
             if answer.status < 400:
-                if request.memory.session is not None:
-                    self._remember_refusal(request.memory.session, strips=bool(memory.arrays))
+                self._remember("stripped" if memory.arrays else "original")
                 break
         return answer
 
@@ -295,7 +300,9 @@ class _ProxiedRequest:
         is_anthropic = path.startswith("/messages/") or "anthropic-version" in self.incoming.headers
         return "anthropic" if is_anthropic else "openai"
 
-    def _unchanged(self, request: ModelRequest, *, strips: bool) -> MemoryResult:
+    def _unchanged(
+        self, request: ModelRequest, *, strips: bool = False, reason: str = REFUSED
+    ) -> MemoryResult:
         """The result for a request that is sent as it came; ``strips``: without its thinking."""
         memory = request.memory
         arrays: dict[str, Sequence[object]] = {}
@@ -304,7 +311,7 @@ class _ProxiedRequest:
             arrays = {request.dialect.key: stripped}
         return MemoryResult(
             "unchanged",
-            REFUSED,
+            reason,
             data=render_body(request.body, arrays) if arrays and request.body else None,
             arrays=arrays,
             session=memory.session,
@@ -314,14 +321,20 @@ class _ProxiedRequest:
             step=memory.step,
         )
 
-    def _remember_refusal(self, session: str, *, strips: bool) -> None:
-        refused = self.proxy.refused
-        log.warning(
-            "upstream refused a rebuilt request and took the original: its session goes on without memory"
-        )
-        refused[self.caller.namespace, session] = strips
-        if len(refused) > MOST_REFUSED:
-            refused.popitem(last=False)
+    def _remember(self, way: Way) -> None:
+        """Note how the session's request was accepted."""
+        session = self.request.memory.session if self.request else None
+        if session is None:
+            return
+        if way != "rebuilt":
+            log.warning(
+                "upstream refused a rebuilt request and took the original: its session goes on without memory"
+            )
+        ways, key = self.proxy.ways, (self.caller.namespace, session)
+        ways[key] = way
+        ways.move_to_end(key)
+        if len(ways) > MOST_REFUSED:
+            ways.popitem(last=False)
 
     async def _rebuild(self, dialect: Dialect, data: bytes, headers: Headers) -> ModelRequest:
         """The request with its context from memory."""
@@ -338,10 +351,14 @@ class _ProxiedRequest:
             self.caller, dialect, body, self.incoming.headers, credential_of(headers)
         )
         request = ModelRequest(dialect, self.caller, data, body, memory)
-        strips = self.proxy.refused.get((self.caller.namespace, memory.session or ""))
-        if strips is None or memory.status not in ("rebuilt", "unchanged"):
+        if memory.status not in ("rebuilt", "unchanged"):
             return request
-        return replace(request, memory=self._unchanged(request, strips=strips))
+        way = self.proxy.ways.get((self.caller.namespace, memory.session or ""))
+        if way in ("original", "stripped"):
+            return replace(request, memory=self._unchanged(request, strips=way == "stripped"))
+        if way is None and memory.status == "rebuilt" and begins_thinking(body.value):
+            return replace(request, memory=self._unchanged(request, reason=UNTRIED))
+        return request
 
     def _body(self) -> bytes | AsyncIterator[bytes]:
         """The body of a request that only passes, as it arrives."""

@@ -1,0 +1,33 @@
+"""What installs beside memory_bank: no framework that asks for mcp gets an older version for it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
+
+import integrations  # noqa: E402
+
+
+@pytest.mark.parametrize("name", ["crewai", "openhands-sdk", "openai-agents"])
+def test_a_framework_keeps_its_newest_version(name: str) -> None:
+    try:
+        newest = integrations.find_versions([name])
+        beside = integrations.find_versions([*integrations.own_requirements(), name])
+    except (OSError, subprocess.CalledProcessError) as e:
+        pytest.skip(f"no package index, or no uv: {e}")
+    if name not in newest:
+        pytest.skip(f"the package index has no {name}")
+    assert beside[name] == newest[name]
+    assert beside["mcp"].split(".")[0] in ("1", "2")
+
+
+def test_the_page_tells_every_framework() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "howto" / "frameworks.md").read_text()
+    rows = page.split("## What installs together")[1]
+    for name in integrations.TOGETHER:
+        assert f"| {name} | " in rows
