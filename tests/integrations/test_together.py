@@ -10,7 +10,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 
-import integrations  # noqa: E402
+import integrations
 
 
 @pytest.mark.parametrize("name", ["crewai", "openhands-sdk", "openai-agents"])

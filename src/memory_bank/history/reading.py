@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import ast
-import json
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -12,7 +10,6 @@ from typing import Any, TypeGuard
 
 from memory_bank.errors import HistoryError
 from memory_bank.history.steps import (
-    CALLING,
     ERROR,
     NOTE_HEADS,
     OBSERVATION,
@@ -42,6 +39,7 @@ from memory_bank.transcript.messages import (
     part_text,
     read,
 )
+from memory_bank.transcript.textcalls import read_called
 
 
 def steps_from_messages(
@@ -118,17 +116,16 @@ class _StepReader:
 
     def _text_action(self, i: int, text: str) -> tuple[Step, int] | None:
         """The action in text form that begins at segment ``i``; None where none begins."""
-        thought = None
-        used = 1
-        if CALLING not in text:  # a thought, its calls in the next message
+        found, used = read_called(text), 1
+        if found is None:  # a thought, its calls in the next message
             following = self._segment(i + 1)
             if not _is_utterance(following, MessageKind.SAY):
                 return None
-            thought, text, used = text, content_text(read(following.message, "content")), 2
-            if not text.startswith(CALLING):
+            found, used = read_called(content_text(read(following.message, "content"))), 2
+            if found is None or found[0]:
                 return None
-        head, _, tail = text.partition(CALLING)
-        calls = _parse_text_calls(tail)
+        thought = text if used == 2 else found[0].rstrip()
+        calls = _tool_calls(found[1])
         if not calls:
             return None
         observations: list[Observation] = []
@@ -145,7 +142,7 @@ class _StepReader:
             else:
                 break
             used += 1
-        return ActionStep(thought or head.rstrip() or None, tuple(calls), tuple(observations), error), used
+        return ActionStep(thought or None, tuple(calls), tuple(observations), error), used
 
 
 def _is_utterance(segment: Segment | None, kind: MessageKind) -> TypeGuard[Utterance]:
@@ -162,17 +159,10 @@ def _without_heading(content: object, text: str) -> Any:
     return [{"type": "text", "text": said.removeprefix(OBSERVATION)}, *media]
 
 
-def _parse_text_calls(text: str) -> list[ToolCall]:
-    """The calls of a turn in text form, written as JSON or as Python; none where it is neither."""
+def _tool_calls(listed: list[Any]) -> list[ToolCall]:
+    """The calls of a turn in text form; none where one of them is no call."""
     try:
-        given = json.loads(text)
-    except (ValueError, RecursionError):
-        try:
-            given = ast.literal_eval(text.strip())
-        except (ValueError, SyntaxError, RecursionError, MemoryError):
-            return []
-    try:
-        calls = [ToolCall.from_dict(c) for c in given] if isinstance(given, list) else []
+        calls = [ToolCall.from_dict(c) for c in listed]
         ActionStep(tool_calls=tuple(calls))
     except HistoryError:
         return []

@@ -29,6 +29,8 @@ from memory_bank.transcript.messages import MessageKind, call_entry, content_tex
 
 ChatMessage = dict[str, Any]
 
+CALLING = "Calling tools:\n"
+
 
 @dataclass(frozen=True, slots=True)
 class WrittenCall:
@@ -213,18 +215,26 @@ def _joined(first: Any, second: Any) -> ChatMessage:
 
 # The forms
 
-_CALLING = "Calling tools:\n"
 _BASH = re.compile(r"```(?:bash|sh|shell|mswea_bash_command)[ \t]*\n(.*?)\n?```", re.S)
 _ACTION = re.compile(r"^Action:[ \t]*([^\n()]+?)[ \t]*\n+Action Input:[ \t]*", re.M)
 _OBSERVATION = re.compile(r"Observation:[ \t]*\n?")
 
 
+def read_called(text: str) -> tuple[str, list[Any]] | None:
+    """What stands before ``Calling tools:`` in a text, and the list of calls after it; None without such a list.
+
+    The list is JSON or a Python literal, and its elements may be anything.
+    """
+    at = text.rfind(CALLING)
+    listed = _literal(text[at + len(CALLING) :]) if at >= 0 else None
+    return (text[:at], listed) if isinstance(listed, list) and listed else None
+
+
 def _read_smolagents(text: str) -> WrittenCall | None:
-    at = text.rfind(_CALLING)
-    start = at + len(_CALLING)
-    listed = _literal(text[start:]) if at >= 0 else None
-    if not isinstance(listed, list) or not listed:
+    found = read_called(text)
+    if found is None:
         return None
+    lead, listed = found
     named: list[tuple[str, Any]] = []
     for call in listed:
         function = call.get("function") if isinstance(call, dict) else None
@@ -250,7 +260,7 @@ def _read_smolagents(text: str) -> WrittenCall | None:
 
     call_id = listed[0].get("id")
     known = call_id if isinstance(call_id, str) and call_id else None
-    return WrittenCall(text[:at], _CALLING, name, compact(arguments), "", write, known)
+    return WrittenCall(lead, CALLING, name, compact(arguments), "", write, known)
 
 
 def _read_bash(text: str) -> WrittenCall | None:
