@@ -184,6 +184,17 @@ def test_otherwise_nothing_is_offered(tmp_path, inject):
     assert not any(offered)
 
 
+def test_a_client_whose_tools_stand_in_an_item_is_offered_none(tmp_path):
+    item = {"type": "additional_tools", "role": "developer", "tools": ITEM_TOOLS}
+    body = json.dumps({"model": "m", "input": [item, *ITEMS], "store": False}).encode()
+    with injected(tmp_path, lambda _: say("one"), inject_tools="auto") as (server, p):
+        assert post(p.port, "/v1/responses", body, *HEADERS).status == 200
+        assert [e.memory for e in p.told(1)] == ["rebuilt"]
+    [request] = server.requests
+    assert "tools" not in request.body
+    assert request.body["input"][0] == item
+
+
 def test_asynchronously(tmp_path):
     async def run(p):
         async with openai.AsyncOpenAI(base_url=p.base_url, api_key="k", default_headers=SESSION) as client:

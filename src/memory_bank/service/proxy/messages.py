@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 from memory_bank.errors import HistoryError
 from memory_bank.service import failures
@@ -132,16 +132,16 @@ class CountTokensDialect(MessagesDialect):
         return None
 
 
-def begins_thinking(request: JsonObject) -> bool:
-    """Whether a request begins a turn whose thinking the later requests of the turn have to send back.
+def thinking_turn(request: JsonObject) -> Literal["begins", "goes on"] | None:
+    """Whether a request with ``thinking.type: enabled`` begins a turn, or answers calls; None without ``enabled``.
 
-    That is a request with ``thinking.type: enabled`` that answers no call. It is accepted with any context, but a
-    provider may bind the thinking of its answer to that context, and the turn could not go on with another one.
+    A request that begins a turn is accepted with any context, but a provider may bind the thinking of its answer to
+    that context. The later requests of the turn have to send the thinking back and could have no other context then.
     """
     messages = request.get("messages")
     if thinking_rule(request.get("thinking")) is not Thinking.KEEP_LAST or not isinstance(messages, list):
-        return False
-    return answered_turn(messages) is None
+        return None
+    return "begins" if answered_turn(messages) is None else "goes on"
 
 
 def _content_of(message: object) -> list[Any]:

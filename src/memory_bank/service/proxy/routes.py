@@ -24,7 +24,7 @@ from memory_bank.service.failures import code_of, failure
 from memory_bank.service.proxy.body import Body, JsonObject, MessageCache, parse_body, render_body
 from memory_bank.service.proxy.chat import ChatDialect
 from memory_bank.service.proxy.dialect import Dialect, Provider
-from memory_bank.service.proxy.messages import CountTokensDialect, MessagesDialect, begins_thinking
+from memory_bank.service.proxy.messages import CountTokensDialect, MessagesDialect, thinking_turn
 from memory_bank.service.proxy.rebuild import MemoryResult, Rebuilder
 from memory_bank.service.proxy.responses import ResponsesDialect
 from memory_bank.service.proxy.upstream import (
@@ -270,7 +270,7 @@ class _ProxiedRequest:
         answer = await self.proxy.responder(request, send)
         if answer.status == 400 and self.dialect.resends:
             answer = await self._resend(request, send, answer)
-        elif answer.status < 400 and request.memory.status == "rebuilt" and self.dialect.resends:
+        elif answer.status < 400 and _is_rebuilt(request, "goes on"):
             self._remember("rebuilt")
         await self._relay(answer, _memory_headers(self.request.memory))
 
@@ -356,7 +356,7 @@ class _ProxiedRequest:
         way = self.proxy.ways.get((self.caller.namespace, memory.session or ""))
         if way in ("original", "stripped"):
             return replace(request, memory=self._unchanged(request, strips=way == "stripped"))
-        if way is None and memory.status == "rebuilt" and begins_thinking(body.value):
+        if way is None and _is_rebuilt(request, "begins"):
             return replace(request, memory=self._unchanged(request, reason=UNTRIED))
         return request
 
@@ -450,6 +450,12 @@ def read_body(data: bytes, dialect: Dialect, cache: MessageCache | None = None) 
 
 def _value(request: ModelRequest) -> JsonObject:
     return {} if request.body is None else request.body.value
+
+
+def _is_rebuilt(request: ModelRequest, turn: Literal["begins", "goes on"]) -> bool:
+    """Whether a request with a rebuilt context is one of a thinking turn, at this place of it."""
+    is_rebuilt = request.memory.status == "rebuilt" and request.dialect.resends
+    return is_rebuilt and thinking_turn(_value(request)) == turn
 
 
 def _memory_headers(memory: MemoryResult) -> Headers:
