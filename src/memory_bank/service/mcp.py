@@ -115,13 +115,9 @@ def create_server(sessions: Sessions, session: str | None = None) -> Any:
     async def answer(name: str, context: Any, params: Any) -> Any:
         return await _result(memory, name, context.request, params)
 
-    return Server(
-        "memory_bank",
-        title="memory_bank",
-        get_tool_input_schema=lambda _name: None,  # no parameter travels as a header
-        **about,
-        **{f"on_{name}": partial(answer, name) for name in _HANDLERS},
-    )
+    about |= {f"on_{name}": partial(answer, name) for name in _HANDLERS}
+    about["get_tool_input_schema"] = lambda _name: None  # no parameter travels as a header
+    return Server("memory_bank", title="memory_bank", **about)
 
 
 async def _result(memory: _McpHandlers, name: str, request: Any, params: Any) -> Any:
@@ -137,9 +133,12 @@ async def _result(memory: _McpHandlers, name: str, request: Any, params: Any) ->
 
 def _error(code: int, sentence: str) -> Exception:
     """The library's exception."""
+    error: Exception
     if _MCP_1:
-        return exceptions.McpError(types.ErrorData(code=code, message=sentence))
-    return exceptions.MCPError(code, sentence)
+        error = getattr(exceptions, "McpError")(types.ErrorData(code=code, message=sentence))  # noqa: B009
+    else:
+        error = exceptions.MCPError(code, sentence)
+    return error
 
 
 @asynccontextmanager
