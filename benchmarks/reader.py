@@ -9,7 +9,7 @@ torch and transformers must be installed. Without a folder the benchmark says so
 baseline: figures of the others are differences to it on the same steps, with 95% intervals by bootstrap over steps.
 ``--out`` gets a JSON line for each step and strategy as soon as it is scored; the same command continues where it was
 stopped. ``{set}`` in a strategy stands for the data set's name. ``--scorer module:function`` takes a scorer of your
-own: ``function(model) -> Scorer`` of ``memory_bank.lab.meter.likelihood``.
+own: ``function(model) -> Scorer`` of ``benchmarks/likelihood.py``.
 """
 
 from __future__ import annotations
@@ -26,10 +26,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from memory_bank.config import load_config
-from memory_bank.errors import MemoryBankError
-from memory_bank.lab.meter.figures import json_value
-from memory_bank.lab.meter.likelihood import (
+from likelihood import (
     LIKELIHOOD_COLUMNS,
     LikelihoodRow,
     ScoredToken,
@@ -38,6 +35,9 @@ from memory_bank.lab.meter.likelihood import (
     sample_steps,
     score_step,
 )
+from memory_bank.config import load_config
+from memory_bank.errors import MemoryBankError
+from memory_bank.lab.meter.figures import json_value
 from memory_bank.lab.processes import quiet
 from memory_bank.lab.strategies import Strategy, parse_strategy
 from memory_bank.lab.tables import markdown_table

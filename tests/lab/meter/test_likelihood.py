@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 from tests.lab.meter.test_benchmark import ROOT, bench
 
-from memory_bank.lab.meter.likelihood import (
+sys.path.append(str(ROOT / "benchmarks"))
+from likelihood import (
     LikelihoodRow,
     ScoredToken,
     action_text,

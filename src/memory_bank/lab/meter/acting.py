@@ -9,24 +9,21 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Sequence
-from contextlib import closing
 from dataclasses import asdict, dataclass
-from functools import partial
 from itertools import accumulate
-from typing import Any
+from typing import Any, Unpack
 
-from memory_bank.lab.costs import Costs, named_counter
+from memory_bank.lab.costs import Costs
 from memory_bank.lab.meter.copies import SHORTEST, TextIndex, as_copied, covered, stretches
 from memory_bank.lab.meter.figures import TracePart, intervals_of, json_value, p95, ratio, ratio_of_sums
 from memory_bank.lab.meter.matching import Reader
-from memory_bank.lab.meter.measure import measure_each
+from memory_bank.lab.meter.measure import Measurement, MeasureOptions, RowsOf, measure_by
 from memory_bank.lab.meter.told import PastCall, Telling, argument_texts, lines_of, past_calls, tellings, told
-from memory_bank.lab.processes import ProgressReport
 from memory_bank.lab.replay import PlayedTurn, play
 from memory_bank.lab.strategies import Strategy, StrategyRun
 from memory_bank.lab.tables import Column, milliseconds, percent, whole
 from memory_bank.lab.traces import Trace, content_texts, is_turn
-from memory_bank.transcript import ENCODING, MessageKind, TokenCounter, calls_of, kind_of, read
+from memory_bank.transcript import MessageKind, calls_of, kind_of, read
 
 _LETTER = re.compile(r"\w")
 _LEAST_LETTERS = SHORTEST // 2  # a copied stretch has at least this many letters, digits and underscores
@@ -112,49 +109,16 @@ class ActingFigures:
         return {k: json_value(v) for k, v in asdict(self).items()}
 
 
-@dataclass(frozen=True, slots=True)
-class ActingMeasurement:
-    """The figures of a strategy, and the rows of every trace in the order of the traces."""
-
-    strategy: Strategy
-    figures: ActingFigures
-    rows: tuple[tuple[ActingRow, ...], ...]
-
-
 def measure_acting(
-    traces: Sequence[Trace],
-    strategies: Sequence[Strategy],
-    *,
-    counter: str | TokenCounter = ENCODING,
-    jobs: int = 1,
-    limit: int | None = None,
-    progress: ProgressReport | None = None,
-) -> list[ActingMeasurement]:
-    """Measure strategies on traces; returns one ActingMeasurement a strategy, in their order.
-
-    The arguments are those of ``measure``.
-    """
-    work = partial(_measure_one, strategies=tuple(strategies), counter=counter)
-    rows = measure_each(traces, work, jobs=jobs, limit=limit, progress=progress)
-    return [
-        ActingMeasurement(strategy, acting_figures(own), own)
-        for n, strategy in enumerate(strategies)
-        for own in [tuple(tuple(by_strategy[n]) for by_strategy in rows)]
-    ]
+    traces: Sequence[Trace], strategies: Sequence[Strategy], **options: Unpack[MeasureOptions]
+) -> list[Measurement[ActingRow, ActingFigures]]:
+    """Measure strategies on traces; returns one Measurement a strategy, in their order. See ``measure``."""
+    return measure_by(_prepare, acting_figures, traces, strategies, **options)
 
 
-def _measure_one(
-    trace: Trace, strategies: Sequence[Strategy], counter: str | TokenCounter
-) -> list[list[ActingRow]]:
-    """The rows of one trace, a list for each strategy."""
-    reader = Reader()
-    costs = Costs(named_counter(counter) if isinstance(counter, str) else counter)
+def _prepare(trace: Trace, reader: Reader, costs: Costs) -> RowsOf[ActingRow]:  # noqa: ARG001
     turns = acting_turns(trace)
-    measured = []
-    for strategy in strategies:
-        with closing(strategy.start(trace, reader)) as run:
-            measured.append(measure_acting_trace(trace, turns, run, costs))
-    return measured
+    return lambda run: measure_acting_trace(trace, turns, run, costs)
 
 
 # What a turn needs

@@ -11,7 +11,7 @@ from typing import Any
 from memory_bank import Config, load_embedder
 from memory_bank.errors import EmbeddingError, MissingExtraError
 from memory_bank.lab.costs import named_counter
-from memory_bank.lab.meter.figures import old_bound
+from memory_bank.lab.meter.figures import Figures, StepRow, old_bound
 from memory_bank.lab.meter.measure import Measurement, measure
 from memory_bank.lab.pages import PageSection, figures_page
 from memory_bank.lab.processes import ProgressReport
@@ -19,6 +19,8 @@ from memory_bank.lab.strategies import Strategy, parse_strategy, settings_of, us
 from memory_bank.lab.tables import count_of, percent
 from memory_bank.lab.traces import Trace, TraceFiles
 from memory_bank.transcript import ENCODING
+
+Measured = Measurement[StepRow, Figures]
 
 NO_MEMORY = Strategy("no memory", "full")
 
@@ -56,7 +58,7 @@ class Audit:
     """The result of an audit; the first measurement is no memory. ``sentence`` is the advice."""
 
     traces: int
-    measurements: tuple[Measurement, ...]
+    measurements: tuple[Measured, ...]
     advised: str
     sentence: str
     losses: tuple[TraceLoss, ...]
@@ -159,7 +161,7 @@ def audit(
     )
 
 
-def choose(measured: Sequence[Measurement]) -> Measurement:
+def choose(measured: Sequence[Measured]) -> Measured:
     """The strategy to take: the cheapest that is within 2 points of the best.
 
     Only memories without any exception or broken pair and with fewer tokens than the full history are
@@ -179,16 +181,16 @@ def choose(measured: Sequence[Measurement]) -> Measurement:
     return best if best.figures.bound_old >= LEAST else baseline
 
 
-def _is_memory(measurement: Measurement) -> bool:
+def _is_memory(measurement: Measured) -> bool:
     return measurement.strategy.kind in ("configured", "plugin")
 
 
-def _is_sound(measurement: Measurement) -> bool:
+def _is_sound(measurement: Measured) -> bool:
     f = measurement.figures
     return f.steps > 0 and not f.exceptions and not f.broken and f.tokens < f.full_tokens
 
 
-def advice(measured: Sequence[Measurement], best: Measurement) -> str:
+def advice(measured: Sequence[Measured], best: Measured) -> str:
     """One sentence: which strategy to take, what it would have saved and kept."""
     f = best.figures
     if not f.steps:
@@ -221,7 +223,7 @@ def described(strategy: Strategy) -> str:
     return f"{key} with {' and '.join(c.replace('=', ' ', 1) for c in changes.split('&'))}"
 
 
-def _kept(measurement: Measurement) -> str:
+def _kept(measurement: Measured) -> str:
     f = measurement.figures
     if not f.values_old:
         return "everything needed, for no call needed a value from before its last interaction"
@@ -232,7 +234,7 @@ def _kept(measurement: Measurement) -> str:
     return text
 
 
-def _exception_notes(measured: Sequence[Measurement]) -> list[str]:
+def _exception_notes(measured: Sequence[Measured]) -> list[str]:
     """A note for each strategy that raised: which exceptions, at how many steps."""
     notes = []
     for measurement in measured:
@@ -243,7 +245,7 @@ def _exception_notes(measured: Sequence[Measurement]) -> list[str]:
     return notes
 
 
-def _losses(traces: Sequence[Trace], best: Measurement) -> tuple[TraceLoss, ...]:
+def _losses(traces: Sequence[Trace], best: Measured) -> tuple[TraceLoss, ...]:
     """The traces that lose most under the advised strategy, worst first."""
     losses = []
     for trace, rows in zip(traces, best.rows, strict=True):

@@ -7,7 +7,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
-from typing import TypeVar
+from typing import Generic, TypedDict, TypeVar, Unpack
 
 from memory_bank.lab.costs import Costs, named_counter
 from memory_bank.lab.meter.figures import Figures, NeedResult, StepRow, figures_of
@@ -20,64 +20,83 @@ from memory_bank.lab.strategies import Strategy, StrategyRun
 from memory_bank.lab.traces import Trace
 from memory_bank.transcript import ENCODING, MessageKind, TokenCounter, content_text, kind_of, read
 
-ResultT = TypeVar("ResultT")
+RowT = TypeVar("RowT")
+FiguresT = TypeVar("FiguresT")
+
+RowsOf = Callable[[StrategyRun], list[RowT]]
+"""Measures one strategy on one trace: a row a turn."""
 
 
 @dataclass(frozen=True, slots=True)
-class Measurement:
+class Measurement(Generic[RowT, FiguresT]):
     """The figures of a strategy, and the rows of every trace in the order of the traces."""
 
     strategy: Strategy
-    figures: Figures
-    rows: tuple[tuple[StepRow, ...], ...]
+    figures: FiguresT
+    rows: tuple[tuple[RowT, ...], ...]
+
+
+class MeasureOptions(TypedDict, total=False):
+    """How to measure.
+
+    ``counter`` (default: the library's encoding) is the name of an encoding, ``"approximate"``, ``"reference"``, or a
+    counter (picklable when there are several ``jobs``, which are processes). ``limit`` takes that many traces, evenly
+    spread; constants of the environment come from all.
+    """
+
+    counter: str | TokenCounter
+    jobs: int
+    limit: int | None
+    progress: ProgressReport | None
 
 
 def measure(
-    traces: Sequence[Trace],
-    strategies: Sequence[Strategy],
-    *,
-    counter: str | TokenCounter = ENCODING,
-    jobs: int = 1,
-    limit: int | None = None,
-    progress: ProgressReport | None = None,
-) -> list[Measurement]:
+    traces: Sequence[Trace], strategies: Sequence[Strategy], **options: Unpack[MeasureOptions]
+) -> list[Measurement[StepRow, Figures]]:
     """Measure strategies on traces; returns one Measurement a strategy, in their order.
 
-    ``counter`` is the name of an encoding, ``"approximate"``, ``"reference"``, or a counter (picklable when
-    there are several ``jobs``, which are processes). ``limit`` takes that many traces, evenly spread;
-    constants of the environment come from all. Except for times, figures do not depend on ``jobs``. What
-    strategies raise is counted; other exceptions are raised.
+    Except for times, figures do not depend on ``jobs``. What strategies raise is counted; other exceptions are
+    raised.
     """
-    constants = environment_constants(traces)
-    work = partial(_measure_one, strategies=tuple(strategies), constants=constants, counter=counter)
-    rows = measure_each(traces, work, jobs=jobs, limit=limit, progress=progress)
-    found = []
-    for n, strategy in enumerate(strategies):
-        own = tuple(tuple(by_strategy[n]) for by_strategy in rows)
-        found.append(Measurement(strategy, figures_of(own), own))
-    return found
+    prepare = partial(_prepare, constants=environment_constants(traces))
+    return measure_by(prepare, figures_of, traces, strategies, **options)
 
 
-def measure_each(
+def _prepare(trace: Trace, reader: Reader, costs: Costs, constants: frozenset[str]) -> RowsOf[StepRow]:
+    turns = needs_of(trace, constants, reader)
+    return lambda run: measure_trace(trace, turns, run, costs, reader)
+
+
+def measure_by(
+    prepare: Callable[[Trace, Reader, Costs], RowsOf[RowT]],
+    sum_up: Callable[[Sequence[Sequence[RowT]]], FiguresT],
     traces: Sequence[Trace],
-    work: Callable[[Trace], ResultT],
-    *,
-    jobs: int = 1,
-    limit: int | None = None,
-    progress: ProgressReport | None = None,
-) -> list[ResultT]:
-    """The result of ``work`` for every trace, or for ``limit`` of them, evenly spread; in their order."""
+    strategies: Sequence[Strategy],
+    **options: Unpack[MeasureOptions],
+) -> list[Measurement[RowT, FiguresT]]:
+    """As ``measure``, with rows and figures of another kind.
+
+    ``prepare`` (picklable) looks at a trace once and returns what measures each strategy on it; ``sum_up`` makes the
+    figures of the rows of all traces.
+    """
+    limit, progress = options.get("limit"), options.get("progress")
     if limit is not None and limit < len(traces):
         traces = traces[:: max(1, len(traces) // limit)][:limit] if limit > 0 else []
     # long traces first, so that no process works alone at the end
     order = sorted(range(len(traces)), key=lambda i: -_length(traces[i]))
-    results: dict[int, ResultT] = {}
-    with closing(run_tasks([traces[i] for i in order], work, jobs)) as measured:
+    counter = options.get("counter", ENCODING)
+    work = partial(_measure_one, prepare=prepare, strategies=tuple(strategies), counter=counter)
+    results: dict[int, list[list[RowT]]] = {}
+    with closing(run_tasks([traces[i] for i in order], work, options.get("jobs", 1))) as measured:
         for n, result in measured:
             results[order[n]] = result
             if progress is not None:
                 progress(len(results), len(traces))
-    return [results[i] for i in range(len(traces))]
+    found = []
+    for n, strategy in enumerate(strategies):
+        own = tuple(tuple(results[i][n]) for i in range(len(traces)))
+        found.append(Measurement(strategy, sum_up(own), own))
+    return found
 
 
 def _length(trace: Trace) -> int:
@@ -85,16 +104,18 @@ def _length(trace: Trace) -> int:
 
 
 def _measure_one(
-    trace: Trace, strategies: Sequence[Strategy], constants: frozenset[str], counter: str | TokenCounter
-) -> list[list[StepRow]]:
+    trace: Trace,
+    prepare: Callable[[Trace, Reader, Costs], RowsOf[RowT]],
+    strategies: Sequence[Strategy],
+    counter: str | TokenCounter,
+) -> list[list[RowT]]:
     """The rows of one trace, a list for each strategy."""
     reader = Reader()
-    costs = Costs(named_counter(counter) if isinstance(counter, str) else counter)
-    turns = needs_of(trace, constants, reader)
+    rows_of = prepare(trace, reader, Costs(named_counter(counter) if isinstance(counter, str) else counter))
     measured = []
     for strategy in strategies:
         with closing(strategy.start(trace, reader)) as run:
-            measured.append(measure_trace(trace, turns, run, costs, reader))
+            measured.append(rows_of(run))
     return measured
 
 
