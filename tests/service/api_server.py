@@ -46,4 +46,4 @@ def serving(config: Config, changed: Callable[[FastAPI], None] | None = None) ->
 
 
 def client(base_url: str) -> httpx2.Client:
-    return httpx2.Client(base_url=base_url, timeout=60, trust_env=False)
+    return httpx2.Client(base_url=base_url, timeout=180, trust_env=False)
