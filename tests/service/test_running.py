@@ -277,12 +277,12 @@ def test_what_hangs_in_a_thread_does_not_keep_it_alive(tmp_path: Path) -> None:
     script = (
         "import sys, threading\n"
         "from memory_bank.config import load_config\n"
-        "from memory_bank.service.server import process, running\n"
+        "from memory_bank.service.server import process, startup\n"
         "process.GRACE = 0.5\n"
         "threading.Thread(target=threading.Event().wait).start()\n"
         "config = load_config()\n"
         "service = config.service.model_copy(update={'port': 0, 'database': sys.argv[1], 'shutdown_timeout': 0.1})\n"
-        "sys.exit(running.serve(config.model_copy(update={'service': service})))\n"
+        "sys.exit(startup.serve(config.model_copy(update={'service': service})))\n"
     )
     process = Process(
         subprocess.Popen(
@@ -326,13 +326,13 @@ def test_nobody_listens_to_what_it_says(tmp_path: Path) -> None:
 
 def test_a_database_that_goes_away_while_it_begins(tmp_path: Path) -> None:
     """What the application itself cannot begin with is one sentence, too."""
-    from memory_bank.service.server import process, running
+    from memory_bank.service.server import process, startup
 
     config = load_config()
     gone = config.service.model_copy(update={"database": str(tmp_path / "gone" / "b.db"), "port": 0})
     config = config.model_copy(update={"service": gone})
     told: list[str] = []
-    with running.listening(config) as sock, pytest.raises(DatabaseOpenError, match="folder"):
+    with startup.listening(config) as sock, pytest.raises(DatabaseOpenError, match="folder"):
         process.serve_here(config, sock, lambda: told.append("started"))
     assert told == []
 

@@ -56,8 +56,8 @@ def serve(
 
     try:
         from memory_bank.service.server.process import STOPPED
-        from memory_bank.service.server.running import serve as run
-        from memory_bank.service.server.running import with_options
+        from memory_bank.service.server.startup import serve as run
+        from memory_bank.service.server.startup import with_options
     except ModuleNotFoundError as e:
         if e.name is None or e.name.startswith("memory_bank"):
             raise

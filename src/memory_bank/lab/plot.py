@@ -73,7 +73,7 @@ class Plot:
         self.columns = [(n, self._x(n / 100)) for n in (0, 1, 5, 10, 20, 40, 60, 80, 100, *beyond)]
         edge = frontier(points)
         self.edge = [(self._x(p.x), self._y(p.y)) for p in edge] if len(edge) > 1 else []
-        taken: list[_Box] = [(x - 6, y - 6, x + 6, y + 6) for p in points for x, y in [self._at(p)]]
+        taken: list[_Box] = [(x - 6, y - 6, x + 6, y + 6) for p in points for x, y in [self._position(p)]]
         self.marks = [self._mark(p, taken) for p in points]
 
     def _x(self, share: float) -> float:
@@ -82,11 +82,11 @@ class Plot:
     def _y(self, share: float) -> float:
         return HEIGHT - _BOTTOM - (HEIGHT - _TOP - _BOTTOM) * share
 
-    def _at(self, p: PlotPoint) -> tuple[float, float]:
+    def _position(self, p: PlotPoint) -> tuple[float, float]:
         return self._x(p.x), self._y(p.y)
 
     def _mark(self, p: PlotPoint, taken: list[_Box]) -> Mark:
-        x, y = self._at(p)
+        x, y = self._position(p)
         label = p.label if len(p.label) <= 40 else f"{p.label[:39]}…"
         label_x, label_y, anchor = _free_place(x, y, len(label) * _LETTER, taken)
         leader = abs(label_y - 4 - y) > _LINE

@@ -211,13 +211,8 @@ def _responder(settings: ServiceSettings, sessions: Sessions) -> Responder:
 
 def upstream_of(settings: ServiceSettings) -> str:
     """The base URL that requests are forwarded to, without a trailing slash. Raises ConfigError."""
-    url = (settings.upstream or os.environ.get("OPENAI_BASE_URL") or OPENAI).strip().rstrip("/")
-    if not _is_base_url(url):
-        raise ConfigError(
-            "the upstream is no URL such as https://api.openai.com/v1: check --upstream or OPENAI_BASE_URL "
-            "(it must not contain a key)."
-        )
-    return url
+    given = settings.upstream or os.environ.get("OPENAI_BASE_URL") or OPENAI
+    return _base_url(given, "the upstream", OPENAI, "--upstream or OPENAI_BASE_URL")
 
 
 def anthropic_upstream_of(settings: ServiceSettings) -> str:
@@ -226,13 +221,15 @@ def anthropic_upstream_of(settings: ServiceSettings) -> str:
     Raises ConfigError.
     """
     given = settings.upstream_anthropic or os.environ.get("ANTHROPIC_BASE_URL") or ANTHROPIC
+    what, where = "the upstream of the Messages API", "--upstream-anthropic or ANTHROPIC_BASE_URL"
+    return f"{_base_url(given, what, ANTHROPIC, where).removesuffix('/v1')}/v1"
+
+
+def _base_url(given: str, what: str, example: str, where: str) -> str:
     url = given.strip().rstrip("/")
     if not _is_base_url(url):
-        raise ConfigError(
-            f"the upstream of the Messages API is no URL such as {ANTHROPIC}: check --upstream-anthropic or "
-            "ANTHROPIC_BASE_URL (it must not contain a key)."
-        )
-    return url if url.endswith("/v1") else f"{url}/v1"
+        raise ConfigError(f"{what} is no URL such as {example}: check {where} (it must not contain a key).")
+    return url
 
 
 def _is_base_url(url: str) -> bool:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from memory_bank.lab.meter.acting import acting_figures, acting_turns, measure_acting
 from memory_bank.lab.meter.copies import SHORTEST, TextIndex, as_copied, covered, stretches
-from memory_bank.lab.meter.told import PastCall, changes_something, lines_of, past_calls, tellings, told
+from memory_bank.lab.meter.past_calls import PastCall, changes_something, lines_of, past_calls, tellings, told
 from memory_bank.lab.strategies import parse_strategy
 from memory_bank.lab.traces import Trace
 

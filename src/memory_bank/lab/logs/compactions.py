@@ -103,15 +103,15 @@ def _measure(
     tail = _interactions(history)[-1]
     values = _needed_values(history, after, tail, reader)
     stretches = _copied_text(history, after, tail)
-    kept = {OWN: _kept([own], values, stretches, reader, costs)}
+    kept = {OWN: _measure_kept([own], values, stretches, reader, costs)}
     budget = max(1, costs.of(own))
     always = [m for m in history if kind_of(m) in (MessageKind.SYSTEM, MessageKind.USER)] + history[tail:]
     for strategy in strategies:
         try:
             memory = _memory_of(strategy, name, history, always, budget, reader, costs)
-            kept[strategy.name] = _kept(memory, values, stretches, reader, costs)
+            kept[strategy.name] = _measure_kept(memory, values, stretches, reader, costs)
         except Exception:  # counted: a strategy's failure says nothing about the others
-            kept[strategy.name] = replace(_kept([], values, stretches, reader, costs), failed=True)
+            kept[strategy.name] = replace(_measure_kept([], values, stretches, reader, costs), failed=True)
     return CompactionRow(kept, costs.total(history))
 
 
@@ -172,7 +172,7 @@ def _copied_text(history: Sequence[object], after: Sequence[object], tail: int) 
     return list(found)
 
 
-def _kept(
+def _measure_kept(
     messages: Sequence[object], values: Sequence[Need], stretches: Sequence[str], reader: Reader, costs: Costs
 ) -> KeptByOne:
     pages = context_pages(messages, reader)

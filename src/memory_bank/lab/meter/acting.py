@@ -18,7 +18,15 @@ from memory_bank.lab.meter.copies import SHORTEST, TextIndex, as_copied, covered
 from memory_bank.lab.meter.figures import TracePart, intervals_of, json_value, p95, ratio, ratio_of_sums
 from memory_bank.lab.meter.matching import Reader
 from memory_bank.lab.meter.measure import Measurement, MeasureOptions, RowsOf, measure_by
-from memory_bank.lab.meter.told import PastCall, Telling, argument_texts, lines_of, past_calls, tellings, told
+from memory_bank.lab.meter.past_calls import (
+    PastCall,
+    Telling,
+    argument_texts,
+    lines_of,
+    past_calls,
+    tellings,
+    told,
+)
 from memory_bank.lab.replay import PlayedTurn, play
 from memory_bank.lab.strategies import Strategy, StrategyRun
 from memory_bank.lab.tables import Column, milliseconds, percent, whole

@@ -200,7 +200,7 @@ def advice(measured: Sequence[Measured], best: Measured) -> str:
         runs = f"{count_of(f.traces, 'trace')} and {count_of(f.steps, 'model call')}"
         return (
             f"Take {described(best.strategy)}: over {runs} it would have saved {saved:,.0f} of {full:,.0f} "
-            f"prompt tokens ({percent(saved / full)}%) and kept {_kept(best)}."
+            f"prompt tokens ({percent(saved / full)}%) and kept {_describe_kept(best)}."
         )
     memories = [m for m in measured if _is_memory(m)]
     if not memories:
@@ -211,7 +211,7 @@ def advice(measured: Sequence[Measured], best: Measured) -> str:
     top = max(sound, key=lambda m: m.figures.bound_old)
     return (
         f"Take no memory: of those tried, {described(top.strategy)} keeps most, at "
-        f"{percent(top.figures.share_of_full)}% of the tokens, but that is only {_kept(top)}."
+        f"{percent(top.figures.share_of_full)}% of the tokens, but that is only {_describe_kept(top)}."
     )
 
 
@@ -223,7 +223,7 @@ def described(strategy: Strategy) -> str:
     return f"{key} with {' and '.join(c.replace('=', ' ', 1) for c in changes.split('&'))}"
 
 
-def _kept(measurement: Measured) -> str:
+def _describe_kept(measurement: Measured) -> str:
     f = measurement.figures
     if not f.values_old:
         return "everything needed, for no call needed a value from before its last interaction"

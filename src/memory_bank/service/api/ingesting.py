@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypedDict
 
 from memory_bank.bank.ingestion import records_of
 from memory_bank.records import InteractionRecord, content_key, derive_trace_id
+from memory_bank.service.api.models import ToolOutput
 from memory_bank.service.sessions import Sessions
 from memory_bank.transcript.jsontext import dump_value, parse_output
 from memory_bank.transcript.messages import Call
@@ -16,19 +16,8 @@ from memory_bank.transcript.tokens import approximate_counter
 from memory_bank.transcript.transcript import Transcript
 
 
-@dataclass(frozen=True, slots=True)
-class Output:
-    """A tool's output as a caller brings it. Text stays as it is to the letter; anything else is a value."""
-
-    tool_name: str
-    raw_input: Any
-    raw_output: Any
-    call_id: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Kept:
-    """The trace_ids of what was brought, in its order, and how many of them were not stored before."""
+class Kept(TypedDict):
+    """The response ``Ingested``: the trace_ids in the order of the request, and how many of them are new."""
 
     trace_ids: list[str]
     new: int
@@ -51,14 +40,14 @@ def keep_messages(
         view = Transcript(state.session_id, approximate_counter()).update(seen)  # its tokens are not used
         ids = [t for interaction in view.interactions for t in interaction.trace_ids if t]
         records, _ = records_of(view.interactions, state.steps, state.step_count)
-        return Kept(ids, state.add(records, task=view.task))
+        return {"trace_ids": ids, "new": state.add(records, task=view.task)}
 
 
 def keep_outputs(
     sessions: Sessions,
     namespace: str | None,
     name: str,
-    outputs: Sequence[Output],
+    outputs: Sequence[ToolOutput],
     *,
     task: str = "",
     agent_id: str | None = None,
@@ -83,11 +72,10 @@ def keep_outputs(
                 _record(output, derive_trace_id(state.session_id, identity, occurred[identity]), step)
             )
             occurred[identity] += 1
-        ids = [r.trace_id for r in brought]
-        return Kept(ids, state.add(brought, task=task))
+        return {"trace_ids": [r.trace_id for r in brought], "new": state.add(brought, task=task)}
 
 
-def _redacted(sessions: Sessions, output: Output) -> Output:
+def _redacted(sessions: Sessions, output: ToolOutput) -> ToolOutput:
     """The output as it may be stored, hidden in it what would be in the messages of its call."""
     function = {"name": output.tool_name, "arguments": output.raw_input}
     said: dict[str, Any] = {
@@ -99,10 +87,11 @@ def _redacted(sessions: Sessions, output: Output) -> Output:
     if said_ is said and came_ is came:
         return output
     call = said_["tool_calls"][0]["function"]
-    return Output(call["name"], call["arguments"], came_["content"], output.call_id)
+    hidden = {"tool_name": call["name"], "raw_input": call["arguments"], "raw_output": came_["content"]}
+    return output.model_copy(update=hidden)
 
 
-def _identity(output: Output, key: str | None) -> bytes:
+def _identity(output: ToolOutput, key: str | None) -> bytes:
     """As a call in a message list is identified, so that what comes both ways is stored once."""
     raw = output.raw_output
     text = raw if isinstance(raw, str) else dump_value(raw, "raw_output")
@@ -112,7 +101,7 @@ def _identity(output: Output, key: str | None) -> bytes:
     return content_key(*parts)
 
 
-def _record(output: Output, trace_id: str, step: int) -> InteractionRecord:
+def _record(output: ToolOutput, trace_id: str, step: int) -> InteractionRecord:
     raw = output.raw_output
     is_text = isinstance(raw, str)
     return InteractionRecord(
@@ -127,5 +116,5 @@ def _record(output: Output, trace_id: str, step: int) -> InteractionRecord:
     )
 
 
-def _call(output: Output) -> Call:
+def _call(output: ToolOutput) -> Call:
     return Call(output.call_id, output.tool_name, output.raw_input)

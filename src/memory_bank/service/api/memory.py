@@ -8,7 +8,7 @@ from fastapi import APIRouter, Header, Query, Request
 from fastapi.responses import Response
 
 from memory_bank.errors import BodyError, InvalidRequestError, MessagesError
-from memory_bank.service.api.ingesting import Kept, Output, keep_messages, keep_outputs
+from memory_bank.service.api.ingesting import Kept, keep_messages, keep_outputs
 from memory_bank.service.api.models import (
     BuiltContext,
     ContextRequest,
@@ -29,7 +29,7 @@ from memory_bank.service.api.requests import (
 )
 from memory_bank.service.api.sessions import with_public_names
 from memory_bank.service.proxy.body import Body, render_array
-from memory_bank.tools.search import SearchMatch, search_session
+from memory_bank.tools import search
 from memory_bank.transcript.messages import check_messages
 
 router = APIRouter(prefix="/v1", tags=["memory"])
@@ -39,7 +39,6 @@ _EXCERPT_CHARS = 700
 
 @router.post(
     "/sessions/{name}/context",
-    operation_id="build_context",
     summary="Build the context of the next model call",
     response_model=BuiltContext,
     responses=errors(404, 409, 413, 415, 422, 501, 502),
@@ -98,7 +97,6 @@ def _checked(messages: list[Any]) -> list[Any]:
 
 @router.post(
     "/sessions/{name}/ingest",
-    operation_id="ingest",
     summary="Store a conversation, or tool outputs",
     response_model=Ingested,
     responses=errors(404, 409, 413, 415, 422, 501, 502),
@@ -127,35 +125,31 @@ async def ingest(
     return await json_response(_ingest, api, name, body, idempotency_key)
 
 
-def _ingest(api: ApiContext, name: str, body: Body, key: str | None) -> dict[str, Any]:
+def _ingest(api: ApiContext, name: str, body: Body, key: str | None) -> Kept:
     query = IngestRequest.parse(body.value)
     given = query.model_fields_set & {"messages", "tool_outputs"}
     if len(given) != 1:
         raise InvalidRequestError("give either messages or tool_outputs.")
-    kept: Kept
     if given == {"messages"}:
         if query.task:
             raise InvalidRequestError(
                 "task goes with tool_outputs: with messages the first user message is the task."
             )
         messages = _checked(query.messages)
-        kept = keep_messages(api.sessions, api.namespace, name, messages, agent_id=query.agent_id)
-    else:
-        outputs = [Output(o.tool_name, o.raw_input, o.raw_output, o.call_id) for o in query.tool_outputs]
-        kept = keep_outputs(
-            api.sessions, api.namespace, name, outputs, task=query.task, agent_id=query.agent_id, key=key
-        )
-    return {"trace_ids": kept.trace_ids, "new": kept.new}
+        return keep_messages(api.sessions, api.namespace, name, messages, agent_id=query.agent_id)
+    outputs, agent_id = query.tool_outputs, query.agent_id
+    return keep_outputs(
+        api.sessions, api.namespace, name, outputs, task=query.task, agent_id=agent_id, key=key
+    )
 
 
 @router.get(
     "/sessions/{name}/search",
-    operation_id="search_session",
     summary="Search a session",
     response_model=Hits,
     responses=errors(404, 422, 501),
 )
-async def search(api: Api, name: SessionName, query: Annotated[SearchQuery, Query()]) -> Response:
+async def search_session(api: Api, name: SessionName, query: Annotated[SearchQuery, Query()]) -> Response:
     """Records whose output contains the words, or an identifier in them, exactly; then similar records."""
     return await json_response(_search, api, name, query)
 
@@ -168,12 +162,12 @@ def _search(api: ApiContext, name: str, query: SearchQuery) -> dict[str, Any]:
         api.sessions.reading(api.namespace, name) as state,
         api.sessions.traced("search_memory", state.session_id),
     ):
-        found = search_session(state, words, query.top_k)
+        found = search.search_session(state, words, query.top_k)
     note = None if found.trouble is None else f"only exact words were searched: {found.trouble}"
     return {"hits": [_hit(api, m) for m in found.matches], "note": note}
 
 
-def _hit(api: ApiContext, match: SearchMatch) -> dict[str, Any]:
+def _hit(api: ApiContext, match: search.SearchMatch) -> dict[str, Any]:
     o = match.outline
     return {
         **record_row(o),

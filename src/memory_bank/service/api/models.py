@@ -17,6 +17,7 @@ from pydantic import (
 
 from memory_bank.errors import InvalidRequestError
 from memory_bank.service.security.access import LONGEST_NAME
+from memory_bank.settings import message_of
 from memory_bank.tools.handlers import LONGEST_ARGUMENTS
 
 TRACE_ID = "0f8fad5b-d9cb-569f-a165-70867728950e"
@@ -151,18 +152,23 @@ class Groups(ResponseModel):
     control: Group
 
 
-class SessionRow(ResponseModel):
-    """A session in a list."""
+class SessionFigures(ResponseModel):
+    """What a list of sessions and one session have in common."""
 
     name: str = Field(examples=["refunds-17"])
     created: Time
     last_written: Time | None
-    task: str = Field(description="the beginning of the user's task")
+    task: str = Field(description="the user's task; in a list its beginning")
     agent: str | None
     forked_from: str | None = Field(description="the session that it was forked from")
     records: Count
     steps: Count = Field(description="number of the latest step with records")
     insights: Count
+
+
+class SessionRow(SessionFigures):
+    """A session in a list."""
+
     jobs: Count = Field(description="records that wait for the Observer's model")
     failing: Count
 
@@ -177,18 +183,9 @@ class SessionPage(ResponseModel):
     )
 
 
-class SessionDetail(ResponseModel):
+class SessionDetail(SessionFigures):
     """One session with its counts, cost and tokens."""
 
-    name: str = Field(examples=["refunds-17"])
-    created: Time
-    last_written: Time | None
-    task: str
-    agent: str | None
-    forked_from: str | None
-    records: Count
-    steps: Count
-    insights: Count
     unobserved: Count = Field(description="records without a summary that should have one")
     to_redo: Count = Field(description="summaries that will be made again")
     queue: Queue
@@ -235,35 +232,6 @@ class Ingested(ResponseModel):
     new: Count = Field(description="how many of them are new")
 
 
-class SearchHit(ResponseModel):
-    """A record that was found."""
-
-    trace_id: str = Field(examples=[TRACE_ID])
-    session: str = Field(description="the session that has it")
-    number: Count = Field(description="position in its session, from 1; contexts call it #1")
-    step_id: int
-    tool_name: str
-    timestamp: Time
-    score: float | None = Field(description="similarity of its summary, -1 to 1; null without one")
-    holds: str | None = Field(description="the text that its output contains exactly")
-    place: str | None = Field(description="where: a JSON path or a line", examples=["items[3].sku"])
-    summary: str | None
-    source: str | None = Field(
-        description="what made the summary", examples=["extractive", "llm:gpt-4.1-mini"]
-    )
-    mark: str | None = Field(description="pinned, excluded or forgotten, by a person")
-    input: str = Field(description="the beginning of its arguments")
-    excerpt: str = Field(description="the beginning of its output")
-    output_bytes: Count
-
-
-class Hits(ResponseModel):
-    """Search results: exact matches first, then similar records, best first."""
-
-    hits: list[SearchHit]
-    note: str | None = Field(description="which part of the search failed")
-
-
 class RecordItem(ResponseModel):
     """A record in a list."""
 
@@ -273,10 +241,29 @@ class RecordItem(ResponseModel):
     tool_name: str
     timestamp: Time
     summary: str | None
-    source: str | None
+    source: str | None = Field(
+        description="what made the summary", examples=["extractive", "llm:gpt-4.1-mini"]
+    )
     mark: str | None = Field(description="pinned, excluded or forgotten, by a person")
     input: str = Field(description="the beginning of its arguments")
     output_bytes: Count = Field(description="length of the output in UTF-8")
+
+
+class SearchHit(RecordItem):
+    """A record that was found."""
+
+    session: str = Field(description="the session that has it")
+    score: float | None = Field(description="similarity of its summary, -1 to 1; null without one")
+    holds: str | None = Field(description="the text that its output contains exactly")
+    place: str | None = Field(description="where: a JSON path or a line", examples=["items[3].sku"])
+    excerpt: str = Field(description="the beginning of its output")
+
+
+class Hits(ResponseModel):
+    """Search results: exact matches first, then similar records, best first."""
+
+    hits: list[SearchHit]
+    note: str | None = Field(description="which part of the search failed")
 
 
 class RecordPage(ResponseModel):
@@ -569,10 +556,9 @@ def validation_message(errors: Sequence[Any]) -> str:
     """The first of pydantic's errors as a sentence: which member, and what it must be."""
     first = errors[0]
     place = ".".join(str(p) for p in first["loc"] if p not in ("query", "header", "path", "body"))
-    message = first["msg"].removeprefix("Value error, ")
     if first["type"] == "extra_forbidden":
         return f"{place!r} is unknown: remove it or correct its name."
-    return f"{place}: {message[:1].lower()}{message[1:]}."
+    return f"{place}: {message_of(first)}"
 
 
 class SessionsQuery(RequestModel):

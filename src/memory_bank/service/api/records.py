@@ -47,13 +47,18 @@ _ARGUMENT_CHARS = 300  # of arguments in a list
 _MAX_PARSED = 2 * 2**20  # bytes of a text whose parsed value is included
 _CHUNK = 2**16  # bytes of a chunk of a streamed response, at least
 _IDS_SHOWN = 5
+_ROW = (
+    "trace_id", "number", "step_id", "tool_name", "timestamp", "summary", "source", "mark", "output_bytes",
+)  # fmt: skip
+_HEAD = (
+    "trace_id", "number", "step_id", "tool_name", "call_id", "timestamp", "mark", "input_bytes", "output_bytes",
+)  # fmt: skip
 _NOT_IN_FILE_NAMES = re.compile(r"[^\w.-]+")
 _NUMBER = re.compile(r"#?(\d{1,9})\Z", re.ASCII)
 
 
 @router.get(
     "/sessions/{name}/records",
-    operation_id="list_records",
     summary="List a session's records, oldest first",
     response_model=RecordPage,
     responses=errors(404, 422),
@@ -75,16 +80,8 @@ def _record_page(api: ApiContext, name: str, query: RecordsQuery) -> dict[str, A
 def record_row(o: Outline) -> dict[str, Any]:
     """A record as lists and search results show it."""
     return {
-        "trace_id": o.trace_id,
-        "number": o.number,
-        "step_id": o.step_id,
-        "tool_name": o.tool_name,
-        "timestamp": o.timestamp,
-        "summary": o.summary,
-        "source": o.source,
-        "mark": o.mark,
+        **{name: getattr(o, name) for name in _ROW},
         "input": beginning(o.input_head, o.input_bytes, _ARGUMENT_CHARS),
-        "output_bytes": o.output_bytes,
     }
 
 
@@ -116,7 +113,6 @@ _RECORD_OR_PART: dict[int | str, dict[str, Any]] = {
 
 @router.get(
     "/sessions/{name}/records/{trace_id}",
-    operation_id="get_record",
     summary="Get a record, or a part of its output",
     response_model=Record | Part,
     responses={**_RECORD_OR_PART, **errors(404, 422)},
@@ -173,7 +169,6 @@ def _outline(api: ApiContext, name: str, wanted: str) -> Outline:
 
 @router.put(
     "/sessions/{name}/records/{trace_id}/mark",
-    operation_id="mark_record",
     summary="Pin a record, or exclude it from contexts",
     status_code=204,
     responses=errors(404, 413, 415, 422),
@@ -191,7 +186,6 @@ async def mark_record(api: Api, name: SessionName, trace_id: RecordId, request: 
 
 @router.delete(
     "/sessions/{name}/records/{trace_id}",
-    operation_id="forget_record",
     summary="Forget a record",
     status_code=204,
     responses=errors(404),
@@ -260,18 +254,10 @@ def _record_json(api: ApiContext, outline: Outline) -> Iterator[bytes]:
     if o.summary is not None:
         insight = {"summary": o.summary, "source": o.source, "redo": o.redo}
     head = {
-        "trace_id": o.trace_id,
+        **{name: getattr(o, name) for name in _HEAD},
         "session": api.public(o.session_id),
-        "number": o.number,
-        "step_id": o.step_id,
-        "tool_name": o.tool_name,
-        "call_id": o.call_id,
-        "timestamp": o.timestamp,
-        "mark": o.mark,
         "insight": insight,
         "job": None if o.attempts is None else {"attempts": o.attempts, "error": o.error},
-        "input_bytes": o.input_bytes,
-        "output_bytes": o.output_bytes,
     }
     yield json_bytes(head)[:-1]
     yield from _value_and_text(api, outline, "input", o.input_verbatim, o.input_bytes)

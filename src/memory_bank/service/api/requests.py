@@ -12,12 +12,14 @@ from urllib.parse import unquote_to_bytes
 
 from fastapi import Depends, Path, Request
 from fastapi.responses import Response
+from pydantic import AfterValidator
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from memory_bank.bank.database import Database
 from memory_bank.errors import BodyError, InvalidRequestError
+from memory_bank.service.api.models import TRACE_ID
 from memory_bank.service.proxy.body import Body, parse_body
 from memory_bank.service.security.access import LONGEST_NAME, caller_of, public_name, stored_id
 from memory_bank.service.sessions import Sessions
@@ -74,39 +76,28 @@ def api_context(request: Request) -> ApiContext:
     return ApiContext(caller_of(request).namespace, request.app.state.service.sessions)
 
 
-def _session_name(
-    name: Annotated[
-        str,
-        Path(
-            description="the session's name; a slash in it is written %2F",
-            examples=["refunds-17"],
-            json_schema_extra={
-                "minLength": 1,
-                "maxLength": LONGEST_NAME,
-                "pattern": r"^[^\x00-\x1f\x7f-\x9f]+$",
-            },
-        ),
-    ],
-) -> str:
-    return decoded(name)
+def decoded(segment: str) -> str:
+    """The text of a path segment that ``EncodedSlashes`` has passed on."""
+    return segment.replace("%2F", "/").replace("%25", "%")
 
 
-def _record_id(
-    trace_id: Annotated[
-        str,
-        Path(
-            description="the record's trace_id, 6 or more characters of it, or its number: 12 (or %2312)",
-            examples=["0f8fad5b-d9cb-569f-a165-70867728950e"],
-            json_schema_extra={"minLength": 1, "maxLength": 64, "pattern": r"^[^\x00-\x1f\x7f-\x9f]+$"},
-        ),
-    ],
-) -> str:
-    return decoded(trace_id)
+def _segment(description: str, example: str, longest: int) -> Any:
+    """A segment of a path, as OpenAPI describes it."""
+    schema = {"minLength": 1, "maxLength": longest, "pattern": r"^[^\x00-\x1f\x7f-\x9f]+$"}
+    return Path(description=description, examples=[example], json_schema_extra=schema)
 
 
 Api = Annotated[ApiContext, Depends(api_context)]
-SessionName = Annotated[str, Depends(_session_name)]
-RecordId = Annotated[str, Depends(_record_id)]
+SessionName = Annotated[
+    str,
+    AfterValidator(decoded),
+    _segment("the session's name; a slash in it is written %2F", "refunds-17", LONGEST_NAME),
+]
+RecordId = Annotated[
+    str,
+    AfterValidator(decoded),
+    _segment("the record's trace_id, 6 or more characters of it, or its number: 12 (or %2312)", TRACE_ID, 64),
+]
 
 
 class EncodedSlashes:
@@ -123,11 +114,6 @@ class EncodedSlashes:
         if scope["type"] == "http" and scope["path"].startswith(SESSIONS_PATH):
             scope["path"] = _with_encoded_slashes(scope["path"], scope.get("raw_path"))
         await self.app(scope, receive, send)
-
-
-def decoded(segment: str) -> str:
-    """The text of a path segment that ``EncodedSlashes`` has passed on."""
-    return segment.replace("%2F", "/").replace("%25", "%")
 
 
 def _with_encoded_slashes(path: str, raw: bytes | None) -> str:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from collections.abc import Iterable
+from dataclasses import asdict, astuple
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Path, Query, Request
@@ -11,7 +12,7 @@ from fastapi.responses import Response
 from memory_bank.bank import usage
 from memory_bank.bank.listing import SessionInfo, list_page, namespace_totals, session_details
 from memory_bank.errors import InvalidRequestError, NotFoundError
-from memory_bank.pricing import cost, price_of
+from memory_bank.pricing import Usage, cost, price_of
 from memory_bank.service.api.models import (
     Curve,
     CurveQuery,
@@ -41,7 +42,6 @@ StepNumber = Annotated[int, Path(ge=1, le=2**31 - 1, description="the step's num
 
 @router.get(
     "/sessions",
-    operation_id="list_sessions",
     summary="List sessions, newest first",
     response_model=SessionPage,
     responses=errors(422),
@@ -81,7 +81,6 @@ def _session(api: ApiContext, line: SessionInfo) -> dict[str, Any]:
 
 @router.get(
     "/sessions/{name}",
-    operation_id="get_session",
     summary="Get one session",
     response_model=SessionDetail,
     responses=errors(404),
@@ -109,40 +108,35 @@ def _session_detail(api: ApiContext, name: str) -> dict[str, Any]:
 
 def _costs(api: ApiContext, sums: list[usage.UsageSums]) -> dict[str, Any]:
     """What the calls of some steps cost, by model and in all."""
-    prices = api.sessions.config.prices
-    models: dict[str, dict[str, Any]] = {}
+    by_model: dict[str, list[usage.UsageSums]] = {}
     for s in sums:
-        if s.model is None:
-            continue
-        price = price_of(prices, s.model)
-        new = {
-            "model": s.model,
-            "calls": s.steps,
-            "sent": asdict(s.sent),
-            "full": asdict(s.full),
-            "sent_cost": None if price is None else cost(s.sent, price),
-            "full_cost": None if price is None else cost(s.full, price),
-        }
-        known = models.get(s.model)
-        models[s.model] = new if known is None else {**_added(known, new), "model": s.model}
-    priced = [m for m in models.values() if m["sent_cost"] is not None]
+        if s.model is not None:
+            by_model.setdefault(s.model, []).append(s)
+    models = []
+    for model, own in by_model.items():
+        sent, full = _total(s.sent for s in own), _total(s.full for s in own)
+        calls = sum(s.steps for s in own)
+        figures = {"model": model, "calls": calls, "sent": asdict(sent), "full": asdict(full)}
+        models.append(figures | _priced(api, model, sent, full))
+    priced = [m for m in models if m["sent_cost"] is not None]
     return {
         "sent": sum(m["sent_cost"] for m in priced) if priced else None,
         "full": sum(m["full_cost"] for m in priced) if priced else None,
-        "unpriced": sorted(m["model"] for m in models.values() if m["sent_cost"] is None),
-        "models": sorted(models.values(), key=lambda m: (-m["calls"], m["model"])),
+        "unpriced": sorted(m["model"] for m in models if m["sent_cost"] is None),
+        "models": sorted(models, key=lambda m: (-m["calls"], m["model"])),
     }
 
 
-def _added(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
-    """The sums of two values of equal form."""
+def _total(usages: Iterable[Usage]) -> Usage:
+    return Usage(*map(sum, zip(*map(astuple, usages), strict=True)))
+
+
+def _priced(api: ApiContext, model: str | None, sent: Usage | None, full: Usage | None) -> dict[str, Any]:
+    """The costs of a model's calls; None without usage or a price."""
+    price = None if model is None else price_of(api.sessions.config.prices, model)
     return {
-        k: v
-        if v is None or isinstance(v, str)
-        else _added(v, other[k])
-        if isinstance(v, dict)
-        else v + other[k]
-        for k, v in one.items()
+        "sent_cost": None if price is None or sent is None else cost(sent, price),
+        "full_cost": None if price is None or full is None else cost(full, price),
     }
 
 
@@ -165,12 +159,11 @@ def _group(api: ApiContext, sums: list[usage.UsageSums], sessions: int) -> dict[
 
 @router.post(
     "/sessions/{name}/reset",
-    operation_id="reset_session",
     summary="Empty a session",
     status_code=204,
     responses=errors(404),
 )
-async def reset(api: Api, name: SessionName) -> Response:
+async def reset_session(api: Api, name: SessionName) -> Response:
     """Delete the session's records and insights; the session itself and its cost stay."""
     await in_thread("api", api.sessions.reset, api.namespace, name)
     return Response(status_code=204)
@@ -178,12 +171,11 @@ async def reset(api: Api, name: SessionName) -> Response:
 
 @router.delete(
     "/sessions/{name}",
-    operation_id="delete_session",
     summary="Delete a session",
     status_code=204,
     responses=errors(404),
 )
-async def delete(api: Api, name: SessionName) -> Response:
+async def delete_session(api: Api, name: SessionName) -> Response:
     """Delete the session with its records. A later request with its name creates a new one."""
     await in_thread("api", api.sessions.delete, api.namespace, name)
     return Response(status_code=204)
@@ -191,12 +183,11 @@ async def delete(api: Api, name: SessionName) -> Response:
 
 @router.get(
     "/stats",
-    operation_id="get_stats",
     summary="Get the totals of all sessions",
     response_model=Stats,
     responses=errors(),
 )
-async def stats(api: Api) -> Response:
+async def get_stats(api: Api) -> Response:
     """Totals of all sessions of the caller."""
     return await json_response(_stats, api)
 
@@ -224,7 +215,6 @@ def _stats(api: ApiContext) -> dict[str, Any]:
 
 @steps_router.get(
     "/steps",
-    operation_id="list_steps",
     summary="List a session's steps, oldest first",
     response_model=StepPage,
     responses=errors(404, 422),
@@ -248,17 +238,11 @@ def _step_page(api: ApiContext, name: str, query: StepsQuery) -> dict[str, Any]:
 
 
 def _step(api: ApiContext, step: usage.StepFigures) -> dict[str, Any]:
-    price = None if step.model is None else price_of(api.sessions.config.prices, step.model)
-    return {
-        **asdict(step),
-        "sent_cost": None if price is None or step.sent is None else cost(step.sent, price),
-        "full_cost": None if price is None or step.full is None else cost(step.full, price),
-    }
+    return asdict(step) | _priced(api, step.model, step.sent, step.full)
 
 
 @steps_router.get(
     "/curve",
-    operation_id="get_curve",
     summary="Get the tokens of all steps as a curve",
     response_model=Curve,
     responses=errors(404, 422),
@@ -275,7 +259,6 @@ def _curve(api: ApiContext, name: str, points: int) -> dict[str, Any]:
 
 @steps_router.get(
     "/steps/{number}",
-    operation_id="get_step",
     summary="Get one step with its context",
     response_model=StepDetail,
     responses=errors(404, 422),

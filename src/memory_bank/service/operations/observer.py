@@ -110,7 +110,7 @@ class ServiceObserver:
         pause = _FIRST_PAUSE
         while not self._stop.is_set():
             try:
-                self._worker = worker = self._made()
+                self._worker = worker = self._create_worker()
                 worker.run(self._stop, wake=self._wake)
                 return
             except EmbeddingError as e:  # the embedder cannot be loaded, so no summary could be stored
@@ -120,7 +120,7 @@ class ServiceObserver:
             self._stop.wait(pause)
             pause = min(_LONGEST_PAUSE, 2 * pause)
 
-    def _made(self) -> Worker:
+    def _create_worker(self) -> Worker:
         settings = self.settings
         assert settings is not None
         observer = Observer.create(self._chat, settings)

@@ -155,13 +155,12 @@ def _given_id(headers: Iterable[tuple[bytes, bytes]]) -> str:
 
 def _route(scope: Scope) -> str:
     """The template of the route; the path itself has names in it."""
-    route = scope.get("route")
-    if route is None and (endpoint := scope.get("endpoint")) is not None:  # set by FastAPI's own routes only
+    route, endpoint = scope.get("route"), scope.get("endpoint")
+    if route is None and endpoint is not None:  # set by FastAPI's own routes only
         routes = scope["app"].router.routes
-        route = next((r for r in routes if endpoint in (_of(r, "endpoint"), _of(r, "app"))), None)
-    path = _of(route, "path_format") or _of(route, "path")
-    return str(path) if path else "(none)"
+        route = next((r for r in routes if endpoint in (_get(r, "endpoint"), _get(r, "app"))), None)
+    return str(_get(route, "path_format") or _get(route, "path") or "(none)")
 
 
-def _of(route: Any, name: str) -> Any:
+def _get(route: object, name: str) -> object:
     return getattr(route, name, None)

@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from memory_bank import __version__
@@ -24,9 +24,12 @@ try:
     from opentelemetry import context, metrics, trace
     from opentelemetry.propagate import extract, inject
     from opentelemetry.propagators.textmap import Getter
-    from opentelemetry.trace import SpanKind, StatusCode
+    from opentelemetry.trace import Span, SpanKind, StatusCode
 except ImportError:
     raise MissingExtraError("the service (opentelemetry-api)", "service") from None
+
+if TYPE_CHECKING:
+    from memory_bank.service.proxy.routes import Exchange
 
 Headers = Iterable[tuple[bytes, bytes]]
 
@@ -51,44 +54,13 @@ class _HeaderGetter(Getter[Headers]):
 _GETTER = _HeaderGetter()
 
 
-class Exchanged(Protocol):
-    """What is read of ``memory_bank.service.proxy.routes.Exchange``, one request through the proxy."""
-
-    @property
-    def method(self) -> str: ...
-    @property
-    def route(self) -> str: ...
-    @property
-    def outcome(self) -> str: ...
-    @property
-    def status(self) -> int | None: ...
-    @property
-    def seconds(self) -> float: ...
-    @property
-    def model(self) -> str | None: ...
-    @property
-    def namespace(self) -> str | None: ...
-    @property
-    def session(self) -> str | None: ...
-    @property
-    def memory(self) -> str: ...
-    @property
-    def tokens(self) -> int | None: ...
-    @property
-    def full_tokens(self) -> int | None: ...
-    @property
-    def input_tokens(self) -> int | None: ...
-    @property
-    def output_tokens(self) -> int | None: ...
-
-
 class _Call:
     """The call upstream that a request makes, if it makes one: several of one request are one span."""
 
     __slots__ = ("span",)
 
     def __init__(self) -> None:
-        self.span: Any = None
+        self.span: Span | None = None
 
 
 _call: ContextVar[_Call | None] = ContextVar("memory_bank_model_call", default=None)
@@ -103,7 +75,12 @@ class Telemetry:
     """
 
     def __init__(
-        self, upstream: str, anthropic: str = "", *, tracer_provider: Any = None, meter_provider: Any = None
+        self,
+        upstream: str,
+        anthropic: str = "",
+        *,
+        tracer_provider: trace.TracerProvider | None = None,
+        meter_provider: metrics.MeterProvider | None = None,
     ) -> None:
         self._tracer = trace.get_tracer("memory_bank", __version__, tracer_provider)
         meter = metrics.get_meter("memory_bank", __version__, meter_provider)
@@ -123,7 +100,7 @@ class Telemetry:
         self._servers = {"openai": self._server, "anthropic": _server(anthropic or upstream)}
 
     @contextmanager
-    def request(self, method: str, headers: Headers) -> Iterator[Any]:
+    def request(self, method: str, headers: Headers) -> Iterator[Span]:
         """The span of a request to this service, in the trace that its headers name."""
         parent = extract(headers, getter=_GETTER)
         span = self._tracer.start_span(method, parent, SpanKind.SERVER, {"http.request.method": method})
@@ -139,7 +116,7 @@ class Telemetry:
             context.detach(token)
             span.end()
 
-    def answered(self, span: Any, method: str, route: str, status: int) -> None:
+    def answered(self, span: Span, method: str, route: str, status: int) -> None:
         """Complete the span of an answered request."""
         if not span.is_recording():
             return
@@ -160,7 +137,7 @@ class Telemetry:
         names = {n for n, _ in ours}
         return [*((n, v) for n, v in headers if n.lower() not in names), *ours]
 
-    def exchanged(self, exchange: Exchanged) -> None:
+    def exchanged(self, exchange: Exchange) -> None:
         """Complete the span of the call upstream and record its metrics, in the context of its request."""
         call = _call.get()
         span = call.span if call is not None else None
@@ -215,7 +192,7 @@ class Telemetry:
         call.span = None
 
     @contextmanager
-    def memory(self, operation: str, session: str | None = None) -> Iterator[Any]:
+    def memory(self, operation: str, session: str | None = None) -> Iterator[Span]:
         """A span around an operation such as ``search_memory``, ``create_memory`` or ``delete_memory``.
 
         Of an error only the type is recorded.
@@ -265,13 +242,13 @@ def _without_none(values: dict[str, Any]) -> dict[str, Any]:
     return {k: v for k, v in values.items() if v is not None}
 
 
-def _error_of(exchange: Exchanged) -> str | None:
+def _error_of(exchange: Exchange) -> str | None:
     """The kind of a failure in one word, or None."""
     if exchange.outcome not in ("complete", "client_gone"):
         return exchange.outcome
     return str(exchange.status) if exchange.status is not None and exchange.status >= 400 else None
 
 
-def _failed(span: Any, kind: str) -> None:
+def _failed(span: Span, kind: str) -> None:
     span.set_attribute("error.type", kind)
     span.set_status(StatusCode.ERROR)

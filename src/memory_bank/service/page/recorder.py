@@ -89,7 +89,7 @@ class Recorder:
             if not self._threads:
                 for work, name in (
                     (self._make_manifests, "memory-bank-steps"),
-                    (self._write, "memory-bank-noting"),
+                    (self._write, "memory-bank-steps-written"),
                 ):
                     self._threads.append(threading.Thread(target=work, name=name, daemon=True))
                     self._threads[-1].start()

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from memory_bank.bank.session import Session
 from memory_bank.plan import Decision, Fate, Plan
 from memory_bank.service.sessions import Rebuilt
 from memory_bank.transcript.messages import MARK, calls_of, content_text, read, result_of
@@ -62,7 +63,7 @@ class _MemoryParts:
         self.found: set[int] = set()  # pieces that were found in a text
 
 
-def _plan(plan: Plan, state: Any) -> tuple[dict[str, Any], _MemoryParts]:
+def _plan(plan: Plan, state: Session | None) -> tuple[dict[str, Any], _MemoryParts]:
     decisions, fates, omitted = _decisions(plan)
     shown = plan.shown()
     numbered = list(getattr(state, "steps", ()))
@@ -202,9 +203,8 @@ def _split(
     text = content_text(read(message, "content"))
     calls = calls_of(message) if role == "assistant" else ()
     if quoted is None:
-        memory = place is None and text.startswith(MARK) and role not in ("tool", "assistant")
         return [
-            list(_parts(text, known, None)) if memory else [{"text": text}],
+            list(_parts(text, known, None)) if _is_memory(message, place) else [{"text": text}],
             *([{"text": call.text}] for call in calls),
         ]
     of = quoted.of(result_of(message).call_id) if role in ("tool", "function") else quoted.records
@@ -212,6 +212,12 @@ def _split(
         list(_parts(text, known, of)),
         *(list(_parts(call.text, known, quoted.of(call.call_id), as_json=True)) for call in calls),
     ]
+
+
+def _is_memory(message: object, place: Mapping[str, Any] | None) -> bool:
+    """Whether a message is a memory message that the plan has added."""
+    text = content_text(read(message, "content"))
+    return place is None and text.startswith(MARK) and read(message, "role") not in ("tool", "assistant")
 
 
 def _message(
@@ -223,9 +229,7 @@ def _message(
     quoted: _Quoted | None,
 ) -> dict[str, Any]:
     role = read(message, "role")
-    text = content_text(read(message, "content"))
-    memory = place is None and text.startswith(MARK) and role not in ("tool", "assistant")
-    other = {"part": "memory" if memory else "other", "step": None, "new": False}
+    other = {"part": "memory" if _is_memory(message, place) else "other", "step": None, "new": False}
     entry: dict[str, Any] = dict(place or other)
     entry["role"] = role if isinstance(role, str) else ""
     entry["parts"] = room.cut_all(texts[0])

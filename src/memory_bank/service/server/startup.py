@@ -79,7 +79,7 @@ def serve(config: Config, *, verbose: bool = False) -> int:
     EmbeddingError.
     """
     with listening(config) as sock:
-        config = _at(config, sock)
+        config = _with_port_of(sock, config)
         serving = checked(config)
         _listen(sock, config)
         logs.set_up(config.service.log_format, verbose=verbose)
@@ -125,7 +125,7 @@ def _unbound(host: str, port: int, error: OSError) -> ServiceError:
     return ServiceError(f"{what} cannot be used ({error.strerror}): choose another --host or --port.")
 
 
-def _at(config: Config, sock: socket.socket) -> Config:
+def _with_port_of(sock: socket.socket, config: Config) -> Config:
     """The configuration with the port that the system assigned."""
     service = config.service.model_copy(update={"port": sock.getsockname()[1]})
     return config.model_copy(update={"service": service})
