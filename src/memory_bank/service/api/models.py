@@ -15,9 +15,9 @@ from pydantic import (
     WithJsonSchema,
 )
 
+from memory_bank.config import message_of
 from memory_bank.errors import InvalidRequestError
 from memory_bank.service.security.access import LONGEST_NAME
-from memory_bank.settings import message_of
 from memory_bank.tools.handlers import LONGEST_ARGUMENTS
 
 TRACE_ID = "0f8fad5b-d9cb-569f-a165-70867728950e"
