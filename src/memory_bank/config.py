@@ -425,7 +425,7 @@ class ServiceSettings(BaseModel):
     tokens_kept: Int = Field(
         default=4_000_000,
         ge=1,
-        description="tokens of full histories that one worker holds (about 200 bytes each)",
+        description="tokens of full histories that one worker holds (about 200 bytes each, or 64 of a request)",
     )
     steps_kept: Int = Field(
         default=100, ge=0, description="latest steps of a session whose contexts are kept for the page"

@@ -15,6 +15,7 @@ from tests.growth import cpu_seconds
 
 from memory_bank.config import ServiceSettings
 from memory_bank.errors import ConfigError
+from memory_bank.service.security import redaction as redaction_module
 from memory_bank.service.security.redaction import Redaction
 from memory_bank.transcript.pairing import pairing_errors
 
@@ -403,9 +404,14 @@ def test_a_long_conversation_is_looked_at_once(redaction):
     assert len(counted) == first + 3
 
 
-def test_what_is_remembered_is_bounded():
+def test_what_is_remembered_is_bounded(monkeypatch):
+    assert redaction_module._RESULT_CHARS <= 16_000_000
+    monkeypatch.setattr(redaction_module, "_RESULT_CHARS", 160_000)
+    monkeypatch.setattr(redaction_module, "_RESULTS", 100)
     redaction = Redaction()
     for i in range(300):
-        redaction.text(f"password=hunter{i} " + "x" * 100_000)
-    assert redaction._chars <= 16_000_000
-    assert len(redaction._known) < 300
+        redaction.text(f"password=hunter{i} " + "x" * 1_000)
+    assert redaction._chars <= 160_000
+    assert len(redaction._known) <= 100
+    redaction.text("password=hunter2 " + "x" * 200_000)  # longer than all that is kept
+    assert not redaction._known

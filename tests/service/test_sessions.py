@@ -167,6 +167,16 @@ def test_sessions_of_too_many_tokens_are_closed(database):
     assert sessions.rebuild(None, "a", CHAT).record_count == 12
 
 
+def test_large_requests_of_few_tokens_count_by_their_bytes(database):
+    """Ids and images of megabytes, which a token counter does not see."""
+    full = Sessions(database, configured()).rebuild(None, "a", CHAT).full_tokens
+    for size, kept in ((0, 4), (64 * 3 * full, 2)):
+        sessions = Sessions(database, configured(tokens_kept=4 * full))
+        for name in ("a", "b", "c", "d"):
+            sessions.rebuild(None, name, CHAT, size=size)
+        assert len(sessions._open_sessions) == kept
+
+
 def test_many_threads_at_few_sessions(database):
     sessions = Sessions(database, configured(sessions_kept=2))
     failed = []

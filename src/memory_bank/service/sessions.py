@@ -32,6 +32,8 @@ from memory_bank.transcript.messages import check_messages, read
 
 log = logging.getLogger("memory_bank.Service")
 
+_BYTES_A_TOKEN = 64  # a request larger than so many bytes a token counts by its bytes
+
 T = TypeVar("T")
 Redact = Callable[[object], object]
 Trace = Callable[[str, str], AbstractContextManager[object]]
@@ -85,7 +87,7 @@ class _OpenSession:
     """A session in use, and the lock that serializes its steps.
 
     ``generation``: the session's when it was last registered in the database. ``users``: running steps.
-    ``tokens``: of the session's full history. ``sent``: the context of its last step.
+    ``tokens``: of the session's full history, or more for large requests. ``sent``: the context of its last step.
     """
 
     namespace: str | None
@@ -142,8 +144,11 @@ class Sessions:
         agent_id: str | None = None,
         strategy: str | None = None,
         llm_client: object = None,
+        size: int = 0,
     ) -> Rebuilt:
         """Store what is new in the messages, and return the context of the next model call.
+
+        ``size``: bytes of the request; images and ids take memory that their tokens do not show.
 
         Raises what MemoryProcessor.apply_strategy raises, and ConfigError for an invalid name.
         """
@@ -194,7 +199,7 @@ class Sessions:
             plan=plan,
             state=state,
         )
-        used.tokens = step.full_tokens
+        used.tokens = max(step.full_tokens, size // _BYTES_A_TOKEN)
         if self._on_rebuilt is not None:
             self._on_rebuilt(step)
         return step

@@ -546,6 +546,15 @@ def test_a_fork_belongs_to_whoever_asks_for_it(world: World) -> None:
 # --- prompt_cache_key
 
 
+def test_a_cache_key_with_a_secret_names_no_session(world):
+    """It still tells conversations apart, but a name is stored as it is."""
+    key = "sk-proj-" + "aB3_d-" * 12
+    first = known(world.ask([*START, *steps(2, "counted")], prompt_cache_key=key))
+    assert first.name.startswith("auto-")
+    again = known(world.ask([*START, *steps(3, "counted")], prompt_cache_key=key))
+    assert again.name == first.name
+
+
 def test_a_cache_key_names_its_first_conversation_only(world: World) -> None:
     found: dict[str, list[SessionMatch]] = {"a": [], "b": []}
     for n in range(1, 5):

@@ -57,7 +57,12 @@ def _context(api: ApiContext, name: str, body: Body) -> dict[str, Any]:
     query = ContextRequest.parse(body.value)
     messages = _checked(query.messages)
     step = api.sessions.rebuild(
-        api.namespace, name, messages, agent_id=query.agent_id, strategy=query.strategy
+        api.namespace,
+        name,
+        messages,
+        agent_id=query.agent_id,
+        strategy=query.strategy,
+        size=len(body.data),
     )
     plan = None
     if step.plan is not None and step.state is not None and query.plan:

@@ -234,7 +234,7 @@ def _is_name(namespace: str | None, name: str) -> bool:
 
 def _new_names(namespace: str | None, cache_key: str | None) -> Iterator[str]:
     """Names for a new session: the prompt_cache_key for the first conversation with it, else random ones."""
-    if cache_key is None or not _is_name(namespace, cache_key):
+    if cache_key is None or not _is_name(namespace, cache_key) or known_form(cache_key):
         while True:
             yield f"auto-{secrets.token_hex(10)}"
     yield cache_key

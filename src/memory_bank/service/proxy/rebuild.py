@@ -286,6 +286,7 @@ class Rebuilder:
                 history.messages,
                 agent_id=headers.get("x-memory-agent") or None,
                 strategy=headers.get("x-memory-strategy") or None,
+                size=len(body.data),
             )
             if self._identity.is_current(caller.namespace, match):
                 job.rebuilt = rebuilt
