@@ -114,8 +114,12 @@ def test_it_answers_to_its_own_names_only(service):
         assert (answer.status, answer.json()["error"]["code"]) == (403, "origin_not_allowed"), host
 
 
-def test_a_host_that_is_missing_or_told_twice_is_refused(service):
+def test_a_host_that_is_missing_broken_or_told_twice_is_refused(service):
     served = service()
+    for host in (b"local\0host", b"localhost\0", b"\0"):
+        with socket.create_connection(("127.0.0.1", served.port)) as c:
+            c.sendall(b"GET / HTTP/1.1\r\nHost: " + host + b"\r\n\r\n")
+            assert c.makefile("rb").readline().split()[1] == b"400"
     with socket.create_connection(("127.0.0.1", served.port)) as c:
         c.sendall(f"GET {WHO} HTTP/1.0\r\n\r\n".encode())
         assert c.makefile("rb").readline().split()[1] == b"403"
@@ -571,9 +575,10 @@ def test_a_name_is_what_it_leads_to(database, monkeypatch):
         check_binding(configured(host="here.example").service, database)
 
 
-def test_a_name_that_leads_nowhere(database):
+@pytest.mark.parametrize("name", ["no..name", "a\0b", "127.0.0.1\0", "\0"])
+def test_a_name_that_leads_nowhere(database, name):
     with pytest.raises(ConfigError, match="is unknown"):
-        check_binding(configured(host="no..name").service, database)
+        check_binding(configured(host=name).service, database)
 
 
 def test_without_keys_nothing_is_answered_beyond_loopback_however_it_was_started(service):

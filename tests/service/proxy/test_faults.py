@@ -289,6 +289,40 @@ def test_a_full_disk(tmp_path):
         assert list(verify(p.service.database)) == []
 
 
+@pytest.mark.parametrize(
+    "line", [b"DELETE /v1/sessions/s", b"POST /v1/sessions/s/reset", b"DELETE /v1/sessions/s/records/1"]
+)
+def test_deleting_on_a_full_disk(tmp_path, line):
+    """503 and one sentence; everything is still there, and the same request works once there is room."""
+    sent = line + b" HTTP/1.1\r\nHost: localhost\r\nContent-Length: 0\r\n\r\n"
+    with before(lambda got: whole(OK), tmp_path) as (_, p):
+        assert post(p.port, CHAT, LONGER, NAMED).header(b"x-memory-status") == b"rebuilt"
+        database = p.service.database
+        before_it = records_of(database)
+        with database.write() as c:  # a deletion takes little room by itself
+            c.exec_driver_sql("CREATE TABLE ballast (b BLOB)")
+            for change in ("UPDATE ON records", "DELETE ON records"):
+                c.exec_driver_sql(
+                    f"CREATE TRIGGER room_{change[0]} BEFORE {change} "
+                    "BEGIN INSERT INTO ballast VALUES (zeroblob(1000000)); END"
+                )
+        with database.read() as c:
+            limit_pages(database, c.exec_driver_sql("PRAGMA page_count").scalar())
+        came = request(p.port, sent)
+        assert came.status == 503
+        assert "disk is full; nothing was changed" in json.loads(came.body)["error"]["message"]
+        assert records_of(database) == before_it
+        limit_pages(database, 10**9)
+        assert request(p.port, sent).status == 204
+        assert records_of(database) != before_it
+        assert list(verify(database)) == []
+
+
+def records_of(database):
+    store = FactStore(database, "s")
+    return [repr(r) for r in store.get_many(list(store.steps()))]
+
+
 def limit_pages(database, most):
     """Give every connection of the database at most so many pages; the setting is one of a connection."""
 

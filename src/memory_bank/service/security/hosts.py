@@ -153,7 +153,9 @@ def check_loopback(host: str) -> bool:
     if known is not None:
         return known.is_loopback
     try:
+        if "\0" in host:  # the C library would read it up to there
+            raise ValueError
         found = {str(info[4][0]).partition("%")[0] for info in socket.getaddrinfo(host, None)}
-    except (OSError, UnicodeError):
+    except (OSError, ValueError):
         raise ConfigError(f"the host {host!r} is unknown: give an address such as 127.0.0.1.") from None
     return all(is_loopback(address) for address in found)
