@@ -192,12 +192,13 @@ class MessageCache:
 
     An agent sends its whole history with each request, so most messages repeat. Equal texts give the same
     object, which is never modified, and what depends on the message alone (its digest, its redacted form) is
-    computed once. At most ``chars`` characters of text are kept, the least recently used are dropped.
-    Thread-safe.
+    computed once. At most ``chars`` characters of text are kept, where each message counts ``ENTRY`` more for its
+    objects; the least recently used are dropped. Thread-safe.
     """
 
     CHARS = 16_000_000
     LONGEST = 1_000_000
+    ENTRY = 500
 
     def __init__(self, chars: int = CHARS) -> None:
         self._limit = chars
@@ -216,7 +217,7 @@ class MessageCache:
             known = tuple((self._cached(body.text[slice(*s)], value, used), s) for value, s in elements)
             while self._chars > self._limit:
                 text, entry = self._by_text.popitem(last=False)
-                self._chars -= len(text)
+                self._chars -= len(text) + self.ENTRY
                 del self._by_id[id(entry.message)]
         return replace(
             body,
@@ -239,7 +240,7 @@ class MessageCache:
         entry = self._by_text.get(text)
         if entry is None:
             entry = self._by_text[text] = self._by_id[id(message)] = _CachedMessage(message)
-            self._chars += len(text)
+            self._chars += len(text) + self.ENTRY
         elif id(entry.message) in used:
             return message
         else:

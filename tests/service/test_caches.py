@@ -1,0 +1,72 @@
+"""What stays in memory after a request: caches are bounded in entries and in bytes, and long keys are not kept."""
+
+import json
+
+import numpy as np
+
+from memory_bank import LexicalEmbedder
+from memory_bank.bank import stores
+from memory_bank.bank.database import Database
+from memory_bank.bank.stores import InsightStore
+from memory_bank.errors import OriginError, TooManyRequestsError
+from memory_bank.service.proxy.body import MessageCache, parse_body
+from memory_bank.service.security.access import RateLimits
+from memory_bank.service.security.hosts import AllowedHosts
+from memory_bank.settings import ServiceSettings
+
+
+def interned(cache, messages):
+    return cache.intern(parse_body(json.dumps({"messages": messages}).encode(), "messages"), "messages")
+
+
+def test_parsed_messages():
+    cache = MessageCache(100_000)
+    interned(cache, [{"role": "tool", "tool_call_id": "c" * 60_000, "content": "x"}] * 2)
+    assert len(cache._by_text) == 1
+    interned(cache, [{"n": n} for n in range(10_000)])  # short ones take more memory than their text
+    assert len(cache._by_text) == len(cache._by_id) <= 100_000 // MessageCache.ENTRY
+    assert 0 <= cache._chars <= 100_000
+    interned(cache, [{"content": "x" * MessageCache.LONGEST}])
+    assert max(map(len, cache._by_text)) < 60_000
+
+
+def test_words_of_the_lexical_embedder(monkeypatch):
+    monkeypatch.setattr(LexicalEmbedder, "_CACHE_TOKENS", 100)
+    embedder = LexicalEmbedder()
+    long = "ab1" * 1_000
+    assert np.any(embedder.encode([long]))
+    assert not embedder._cache
+    for n in range(30):
+        embedder.encode([" ".join(f"word{n}x{k}" for k in range(10))])
+        assert len(embedder._cache) <= 100
+
+
+def test_vectors_of_queries():
+    store = InsightStore(LexicalEmbedder(), Database(""), "s")
+    store.add("a", "a summary")
+    store.rank("q" * 20_000)
+    assert not store._queries
+    for n in range(stores._QUERIES_KEPT + 20):
+        store.rank(f"query {n}")
+    assert len(store._queries) == stores._QUERIES_KEPT
+
+
+def test_hosts_and_requests_that_are_counted():
+    hosts = AllowedHosts(ServiceSettings())
+    for port in range(1, 2_000):
+        hosts.check_host([f"localhost:{port}"], None)
+    assert len(hosts._accepted) == 1_000
+    try:
+        hosts.check_host(["localhost" + "." * 100_000], None)
+    except OriginError:
+        pass
+    else:
+        raise AssertionError("a host of 100,000 characters was accepted")
+    limits = RateLimits()
+    for _ in range(50):
+        try:
+            limits.take("key", 1)
+        except TooManyRequestsError:
+            continue
+    limits.take("another", 0)  # without a limit nothing is counted
+    assert list(limits._buckets) == ["key"]
