@@ -70,6 +70,10 @@ ASSIGNED = [  # before, what must go, after
     ("postgresql://app:", "s3c/r#t", "@db/x"),
     ("https://", "0123456789abcdef0123456789", "@github.com/x/y.git"),
     ("https://x/y?key=", "a1b2c3d4e5f6a1b2c3d4e5f6", ""),
+    ("token ", "0123456789abcdef0123456789abcdef01234567", " of a build"),
+    ("db:5432:bank:app:", "s3cret", "\n"),
+    ("Your password is ", "hunter2x", " now"),
+    ("Das Passwort ist: ", "hunt3rx", ""),
     ("machine h login a password ", "s3cret", ""),
     ("pass=", "hunt3rx", ""),
     ("Passwort: ", "hunt3rx", ""),
@@ -108,6 +112,8 @@ PLAIN = [
     "https://shop.example/pay?for_order=true&key=wc_order_Ttr7vMxsM2yNk", "docker run -p 8080:80 -u root:root x", "git push -u origin main",
     "patch pattern path", "SKU-77 MDX Nj OD", "| password | type |", "tool --password-file /run/x --token-count 5", "authorization: required",
     "cookie: the best one", "login as ada", "http://h:8080/a@b", "| token | a long text | x |",
+    "the password is required, the password is 8 characters long", "the password is in /run/secrets", "a.py:5432:3:E501:long",
+    "token 0123456789abcdef is short", "host:5432:open",
     "[redacted: password]", "password=[redacted: password]", "İstanbul ORD-7 ﬀ",
 ]  # fmt: skip
 
@@ -117,6 +123,13 @@ def test_tokens_of_providers(redaction, token):
     for text in (token, f"key: {token}, next", json.dumps({"a": token}), f"x={token}\ny"):
         assert token not in redaction.text(text)
         assert "[redacted: " in redaction.text(text)
+
+
+def test_a_secret_of_aws_goes_with_its_id(redaction):
+    key, secret = SECRETS["aws key"], "aB3/" * 10
+    for text in (f"{key},{secret}\n", f"| {key} | {secret} |", f'"{key}", "{secret}"'):
+        assert secret not in redaction.text(text)
+    assert redaction.text(f"{key} {'aB3/' * 11}").endswith("aB3/")  # of another length
 
 
 @pytest.fixture(scope="module")

@@ -44,6 +44,16 @@ _FORMS = (
         "openai key", "sk-", r"sk-(?:or-v\d-)?(?=[A-Za-z]{0,60}\d)[A-Za-z0-9]{20,500}"
     ),  # also of other providers
     _form("aws key", "AKIA ASIA", r"A[KS]IA[A-Z0-9]{16}(?![A-Za-z0-9])"),
+    _form(
+        "aws key",  # the secret in the cell after the id
+        "AKIA ASIA",
+        r"A[KS]IA[A-Z0-9]{16}[\"']?[ \t]{0,4}[,;|\t:][ \t]{0,4}[\"']?(?P<secret>[A-Za-z0-9+/]{40})(?![A-Za-z0-9+/])",
+    ),
+    _form(
+        "password",
+        ":5432:",
+        r":5432:[^\s:]{1,64}:[^\s:]{1,64}:(?P<secret>(?=[^\s:\d]{0,100}\d)[^\s:]{6,200})(?!\S)",
+    ),  # .pgpass
     _form("github token", "ghp_ gho_ ghu_ ghs_ ghr_", r"gh[pousr]_[A-Za-z0-9]{30,500}"),
     _form("github token", "github_pat_", r"github_pat_\w{22,500}"),
     _form(
@@ -175,6 +185,13 @@ _IN_ANY_CASE = (
         "login",
         r"(?i:login)[ \t]{1,4}\S{1,100}\s{1,4}(?i:password)[ \t]{1,4}(?P<secret>\S{3,200})",
     ),
+    _form("secret", "token", r"(?i:token)[ \t]{1,4}(?P<secret>[0-9a-f]{40})(?![0-9A-Za-z])"),
+    _form(
+        "password",
+        "password passwort",
+        r"[A-Za-z]{8}[ \t]{1,2}(?i:is|ist):?[ \t]{1,2}[\"'`]?"
+        r"(?P<secret>(?=[^\s\d]{0,100}\d)(?=[^\sA-Za-z]{0,100}[A-Za-z])[^\s\"'`<>,;()]{6,200})",
+    ),
     _form("password", "pass=", r"(?i:pass)=(?P<secret>(?=[^\s\"'&;]{0,100}\d)[^\s\"'&;<>(){}\[\]]{6,200})"),
     _form(
         "password",
@@ -187,8 +204,8 @@ _IN_ANY_CASE = (
 )
 
 _ANYWHERE = (  # also inside words
-    "://", "Q~", ".atlasv1.", ":AA", "?key=", "&key=", "_pat", "password", "passwort", "passwd", "secret", "token",
-    "api_key", "apikey",
+    "://", ":5432:", "Q~", ".atlasv1.", ":AA", "?key=", "&key=", "_pat", "password", "passwort", "passwd", "secret",
+    "token", "api_key", "apikey",
 )  # fmt: skip
 
 _Search = tuple[str, bool, _Form]  # a word, whether it may stand inside a word, its form
