@@ -29,7 +29,7 @@ test: $(VENV)/.full
 REBUILD  := tests/service/proxy/test_rebuild.py
 TRANSFER := tests/cli/test_transfer.py
 ATTACKS  := tests/service/test_connections.py tests/service/test_isolation.py tests/service/test_gate.py \
-	tests/service/test_authority.py tests/service/test_redaction.py tests/bank/test_erasing.py \
+	tests/service/test_authority.py tests/service/test_redaction.py tests/service/test_caches.py tests/bank/test_erasing.py \
 	tests/tools/test_tools.py $(REBUILD)::test_slow_steps_of_a_key_pause_memory_for_that_key_alone \
 	$(TRANSFER)::test_broken_lines_cost_their_session $(TRANSFER)::test_what_is_no_export \
 	$(TRANSFER)::test_another_record_refuses_its_session_only $(TRANSFER)::test_times_of_earlier_versions_are_shown \
