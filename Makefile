@@ -26,14 +26,20 @@ test: $(VENV)/.full
 	$(VENV)/bin/python -m pytest $(ON_ALL_CORES)
 
 # docs/security.md says what each of them shows. They are part of `make test`, and so of .ci/run.
-REBUILD  := tests/service/proxy/test_rebuild.py
-TRANSFER := tests/cli/test_transfer.py
-ATTACKS  := tests/service/test_connections.py tests/service/test_isolation.py tests/service/test_gate.py \
-	tests/service/test_authority.py tests/service/test_redaction.py tests/service/test_caches.py tests/bank/test_erasing.py \
-	tests/tools/test_tools.py $(REBUILD)::test_slow_steps_of_a_key_pause_memory_for_that_key_alone \
-	$(TRANSFER)::test_broken_lines_cost_their_session $(TRANSFER)::test_what_is_no_export \
-	$(TRANSFER)::test_another_record_refuses_its_session_only $(TRANSFER)::test_times_of_earlier_versions_are_shown \
-	$(TRANSFER)::test_a_packed_file_that_grows_too_much_is_refused
+ATTACKS := tests/service/test_connections.py \
+	tests/service/test_isolation.py \
+	tests/service/test_gate.py \
+	tests/service/test_authority.py \
+	tests/service/test_redaction.py \
+	tests/service/test_caches.py \
+	tests/bank/test_erasing.py \
+	tests/tools/test_tools.py \
+	tests/service/proxy/test_rebuild.py::test_slow_steps_of_a_key_pause_memory_for_that_key_alone \
+	tests/cli/test_transfer.py::test_broken_lines_cost_their_session \
+	tests/cli/test_transfer.py::test_what_is_no_export \
+	tests/cli/test_transfer.py::test_another_record_refuses_its_session_only \
+	tests/cli/test_transfer.py::test_times_of_earlier_versions_are_shown \
+	tests/cli/test_transfer.py::test_a_packed_file_that_grows_too_much_is_refused
 
 attack: $(VENV)/.full
 	$(VENV)/bin/python -m pytest $(ON_ALL_CORES) $(ATTACKS)
