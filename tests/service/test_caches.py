@@ -8,11 +8,11 @@ from memory_bank import LexicalEmbedder
 from memory_bank.bank import stores
 from memory_bank.bank.database import Database
 from memory_bank.bank.stores import InsightStore
+from memory_bank.config import ServiceSettings
 from memory_bank.errors import OriginError, TooManyRequestsError
 from memory_bank.service.proxy.body import MessageCache, parse_body
 from memory_bank.service.security.access import RateLimits
 from memory_bank.service.security.hosts import AllowedHosts
-from memory_bank.settings import ServiceSettings
 
 
 def interned(cache, messages):
