@@ -5,6 +5,7 @@ import threading
 
 import pytest
 from tests.chats import call, result, system, user
+from tests.growth import cpu_seconds
 
 from memory_bank import ConfigError, handle_tool_call
 from memory_bank.bank.database import Database
@@ -288,3 +289,35 @@ def hide_in_blocks(message):
     content = [hide(part) for part in message["content"]]
     same = all(a is b for a, b in zip(content, message["content"], strict=True))
     return message if same else {**message, "content": content}
+
+
+def fresh_preview(database, messages, name="a"):
+    sessions = Sessions(database, configured(), None)
+    shown = sessions.preview(None, name, messages)
+    sessions.close()
+    return shown
+
+
+def test_a_preview_after_others_is_as_the_first_one(database):
+    """What was previewed and not sent is gone in the next one; what was stored meanwhile is there."""
+    sessions = Sessions(database, configured())
+    more = [*CHAT, *(m for n in range(12, 16) for m in noted(n))]
+    other = [*CHAT, *(m for n in range(30, 34) for m in noted(n))]
+    for messages in (CHAT, more, other, CHAT[:-2]):
+        sessions.preview(None, "a", messages)
+        assert sessions.preview(None, "a", messages) == fresh_preview(database, messages)
+    sessions.rebuild(None, "a", more)
+    assert sessions.preview(None, "a", other) == fresh_preview(database, other)
+    with sessions.reading(None, "a") as state:
+        assert state.fact_store.size() == 16  # nothing is stored by a preview
+    sessions.reset(None, "a")
+    short = more[:2] + more[-8:]
+    assert "ORD-1003" not in json.dumps(sessions.preview(None, "a", short))
+
+
+def test_the_second_preview_only_reads_what_is_new(database):
+    sessions = Sessions(database, configured())
+    messages = [system(), user("Which orders are late?"), *(m for n in range(64) for m in noted(n))]
+    sessions.preview(None, "a", messages[:-2])
+    known = cpu_seconds(lambda: sessions.preview(None, "a", messages))
+    assert cpu_seconds(lambda: fresh_preview(database, messages, "b")) > 4 * known

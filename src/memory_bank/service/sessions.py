@@ -16,7 +16,7 @@ from typing import Literal, TypeVar, cast
 import sqlalchemy as sa
 
 from memory_bank.bank.database import Database
-from memory_bank.bank.learned import keep_model, learned_of
+from memory_bank.bank.learned import Learned, keep_model, learned_of
 from memory_bank.bank.maintenance import purge
 from memory_bank.bank.schema import records, sessions
 from memory_bank.bank.session import MemoryBankState, Session
@@ -26,7 +26,6 @@ from memory_bank.config import Config, MemoryBankSettings, NoStrategySettings
 from memory_bank.errors import ConfigError, EmbeddingError, NotFoundError, StorageError
 from memory_bank.plan import Plan
 from memory_bank.processor import MemoryProcessor
-from memory_bank.records import InteractionRecord
 from memory_bank.service.security.access import public_name, stored_id, writable_id
 from memory_bank.transcript.messages import check_messages, read
 
@@ -35,6 +34,8 @@ log = logging.getLogger("memory_bank.Service")
 _BYTES_A_TOKEN = 64  # a request larger than so many bytes a token counts by its bytes
 
 T = TypeVar("T")
+PREVIEWS_KEPT = 4
+"""Sessions that are kept in memory as they were last previewed; the next preview only adds what is new."""
 Redact = Callable[[object], object]
 Trace = Callable[[str, str], AbstractContextManager[object]]
 _s = sessions.c
@@ -99,6 +100,17 @@ class _OpenSession:
     sent: Sequence[object] = ()
 
 
+@dataclass(slots=True)
+class _Preview:
+    """Memory in which contexts are previewed: what it was made of, and the messages of the last preview."""
+
+    processor: MemoryProcessor
+    memory: MemoryBankState
+    learned: Learned | None
+    stored: set[str] = field(default_factory=set)
+    messages: list[object] = field(default_factory=list)
+
+
 class Sessions:
     """Opens sessions of a database for callers of all namespaces, and closes the least recently used.
 
@@ -133,6 +145,7 @@ class Sessions:
         )
         self._open_sessions: OrderedDict[str, _OpenSession] = OrderedDict()
         self._readers: OrderedDict[str, MemoryBankState] = OrderedDict()
+        self._previews: OrderedDict[tuple[str, str], _Preview] = OrderedDict()
         self._lock = threading.Lock()
 
     def rebuild(
@@ -215,29 +228,43 @@ class Sessions:
         if self.is_control(session_id):
             return messages
         key = strategy or self.strategy
-        config = self.config.model_copy(update={"loop_detection": "off"})
         seen = messages if self._redact is None else [self._redact(m) for m in check_messages(messages)]
-        known: list[InteractionRecord] = []
-        if self.exists(namespace, name):
-            store = FactStore(self.database, session_id)
-            known = store.get_many(list(store.steps()))
-
-        learned = learned_of(self.database, namespace)
-
-        def open_state(session_id: str) -> MemoryBankState:
-            state = MemoryBankState(session_id=session_id)
-            if learned is not None:
-                keep_model(state.database, None, {}, learned.model)
-            state.add(known)
-            return state
-
-        processor = MemoryProcessor(config, open_state)
-        try:
-            shown, _ = processor.apply_strategy(seen, key, None, None, session_id=session_id)
-        finally:
-            processor.close()
+        preview = self._take_preview(namespace, name, key, seen)
+        shown, _ = preview.processor.apply_strategy(seen, key, None, None, session_id=session_id)
+        preview.messages = seen
+        with self._lock:
+            self._previews[session_id, key] = preview
+            if len(self._previews) > PREVIEWS_KEPT:
+                self._previews.popitem(last=False)
         own = {id(s): m for s, m in zip(seen, messages, strict=True)}
         return [own.get(id(m), m) for m in shown]
+
+    def _take_preview(self, namespace: str | None, name: str, key: str, messages: list[object]) -> _Preview:
+        """The memory of a session's last preview with what is stored since, or a new one.
+
+        A new one where records or messages of the last preview are gone, and after learning.
+        """
+        session_id = stored_id(namespace, name)
+        store = FactStore(self.database, session_id) if self.exists(namespace, name) else None
+        stored = [] if store is None else list(store.steps())
+        learned = learned_of(self.database, namespace)
+        with self._lock:
+            last = self._previews.pop((session_id, key), None)
+        if (
+            last is None
+            or not last.stored.issubset(stored)
+            or last.learned != learned
+            or messages[: len(last.messages)] != last.messages
+        ):
+            memory = MemoryBankState(session_id=session_id)
+            if learned is not None:
+                keep_model(memory.database, None, {}, learned.model)
+            config = self.config.model_copy(update={"loop_detection": "off"})
+            last = _Preview(MemoryProcessor(config, lambda session_id: memory), memory, learned)  # noqa: ARG005
+        if store is not None:
+            last.memory.add(store.get_many([t for t in stored if t not in last.stored]))
+        last.stored = set(stored)
+        return last
 
     def is_control(self, session_id: str) -> bool:
         """Whether a session is one of the share (``holdout``) that is left without memory, as a control.
@@ -377,6 +404,7 @@ class Sessions:
             for state in self._readers.values():
                 state.close()
             self._readers.clear()
+            self._previews.clear()
             self._open_sessions.clear()
 
     def _open(self, session_id: str) -> MemoryBankState:
@@ -438,6 +466,8 @@ class Sessions:
         with self._lock:
             self._open_sessions.pop(session_id, None)
             reader = self._readers.pop(session_id, None)
+            for key in [k for k in self._previews if k[0] == session_id]:
+                del self._previews[key]
         self._processor.close(session_id)
         if reader is not None:
             reader.close()
