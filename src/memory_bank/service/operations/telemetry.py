@@ -129,10 +129,13 @@ class Telemetry:
     def carry(self, headers: Headers) -> list[tuple[bytes, bytes]]:
         """Begin the span of the call upstream; returns the headers with its trace context."""
         call = _call.get()
-        if call is not None and call.span is None:
-            call.span = self._tracer.start_span("POST", kind=SpanKind.CLIENT, attributes=self._server)
         carrier: dict[str, str] = {}
-        inject(carrier, trace.set_span_in_context(call.span) if call is not None else None)
+        if call is None:
+            inject(carrier)
+        else:
+            if call.span is None:
+                call.span = self._tracer.start_span("POST", kind=SpanKind.CLIENT, attributes=self._server)
+            inject(carrier, trace.set_span_in_context(call.span))
         ours = [(k.encode("latin-1"), v.encode("latin-1")) for k, v in carrier.items()]
         names = {n for n, _ in ours}
         return [*((n, v) for n, v in headers if n.lower() not in names), *ours]
