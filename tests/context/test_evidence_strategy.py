@@ -498,6 +498,17 @@ def test_every_context_tells_every_change(calls, layout, refresh):
         )
 
 
+def test_a_context_with_every_call_in_its_place_says_how_to_get_the_rest():
+    contexts = [
+        apply([user("Refund."), *orders(n, rows=90)], MemoryBankState("lexical"), history_budget=1_600)[0]
+        for n in (2, 3, 6)
+    ]
+    shown = ["\n".join(m["content"] or "" for m in context) for context in contexts]
+    assert any("Calls so far" not in text for text in shown)
+    assert "[… #1]" in shown[0]
+    assert all('get_record("#' in text for text in shown)
+
+
 @settings(max_examples=15)
 @given(good_chats(), st.integers(0, 2))
 def test_the_native_form_of_any_turn_keeps_pairs_and_quotes_its_records(messages, recent):

@@ -26,6 +26,8 @@ from memory_bank.selection.plans import decisions_in, plan_in_call, plan_in_note
 from memory_bank.transcript.quoting import one_line, quote_lines
 
 HEAD = 'Calls so far (get_record("#n") has each in full):\n'
+PARTS_HEAD = 'Outputs that end with [… #n] are shown in part (get_record("#n") has each in full).\n'
+"""Said where no list of calls says it: all calls are shown in their places."""
 SHORT_HEAD = 'Calls #{first} to #{last}: get_record("#n") has each.\n'
 PLAN_HEAD = "The agent's latest plan:\n"
 DECISIONS_HEAD = "The agent's words:\n"

@@ -19,7 +19,7 @@ from memory_bank.plan import Choice, Replacement, ShortenedTurn
 from memory_bank.ports import Embedder
 from memory_bank.selection.index import Selection
 from memory_bank.selection.similarity import Similarity
-from memory_bank.selection.thread import ThreadText, thread_room
+from memory_bank.selection.thread import PARTS_HEAD, ThreadText, thread_room
 from memory_bank.transcript.jsontext import parse_output
 from memory_bank.transcript.messages import (
     Interaction,
@@ -172,9 +172,14 @@ class _Step:
         while True:
             in_place, elsewhere, numbers = turns.show(selection)
             told = self._tell(self._thread_room, numbers)
-            text = told.text + elsewhere
+            head = PARTS_HEAD if in_place and 'get_record("#' not in told.text else ""
+            text = head + told.text + elsewhere
             spent = sum(t.tokens for t in in_place.values())
-            over = spent + (self._session.counter.count_text(text) if elsewhere else told.tokens) - self._room
+            over = (
+                spent
+                + (self._session.counter.count_text(text) if text != told.text else told.tokens)
+                - self._room
+            )
             if over <= 0 or not selection.gains:
                 return _Shown(text, in_place, selection, told.told | numbers)
             selection = self._memory.index.without_last(selection, over)
