@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import sqlalchemy as sa
 from tests.bank.test_erasing import filled
 
 from memory_bank.bank.database import Database
@@ -105,4 +106,20 @@ def test_a_nearly_full_disk_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr("memory_bank.bank.database._ROOM", 2**80)
     with pytest.raises(StorageError, match="MiB left: make room"):
         database.check_writing()
+    database.close()
+
+
+def test_a_failed_write_is_told_until_records_are_written(tmp_path: Path) -> None:
+    def fails(c: sa.Connection) -> None:
+        raise StorageError("the disk is full")
+
+    database = Database(tmp_path / "bank.db")
+    with pytest.raises(StorageError):
+        database.submit(fails, "s")
+    with database.write():  # as a worker that finds no jobs: what is written needs no room
+        pass
+    with pytest.raises(StorageError, match="the disk is full"):
+        database.check_writing()
+    database.submit(lambda c: None, "s")
+    database.check_writing()
     database.close()

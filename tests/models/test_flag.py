@@ -10,12 +10,20 @@ import subprocess
 import sys
 import threading
 import time
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from tests.chats import call, result, rounds, user
 
+from memory_bank import (
+    EmbedderMismatchError,
+    MemoryBankSettings,
+    MemoryBankState,
+    apply_memory_bank_strategy,
+)
 from memory_bank.errors import EmbedderLoadError
 from memory_bank.models import flag
 from memory_bank.models.embedding import load_embedder
@@ -23,7 +31,8 @@ from memory_bank.models.flag import BGE_INSTRUCTIONS, FlagEmbedder
 from memory_bank.testing.embedder_contract import TEXTS, EmbedderContract
 
 pytestmark = pytest.mark.bge
-pytest.importorskip("FlagEmbedding")
+if find_spec("FlagEmbedding") is None:  # not imported here: that takes 10 s in each process that collects tests
+    pytest.skip("needs FlagEmbedding", allow_module_level=True)
 
 
 @pytest.fixture(scope="module")
@@ -257,3 +266,29 @@ def test_loads_once_for_many_threads_and_says_so(
     assert loaded[0].getMessage() == f"loading embedding model {copy}"
     assert minilm.name in loaded[1].getMessage()
     np.testing.assert_array_equal(found[0].encode(TEXTS), minilm.encode(TEXTS))
+
+
+def test_meaning_is_found_where_no_word_is_shared(minilm_folder: Path, tmp_path: Path) -> None:
+    model = str(minilm_folder)
+    settings = MemoryBankSettings(
+        embedding_model=model, observer_model="extractive", top_k=1, retrieval_query="task"
+    )
+    outputs = {
+        "weather": "Heavy rain and wind are forecast for tomorrow afternoon.",
+        "invoice": "The bill for the laptop amounts to 900 dollars, due in May.",
+        "recipe": "Mix flour, sugar and eggs, then bake for an hour.",
+    }
+    messages = [user("How much money does the computer purchase cost us?")]
+    for i, (name, text) in enumerate(outputs.items()):
+        messages += [call((f"c{i}", name, {})), result(f"c{i}", text)]
+    messages += rounds(1)
+    with MemoryBankState.open(tmp_path / "bank.db") as state:
+        context, _ = apply_memory_bank_strategy(messages, None, settings, state)
+        assert "900 dollars" in str(context)
+        assert "flour" not in str(context)
+        name = state.last_plan.embedder
+    with MemoryBankState.open(tmp_path / "bank.db", embedding_model=model) as state:
+        assert apply_memory_bank_strategy(messages, None, settings, state)[0] == context
+        assert state.last_plan.embedder == name
+    with pytest.raises(EmbedderMismatchError, match="re-embed"):
+        MemoryBankState.open(tmp_path / "bank.db", embedding_model="lexical")

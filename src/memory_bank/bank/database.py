@@ -241,12 +241,12 @@ class Database:
         except StorageError as e:
             self._failed_write = time.monotonic(), str(e)
             raise
-        self._failed_write = None
 
     def check_writing(self) -> None:
         """Raise StorageError if the database can only be read, its disk is nearly full, or writes fail.
 
-        Writes nothing unless a write of this process failed over a minute ago, and none worked since then.
+        Writes nothing unless a write of this process failed over a minute ago, and no records were written since
+        then. A shorter write does not count: there may be room for it and none for a record.
         """
         room = self._backend.room()
         if room is not None and room < _ROOM:
@@ -257,6 +257,7 @@ class Database:
         if self._backend.read_only or (failed is not None and not self.in_memory):
             with self.write() as c:
                 c.execute(_TOUCH)
+            self._failed_write = None
 
     @contextmanager
     def erase(self) -> Iterator[Connection]:
@@ -283,9 +284,12 @@ class Database:
         """
         with self._writing():
             if self._writer is not None:
-                return self._writer.run(operation, session_id)
-            with self._transaction() as connection:
-                return operation(connection)
+                result = self._writer.run(operation, session_id)
+            else:
+                with self._transaction() as connection:
+                    result = operation(connection)
+        self._failed_write = None
+        return result
 
     def now(self, c: Connection) -> float:
         """Unix seconds, by the clock of the server if there is one."""
