@@ -1,5 +1,6 @@
 """What all tests share: no network beyond loopback, no slow-machine failures, no environment of the user."""
 
+import gc
 import ipaddress
 import logging
 import os
@@ -14,14 +15,17 @@ from hypothesis import HealthCheck, settings
 
 from tests.postgres import Server, why_not
 
-settings.register_profile("default", deadline=None, suppress_health_check=list(HealthCheck), print_blob=True)
+settings.register_profile(
+    "default", deadline=None, max_examples=50, suppress_health_check=list(HealthCheck), print_blob=True
+)
 settings.register_profile("ci", parent=settings.get_profile("default"), derandomize=True)
 settings.load_profile("ci" if os.environ.get("CI") else "default")
 
 LONG = (  # what starts many processes or loads a model: begun first, so that no core waits for it at the end
-    "service/test_proxy_fuzz", "service/test_shared", "service/test_running", "service/test_page_in_browser",
-    "service/test_workers", "service/test_proxy_clients", "service/test_proxy_agents", "models/test_flag",
-    "cli/test_observe", "cli/test_faults", "test_docs", "test_soak", "context/test_strategies", "service/", "cli/", "lab/",
+    "service/test_page_in_browser", "service/proxy/test_clients", "service/test_shared", "service/proxy/test_fuzz",
+    "cli/test_faults", "service/proxy/test_agents", "context/test_strategies", "service/proxy/test_messages",
+    "service/test_running", "service/proxy/", "cli/test_observe", "test_docs", "integrations/test_together",
+    "service/test_mcp_1", "service/", "bank/test_scope", "models/test_flag", "test_soak", "cli/", "tools/", "lab/",
 )  # fmt: skip
 
 
@@ -33,6 +37,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         return next((i for i, beginning in enumerate(LONG) if name.startswith(beginning)), len(LONG))
 
     items.sort(key=rank)
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()  # garbage collection need not look at the modules and tests again and again
 
 
 _connect = socket.socket.connect

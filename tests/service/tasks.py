@@ -13,7 +13,7 @@ from memory_bank.transcript.tokens import open_counter
 
 SYSTEM = "You check the orders of a shop."
 TASK = "Check every order and its parcel, then report."
-STEPS = 52
+STEPS = 28
 PARALLEL = 4  # of so many steps one makes two calls
 
 

@@ -892,11 +892,9 @@ def crowd(tmp_path_factory):
 
 
 @pytest.mark.parametrize(("name", "n"), [("ten", 10), ("many", MANY)])
-def test_the_page_is_quick_and_small_at_ten_and_at_ten_thousand(browser, crowd, name, n):
+def test_the_page_has_few_elements_at_ten_and_at_ten_thousand(browser, crowd, name, n):
     page = browser.page(f"{crowd.address}/#/s/{name}")
     page.wait("document.querySelector('.line.piece') && document.querySelector('#session .steps .number')")
-    shown = page.js("performance.now()")
-    assert shown < 8_000  # it is well under one second where nothing else runs
     nodes = "document.querySelectorAll('*').length"
     small = page.js(nodes)
     assert small < 4_000

@@ -1,5 +1,7 @@
 """Counting tokens: exact where there is a vocabulary, labelled where there is none, never raising."""
 
+import re
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -56,6 +58,15 @@ def test_without_a_vocabulary_the_count_is_labelled(monkeypatch, tmp_path):
     found = open_counter("r50k_base")
     open_counter.cache_clear()
     assert (found.name, found.approximate) == ("approximate", True)
+
+
+@given(st.text() | st.text("aZ09 -_{\"\n€é\ud800"))
+def test_an_estimate_counts_parts_of_words_and_runs_of_signs(text):
+    words = re.findall(r"[A-Za-z]{1,8}|[0-9]{1,3}", text)
+    signs = re.findall(r"[!-/:-@\[-`{-~]+", text)
+    beyond = re.findall(r"[^\x00-\x7f]", text)
+    tokens = len(words) + 1.1 * len(signs) + 0.5 * text.count("\n") + 0.8 * len(beyond)
+    assert approximate_count(text) == (max(1, round(tokens)) if text else 0)
 
 
 def test_an_unknown_encoding_is_approximate():

@@ -155,28 +155,40 @@ class EvidenceReasons:
         self._kept = frozenset(kept)  # positions of interactions kept whole
         self._told = frozenset(told)  # numbers of records whose calls the thread tells
         self._worth_of_words: dict[str, list[float]] | None = None
+        first = memory.index.tables.first_segment
+        self._shown = [first[r] + place for r, places in sorted(selection.shown.items()) for place in places]
+        self._explained: dict[int, tuple[Reason, ...]] | None = None  # by segment
 
     def pieces(self, *, explained: bool = True) -> list[Piece]:
-        first = self._memory.index.tables.first_segment
-        shown = [first[r] + place for r, places in sorted(self._selection.shown.items()) for place in places]
-        return self._pieces(shown, self._selection.gains, explained)
+        return self._pieces(self._shown, self._selection.gains, self._explain() if explained else {})
 
     def near_misses(self) -> list[Piece]:
         edge = dict(self._selection.edge)
-        return self._pieces(sorted(edge, key=lambda s: -edge[s]), edge, True)
+        return self._pieces(sorted(edge, key=lambda s: -edge[s]), edge, self._explain())
 
-    def _pieces(self, segments: Sequence[int], worth: Mapping[int, float], explained: bool) -> list[Piece]:
-        index = self._memory.index
-        tables = index.tables
-        reasons: Sequence[tuple[Reason, ...]] = [()] * len(segments)
-        if explained and segments:
+    def _explain(self) -> Mapping[int, tuple[Reason, ...]]:
+        """Why each segment that is shown, or nearly shown, was worth it."""
+        if self._explained is None:
+            segments = list(dict.fromkeys([*self._shown, *dict(self._selection.edge)]))
+            index = self._memory.index
             reasons = index.explain(segments, anchor=self._anchor, tail_interaction=self._first_step)
+            self._explained = dict(zip(segments, reasons, strict=True))
+        return self._explained
+
+    def _pieces(
+        self,
+        segments: Sequence[int],
+        worth: Mapping[int, float],
+        reasons: Mapping[int, tuple[Reason, ...]],
+    ) -> list[Piece]:
+        tables = self._memory.index.tables
         made = []
-        for segment, why in zip(segments, reasons, strict=True):
+        for segment in segments:
             record = int(tables.segments["record"][segment])
             source = tables.parsed[record]
             text = source.cut.segments[segment - tables.first_segment[record]].text
             tool = source.tool or "(the agent's words)"
+            why = reasons.get(segment, ())
             made.append(Piece(self._memory.owner(record), tool, text, worth.get(segment, 0.0), why))
         return made
 

@@ -158,30 +158,34 @@ class EvidenceIndex:
         """
         t = self.tables
         t.set_anchor(anchor)
-        ids, chance = self.chances(tail_interaction)
-        if not len(ids):
+        step = CurrentStep(t, tail_interaction)
+        ids, chance = self.chances(tail_interaction, step)
+        if not len(ids) or not len(segments):
             return [()] * len(segments)
         place = np.full(t.values.size, -1)
         place[ids] = np.arange(len(ids))
-        step = CurrentStep(t, tail_interaction)
         mean = describe(step, ids[:: max(1, len(ids) // 500)]).mean(axis=1)
         near = np.zeros(t.segments.size)
         if self.similarity is not None:
             near = self._near(self.similarity, tail_interaction)
-        reasons: list[tuple[Reason, ...]] = []
+        likeliest = []
         for segment in segments:
             inside = np.unique(place[t.values_of(segment)])
             inside = inside[inside >= 0]
-            inside = inside[np.argsort(-chance[inside], kind="stable")][:top]
-            parts = self.model.weights[:, None] * (describe(step, ids[inside]) - mean[:, None])
+            likeliest.append(inside[np.argsort(-chance[inside], kind="stable")][:top])
+        numbers, columns = np.unique(np.concatenate([*likeliest, []]).astype(int), return_inverse=True)
+        parts = self.model.weights[:, None] * (describe(step, ids[numbers]) - mean[:, None])
+        best = np.argsort(-np.abs(parts), axis=0, kind="stable")[:top]
+        reasons: list[tuple[Reason, ...]] = []
+        for segment, inside in zip(segments, likeliest, strict=True):
             found: list[Reason] = []
-            for column, number in enumerate(inside.tolist()):
-                best = np.argsort(-np.abs(parts[:, column]), kind="stable")[:top].tolist()
-                why = [(FEATURE_NAMES[f], round(float(parts[f, column]), 3)) for f in best]
+            for number, column in zip(inside.tolist(), columns, strict=False):
+                why = [(FEATURE_NAMES[f], round(float(parts[f, column]), 3)) for f in best[:, column]]
                 if near[segment]:
                     why = [("similarity", round(float(near[segment]), 3)), *why[: top - 1]]
                 form = t.forms[int(ids[number])]
                 found.append((form, float(chance[number]), tuple(why)))
+            columns = columns[len(inside) :]
             reasons.append(tuple(found))
         return reasons
 
