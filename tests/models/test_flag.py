@@ -31,7 +31,9 @@ from memory_bank.models.flag import BGE_INSTRUCTIONS, FlagEmbedder
 from memory_bank.testing.embedder_contract import TEXTS, EmbedderContract
 
 pytestmark = pytest.mark.bge
-if find_spec("FlagEmbedding") is None:  # not imported here: that takes 10 s in each process that collects tests
+if (
+    find_spec("FlagEmbedding") is None
+):  # not imported here: that takes 10 s in each process that collects tests
     pytest.skip("needs FlagEmbedding", allow_module_level=True)
 
 

@@ -211,7 +211,10 @@ def test_a_full_disk(tmp_path: Path) -> None:
         failed = service.ask("/v1/sessions/s/context", "POST", {"messages": conversation("s", 9, 20_000)})
         assert (failed.status, failed.json()["error"]["code"]) == (503, "storage_unavailable")
         assert "xxxx" not in failed.body.decode()
-        assert service.ask("/v1/sessions/s/context", "POST", {"messages": conversation("s", 2, 20_000)}).status == 200
+        assert (
+            service.ask("/v1/sessions/s/context", "POST", {"messages": conversation("s", 2, 20_000)}).status
+            == 200
+        )
         health = service.ask("/health")
         assert (health.status, health.json()["status"]) == (200, "degraded")
         assert not health.json()["parts"]["storage"]["ok"]

@@ -132,7 +132,8 @@ def approximate_count(text: str) -> int:
         return 0
     raw = text.encode("utf-8", "surrogatepass")
     kinds = raw.translate(_KINDS)
-    rest = kinds.replace(b"aaaaaaaa", b"\x01").replace(b"000", b"\x01")  # what is left is a part of eight or three
+    # what is left is a part of eight letters or of three digits
+    rest = kinds.replace(b"aaaaaaaa", b"\x01").replace(b"000", b"\x01")
     words = rest.count(b"\x01") + len(rest.translate(_LETTERS).split()) + len(rest.translate(_DIGITS).split())
     total = words + 1.1 * len(kinds.translate(_SIGNS).split()) + 0.5 * text.count("\n")
     if len(raw) > len(text):
