@@ -93,7 +93,7 @@ def test_the_page_is_self_contained_and_escapes_everything(odd_trace, tmp_path, 
     ("args", "code", "told"),
     [
         (["--id", "nope"], 1, "has no such run"),
-        (["--step", 99], 1, "model calls"),
+        (["--step", 99], 1, "choose --step from 1 to"),
         (["--strategy", "no_strategy"], 2, "keeps no plan"),
         (["--strategy", "memory_bnk"], 2, "did you mean 'memory_bank'"),
     ],
@@ -103,6 +103,14 @@ def test_wrong_use_is_one_sentence(odd_trace, args, code, told):
     assert done.returncode == code
     assert told in done.stderr
     assert done.stderr.count("\n") == 1
+
+
+def test_a_run_without_a_model_call_is_one_sentence(tmp_path):
+    file = tmp_path / "runs.jsonl"
+    file.write_text(json.dumps({"id": "a", "messages": [user("hello")]}))
+    done = run("explain", file)
+    assert done.returncode == 1
+    assert done.stderr == "memory-bank: the run a has no model call: choose another run with --id.\n"
 
 
 def test_a_model_is_written_only_when_it_wins(tmp_path, odd_trace):
