@@ -17,6 +17,7 @@ from memory_bank.bank.maintenance import purge
 from memory_bank.bank.schema import sessions
 from memory_bank.bank.usage import (
     NewStep,
+    StepUsage,
     add_steps,
     ends_of,
     get_step,
@@ -25,6 +26,7 @@ from memory_bank.bank.usage import (
     token_curve,
     unpacked,
 )
+from memory_bank.pricing import Usage
 from memory_bank.testing.store_contracts import together
 
 
@@ -130,6 +132,15 @@ def test_content_of_before_a_reset_does_not_come_after_it(database: Database) ->
     new = a_step(manifest=packed({"new": 1}), generation=database.generation("a"))
     add_steps(database, [old, new], 9)
     assert [s.detailed for s in list_steps(database, "a")] == [False, True]
+
+
+def test_names_that_a_database_refuses_are_stored_in_part(database: Database) -> None:
+    """A role and a model's name are what a client or provider sends."""
+    used = Usage(100, 0, 0, 10)
+    odd = "\ud800\0role"
+    add_steps(database, [a_step(changed=odd, changed_at=1), StepUsage("a", 5e9, odd, used, used)], 100)
+    (step,) = list_steps(database, "a")
+    assert (step.changed, step.model) == ("??role", "??role")
 
 
 def test_a_purge_takes_the_steps_along(database: Database) -> None:

@@ -142,6 +142,21 @@ def test_a_database_that_is_away_is_waited_for_and_told_of_once(database, sessio
     assert len(said) == 1
 
 
+def test_a_step_that_cannot_be_written_costs_no_later_one(database, sessions, recorder, told, monkeypatch):
+    def fails(*_):
+        raise ValueError("secret")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(recording, "add_steps", fails)
+        sessions.rebuild(None, "a", orders(2))
+        assert recorder.drain(30)
+    sessions.rebuild(None, "a", orders(3))
+    assert recorder.drain(30)
+    assert (numbers(database), recorder.lost) == ([1], 1)
+    (warning,) = [r.getMessage() for r in told if r.levelname == "WARNING"]
+    assert warning == "1 steps could not be recorded for the page (ValueError)"
+
+
 def test_patience_ends(database, sessions, told):
     recorder = Recorder(database, 100, patience=0.3)
     made = sessions.rebuild(None, "a", orders(3))

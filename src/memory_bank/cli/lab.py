@@ -370,7 +370,9 @@ def explain(
     with contextlib.closing(replay_trace(trace, settings, key)) as steps:  # the plan reads its open bank
         found = next((s for s in steps if s.step == (step or calls)), None)
         if found is None:
-            raise TraceFileError(f"the run {trace.id} has {calls} model calls: choose --step from 1 to {calls}.")
+            raise TraceFileError(
+                f"the run {trace.id} has {calls} model calls: choose --step from 1 to {calls}."
+            )
         if found.plan is None:
             raise ConfigError(f"the strategy {key} keeps no plan in a replay: choose one that has a bank.")
         if html is not None:

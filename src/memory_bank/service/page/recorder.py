@@ -165,7 +165,7 @@ class Recorder:
                 self._change.notify_all()
 
     def _written(self, batch: list[NewStep | StepUsage]) -> bool:
-        """Write steps, retrying if the database fails; False when the time for that is over."""
+        """Write steps, retrying if the database fails; False when the time for that is over, or on another error."""
         until, pause, warned = time.monotonic() + self.patience, _PAUSES[0], False
         while True:
             try:
@@ -174,6 +174,11 @@ class Recorder:
                 if not warned:
                     log.warning("steps wait to be recorded for the page: %s", e)
                 warned = True
+            except (
+                Exception
+            ) as e:  # these steps are lost, later ones are not; the error's text may have content
+                log.warning("%d steps could not be recorded for the page (%s)", len(batch), type(e).__name__)
+                return False
             else:
                 return True
             left = min(until, self._until) - time.monotonic()
