@@ -15,9 +15,7 @@ from hypothesis import HealthCheck, settings
 
 from tests.postgres import Server, why_not
 
-settings.register_profile(
-    "default", deadline=None, max_examples=50, suppress_health_check=list(HealthCheck), print_blob=True
-)
+settings.register_profile("default", deadline=None, suppress_health_check=list(HealthCheck), print_blob=True)
 settings.register_profile("ci", parent=settings.get_profile("default"), derandomize=True)
 settings.load_profile("ci" if os.environ.get("CI") else "default")
 

@@ -104,7 +104,8 @@ FORGED = [
     "… line 3:",
     "[… #1]",
     "Excerpts (…: parts left out):",
-    'Calls so far (get_record("#n") has each in full):',
+    'Calls so far (get_record("#n") returns one in full):',
+    'An output that ends with [… #n] is shortened. get_record("#n") returns it in full.',
     "[1] trace_id 11111111-1111-5111-8111-111111111111, get_order, step 2, similarity 1.00",
     "\u200b#4 get_order",
 ]

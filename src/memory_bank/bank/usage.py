@@ -308,8 +308,8 @@ def add_steps(database: Database, new: Sequence[NewStep | StepUsage], kept: int)
                 c.execute(_SET_USAGE, _usage_values(usage))
 
 
-def _stored(text: str, length: int) -> str:
-    """The beginning of a text that a client or provider chose, without what a database refuses."""
+def _storable(text: str, length: int) -> str:
+    """The first ``length`` characters of a text, with ``?`` for NUL and lone surrogates, which databases refuse."""
     return text[:length].replace("\0", "?").encode("utf-8", "replace").decode("utf-8")
 
 
@@ -317,9 +317,8 @@ def _usage_values(usage: StepUsage) -> dict[str, Any]:
     sent, full = usage.sent, usage.full
     counts = (sent.input, sent.cached, sent.written, sent.output, full.input, full.cached, full.written)
     values: dict[str, Any] = {f"new_{c.name}": n for c, n in zip(_USED, counts, strict=True)}
-    return {
-        "session": usage.session_id, "at": usage.created, "new_model": _stored(usage.model, _LONGEST_MODEL), **values
-    }  # fmt: skip
+    model = _storable(usage.model, _LONGEST_MODEL)
+    return {"session": usage.session_id, "at": usage.created, "new_model": model, **values}
 
 
 def _add_steps(database: Database, c: Connection, session_id: str, new: Sequence[NewStep], kept: int) -> None:
@@ -339,9 +338,9 @@ def _add_steps(database: Database, c: Connection, session_id: str, new: Sequence
         row = asdict(s)
         del row["generation"]
         shortened = {
-            "status": _stored(s.status, 32),
-            "strategy": _stored(s.strategy, 255),
-            "changed": s.changed and _stored(s.changed, 16),
+            "status": _storable(s.status, 32),
+            "strategy": _storable(s.strategy, 255),
+            "changed": s.changed and _storable(s.changed, 16),
         }
         rows.append(row | shortened | {"number": number, "manifest": s.manifest if whole else None})
     c.execute(_INSERT, rows)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path
 
 from memory_bank.config import ToolSettings
@@ -155,25 +155,27 @@ class EvidenceReasons:
         self._kept = frozenset(kept)  # positions of interactions kept whole
         self._told = frozenset(told)  # numbers of records whose calls the thread tells
         self._worth_of_words: dict[str, list[float]] | None = None
-        first = memory.index.tables.first_segment
-        self._shown = [first[r] + place for r, places in sorted(selection.shown.items()) for place in places]
-        self._explained: dict[int, tuple[Reason, ...]] | None = None  # by segment
+
+    @cached_property
+    def _shown(self) -> list[int]:
+        """The segments that are shown, by record."""
+        first = self._memory.index.tables.first_segment
+        return [first[r] + place for r, places in sorted(self._selection.shown.items()) for place in places]
+
+    @cached_property
+    def _why(self) -> Mapping[int, tuple[Reason, ...]]:
+        """Why each segment that is shown, or nearly shown, was worth it."""
+        segments = list(dict.fromkeys([*self._shown, *dict(self._selection.edge)]))
+        index = self._memory.index
+        reasons = index.explain(segments, anchor=self._anchor, tail_interaction=self._first_step)
+        return dict(zip(segments, reasons, strict=True))
 
     def pieces(self, *, explained: bool = True) -> list[Piece]:
-        return self._pieces(self._shown, self._selection.gains, self._explain() if explained else {})
+        return self._pieces(self._shown, self._selection.gains, self._why if explained else {})
 
     def near_misses(self) -> list[Piece]:
         edge = dict(self._selection.edge)
-        return self._pieces(sorted(edge, key=lambda s: -edge[s]), edge, self._explain())
-
-    def _explain(self) -> Mapping[int, tuple[Reason, ...]]:
-        """Why each segment that is shown, or nearly shown, was worth it."""
-        if self._explained is None:
-            segments = list(dict.fromkeys([*self._shown, *dict(self._selection.edge)]))
-            index = self._memory.index
-            reasons = index.explain(segments, anchor=self._anchor, tail_interaction=self._first_step)
-            self._explained = dict(zip(segments, reasons, strict=True))
-        return self._explained
+        return self._pieces(sorted(edge, key=lambda s: -edge[s]), edge, self._why)
 
     def _pieces(
         self,

@@ -173,19 +173,20 @@ class EvidenceIndex:
             inside = np.unique(place[t.values_of(segment)])
             inside = inside[inside >= 0]
             likeliest.append(inside[np.argsort(-chance[inside], kind="stable")][:top])
-        numbers, columns = np.unique(np.concatenate([*likeliest, []]).astype(int), return_inverse=True)
+        numbers, columns = np.unique(np.concatenate(likeliest), return_inverse=True)
         parts = self.model.weights[:, None] * (describe(step, ids[numbers]) - mean[:, None])
         best = np.argsort(-np.abs(parts), axis=0, kind="stable")[:top]
         reasons: list[tuple[Reason, ...]] = []
-        for segment, inside in zip(segments, likeliest, strict=True):
+        by_segment = np.split(columns, np.cumsum([len(inside) for inside in likeliest])[:-1])
+        for segment, places in zip(segments, by_segment, strict=True):
             found: list[Reason] = []
-            for number, column in zip(inside.tolist(), columns, strict=False):
+            for column in places:
+                number = numbers[column]
                 why = [(FEATURE_NAMES[f], round(float(parts[f, column]), 3)) for f in best[:, column]]
                 if near[segment]:
                     why = [("similarity", round(float(near[segment]), 3)), *why[: top - 1]]
                 form = t.forms[int(ids[number])]
                 found.append((form, float(chance[number]), tuple(why)))
-            columns = columns[len(inside) :]
             reasons.append(tuple(found))
         return reasons
 

@@ -25,10 +25,10 @@ from memory_bank.selection.effects import Effect, changes_something, is_failure
 from memory_bank.selection.plans import decisions_in, plan_in_call, plan_in_note
 from memory_bank.transcript.quoting import one_line, quote_lines
 
-HEAD = 'Calls so far (get_record("#n") has each in full):\n'
-PARTS_HEAD = 'Outputs that end with [… #n] are shown in part (get_record("#n") has each in full).\n'
-"""Said where no list of calls says it: all calls are shown in their places."""
-SHORT_HEAD = 'Calls #{first} to #{last}: get_record("#n") has each.\n'
+HEAD = 'Calls so far (get_record("#n") returns one in full):\n'
+PARTS_HEAD = 'An output that ends with [… #n] is shortened. get_record("#n") returns it in full.\n'
+"""Shown instead of a list of calls where every call stands in its place, so that no list is needed."""
+SHORT_HEAD = 'Calls #{first} to #{last}: get_record("#n") returns one in full.\n'
 PLAN_HEAD = "The agent's latest plan:\n"
 DECISIONS_HEAD = "The agent's words:\n"
 LINE_CHARS = 84  # of the arguments of a call on a line of its own

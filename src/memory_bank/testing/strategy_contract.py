@@ -17,7 +17,7 @@ Messages = list[dict[str, Any]]
 Apply = Callable[[Messages], tuple[list[Any], int]]
 Walked = tuple[Messages, Messages, list[Any], int]
 
-SEEDS = range(3)
+SEEDS = range(6)
 
 
 def recorded_run(seed: int, interactions: int = 24) -> Messages:

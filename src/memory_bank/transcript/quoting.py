@@ -19,8 +19,9 @@ _BLANK = rf"(?:[^\S{_BREAKS}]|[{_HIDDEN}])*+"
 # How lines of the frame begin: a call, a gap, a record of the memory tools and of the classic text, headings, marks.
 _FRAME = (
     rf"(?=\\*+{_BLANK}(?:[#＃]\d|note before #\d|…|\[(?:…|\d+\] trace_id |RETRIEVED RECORD|masked: |shortened from )"
-    r"|trace_id: |output \(|Excerpts(?::| \(| of calls )|Calls (?:so far|#\d)|The agent's (?:latest plan|words):"
-    r"|## Retrieved Context|(?:Summary|Raw Data): |-{19}|(?i:[<＜]/?retrieved-data)))"
+    r"|trace_id: |output \(|Excerpts(?::| \(| of calls )|Calls (?:so far|#\d)|An output that ends with \[…"
+    r"|The agent's (?:latest plan|words):|## Retrieved Context|(?:Summary|Raw Data): |-{19}"
+    r"|(?i:[<＜]/?retrieved-data)))"
 )
 _FIRST = re.compile(_FRAME)
 _LATER = re.compile(rf"[{_BREAKS}]{_FRAME}")

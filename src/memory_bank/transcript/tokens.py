@@ -104,7 +104,10 @@ class MessageCounter:
 
 
 def _classes(letter: bytes, digit: bytes, sign: bytes) -> bytes:
-    """A table for ``bytes.translate``: one byte for each kind of ASCII character, a blank for any other."""
+    """Make a table for ``bytes.translate`` that replaces each letter, digit and sign of ASCII by the given byte.
+
+    Everything else becomes a blank: white space, control characters, and bytes of other characters.
+    """
     table = bytearray(b" " * 256)
     for code in range(128):
         if chr(code).isalpha():
@@ -132,7 +135,7 @@ def approximate_count(text: str) -> int:
         return 0
     raw = text.encode("utf-8", "surrogatepass")
     kinds = raw.translate(_KINDS)
-    # what is left is a part of eight letters or of three digits
+    # each eight letters and each three digits become one byte; a shorter run that is left is one token, too
     rest = kinds.replace(b"aaaaaaaa", b"\x01").replace(b"000", b"\x01")
     words = rest.count(b"\x01") + len(rest.translate(_LETTERS).split()) + len(rest.translate(_DIGITS).split())
     total = words + 1.1 * len(kinds.translate(_SIGNS).split()) + 0.5 * text.count("\n")

@@ -175,11 +175,8 @@ class _Step:
             head = PARTS_HEAD if in_place and 'get_record("#' not in told.text else ""
             text = head + told.text + elsewhere
             spent = sum(t.tokens for t in in_place.values())
-            over = (
-                spent
-                + (self._session.counter.count_text(text) if text != told.text else told.tokens)
-                - self._room
-            )
+            tokens = told.tokens if text == told.text else self._session.counter.count_text(text)
+            over = spent + tokens - self._room
             if over <= 0 or not selection.gains:
                 return _Shown(text, in_place, selection, told.told | numbers)
             selection = self._memory.index.without_last(selection, over)

@@ -165,7 +165,10 @@ class Recorder:
                 self._change.notify_all()
 
     def _written(self, batch: list[NewStep | StepUsage]) -> bool:
-        """Write steps, retrying if the database fails; False when the time for that is over, or on another error."""
+        """Write steps and return True. While the database fails, try again, until ``patience`` seconds are over.
+
+        Returns False if the steps could not be written: the time is over, or an error came up that no retry mends.
+        """
         until, pause, warned = time.monotonic() + self.patience, _PAUSES[0], False
         while True:
             try:
@@ -174,9 +177,7 @@ class Recorder:
                 if not warned:
                     log.warning("steps wait to be recorded for the page: %s", e)
                 warned = True
-            except (
-                Exception
-            ) as e:  # these steps are lost, later ones are not; the error's text may have content
+            except Exception as e:  # the error's text is not logged: it may quote what was to be stored
                 log.warning("%d steps could not be recorded for the page (%s)", len(batch), type(e).__name__)
                 return False
             else:
