@@ -16,6 +16,7 @@ from tests.growth import cpu_seconds
 from memory_bank.config import ServiceSettings
 from memory_bank.errors import ConfigError
 from memory_bank.service.security import redaction as redaction_module
+from memory_bank.service.security import secrets as secrets_module
 from memory_bank.service.security.redaction import Redaction
 from memory_bank.transcript.pairing import pairing_errors
 
@@ -123,6 +124,13 @@ def test_tokens_of_providers(redaction, token):
     for text in (token, f"key: {token}, next", json.dumps({"a": token}), f"x={token}\ny"):
         assert token not in redaction.text(text)
         assert "[redacted: " in redaction.text(text)
+
+
+@pytest.mark.parametrize("secret", [TOKENS[0], "password=hunter22"])
+def test_secrets_where_two_pieces_of_a_search_meet(redaction, monkeypatch, secret):
+    monkeypatch.setattr(secrets_module, "_PIECE", 50)
+    for before in range(40, 60):
+        assert "[redacted: " in redaction.text("." * before + " " + secret + " " + "." * before)
 
 
 def test_a_secret_of_aws_goes_with_its_id(redaction):

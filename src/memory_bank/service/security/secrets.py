@@ -16,6 +16,7 @@ from dataclasses import dataclass
 Span = tuple[int, int, str]  # from, to, kind
 
 _LONGEST = 4_000  # characters of a value that follows its name
+_PIECE = 250_000  # characters searched at once: Python runs no other thread during a search
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,6 +270,7 @@ _TEMPLATE = re.compile(
 
 
 _ANY_NAME = re.compile(_one_of({*_WORDS, *(word for word, _, _ in _SEARCHES_IN_ANY_CASE)}))
+_LONGEST_WORD = max(map(len, (*_WORDS, *(word for word, _, _ in (*_SEARCHES, *_SEARCHES_IN_ANY_CASE)))))
 
 
 def secrets_in(text: str) -> list[Span]:
@@ -276,8 +278,8 @@ def secrets_in(text: str) -> list[Span]:
     lowered = (text.replace("İ", "i") if "İ" in text else text).lower()
     if len(lowered) != len(text):  # no other letter changes its length
         lowered = text
-    found = list(_formed(text, text, _SEARCHES)) if _ANY_WORD.search(text) else []
-    if _ANY_NAME.search(lowered):
+    found = list(_formed(text, text, _SEARCHES)) if _has(text, _ANY_WORD) else []
+    if _has(lowered, _ANY_NAME):
         found += _formed(text, lowered, _SEARCHES_IN_ANY_CASE)
         found += _named(text, lowered)
     return found
@@ -286,9 +288,7 @@ def secrets_in(text: str) -> list[Span]:
 def known_form(text: str) -> str | None:
     """The kind of the first secret with a fixed beginning (a provider's key or token) in a text, or None."""
     return (
-        next((kind for _, _, kind in _formed(text, text, _SEARCHES)), None)
-        if _ANY_WORD.search(text)
-        else None
+        next((kind for _, _, kind in _formed(text, text, _SEARCHES)), None) if _has(text, _ANY_WORD) else None
     )
 
 
@@ -309,6 +309,11 @@ def named_secret(name: str, value: object, *, sure: bool = True) -> str | None:
     if plain.endswith("secret") or plain == "token" or name.endswith("TOKEN"):
         return "secret" if len(value) >= 20 and _is_random(value) else None
     return None
+
+
+def _has(text: str, words: re.Pattern[str]) -> bool:
+    """Whether a text has one of some words. Other threads can run in between, however long the text is."""
+    return any(words.search(text, at, at + _PIECE + _LONGEST_WORD) for at in range(0, len(text), _PIECE))
 
 
 def _formed(text: str, where: str, searches: Sequence[_Search]) -> Iterator[Span]:
