@@ -16,6 +16,7 @@ from memory_bank.context.evidence import EvidenceMemory
 from memory_bank.context.render import as_dict
 from memory_bank.plan import ShortenedTurn
 from memory_bank.ports import TokenCounter
+from memory_bank.selection.calltext import LEAST_CHARS
 from memory_bank.selection.cutting import CutText
 from memory_bank.selection.index import Selection
 from memory_bank.transcript.jsontext import compact
@@ -186,15 +187,19 @@ class _Counts:
 
 
 def _quotes_by_text(cut: CutText, places: Sequence[int]) -> Iterator[tuple[str, str]]:
-    """What is quoted of each text in some arguments: the text, and the quotes from it."""
+    """What is quoted of each text in some arguments: the text, and the quotes from it.
+
+    The line that a text begins with is always among them, because it tells the call from others.
+    """
     by_source: dict[int, list[int]] = {}
     for place in places:
         by_source.setdefault(cut.segments[place].source, []).append(place)
     for source, inside in by_source.items():
-        quote = cut.quote(inside)
-        if quote.startswith("…"):  # its first line names the text, which is known here
-            begins = cut.segments[inside[0]].start == 0
-            quote = quote.partition("\n")[2] if begins else f"…\n{quote.partition(chr(10))[2]}"
+        own = [place for place, segment in enumerate(cut.segments) if segment.source == source]
+        begins = (place for place in own if cut.segments[place].start < LEAST_CHARS)
+        quote = cut.quote([own[0], *begins, *inside])
+        if quote.startswith("…"):  # a line that names the text, which is known here
+            quote = quote.partition("\n")[2]
         yield cut.sources[source], quote.removesuffix(GAP)
 
 
