@@ -430,6 +430,31 @@ def test_long_arguments_are_shortened_and_stay_json():
         assert "draft to=a@b.example" in context[1]["content"]
 
 
+def test_a_shortened_script_begins_with_its_first_line():
+    messages = [user("Find what is wrong.")]
+    scripts = []
+    for n in range(6):
+        rows = "".join(f"rows_{n}_{i} = load('K-{n}{i:03}')\n" for i in range(40))
+        scripts.append(f"# Report number {n} of six\nimport reports\n{rows}")
+        messages += [
+            call((f"s{n}", "run_python", {"code": scripts[n]})),
+            result(f"s{n}", f"rows of K-{n}030"),
+        ]
+    messages += [call(("t", "look", {"row": "rows_2_31"})), result("t", "rows_2_31 and rows_4_17 differ")]
+    quoted = 0
+    for budget in (600, 1_000, 1_500, 2_000):
+        context, _ = apply(messages, history_budget=budget, keep_recent=0)
+        calls = {c["id"]: c["function"] for m in context for c in m.get("tool_calls") or []}
+        for n, script in enumerate(scripts):
+            if f"s{n}" in calls:
+                code = json.loads(calls[f"s{n}"]["arguments"])["code"]
+                assert code.startswith(f"# Report number {n} of six\n")
+                if "load(" in code and code != script:
+                    quoted += 1
+                    assert_quoted(code.rpartition("\n")[0], script)
+    assert quoted
+
+
 def test_a_change_in_its_place_of_which_nothing_is_quoted_has_its_outcome():
     messages = [user("Refund what went wrong.")]
     for n in range(24):
