@@ -503,6 +503,8 @@ def _with_own_text(
         if copy is not message:
             own[id(copy)] = message
             own.update((id(part), whole) for part, whole in zip(_parts(copy), _parts(message), strict=True))
+    if not own:
+        return list(shown)
     context = []
     for message in shown:
         if id(message) in own:

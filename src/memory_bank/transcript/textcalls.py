@@ -77,8 +77,13 @@ class TextChat:
 
 def read_text_calls(messages: Sequence[Any]) -> TextChat | None:
     """The conversation with its written calls as calls; None where it has none of the forms."""
-    kinds = [kind_of(m) for m in messages]
-    if MessageKind.SAY not in kinds or MessageKind.CALL in kinds or MessageKind.RESULT in kinds:
+    kinds = []
+    for message in messages:
+        kind = kind_of(message)
+        if kind in (MessageKind.CALL, MessageKind.RESULT):
+            return None
+        kinds.append(kind)
+    if MessageKind.SAY not in kinds:
         return None
     for form in FORMS:
         found = _calls_in(messages, kinds, form)
