@@ -100,7 +100,19 @@ def _blocks(message: object) -> list[Block]:
 # Messages to a chat
 
 
-def from_anthropic(messages: object, system: object = None) -> AnthropicChat:
+Part = tuple[ChatMessage, list[tuple[int, int]]]
+"""A chat message, and the blocks that it stands for: the places of their messages in a run, and their own."""
+Make = Callable[[Any], list[Part]]
+Derive = Callable[[Any, Make], list[Part]]
+"""Returns what a function makes of a message, or what it made of the same object before."""
+
+
+def derive_anew(message: Any, make: Make) -> list[Part]:
+    """A Derive that keeps nothing."""
+    return make(message)
+
+
+def from_anthropic(messages: object, system: object = None, derive: Derive = derive_anew) -> AnthropicChat:
     """The messages of a request as chat messages. Equal messages give equal chat messages.
 
     An assistant turn (several messages of the assistant in a row are one) becomes one message with its text and
@@ -108,12 +120,13 @@ def from_anthropic(messages: object, system: object = None) -> AnthropicChat:
     ``system`` becomes a system message that stands for no block; a system message in the list stays one.
     Blocks of server tools, MCP, compaction and unknown types become a message of the role ``item``, which no
     strategy leaves out, and a turn with such blocks stays whole. Cache marks are no part of the chat.
+    ``derive`` may keep what is made of a message, so that the next request gets the same objects.
 
     Raises HistoryError when ``messages`` is no list; nothing in the list makes it raise.
     """
     if not isinstance(messages, (list, tuple)):
         raise HistoryError(f"messages must be a list of messages, not {type(messages).__name__}.")
-    reader = _Reader(messages)
+    reader = _Reader(messages, derive)
     text = content_text(system).strip() if system else ""
     if text:
         reader.begin()
@@ -144,8 +157,9 @@ def from_anthropic(messages: object, system: object = None) -> AnthropicChat:
 class _Reader:
     """Makes chat messages of the messages of a request, unit by unit."""
 
-    def __init__(self, source: Sequence[Any]) -> None:
+    def __init__(self, source: Sequence[Any], derive: Derive) -> None:
         self.source = source
+        self._derive = derive
         self.units: list[list[ChatMessage]] = []
         self.places: dict[int, tuple[BlockPlace, ...]] = {}
         self.unit_of: dict[int, int] = {}
@@ -164,71 +178,84 @@ class _Reader:
 
     def read_turn(self, positions: range) -> None:
         """Read the messages of one assistant turn."""
-        texts: list[str] = []
-        calls: list[dict[str, Any]] = []
-        made: list[BlockPlace] = []
-        opaque: list[BlockPlace] = []
-        for i in positions:
-            content = self.source[i].get("content")
-            if not isinstance(content, list):
-                texts.append(content_text(content))
-                made.append(BlockPlace(i))
-                continue
-            if not content:
-                made.append(BlockPlace(i))
-            for j, block in enumerate(content):
-                kind = _type(block)
-                if kind == "tool_use":
-                    calls.append(_tool_call(block))
-                elif kind == "text":
-                    texts.append(content_text(block.get("text")))
-                elif kind not in THINKING:
-                    opaque.append(BlockPlace(i, j))
-                    continue
-                made.append(BlockPlace(i, j))
+        run = self.source[positions.start : positions.stop]
+        parts = self._derive(run[0], lambda m: _turn([m])) if len(run) == 1 else _turn(run)
         self.begin()
-        text = "\n".join(t for t in texts if t)
-        if calls:
-            self._has_calls = True
-            self.put({"role": "assistant", "content": text or None, "tool_calls": calls}, *made)
-            if opaque:  # between a call and its result, such a message keeps the turn from being left out
-                self.put(self._item(opaque), *opaque)
-        elif opaque:  # a turn of the provider's own tools
-            self.put(
-                {"role": "item", "content": "\n".join((text, self._item(opaque)["content"]))}, *made, *opaque
-            )
-        else:
-            self.put({"role": "assistant", "content": text}, *made)
+        self._has_calls = "tool_calls" in parts[0][0]
+        self._put_parts(parts, positions.start)
 
     def read_user(self, i: int) -> None:
         """Read a user message: its results, then the rest."""
-        content = self.source[i].get("content")
-        if not isinstance(content, list):
+        parts = self._derive(self.source[i], _said_by_user)
+        if not self._has_calls or parts[0][0]["role"] != "tool":
             self.begin()
-            self.put({"role": "user", "content": content_text(content)}, BlockPlace(i))
-            return
-        results = [j for j, b in enumerate(content) if _type(b) == "tool_result"]
-        said = [j for j, b in enumerate(content) if isinstance(b, str) or _type(b) in _USER_BLOCKS]
-        other = [j for j in range(len(content)) if j not in {*results, *said}]
-        if results and not self._has_calls:
-            self.begin()
-        for j in results:
-            self.put(_tool_message(content[j]), BlockPlace(i, j))
-        if said or not content:
-            self.begin()
-            parts = [_unmarked(content[j]) for j in said]
-            is_text = len(parts) == 1 and _type(parts[0]) == "text" and isinstance(parts[0].get("text"), str)
-            said_places = [BlockPlace(i, j) for j in said] or [BlockPlace(i)]
-            self.put({"role": "user", "content": parts[0]["text"] if is_text else parts}, *said_places)
-        if other:
-            self.begin()
-            places = [BlockPlace(i, j) for j in other]
-            self.put(self._item(places), *places)
+        for n, part in enumerate(parts):
+            if n and part[0]["role"] != "tool":
+                self.begin()
+            self._put_parts([part], i)
 
-    def _item(self, places: Sequence[BlockPlace]) -> ChatMessage:
-        """A message that no strategy leaves out, for blocks that are kept as they are."""
-        blocks = (self.source[p.message]["content"][p.block] for p in places)
-        return {"role": "item", "content": "\n".join(map(_readable, blocks))}
+    def _put_parts(self, parts: Sequence[Part], start: int) -> None:
+        for message, blocks in parts:
+            self.put(message, *[BlockPlace(start + i, j) for i, j in blocks])
+
+
+def _turn(run: Sequence[Any]) -> list[Part]:
+    """An assistant turn: its text and calls, then a message for blocks that are kept as they are."""
+    texts: list[str] = []
+    calls: list[dict[str, Any]] = []
+    made: list[tuple[int, int]] = []
+    opaque: list[tuple[int, int]] = []
+    for i, message in enumerate(run):
+        content = message.get("content")
+        if not isinstance(content, list):
+            texts.append(content_text(content))
+            made.append((i, _WHOLE))
+            continue
+        if not content:
+            made.append((i, _WHOLE))
+        for j, block in enumerate(content):
+            kind = _type(block)
+            if kind == "tool_use":
+                calls.append(_tool_call(block))
+            elif kind == "text":
+                texts.append(content_text(block.get("text")))
+            elif kind not in THINKING:
+                opaque.append((i, j))
+                continue
+            made.append((i, j))
+    text = "\n".join(t for t in texts if t)
+    kept = [run[i]["content"][j] for i, j in opaque]
+    if calls:
+        turn = {"role": "assistant", "content": text or None, "tool_calls": calls}
+        # between a call and its result, an item keeps the turn from being left out
+        return [(turn, made), (_item(kept), opaque)] if opaque else [(turn, made)]
+    if opaque:  # a turn of the provider's own tools
+        return [({"role": "item", "content": "\n".join((text, _item(kept)["content"]))}, made + opaque)]
+    return [({"role": "assistant", "content": text}, made)]
+
+
+def _said_by_user(message: Any) -> list[Part]:
+    """A user message: a tool message for each result, a user message, and an item for other blocks."""
+    content = message.get("content")
+    if not isinstance(content, list):
+        return [({"role": "user", "content": content_text(content)}, [(0, _WHOLE)])]
+    results = [j for j, b in enumerate(content) if _type(b) == "tool_result"]
+    said = [j for j, b in enumerate(content) if isinstance(b, str) or _type(b) in _USER_BLOCKS]
+    other = [j for j in range(len(content)) if j not in {*results, *said}]
+    parts: list[Part] = [(_tool_message(content[j]), [(0, j)]) for j in results]
+    if said or not content:
+        texts = [_unmarked(content[j]) for j in said]
+        is_text = len(texts) == 1 and _type(texts[0]) == "text" and isinstance(texts[0].get("text"), str)
+        places = [(0, j) for j in said] or [(0, _WHOLE)]
+        parts.append(({"role": "user", "content": texts[0]["text"] if is_text else texts}, places))
+    if other:
+        parts.append((_item([content[j] for j in other]), [(0, j) for j in other]))
+    return parts
+
+
+def _item(blocks: Sequence[Any]) -> ChatMessage:
+    """A message that no strategy leaves out, for blocks that are kept as they are."""
+    return {"role": "item", "content": "\n".join(map(_readable, blocks))}
 
 
 def _role(message: object) -> object:

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memory_bank.service.proxy.body import MessageCache, parse_body, render_body
+from memory_bank.transcript.anthropic import from_anthropic
 
 
 def body_of(*messages, **more):
@@ -59,6 +60,30 @@ def test_what_is_forgotten_is_asked_anew():
     assert seen.result("length", old, lambda _: "anew") == "anew"
     assert seen.intern(body_of(said("old")), "messages").value["messages"][0] is not old
     assert len(seen._by_id) == len(seen._by_text) < 10
+
+
+def test_what_is_made_of_a_message_is_made_once_and_known():
+    seen = MessageCache(chars=8_000)
+    answer = {"role": "assistant", "content": [{"type": "tool_use", "id": "a", "name": "look", "input": {}}]}
+    result = {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "a", "content": "found"}]}
+
+    def chat(*messages):
+        body = seen.intern(body_of(*messages), "messages")
+        return from_anthropic(body.value["messages"], None, body.derive).messages
+
+    first = chat(said("look"), answer, result)
+    again = chat(said("look"), answer, result, answer)
+    assert again[:3] == first == from_anthropic([said("look"), answer, result]).messages
+    assert all(a is b for a, b in zip(first, again, strict=False))
+    assert again[3] == first[1]
+    assert again[3] is not first[1]
+    assert [seen.result("size", m, len) for m in first] == [2, 3, 3]
+    assert seen.result("size", first[1], lambda _: "anew") == 3
+    for n in range(40):
+        chat(said(f"{n} " + "x" * 100))
+    assert seen.result("size", first[1], lambda _: "anew") == "anew"
+    assert len(seen._by_id) <= 2 * len(seen._by_text)
+    assert seen._chars <= 8_000 + MessageCache.ENTRY + 200
 
 
 def test_what_is_no_list_of_messages_is_left_alone():

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias, TypeVar, cast
 
 from memory_bank.errors import BodyError
+from memory_bank.transcript.anthropic import Derive, Make, Part, derive_anew
 
 JsonObject: TypeAlias = dict[str, Any]
 """A JSON object of a request or an answer, as some client or server wrote it."""
@@ -31,6 +32,7 @@ class Body:
 
     ``render_body`` uses the rest: the decoded ``text``, the ``spans`` of the editable members' values, the
     ``elements`` of those that are arrays, and ``end``, the position at which a new member is inserted.
+    ``derive`` returns what is made of an element, the same objects each time for an element of a cache.
     """
 
     data: bytes
@@ -39,6 +41,7 @@ class Body:
     spans: Mapping[str, Span]
     elements: Mapping[str, Elements]
     end: int
+    derive: Derive = derive_anew
 
 
 def parse_body(data: bytes, *editable: str) -> Body:
@@ -184,7 +187,9 @@ class _CachedMessage:
     """A message and the results that were computed from it, by kind."""
 
     message: object
+    chars: int = 0  # that count for it
     results: dict[str, object] = field(default_factory=dict)
+    derived: list[Part] | None = None
 
 
 class MessageCache:
@@ -216,13 +221,16 @@ class MessageCache:
             used: set[int] = set()
             known = tuple((self._cached(body.text[slice(*s)], value, used), s) for value, s in elements)
             while self._chars > self._limit:
-                text, entry = self._by_text.popitem(last=False)
-                self._chars -= len(text) + self.ENTRY
+                _, entry = self._by_text.popitem(last=False)
+                self._chars -= entry.chars
                 del self._by_id[id(entry.message)]
+                for message, _ in entry.derived or ():
+                    del self._by_id[id(message)]
         return replace(
             body,
             value={**body.value, key: [value for value, _ in known]},
             elements={**body.elements, key: known},
+            derive=self.derive,
         )
 
     def result(self, kind: str, message: object, compute: Callable[[object], T]) -> T:
@@ -234,13 +242,34 @@ class MessageCache:
             entry.results[kind] = compute(message)
         return cast("T", entry.results[kind])
 
+    def derive(self, message: Any, make: Make) -> list[Part]:
+        """``make(message)``, called once as long as the message is cached.
+
+        The chat messages that it makes are cached, too: nobody may modify them, and ``result`` knows them.
+        """
+        entry = self._by_id.get(id(message))
+        if entry is None or entry.message is not message:
+            return make(message)
+        if entry.derived is None:
+            made = make(message)
+            with self._lock:
+                if self._by_id.get(id(message)) is not entry or entry.derived is not None:
+                    return made
+                entry.derived = made
+                self._chars += entry.chars
+                entry.chars *= 2
+                self._by_id.update((id(m), _CachedMessage(m)) for m, _ in made)
+        return entry.derived
+
     def _cached(self, text: str, message: object, used: set[int]) -> object:
         if not isinstance(message, dict) or len(text) > self.LONGEST:
             return message
         entry = self._by_text.get(text)
         if entry is None:
-            entry = self._by_text[text] = self._by_id[id(message)] = _CachedMessage(message)
-            self._chars += len(text) + self.ENTRY
+            entry = self._by_text[text] = self._by_id[id(message)] = _CachedMessage(
+                message, len(text) + self.ENTRY
+            )
+            self._chars += entry.chars
         elif id(entry.message) in used:
             return message
         else:

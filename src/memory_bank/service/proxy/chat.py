@@ -24,6 +24,7 @@ from memory_bank.service.proxy.dialect import (
 )
 from memory_bank.service.proxy.events import Event, rewrite_event
 from memory_bank.tools import TOOL_SCHEMAS
+from memory_bank.transcript.anthropic import Derive, derive_anew
 from memory_bank.transcript.textcalls import read_text_calls
 
 
@@ -38,7 +39,7 @@ class ChatDialect:
     counts_only = False
     error_body = staticmethod(failures.body)
 
-    def history(self, request: JsonObject) -> RequestHistory:
+    def history(self, request: JsonObject, derive: Derive = derive_anew) -> RequestHistory:  # noqa: ARG002
         """See Dialect. Calls that an agent writes as text count as calls."""
         messages = request.get(self.key)
         if not isinstance(messages, list) or not messages:

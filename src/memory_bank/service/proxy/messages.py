@@ -25,8 +25,10 @@ from memory_bank.service.proxy.events import Event, rewrite_event
 from memory_bank.tools import TOOL_SCHEMAS
 from memory_bank.transcript.anthropic import (
     THINKING,
+    Derive,
     Thinking,
     answered_turn,
+    derive_anew,
     drops_blocks,
     from_anthropic,
     strip_thinking,
@@ -55,14 +57,14 @@ class MessagesDialect:
     resends = True
     counts_only = False
 
-    def history(self, request: JsonObject) -> RequestHistory:
+    def history(self, request: JsonObject, derive: Derive = derive_anew) -> RequestHistory:
         """See Dialect. Not where the provider holds a part of the conversation (``thread``)."""
         if request.get("thread"):
             raise NotRebuiltError("thread")
         messages = request.get(self.key)
         if not isinstance(messages, list) or not messages:
             raise NotRebuiltError("no messages")
-        chat = from_anthropic(messages, request.get("system"))
+        chat = from_anthropic(messages, request.get("system"), derive)
         rule = thinking_rule(request.get("thinking"))
 
         def to_request(context: Sequence[object]) -> Sequence[object]:

@@ -22,6 +22,7 @@ from memory_bank.service.proxy.dialect import (
 )
 from memory_bank.service.proxy.events import Event, rewrite_event
 from memory_bank.tools import TOOL_SCHEMAS
+from memory_bank.transcript.anthropic import Derive, derive_anew
 from memory_bank.transcript.responses import OUTPUT_OF, from_items, item_type, stands_alone, to_items
 
 _STARTED = frozenset({"response.created", "response.queued", "response.in_progress"})
@@ -41,7 +42,7 @@ class ResponsesDialect:
     counts_only = False
     error_body = staticmethod(failures.body)
 
-    def history(self, request: JsonObject) -> RequestHistory:
+    def history(self, request: JsonObject, derive: Derive = derive_anew) -> RequestHistory:  # noqa: ARG002
         """See Dialect. Not where the provider holds a part of the conversation."""
         held = stands_alone(request)
         if held is not None:
