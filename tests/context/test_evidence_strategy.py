@@ -10,7 +10,9 @@ from hypothesis import strategies as st
 from tests.chats import any_chats, call, good_chats, result, rounds, say, system, user
 
 from memory_bank import MemoryBankSettings, MemoryBankState, apply_memory_bank_strategy
+from memory_bank.context.native import _quotes_by_text
 from memory_bank.context.policies.evidence import evidence_of
+from memory_bank.selection.cutting import cut_text
 from memory_bank.selection.index import EvidenceIndex
 from memory_bank.selection.thread import Thread
 from memory_bank.transcript.pairing import pairing_errors
@@ -453,6 +455,16 @@ def test_a_shortened_script_begins_with_its_first_line():
                     quoted += 1
                     assert_quoted(code.rpartition("\n")[0], script)
     assert quoted
+
+
+def test_a_quote_says_that_the_beginning_of_its_text_is_missing():
+    texts = ["\n".join(f"line {n} of the {name} script{' ' * 100}#" for n in range(lines))
+             for name, lines in (("first", 1_700), ("second", 900))]  # fmt: skip
+    cut = cut_text(json.dumps(texts), unfold=True)  # it leaves out the middle, where the second text begins
+    quotes = dict(_quotes_by_text(cut, [0, len(cut.segments) - 1]))
+    assert set(quotes) >= set(texts)
+    assert quotes[texts[0]].startswith("line 0 of the first script")
+    assert quotes[texts[1]].startswith("…\n")
 
 
 def test_a_change_in_its_place_of_which_nothing_is_quoted_has_its_outcome():

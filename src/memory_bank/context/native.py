@@ -189,18 +189,20 @@ class _Counts:
 def _quotes_by_text(cut: CutText, places: Sequence[int]) -> Iterator[tuple[str, str]]:
     """What is quoted of each text in some arguments: the text, and the quotes from it.
 
-    The line that a text begins with is always among them, because it tells the call from others.
+    A quote has the beginning of its text, which tells the call from others.
     """
-    by_source: dict[int, list[int]] = {}
+    by_source: dict[int, set[int]] = {}
     for place in places:
-        by_source.setdefault(cut.segments[place].source, []).append(place)
+        by_source.setdefault(cut.segments[place].source, set()).add(place)
+    for place, segment in enumerate(cut.segments):
+        if segment.start < LEAST_CHARS and segment.source in by_source:
+            by_source[segment.source].add(place)
     for source, inside in by_source.items():
-        own = [place for place, segment in enumerate(cut.segments) if segment.source == source]
-        begins = (place for place in own if cut.segments[place].start < LEAST_CHARS)
-        quote = cut.quote([own[0], *begins, *inside])
+        quote, text = cut.quote(inside), cut.sources[source]
         if quote.startswith("…"):  # a line that names the text, which is known here
-            quote = quote.partition("\n")[2]
-        yield cut.sources[source], quote.removesuffix(GAP)
+            begins = not text[: cut.segments[min(inside)].start].strip()
+            quote = quote.partition("\n")[2] if begins else f"…\n{quote.partition(chr(10))[2]}"
+        yield text, quote.removesuffix(GAP)
 
 
 def shorten_interaction(

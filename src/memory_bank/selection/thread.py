@@ -27,7 +27,7 @@ from memory_bank.transcript.quoting import one_line, quote_lines
 
 HEAD = 'Calls so far (get_record("#n") returns one in full):\n'
 PARTS_HEAD = 'An output that ends with [… #n] is shortened. get_record("#n") returns it in full.\n'
-"""Shown instead of a list of calls where every call stands in its place, so that no list is needed."""
+"""The first line of a context that has no list of calls, because every call stands in its place."""
 SHORT_HEAD = 'Calls #{first} to #{last}: get_record("#n") returns one in full.\n'
 PLAN_HEAD = "The agent's latest plan:\n"
 DECISIONS_HEAD = "The agent's words:\n"

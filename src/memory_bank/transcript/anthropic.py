@@ -19,6 +19,11 @@ from memory_bank.transcript.messages import call_entry, content_text
 AnthropicMessage = dict[str, Any]
 ChatMessage = dict[str, Any]
 Block = dict[str, Any]
+Part = tuple[ChatMessage, list[tuple[int, int]]]
+"""A chat message and its blocks, each as (index of the message in its run, index of the block)."""
+Make = Callable[[Any], list[Part]]
+Derive = Callable[[Any, Make], list[Part]]
+"""Returns what a function makes of a message. It may return what it made of the same object before."""
 
 THINKING = frozenset({"thinking", "redacted_thinking"})
 CACHE_MARK = "cache_control"
@@ -100,15 +105,8 @@ def _blocks(message: object) -> list[Block]:
 # Messages to a chat
 
 
-Part = tuple[ChatMessage, list[tuple[int, int]]]
-"""A chat message, and the blocks that it stands for: the places of their messages in a run, and their own."""
-Make = Callable[[Any], list[Part]]
-Derive = Callable[[Any, Make], list[Part]]
-"""Returns what a function makes of a message, or what it made of the same object before."""
-
-
 def derive_anew(message: Any, make: Make) -> list[Part]:
-    """A Derive that keeps nothing."""
+    """Call ``make``: the Derive that keeps nothing."""
     return make(message)
 
 
@@ -186,12 +184,11 @@ class _Reader:
 
     def read_user(self, i: int) -> None:
         """Read a user message: its results, then the rest."""
-        parts = self._derive(self.source[i], _said_by_user)
-        if not self._has_calls or parts[0][0]["role"] != "tool":
-            self.begin()
-        for n, part in enumerate(parts):
-            if n and part[0]["role"] != "tool":
+        joins = self._has_calls  # results join the turn before them
+        for part in self._derive(self.source[i], _said_by_user):
+            if part[0]["role"] != "tool" or not joins:
                 self.begin()
+            joins = True
             self._put_parts([part], i)
 
     def _put_parts(self, parts: Sequence[Part], start: int) -> None:
@@ -200,7 +197,7 @@ class _Reader:
 
 
 def _turn(run: Sequence[Any]) -> list[Part]:
-    """An assistant turn: its text and calls, then a message for blocks that are kept as they are."""
+    """Make one message of an assistant turn, with its text and calls, and an item for blocks of other kinds."""
     texts: list[str] = []
     calls: list[dict[str, Any]] = []
     made: list[tuple[int, int]] = []
@@ -235,7 +232,10 @@ def _turn(run: Sequence[Any]) -> list[Part]:
 
 
 def _said_by_user(message: Any) -> list[Part]:
-    """A user message: a tool message for each result, a user message, and an item for other blocks."""
+    """Divide a user message: each result becomes a tool message, texts and images become one user message.
+
+    Blocks of other kinds become one item.
+    """
     content = message.get("content")
     if not isinstance(content, list):
         return [({"role": "user", "content": content_text(content)}, [(0, _WHOLE)])]

@@ -30,7 +30,7 @@ _MEDIA_MARKS = ("<tool_result", "This is file ", "Observation:")
 
 def read(obj: object, key: str) -> Any:
     """A field of a dict or of an SDK object; None when it is absent."""
-    if type(obj) is dict:  # most objects are, and asking for Mapping takes five times as long
+    if type(obj) is dict:  # nearly always, and the check for Mapping is slow
         return obj.get(key)
     if isinstance(obj, Mapping):
         return obj.get(key)

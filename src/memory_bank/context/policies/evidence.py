@@ -172,7 +172,7 @@ class _Step:
         while True:
             in_place, elsewhere, numbers = turns.show(selection)
             told = self._tell(self._thread_room, numbers)
-            head = PARTS_HEAD if in_place and 'get_record("#' not in told.text else ""
+            head = PARTS_HEAD if in_place and not told.text.startswith("Calls ") else ""
             text = head + told.text + elsewhere
             spent = sum(t.tokens for t in in_place.values())
             tokens = told.tokens if text == told.text else self._session.counter.count_text(text)

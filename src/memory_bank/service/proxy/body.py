@@ -32,7 +32,7 @@ class Body:
 
     ``render_body`` uses the rest: the decoded ``text``, the ``spans`` of the editable members' values, the
     ``elements`` of those that are arrays, and ``end``, the position at which a new member is inserted.
-    ``derive`` returns what is made of an element, the same objects each time for an element of a cache.
+    ``derive(element, make)`` returns ``make(element)``; a cached element always gives the same objects.
     """
 
     data: bytes
@@ -243,9 +243,10 @@ class MessageCache:
         return cast("T", entry.results[kind])
 
     def derive(self, message: Any, make: Make) -> list[Part]:
-        """``make(message)``, called once as long as the message is cached.
+        """Return ``make(message)``; while the message is cached, ``make`` is called once.
 
-        The chat messages that it makes are cached, too: nobody may modify them, and ``result`` knows them.
+        The chat messages that it makes are kept with the message. They must not be modified, and ``result`` keeps
+        what is computed from them.
         """
         entry = self._by_id.get(id(message))
         if entry is None or entry.message is not message:

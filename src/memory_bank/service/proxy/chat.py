@@ -7,7 +7,7 @@ from typing import Any
 
 from memory_bank.errors import HistoryError
 from memory_bank.service import failures
-from memory_bank.service.proxy.body import JsonObject
+from memory_bank.service.proxy.body import Body, JsonObject
 from memory_bank.service.proxy.dialect import (
     MEMORY_TOOLS,
     EventKind,
@@ -24,7 +24,6 @@ from memory_bank.service.proxy.dialect import (
 )
 from memory_bank.service.proxy.events import Event, rewrite_event
 from memory_bank.tools import TOOL_SCHEMAS
-from memory_bank.transcript.anthropic import Derive, derive_anew
 from memory_bank.transcript.textcalls import read_text_calls
 
 
@@ -39,9 +38,9 @@ class ChatDialect:
     counts_only = False
     error_body = staticmethod(failures.body)
 
-    def history(self, request: JsonObject, derive: Derive = derive_anew) -> RequestHistory:  # noqa: ARG002
+    def history(self, body: Body) -> RequestHistory:
         """See Dialect. Calls that an agent writes as text count as calls."""
-        messages = request.get(self.key)
+        messages = body.value.get(self.key)
         if not isinstance(messages, list) or not messages:
             raise NotRebuiltError("no messages")
         chat = read_text_calls(messages)

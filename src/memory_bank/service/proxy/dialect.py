@@ -7,10 +7,9 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Literal, Protocol
 
-from memory_bank.service.proxy.body import JsonObject
+from memory_bank.service.proxy.body import Body, JsonObject
 from memory_bank.service.proxy.events import Event
 from memory_bank.tools import GET_RECORD, LIST_RECORDS, SEARCH_MEMORY
-from memory_bank.transcript.anthropic import Derive, derive_anew
 from memory_bank.transcript.jsontext import parse_arguments
 from memory_bank.transcript.messages import is_memory_tool
 
@@ -78,8 +77,8 @@ class Dialect(Protocol):
     counts_only: bool
     """Whether a request only counts tokens: its context is rebuilt, and nothing is recorded."""
 
-    def history(self, request: JsonObject, derive: Derive = derive_anew) -> RequestHistory:
-        """The conversation in a request. ``derive`` may keep what is made of a message. Raises NotRebuiltError."""
+    def history(self, body: Body) -> RequestHistory:
+        """Return the conversation in a request's body. Raises NotRebuiltError for one that cannot be rebuilt."""
 
     def is_compaction(self, request: JsonObject) -> bool:
         """Whether a member of the request asks the provider for a summary of the conversation."""

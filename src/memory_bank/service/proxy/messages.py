@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from memory_bank.errors import HistoryError
 from memory_bank.service import failures
-from memory_bank.service.proxy.body import JsonObject
+from memory_bank.service.proxy.body import Body, JsonObject
 from memory_bank.service.proxy.dialect import (
     MEMORY_TOOLS,
     EventKind,
@@ -25,10 +25,8 @@ from memory_bank.service.proxy.events import Event, rewrite_event
 from memory_bank.tools import TOOL_SCHEMAS
 from memory_bank.transcript.anthropic import (
     THINKING,
-    Derive,
     Thinking,
     answered_turn,
-    derive_anew,
     drops_blocks,
     from_anthropic,
     strip_thinking,
@@ -57,14 +55,15 @@ class MessagesDialect:
     resends = True
     counts_only = False
 
-    def history(self, request: JsonObject, derive: Derive = derive_anew) -> RequestHistory:
+    def history(self, body: Body) -> RequestHistory:
         """See Dialect. Not where the provider holds a part of the conversation (``thread``)."""
+        request = body.value
         if request.get("thread"):
             raise NotRebuiltError("thread")
         messages = request.get(self.key)
         if not isinstance(messages, list) or not messages:
             raise NotRebuiltError("no messages")
-        chat = from_anthropic(messages, request.get("system"), derive)
+        chat = from_anthropic(messages, request.get("system"), body.derive)
         rule = thinking_rule(request.get("thinking"))
 
         def to_request(context: Sequence[object]) -> Sequence[object]:

@@ -266,7 +266,7 @@ class Rebuilder:
         headers: Mapping[str, str],
         upstream_key: str | None,
     ) -> MemoryResult:
-        history = dialect.history(body.value, body.derive)
+        history = dialect.history(body)
         if dialect.counts_only:
             return self._count(caller, dialect, body, history, headers)
         for _ in range(ATTEMPTS):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from memory_bank.service import failures
-from memory_bank.service.proxy.body import JsonObject
+from memory_bank.service.proxy.body import Body, JsonObject
 from memory_bank.service.proxy.dialect import (
     MEMORY_TOOLS,
     EventKind,
@@ -22,7 +22,6 @@ from memory_bank.service.proxy.dialect import (
 )
 from memory_bank.service.proxy.events import Event, rewrite_event
 from memory_bank.tools import TOOL_SCHEMAS
-from memory_bank.transcript.anthropic import Derive, derive_anew
 from memory_bank.transcript.responses import OUTPUT_OF, from_items, item_type, stands_alone, to_items
 
 _STARTED = frozenset({"response.created", "response.queued", "response.in_progress"})
@@ -42,8 +41,9 @@ class ResponsesDialect:
     counts_only = False
     error_body = staticmethod(failures.body)
 
-    def history(self, request: JsonObject, derive: Derive = derive_anew) -> RequestHistory:  # noqa: ARG002
+    def history(self, body: Body) -> RequestHistory:
         """See Dialect. Not where the provider holds a part of the conversation."""
+        request = body.value
         held = stands_alone(request)
         if held is not None:
             raise NotRebuiltError(held)
