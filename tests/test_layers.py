@@ -25,7 +25,8 @@ MAP: dict[str, set[str]] = {
     "bank": {"config", "errors", "faults", "models", "plan", "ports", "pricing", "records", "transcript", "vectors"},
     "selection": {"errors", "transcript"},
     "context": {
-        "bank", "config", "errors", "faults", "history", "models", "plan", "ports", "records", "selection", "transcript", "vectors",
+        "bank", "config", "errors", "faults", "history", "models", "plan", "ports", "pricing", "records", "selection",
+        "transcript", "vectors",
     },
     "processor": {"bank", "config", "context", "errors", "transcript"},
     "orchestrator": {"config", "errors", "models", "pricing", "processor", "transcript"},

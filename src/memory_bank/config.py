@@ -148,10 +148,10 @@ class MemoryBankSettings(Settings):
         default="top_k",
         description="'top_k': whole records by similarity; 'evidence': the values that the next call may need",
     )
-    history_budget: Number = Field(
-        default=4000,
-        ge=0,
-        description="evidence: tokens of the memory, or as a fraction up to 1.0 a share of the older history",
+    history_budget: Literal["auto"] | Annotated[Number, Field(ge=0)] = Field(
+        default="auto",
+        description="evidence: tokens of the memory, or as a fraction up to 1.0 a share of the older history; auto: "
+        "4,000, and more where the history is long",
     )
     layout: Literal["native", "block"] = Field(
         default="native",
@@ -161,18 +161,23 @@ class MemoryBankSettings(Settings):
         default=2,
         ge=0,
         description=(
-            "evidence: interactions before the last to keep whole, within a fifth of the budget; more of both where "
-            "the calls work on files; 0 keeps none"
+            "evidence: interactions before the last that a fold keeps whole, within a fifth of the budget; more of "
+            "both where the calls work on files; 0 keeps none"
         ),
     )
     tools: dict[str, ToolSettings] = Field(
         default_factory=dict,
         description="by tool name, whether its calls change something (evidence), and are always or never retained",
     )
-    refresh_after: Int = Field(
-        default=0,
-        ge=0,
-        description="evidence: keep a selection until later interactions have more tokens (at most half the budget)",
+    refresh_after: Literal["auto"] | Annotated[Int, Field(ge=0)] = Field(
+        default="auto",
+        description="evidence: tokens of new interactions after which the history is folded again; auto: where that "
+        "costs least; 0: at every step",
+    )
+    cache_retention: Float = Field(
+        default=300.0,
+        gt=0,
+        description="evidence: seconds after which the provider has forgotten a prefix, so that a fold is free",
     )
     shorten_last: Int = Field(
         default=0,
@@ -245,7 +250,7 @@ class MemoryBankSettings(Settings):
 
     @field_validator("history_budget")
     @classmethod
-    def _check_share(cls, value: int | float) -> int | float:
+    def _check_share(cls, value: int | float | str) -> int | float | str:
         if isinstance(value, float) and value > 1:
             raise ValueError(
                 "a fraction is a share of the history, at most 1.0; give tokens as a whole number"

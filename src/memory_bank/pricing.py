@@ -1,16 +1,28 @@
-"""What model calls cost: prices by model, tokens with a provider's prefix cache, the full history's estimate."""
+"""What model calls cost: prices by model, tokens with a provider's prefix cache, and when a fold pays."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from memory_bank.config import Price
 
-__all__ = ["CACHE_MINIMUM", "Price", "Usage", "cached_tokens", "cost", "full_usage", "price_of"]
+__all__ = [
+    "CACHE_MINIMUM", "PrefixCache", "Price", "Usage", "cached_tokens", "cost", "full_usage", "growth_that_pays",
+    "price_of",
+]  # fmt: skip
 
 CACHE_MINIMUM = 1024
 """Tokens from which providers keep a prefix in their cache."""
+MISSES = 2
+"""Answers in a row that report no cached tokens for a prefix that stood, after which no cache is assumed."""
+LEAST_GROWTH, MOST_GROWTH = 2_000, 32_000
+"""Bounds of ``growth_that_pays`` in tokens, where there is a prefix cache."""
+# By the beginning of a model's name, without its provider: (cached, cache_write) as shares of the input price.
+_RATIOS = {"claude": (0.1, 1.25), "gpt-4o": (0.5, 1.0), "gpt-4.1": (0.25, 1.0), "o3": (0.25, 1.0), "o4": (0.25, 1.0)}
+_USUAL = (0.1, 1.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,3 +86,70 @@ def full_usage(sent: Usage, tokens: int, full_tokens: int, known_tokens: int, *,
     cached = cached_tokens(known_tokens + beyond) if caches and known_tokens else 0
     written = total - cached if caches and sent.written else 0
     return Usage(total, cached, written, sent.output)
+
+
+def growth_that_pays(budget: int, interaction: float, read: float, write: float) -> int:
+    """Return the tokens of new interactions after which the next fold pays, at the least cost a step.
+
+    Args:
+        budget: tokens that a fold writes anew.
+        interaction: mean tokens of an interaction.
+        read, write: prices of a cached token and of one written to the cache, in shares of the input price.
+
+    A fold costs ``(write - read) * budget`` more than a step without one, and each interaction of growth costs
+    ``read * interaction`` at every later step until the fold. The sum is least after
+    ``sqrt(2 * (write - read) * budget / (read * interaction))`` interactions, and differs little between half and
+    twice that. 0, a fold at every step, where nothing is saved by a cache.
+    """
+    if read >= min(1.0, write):
+        return 0
+    if read <= 0:
+        return MOST_GROWTH
+    best = math.sqrt(2 * (write - read) * budget * interaction / read)
+    return int(min(MOST_GROWTH, max(LEAST_GROWTH, best)))
+
+
+class PrefixCache:
+    """What a provider charges for a prefix that it has seen, and when the session's prefix was sent last.
+
+    ``read`` and ``write`` are shares of the input price: 0.1 and 1 until ``take_price`` tells them. ``read`` is 1
+    while the provider reports that nothing is cached. Not thread-safe.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._read, self.write = _USUAL
+        self._misses = 0
+        self._sent: float | None = None
+
+    @property
+    def read(self) -> float:
+        """The price of a cached token; 1 where the provider caches nothing."""
+        return 1.0 if self._misses >= MISSES else self._read
+
+    def take_price(self, price: Price | None, model: str = "") -> None:
+        """Set the ratios by a model's price; where it has no cached price, by the model's name."""
+        name = model.rpartition("/")[2]
+        usual = next((ratio for start, ratio in _RATIOS.items() if name.startswith(start)), _USUAL)
+        self._read, self.write = usual
+        if price is not None and price.prompt > 0 and price.cached is not None:
+            self._read = price.cached / price.prompt
+            self.write = (price.prompt if price.cache_write is None else price.cache_write) / price.prompt
+
+    def report(self, standing: int, cached: int | None) -> None:
+        """Take the cached tokens that an answer reports, None for unknown, of ``standing`` tokens of prefix.
+
+        ``standing``: tokens that the request had in common with the one before. Shorter ones than providers keep,
+        and answers to a prefix that was not sent recently, say nothing: report 0 for those.
+        """
+        if cached:
+            self._misses = 0
+        elif cached is not None and standing >= 2 * CACHE_MINIMUM:
+            self._misses += 1
+
+    def sent(self) -> float:
+        """Return the seconds since the last call, 0 at the first, and note the present time."""
+        now = self._clock()
+        since = 0.0 if self._sent is None else now - self._sent
+        self._sent = now
+        return since

@@ -25,6 +25,7 @@ from memory_bank.faults import fault_point
 from memory_bank.models.observer import EXTRACTIVE, Observer
 from memory_bank.plan import Plan
 from memory_bank.ports import Embedder, Scope, TokenCounter
+from memory_bank.pricing import PrefixCache
 from memory_bank.records import Insight, InteractionRecord, Spent
 from memory_bank.transcript.jsontext import dump_value
 from memory_bank.transcript.messages import Pair, is_memory_tool
@@ -39,7 +40,8 @@ T = TypeVar("T")
 class Session:
     """The messages of one task and what a strategy keeps of them, without stores.
 
-    ``last_plan`` is the plan of the last step, None before the first. ``lock`` guards all of it.
+    ``last_plan`` is the plan of the last step, None before the first. ``prefix_cache`` is what the provider charges
+    for a prefix that it has seen. ``lock`` guards all of it.
     """
 
     def __init__(self, session_id: str = "default", counter: TokenCounter | None = None) -> None:
@@ -48,6 +50,7 @@ class Session:
         self.counter: TokenCounter = counter or open_counter()
         self.transcript = Transcript(session_id, self.counter)
         self.last_plan: Plan | None = None
+        self.prefix_cache = PrefixCache()
         self.over_budget_logged = False
         self._caches: dict[type, object] = {}
 
@@ -98,6 +101,7 @@ class Session:
     def _forget(self) -> None:
         self.transcript.reset()
         self._caches.clear()
+        self.prefix_cache = PrefixCache()
         self.over_budget_logged = False
 
 

@@ -24,8 +24,8 @@ class Policy:
 
     ``choose`` gets the view of the messages and the session in which they are stored. ``bank``: the settings
     by which a MemoryBankState stores records; None for a policy that needs no memory. ``reads_insights``: a
-    choice needs the insights of the present step, so that they are stored before it. ``budget``: tokens that
-    pinned records may take, or a share of the older history; None: they are not limited.
+    choice needs the insights of the present step, so that they are stored before it. ``budget`` returns the tokens
+    that pinned records may take of an older history of so many tokens; None: they are not limited.
     """
 
     name: str
@@ -33,7 +33,7 @@ class Policy:
     bank: MemoryBankSettings | None = None
     llm_client: object = None
     reads_insights: bool = True
-    budget: int | float | None = None
+    budget: Callable[[int], int] | None = None
 
 
 def build_context(messages: Sequence[object], session: Session, policy: Policy) -> Context:
@@ -47,7 +47,7 @@ def build_context(messages: Sequence[object], session: Session, policy: Policy) 
         view = session.transcript.update(messages)
         session.store(view, insights_later=not policy.reads_insights)
         if isinstance(session, MemoryBankState):
-            budget = _tokens_of(policy.budget, view)
+            budget = policy.budget and policy.budget(sum(e.tokens for e in view.history))
             view = marked_view(view, session, budget)
             choice = marked_choice(policy.choose(view, session), view, session, budget)
         else:
@@ -56,10 +56,6 @@ def build_context(messages: Sequence[object], session: Session, policy: Policy) 
         _record_plan(context.plan, session)
         fault_point("step.done")
         return context
-
-
-def _tokens_of(budget: int | float | None, view: View) -> int | None:
-    return int(budget * sum(e.tokens for e in view.history)) if isinstance(budget, float) else budget
 
 
 def make_plan(view: View, choice: Choice, session: Session, policy: Policy) -> Plan:

@@ -33,8 +33,6 @@ log = logging.getLogger("memory_bank.Integrations")
 N = TypeVar("N")
 ChatMessage = dict[str, Any]
 
-CACHED = "memory_bank_cached"
-"""The strategy of adapters where none is named and the configuration has it."""
 MAX_SESSIONS = 256
 """Sessions that a bridge holds; the one that was used longest ago is closed for a new one."""
 KEPT_ROLE = "item"
@@ -221,7 +219,7 @@ class Bridge(Generic[N]):
     Args:
         read: a list of natives, and the system prompt that is sent apart or None, as a NativeChat.
         config: a Config, a dict of its values, the path of a configuration file, or None for the shipped one.
-        strategy: the key of a strategy; by default ``memory_bank_cached`` where the configuration has it.
+        strategy: the key of a strategy; by default the configured one.
         database: a file name or URL for sessions that outlive the process; None keeps them in memory.
         llm_client: the model of summaries, for strategies that ask one.
         max_sessions: how many sessions are held; the one that was used longest ago is closed for a new one.
@@ -247,8 +245,7 @@ class Bridge(Generic[N]):
         self._max_sessions = max_sessions
         self._database = None if database is None else Database(database)
         self.processor = MemoryProcessor(config, None if self._database is None else self._open_state)
-        known = self.processor.config.memory_strategies
-        self.strategy = strategy or (CACHED if CACHED in known else self.processor.config.default_strategy)
+        self.strategy = strategy or self.processor.config.default_strategy
         self.processor.config.strategy(self.strategy)
         self._sessions: OrderedDict[str, _HeldSession] = OrderedDict()
         self._lock = threading.Lock()

@@ -20,7 +20,7 @@ from memory_bank.config import (
 )
 from memory_bank.context.build import Policy
 from memory_bank.context.policies.adaptive import choose_adaptive
-from memory_bank.context.policies.evidence import choose_evidence
+from memory_bank.context.policies.evidence import choose_evidence, fold_budget
 from memory_bank.context.policies.masking import choose_masking
 from memory_bank.context.policies.plain import choose_all, choose_last
 from memory_bank.context.policies.scratchpad import choose_scratchpad
@@ -50,7 +50,7 @@ def policy_of(
             bank=settings,
             llm_client=llm_client,
             reads_insights=not by_evidence,
-            budget=settings.history_budget if by_evidence else None,
+            budget=partial(fold_budget, settings.history_budget) if by_evidence else None,
         )
     if isinstance(settings, AdaptiveSettings):
         assert named is not None, "an adaptive strategy names others"
@@ -67,12 +67,7 @@ def policy_of(
     else:
         assert isinstance(settings, ScratchpadSettings)
         choose = partial(choose_scratchpad, settings=settings)
-    budget = next(
-        (
-            getattr(settings, name)
-            for name in ("history_budget", "max_tokens", "compact_threshold", "scratchpad_tokens")
-            if hasattr(settings, name)
-        ),
-        None,
-    )
+    names = ("history_budget", "max_tokens", "compact_threshold", "scratchpad_tokens")
+    tokens = next((getattr(settings, name) for name in names if hasattr(settings, name)), None)
+    budget = None if tokens is None else partial(fold_budget, tokens)
     return Policy(name, choose, bank=settings.bank(), llm_client=llm_client, budget=budget)

@@ -17,6 +17,7 @@ from memory_bank.errors import MemoryBankError
 from memory_bank.history.budgets import newest_within
 from memory_bank.plan import Choice, Replacement, ShortenedTurn
 from memory_bank.ports import Embedder
+from memory_bank.pricing import growth_that_pays
 from memory_bank.selection.index import Selection
 from memory_bank.selection.similarity import Similarity
 from memory_bank.selection.thread import PARTS_HEAD, ThreadText, thread_room
@@ -37,6 +38,10 @@ from memory_bank.vectors import encode_documents, encode_queries
 NOTHING = Selection("", 0)
 NATIVE_BUDGET = 1_500
 """Tokens from which past turns are shown in their native form; the frames of messages cost too much below."""
+LEAST_FOLD, FOLD_SHARE, MOST_FOLD = 4_000, 0.15, 24_000
+"""Tokens of a fold with ``history_budget = "auto"``: a share of the older history between two bounds."""
+_LATEST = 20
+"""Interactions whose mean length predicts that of the next ones."""
 # The share of the budget for the newest interactions kept whole, and what work on files adds: there the next call
 # copies most of all from the files and edits of the last turns. Likewise the number of these interactions.
 _RECENT_SHARE, _FILE_WORK_SHARE = 0.2, 0.4
@@ -46,37 +51,40 @@ log = logging.getLogger("memory_bank.MemoryBankStrategy")
 
 
 def choose_evidence(view: View, session: MemoryBankState, *, settings: MemoryBankSettings) -> Choice:
-    """The thread of past calls and what the next call may need of their outputs, in ``history_budget`` tokens.
+    """Fold the older history where that pays: the list of past calls, and what the next calls may need of them.
 
-    A history that fits is left untouched. With ``refresh_after`` a choice is kept for some steps. Where the
-    selection fails, the context has the thread and the latest interactions, and the log a warning.
+    A fold has ``history_budget`` tokens. After it every interaction stays whole, until the new ones have
+    ``refresh_after`` tokens: then comes the next fold. Before the first one nothing is changed. A session whose
+    prefix the provider has forgotten (``cache_retention``) is folded at once. Where the selection fails, the context
+    has the list of calls and the latest interactions, and the log a warning.
     """
     memory = _memory(session, settings)
     older = sum(e.tokens for e in view.past)
-    budget = settings.history_budget
-    if isinstance(budget, float):
-        budget = int(older * budget)
-    budget = max(0, budget - view.pinned_tokens)
+    budget = max(0, fold_budget(settings.history_budget, older) - view.pinned_tokens)
+    is_cold = session.prefix_cache.sent() > settings.cache_retention
     base = Choice(
         role=settings.memory_role,
         repair_pairs=settings.repair_pairs,
         replaced=_shortened_tail(view, session, settings.shorten_last),
     )
-    in_list = (
-        frozenset[str]().union(*(e.record_ids for e in view.interactions)) if older <= budget else frozenset()
-    )
-    gone = older <= budget and not session.steps.keys() <= in_list  # records whose messages the list has lost
-    if older <= budget and not gone:
-        session.run_later("evidence", partial(_feed, view, session, settings))
-        why = "the older history fits the budget" if view.history else "there was no history yet"
-        starts = [e.start for e in view.past] if view.hidden else ()
-        return replace(base, unchanged=why, reasons=EvidenceReasons(memory, NOTHING, starts))
     state = session.cache(_EvidenceState)
-    kept = state.kept
-    since = kept.interactions_since(view, settings) if kept is not None and kept.memory is memory else None
-    if kept is not None and since is not None:
+    kept = state.kept if state.kept is not None and state.kept.memory is memory else None
+    since = None if kept is None else kept.interactions_since(view, settings)
+    if kept is not None and since is not None and (not is_cold or kept.is_new(since)):
         session.run_later("evidence", partial(_feed, view, session, settings))
         return kept.choice(base, since)
+    growth = _growth(view, session, settings, budget)
+    room = budget + (0 if is_cold or kept is not None else growth)
+    in_list = (
+        frozenset[str]().union(*(e.record_ids for e in view.interactions)) if older <= room else frozenset()
+    )
+    gone = older <= room and not session.steps.keys() <= in_list  # records whose messages the list has lost
+    if older <= room and not gone:
+        state.kept = None
+        session.run_later("evidence", partial(_feed, view, session, settings))
+        why = "the older history is shorter than a fold and its growth" if view.history else "there was no history yet"
+        starts = [e.start for e in view.past] if view.hidden else ()
+        return replace(base, unchanged=why, reasons=EvidenceReasons(memory, NOTHING, starts))
     _feed(view, session, settings)
     step = _Step(view, session, settings, memory, budget)
     try:
@@ -92,11 +100,34 @@ def choose_evidence(view: View, session: MemoryBankState, *, settings: MemoryBan
         shown = step.without_excerpts()
     past = tuple(view.history[: len(view.history) - len(step.whole)])
     new = _KeptChoice(
-        memory, shown, step.anchor, step.first_step, past, len(view.history), list(view.kept), settings,
-        step.reserve, gone,
+        memory, shown, step.anchor, step.first_step, past, len(view.history), _before(view, past), settings,
+        growth, gone,
     )  # fmt: skip
-    state.kept = new if settings.refresh_after else None
+    state.kept = new if growth else None
     return new.choice(base, step.whole)
+
+
+def fold_budget(budget: int | float | str, older: int) -> int:
+    """Return the tokens of a fold of an older history of so many tokens; ``budget`` as in the settings."""
+    if budget == "auto":
+        return int(min(max(LEAST_FOLD, FOLD_SHARE * older), MOST_FOLD))
+    return int(older * budget) if isinstance(budget, float) else int(budget)
+
+
+def _growth(view: View, session: MemoryBankState, settings: MemoryBankSettings, budget: int) -> int:
+    """Tokens of new interactions until the next fold."""
+    if settings.refresh_after != "auto":
+        return int(settings.refresh_after)
+    latest = view.past[-_LATEST:]
+    cache = session.prefix_cache
+    mean = sum(e.tokens for e in latest) / max(1, len(latest))
+    return growth_that_pays(budget, mean, cache.read, cache.write)
+
+
+def _before(view: View, past: Sequence[Interaction]) -> list[int]:
+    """The positions of what is never dropped up to the end of some past interactions."""
+    end = past[-1].stop if past else 0
+    return [p for p in view.kept if p < end]
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,11 +153,10 @@ class _Step:
         recent: int | None = None,
     ) -> None:
         self._view, self._session, self._memory = view, session, memory
-        most, share, self.reserve = recent or 0, 1 - _RECENT_SHARE, 0
+        most, share = recent or 0, 1 - _RECENT_SHARE
         if recent is None:
             most = settings.keep_recent and settings.keep_recent + int(_FILE_WORK_TURNS * memory.file_work)
             share = _RECENT_SHARE + _FILE_WORK_SHARE * memory.file_work
-            self.reserve = min(settings.refresh_after, budget // 2)
         self.whole = _recent(view, most, int(budget * share))
         self.anchor = _anchor(view)
         hidden = _latest_hidden(view, session, self.whole)
@@ -135,7 +165,7 @@ class _Step:
         visible = [*self.whole, *([view.tail] if view.tail else [])]
         seen = [steps[t] for e in visible for t in e.record_ids if t in steps]
         self.first_step = min(seen, default=session.step_count + 1)
-        room = budget - sum(e.tokens for e in self.whole) - _frame_tokens(session, settings) - self.reserve
+        room = budget - sum(e.tokens for e in self.whole) - _frame_tokens(session, settings)
         self._room = max(0, room)
         self._thread_room = min(self._room, thread_room(budget, len(memory.numbers)))
         self._native = settings.layout == "native"
@@ -197,8 +227,12 @@ class _KeptChoice:
     count: int  # of past interactions then, those kept whole included
     kept: Sequence[int]
     settings: MemoryBankSettings
-    reserve: int  # tokens of interactions that may follow before a new choice
+    growth: int  # tokens of interactions that may follow before the next fold
     gone: bool
+
+    def is_new(self, since: Sequence[Interaction]) -> bool:
+        """Whether nothing was added to the interactions of the fold, so that a new one would be the same."""
+        return len(since) + len(self.past) <= self.count
 
     def choice(self, base: Choice, whole: Sequence[Interaction]) -> Choice:
         """The choice with some interactions whole after those that it is about."""
@@ -219,7 +253,7 @@ class _KeptChoice:
     def interactions_since(self, view: View, settings: MemoryBankSettings) -> list[Interaction] | None:
         """The interactions after the choice; None where a new choice is due."""
         n = len(self.past)
-        if settings != self.settings or list(view.kept) != list(self.kept) or len(view.history) < n:
+        if settings != self.settings or len(view.history) < n or _before(view, self.past) != self.kept:
             return None
         before = zip(self.past, view.history, strict=False)
         if any(a.trace_ids != b.trace_ids or a.start != b.start for a, b in before):
@@ -227,7 +261,7 @@ class _KeptChoice:
         since = list(view.history[n:])
         if any(e.fault or e.start in view.pinned | view.hidden for e in since):
             return None
-        return since if sum(e.tokens for e in view.history[self.count :]) <= self.reserve else None
+        return since if sum(e.tokens for e in view.history[self.count :]) <= self.growth else None
 
 
 @dataclass(slots=True)
