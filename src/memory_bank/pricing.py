@@ -21,7 +21,13 @@ MISSES = 2
 LEAST_GROWTH, MOST_GROWTH = 2_000, 32_000
 """Bounds of ``growth_that_pays`` in tokens, where there is a prefix cache."""
 # By the beginning of a model's name, without its provider: (cached, cache_write) as shares of the input price.
-_RATIOS = {"claude": (0.1, 1.25), "gpt-4o": (0.5, 1.0), "gpt-4.1": (0.25, 1.0), "o3": (0.25, 1.0), "o4": (0.25, 1.0)}
+_RATIOS = {
+    "claude": (0.1, 1.25),
+    "gpt-4o": (0.5, 1.0),
+    "gpt-4.1": (0.25, 1.0),
+    "o3": (0.25, 1.0),
+    "o4": (0.25, 1.0),
+}
 _USUAL = (0.1, 1.0)
 
 

@@ -15,7 +15,7 @@ from memory_bank.selection import candidates, thread
 from memory_bank.selection.candidates import fold, forms_in, kind_of, parse_record, shape_of, words_of
 from memory_bank.selection.index import EvidenceIndex
 from memory_bank.selection.parsing import LONGEST_KEY
-from memory_bank.selection.tables import EvidenceTables, _stands_in
+from memory_bank.selection.tables import EvidenceTables, stands_in
 
 ODD = {
     "rows": lambda n: json.dumps([{"id": f"A-{i}", "name": "Ann Lee"} for i in range(n // 33)]),
@@ -109,7 +109,7 @@ def test_values_are_compared_with_the_anchor_as_a_search_does():
     ):
         tables.set_anchor(anchor)
         text, forms = fold("\n".join(anchor)), {form for text in anchor for form in forms_in(text)}
-        assert tables.values["visible"].tolist() == [f in forms or _stands_in(f, text) for f in tables.forms]
+        assert tables.values["visible"].tolist() == [f in forms or stands_in(f, text) for f in tables.forms]
 
 
 def test_a_turn_that_stays_as_it_was_is_shortened_once(monkeypatch):

@@ -46,7 +46,7 @@ def build_context(messages: Sequence[object], session: Session, policy: Policy) 
         session.prepare(policy.bank, policy.llm_client)
         view = session.transcript.update(messages)
         session.store(view, insights_later=not policy.reads_insights)
-        if isinstance(session, MemoryBankState):
+        if isinstance(session, MemoryBankState) and any(session.retained):
             budget = policy.budget and policy.budget(sum(e.tokens for e in view.history))
             view = marked_view(view, session, budget)
             choice = marked_choice(policy.choose(view, session), view, session, budget)

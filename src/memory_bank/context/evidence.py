@@ -125,10 +125,18 @@ class EvidenceMemory:
         first_visible_step: int,
         budget: int,
         opening: Callable[[int], int] | None = None,
+        listed: str = "",
     ) -> Selection:
-        """What the next call may need, at most ``budget`` tokens; later steps are visible anyway."""
+        """What the next call may need, at most ``budget`` tokens; later steps are visible anyway.
+
+        ``listed``: the list of past calls that the context has.
+        """
         return self.index.select(
-            anchor=anchor, tail_interaction=first_visible_step, budget=budget, opening=opening
+            anchor=anchor,
+            tail_interaction=first_visible_step,
+            budget=budget,
+            opening=opening,
+            listed=listed,
         )
 
 

@@ -1,8 +1,8 @@
 """Past turns in their native form: the agent's own calls and their results, shortened to quotes.
 
 A shortened result is the quotes of its output, ended by a mark such as ``[… #12]``: the number by which
-``get_record`` returns the whole. Where nothing is quoted of a call that changed something, or that failed, its
-outcome stands before the mark, as in the thread. Long arguments are shortened in the same way and stay valid JSON.
+``get_record`` returns the whole. Where nothing is quoted of a result, its outcome stands before the mark, as in the
+thread. Long arguments are shortened in the same way and stay valid JSON.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from memory_bank.context.evidence import EvidenceMemory
 from memory_bank.context.render import as_dict
 from memory_bank.plan import ShortenedTurn
 from memory_bank.ports import TokenCounter
-from memory_bank.selection.calltext import LEAST_CHARS
+from memory_bank.selection.calltext import ARGUMENT_START, LEAST_CHARS, LONG_ARGUMENT
 from memory_bank.selection.cutting import CutText
 from memory_bank.selection.index import Selection
 from memory_bank.transcript.jsontext import compact
@@ -36,12 +36,10 @@ from memory_bank.transcript.transcript import View
 EXCERPTS_HEAD = "Excerpts of calls that are no longer in the list of messages:\n"
 THREAD_LINE = 10
 """About how many tokens a call takes in the thread, which leaves out the calls that are shown in their place."""
-LONG_ARGUMENT = 160
-"""Characters from which a text in the arguments of a call is shortened."""
-ARGUMENT_START = 80
-"""Characters that are kept of its beginning."""
 MAX_ITEMS = 40
 """Items of a list in the arguments of a call that are kept."""
+MOST_OF_A_TOOL = 250
+"""Tokens of a call that is shown because no other call of its tool is."""
 GAP = "\n…"
 
 
@@ -98,39 +96,60 @@ class NativeTurns:
         if cost is None:
             if trace_id not in self._at:
                 return self._counter.count_text(memory.index.header(record)) + 3
-            start, _ = self._at[trace_id]
-            calls = self._calls(start)
-            turn = self._shorten(start, calls, "")
-            cost = memory.opening[trace_id] = max(1, turn.tokens // len(calls) - THREAD_LINE)
+            start, place = self._at[trace_id]
+            turn = self._shorten(start, {place: self._call(trace_id)}, "")
+            cost = memory.opening[trace_id] = max(1, turn.tokens - THREAD_LINE)
         return cost
 
-    def show(self, selection: Selection) -> tuple[dict[int, ShortenedTurn], str, set[int]]:
-        """The turns of which something is chosen, the text of the other excerpts, and the numbers of both."""
+    def newest_of_tools(self, known: Collection[str]) -> dict[str, int]:
+        """The newest call of each tool that is not ``known``, newest first: its trace_id, and its tokens in its place.
+
+        Its result is the outcome alone. Calls of more than ``MOST_OF_A_TOOL`` tokens are passed over.
+        """
+        found: dict[str, int] = {}
+        seen = set(known)
+        for turn in reversed(self._turns.values()):
+            for place, (pair, trace_id) in enumerate(zip(turn.pairs, turn.trace_ids, strict=True)):
+                if pair.tool_name not in seen and trace_id in self._memory.numbers:
+                    tokens = self._shorten(turn.start, {place: self._call(trace_id)}, "").tokens
+                    if tokens <= MOST_OF_A_TOOL:
+                        seen.add(pair.tool_name)
+                        found[trace_id] = tokens
+        return found
+
+    def show(
+        self, selection: Selection, besides: Collection[str] = ()
+    ) -> tuple[dict[int, ShortenedTurn], str, set[int]]:
+        """The turns of which something is chosen, the text of the other excerpts, and the numbers of both.
+
+        Of a turn only the calls of which something is chosen are shown, and those ``besides``, by trace_id.
+        """
         memory = self._memory
         shown: dict[int, dict[int, ShownCall]] = {}
+        for trace_id in besides:
+            start, place = self._at[trace_id]
+            shown.setdefault(start, {})[place] = self._call(trace_id)
         notes: dict[int, str] = {}
         elsewhere: list[str] = []
         numbers: set[int] = set()
         for record, places in sorted(selection.shown.items()):
             trace_id = memory.owner(record)
             parsed = memory.index.tables.parsed[record]
-            quote = parsed.cut.quote(places)
+            quote = memory.index.quote(record, places, selection)
             at = self._at.get(trace_id)
             if at is None:
                 elsewhere.append(f"{memory.index.header(record)}\n{quote}\n")
                 continue
             start, place = at
-            if start not in shown:
-                shown[start] = self._calls(start)
-                numbers.update(c.number for c in shown[start].values())
-            calls = shown[start]
-            call = calls[place]
+            calls = shown.setdefault(start, {})
+            call = calls.get(place) or self._call(trace_id)
             if parsed.kind == "note":
-                notes[start] = quote
+                notes[start], calls[place] = quote, call
             elif parsed.kind == "arguments":
                 calls[place] = replace(call, arguments=tuple(_quotes_by_text(parsed.cut, places)))
             else:
                 calls[place] = replace(call, quote=quote)
+        numbers.update(call.number for calls in shown.values() for call in calls.values())
         in_place = {
             start: self._given(start, self._shorten(start, shown[start], notes.get(start, "")))
             for start in sorted(shown)
@@ -138,12 +157,10 @@ class NativeTurns:
         text = EXCERPTS_HEAD + "".join(elsewhere) if elsewhere else ""
         return in_place, text, numbers
 
-    def _calls(self, start: int) -> dict[int, ShownCall]:
-        """The calls of a turn with nothing of their outputs, by place."""
-        numbers, thread = self._memory.numbers, self._memory.thread
-        ids = enumerate(self._turns[start].trace_ids)
-        known = {place: numbers[t] for place, t in ids if t is not None and t in numbers}
-        return {place: ShownCall(n, thread.outcome_of_change(n)) for place, n in known.items()}
+    def _call(self, trace_id: str) -> ShownCall:
+        """A call with nothing of its output but the outcome."""
+        number = self._memory.numbers[trace_id]
+        return ShownCall(number, self._memory.thread.outcome_of(number))
 
     def _shorten(self, start: int, shown: Mapping[int, ShownCall], note: str) -> ShortenedTurn:
         key = (start, tuple(sorted(shown.items())), note)

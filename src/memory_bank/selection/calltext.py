@@ -14,6 +14,10 @@ from memory_bank.transcript.quoting import one_line
 
 LEAST_CHARS = 24
 """Characters that are shown of every value, at least, where it has so many."""
+LONG_ARGUMENT = 160
+"""Characters from which a text in the arguments of a call is shortened."""
+ARGUMENT_START = 80
+"""Characters that are kept of its beginning."""
 _LEAVES = 40  # values of one call that are compared with those of other calls
 _READ_CHARS = 400  # characters of a value that are read
 _SAME_CHARS = 200  # characters of two values that are compared
@@ -22,6 +26,11 @@ _NAME_CHARS = 48  # of the last part of a path
 _OUTCOME_CHARS = 48
 _ERROR_CHARS = 72
 _LABEL = re.compile(r"\A\s*(?:<[^<>]{1,40}>\s*)?(?:error:?\s+)?", re.I)
+_CONFIRMED = re.compile(
+    r"(?:the )?(?:file|directory|folder|todos?|plan|notebook|cell)\b[^\n]{0,300}?\b(?:has been|have been|was|were)?\s*"
+    r"(?:successfully )?(?:updated|created|modified|written|saved|edited|deleted|removed|moved)\b(?! by)",
+    re.I,
+)
 _WORD_END = re.compile(r"[\s,;)\]}]")
 _TELLING = re.compile(
     r"(?:^|_)(?:status|state|result|message|id|url|number|path|name|count|total)$|id$", re.I
@@ -55,6 +64,14 @@ def arguments_of(arguments: str) -> tuple[Argument, ...]:
         if text:
             found.append(Argument("" if leaf.key == "_raw" else one_line(leaf.key)[:40], text))
     return tuple(found)
+
+
+def shown_arguments(arguments: str) -> str:
+    """The texts in the arguments of a call that it shows where it stands in its place, one a line."""
+    if len(arguments) <= LONG_ARGUMENT:
+        return arguments
+    found = (str(leaf.value) for leaf in islice(leaves(parse_arguments(arguments)), _LEAVES))
+    return "\n".join(text if len(text) <= LONG_ARGUMENT else text[:ARGUMENT_START] for text in found)
 
 
 def distinguishing(arguments: Sequence[Argument], counts: Counter[str]) -> tuple[Argument, ...]:
@@ -103,6 +120,14 @@ def ending(text: str, chars: int) -> str:
     return "…" + text[text.index("/", len(text) - chars) :]
 
 
+def middle_cut(text: str, chars: int) -> str:
+    """The beginning and the end of a line, together at most ``chars`` characters, with ``…`` between them."""
+    if len(text) <= chars:
+        return text
+    end = chars * 2 // 3
+    return f"{text[: chars - end - 1].rstrip()}…{text[-end:].lstrip()}"
+
+
 def outcome(output: str, known: Collection[str] = ()) -> str:
     """What came back in a few words: "" for nothing, ``error: …`` for a failure, else its telling values.
 
@@ -124,8 +149,10 @@ def outcome(output: str, known: Collection[str] = ()) -> str:
         line = one_line(text[:_READ_CHARS])
         if len(line) <= _OUTCOME_CHARS and len(text) <= _READ_CHARS:
             return line
+        if _CONFIRMED.match(line):
+            return "ok"
         lines = text.count("\n") + 1
-        return f"{lines:,} lines" if lines > 1 else clip(line, _OUTCOME_CHARS)
+        return f"{lines:,} lines" if lines > 1 else middle_cut(line, _OUTCOME_CHARS)
     if isinstance(value, list):
         return f"{len(value):,} items"
     return _telling(value, known) or "ok"

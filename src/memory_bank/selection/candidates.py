@@ -57,6 +57,7 @@ _LABEL_END = re.compile(r"[:=;|\n]\s|[:=]$")
 _HEX = re.compile(r"(?=[0-9a-f\-]*\d)(?=[0-9a-f\-]*[a-f])[0-9a-f\-]{8,}\Z")
 _PART = re.compile(r"[^\W_]{3,}")
 _ASCII_PART = re.compile(r"[a-z0-9]{3,}")  # the same for folded ASCII, at half the time
+_LETTERS = re.compile(r"[^\W\d_]+")
 _HUMP = re.compile(r"(?<=[a-z])(?=[A-Z])")
 _ESCAPE = re.compile(r"\\+([nrt\"'/])")
 _ERROR = re.compile(r"error\b|exception\b|traceback|not found|no such|failed|denied|invalid|unable to", re.I)
@@ -422,6 +423,12 @@ def words_of(text: str) -> list[str]:
     if len(folded) > LONGEST and max(map(len, words), default=0) > LONGEST:
         return [_singular(w) if len(w) <= LONGEST else _singular.__wrapped__(w) for w in words]
     return [_singular(w) for w in words]
+
+
+@lru_cache(maxsize=CACHED)
+def key_words(key: str) -> frozenset[str]:
+    """Return the words of a key or of the name of an argument: lower case, camel case split."""
+    return frozenset(_LETTERS.findall(_HUMP.sub(" ", key[:LONGEST]).casefold()))
 
 
 @lru_cache(maxsize=CACHED)

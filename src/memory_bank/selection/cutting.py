@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from dataclasses import dataclass
 
 from memory_bank.selection.parsing import LONGEST_KEY, Node, find_structure, unescape
@@ -28,6 +28,8 @@ NAMED_LINES = 40
 MAX_INDENT = 200
 """Characters of the longest indentation that a quote begins with."""
 GAP = "…"
+LONG_CELL, CELL_START = 56, 28
+"""Characters from which a value is shortened in the short form of its segment, and of its words that stay."""
 
 Cell = tuple[str, int, int]
 """(key, start, end): text[start:end] is one value under `key`."""
@@ -50,6 +52,23 @@ class Segment:
     label: str = ""
     structured: bool = False
 
+    def long_values(self) -> list[tuple[int, int]]:
+        """The spans of its text that its short form leaves out: all but the first words of long values.
+
+        None where it is no JSON, or where nothing but a value would be left.
+        """
+        found = []
+        for _, start, end in self.cells if self.structured and len(self.cells) > 1 else ():
+            if end - start > LONG_CELL and "\n" not in self.text[start:end]:
+                cut = self.text.rfind(" ", start + 1, start + CELL_START)
+                if cut > 0:
+                    found.append((cut, end))
+        return found
+
+    def short(self) -> str:
+        """Its text with the first words of long values, each with a gap mark; its whole text where it has none."""
+        return _without(self.text, 0, len(self.text), self.long_values())
+
 
 @dataclass(frozen=True, slots=True)
 class CutText:
@@ -66,20 +85,23 @@ class CutText:
     chars: int
     skipped: int
 
-    def quote(self, places: Iterable[int]) -> str:
+    def quote(self, places: Iterable[int], short: Container[int] = ()) -> str:
         """Return some segments in order, to the letter, with a gap mark alone on a line where text is left out.
 
         What stands between two gap marks stands together in one source, but for the backslash before lines that
         look like a gap mark or another line of the frame (``quote_lines``). A gap mark names the line or the
         path that follows it where the quote itself does not: ``… line 12:``. Rows follow their header line.
+        Of the segments at ``short`` places the long values are their first words and a gap mark.
         """
         out: list[str] = []
         last: Segment | None = None
         last_place = start = -1
+        cuts: list[tuple[int, int]] = []
 
         def end_stretch() -> None:
             if last is not None:
-                out.append(quote_lines(self.sources[last.source][start : last.end]))
+                out.append(quote_lines(_without(self.sources[last.source], start, last.end, cuts)))
+                cuts.clear()
 
         for place in sorted(self._with_heads(places)):
             segment = self.segments[place]
@@ -88,6 +110,8 @@ class CutText:
                 if gap := self.gap_before(place, last):
                     out.append(gap)
                 start = segment.start
+            if place in short:
+                cuts += [(segment.start + a, segment.start + b) for a, b in segment.long_values()]
             last, last_place = segment, place
         end_stretch()
         if out and (last_place + 1 < len(self.segments) or self.skipped):
@@ -477,6 +501,15 @@ class _Cutter:
 
 
 # -- cells --------------------------------------------------------------------
+def _without(text: str, start: int, end: int, cuts: Iterable[tuple[int, int]]) -> str:
+    """Return text[start:end] with a gap mark for each span in `cuts`, which are in order."""
+    parts = []
+    for first, last in cuts:
+        parts += [text[start:first], GAP]
+        start = last
+    return "".join([*parts, text[start:end]])
+
+
 def _cells_of(node: Node, key: str) -> list[Cell]:
     """Return the scalars in a value with their keys."""
     if node.items is None:

@@ -9,7 +9,7 @@ from typing import Literal, get_args
 
 import numpy as np
 
-from memory_bank.selection.candidates import KINDS, words_of
+from memory_bank.selection.candidates import KINDS, key_words, words_of
 from memory_bank.selection.tables import NEVER, Array, EvidenceTables, Table
 
 Owner = Literal["kind", "key", "source", "shape", "like", "record", "segment"]
@@ -130,6 +130,7 @@ def _owner_features(name: Literal["key", "source", "shape"]) -> list[Feature]:
     """How often and how lately values of one key, source or shape were used."""
     return [
         Feature(f"{name}_rate", name, lambda r: (r["used"] + 0.1) / (r["total"] + 5)),
+        Feature(f"{name}_odds", name, lambda r: np.log((r["used"] + 0.2) / (r["total"] + 5))),
         Feature(f"{name}_recent", name, lambda r: recency(r["used_at"], r.tail)),
         Feature(f"{name}_expected", name, lambda r: r.step.expected[name]),
     ]
@@ -153,6 +154,14 @@ def _list_features(name: Literal["column", "like"]) -> list[Feature]:
         Feature(f"{name}_after", "value", after),
         Feature(f"{name}_before", "value", lambda r: ahead(r) <= 0),
     ]
+
+
+def _key_like(r: Rows) -> Array:
+    """By key: the share of its words that stand in names of arguments, or in keys whose values were used."""
+    t = r.tables
+    names = [key_words(str(name)) for name in t.keys.ids]
+    known = t.argument_words.union(*(names[n] for n in np.flatnonzero(r["used"] > 0).tolist()))
+    return np.array([len(known.intersection(words)) / max(1, len(words)) for words in names], np.float32)
 
 
 def _like_rate(r: Rows) -> Array:
@@ -192,6 +201,7 @@ FEATURES: tuple[Feature, ...] = (
     Feature("like_recent", "like", lambda r: recency(r["used_at"], r.tail)),
     # What has the same key, tool and key, or shape
     *_owner_features("key"),
+    Feature("key_like", "key", _key_like),
     Feature("key_empty", "key", lambda r: np.arange(r.table.size) == 0),
     *_owner_features("source"),
     *_owner_features("shape"),

@@ -7,12 +7,12 @@ from dataclasses import replace
 
 import numpy as np
 
-from memory_bank.selection.candidates import RecordKind, parse_record
+from memory_bank.selection.candidates import RecordKind, fold, parse_record
 from memory_bank.selection.copying import describe_segments
 from memory_bank.selection.cutting import WIDTH
 from memory_bank.selection.features import FEATURE_NAMES, CurrentStep, LinearScores, describe
 from memory_bank.selection.model import Model, load_model
-from memory_bank.selection.packing import CallLines, Selection, by_record, select_segments
+from memory_bank.selection.packing import CallLines, Selection, by_record, quote_of, select_segments
 from memory_bank.selection.similarity import Similarity
 from memory_bank.selection.tables import OWN, Array, EvidenceTables
 
@@ -27,6 +27,7 @@ ARGUMENT_WORTH = 0.5  # besides, of those that only its own arguments show
 COPY_WORTH = 0.2  # of a segment of WIDTH characters that the next call copies from
 STALE = 0.7  # share by which values in the stale copy of a file are worth less
 ERROR_WORTH = 0.25  # of values in a report of a failure
+LISTED_WORTH = 0.0  # of values that the list of past calls shows
 REPEATED_WORTH = 0.1  # besides, of values in it that the agent wrote first
 
 
@@ -72,10 +73,12 @@ class EvidenceIndex:
         tail_interaction: int,
         budget: int,
         opening: Callable[[int], int] | None = None,
+        listed: str = "",
     ) -> Selection:
         """Return what the next call may need of the records before the tail, for at most `budget` tokens.
 
         `anchor`: texts that the context shows anyway; so are the interactions from `tail_interaction` on.
+        `listed`: the list of past calls, whose values need no second place.
         `opening`: the tokens of showing anything of a record, where the caller shows the chosen segments in
         its own way; without it the selection has a text.
         """
@@ -104,6 +107,8 @@ class EvidenceIndex:
         worth[in_error] *= ERROR_WORTH
         worth[in_error & by_agent] *= REPEATED_WORTH
         worth[t.values["kind"] == 0] *= WORD_WORTH
+        if listed:
+            worth[t.used_in(fold(listed))] *= LISTED_WORTH
         return select_segments(t, self._lines, worth, older, budget, opening)
 
     def without_last(self, selection: Selection, tokens: int) -> Selection:
@@ -113,6 +118,10 @@ class EvidenceIndex:
             tokens -= int(self.tables.segments["tokens"][chosen.pop()])
         gains = {s: selection.gains[s] for s in chosen}
         return replace(selection, shown=by_record(self.tables, chosen), gains=gains)
+
+    def quote(self, record: int, places: Sequence[int], selection: Selection) -> str:
+        """Return the quote of some places of a record, as a selection shows them."""
+        return quote_of(self.tables, record, places, selection.short)
 
     def header(self, record: int) -> str:
         """Return the line that stands above the excerpts of a record."""

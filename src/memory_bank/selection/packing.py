@@ -5,14 +5,16 @@ from __future__ import annotations
 import heapq
 import json
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 import numpy as np
 
+from memory_bank.selection.calltext import shown_arguments
 from memory_bank.selection.candidates import ParsedRecord, fold
 from memory_bank.selection.parsing import clean
-from memory_bank.selection.tables import Array, EvidenceTables
+from memory_bank.selection.tables import Array, EvidenceTables, stands_in
 
 EXCERPT_HEAD = "Excerpts (…: parts left out):\n"
 SHORT_HEAD = "Excerpts:\n"
@@ -35,7 +37,8 @@ class Selection:
     """The memory text, and what it is made of.
 
     `shown`: by record the places of its segments; `gains`: worth by segment, in the order of choice; `edge`:
-    the best (segment, worth) that did not fit; `older`: records that it is chosen from.
+    the best (segment, worth) that did not fit; `older`: records that it is chosen from; `short`: segments that are
+    shown in their short form.
     """
 
     text: str
@@ -44,6 +47,7 @@ class Selection:
     gains: dict[int, float] = field(default_factory=dict)
     edge: tuple[tuple[int, float], ...] = ()
     older: int = 0
+    short: frozenset[int] = frozenset()
 
 
 # -- lines of calls -----------------------------------------------------------
@@ -104,6 +108,14 @@ def _clip(text: str, chars: int) -> str:
     return text[:cut] + "…"
 
 
+@dataclass(frozen=True, slots=True)
+class ShortForm:
+    """A segment with its long values shortened: its tokens, and by value of the segment whether it is shown."""
+
+    tokens: int
+    shown: Array
+
+
 class CallLines:
     """By record: its line in the lengths of ARGUMENT_CHARS, and the tokens of each."""
 
@@ -111,21 +123,55 @@ class CallLines:
         self.tables, self.count = tables, count_tokens
         self.calls = 0
         self.texts: list[tuple[tuple[str, int], ...]] = []  # (line, tokens) from shortest to longest
-        self.values: list[Array] = []  # values that the longest line shows
+        self.in_line: list[Array] = []  # values that the longest line shows
+        self.in_call: list[Array] = []  # values that the call shows in its place
         self.head_tokens: list[list[int]] = []  # by block of the record
+        self._short: dict[int, ShortForm | None] = {}  # by segment, once asked for
+
+    def short_form(self, segment: int) -> ShortForm | None:
+        """The short form of a segment of an output; None where it has no long value."""
+        if segment not in self._short:
+            t = self.tables
+            record = int(t.segments["record"][segment])
+            item, place = t.parsed[record], segment - t.first_segment[record]
+            found = None
+            if item.kind == "output" and (text := item.cut.segments[place]).long_values():
+                short = text.short()
+                folded = fold(short)
+                shown = np.array([c.form in folded for c in item.candidates[place]], bool)
+                found = ShortForm(self.count(short), shown)
+            self._short[segment] = found
+        return self._short[segment]
+
+    def short_forms(self, segments: Array, worth: Array) -> dict[int, ShortForm]:
+        """Return the short forms that are worth more for their tokens than the whole segments."""
+        t, found = self.tables, {}
+        for segment in segments.tolist():
+            form = self.short_form(segment)
+            if form is None:
+                continue
+            values = worth[t.values_of(segment)]
+            factor, copied = t.segments["factor"][segment], t.segments["copied"][segment]
+            gap, tokens = t.segments["gap"][segment], t.segments["tokens"][segment]
+            whole = (factor * values.sum() + copied) / (tokens + gap)
+            share = form.tokens / tokens
+            if (factor * values[form.shown].sum() + copied * share) / (form.tokens + gap) > whole:
+                found[segment] = form
+        return found
 
     def add(self, item: ParsedRecord) -> None:
         """Add the lines of the record that was just added to the tables."""
         name = f"note before #{self.calls + 1}" if item.note else f"#{self.calls} arguments"
         lines = [name] * len(ARGUMENT_CHARS)
-        values: list[int] = []
+        line = call = ""
         if item.kind == "output":
             self.calls += 1
             lines = [call_line(self.calls, item.tool, item.arguments, chars) for chars in ARGUMENT_CHARS]
-            folded, ids = fold(lines[-1]), self.tables.ids
-            values = [ids[u.form] for u in item.uses if u.form in ids and u.form in folded]
+            line, call = fold(lines[-1]), fold(shown_arguments(item.arguments))
         self.texts.append(tuple((line, self.count(line + "\n")) for line in lines))
-        self.values.append(np.array(values, np.int32))
+        used = [(u.form, self.tables.ids[u.form]) for u in item.uses if u.form in self.tables.ids]
+        for shown, text in ((self.in_line, line), (self.in_call, call)):
+            shown.append(np.array([v for form, v in used if text and stands_in(form, text)], np.int32))
         self.head_tokens.append([self.count(head + "\n") if head else 0 for head in item.cut.heads])
 
 
@@ -145,9 +191,10 @@ def select_segments(
     """
     top = _best_segments(t, worth, older, int(OFFERS + budget * OFFERS_SHARE))
     records = np.unique(t.segments["record"][top]).tolist()
+    short = lines.short_forms(top, worth)
     if opening is not None:
         prices = {r: opening(r) for r in records}
-        packing = pack(t, top, worth, prices, lines.head_tokens, budget)
+        packing = pack(t, top, worth, prices, lines.head_tokens, budget, lines.in_call, short)
         return _selection(t, packing, packing.chosen, older)
     length = sum(budget >= limit for limit in LINE_LENGTHS)
     head = ""
@@ -156,14 +203,15 @@ def select_segments(
     spent = lines.count(head) if head else 0
     headers = {r: lines.texts[r][length] for r in records}
     open_record = {r: tokens + END_GAP for r, (_, tokens) in headers.items()}
-    packing = pack(t, top, worth, open_record, lines.head_tokens, budget - spent)
+    known = lines.in_line if length == len(ARGUMENT_CHARS) - 1 else ()
+    packing = pack(t, top, worth, open_record, lines.head_tokens, budget - spent, known, short)
 
     chosen = list(packing.chosen)
     while True:  # the tokens of a text may be more than those of its parts: leave out the last chosen then
         excerpts = [
             line
             for r, places in by_record(t, chosen).items()
-            for line in (headers[r][0], "\n", t.parsed[r].cut.quote(places), "\n")
+            for line in (headers[r][0], "\n", quote_of(t, r, places, packing.short), "\n")
         ]
         text = "".join([head, *excerpts]) if excerpts else ""
         tokens = lines.count(text) if text else 0
@@ -178,7 +226,7 @@ def _selection(
     t: EvidenceTables, packing: Packing, chosen: Sequence[int], older: int, text: str = "", tokens: int = 0
 ) -> Selection:
     gains = {s: packing.gains[s] for s in chosen}
-    return Selection(text, tokens, by_record(t, chosen), gains, tuple(packing.edge), older)
+    return Selection(text, tokens, by_record(t, chosen), gains, tuple(packing.edge), older, packing.short)
 
 
 def _best_segments(t: EvidenceTables, worth: Array, older: int, most: int) -> Array:
@@ -201,6 +249,7 @@ class Packing:
     chosen: list[int] = field(default_factory=list)
     gains: dict[int, float] = field(default_factory=dict)
     edge: list[tuple[int, float]] = field(default_factory=list)
+    short: frozenset[int] = frozenset()  # the segments that are packed in their short form
 
 
 def pack(
@@ -210,14 +259,18 @@ def pack(
     open_record: Mapping[int, int],
     open_block: Sequence[Sequence[int]],
     budget: int,
+    shown_by: Sequence[Array] = (),
+    short: Mapping[int, ShortForm] = MappingProxyType({}),
 ) -> Packing:
     """Choose segments by budgeted maximum coverage (lazy greedy); ties go to the later segment.
 
     A segment gains the `worth` of its values that no chosen one has, times its `factor`, and its worth as text
     that may be `copied`, per token. It costs its tokens, and those of its gap mark, its record's line and its
-    block's heading until another one of the record or block is chosen.
+    block's heading until another one of the record or block is chosen. ``shown_by``: the values, by record, that its
+    line or its call shows: its segments gain nothing by them, nor do others once a segment of it is chosen. ``short``: segments
+    that are packed in their short form.
     """
-    result = Packing()
+    result = Packing(short=frozenset(short))
     total = len(segments)
     if budget <= 0 or not total:
         return result
@@ -225,6 +278,20 @@ def pack(
     stop = np.cumsum(length)
     at = np.arange(int(stop[-1])) + np.repeat(t.segments["start"][segments] - (stop - length), length)
     flat = t.pairs["value"][at]
+    record: list[int] = t.segments["record"][segments].tolist()
+    if len(shown_by):
+        width = len(worth)
+        known = [shown_by[r].astype(np.int64) + r * width for r in dict.fromkeys(record) if len(shown_by[r])]
+        if known:
+            owner = np.repeat(t.segments["record"][segments], length).astype(np.int64)
+            flat = np.where(np.isin(flat + owner * width, np.concatenate(known)), width, flat)
+    tokens: list[int] = t.segments["tokens"][segments].tolist()
+    for at_place, segment in enumerate(segments.tolist() if short else ()):
+        if segment in short:
+            tokens[at_place] = short[segment].tokens
+            end = stop[at_place]
+            flat[end - length[at_place] : end][~short[segment].shown] = len(worth)
+    worth = np.append(worth, 0.0)  # of values that are shown anyway, or that a short form leaves out
     sums = np.concatenate([np.zeros(1), np.cumsum(worth[flat])])
     factors, copied = t.segments["factor"][segments], t.segments["copied"][segments].tolist()
     factor: list[float] = factors.tolist()
@@ -232,10 +299,8 @@ def pack(
     left: list[float] = worth.tolist()  # worth of each value that is not covered yet
     all_values: list[int] = flat.tolist()
     ends: list[int] = [0, *stop.tolist()]  # of the values of each segment
-    tokens: list[int] = t.segments["tokens"][segments].tolist()
     gaps: list[int] = t.segments["gap"][segments].tolist()
     place = t.segments["place"][segments].tolist()
-    record: list[int] = t.segments["record"][segments].tolist()
     blocks: list[int] = t.segments["block"][segments].tolist()
     block = list(zip(record, blocks, strict=True))
     record_cost, block_cost = dict(open_record), {b: open_block[b[0]][b[1]] for b in block}
@@ -297,6 +362,9 @@ def pack(
                 heapq.heappush(heap, (-gains[other] / price(other), -other))
         for value in values:
             left[value] = 0.0
+        if opened_record and len(shown_by):
+            for value in shown_by[record[n]].tolist():
+                left[value] = 0.0
         if opened_record or opened_block:
             for other in of_record[record[n]]:
                 if not done[other] and (opened_record or block[other] == block[n]):
@@ -305,6 +373,12 @@ def pack(
 
 
 # -- the text -----------------------------------------------------------------
+def quote_of(t: EvidenceTables, record: int, places: Collection[int], short: Container[int]) -> str:
+    """Return the quote of some places of a record; `short`: the segments that are shown in their short form."""
+    first = t.first_segment[record]
+    return t.parsed[record].cut.quote(places, {p for p in places if first + p in short})
+
+
 def by_record(t: EvidenceTables, segments: Collection[int]) -> dict[int, tuple[int, ...]]:
     """The places of segments in their records, both in order."""
     shown: dict[int, list[int]] = {}

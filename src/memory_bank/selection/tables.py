@@ -18,6 +18,7 @@ from memory_bank.selection.candidates import (
     RecordKind,
     fold,
     forms_in,
+    key_words,
     kind_of,
     shape_of,
     words_of,
@@ -179,6 +180,7 @@ class EvidenceTables:
         self.inputs: dict[str, dict[int, dict[int, float]]] = {  # what each tool's calls used, with counts
             name: {} for name in ("source", "shape", "key")
         }
+        self.argument_words: set[str] = set()  # of the names of arguments
         self.files = Interner(last=_TIME)  # with the last interaction that read or changed each; 0: no file
         self.files("")
         self.parsed: list[ParsedRecord] = []
@@ -257,6 +259,7 @@ class EvidenceTables:
         after = self.next_tools.setdefault(self.last_tool, {})
         after[tool] = after.get(tool, 0.0) + 1
         for use in item.uses:
+            self.argument_words |= key_words(use.key)
             value = self.ids.get(use.form)
             if value is None:
                 kind = KIND["phrase"] if " " in use.form else kind_of(use.form)
@@ -437,7 +440,7 @@ class EvidenceTables:
         forms = self._anchor_forms
         visible = np.array([form in forms for form in self.forms[first:]])
         for n in np.flatnonzero(runs["shown"][v["run"][first:]] & ~visible).tolist():
-            visible[n] = _stands_in(self.forms[first + n], self._anchor_text)
+            visible[n] = stands_in(self.forms[first + n], self._anchor_text)
         v["visible"][first:] = visible
         terms = self.value_terms
         start = int(np.searchsorted(terms["value"], first))
@@ -452,6 +455,12 @@ class EvidenceTables:
         """Return the values of a segment."""
         start = int(self.segments["start"][segment])
         return self.pairs["value"][start : start + int(self.segments["count"][segment])]
+
+    def used_in(self, text: str) -> Array:
+        """Return the values that calls used and that stand in a folded text."""
+        used = np.flatnonzero(self.values["used"] > NEVER)
+        used = used[self.runs.flags({"", *_RUN.findall(text)})[self.values["run"][used]]]
+        return used[[stands_in(self.forms[value], text) for value in used.tolist()]]
 
     def sum_by_segment(self, amounts: Array, last: int) -> Array:
         """Return the sum of the amounts, which are by value, of each of the first `last` segments."""
@@ -508,7 +517,7 @@ class _AnchorText:
         self.words = set(words_of(self.folded))
 
 
-def _stands_in(form: str, text: str) -> bool:
+def stands_in(form: str, text: str) -> bool:
     """Whether `form` stands in `text` as whole words."""
     at = text.find(form)
     while at >= 0:

@@ -35,10 +35,12 @@ LINE_CHARS = 84  # of the arguments of a call on a line of its own
 VALUE_CHARS = 32  # of a value in a line that several calls share
 PLAN_SHARE, DECISIONS_SHARE = 0.2, 0.1  # of the room
 MAX_DECISIONS = 8
+MOST_NAMED = 256
+"""Calls that are named with what distinguishes them, of those that changed something and of the others each."""
 MAX_COSTS = 4_096
 """Texts whose tokens are kept; they have at most a few hundred characters."""
 
-_SHARE, _LEAST, _A_CALL, _MOST = 0.2, 700, 14, 0.4
+_SHARE, _LEAST, _A_CALL, _MOST = 0.2, 700, 14, 0.25
 
 
 def thread_room(budget: int, calls: int) -> int:
@@ -133,10 +135,9 @@ class Thread:
         """The numbers of the calls of interactions before ``before`` that changed something."""
         return [c.number for c in self._calls[: bisect_left(self._interactions, before)] if c.changed]
 
-    def outcome_of_change(self, number: int) -> str:
-        """What a call that changed something, or that failed, brought back; "" for another one."""
-        call = self._calls[number - 1]
-        return call.outcome if call.changed or call.failed else ""
+    def outcome_of(self, number: int) -> str:
+        """What a call brought back, in a few words; "" for nothing."""
+        return self._calls[number - 1].outcome
 
     def tell(self, before: int, room: int, shown: Collection[int] = ()) -> ThreadText:
         """The calls of interactions before ``before``, but those ``shown`` elsewhere, in at most ``room`` tokens."""
@@ -219,9 +220,14 @@ class _Telling:
         self._calls = calls
         self._room = room
         self._told: dict[int, tuple[Argument, ...]] = {}
-        self._beside: dict[int, list[tuple[Argument, ...] | None]] = {c.number: [None, None] for c in calls}
+        changed = [c for c in calls if c.changed][-MOST_NAMED:]
+        looked = [c for c in calls if not c.changed][-MOST_NAMED:]
+        self._named = sorted([*changed, *looked], key=lambda c: c.number)
+        self._beside: dict[int, list[tuple[Argument, ...] | None]] = {
+            c.number: [None, None] for c in self._named
+        }
         latest: dict[str, int] = {}
-        for call in calls:
+        for call in self._named:
             told = self._told[call.number] = thread._distinguishing(call)
             other = latest.get(call.tool)
             if other is not None:
@@ -230,7 +236,7 @@ class _Telling:
             latest[call.tool] = call.number
         for chars in (VALUE_CHARS, LEAST_CHARS):
             self._fill(chars)
-            if len(self.told) == len(calls):
+            if len(self.told) == len(self._named):
                 break
 
     def _fill(self, chars: int) -> None:
@@ -241,8 +247,8 @@ class _Telling:
         # the heading, and a line for each tool with its name and the range of its numbers
         groups = {(c.tool, c.failed) for c in self._calls}
         left = self._room - 20 - sum(cost(f"{t} ×100 #100 to #200\n") + 2 for t, _ in groups)
-        shown = self._shown = {c.number: self._show(c) for c in self._calls}
-        newest = list(reversed(self._calls))
+        shown = self._shown = {c.number: self._show(c) for c in self._named}
+        newest = list(reversed(self._named))
         written: set[tuple[str, str]] = set()
         for changes in (True, False):
             for call in newest:

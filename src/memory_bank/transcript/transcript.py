@@ -60,7 +60,8 @@ class View:
     @property
     def past(self) -> Sequence[Interaction]:
         """The interactions before the tail that may be shown or left out: their pairs are whole, no mark decides."""
-        return [i for i in self.history if not i.fault and i.start not in self.pinned | self.hidden]
+        apart = self.pinned | self.hidden
+        return [i for i in self.history if not i.fault and i.start not in apart]
 
     @property
     def kept_tokens(self) -> int:
@@ -71,7 +72,7 @@ class View:
     @property
     def pinned_tokens(self) -> int:
         """Tokens of the pinned interactions, a part of ``kept_tokens``."""
-        return sum(e.tokens for e in self.history if e.start in self.pinned)
+        return sum(e.tokens for e in self.history if e.start in self.pinned) if self.pinned else 0
 
     @property
     def tail(self) -> Interaction | None:

@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
+from operator import is_
 
 from memory_bank.bank.session import MemoryBankState
 from memory_bank.config import MemoryBankSettings
@@ -38,14 +39,14 @@ from memory_bank.vectors import encode_documents, encode_queries
 NOTHING = Selection("", 0)
 NATIVE_BUDGET = 1_500
 """Tokens from which past turns are shown in their native form; the frames of messages cost too much below."""
-LEAST_FOLD, FOLD_SHARE, MOST_FOLD = 4_000, 0.15, 24_000
+LEAST_FOLD, FOLD_SHARE, MOST_FOLD = 4_000, 0.15, 16_000
 """Tokens of a fold with ``history_budget = "auto"``: a share of the older history between two bounds."""
 _LATEST = 20
 """Interactions whose mean length predicts that of the next ones."""
-# The share of the budget for the newest interactions kept whole, and what work on files adds: there the next call
-# copies most of all from the files and edits of the last turns. Likewise the number of these interactions.
-_RECENT_SHARE, _FILE_WORK_SHARE = 0.2, 0.4
-_FILE_WORK_TURNS = 20
+_RECENT_SHARE = 0.2
+"""The share of a fold for the newest interactions, which it keeps whole."""
+_TOOLS_SHARE = 0.2
+"""The share of the room for one call of each tool that no other turn shows."""
 
 log = logging.getLogger("memory_bank.MemoryBankStrategy")
 
@@ -59,7 +60,8 @@ def choose_evidence(view: View, session: MemoryBankState, *, settings: MemoryBan
     has the list of calls and the latest interactions, and the log a warning.
     """
     memory = _memory(session, settings)
-    older = sum(e.tokens for e in view.past)
+    past = view.past
+    older = sum([e.tokens for e in past])
     budget = max(0, fold_budget(settings.history_budget, older) - view.pinned_tokens)
     is_cold = session.prefix_cache.sent() > settings.cache_retention
     base = Choice(
@@ -73,7 +75,7 @@ def choose_evidence(view: View, session: MemoryBankState, *, settings: MemoryBan
     if kept is not None and since is not None and (not is_cold or kept.is_new(since)):
         session.run_later("evidence", partial(_feed, view, session, settings))
         return kept.choice(base, since)
-    growth = _growth(view, session, settings, budget)
+    growth = _growth(past[-_LATEST:], session, settings, budget)
     room = budget + (0 if is_cold or kept is not None else growth)
     in_list = (
         frozenset[str]().union(*(e.record_ids for e in view.interactions)) if older <= room else frozenset()
@@ -82,8 +84,12 @@ def choose_evidence(view: View, session: MemoryBankState, *, settings: MemoryBan
     if older <= room and not gone:
         state.kept = None
         session.run_later("evidence", partial(_feed, view, session, settings))
-        why = "the older history is shorter than a fold and its growth" if view.history else "there was no history yet"
-        starts = [e.start for e in view.past] if view.hidden else ()
+        why = (
+            "the older history is shorter than a fold and its growth"
+            if view.history
+            else "there was no history yet"
+        )
+        starts = [e.start for e in past] if view.hidden else ()
         return replace(base, unchanged=why, reasons=EvidenceReasons(memory, NOTHING, starts))
     _feed(view, session, settings)
     step = _Step(view, session, settings, memory, budget)
@@ -98,9 +104,9 @@ def choose_evidence(view: View, session: MemoryBankState, *, settings: MemoryBan
         )  # fmt: skip
         step = _Step(view, session, settings, memory, budget, recent=len(view.history))
         shown = step.without_excerpts()
-    past = tuple(view.history[: len(view.history) - len(step.whole)])
+    folded = tuple(view.history[: len(view.history) - len(step.whole)])
     new = _KeptChoice(
-        memory, shown, step.anchor, step.first_step, past, len(view.history), _before(view, past), settings,
+        memory, shown, step.anchor, step.first_step, folded, len(view.history), _before(view, folded), settings,
         growth, gone,
     )  # fmt: skip
     state.kept = new if growth else None
@@ -114,14 +120,26 @@ def fold_budget(budget: int | float | str, older: int) -> int:
     return int(older * budget) if isinstance(budget, float) else int(budget)
 
 
-def _growth(view: View, session: MemoryBankState, settings: MemoryBankSettings, budget: int) -> int:
+def _growth(
+    latest: Sequence[Interaction], session: MemoryBankState, settings: MemoryBankSettings, budget: int
+) -> int:
     """Tokens of new interactions until the next fold."""
     if settings.refresh_after != "auto":
         return int(settings.refresh_after)
-    latest = view.past[-_LATEST:]
     cache = session.prefix_cache
     mean = sum(e.tokens for e in latest) / max(1, len(latest))
     return growth_that_pays(budget, mean, cache.read, cache.write)
+
+
+def _fitting(costs: Mapping[str, int], room: int) -> dict[str, int]:
+    """The first of some costs that fit together into a room."""
+    fit = {}
+    for name, cost in costs.items():
+        if cost > room:
+            break
+        room -= cost
+        fit[name] = cost
+    return fit
 
 
 def _before(view: View, past: Sequence[Interaction]) -> list[int]:
@@ -153,11 +171,10 @@ class _Step:
         recent: int | None = None,
     ) -> None:
         self._view, self._session, self._memory = view, session, memory
-        most, share = recent or 0, 1 - _RECENT_SHARE
         if recent is None:
-            most = settings.keep_recent and settings.keep_recent + int(_FILE_WORK_TURNS * memory.file_work)
-            share = _RECENT_SHARE + _FILE_WORK_SHARE * memory.file_work
-        self.whole = _recent(view, most, int(budget * share))
+            self.whole = _recent(view, settings.keep_recent, int(budget * _RECENT_SHARE))
+        else:
+            self.whole = _recent(view, recent, int(budget * (1 - _RECENT_SHARE)))
         self.anchor = _anchor(view)
         hidden = _latest_hidden(view, session, self.whole)
         steps = session.steps
@@ -174,7 +191,9 @@ class _Step:
         """All in the memory text: the thread, then excerpts under the lines of their calls."""
         told = self._tell(self._thread_room)
         room = self._room - told.tokens - 1
-        selection = self._memory.select(self.anchor, self.first_step, room) if room > 0 else NOTHING
+        selection = NOTHING
+        if room > 0:
+            selection = self._memory.select(self.anchor, self.first_step, room, listed=told.text)
         return _Shown(told.text + selection.text, {} if self._native else None, selection, told.told)
 
     def without_excerpts(self) -> _Shown:
@@ -195,18 +214,25 @@ class _Step:
         """
         turns = NativeTurns(self._view, self._memory, self._session.counter, {e.start for e in self.whole})
         told = self._tell(self._thread_room)
+        whole = [*self.whole, *([self._view.tail] if self._view.tail else [])]
         room = self._room - told.tokens
+        newest = turns.newest_of_tools({p.tool_name for e in whole for p in e.pairs})
+        besides = _fitting(newest, int(room * _TOOLS_SHARE))
+        room -= sum(besides.values())
         selection = NOTHING
         if room > 0:
-            selection = self._memory.select(self.anchor, self.first_step, room, turns.opening)
+            selection = self._memory.select(self.anchor, self.first_step, room, turns.opening, told.text)
         while True:
-            in_place, elsewhere, numbers = turns.show(selection)
+            in_place, elsewhere, numbers = turns.show(selection, besides)
             told = self._tell(self._thread_room, numbers)
             head = PARTS_HEAD if in_place and not told.text.startswith("Calls ") else ""
             text = head + told.text + elsewhere
             spent = sum(t.tokens for t in in_place.values())
             tokens = told.tokens if text == told.text else self._session.counter.count_text(text)
             over = spent + tokens - self._room
+            if over > 0 and not selection.gains and besides:
+                besides.popitem()
+                continue
             if over <= 0 or not selection.gains:
                 return _Shown(text, in_place, selection, told.told | numbers)
             selection = self._memory.index.without_last(selection, over)
@@ -255,9 +281,10 @@ class _KeptChoice:
         n = len(self.past)
         if settings != self.settings or len(view.history) < n or _before(view, self.past) != self.kept:
             return None
-        before = zip(self.past, view.history, strict=False)
-        if any(a.trace_ids != b.trace_ids or a.start != b.start for a, b in before):
-            return None
+        if not all(map(is_, self.past, view.history)):
+            before = zip(self.past, view.history, strict=False)
+            if any(a.trace_ids != b.trace_ids or a.start != b.start for a, b in before):
+                return None
         since = list(view.history[n:])
         if any(e.fault or e.start in view.pinned | view.hidden for e in since):
             return None

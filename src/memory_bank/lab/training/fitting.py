@@ -33,7 +33,10 @@ class Recipe:
 
 @dataclass(frozen=True, slots=True)
 class Samples:
-    """Values of a trace file: features `x` (n, features), needed or not `y`, weight `w`, trace and step."""
+    """Values of a trace file: features `x` (n, features), needed or not `y`, weight `w`, trace and step.
+
+    `w` of a value that is not needed says how many it stands for, of a needed one how much it counts in its step.
+    """
 
     x: Array
     y: Array
@@ -76,7 +79,8 @@ def balance(samples: Sequence[Samples], power: float = 0.5, trace_power: float =
         order = rows[np.argsort(number[rows], kind="stable")]
         _, number = np.unique(number[order], return_inverse=True)
         y = s.y[order] > 0
-        needed = np.bincount(number, weights=y)
+        counts = np.where(y, s.w[order], 0)
+        needed = np.bincount(number, weights=counts)
         share = np.minimum(needed, MOST_NEEDED)
         total = share.sum()
         owners = s.trace[order][np.searchsorted(number, np.arange(len(needed)))]
@@ -88,7 +92,7 @@ def balance(samples: Sequence[Samples], power: float = 0.5, trace_power: float =
         ws.append(np.where(y, 1, s.w[order]))
         steps.append(number + first)
         shares.append(share)
-        targets.append(np.where(y, (share / needed)[number], 0))
+        targets.append(counts * (share / needed)[number])
         first += len(needed)
     if not xs:
         raise ValueError("no step of the traces needs an older value")

@@ -20,8 +20,8 @@ from memory_bank.lab.training.copying import (
     fit_copied,
     sample,
 )
-from memory_bank.lab.training.fitting import MOST_NEEDED, Recipe, Samples, adapt, fit, held_out_loss
-from memory_bank.selection.candidates import KIND, find_uses
+from memory_bank.lab.training.fitting import Recipe, Samples, adapt, fit, held_out_loss
+from memory_bank.selection.candidates import KIND, find_uses, fold
 from memory_bank.selection.copying import describe_segments
 from memory_bank.selection.features import FEATURES, CurrentStep, describe
 from memory_bank.selection.index import EvidenceIndex
@@ -37,6 +37,10 @@ from memory_bank.transcript.messages import (
     read,
 )
 
+HORIZON = int(__import__("os").environ.get("HZ", "10"))
+"""Interactions that a fold serves: it is chosen for their calls, not for the next call alone."""
+LATER = float(__import__("os").environ.get("LATER", "0.9"))
+"""What a value counts that is first needed one interaction later."""
 OTHERS = 250
 """Values of one step that its calls do not need and that are sampled."""
 HELD_OUT = 5
@@ -50,17 +54,30 @@ _PLAIN_KINDS = (KIND["word"], KIND["capital"], KIND["name"])
 
 @dataclass(frozen=True, slots=True)
 class RecordedStep:
-    """An assistant message of a recorded run: its position, the tail before it, its calls' arguments."""
+    """An assistant message of a recorded run: its position, the tail before it, its calls' arguments.
+
+    `later`: of the interactions from this one on, which a fold serves, the arguments and the folded outputs.
+    """
 
     position: int
     tail: int
     arguments: tuple[str, ...]
+    later: tuple[tuple[tuple[str, ...], str], ...] = ()
 
 
 def replay_steps(messages: Sequence[object], index: EvidenceIndex) -> Iterator[RecordedStep]:
     """Yield each assistant message when `index` holds what came before it, then add it to `index`."""
     interaction = 0
-    for segment in parse_messages(list(messages)):
+    segments = parse_messages(list(messages))
+    served = [
+        (
+            tuple(p.call.text for p in s.pairs if p.call),
+            fold("\n".join(p.result.text for p in s.pairs if p.result)),
+        )
+        for s in segments
+        if isinstance(s, Interaction)
+    ]
+    for segment in segments:
         if isinstance(segment, Interaction):
             calls = [(p, p.call.text if p.call else "") for p in segment.pairs]
             note = segment.note
@@ -69,7 +86,8 @@ def replay_steps(messages: Sequence[object], index: EvidenceIndex) -> Iterator[R
             note = content_text(read(segment.message, "content"))
         else:
             continue
-        yield RecordedStep(segment.start, interaction - 1, tuple(arguments for _, arguments in calls))
+        later = tuple(served[interaction : interaction + HORIZON])
+        yield RecordedStep(segment.start, interaction - 1, tuple(arguments for _, arguments in calls), later)
         index.add_note(interaction=interaction, text=note)
         for n, (pair, arguments) in enumerate(calls):
             index.add_call(
@@ -178,7 +196,7 @@ class _TraceSamples:
         self, index: EvidenceIndex, step: RecordedStep, now: CurrentStep, random: np.random.Generator
     ) -> None:
         ids = index.eligible(step.tail)
-        needed = _needed_values(index, step) if len(ids) else set()
+        needed = _needed_values(index, step) if len(ids) else {}
         ids = ids[index.tables.values["agent"][ids] == 0]
         if not len(ids):
             return
@@ -189,7 +207,7 @@ class _TraceSamples:
             few = np.sort(random.choice(others, OTHERS, replace=False))
         chosen = np.concatenate([positive, few])
         weights = [
-            np.full(len(positive), min(1.0, MOST_NEEDED / max(1, len(positive)))),
+            np.array([needed[i] for i in ids[positive].tolist()]),
             np.full(len(few), len(others) / max(1, len(few))),
         ]
         if len(positive):  # the others are dropped by ``balance``
@@ -210,19 +228,25 @@ class _TraceSamples:
             self.copies.append(sample(describe_segments(now, last).T, sources, random))
 
 
-def _needed_values(index: EvidenceIndex, step: RecordedStep) -> set[int]:
-    """The values that the calls of a step use; plain words only as or in a whole argument."""
+def _needed_values(index: EvidenceIndex, step: RecordedStep) -> dict[int, float]:
+    """The values that a step's calls use, or later ones before an output shows them again, with their weights.
+
+    Plain words count only as or in a whole argument.
+    """
     ids, kinds = index.tables.ids, index.tables.values["kind"]
-    out: set[int] = set()
-    for arguments in step.arguments:
-        uses = find_uses(arguments)
-        texts = [u.form for u in uses if u.leaf and u.form not in ids and len(u.form.split()) <= 10]
-        for use in uses:
-            value = ids.get(use.form)
-            if value is None:
-                continue
-            if use.leaf or kinds[value] not in _PLAIN_KINDS or any(use.form in text for text in texts):
-                out.add(value)
+    out: dict[int, float] = {}
+    shown = ""
+    for distance, (all_arguments, outputs) in enumerate(step.later):
+        for arguments in all_arguments:
+            uses = find_uses(arguments)
+            texts = [u.form for u in uses if u.leaf and u.form not in ids and len(u.form.split()) <= 10]
+            for use in uses:
+                value = ids.get(use.form)
+                if value is None or value in out or use.form in shown:
+                    continue
+                if use.leaf or kinds[value] not in _PLAIN_KINDS or any(use.form in text for text in texts):
+                    out[value] = LATER**distance
+        shown += outputs + "\n"
     return out
 
 
