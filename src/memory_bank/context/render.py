@@ -19,6 +19,7 @@ from memory_bank.transcript.messages import (
     source_positions,
 )
 from memory_bank.transcript.quoting import fence
+from memory_bank.transcript.transcript import is_same
 
 
 def render(plan: Plan) -> Context:
@@ -35,9 +36,14 @@ def render(plan: Plan) -> Context:
     sources: list[int | None] = []
 
     def put_turn(start: int, messages: Sequence[Any], stop: int) -> int:
-        out.extend(messages)
-        found = source_positions(messages, view.messages[start:stop])
-        sources.extend(None if place is None else start + place for place in found)
+        for message, place in zip(
+            messages, source_positions(messages, view.messages[start:stop]), strict=True
+        ):
+            position = None if place is None else start + place
+            # one that did not change may be that of an earlier list, which was equal
+            is_own = position is not None and is_same(message, view.messages[position])
+            out.append(view.messages[position] if position is not None and is_own else message)
+            sources.append(position)
         return stop
 
     def put(positions: Iterable[int]) -> None:

@@ -60,6 +60,8 @@ class SmolagentsWire:
             return [{"role": "user", "content": [*text, *images] if images else native.task}]
         if isinstance(native, PlanningStep):
             return [{"role": "assistant", "content": native.plan}]
+        if isinstance(native, RetrievedStep):
+            return [{"role": native.role, "content": native.text}]
         raise MessagesError(
             f"{type(native).__name__} is not a step of smolagents that memory can read: steps are TaskStep, "
             "PlanningStep and ActionStep."
