@@ -88,18 +88,24 @@ def _text(kind: str, number: int, words: int) -> str:
 def conversation(pick: Pick, *, parallel: bool) -> list[Turn]:
     """Turns with 0 to 250 words and one to three calls, whose ids may repeat, with long and short arguments."""
     repeats, turns, number = pick([False, True]), [], 0
+    noted: list[str] = []
     for at in range(pick([6, 18, 30])):
         calls = []
         for place in range(pick([1, 1, 2, 3]) if parallel else 1):
             arguments = {"number": f"number-{number}"}
             if size := pick([0, 0, 20, 120]):
                 arguments["query"] = _text("a", number, size)
+            if noted and pick([False, True]):
+                arguments["ticket"] = pick(noted)  # a value that only the agent's words tell
             told = {"order": f"ORD-{50_000 + 37 * number}", "note": _text("r", number, pick([3, 40, 200]))}
             call_id = f"call_{place}" if repeats else f"call_{number}"
             name = ["get_order", "refund_order", "find_customer"][number % 3]
             calls.append(Called(call_id, name, arguments, json.dumps(told), pick([False] * 5 + [True])))
             number += 1
         words = _text("w", at, pick([0, 0, 12, 60, 250]))
+        if words and pick([False, True]):
+            noted.append(f"TCK-{7_000 + 13 * at}")
+            words += f"\nThe customer's ticket is {noted[-1]}, which the next refund needs."
         turns.append(Turn(words, tuple(calls), pick(["", "", "", "", f"Go on with {at}."])))
     return turns
 

@@ -351,6 +351,7 @@ class _Writer:
         self._unit = -1
         self._seen: dict[BlockPlace, Block | None] = {}  # of this unit, with what became of the block
         self._added: list[Block] = []
+        self._answered = {str(m["tool_call_id"]) for m in chat.messages if m["role"] == "tool"}
 
     def feed(self, message: ChatMessage, source: ChatMessage | None) -> None:
         """Write the next message, which is or was made of ``source``."""
@@ -432,7 +433,7 @@ class _Writer:
         """Write a call for a result that had none. Raises HistoryError for any other."""
         calls = message["tool_calls"]
         ids = [call.get("id") for call in calls]
-        if not any(m["role"] == "tool" and m["tool_call_id"] in ids for m in self.chat.messages):
+        if self._answered.isdisjoint(map(str, ids)):
             raise HistoryError(
                 "the rebuilt context holds a call that no message has: send the messages as they are."
             )

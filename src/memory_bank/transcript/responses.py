@@ -551,6 +551,7 @@ class _ItemWriter:
         self._seen: Counter[int] = Counter()  # of this unit: how many messages that stand for an item
         self._changed: dict[int, Item] = {}
         self._added: list[Item] = []
+        self._answers = {m["tool_call_id"]: m for m in reversed(chat.messages) if m["role"] == "tool"}
 
     def feed(self, message: ChatMessage, source: ChatMessage | None) -> None:
         """Write the next message, which is or was made of ``source``."""
@@ -619,9 +620,7 @@ class _ItemWriter:
 
     def _add_call(self, message: ChatMessage) -> None:
         """Write a call for an output that had none. Raises HistoryError for any other."""
-        ids = [call.get("id") for call in message["tool_calls"]]
-        outputs = (m for m in self.chat.messages if m["role"] == "tool" and m["tool_call_id"] in ids)
-        orphan = next(outputs, None)
+        orphan = self._answers.get(message["tool_calls"][0].get("id"))
         made = None
         if orphan is not None:
             output = self.chat.items[self.chat.parts[id(orphan)].items[0]]
