@@ -1,8 +1,8 @@
 """Each adapter with its framework, in a virtual environment of its own: versions and results of its tests.
 
 ``python benchmarks/integrations.py [NAME …]`` installs the extra, and what its tests need, under
-``.venv-integrations/NAME`` (once), runs ``tests/integrations/test_NAME.py`` there and prints a table. ``--fresh``
-makes the environments anew.
+``.venv-integrations/NAME`` (once), runs ``tests/integrations/test_NAME.py`` and the contract of all adapters,
+``test_sent.py``, there and prints a table. ``--fresh`` makes the environments anew.
 
 ``--together`` installs nothing of them: it asks uv which versions it finds for each framework beside
 ``memory_bank[service,mcp]`` and for all frameworks at once, and tells those that are older than without. Names
@@ -71,7 +71,7 @@ def check(name: str, *, fresh: bool) -> str:
     shown = f"import importlib.metadata as m; print(m.version({distribution!r}))"
     version = subprocess.run([python, "-c", shown], capture_output=True, text=True, check=True).stdout.strip()
     began = time.perf_counter()
-    tests = [f"tests/integrations/test_{name}.py", "tests/integrations/test_bridge.py"]
+    tests = [f"tests/integrations/test_{test}.py" for test in (name, "bridge", "sent")]
     run = subprocess.run(
         [python, "-m", "pytest", "-n", "0", *tests],
         cwd=ROOT, capture_output=True, text=True, check=False, env={**os.environ, "PYTHONPATH": str(ROOT)},

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cached_property
@@ -295,14 +295,13 @@ _FIGURES = (
 ContextReport = Plan  # its former name where a strategy had a budget
 
 
-@dataclass(frozen=True, slots=True)
-class Context:
-    """The messages for the next model call, and the plan they were rendered from."""
+class Context(list[Any]):
+    """The messages for the next model call, with the plan that they were rendered from.
 
-    messages: list[Any]
-    plan: Plan
+    ``sources`` has for each the position of the message that it is or was made of; None for a new one.
+    """
 
-    @property
-    def tokens(self) -> int:
-        """Tokens of the messages."""
-        return self.plan.tokens
+    def __init__(self, messages: Iterable[Any], plan: Plan, sources: Sequence[int | None]) -> None:
+        super().__init__(messages)
+        self.plan = plan
+        self.sources = sources

@@ -15,9 +15,9 @@ from memory_bank.config import AnyStrategy, Config, MemoryBankSettings, as_setti
 from memory_bank.context.build import build_context
 from memory_bank.context.policies import policy_of
 from memory_bank.errors import ConfigError, LoopDetectedError, StorageError
-from memory_bank.transcript.anthropic import from_anthropic, is_anthropic, to_anthropic
+from memory_bank.transcript.anthropic import AnthropicChat, from_anthropic, is_anthropic, to_anthropic
 from memory_bank.transcript.foreign import check_shape
-from memory_bank.transcript.messages import Interaction, check_messages
+from memory_bank.transcript.messages import Interaction, check_messages, same_objects
 from memory_bank.transcript.pairing import repeated_calls
 
 log = logging.getLogger("memory_bank.MemoryBankStrategy")
@@ -63,9 +63,19 @@ def apply_memory_bank_strategy(
     check_shape(check_messages(messages))
     if is_anthropic(messages):
         chat = from_anthropic(messages)
-        context, tokens = _apply_bank([*chat.messages], llm_client, _bank_settings(settings), state)
-        return to_anthropic(context, chat), tokens
+        return _written(
+            _apply_bank([*chat.messages], llm_client, _bank_settings(settings), state), chat, state
+        )
     return _apply_bank(messages, llm_client, _bank_settings(settings), state)
+
+
+def _written(applied: Applied, chat: AnthropicChat, session: Session | None) -> Applied:
+    """A context as messages of the Messages API, and their tokens."""
+    context, tokens = applied
+    messages = to_anthropic(context, chat)
+    if session is not None and not same_objects(messages, chat.source):
+        tokens = session.recount(context, from_anthropic(messages).messages)
+    return messages, tokens
 
 
 _ARGUMENTS = "the arguments are (messages, llm_client, settings, state): {}."
@@ -101,7 +111,7 @@ def _apply_bank(
             log.warning("the messages go through unchanged: %s", e)
             passed = list(check_messages(messages))
             return passed, sum(map(state.counter.count_message, passed))
-    return context.messages, context.tokens
+    return context, context.plan.tokens
 
 
 class MemoryProcessor:
@@ -142,17 +152,18 @@ class MemoryProcessor:
         LoopDetectedError, after the strategy has stored what is new.
         """
         check_shape(check_messages(messages))
+        applied: Applied
         if is_anthropic(messages):
             chat = from_anthropic(messages)
-            context, tokens = self.apply_strategy(
+            applied = self.apply_strategy(
                 [*chat.messages], memory_key, input_token_count, llm_client, session_id=session_id
             )
-            return to_anthropic(context, chat), tokens
+            return _written(applied, chat, self.state(memory_key or self.config.default_strategy, session_id))
         key = memory_key or self.config.default_strategy
         settings = self.config.strategy(key)
         parsed = None
         if settings.type == "no_strategy" and input_token_count is not None:
-            applied: Applied = list(check_messages(messages)), input_token_count
+            applied = list(check_messages(messages)), input_token_count
             session = self.state(key, session_id)
         else:
             applied = self._apply(messages, llm_client, settings, key, session_id)
@@ -174,7 +185,7 @@ class MemoryProcessor:
         if isinstance(settings, MemoryBankSettings) and isinstance(session, MemoryBankState):
             return _apply_bank(messages, llm_client, settings, session)
         context = build_context(messages, session, policy)
-        return context.messages, context.tokens
+        return context, context.plan.tokens
 
     def _check_loops(self, messages: list[Any], parsed: Sequence[Interaction] | None) -> None:
         threshold = self.config.loop_threshold

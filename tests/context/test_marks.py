@@ -59,7 +59,7 @@ def marked(database, key, mark, number, **more):
         store = FactStore(database, state.session_id)
         assert store.forget(trace_id) if mark == "forgotten" else store.mark(trace_id, mark)
         built = context(state, messages, settings)
-    return json.dumps(built.messages), built.plan, trace_id
+    return json.dumps(built), built.plan, trace_id
 
 
 @pytest.mark.parametrize("key", STORED)
@@ -88,7 +88,7 @@ def test_a_history_that_fits_goes_without_an_excluded_record(database):
         store = FactStore(database, "short")
         store.mark(list(state.steps)[1], "excluded")
         built = context(state, messages, settings)
-        text = json.dumps(built.messages)
+        text = json.dumps(built)
         assert "VALUE-0001" not in text
         assert all(f"VALUE-000{i}" in text for i in (0, 2, 3))
         assert "VALUE-0001" in str(store.get(list(state.steps)[1]).raw_output)  # reachable by its id
@@ -111,7 +111,7 @@ def test_tools_are_retained_by_configuration(database, selection, retain, there)
         history_budget=4000,
     )
     with MemoryBankState.open(database, "tools") as state:
-        assert ("VALUE-0005" in json.dumps(context(state, messages, settings).messages)) == there
+        assert ("VALUE-0005" in json.dumps(context(state, messages, settings))) == there
 
 
 def test_a_pinned_record_is_shown_when_its_messages_are_gone(database):
@@ -120,7 +120,7 @@ def test_a_pinned_record_is_shown_when_its_messages_are_gone(database):
         context(state, messages, settings)
         FactStore(database, "gone").mark(list(state.steps)[2], "pinned")
         rest = [messages[0], *messages[21:]]
-        assert "VALUE-0002" in json.dumps(context(state, rest, settings).messages)
+        assert "VALUE-0002" in json.dumps(context(state, rest, settings))
 
 
 def test_what_is_forgotten_is_deleted_and_not_stored_again(database):

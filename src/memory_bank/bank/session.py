@@ -6,8 +6,9 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import TypeVar, cast
+from typing import Any, TypeVar, cast
 
 from sqlalchemy.engine import Connection
 
@@ -23,14 +24,14 @@ from memory_bank.config import MemoryBankSettings
 from memory_bank.errors import EmbeddingError, StorageError
 from memory_bank.faults import fault_point
 from memory_bank.models.observer import EXTRACTIVE, Observer
-from memory_bank.plan import Plan
+from memory_bank.plan import Context, Plan
 from memory_bank.ports import Embedder, Scope, TokenCounter
 from memory_bank.pricing import PrefixCache
 from memory_bank.records import Insight, InteractionRecord, Spent
 from memory_bank.transcript.jsontext import dump_value
 from memory_bank.transcript.messages import Pair, is_memory_tool
 from memory_bank.transcript.tokens import approximate_counter, open_counter
-from memory_bank.transcript.transcript import Transcript, View
+from memory_bank.transcript.transcript import Transcript, View, is_same
 
 log = logging.getLogger("memory_bank.MemoryBankStrategy")
 
@@ -88,6 +89,28 @@ class Session:
     def run_later(self, name: str, work: Callable[[], None]) -> None:  # noqa: ARG002
         """Do work that the context does not need. This class does it at once."""
         work()
+
+    def recount(self, context: Sequence[Any], written: Sequence[Any]) -> int:
+        """The tokens of a context in the form in which it is sent; its plan has them from now on, too.
+
+        ``written``: the chat messages that are read of that form. It may join messages, and may be unable to hold
+        a shortened text.
+        """
+        count = self.counter.count_message
+        if not isinstance(context, Context):  # a list that went through
+            return sum(map(count, written))
+        shorter = min(len(context), len(written))
+        begin = next((i for i in range(shorter) if not is_same(context[i], written[i])), shorter)
+        rest = range(1, shorter - begin + 1)
+        end = next((i - 1 for i in rest if not is_same(context[-i], written[-i])), shorter - begin)
+        less = sum(map(count, context[begin : len(context) - end]))
+        more = sum(map(count, written[begin : len(written) - end]))
+        plan = replace(context.plan, tokens=context.plan.tokens - less + more)
+        with self.lock:
+            if self.last_plan is context.plan:
+                self.last_plan = plan
+        context.plan = plan
+        return plan.tokens
 
     def reset(self) -> None:
         """Forget everything: the task has ended."""

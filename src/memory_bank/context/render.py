@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from memory_bank.plan import Context, Plan
@@ -16,8 +16,10 @@ from memory_bank.transcript.messages import (
     kind_of,
     read,
     result_of,
+    source_positions,
 )
 from memory_bank.transcript.quoting import fence
+from memory_bank.transcript.transcript import is_same
 
 
 def render(plan: Plan) -> Context:
@@ -31,6 +33,18 @@ def render(plan: Plan) -> Context:
     keep_all = plan.unchanged or choice.keep_all
     shortened = {} if keep_all else choice.in_place or {}
     out: list[Any] = []
+    sources: list[int | None] = []
+
+    def put_turn(start: int, messages: Sequence[Any], stop: int) -> int:
+        for message, place in zip(
+            messages, source_positions(messages, view.messages[start:stop]), strict=True
+        ):
+            position = None if place is None else start + place
+            # one that did not change may be that of an earlier list, which was equal
+            is_own = position is not None and is_same(message, view.messages[position])
+            out.append(view.messages[position] if position is not None and is_own else message)
+            sources.append(position)
+        return stop
 
     def put(positions: Iterable[int]) -> None:
         skip_to = -1
@@ -38,15 +52,14 @@ def render(plan: Plan) -> Context:
             if position < skip_to:
                 continue
             if position in plan.repaired:
-                out.extend(plan.repaired[position])
-                skip_to = next(e.stop for e in view.interactions if e.start == position)
+                stop = next(e.stop for e in view.interactions if e.start == position)
+                skip_to = put_turn(position, plan.repaired[position], stop)
             elif position in shortened:
-                out.extend(shortened[position].messages)
-                skip_to = shortened[position].stop
-            elif position in choice.replaced:
-                out.append(dict(choice.replaced[position].message))
+                skip_to = put_turn(position, shortened[position].messages, shortened[position].stop)
             else:
-                out.append(view.messages[position])
+                replaced = choice.replaced.get(position)
+                out.append(view.messages[position] if replaced is None else dict(replaced.message))
+                sources.append(position)
 
     shown = [] if keep_all else [p for e in choice.whole for p in range(e.start, e.stop)]
     if keep_all:
@@ -61,9 +74,10 @@ def render(plan: Plan) -> Context:
     put(first)
     if plan.memory is not None:
         out.append(dict(plan.memory))
+        sources.append(None)
     put(shown)
     put(range(view.tail_start, len(view.messages)))
-    return Context(out, plan)
+    return Context(out, plan, sources)
 
 
 def memory_message(text: str, session_id: str, role: str = "user") -> dict[str, str]:

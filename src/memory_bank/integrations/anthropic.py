@@ -9,10 +9,10 @@ from functools import partial
 from typing import Any, Unpack
 
 from memory_bank.errors import MissingExtraError
-from memory_bank.integrations.bridge import Bridge, BridgeOptions, NativeChat, same_objects
+from memory_bank.integrations.bridge import Bridge, BridgeOptions, NativeChat
 from memory_bank.tools import TOOL_SCHEMAS
 from memory_bank.transcript.anthropic import Thinking, from_anthropic, thinking_rule, to_anthropic
-from memory_bank.transcript.messages import content_text
+from memory_bank.transcript.messages import content_text, same_objects
 
 try:
     import httpx2

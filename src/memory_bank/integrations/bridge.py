@@ -11,7 +11,7 @@ import logging
 import threading
 import traceback
 import uuid
-from collections import OrderedDict, defaultdict
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -27,6 +27,7 @@ from memory_bank.errors import ConfigError, HistoryError, LoopDetectedError, Mem
 from memory_bank.processor import MemoryProcessor
 from memory_bank.tools import handle_tool_call, memory_tools
 from memory_bank.transcript.anthropic import Thinking
+from memory_bank.transcript.messages import MessageKind, kind_of, same_objects, source_positions
 
 log = logging.getLogger("memory_bank.Integrations")
 
@@ -118,7 +119,7 @@ def read_natives(natives: Sequence[N], wire: Wire[N], system: str | None = None)
 
 
 class _Writer(Generic[N]):
-    """Writes a context as natives: unchanged ones as they are, changed results and calls by their ids."""
+    """Writes a context as natives: unchanged ones as they are, others by what each of their messages became."""
 
     def __init__(
         self,
@@ -130,43 +131,28 @@ class _Writer(Generic[N]):
         self._natives = natives
         self._groups = groups
         self._wire = wire
-        self._apart = {id(m) for m in apart}
-        self._places = {id(m): (i, k) for i, group in enumerate(groups) for k, m in enumerate(group)}
+        self._messages = [*apart, *(m for group in groups for m in group)]
+        self._places = [(-1, 0)] * len(apart)  # of each message: its native, and its place among that one's
+        self._places += [(i, k) for i, group in enumerate(groups) for k in range(len(group))]
 
     def write(self, context: Sequence[ChatMessage]) -> list[N]:
         """The natives of a context. Raises HistoryError where it holds a call or result that none has."""
-        absent = self._absent(context)
         out: list[N] = []
         run: dict[int, ChatMessage] = {}
         at = -1
-        for message in context:
-            if id(message) in self._apart:
-                continue
-            place = self._places.get(id(message))
-            if place is None and (key := _pair_key(message)) is not None:
-                if not absent[key]:
-                    raise HistoryError("the context holds a call or a result that the history does not have")
-                place = absent[key].pop(0)
-            if place is None or place[0] != at:
+        for message, source in zip(context, source_positions(context, self._messages), strict=True):
+            if source is None and kind_of(message) in (MessageKind.CALL, MessageKind.RESULT):
+                raise HistoryError("the context holds a call or a result that the history does not have")
+            native, place = (-1, 0) if source is None else self._places[source]
+            if native != at:
                 self._end(at, run, out)
-                at, run = (-1, {}) if place is None else (place[0], {})
-            if place is None:
+                at, run = native, {}
+            if native >= 0:
+                run[place] = message
+            elif source is None:
                 out.append(self._wire.say(message))
-            else:
-                run[place[1]] = message
         self._end(at, run, out)
         return out
-
-    def _absent(self, context: Sequence[ChatMessage]) -> defaultdict[tuple[str, ...], list[tuple[int, int]]]:
-        """The places of calls and results that are not in the context as they were, by their ids."""
-        here = {id(m) for m in context}
-        absent: defaultdict[tuple[str, ...], list[tuple[int, int]]] = defaultdict(list)
-        for i, group in enumerate(self._groups):
-            for k, message in enumerate(group):
-                key = _pair_key(message)
-                if key is not None and id(message) not in here:
-                    absent[key].append((i, k))
-        return absent
 
     def _end(self, at: int, run: Mapping[int, ChatMessage], out: list[N]) -> None:
         if not run:
@@ -179,14 +165,6 @@ class _Writer(Generic[N]):
         changed = self._wire.rewrite(native, messages)
         if changed is not None:
             out.append(changed)
-
-
-def _pair_key(message: ChatMessage) -> tuple[str, ...] | None:
-    """What finds the original of a changed call or result: its kind and its ids; None for other messages."""
-    if message.get("role") == "tool":
-        return "result", str(message.get("tool_call_id"))
-    calls = message.get("tool_calls")
-    return ("calls", *(str(c.get("id")) for c in calls)) if calls else None
 
 
 @dataclass(slots=True, eq=False)
@@ -345,9 +323,13 @@ class Bridge(Generic[N]):
                 context, _ = self.processor.apply_strategy(
                     chat.messages, self.strategy, llm_client=self._llm_client, session_id=held.name
                 )
-            if same_objects(context, chat.messages):
-                return list(natives), held.name
-            return chat.write(context), held.name
+                if same_objects(context, chat.messages):
+                    return list(natives), held.name
+                rebuilt = chat.write(context)
+                session = self.processor.state(self.strategy, held.name)
+                if session is not None:
+                    session.recount(context, self._read(rebuilt, system).messages)
+                return rebuilt, held.name
         except (ConfigError, LoopDetectedError):  # for the caller to change
             raise
         except MemoryBankError as e:
@@ -398,8 +380,3 @@ class Bridge(Generic[N]):
 
 def _told(messages: Sequence[ChatMessage]) -> list[ChatMessage]:
     return [m for m in messages if m.get("role") not in ("system", "developer")]
-
-
-def same_objects(one: Sequence[object], other: Sequence[object]) -> bool:
-    """Whether two lists hold the very same objects."""
-    return len(one) == len(other) and all(a is b for a, b in zip(one, other, strict=True))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Unpack
 
 from memory_bank.errors import MissingExtraError
@@ -17,7 +17,7 @@ from memory_bank.integrations.bridge import (
 )
 from memory_bank.tools import TOOL_SCHEMAS
 from memory_bank.transcript.jsontext import compact, parse_arguments, plain
-from memory_bank.transcript.messages import call_entry, content_text
+from memory_bank.transcript.messages import call_entry, calls_by_place, content_text
 
 try:
     from google.adk.plugins.base_plugin import BasePlugin
@@ -45,17 +45,33 @@ class ADKWire:
     def rewrite(self, native: Any, messages: Sequence[ChatMessage | None]) -> Any | None:
         parts: list[tuple[int, Any]] = []
         for (old, held), new in zip(self._divided(native), messages, strict=True):
-            if new is None:
-                continue
-            for i in held:
-                part = native.parts[i]
-                if new != old and part.function_response is not None:
-                    part = _with_text(part, content_text(new["content"]))
-                elif new != old and part.function_call is not None and not part.thought_signature:
-                    part = self._with_arguments(part, new)
-                parts.append((i, part))
+            if new == old:
+                parts += [(i, native.parts[i]) for i in held]
+            elif new is not None:
+                parts += self._changed([(i, native.parts[i]) for i in held], new, old)
         parts.sort(key=lambda p: p[0])
         return native.model_copy(update={"parts": [p for _, p in parts]}) if parts else None
+
+    def _changed(
+        self, held: Sequence[tuple[int, Any]], new: ChatMessage, old: ChatMessage
+    ) -> Iterator[tuple[int, Any]]:
+        """The parts of a changed message that stay, by position. A call that is signed keeps its arguments."""
+        calls = iter(range(len(old.get("tool_calls", ()))))
+        kept = calls_by_place(new, old)
+        text = content_text(new["content"])
+        for i, part in held:
+            if part.function_response is not None:
+                yield i, _with_text(part, text)
+            elif part.function_call is not None:
+                call = next(calls)
+                if call in kept:
+                    is_same = part.thought_signature or kept[call] == old["tool_calls"][call]
+                    yield i, part if is_same else _with_arguments(part, kept[call])
+            elif part.thought or new["content"] == old["content"]:
+                yield i, part
+            elif text:
+                yield i, types.Part(text=text)
+                text = ""
 
     def say(self, message: ChatMessage) -> Any:
         """See Wire. Contents have no role for system messages, so every one is the user's."""
@@ -95,20 +111,18 @@ class ADKWire:
         turn = [(message | {"tool_calls": calls} if calls else message, made)]
         return [*turn, ({"role": KEPT_ROLE, "content": ""}, kept)] if kept else turn
 
-    def _with_arguments(self, part: Any, message: ChatMessage) -> Any:
-        given = {c["id"]: c["function"]["arguments"] for c in message["tool_calls"]}
-        arguments = given.get(self._ids[id(part)])
-        if arguments is None:
-            return part
-        call = part.function_call.model_copy(update={"args": parse_arguments(arguments)})
-        return part.model_copy(update={"function_call": call})
-
 
 def _text_of(response: dict[str, Any] | None) -> str:
     response = response or {}
     if response.keys() == {_TEXT_RESULT} and isinstance(response[_TEXT_RESULT], str):
         return str(response[_TEXT_RESULT])
     return compact(plain(response))
+
+
+def _with_arguments(part: Any, call: dict[str, Any]) -> Any:
+    arguments = parse_arguments(call["function"]["arguments"])
+    changed = part.function_call.model_copy(update={"args": arguments})
+    return part.model_copy(update={"function_call": changed})
 
 
 def _with_text(part: Any, text: str) -> Any:

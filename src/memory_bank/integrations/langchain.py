@@ -10,7 +10,7 @@ from memory_bank.integrations.bridge import Bridge, BridgeOptions, ChatMessage, 
 from memory_bank.tools import TOOL_SCHEMAS
 from memory_bank.transcript.anthropic import thinking_rule
 from memory_bank.transcript.jsontext import compact, parse_arguments
-from memory_bank.transcript.messages import call_entry
+from memory_bank.transcript.messages import call_entry, calls_by_place, content_text
 
 try:
     from langchain.agents.middleware import AgentMiddleware, ModelRequest
@@ -64,7 +64,7 @@ class LangChainWire:
         if message is None:
             return None
         if isinstance(native, AIMessage):
-            return _with_calls(native, message)
+            return _changed(native, message)
         return native.model_copy(update={"content": message["content"]})
 
     def say(self, message: ChatMessage) -> BaseMessage:
@@ -97,17 +97,38 @@ def _assistant(native: AIMessage) -> ChatMessage:
     return message | {"tool_calls": calls} if calls else message
 
 
-def _with_calls(native: AIMessage, message: ChatMessage) -> AIMessage:
-    """The message with other arguments of its calls; unchanged where they stand in its content as well."""
+def _changed(native: AIMessage, message: ChatMessage) -> AIMessage:
+    """The message with other words, and with other arguments of its calls where they do not stand in its content."""
+    old = _assistant(native)
+    changes: dict[str, Any] = {}
+    if message.get("content") != old["content"]:
+        changes["content"] = _with_words(native.content, content_text(message.get("content")))
     blocks = native.content if isinstance(native.content, list) else []
-    if native.invalid_tool_calls or any(
-        isinstance(b, dict) and b.get("type") in _CALL_BLOCKS for b in blocks
-    ):
-        return native
-    given = {c["id"]: parse_arguments(c["function"]["arguments"]) for c in message.get("tool_calls") or ()}
-    calls = [{**c, "args": given.get(c["id"], c["args"])} for c in native.tool_calls]
-    extra = {k: v for k, v in native.additional_kwargs.items() if k != "tool_calls"}
-    return native.model_copy(update={"tool_calls": calls, "additional_kwargs": extra})
+    has_blocks = any(isinstance(b, dict) and b.get("type") in _CALL_BLOCKS for b in blocks)
+    if message.get("tool_calls") != old.get("tool_calls") and not (has_blocks or native.invalid_tool_calls):
+        kept = calls_by_place(message, old)
+        changes["tool_calls"] = [
+            {**call, "args": parse_arguments(kept[place]["function"]["arguments"])}
+            for place, call in enumerate(native.tool_calls)
+            if place in kept
+        ]
+        extra = native.additional_kwargs.items()
+        changes["additional_kwargs"] = {k: v for k, v in extra if k != "tool_calls"}
+    return native.model_copy(update=changes)
+
+
+def _with_words(content: Any, text: str) -> Any:
+    """A content with another text, in the place of its first one; what is hidden stays."""
+    if not isinstance(content, list):
+        return text
+    blocks: list[Any] = []
+    for block in content:
+        if isinstance(block, dict) and block.get("type") in _CALL_BLOCKS | _HIDDEN_BLOCKS:
+            blocks.append(block)
+        elif text:
+            blocks.append({"type": "text", "text": text})
+            text = ""
+    return blocks
 
 
 class MemoryBankMiddleware(AgentMiddleware):

@@ -8,7 +8,7 @@ from typing import Any, TypeVar, Unpack
 from memory_bank.errors import MessagesError, MissingExtraError
 from memory_bank.integrations.bridge import KEPT_ROLE, Bridge, BridgeOptions, ChatMessage, read_natives
 from memory_bank.transcript.jsontext import parse_arguments, plain
-from memory_bank.transcript.messages import Call, call_entry, calls_of, content_text
+from memory_bank.transcript.messages import Call, call_entry, calls_by_place, calls_of, content_text
 
 try:
     from llama_index.core.base.llms.types import (
@@ -56,17 +56,24 @@ class LlamaIndexWire:
             return None
         if not message.get("tool_calls"):
             return native.model_copy(update={"blocks": [TextBlock(text=content_text(message["content"]))]})
-        if native.additional_kwargs.get(
-            "tool_calls"
-        ):  # a second form of the calls: both would have to change
-            return native
-        given = {c["id"]: parse_arguments(c["function"]["arguments"]) for c in message["tool_calls"]}
-        blocks = [
-            b.model_copy(update={"tool_kwargs": given.get(b.tool_call_id, b.tool_kwargs)})
-            if isinstance(b, ToolCallBlock)
-            else b
-            for b in native.blocks
-        ]
+        [old] = self.read(native)
+        kept = calls_by_place(message, old)
+        calls = iter(range(len(old["tool_calls"])))
+        text = content_text(message["content"])
+        blocks: list[Any] = []
+        for block in native.blocks:
+            if isinstance(block, ToolCallBlock):
+                call = next(calls)
+                if call not in kept:
+                    continue
+                if kept[call] != old["tool_calls"][call]:
+                    arguments = parse_arguments(kept[call]["function"]["arguments"])
+                    block = block.model_copy(update={"tool_kwargs": arguments})
+            elif not isinstance(block, ThinkingBlock) and message["content"] != old["content"]:
+                if not text:
+                    continue
+                block, text = TextBlock(text=text), ""
+            blocks.append(block)
         return native.model_copy(update={"blocks": blocks})
 
     def say(self, message: ChatMessage) -> Any:

@@ -17,7 +17,7 @@ from memory_bank.integrations.bridge import (
 )
 from memory_bank.tools import TOOL_SCHEMAS
 from memory_bank.transcript.anthropic import Thinking, thinking_rule
-from memory_bank.transcript.messages import call_entry
+from memory_bank.transcript.messages import call_entry, calls_by_place, content_text
 
 try:
     from pydantic_ai import RunContext, Tool
@@ -54,7 +54,7 @@ class PydanticAIWire:
 
     def rewrite(self, native: ModelMessage, messages: Sequence[ChatMessage | None]) -> ModelMessage | None:
         if isinstance(native, ModelResponse):
-            return None if messages[0] is None else _with_arguments(native, messages[0])
+            return None if messages[0] is None else _changed(native, messages[0])
         parts = [
             _with_text(part, message)
             for part, message in zip(native.parts, messages, strict=True)
@@ -130,16 +130,28 @@ def _read_response(native: ModelResponse) -> list[ChatMessage]:
     return messages
 
 
-def _with_arguments(native: ModelResponse, message: ChatMessage) -> ModelResponse:
-    given = {c["id"]: c["function"]["arguments"] for c in message.get("tool_calls") or ()}
-    parts = [
-        dataclasses.replace(p, args=given[p.tool_call_id])
-        if isinstance(p, ToolCallPart)
-        and given.get(p.tool_call_id, p.args_as_json_str()) != p.args_as_json_str()
-        else p
-        for p in native.parts
-    ]
-    return dataclasses.replace(native, parts=parts)
+def _changed(native: ModelResponse, message: ChatMessage) -> ModelResponse | None:
+    """The response with other words and other arguments of its calls; None where nothing is left."""
+    old = _read_response(native)[0]
+    keeps_words = message.get("content") == old["content"]
+    text = content_text(message.get("content"))
+    kept = calls_by_place(message, old)
+    calls = iter(range(len(old.get("tool_calls", ()))))
+    parts: list[Any] = []
+    for part in native.parts:
+        if isinstance(part, ToolCallPart):
+            call = next(calls)
+            if call not in kept:
+                continue
+            arguments = kept[call]["function"]["arguments"]
+            if arguments != part.args_as_json_str():
+                part = dataclasses.replace(part, args=arguments)
+        elif isinstance(part, TextPart) and not keeps_words:
+            if not text:
+                continue
+            part, text = dataclasses.replace(part, content=text), ""
+        parts.append(part)
+    return dataclasses.replace(native, parts=parts) if parts else None
 
 
 def _with_text(part: Any, message: ChatMessage) -> Any:
@@ -147,7 +159,7 @@ def _with_text(part: Any, message: ChatMessage) -> Any:
     content = message["content"]
     if not isinstance(part, ToolReturnPart | RetryPromptPart) or content == _read_part(part)["content"]:
         return part
-    return dataclasses.replace(part, content=content)
+    return dataclasses.replace(part, content=content_text(content))
 
 
 def _rule(request_context: ModelRequestContext) -> Thinking:

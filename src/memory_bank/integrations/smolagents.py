@@ -60,6 +60,8 @@ class SmolagentsWire:
             return [{"role": "user", "content": [*text, *images] if images else native.task}]
         if isinstance(native, PlanningStep):
             return [{"role": "assistant", "content": native.plan}]
+        if isinstance(native, RetrievedStep):
+            return [{"role": native.role, "content": native.text}]
         raise MessagesError(
             f"{type(native).__name__} is not a step of smolagents that memory can read: steps are TaskStep, "
             "PlanningStep and ActionStep."
@@ -67,16 +69,21 @@ class SmolagentsWire:
 
     def rewrite(self, native: MemoryStep, messages: Sequence[ChatMessage | None]) -> MemoryStep | None:
         made, result = messages[0], messages[-1]
+        if isinstance(native, PlanningStep) and made is not None:
+            return dataclasses.replace(native, plan=content_text(made["content"]))
         if made is None or result is None or not isinstance(native, ActionStep):
             return None
         old_made, old_result = _read_action(native)
         changes: dict[str, Any] = {}
-        if made != old_made:
+        if made["content"] != old_made["content"]:
+            changes["model_output"] = made["content"]
+        if made["tool_calls"] != old_made["tool_calls"]:
             changes["tool_calls"] = _calls_of(
                 native, parse_arguments(made["tool_calls"][0]["function"]["arguments"])
             )
         if result != old_result:
-            changes |= {"observations": content_text(result["content"]), "error": None}
+            text = content_text(result["content"])
+            changes |= {"observations": text, "error": None, "observations_images": None}
         return dataclasses.replace(native, **changes)
 
     def say(self, message: ChatMessage) -> MemoryStep:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import operator
 import threading
 import time
 from collections import OrderedDict
@@ -24,10 +23,11 @@ from memory_bank.bank.stores import FactStore
 from memory_bank.bank.usage import CONTROL
 from memory_bank.config import Config, MemoryBankSettings, NoStrategySettings
 from memory_bank.errors import ConfigError, EmbeddingError, NotFoundError, StorageError
-from memory_bank.plan import Plan
+from memory_bank.plan import Context, Plan
 from memory_bank.processor import MemoryProcessor
+from memory_bank.service.proxy.dialect import RequestHistory
 from memory_bank.service.security.access import public_name, stored_id, writable_id
-from memory_bank.transcript.messages import check_messages, read
+from memory_bank.transcript.messages import check_messages, read, same_objects
 
 log = logging.getLogger("memory_bank.Service")
 
@@ -57,7 +57,7 @@ _NAMES = (
 
 @dataclass(frozen=True, slots=True)
 class Rebuilt:
-    """The context of a step: ``messages`` to send, and ``shown``, the same with secrets hidden.
+    """The context of a step: ``messages``, ``written`` as they are sent, and ``shown`` with secrets hidden.
 
     ``plan`` is the step's plan; ``milliseconds`` the time that rebuilding took; ``created`` when that was, in
     Unix seconds. ``known_tokens``: of the messages of the full history that the request before had too.
@@ -67,6 +67,7 @@ class Rebuilt:
     session_id: str
     strategy: str
     messages: list[object]
+    written: Sequence[object] = field(repr=False)
     shown: list[object] = field(repr=False)
     tokens: int
     full_tokens: int
@@ -158,12 +159,15 @@ class Sessions:
         strategy: str | None = None,
         llm_client: object = None,
         size: int = 0,
+        history: RequestHistory | None = None,
     ) -> Rebuilt:
         """Store what is new in the messages, and return the context of the next model call.
 
-        ``size``: bytes of the request; images and ids take memory that their tokens do not show.
+        ``size``: bytes of the request; images and ids take memory that their tokens do not show. ``history``: the
+        request that the messages were read of; the tokens are then those of the context as it is written for it.
 
-        Raises what MemoryProcessor.apply_strategy raises, and ConfigError for an invalid name.
+        Raises what MemoryProcessor.apply_strategy and ``to_request`` of the history raise, and ConfigError for an
+        invalid name.
         """
         began = time.perf_counter()
         session_id = writable_id(namespace, name)
@@ -191,18 +195,26 @@ class Sessions:
         context = shown
         if seen is not messages:  # secrets are hidden in what is stored, not in what is sent
             context = _with_own_text(shown, seen, messages)
+        unchanged = same_objects(context, messages)
+        written: Sequence[object] = context
+        if history is not None and not unchanged:
+            written = history.to_request(context)
+            if state is not None:
+                tokens = state.recount(shown, history.read(written))
+                plan = shown.plan if isinstance(shown, Context) else plan
         changed_at, changed = _first_change(used.sent, context, plan)
         used.sent = context
         step = Rebuilt(
             session_id=session_id,
             strategy=key,
             messages=context,
+            written=written,
             shown=shown,
             tokens=tokens,
             full_tokens=plan.full_tokens if plan else tokens,
             message_count=len(messages),
             record_count=count,
-            unchanged=len(context) == len(messages) and all(map(operator.is_, context, messages)),
+            unchanged=unchanged,
             milliseconds=1000 * (time.perf_counter() - began),
             created=time.time(),
             known_tokens=plan.view.tokens_between(0, plan.view.tail_start) if plan and plan.view.tail else 0,
@@ -237,7 +249,7 @@ class Sessions:
             if len(self._previews) > PREVIEWS_KEPT:
                 self._previews.popitem(last=False)
         own = {id(s): m for s, m in zip(seen, messages, strict=True)}
-        return [own.get(id(m), m) for m in shown]
+        return _with_sources([own.get(id(m), m) for m in shown], shown)
 
     def _take_preview(self, namespace: str | None, name: str, key: str, messages: list[object]) -> _Preview:
         """The memory of a session's last preview with what is stored since, or a new one.
@@ -503,9 +515,7 @@ def _with_own_text(
         if copy is not message:
             own[id(copy)] = message
             own.update((id(part), whole) for part, whole in zip(_parts(copy), _parts(message), strict=True))
-    if not own:
-        return list(shown)
-    context = []
+    context: list[object] = []
     for message in shown:
         if id(message) in own:
             context.append(own[id(message)])
@@ -514,7 +524,12 @@ def _with_own_text(
         restored = [own.get(id(p), p) for p in parts]
         changed = any(a is not b for a, b in zip(parts, restored, strict=True))
         context.append({**cast("dict[str, object]", message), "content": restored} if changed else message)
-    return context
+    return _with_sources(context, shown)
+
+
+def _with_sources(messages: list[object], context: Sequence[object]) -> list[object]:
+    """Messages in the place of those of a context, made of the same ones."""
+    return Context(messages, context.plan, context.sources) if isinstance(context, Context) else messages
 
 
 def _parts(message: object) -> list[object]:

@@ -14,7 +14,7 @@ from typing import Any
 
 from memory_bank.errors import HistoryError
 from memory_bank.transcript.jsontext import compact, parse_arguments, plain
-from memory_bank.transcript.messages import call_entry, content_text
+from memory_bank.transcript.messages import call_entry, calls_by_place, content_text, source_positions
 
 AnthropicMessage = dict[str, Any]
 ChatMessage = dict[str, Any]
@@ -308,16 +308,16 @@ def to_anthropic(
 ) -> list[AnthropicMessage]:
     """The messages that a rebuilt context stands for: those that did not change are the very objects.
 
-    A result that was shortened becomes a copy of its block with the new content. The memory joins the user
-    message before it. From the first message on that differs from the request's, thinking blocks go as
-    ``thinking`` says. No cache mark is added.
+    A result that was shortened becomes a copy of its block with the new content, and the words of a turn stand in
+    its first text. The memory joins the user message before it. From the first message on that differs from the
+    request's, thinking blocks go as ``thinking`` says. No cache mark is added.
 
     Raises HistoryError where the messages would have a broken pair that those read had not, or where a tool
     turn would have to keep a thinking block that it has not: the request is better sent as it came.
     """
     writer = _Writer(chat)
-    for message in context:
-        writer.feed(message)
+    for message, source in zip(context, source_positions(context, chat.messages), strict=True):
+        writer.feed(message, None if source is None else chat.messages[source])
     writer.flush()
     messages = _arranged(_joined(writer.pieces, chat.source), chat.source)
     messages = _without_thinking(messages, chat.source, thinking)
@@ -349,20 +349,23 @@ class _Writer:
         self.chat = chat
         self.pieces: list[_Piece] = []
         self._unit = -1
-        self._reached = 0
-        self._taken: set[int] = set()
         self._seen: dict[BlockPlace, Block | None] = {}  # of this unit, with what became of the block
         self._added: list[Block] = []
+        self._answered = {str(m["tool_call_id"]) for m in chat.messages if m["role"] == "tool"}
 
-    def feed(self, message: ChatMessage) -> None:
-        """Write the next message."""
-        places = self.chat.places.get(id(message))
-        if places is not None:
-            self._take(message, places)
+    def feed(self, message: ChatMessage, source: ChatMessage | None) -> None:
+        """Write the next message, which is or was made of ``source``."""
+        if source is not None:
+            unit = self.chat.unit_of[id(source)]
+            if unit != self._unit:
+                self.flush()
+                self._unit = unit
+            places = self.chat.places[id(source)]
+            self._seen.update(dict.fromkeys(places) if message is source else self._changed(message, source))
         elif message.get("role") in ("tool", "function"):
-            self._feed_result(message)
+            self._add_result(message)
         elif message.get("role") == "assistant" and message.get("tool_calls"):
-            self._feed_calls(message)
+            self._add_call(message)
         else:
             self.flush()
             text = content_text(message.get("content"))
@@ -378,7 +381,7 @@ class _Writer:
             if last is None or last.source != place.message:
                 last = _Piece(str(role), place.message)
                 self.pieces.append(last)
-            if place.block == _WHOLE:
+            if place.block == _WHOLE and changed is None:
                 last.whole = True
             else:
                 last.blocks.append((place.block, changed or message["content"][place.block]))
@@ -386,93 +389,68 @@ class _Writer:
             self.pieces.append(_Piece("user", None, [(0, block) for block in self._added]))
         self._seen, self._added, self._unit = {}, [], -1
 
-    def _take(self, message: ChatMessage, places: Sequence[BlockPlace], changed: Block | None = None) -> None:
-        unit = self.chat.unit_of[id(message)]
-        if unit != self._unit:
-            self.flush()
-            self._unit = self._reached = unit
-        self._taken.add(id(message))
-        self._seen.update(dict.fromkeys(places, changed))
+    def _changed(self, message: ChatMessage, source: ChatMessage) -> dict[BlockPlace, Block | None]:
+        """The places of a changed message that stay, with the blocks that changed."""
+        calls = iter(range(len(source.get("tool_calls") or ())))
+        kept = calls_by_place(message, source)
+        text = content_text(message.get("content"))
+        keeps_words = message.get("content") == source.get("content")
+        found: dict[BlockPlace, Block | None] = {}
+        for place in self.chat.places[id(source)]:
+            block = self._block(place)
+            kind = _type(block)
+            if kind == "tool_result":
+                found[place] = {**block, "content": message.get("content")}
+            elif kind == "tool_use":
+                call = next(calls)
+                if call in kept:
+                    found[place] = _with_arguments(block, kept[call], source["tool_calls"][call])
+            elif keeps_words or kind in THINKING:
+                found[place] = None
+            elif text:
+                found[place] = {**{k: v for k, v in block.items() if k != "citations"}, "text": text}
+                text = ""
+        return found
 
-    def _feed_result(self, message: ChatMessage) -> None:
-        """A result with another content than its block has, or one for a call that had none."""
+    def _block(self, place: BlockPlace) -> Block:
+        """The block at a place; a text block for a message whose content is a text."""
+        if place.block == _WHOLE:
+            return {"type": "text"}
+        block: Block = self.chat.source[place.message]["content"][place.block]
+        return block
+
+    def _add_result(self, message: ChatMessage) -> None:
+        """Write a result for a call of this unit that had none. Raises HistoryError for any other."""
         call_id, content = message.get("tool_call_id"), message.get("content")
-
-        def fits(m: ChatMessage) -> bool:
-            return bool(m["role"] == "tool" and m["tool_call_id"] == call_id)
-
         here = self.chat.units[self._unit] if self._unit >= 0 else []
-        original = self._first(here, fits)
-        if original is None and any(c["id"] == call_id for m in here for c in m.get("tool_calls", ())):
-            self._added.append({"type": "tool_result", "tool_use_id": call_id, "content": content})
-            return
-        original = original or self._later(fits)
-        if original is None:
+        if not any(c["id"] == call_id for m in here for c in m.get("tool_calls", ())):
             raise HistoryError(
                 "the rebuilt context holds a result that no message has: send the messages as they are."
             )
-        places = self.chat.places[id(original)]
-        block = self.chat.source[places[0].message]["content"][places[0].block]
-        self._take(original, places, {**block, "content": content})
+        self._added.append({"type": "tool_result", "tool_use_id": call_id, "content": content})
 
-    def _feed_calls(self, message: ChatMessage) -> None:
-        """A turn with fewer calls or other arguments than it had, or a call for a result that had none."""
+    def _add_call(self, message: ChatMessage) -> None:
+        """Write a call for a result that had none. Raises HistoryError for any other."""
         calls = message["tool_calls"]
         ids = [call.get("id") for call in calls]
-        turn = self._later(lambda m: any(c["id"] in ids for c in m.get("tool_calls", ())))
-        if turn is not None:
-            self._take(turn, [p for p in self.chat.places[id(turn)] if self._keeps(p, ids)])
-            self._change_arguments(turn, calls)
-            return
-        if self._later(lambda m: m["role"] == "tool" and m["tool_call_id"] in ids) is None:
+        if self._answered.isdisjoint(map(str, ids)):
             raise HistoryError(
                 "the rebuilt context holds a call that no message has: send the messages as they are."
             )
         self.flush()
+        names = [call.get("function", {}).get("name") for call in calls]
         made = [
-            (
-                0,
-                {
-                    "type": "tool_use",
-                    "id": c.get("id"),
-                    "name": c.get("function", {}).get("name"),
-                    "input": {},
-                },
-            )
-            for c in calls
+            {"type": "tool_use", "id": i, "name": n, "input": {}} for i, n in zip(ids, names, strict=True)
         ]
-        self.pieces.append(_Piece("assistant", None, made))
+        self.pieces.append(_Piece("assistant", None, [(0, block) for block in made]))
 
-    def _change_arguments(self, turn: ChatMessage, calls: Sequence[Any]) -> None:
-        """Note the blocks of calls whose arguments were shortened."""
-        given = {str(c["id"]): c["function"]["arguments"] for c in turn["tool_calls"]}
-        new = {str(c.get("id")): (c.get("function") or {}).get("arguments") for c in calls}
-        for place in self._seen:
-            if place.block == _WHOLE:
-                continue
-            block = self.chat.source[place.message]["content"][place.block]
-            call_id = str(block.get("id"))
-            if _type(block) != "tool_use" or new.get(call_id) in (None, given.get(call_id)):
-                continue
-            arguments = new[call_id]
-            parsed = parse_arguments(arguments) if isinstance(arguments, str) else arguments
-            self._seen[place] = {**block, "input": parsed}
 
-    def _keeps(self, place: BlockPlace, ids: Sequence[object]) -> bool:
-        if place.block == _WHOLE:
-            return True
-        block = self.chat.source[place.message]["content"][place.block]
-        return _type(block) != "tool_use" or block.get("id") in ids
-
-    def _later(self, fits: Callable[[ChatMessage], bool]) -> ChatMessage | None:
-        """The first message from here on that fits and is not in the context yet."""
-        units = self.chat.units[self._reached :]
-        return next((m for unit in units if (m := self._first(unit, fits)) is not None), None)
-
-    def _first(
-        self, messages: Sequence[ChatMessage], fits: Callable[[ChatMessage], bool]
-    ) -> ChatMessage | None:
-        return next((m for m in messages if id(m) not in self._taken and fits(m)), None)
+def _with_arguments(block: Block, call: Mapping[str, Any], old: Mapping[str, Any]) -> Block | None:
+    """The block with the arguments of a call; None where they are those that it had."""
+    arguments = (call.get("function") or {}).get("arguments")
+    if arguments in (None, old["function"]["arguments"]):
+        return None
+    return {**block, "input": parse_arguments(arguments) if isinstance(arguments, str) else arguments}
 
 
 def _joined(pieces: Sequence[_Piece], source: Sequence[Any]) -> Iterator[Any]:

@@ -6,13 +6,19 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeGuard
 
 from memory_bank.errors import HistoryError
 from memory_bank.transcript.jsontext import compact
-from memory_bank.transcript.messages import HOSTED, call_entry, content_text
+from memory_bank.transcript.messages import (
+    HOSTED,
+    call_entry,
+    calls_by_place,
+    content_text,
+    source_positions,
+)
 
 Item = dict[str, Any]
 ChatMessage = dict[str, Any]
@@ -526,8 +532,8 @@ def to_items(context: Sequence[Any], chat: ItemChat) -> list[Any]:
     request is better sent as it came.
     """
     writer = _ItemWriter(chat)
-    for message in context:
-        writer.feed(message)
+    for message, source in zip(context, source_positions(context, chat.messages), strict=True):
+        writer.feed(message, None if source is None else chat.messages[source])
     writer.flush()
     if item_errors(writer.out) and not item_errors(chat.items):
         raise HistoryError("the rebuilt context would break a call from its output: send the input as it is.")
@@ -542,21 +548,23 @@ class _ItemWriter:
         self.out: list[Any] = []
         self._holders = Counter(p for part in chat.parts.values() for p in part.items)
         self._unit = -1
-        self._reached = 0  # the unit of the latest message
-        self._taken: set[int] = set()  # messages of the context, by identity
         self._seen: Counter[int] = Counter()  # of this unit: how many messages that stand for an item
         self._changed: dict[int, Item] = {}
         self._added: list[Item] = []
+        self._answers = {m["tool_call_id"]: m for m in reversed(chat.messages) if m["role"] == "tool"}
 
-    def feed(self, message: ChatMessage) -> None:
-        """Write the next message."""
-        part = self.chat.parts.get(id(message))
-        if part is not None:
-            self._take(message, part.items)
+    def feed(self, message: ChatMessage, source: ChatMessage | None) -> None:
+        """Write the next message, which is or was made of ``source``."""
+        if source is not None:
+            part = self.chat.parts[id(source)]
+            if part.unit != self._unit:
+                self.flush()
+                self._unit = part.unit
+            self._seen.update(part.items if message is source else self._kept(message, source))
         elif message.get("role") in ("tool", "function"):
-            self._feed_result(message)
+            self._add_result(message)
         elif message.get("role") == "assistant" and message.get("tool_calls"):
-            self._feed_calls(message)
+            self._add_call(message)
         else:
             self.flush()
             content = content_text(message.get("content"))
@@ -570,83 +578,54 @@ class _ItemWriter:
         self._seen, self._changed, self._added = Counter(), {}, []
         self._unit = -1
 
-    def _take(self, message: ChatMessage, positions: Sequence[int]) -> None:
-        unit = self.chat.parts[id(message)].unit
-        if unit != self._unit:
-            self.flush()
-            self._unit = self._reached = unit
-        self._taken.add(id(message))
-        self._seen.update(positions)
+    def _kept(self, message: ChatMessage, source: ChatMessage) -> list[int]:
+        """The positions of a changed message's items that stay; notes those that changed."""
+        positions = self.chat.parts[id(source)].items
+        content = message.get("content")
+        if source["role"] == "tool":
+            self._changed.update((p, with_output(self.chat.items[p], content)) for p in positions)
+            return list(positions)
+        calls = iter(range(len(source.get("tool_calls") or ())))
+        entries = calls_by_place(message, source)
+        keeps_words = content == source.get("content")
+        text = content_text(content)
+        kept: list[int] = []
+        for p in positions:
+            item = self.chat.items[p]
+            kind = item_type(item)
+            if kind in OUTPUT_OF or kind in HOSTED:
+                call = next(calls)
+                if call not in entries and kind in OUTPUT_OF:
+                    continue
+                self._changed[p] = with_arguments(item, entries.get(call, {}))
+            elif kind == "message" and not keeps_words:
+                if not text:
+                    continue
+                self._changed[p] = with_words(item, text)
+                text = ""
+            kept.append(p)
+        return kept
 
-    def _feed_result(self, message: ChatMessage) -> None:
-        """A result with another text than its item has, or one for a call that had none."""
-        call_id, content = message.get("tool_call_id"), message.get("content")
-
-        def fits(m: ChatMessage) -> bool:
-            return bool(m["role"] == "tool" and m["tool_call_id"] == call_id)
-
-        here = self.chat.units[self._unit] if self._unit >= 0 else []
-        original = self._first(here, fits)
-        if original is None:
-            calls = (self.chat.items[p] for p in self._seen)
-            call = next((c for c in calls if item_type(c) in OUTPUT_OF and call_id_of(c) == call_id), None)
-            if call is not None:
-                answer = answer_to(call, content)
-                self._added += [] if answer is None else [answer]
-                return
-            original = self._later(fits)
-        if original is None:
+    def _add_result(self, message: ChatMessage) -> None:
+        """Write a result for a call of this unit that had none. Raises HistoryError for any other."""
+        call_id = message.get("tool_call_id")
+        calls = (self.chat.items[p] for p in self._seen)
+        call = next((c for c in calls if item_type(c) in OUTPUT_OF and call_id_of(c) == call_id), None)
+        if call is None:
             raise HistoryError(
                 "the rebuilt context holds a result that no item has: send the input as it is."
             )
-        positions = self.chat.parts[id(original)].items
-        self._take(original, positions)
-        self._changed.update((p, with_output(self.chat.items[p], content)) for p in positions)
+        answer = answer_to(call, message.get("content"))
+        self._added += [] if answer is None else [answer]
 
-    def _feed_calls(self, message: ChatMessage) -> None:
-        """A turn with fewer calls or shorter arguments and words, or a call for an output that had none."""
-        ids = [call.get("id") for call in message["tool_calls"]]
-        items = self.chat.items
-        turn = self._later(lambda m: any(c["id"] in ids for c in m.get("tool_calls", ())))
-        if turn is not None:
-            positions = self.chat.parts[id(turn)].items
-            kept = [
-                p for p in positions if item_type(items[p]) not in OUTPUT_OF or call_id_of(items[p]) in ids
-            ]
-            words: dict[int, Item] = {}
-            if message.get("content") != turn.get("content"):
-                kept, words = self._with_words(kept, content_text(message.get("content")))
-            self._take(turn, kept)
-            self._changed.update(words)
-            entries = {call.get("id"): call for call in message["tool_calls"]}
-            for p in kept:
-                if item_type(items[p]) in OUTPUT_OF:
-                    self._changed[p] = with_arguments(items[p], entries.get(call_id_of(items[p]), {}))
-            return
-        orphan = self._later(lambda m: m["role"] == "tool" and m["tool_call_id"] in ids)
+    def _add_call(self, message: ChatMessage) -> None:
+        """Write a call for an output that had none. Raises HistoryError for any other."""
+        orphan = self._answers.get(message["tool_calls"][0].get("id"))
         made = None
         if orphan is not None:
-            output = items[self.chat.parts[id(orphan)].items[0]]
+            output = self.chat.items[self.chat.parts[id(orphan)].items[0]]
             made = call_for(output, str(message["tool_calls"][0].get("function", {}).get("name")))
         if made is None:
             raise HistoryError("the rebuilt context holds a call that no item has: send the input as it is.")
         self.flush()
         self.out.append(made)
-
-    def _with_words(self, positions: Sequence[int], text: str) -> tuple[list[int], dict[int, Item]]:
-        """The positions without the turn's messages, but for the first where there is a text; its new item."""
-        said = [p for p in positions if item_type(self.chat.items[p]) == "message"]
-        changed: dict[int, Item] = {}
-        if text and said:
-            changed[said[0]] = with_words(self.chat.items[said[0]], text)
-        return [p for p in positions if p not in said or p in changed], changed
-
-    def _later(self, fits: Callable[[ChatMessage], bool]) -> ChatMessage | None:
-        """The first message from here on that fits and is not in the context yet."""
-        units = self.chat.units[self._reached :]
-        return next((m for unit in units if (m := self._first(unit, fits)) is not None), None)
-
-    def _first(
-        self, messages: Sequence[ChatMessage], fits: Callable[[ChatMessage], bool]
-    ) -> ChatMessage | None:
-        return next((m for m in messages if id(m) not in self._taken and fits(m)), None)

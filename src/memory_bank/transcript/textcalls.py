@@ -25,7 +25,15 @@ from typing import Any
 
 from memory_bank.errors import HistoryError
 from memory_bank.transcript.jsontext import compact
-from memory_bank.transcript.messages import MessageKind, call_entry, content_text, is_text_part, kind_of, read
+from memory_bank.transcript.messages import (
+    MessageKind,
+    call_entry,
+    content_text,
+    is_text_part,
+    kind_of,
+    read,
+    source_positions,
+)
 
 ChatMessage = dict[str, Any]
 
@@ -36,7 +44,8 @@ CALLING = "Calling tools:\n"
 class WrittenCall:
     """A call in a text: what stands before it (``lead``), between that and its arguments, and after these.
 
-    ``arguments`` is the text of a JSON object. ``write`` gives other arguments as the form writes them.
+    ``arguments`` is the text of a JSON object. ``write`` gives other arguments as the form writes them. ``after``:
+    words that follow the call.
     """
 
     lead: str
@@ -46,6 +55,7 @@ class WrittenCall:
     tail: str
     write: Callable[[str], str]
     call_id: str | None = None
+    after: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,80 +124,84 @@ def _calls_in(
 
 def _converted(messages: Sequence[Any], form: TextForm, found: Mapping[int, WrittenCall]) -> TextChat:
     out: list[Any] = []
-    calls: dict[str, tuple[Any, WrittenCall]] = {}
-    answers: dict[str, tuple[Any, int]] = {}
-    sources: dict[int, Any] = {}
+    ids: set[str] = set()
+    starts: dict[int, int] = {}
     for i, message in enumerate(messages):
         if i in found:
-            call_id = found[i].call_id or f"text_{len(calls) + 1}"
-            if call_id in calls:
-                call_id = f"{call_id}_{len(calls) + 1}"
-            calls[call_id] = message, found[i]
+            call_id = found[i].call_id or f"text_{len(ids) + 1}"
+            if call_id in ids:
+                call_id = f"{call_id}_{len(ids) + 1}"
+            ids.add(call_id)
             made = call_entry(call_id, found[i].name, found[i].arguments)
-            new: Any = {"role": "assistant", "content": found[i].lead or None, "tool_calls": [made]}
+            new: Any = {"role": "assistant", "content": _words(found[i]) or None, "tool_calls": [made]}
         elif i - 1 in found:
             text = _text(message) or ""
             match = form.answer.match(text)
-            start = match.end() if match else 0
-            answers[call_id] = message, start
-            new = {"role": "tool", "tool_call_id": call_id, "content": text[start:]}
+            starts[i] = match.end() if match else 0
+            new = {"role": "tool", "tool_call_id": call_id, "content": text[starts[i] :]}
         else:
             new = message
-        sources[id(new)] = message
         out.append(new)
-    return TextChat(form.name, out, _Writer(form, out, calls, answers, sources).write)
+    return TextChat(form.name, out, _Writer(form, messages, out, found, starts).write)
+
+
+def _words(call: WrittenCall) -> str:
+    """What the assistant says besides a call."""
+    return f"{call.lead}{call.after}"
 
 
 @dataclass(frozen=True, slots=True)
 class _Writer:
-    """Writes a context as text messages. ``chat`` keeps the objects alive whose ids are in ``sources``."""
+    """Writes a context as text messages: ``chat`` are the messages of ``source`` with calls, position by position.
+
+    ``starts``: where the output begins in each answer.
+    """
 
     form: TextForm
+    source: Sequence[Any]
     chat: Sequence[Any]
-    calls: Mapping[str, tuple[Any, WrittenCall]]
-    answers: Mapping[str, tuple[Any, int]]
-    sources: Mapping[int, Any]
+    calls: Mapping[int, WrittenCall]
+    starts: Mapping[int, int]
 
     def write(self, context: Sequence[Any]) -> list[Any]:
         """A message that memory adds joins the user message beside it, so that the roles still alternate."""
         out: list[Any] = []
         joins_next = False
-        for message in context:
-            source = self.sources.get(id(message))
-            is_added = source is None and "tool_calls" not in message and message.get("role") != "tool"
-            new = self._changed(message) if source is None and not is_added else message
-            new = new if source is None else source
-            if (is_added or joins_next) and out and _is_user(out[-1]) and _is_user(new):
+        for message, at in zip(context, source_positions(context, self.chat), strict=True):
+            if at is None and kind_of(message) in (MessageKind.CALL, MessageKind.RESULT):
+                raise HistoryError("the context holds a call or a result that the history does not have")
+            new = message if at is None else self._changed(message, at)
+            if (at is None or joins_next) and out and _is_user(out[-1]) and _is_user(new):
                 out[-1] = _joined(out[-1], new)
             else:
                 out.append(new)
-            joins_next = is_added
+            joins_next = at is None
         return out
 
-    def _changed(self, message: ChatMessage) -> Any:
-        """The text of a call or a result that was shortened."""
-        if message.get("role") == "tool":
-            source, start = self._known(self.answers, message.get("tool_call_id"))
-            shown = self.form.frame.replace("{}", content_text(message.get("content")))
-            return _with_text(source, (_text(source) or "")[:start] + shown)
-        made = message["tool_calls"]
-        source, call = self._known(self.calls, made[0].get("id") if len(made) == 1 else None)
-        given = made[0]["function"]["arguments"]
-        lead = content_text(message.get("content"))
+    def _changed(self, message: ChatMessage, at: int) -> Any:
+        """The text of a call or a result that was shortened; other messages as they are."""
+        source = self.source[at]
+        if message is self.chat[at]:
+            return source
         old = _text(source) or ""
+        words = content_text(message.get("content"))
+        if at in self.starts:
+            return _with_text(source, old[: self.starts[at]] + self.form.frame.replace("{}", words))
+        call = self.calls.get(at)
+        if call is None:
+            return message
+        lead, after = call.lead, call.after
+        if words != _words(call):
+            lead, after = words, ""
+            if words and not words.endswith("\n"):
+                lead += "\n"  # a form may have to begin a line
         start = len(call.lead) + len(call.head)
-        arguments = old[start : len(old) - len(call.tail)]
+        arguments = old[start : len(old) - len(call.tail) - len(call.after)]
+        given = message["tool_calls"][0]["function"]["arguments"]
         if given != call.arguments:
             with suppress(ValueError, KeyError, TypeError):  # no longer of the form's shape: they stay
                 arguments = call.write(given)
-        return _with_text(source, lead + call.head + arguments + call.tail)
-
-    @staticmethod
-    def _known(natives: Mapping[str, tuple[Any, Any]], call_id: object) -> tuple[Any, Any]:
-        found = natives.get(call_id) if isinstance(call_id, str) else None
-        if found is None:
-            raise HistoryError("the context holds a call or a result that the history does not have")
-        return found
+        return _with_text(source, lead + call.head + arguments + call.tail + after)
 
 
 def _text(message: Any) -> str | None:
@@ -279,7 +293,8 @@ def _read_bash(text: str) -> WrittenCall | None:
     def write(changed: str) -> str:
         return str(json.loads(changed)["command"])
 
-    return WrittenCall(text[: match.start()], head, "bash", compact({"command": match[1]}), text[end:], write)
+    lead, tail, after = text[: match.start()], text[end : match.end()], text[match.end() :]
+    return WrittenCall(lead, head, "bash", compact({"command": match[1]}), tail, write, after=after)
 
 
 def _read_react(text: str) -> WrittenCall | None:

@@ -237,7 +237,7 @@ class Transcript:
                     return []
             except Exception:  # too deep, or foreign objects that refuse to be compared
                 pass
-        return [i for i in positions if not _same(self._snapshot[i], messages[i])]
+        return [i for i in positions if not is_same(self._snapshot[i], messages[i])]
 
     def _is_patchable(self, position: int, message: object) -> bool:
         """Whether a changed message is a text of system or user, so that its neighbours stay as parsed."""
@@ -299,7 +299,8 @@ class Transcript:
         return start
 
 
-def _same(a: object, b: object) -> bool:
+def is_same(a: object, b: object) -> bool:
+    """Whether two messages are equal; not where they cannot be compared."""
     try:
         return bool(a == b)
     except Exception:  # too deep, or a foreign object: parse it again

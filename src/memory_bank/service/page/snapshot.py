@@ -187,7 +187,8 @@ def _quoted(plan: Plan | None) -> dict[int, _Quoted]:
                 if trace_id is not None and ids.count(call_id) == 1
             }
             quoted = _Quoted(entry.record_ids, by_call)
-            found.update((id(m), quoted) for m in turns[entry.start].messages)
+            own = plan.view.messages[entry.start : entry.stop] if plan is not None else ()
+            found.update((id(m), quoted) for m in (*own, *turns[entry.start].messages))
     return found
 
 

@@ -45,7 +45,7 @@ class ChatDialect:
             raise NotRebuiltError("no messages")
         chat = read_text_calls(messages)
         if chat is None:
-            return RequestHistory(messages, lambda context: context)
+            return RequestHistory(messages, lambda context: context, lambda written: written)
         write = chat.write
 
         def to_request(context: Sequence[object]) -> Sequence[object]:
@@ -54,7 +54,11 @@ class ChatDialect:
             except HistoryError as e:
                 raise NotRebuiltError(str(e)) from None
 
-        return RequestHistory(chat.messages, to_request)
+        def read(written: Sequence[object]) -> Sequence[object]:
+            again = read_text_calls(written)
+            return written if again is None else again.messages
+
+        return RequestHistory(chat.messages, to_request, read)
 
     def is_compaction(self, request: JsonObject) -> bool:  # noqa: ARG002
         """See Dialect. This API has no such member."""

@@ -27,11 +27,13 @@ class NotRebuiltError(Exception):
 class RequestHistory:
     """The conversation in a request as chat ``messages``.
 
-    ``to_request`` converts a context rebuilt from them to the array for the request's member ``Dialect.key``.
+    ``to_request`` converts a context rebuilt from them to the array for the request's member ``Dialect.key``;
+    ``read`` gives the chat messages of such an array.
     """
 
     messages: list[object]
     to_request: Callable[[Sequence[object]], Sequence[object]]
+    read: Callable[[Sequence[object]], Sequence[object]]
 
 
 @dataclass(frozen=True, slots=True)

@@ -72,7 +72,10 @@ class MessagesDialect:
             except HistoryError as e:
                 raise NotRebuiltError(str(e).partition(":")[0]) from None
 
-        return RequestHistory([*chat.messages], to_request)
+        def read(messages: Sequence[object]) -> Sequence[object]:
+            return from_anthropic(messages, request.get("system"), body.derive).messages
+
+        return RequestHistory([*chat.messages], to_request, read)
 
     def is_compaction(self, request: JsonObject) -> bool:
         """See Dialect."""

@@ -269,6 +269,7 @@ class Rebuilder:
         history = dialect.history(body)
         if dialect.counts_only:
             return self._count(caller, dialect, body, history, headers)
+        is_summary = dialect.is_compaction(body.value) or _asks_for_summary(history.messages)
         for _ in range(ATTEMPTS):
             match = self._identity.session_of(
                 caller.namespace,
@@ -287,16 +288,17 @@ class Rebuilder:
                 agent_id=headers.get("x-memory-agent") or None,
                 strategy=headers.get("x-memory-strategy") or None,
                 size=len(body.data),
+                history=None if is_summary else history,
             )
             if self._identity.is_current(caller.namespace, match):
                 job.rebuilt = rebuilt
                 break
         else:
             raise _BusyError
-        if dialect.is_compaction(body.value) or _asks_for_summary(history.messages):
+        if is_summary:
             return MemoryResult("passed", COMPACTION, session=match.name)
         reason = CONTROL_GROUP if rebuilt.control else None
-        arrays = {} if rebuilt.unchanged else {dialect.key: history.to_request(rebuilt.messages)}
+        arrays = {} if rebuilt.unchanged else {dialect.key: rebuilt.written}
         return MemoryResult(
             "unchanged" if rebuilt.unchanged else "rebuilt",
             reason,

@@ -51,7 +51,11 @@ class ResponsesDialect:
         if not isinstance(items, list) or not items:
             raise NotRebuiltError("no list of items")
         chat = from_items(items, request.get("instructions"))
-        return RequestHistory([*chat.messages], lambda context: to_items(context, chat))
+        return RequestHistory(
+            [*chat.messages],
+            lambda context: to_items(context, chat),
+            lambda written: from_items(written, request.get("instructions")).messages,
+        )
 
     def is_compaction(self, request: JsonObject) -> bool:
         """See Dialect."""
