@@ -227,7 +227,7 @@ def run_agent(agent: ChatAgent, shop: Shop, kind: str, strategy: str) -> str:
 
 @dataclass
 class Row:
-    """What became of a run; ``told``: why there was none. ``dollars``: by price table, input at 1 a million tokens."""
+    """What became of a run; ``told``: why there was none. ``dollars``: by price table, at 1 for a million tokens."""
 
     size: int
     kind: str

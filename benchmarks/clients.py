@@ -451,7 +451,16 @@ def output_of_client(client: Client, place: Path, run: Run, *arguments: str) -> 
     """What an installed client prints in a run; ``arguments`` are added to its command, before the task."""
     variables = run.environment(client.address) | client.variables
     if client.connect:
-        connect = [sys.executable, "-m", "memory_bank", "connect", client.connect, "--url", run.url, "--write"]
+        connect = [
+            sys.executable,
+            "-m",
+            "memory_bank",
+            "connect",
+            client.connect,
+            "--url",
+            run.url,
+            "--write",
+        ]
         del variables[client.address], variables["ANTHROPIC_BASE_URL"]
         ours = variables | {"PYTHONPATH": os.environ.get("PYTHONPATH", "")}
         subprocess.run(connect, env=ours, check=True, capture_output=True)
