@@ -90,11 +90,11 @@ def _cache_key(message: object) -> Hashable | None:
 
 
 PRICE_TABLES = {
-    "read 0.1, write 1.25": Price(prompt=1, completion=5, cached=0.1, cache_write=1.25),
-    "read 0.1": Price(prompt=1, completion=5, cached=0.1),
-    "read 0.25": Price(prompt=1, completion=5, cached=0.25),
+    "0.1/1.25": Price(prompt=1, completion=5, cached=0.1, cache_write=1.25),
+    "0.1/1": Price(prompt=1, completion=5, cached=0.1),
+    "0.25/1": Price(prompt=1, completion=5, cached=0.25),
 }
-"""Prices relative to a token of input, as providers have them in 2026, by what a cached token costs."""
+"""Prices of 2026 relative to a token of input, by what one costs that is read from the cache / written to it."""
 
 Part = tuple[str, int]
 """A part of a request, such as a message: its text and its tokens."""
