@@ -318,7 +318,7 @@ def share(rows: Sequence[Row], base: Sequence[Row], value: Callable[[Row], float
 
 
 TITLES = ("calls", "tools", "agent", "strategy", "requests", "of none", "ids missing", "of needed", "MB", "of none",
-          "cached", *(f"$ {name}" for name in PRICE_TABLES), "right", "4xx", "s")  # fmt: skip
+          "cached", *(f"$ {name}" for name in PRICE_TABLES), "right", "refused", "s")  # fmt: skip
 README = ("agent", "calls", "strategy", "requests", "ids missing a run", "bytes",
           *(f"$ {name}" for name in PRICE_TABLES))  # fmt: skip
 SHOWN = {
@@ -409,10 +409,12 @@ def main() -> int:
     )
     parser.add_argument("--tools", nargs="+", choices=KINDS, default=KINDS[:2])
     parser.add_argument("--apis", nargs="+", choices=APIS, default=("chat", "messages"))
-    parser.add_argument("--strategies", nargs="+", choices=STRATEGIES, default=STRATEGIES)
+    parser.add_argument(
+        "--strategies", nargs="+", choices=STRATEGIES, default=[s for s in STRATEGIES if s != "in-process"]
+    )
     parser.add_argument("--clients", nargs="*", choices=CODING, default=(), metavar="NAME",
                         help=f"coding agents instead of SDKs, of {', '.join(CODING)}")  # fmt: skip
-    parser.add_argument("--all", action="store_true", help="all tools, APIs and coding agents")
+    parser.add_argument("--all", action="store_true", help="all tools, APIs, strategies and coding agents")
     parser.add_argument("--runs", type=int, default=1, help="runs of each row, with other ids")
     parser.add_argument("--json", type=Path, help="write every run with commit and settings")
     parser.add_argument("--readme", action="store_true", help="print the table of the README too")
@@ -420,7 +422,7 @@ def main() -> int:
     if min(args.sizes) < 4:
         parser.error("a shop has at least 4 orders: the fourth is refunded")
     if args.all:
-        args.tools, args.apis, args.clients = KINDS, APIS, CODING
+        args.tools, args.apis, args.clients, args.strategies = KINDS, APIS, CODING, STRATEGIES
     about = settings(args)
     for name in ("commit", "machine", "cores", "counter", "seeds", "served", "in-process"):
         print(f"{name}: {about[name]}")
