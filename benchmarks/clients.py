@@ -53,11 +53,12 @@ export const getOrder = ({ number }) => readFileSync(`orders/${number}.json`, "u
 
 @dataclass(frozen=True)
 class Run:
-    """A run of a client: an empty home, a folder with the orders, the service's address."""
+    """A run of a client: an empty home, a folder with the orders, the service's address, what the client is told."""
 
     home: Path
     folder: Path
     url: str
+    task: str = TASK
 
     def environment(self, address: str) -> dict[str, str]:
         """The variables of a client, and nothing of this process's own that names a service.
@@ -112,8 +113,8 @@ def agent(
 ) -> Client:
     """A client of ``client_agents.py``."""
 
-    def command(place: Path, _run: Run) -> list[str]:
-        return [str(python_of(place)), str(AGENTS), name, TASK]
+    def command(place: Path, run: Run) -> list[str]:
+        return [str(python_of(place)), str(AGENTS), name, run.task]
 
     return Client(package, (package, *packages), route, command, address=address, name=shown)
 
@@ -127,7 +128,7 @@ def typescript(heading: str, package: str, *packages: str, route: str = "chat", 
         made.mkdir()
         (made / "tools.mjs").write_text(NODE_TOOLS)
         (made / "agent.mjs").write_text(code)
-        return ["node", str(made / "agent.mjs"), TASK]
+        return ["node", str(made / "agent.mjs"), run.task]
 
     return Client(package, (package, *packages), route, command, npm=True, name=shown)
 
@@ -146,7 +147,7 @@ def python_of(place: Path) -> Path:
 
 def binary(name: str, *arguments: str) -> Callable[[Path, Run], list[str]]:
     """A command of an npm package, with the task at its end."""
-    return lambda place, _run: [str(place / "node_modules" / ".bin" / name), *arguments, TASK]
+    return lambda place, run: [str(place / "node_modules" / ".bin" / name), *arguments, run.task]
 
 
 def opencode_by_chat(place: Path, run: Run) -> list[str]:
@@ -391,14 +392,17 @@ def version_of(name: str) -> str:
 
 
 @contextlib.contextmanager
-def serving(server: ScriptedServer, database: Path) -> Iterator[tuple[str, list[Any]]]:
-    """The service before a scripted upstream: its address, and what it recorded of each request."""
+def serving(server: ScriptedServer, database: Path, **changed: Any) -> Iterator[tuple[str, list[Any]]]:
+    """The service before a scripted upstream: its address, and what it recorded of each request.
+
+    ``changed``: settings of the service that are not the shipped ones.
+    """
     import uvicorn
 
     from memory_bank.service.app import create_app
 
     upstream = {"upstream": server.base_url, "upstream_anthropic": server.base_url.removesuffix("/v1")}
-    settings = {"database": str(database), "memory_timeout": 60.0, **upstream}
+    settings = {"database": str(database), "memory_timeout": 60.0, **upstream, **changed}
     config = Config(**load_config().model_dump(exclude={"service"}), service=settings)
     app = create_app(config)
     served = uvicorn.Server(uvicorn.Config(app, port=0, log_config=None, access_log=False))
@@ -429,23 +433,7 @@ def run_client(name: str, place: Path, folder: Path) -> Row:
         ScriptedServer(model, models=("scripted", "gpt-5", "claude-sonnet-4-5")) as server,
         serving(server, folder / "bank.db") as (url, recorded),
     ):
-        run = Run(folder / "home", work, url)
-        variables = run.environment(client.address) | client.variables
-        if client.connect:
-            connect = [
-                sys.executable,
-                "-m",
-                "memory_bank",
-                "connect",
-                client.connect,
-                "--url",
-                url,
-                "--write",
-            ]
-            del variables[client.address], variables["ANTHROPIC_BASE_URL"]
-            ours = variables | {"PYTHONPATH": os.environ.get("PYTHONPATH", "")}
-            subprocess.run(connect, env=ours, check=True, capture_output=True)
-        row.output = output_of(client.command(place, run), work, variables)
+        row.output = output_of_client(client, place, Run(folder / "home", work, url))
     row.seconds = time.perf_counter() - began
     asked = [e for e in recorded if e.route == client.route]
     row.requests = len(asked)
@@ -457,6 +445,27 @@ def run_client(name: str, place: Path, folder: Path) -> Row:
     row.errors = server.refused
     row.right = sentence(map(orders.payment, WANTED)) in row.output
     return row
+
+
+def output_of_client(client: Client, place: Path, run: Run, *arguments: str) -> str:
+    """What an installed client prints in a run; ``arguments`` are added to its command, before the task."""
+    variables = run.environment(client.address) | client.variables
+    if client.connect:
+        connect = [
+            sys.executable,
+            "-m",
+            "memory_bank",
+            "connect",
+            client.connect,
+            "--url",
+            run.url,
+            "--write",
+        ]
+        del variables[client.address], variables["ANTHROPIC_BASE_URL"]
+        ours = variables | {"PYTHONPATH": os.environ.get("PYTHONPATH", "")}
+        subprocess.run(connect, env=ours, check=True, capture_output=True)
+    *command, task = client.command(place, run)
+    return output_of([*command, *arguments, task], run.folder, variables)
 
 
 def output_of(command: list[str], folder: Path, variables: dict[str, str]) -> str:

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import importlib.metadata
 import re
-import sys
 from pathlib import Path
 
 import pytest
+from tests.benchmarks import importing
 
 pytest.importorskip("uvicorn", reason="needs the service")
 ROOT = Path(__file__).parents[2]
-sys.path.insert(0, str(ROOT / "benchmarks"))
-
-import clients  # noqa: E402
+with importing():
+    import clients
 
 RECIPES = [
     name for name, client in clients.CLIENTS.items() if client.command.__qualname__.startswith("typescript")

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from tests.benchmarks import importing
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
-
-import integrations
+with importing():
+    import integrations
 
 
 @pytest.mark.parametrize("name", ["crewai", "openhands-sdk", "openai-agents"])

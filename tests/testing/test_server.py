@@ -32,6 +32,21 @@ def ask(server: ScriptedServer, **options: Any) -> Any:
         return client.chat.completions.create(model="m", messages=[USER])
 
 
+def test_usage_tells_what_a_prefix_cache_held_by_every_api() -> None:
+    with ScriptedServer(lambda _: Reply("x", usage=(100, 3), cached=(60, 30))) as server:
+        assert ask(server).usage.prompt_tokens_details.cached_tokens == 60
+        with client_of(server) as client:
+            told = client.responses.create(model="m", input="q").usage
+            assert (told.input_tokens, told.input_tokens_details.cached_tokens) == (100, 60)
+            body = {"model": "m", "max_tokens": 9, "messages": [USER]}
+            message = client.post("/messages", body=body, cast_to=object)
+    assert message["usage"] == {
+        "input_tokens": 10, "cache_creation_input_tokens": 30, "cache_read_input_tokens": 60, "output_tokens": 3,
+    }  # fmt: skip
+    with ScriptedServer([say("x")]) as server:
+        assert ask(server).usage.prompt_tokens_details is None
+
+
 def test_chat_in_words_with_usage_and_log() -> None:
     with ScriptedServer([Reply("naïve — 数", usage=(7, 3)), "plain str", say(None)]) as server:
         answer = ask(server)

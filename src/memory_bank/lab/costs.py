@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import accumulate
+from typing import Any
 
 from memory_bank.lab.meter.copies import shared_length
 from memory_bank.lab.traces import message_texts
-from memory_bank.pricing import Price, Usage, cached_tokens, cost
+from memory_bank.pricing import CACHE_MINIMUM, Price, Usage, cached_tokens, cost
 from memory_bank.transcript import ENCODING, TokenCounter, compact, open_counter, read
 
 REFERENCE = "reference"
@@ -87,6 +89,68 @@ def _cache_key(message: object) -> Hashable | None:
     return (content, bodies)
 
 
+PRICE_TABLES = {
+    "0.1/1.25": Price(prompt=1, completion=5, cached=0.1, cache_write=1.25),
+    "0.1/1": Price(prompt=1, completion=5, cached=0.1),
+    "0.25/1": Price(prompt=1, completion=5, cached=0.25),
+}
+"""Prices of 2026 relative to a token of input, by what one costs that is read from the cache / written to it."""
+
+Part = tuple[str, int]
+"""A part of a request, such as a message: its text and its tokens."""
+
+
+class PrefixCache:
+    """A provider's prefix cache during one run: it holds what earlier requests of the run began with.
+
+    ``minimum``: tokens from which a prefix is kept.
+    """
+
+    LOOKBACK = 20
+    """Parts before a mark at which a kept prefix is found."""
+
+    def __init__(self, counter: TokenCounter, minimum: int = CACHE_MINIMUM) -> None:
+        self._counter, self._minimum = counter, minimum
+        self._parts: dict[str, Any] = {}  # a tree: the texts of the parts of all requests, by their place
+        self._kept: set[int] = set()  # hashes of prefixes that end at a mark
+
+    def add(self, parts: Sequence[Part], marks: Sequence[int] | None = None) -> Usage:
+        """The input tokens of the next request, those read from the cache and those written to it.
+
+        Without ``marks`` the provider keeps every request: read is the longest prefix that any earlier request
+        has too (whole parts, and the beginning of the first part that differs), and all the rest is written.
+        ``marks`` are the numbers of parts that the prefixes to keep have: only these are written, and read where
+        an earlier request wrote them. What stands after the last mark is neither.
+        """
+        if marks is not None:
+            return self._add_marked(parts, marks)
+        total = sum(tokens for _, tokens in parts)
+        cached = cached_tokens(self._shared(parts), self._minimum)
+        return Usage(total, cached, total - cached if total >= self._minimum else 0)
+
+    def _shared(self, parts: Sequence[Part]) -> int:
+        """Tokens of the longest prefix that an earlier request has; the parts are added to the tree."""
+        shared, place, known = 0, self._parts, True
+        for text, tokens in parts:
+            if known and text not in place:
+                known = False
+                most = max((shared_length(text, other) for other in place), default=0)
+                shared += min(tokens, self._counter.count_text(text[:most])) if most else 0
+            elif known:
+                shared += tokens
+            place = place.setdefault(text, {})
+        return shared
+
+    def _add_marked(self, parts: Sequence[Part], marks: Sequence[int]) -> Usage:
+        sizes = list(accumulate((tokens for _, tokens in parts), initial=0))
+        prefixes = list(accumulate((text for text, _ in parts), lambda h, text: hash((h, text)), initial=0))
+        places = {p for mark in marks for p in range(max(1, mark - self.LOOKBACK + 1), mark + 1)}
+        read = max((sizes[p] for p in places if prefixes[p] in self._kept), default=0)
+        ends = [m for m in marks if m and sizes[m] >= self._minimum]
+        self._kept.update(prefixes[m] for m in ends)
+        return Usage(sizes[-1], read, max(0, max((sizes[m] for m in ends), default=0) - read))
+
+
 @dataclass(frozen=True, slots=True)
 class Bill:
     """Of one run: input tokens, those of them that a prefix cache holds, the plain and the cached cost."""
@@ -106,35 +170,22 @@ def bill(
 ) -> tuple[Bill, list[int]]:
     """The bill of successive requests, and the cached tokens of each.
 
-    The cached tokens of a request are those of the longest prefix that it shares with the request before:
-    whole messages, and the beginning of the first message that differs. A prefix shorter than
-    ``cache_minimum`` counts as 0. Output tokens are not counted: they are the same under every strategy.
+    Output tokens are not counted: they are the same under every strategy.
     """
-    tokens, cached = 0, []
-    before: Sequence[object] = ()
-    for context in contexts:
-        tokens += costs.total(context)
-        cached.append(cached_tokens(common_prefix(before, context, costs), cache_minimum))
-        before = context
+    cache = PrefixCache(costs.counter, cache_minimum)
+    used = [cache.add(message_parts(context, costs)) for context in contexts]
+    tokens, known = sum(u.input for u in used), sum(u.cached for u in used)
     price = Price(prompt=price_per_million, completion=0, cached=price_per_million * (1 - cached_discount))
-    known = sum(cached)
-    return Bill(tokens, known, cost(Usage(tokens), price), cost(Usage(tokens, known), price)), cached
+    made = Bill(tokens, known, cost(Usage(tokens), price), cost(Usage(tokens, known), price))
+    return made, [u.cached for u in used]
 
 
-def common_prefix(before: Sequence[object], now: Sequence[object], costs: Costs) -> int:
-    """Tokens of the longest prefix that two requests share."""
-    total = 0
-    for old, new in zip(before, now, strict=False):
-        if old is not new and old != new:
-            if read(old, "role") == read(new, "role"):
-                a, b = _request_text(old), _request_text(new)
-                total += costs.counter.count_text(a[: shared_length(a, b)])
-            return total
-        total += costs.of(new)
-    return total
+def message_parts(messages: Sequence[object], costs: Costs) -> list[Part]:
+    """Messages as the parts of a request."""
+    return [(_request_text(m), costs.of(m)) for m in messages]
 
 
 def _request_text(message: object) -> str:
     content, calls = read(message, "content"), read(message, "tool_calls")
     text = content if isinstance(content, str) else "" if content is None else compact(content)
-    return text + compact(calls) if calls else text
+    return f"{read(message, 'role')} {text}{compact(calls) if calls else ''}"

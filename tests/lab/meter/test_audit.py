@@ -83,11 +83,14 @@ def test_a_budget_is_for_strategies_that_heed_one(config):
 # the choice
 
 
-def outcome(name, *, bound_old=0.9, tokens=100.0, exceptions=0, broken=0, values_old=50, steps=10):
+def outcome(
+    name, *, bound_old=0.9, tokens=100.0, exceptions=0, broken=0, values_old=50, steps=10, dollars=None
+):
     empty = figures_of([])
+    dollars = empty.dollars if dollars is None else dollars
     figures = replace(
         empty, traces=2, steps=steps, values_old=values_old, bound_old=bound_old, tokens=tokens,
-        full_tokens=1000.0, share_of_full=tokens / 1000, exceptions=exceptions, broken=broken,
+        full_tokens=1000.0, share_of_full=tokens / 1000, exceptions=exceptions, broken=broken, dollars=dollars,
     )  # fmt: skip
     kind = "full" if name == NO_MEMORY.name else "oracle" if name == "oracle" else "configured"
     return Measurement(Strategy(name, kind), figures, ())
@@ -104,6 +107,8 @@ FULL = outcome("no memory", bound_old=1.0, tokens=1000.0)
         ([outcome("a", exceptions=1), outcome("b", bound_old=0.8, tokens=300)], "b"),
         ([outcome("a", broken=1)], "no memory"),
         ([outcome("a", tokens=1000)], "no memory"),  # never dearer than full
+        ([outcome("a", dollars={"x": 1.1, "y": 2.0})], "no memory"),  # nor at every price of a prefix cache
+        ([outcome("a", dollars={"x": 0.9, "y": 2.0})], "a"),
         ([outcome("a", bound_old=0.69)], "no memory"),
         ([outcome("a", bound_old=0.70)], "a"),
         ([outcome("oracle", bound_old=1.0, tokens=10)], "no memory"),
@@ -128,6 +133,10 @@ def test_the_sentence():
     assert told == (
         "Take evidence with history_budget 2000 and top_k 3: over 2 traces and 10 model calls it would have saved "
         "7,500 of 10,000 prompt tokens (75.0%) and kept 91.2% of the evidence older than the last interaction."
+    )
+    priced = outcome("a", dollars={"x": 0.5, "y": 0.753})
+    assert advice([FULL, priced], priced).endswith(
+        ", for 50.0 to 75.3% of the dollars where a known prefix is cheaper."
     )
     poor = outcome("a", bound_old=0.4)
     assert advice([FULL, poor], FULL).startswith(

@@ -1,28 +1,27 @@
 """The likelihood of the recorded next call: sampled steps, scores, paired differences, and the benchmark."""
 
-import importlib.util
 import json
 import math
 import re
-import sys
-from pathlib import Path
 
 import pytest
-from tests.lab.meter.test_benchmark import ROOT, bench
+from tests.benchmarks import importing, load
+from tests.lab.meter.test_benchmark import bench
 
-sys.path.append(str(ROOT / "benchmarks"))
-from likelihood import (
-    LikelihoodRow,
-    ScoredToken,
-    action_text,
-    context_text,
-    paired_figures,
-    sample_steps,
-    score_step,
-    tools_text,
-)
 from memory_bank.lab.strategies import parse_strategy
 from memory_bank.lab.traces import Trace
+
+with importing():
+    from likelihood import (
+        LikelihoodRow,
+        ScoredToken,
+        action_text,
+        context_text,
+        paired_figures,
+        sample_steps,
+        score_step,
+        tools_text,
+    )
 
 WORD = re.compile(r"\w+|\W")
 TOYS = "tests.lab.meter.toys:"
@@ -199,11 +198,7 @@ def test_a_model_of_transformers_scores_as_one_pass_does(tmp_path, monkeypatch):
     config = transformers.LlamaConfig(vocab_size=len(letters), max_position_embeddings=256, **sizes)
     model = transformers.LlamaForCausalLM(config).eval()
     model.save_pretrained(tmp_path)
-    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
-    spec = importlib.util.spec_from_file_location("reader_benchmark", Path(ROOT) / "benchmarks" / "reader.py")
-    module = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, "reader_benchmark", module)
-    spec.loader.exec_module(module)
+    module = load("reader")
     scorer = module.TransformersScorer(str(tmp_path), chunk=7)
     contexts, action = {"a": "shared start, then this", "b": "shared start, then something else"}, " call {1}"
     scores = dict(scorer.score(contexts, action))

@@ -11,6 +11,7 @@ from hypothesis import given
 from tests.chats import any_chats
 from tests.cli.conftest import environment
 
+from memory_bank.config import load_config
 from memory_bank.errors import ConfigError, UnknownStrategyError
 from memory_bank.lab.costs import Costs, named_counter
 from memory_bank.lab.meter.figures import figures_of
@@ -69,6 +70,28 @@ def test_keep_two_by_hand(run):
     assert f.by_age["4-7"] == 0
     assert math.isnan(f.by_age["8+"])
     assert f.left_out == 3
+
+
+def test_dollars_are_those_of_a_prefix_cache(run):
+    assert set(run("full").dollars.values()) == {1}
+    long = [{"role": "user", "content": "words " * 2_000}]
+    for n in range(6):
+        call = {"id": f"c{n}", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+        long += [
+            {"role": "assistant", "content": None, "tool_calls": [call]},
+            {"role": "tool", "tool_call_id": f"c{n}", "content": f"{n} " * 1_000},
+        ]
+    [full, last] = measure(
+        [Trace("long", long)],
+        [Strategy("full", "full"), parse_strategy(f"{TOYS}keep_last", load_config())],
+        counter="approximate",
+    )
+    shares = last.figures.dollars
+    rows = full.rows[0]
+    assert [r.used for r in rows] == [r.full_used for r in rows]
+    assert rows[1].used.cached == rows[0].tokens
+    assert shares["0.25/1"] < shares["0.1/1"] < shares["0.1/1.25"]
+    assert shares["0.1/1.25"] > last.figures.share_of_full  # what is cut was cached
 
 
 def test_full_is_everything_and_the_oracle_no_less(run):

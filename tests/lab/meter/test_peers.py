@@ -7,11 +7,12 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.benchmarks import importing
 from tests.cli.conftest import environment
 
 ROOT = Path(__file__).parents[3]
-sys.path.append(str(ROOT / "benchmarks"))
-import peers  # noqa: E402
+with importing():
+    import peers
 
 CHAT = [
     {"role": "user", "content": "long question"},

@@ -85,7 +85,7 @@ def _value_at(result: UnitResult, path: Sequence[str]) -> Any:
 _BILL: tuple[Column[ReportLine], ...] = (
     Column("cost", lambda x: x.total("bill", "plain"), money, "all input tokens at the plain price"),
     Column("cache-priced", lambda x: x.total("bill", "priced"), money,
-           "the same, tokens of the longest common prefix with the request before at the cached price"),
+           "the same, tokens of the longest prefix that an earlier request had at the cached price"),
     Column("cached", lambda x: x.share("bill", "cached", "tokens"), percent,
            "tokens that a prefix cache holds, %"),
 )  # fmt: skip

@@ -33,6 +33,7 @@ from memory_bank.lab.meter.needs import Need, NeedyTurn, needs_of
 from memory_bank.lab.meter.recall import Facts
 from memory_bank.lab.replay import copied
 from memory_bank.lab.strategies import StrategyRun
+from memory_bank.pricing import Usage
 
 _MOST_WRONG = 5  # wrong calls in a row that end a case
 _OVERFLOW_WORDS = (
@@ -94,14 +95,26 @@ def pack_row(row: StepRow) -> list[Any]:
     """A row as a short JSON list; ``unpack_row`` is the inverse."""
     found = [[f.present, f.bound, f.age, f.kind, f.first_use, f.reachable] for f in row.found]
     flags = [int(row.broken), row.error]
-    return [row.kind, row.tokens, row.full, row.anchor, row.last, round(row.seconds, 6), *flags, found]
+    usage = [[u.input, u.cached, u.written] for u in (row.used, row.full_used)]
+    return [
+        row.kind,
+        row.tokens,
+        row.full,
+        row.anchor,
+        row.last,
+        round(row.seconds, 6),
+        *flags,
+        found,
+        *usage,
+    ]
 
 
 def unpack_row(values: Sequence[Any]) -> StepRow:
     """The row of a packed one."""
-    kind, tokens, full, anchor, last, seconds, broken, error, found = values
+    kind, tokens, full, anchor, last, seconds, broken, error, found, *usage = values
     results = tuple(NeedResult(*f) for f in found)
-    return StepRow(kind, tokens, full, anchor, last, seconds, error, bool(broken), results)
+    used = (Usage(*u) for u in usage)
+    return StepRow(kind, tokens, full, anchor, last, seconds, error, bool(broken), results, *used)
 
 
 _Prepared = tuple[Reader, Costs, list[NeedyTurn]]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -164,10 +165,11 @@ def audit(
 def choose(measured: Sequence[Measured]) -> Measured:
     """The strategy to take: the cheapest that is within 2 points of the best.
 
-    Only memories without any exception or broken pair and with fewer tokens than the full history are
-    compared; the best has the highest bound recall of old evidence. No memory is taken when there is none to
-    compare, or when the one found keeps less than 70% of the old evidence: a saving that loses what calls
-    need is not one. When no call needed anything old, the cheapest is taken. At equal tokens the first wins.
+    Only memories without any exception or broken pair are compared that have fewer tokens than the full history and
+    cost less at one of the prices of a prefix cache at least; the best has the highest bound recall of old evidence.
+    No memory is taken when there is none to compare, or when the one found keeps less than 70% of the old evidence:
+    a saving that loses what calls need is not one. When no call needed anything old, the cheapest is taken. At equal
+    tokens the first wins.
     """
     baseline = measured[0]
     sound = [m for m in measured if _is_memory(m) and _is_sound(m)]
@@ -187,11 +189,12 @@ def _is_memory(measurement: Measured) -> bool:
 
 def _is_sound(measurement: Measured) -> bool:
     f = measurement.figures
-    return f.steps > 0 and not f.exceptions and not f.broken and f.tokens < f.full_tokens
+    is_dearer = f.tokens >= f.full_tokens or min(f.dollars.values()) > 1
+    return f.steps > 0 and not f.exceptions and not f.broken and not is_dearer
 
 
 def advice(measured: Sequence[Measured], best: Measured) -> str:
-    """One sentence: which strategy to take, what it would have saved and kept."""
+    """One sentence: which strategy to take, what it would have saved and kept, and its dollars."""
     f = best.figures
     if not f.steps:
         return "Nothing can be advised: no trace has a model call after a tool's output."
@@ -200,7 +203,7 @@ def advice(measured: Sequence[Measured], best: Measured) -> str:
         runs = f"{count_of(f.traces, 'trace')} and {count_of(f.steps, 'model call')}"
         return (
             f"Take {described(best.strategy)}: over {runs} it would have saved {saved:,.0f} of {full:,.0f} "
-            f"prompt tokens ({percent(saved / full)}%) and kept {_describe_kept(best)}."
+            f"prompt tokens ({percent(saved / full)}%) and kept {_describe_kept(best)}{_describe_dollars(f)}."
         )
     memories = [m for m in measured if _is_memory(m)]
     if not memories:
@@ -221,6 +224,14 @@ def described(strategy: Strategy) -> str:
     if strategy.kind != "configured" or not changes:
         return strategy.name
     return f"{key} with {' and '.join(c.replace('=', ' ', 1) for c in changes.split('&'))}"
+
+
+def _describe_dollars(figures: Figures) -> str:
+    """The end of a sentence: the lowest and the highest share of the full history's dollars."""
+    low, high = min(figures.dollars.values()), max(figures.dollars.values())
+    if math.isnan(low):
+        return ""
+    return f", for {percent(low)} to {percent(high)}% of the dollars where a known prefix is cheaper"
 
 
 def _describe_kept(measurement: Measured) -> str:

@@ -8,7 +8,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, TypeVar
 
+from memory_bank.lab.costs import PRICE_TABLES
 from memory_bank.lab.tables import Column, milliseconds, percent, whole
+from memory_bank.pricing import Price, Usage, cost
 
 AGES = (("1", 1), ("2-3", 3), ("4-7", 7), ("8+", math.inf))
 """The bins of age, in interactions back, with the oldest age of each."""
@@ -17,6 +19,7 @@ RowT = TypeVar("RowT")
 
 RESAMPLES = 500
 _SEED = 0
+_UNKNOWN = Usage()
 _LEAST_TRACES = 4  # fewer give no interval
 
 
@@ -38,7 +41,10 @@ class NeedResult:
 
 @dataclass(frozen=True, slots=True)
 class StepRow:
-    """One step: tokens of the context, of the full history, of its anchor and of its last interaction."""
+    """One step: tokens of the context, of the full history, of its anchor and of its last interaction.
+
+    ``used`` and ``full_used``: how a prefix cache splits those of the context and of the full history.
+    """
 
     kind: str
     tokens: int
@@ -49,6 +55,8 @@ class StepRow:
     error: str  # the type of the exception that the strategy raised, or ""
     broken: bool  # the context has broken pairs that the trace itself does not have
     found: tuple[NeedResult, ...]
+    used: Usage = _UNKNOWN
+    full_used: Usage = _UNKNOWN
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +65,8 @@ class Figures:
 
     ``old`` values were last shown before the last interaction. ``share_of_history`` is the tokens beyond
     anchor and last interaction over those of the older history, the only part that a memory may shrink;
-    ``step_ratio`` is the mean of each step's own ratio to the full history. ``reachable`` is the share of the
+    ``step_ratio`` is the mean of each step's own ratio to the full history, ``dollars`` what the input costs over
+    what that of the full history does, by the name of a price table. ``reachable`` is the share of the
     old values left out of contexts (there are ``left_out``) that one exact fetch brings back. ``intervals``
     are 95% bounds, ``(low, high)``, by bootstrap over traces.
     """
@@ -84,6 +93,7 @@ class Figures:
     share_of_full: float
     share_of_history: float
     step_ratio: float
+    dollars: dict[str, float]
     ms: float
     ms_p95: float
     exceptions: int
@@ -131,6 +141,10 @@ def figures_of(traces: Sequence[Sequence[StepRow]]) -> Figures:
         share_of_full=ratio_of_sums(map(_PARTS["share_of_full"], traces)),
         share_of_history=ratio_of_sums(map(_PARTS["share_of_history"], traces)),
         step_ratio=ratio(sum(row.tokens / max(1, row.full) for row in rows), len(rows)),
+        dollars={
+            name: ratio(sum(cost(r.used, p) for r in rows), sum(cost(r.full_used, p) for r in rows))
+            for name, p in PRICE_TABLES.items()
+        },
         ms=1000 * ratio(sum(seconds), len(rows)),
         ms_p95=1000 * p95(seconds),
         exceptions=sum(bool(row.error) for row in rows),
@@ -238,6 +252,12 @@ def _age_column(name: str) -> Column[Figures]:
     return Column(f"age {name}", lambda f: f.by_age[name], percent, meaning)
 
 
+def _dollar_column(name: str, price: Price) -> Column[Figures]:
+    written = 1.0 if price.cache_write is None else price.cache_write
+    meaning = f"dollars, % of the full history's; of a prefix cache, read at {price.cached:g}, written at {written:g}"
+    return Column(f"$ {name}", lambda f: f.dollars[name], percent, meaning)
+
+
 COLUMNS: tuple[Column[Figures], ...] = (
     Column("old bound", lambda f: f.bound_old, percent,
            "bound recall of what is older than the last interaction, %"),
@@ -245,6 +265,7 @@ COLUMNS: tuple[Column[Figures], ...] = (
     Column("of history", lambda f: f.share_of_history, percent,
            "tokens beyond anchor and last interaction, % of the older ones"),
     Column("of full", lambda f: f.share_of_full, percent, "tokens, % of the full history"),
+    *(_dollar_column(name, price) for name, price in PRICE_TABLES.items()),
     Column("a step", lambda f: f.step_ratio, percent, "mean over steps of each step's own share, %"),
     Column("recall", lambda f: f.recall, percent, "evidence that is present, %"),
     Column("bound", lambda f: f.bound, percent, "evidence that stands next to what it belongs to, %"),

@@ -9,7 +9,7 @@ from functools import partial
 from itertools import accumulate
 from typing import Generic, TypedDict, TypeVar, Unpack
 
-from memory_bank.lab.costs import Costs, named_counter
+from memory_bank.lab.costs import Costs, PrefixCache, message_parts, named_counter
 from memory_bank.lab.meter.figures import Figures, NeedResult, StepRow, figures_of
 from memory_bank.lab.meter.matching import Page, Reader
 from memory_bank.lab.meter.needs import Need, NeedyTurn, environment_constants, needs_of
@@ -127,6 +127,7 @@ def measure_trace(
     As in the reference meter, only values that a tool output held first count as needs.
     """
     tokens = _TokensBefore(trace.messages, costs)
+    cache, full_cache = PrefixCache(costs.counter), PrefixCache(costs.counter)
     reach = Reach(reader)
     needed = [[n for n in turn.needs if n.born == "tool"] for turn in turns]
     played = play(trace, run, zip((t.position for t in turns), needed, strict=True))
@@ -145,6 +146,8 @@ def measure_trace(
                 error="" if step.error is None else type(step.error).__name__,
                 broken=step.broken_pairs > 0,
                 found=_results_of(turn, needs, pages, facts, reach),
+                used=cache.add(message_parts(step.context, costs)),
+                full_used=full_cache.add(tokens.parts[: turn.position]),
             )
         )
     return rows
@@ -172,6 +175,9 @@ class _TokensBefore:
             t if k in (MessageKind.SYSTEM, MessageKind.USER) else 0
             for t, k in zip(tokens, kinds, strict=True)
         )
+        self.parts = [
+            (str(i), count) for i, count in enumerate(tokens)
+        ]  # of the full history, which only grows
         self.full = list(accumulate(tokens, initial=0))
         self.anchor = list(accumulate(anchor, initial=0))
         self.last = [0]
