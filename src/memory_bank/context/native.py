@@ -52,8 +52,8 @@ def mark(number: int) -> str:
 class ShownCall:
     """What is shown of a call: its record's number, the quotes of its output and of its arguments.
 
-    ``outcome``: what came back in a few words, shown where nothing is quoted of the output. ``arguments``: pairs of
-    a long text in the arguments and what is shown of it.
+    ``outcome``: what came back in a few words, shown where no quote has it. ``arguments``: pairs of a long text in
+    the arguments and what is shown of it.
     """
 
     number: int
@@ -64,9 +64,15 @@ class ShownCall:
     @property
     def result(self) -> str:
         """The text in the place of the result: quotes, or the outcome, then the mark."""
-        if self.quote:
-            return f"{self.quote.removesuffix(GAP)}\n{mark(self.number)}".lstrip("\n")
-        return f"→ {self.outcome} {mark(self.number)}" if self.outcome else mark(self.number)
+        end = f"→ {self.outcome} {mark(self.number)}" if self._adds_outcome() else mark(self.number)
+        return f"{self.quote.removesuffix(GAP)}\n{end}".lstrip("\n") if self.quote else end
+
+    def _adds_outcome(self) -> bool:
+        """Whether the outcome says something that the quotes do not: the list of calls leaves this call out."""
+        if not self.quote:
+            return bool(self.outcome)
+        values = [part.partition("=")[2] for part in self.outcome.split(", ") if "=" in part]
+        return any(value not in self.quote and any(map(str.isdigit, value)) for value in values)
 
 
 class NativeTurns:

@@ -24,6 +24,7 @@ _SAME_CHARS = 200  # characters of two values that are compared
 _AFTER = 16  # characters shown after the place where a value differs from that of the call before
 _NAME_CHARS = 48  # of the last part of a path
 _OUTCOME_CHARS = 48
+_TELLING_CHARS = 84  # of the telling values of a JSON object
 _ERROR_CHARS = 72
 _LABEL = re.compile(r"\A\s*(?:<[^<>]{1,40}>\s*)?(?:error:?\s+)?", re.I)
 _CONFIRMED = re.compile(
@@ -128,39 +129,40 @@ def middle_cut(text: str, chars: int) -> str:
     return f"{text[: chars - end - 1].rstrip()}…{text[-end:].lstrip()}"
 
 
-def outcome(output: str, known: Collection[str] = ()) -> str:
-    """What came back in a few words: "" for nothing, ``error: …`` for a failure, else its telling values.
+def outcome(output: str, known: Collection[str] = ()) -> tuple[str, list[str]]:
+    """What came back in a few words, and the values of a JSON object among them.
 
-    ``known``: values that need not be told.
+    "" for nothing, ``error: …`` for a failure, else its telling values. ``known``: values that need not be told.
     """
     text = output.strip()
     if is_failure(output):
-        return f"error: {clip(one_line(_error_text(text)), _ERROR_CHARS)}"
+        return f"error: {clip(one_line(_error_text(text)), _ERROR_CHARS)}", []
     if not text:
-        return ""
+        return "", []
     value = inner_json(text) if len(text) <= 20_000 else None
     if isinstance(value, dict) and isinstance(value.get("content"), list):
         texts = [
             p["text"] for p in value["content"] if isinstance(p, dict) and isinstance(p.get("text"), str)
         ]
         if len(texts) == 1:
-            return outcome(texts[0], known) if texts[0] != text else ""
+            return outcome(texts[0], known) if texts[0] != text else ("", [])
     if value is None:
         line = one_line(text[:_READ_CHARS])
         if len(line) <= _OUTCOME_CHARS and len(text) <= _READ_CHARS:
-            return line
+            return line, []
         if _CONFIRMED.match(line):
-            return "ok"
+            return "ok", []
         lines = text.count("\n") + 1
-        return f"{lines:,} lines" if lines > 1 else middle_cut(line, _OUTCOME_CHARS)
+        return f"{lines:,} lines" if lines > 1 else middle_cut(line, _OUTCOME_CHARS), []
     if isinstance(value, list):
-        return f"{len(value):,} items"
-    return _telling(value, known) or "ok"
+        return f"{len(value):,} items", []
+    return _telling(value, known)
 
 
-def _telling(value: object, known: Collection[str]) -> str:
+def _telling(value: object, known: Collection[str]) -> tuple[str, list[str]]:
     parts: list[str] = []
-    room = _OUTCOME_CHARS
+    values: list[str] = []
+    room = _TELLING_CHARS
     for leaf in islice(leaves(value, breadth_first=True), 60):
         text = one_line(str(leaf.value)[:_READ_CHARS])
         if leaf.value is None or text in known or not _TELLING.search(leaf.key):
@@ -168,10 +170,11 @@ def _telling(value: object, known: Collection[str]) -> str:
         part = f"{leaf.key}={clip(text, 32)}"
         if len(part) <= room and part not in parts:
             parts.append(part)
+            values.append(text)
             room -= len(part) + 2
-        if len(parts) == 2:
+        if len(parts) == 3:
             break
-    return ", ".join(parts)
+    return ", ".join(parts) or "ok", values
 
 
 def _error_text(text: str) -> str:

@@ -108,7 +108,7 @@ class EvidenceIndex:
         worth[in_error & by_agent] *= REPEATED_WORTH
         worth[t.values["kind"] == 0] *= WORD_WORTH
         if listed:
-            worth[t.used_in(fold(listed))] *= LISTED_WORTH
+            worth[t.standing_in(fold(listed))] *= LISTED_WORTH
         return select_segments(t, self._lines, worth, older, budget, opening)
 
     def without_last(self, selection: Selection, tokens: int) -> Selection:

@@ -456,11 +456,10 @@ class EvidenceTables:
         start = int(self.segments["start"][segment])
         return self.pairs["value"][start : start + int(self.segments["count"][segment])]
 
-    def used_in(self, text: str) -> Array:
-        """Return the values that calls used and that stand in a folded text."""
-        used = np.flatnonzero(self.values["used"] > NEVER)
-        used = used[self.runs.flags({"", *_RUN.findall(text)})[self.values["run"][used]]]
-        return used[[stands_in(self.forms[value], text) for value in used.tolist()]]
+    def standing_in(self, text: str) -> Array:
+        """Return the values that stand in a folded text, those without letters and digits at the start aside."""
+        inside = self.runs.flags(_RUN.findall(text))[self.values["run"]]
+        return np.array([v for v in np.flatnonzero(inside).tolist() if stands_in(self.forms[v], text)], np.int32)
 
     def sum_by_segment(self, amounts: Array, last: int) -> Array:
         """Return the sum of the amounts, which are by value, of each of the first `last` segments."""

@@ -6,6 +6,7 @@ fit is counted by tool with the range of its numbers.
 
 from __future__ import annotations
 
+import re
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -40,6 +41,7 @@ MOST_NAMED = 256
 MAX_COSTS = 4_096
 """Texts whose tokens are kept; they have at most a few hundred characters."""
 
+_ID = re.compile(r"id=(?=\S*\d)", re.I)
 _SHARE, _LEAST, _A_CALL, _MOST = 0.2, 700, 14, 0.25
 
 
@@ -67,6 +69,15 @@ class _Call:
     changed: bool
     failed: bool
     told: tuple[Argument, ...] | None = None  # what distinguishes it; None where that may have changed
+
+    def is_change(self) -> bool:
+        return self.changed
+
+    def is_failure(self) -> bool:
+        return self.failed and not self.changed
+
+    def found_an_id(self) -> bool:
+        return bool(_ID.search(self.outcome)) and not (self.changed or self.failed)
 
 
 @dataclass(slots=True)
@@ -104,6 +115,7 @@ class Thread:
         self._plans: list[_Words] = []
         self._decisions: list[_Words] = []
         self._costs: dict[str, int] = {}
+        self._told: dict[str, set[str]] = {}  # by tool: the values in its outcomes
 
     def add(
         self, *, number: int, interaction: int, tool: str, arguments: str, output: str, note: str = ""
@@ -113,7 +125,9 @@ class Thread:
         failed = is_failure(output)
         changed = changes_something(tool, arguments, output, self._declared)
         name = one_line(tool)[:80]
-        came_back = outcome(output, {a.text for a in found})
+        told = self._told.setdefault(name, set())
+        came_back, values = outcome(output, told.union(a.text for a in found))
+        told.update(values)
         call = _Call(number, interaction, name, found, came_back, changed, failed)
         self._calls.append(call)
         self._interactions.append(interaction)
@@ -261,9 +275,9 @@ class _Telling:
                     left -= price
                     self._steps.append((call.number, False, price))
         valued = {number for number, _, _ in self._steps}
-        for failures in (False, True):
+        for wanted in (_Call.is_change, _Call.is_failure, _Call.found_an_id):
             for call in newest:
-                if call.number in valued and (call.failed if failures else call.changed):
+                if call.number in valued and wanted(call):
                     price = max(1, self._line_cost(call) - shown[call.number].value_cost)
                     if price <= left:
                         left -= price
