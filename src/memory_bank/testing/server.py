@@ -280,8 +280,10 @@ class ScriptedServer:
         tool_calls = [self._tool_call(*given) for given in reply.tool_calls]
         said = len(reply.content or "") + sum(len(c["function"]["arguments"]) for c in tool_calls)
         prompt, completion = reply.usage or (size // 4, said // 4)
-        usage = {"prompt_tokens": prompt, "completion_tokens": completion}
+        usage: JsonObject = {"prompt_tokens": prompt, "completion_tokens": completion}
         usage["total_tokens"] = prompt + completion
+        if reply.cached is not None:
+            usage["prompt_tokens_details"] = {"cached_tokens": reply.cached}
         reason = "tool_calls" if tool_calls else "stop"
         if not streamed:
             message: JsonObject = {"role": "assistant", "content": reply.content, "refusal": None}

@@ -117,9 +117,9 @@ class ScriptedMessages:
             "stop_reason": "tool_use" if reply.tool_calls else "end_turn",
             "stop_sequence": None,
             "usage": {
-                "input_tokens": into,
+                "input_tokens": into - (reply.cached or 0),
                 "cache_creation_input_tokens": 0,
-                "cache_read_input_tokens": 0,
+                "cache_read_input_tokens": reply.cached or 0,
                 "output_tokens": out,
             },
         }

@@ -150,7 +150,7 @@ class ScriptedResponses:
             "truncation": body.get("truncation", "disabled"),
             "usage": {
                 "input_tokens": into,
-                "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
+                "input_tokens_details": {"cached_tokens": reply.cached or 0, "cache_write_tokens": 0},
                 "output_tokens": out,
                 "output_tokens_details": {"reasoning_tokens": thought},
                 "total_tokens": into + out,
