@@ -9,7 +9,7 @@ import random
 import threading
 
 import pytest
-from tests.chats import call, result, system, user
+from tests.chats import FOLDING, call, result, system, user
 
 from memory_bank import LexicalEmbedder, MemoryBankState, apply_memory_bank_strategy
 from memory_bank.bank.database import Database
@@ -35,11 +35,11 @@ def conversation(count):
     return [system(), user("Which orders are late?"), *(m for n in range(count) for m in noted(n))]
 
 
-@pytest.mark.parametrize("key", ["memory_bank", "memory_bank_cached"])
+@pytest.mark.parametrize("key", ["memory_bank", "folding"])
 @pytest.mark.parametrize("finished", [0.0, 0.5, 1.0])
 def test_what_is_put_off_changes_no_context(configured, key, finished):
     rng = random.Random(finished)
-    config = configured(strategy=key)
+    config = configured({"folding": FOLDING}, strategy=key)
     sessions = Sessions(Database(""), config)
     with MemoryBankState(session_id="s") as alone:
         for count in range(1, 40):
