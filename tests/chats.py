@@ -5,14 +5,9 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-FOLDING = {
-    "type": "memory_bank",
-    "selection": "evidence",
-    "observer_model": "extractive",
-    "embedding_model": "lexical",
-    "history_budget": 4_000,
-    "refresh_after": 0,
-}
+from memory_bank.config import load_config
+
+FOLDING = load_config().strategy("memory_bank").model_dump() | {"history_budget": 4_000, "refresh_after": 0}
 """A strategy that folds at every step, as ``memory_bank`` does for a provider without a prefix cache."""
 
 

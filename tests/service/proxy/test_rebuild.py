@@ -9,7 +9,7 @@ import random
 import threading
 
 import pytest
-from tests.chats import FOLDING, call, result, system, user
+from tests.chats import call, result, system, user
 
 from memory_bank import LexicalEmbedder, MemoryBankState, apply_memory_bank_strategy
 from memory_bank.bank.database import Database
@@ -39,7 +39,7 @@ def conversation(count):
 @pytest.mark.parametrize("finished", [0.0, 0.5, 1.0])
 def test_what_is_put_off_changes_no_context(configured, key, finished):
     rng = random.Random(finished)
-    config = configured({"folding": FOLDING}, strategy=key)
+    config = configured(strategy=key)
     sessions = Sessions(Database(""), config)
     with MemoryBankState(session_id="s") as alone:
         for count in range(1, 40):
@@ -158,7 +158,7 @@ def test_what_was_put_off_is_done_soon(configured):
 def test_one_who_leaves_while_others_wait_for_a_thread(configured):
     """A step that never began is not waited for, and the next is made as ever."""
     database = Database("")
-    sessions = Sessions(database, configured())
+    sessions = Sessions(database, configured(strategy="folding"))
     memory = Rebuilder(sessions, Identity(database), 30)
 
     async def run():
