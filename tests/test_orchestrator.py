@@ -320,7 +320,7 @@ def test_a_long_loop_is_counted_whole():
     [(0, False, 1.0), (3_000, False, 0.1), (None, False, 0.1), (0, True, 0.1)],
 )
 def test_reported_usage_and_prices_decide_how_often_the_history_is_folded(reported, streamed, read):
-    replies = lambda body: Reply("ok", usage=(9_000, 1), cached=reported)  # noqa: E731
+    replies = lambda body: Reply("ok", usage=(9_000, 1), cached=None if reported is None else (reported, 0))  # noqa: E731
     prices = {"own": {"prompt": 4, "completion": 8, "cached": 2}}
     with ScriptedServer(replies) as server, LLMOrchestrator(client_of(server), prices=prices) as it:
         for n in range(8, 30):

@@ -35,7 +35,7 @@ class Cached:
         if self.works:
             self.kept |= {"".join(texts[: i + 1]) for i in marks}
         self.cached.append(cached)
-        return Reply("ok", usage=(sum(map(len, texts)) // 4, 1), cached=cached)
+        return Reply("ok", usage=(sum(map(len, texts)) // 4, 1), cached=(cached, 0))
 
 
 def _pieces(body: dict[str, Any]) -> list[Any]:

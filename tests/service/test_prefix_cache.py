@@ -206,7 +206,7 @@ def test_a_request_sent_as_it_came_is_no_prefix_of_the_next_context(tmp_path):
 
     def refuse(body):
         folded = "[… #" in json.dumps(body["messages"], ensure_ascii=False)
-        return Reply("no", status=400) if folded else Reply("ok", usage=(9_000, 1), cached=0)
+        return Reply("no", status=400) if folded else Reply("ok", usage=(9_000, 1), cached=(0, 0))
 
     with served(refuse, tmp_path) as (_, p):
         for n in range(12, 18):

@@ -18,7 +18,7 @@ class Reply:
     - ``tool_calls``: ``(name, arguments)`` or ``(name, arguments, id)``; arguments are a dict, or text sent
       unchanged. Without an id the server makes a unique one.
     - ``usage``: (prompt, completion) tokens; None gives a quarter of the characters.
-    - ``cached``: those of the prompt that are reported as read from a cache; None reports none of a chat, else 0.
+    - ``cached``: of the prompt's tokens, those (read from, written to) a prefix cache; None: a chat does not say.
     - ``status``: 400 or more sends an error in OpenAI's shape: ``content`` is its message, with ``param`` and
       ``code``.
     - ``delay``: seconds before the first byte; ``pause``: seconds between the pieces of a streamed answer.
@@ -39,7 +39,7 @@ class Reply:
     reasoning: str | None = None
     param: str | None = None
     code: str | None = None
-    cached: int | None = None
+    cached: tuple[int, int] | None = None
 
 
 def say(text: str | None) -> Reply:

@@ -283,7 +283,7 @@ class ScriptedServer:
         usage: JsonObject = {"prompt_tokens": prompt, "completion_tokens": completion}
         usage["total_tokens"] = prompt + completion
         if reply.cached is not None:
-            usage["prompt_tokens_details"] = {"cached_tokens": reply.cached}
+            usage["prompt_tokens_details"] = {"cached_tokens": reply.cached[0]}
         reason = "tool_calls" if tool_calls else "stop"
         if not streamed:
             message: JsonObject = {"role": "assistant", "content": reply.content, "refusal": None}

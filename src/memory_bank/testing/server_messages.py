@@ -108,6 +108,7 @@ class ScriptedMessages:
             made = given[0] if given else self._number("toolu_")
             content.append({"type": "tool_use", "id": made, "name": name, "input": parsed})
         into, out = reply.usage or (size // 4, len(json.dumps(content)) // 4)
+        read, written = reply.cached or (0, 0)
         return {
             "id": self._number("msg_"),
             "type": "message",
@@ -117,9 +118,9 @@ class ScriptedMessages:
             "stop_reason": "tool_use" if reply.tool_calls else "end_turn",
             "stop_sequence": None,
             "usage": {
-                "input_tokens": into - (reply.cached or 0),
-                "cache_creation_input_tokens": 0,
-                "cache_read_input_tokens": reply.cached or 0,
+                "input_tokens": into - read - written,
+                "cache_creation_input_tokens": written,
+                "cache_read_input_tokens": read,
                 "output_tokens": out,
             },
         }

@@ -126,6 +126,7 @@ class ScriptedResponses:
         said = sum(len(str(i.get("arguments") or i.get("input") or "")) for i in output)
         thought = len(reply.reasoning or "") // 4
         into, out = reply.usage or (size // 4, (said + len(reply.content or "")) // 4 + thought)
+        cached, written = reply.cached or (0, 0)
         response = {
             "id": self._number("resp_"),
             "object": "response",
@@ -150,7 +151,7 @@ class ScriptedResponses:
             "truncation": body.get("truncation", "disabled"),
             "usage": {
                 "input_tokens": into,
-                "input_tokens_details": {"cached_tokens": reply.cached or 0, "cache_write_tokens": 0},
+                "input_tokens_details": {"cached_tokens": cached, "cache_write_tokens": written},
                 "output_tokens": out,
                 "output_tokens_details": {"reasoning_tokens": thought},
                 "total_tokens": into + out,
