@@ -5,6 +5,11 @@ from typing import Any
 
 from hypothesis import strategies as st
 
+from memory_bank.config import load_config
+
+FOLDING = load_config().strategy("memory_bank").model_dump() | {"history_budget": 4_000, "refresh_after": 0}
+"""A strategy that folds at every step, as ``memory_bank`` does for a provider without a prefix cache."""
+
 
 def user(text: str = "Find the order and refund it") -> dict[str, Any]:
     return {"role": "user", "content": text}

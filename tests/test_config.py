@@ -145,7 +145,6 @@ def test_one_value_of_the_environment_leaves_the_others(monkeypatch):
     )
     assert set(load_config().memory_strategies) == {
         "memory_bank",
-        "memory_bank_cached",
         "memory_bank_classic",
         "memory_bank_local",
         "no_strategy",

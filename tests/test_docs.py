@@ -199,6 +199,8 @@ def test_the_proxy_of_the_readme(model, folder):
     out, _ = run_commands(
         shown.pop().replace("8767", port), folder, OPENAI_API_KEY="x", OPENAI_BASE_URL=model.base_url,
         MEMORY_BANK_SERVICE__PORT=port, MEMORY_BANK_SERVICE__DATABASE="bank.db",
+        MEMORY_BANK_MEMORY_STRATEGIES__memory_bank__HISTORY_BUDGET="1000",
+        MEMORY_BANK_MEMORY_STRATEGIES__memory_bank__REFRESH_AFTER="0",
     )  # fmt: skip
     assert out.splitlines()[-1] == "ORD-1 is late."
     assert "rebuilt" in out

@@ -310,3 +310,29 @@ def test_a_long_loop_is_counted_whole():
     with pytest.raises(LoopDetectedError) as e:
         LLMOrchestrator(ScriptedModel(["ok"]), looping("raise", 2), model="m").generate([user(), *same(60)])
     assert len(e.value.calls) == 60
+
+
+# the provider's prefix cache
+
+
+@pytest.mark.parametrize(
+    ("reported", "streamed", "read"),
+    [(0, False, 1.0), (3_000, False, 0.1), (None, False, 0.1), (0, True, 0.1)],
+)
+def test_reported_usage_and_prices_decide_how_often_the_history_is_folded(reported, streamed, read):
+    replies = lambda body: Reply("ok", usage=(9_000, 1), cached=None if reported is None else (reported, 0))  # noqa: E731
+    prices = {"own": {"prompt": 4, "completion": 8, "cached": 2}}
+    with ScriptedServer(replies) as server, LLMOrchestrator(client_of(server), prices=prices) as it:
+        for n in range(8, 30):
+            answer = it.generate([*CHAT[:2], *rounds(n, size=6_000)], model="other", stream=streamed)
+            if streamed:
+                list(answer)
+        cache = it.processor.state("memory_bank").prefix_cache
+        assert cache.read == read
+        stands = sum(
+            list(a.messages) == list(b.messages[: len(a.messages)])
+            for a, b in zip(it.trace[-10:], it.trace[-9:], strict=False)
+        )
+        assert stands <= 1 if read == 1.0 else stands >= 8
+        it.generate(CHAT, model="own")
+        assert cache.read == 0.5

@@ -3,7 +3,17 @@
 import pytest
 
 from memory_bank.config import Price
-from memory_bank.pricing import Usage, cached_tokens, cost, full_usage, price_of
+from memory_bank.pricing import (
+    LEAST_STANDING,
+    MISSES,
+    RETRY_AFTER,
+    PrefixCache,
+    Usage,
+    cached_tokens,
+    cost,
+    full_usage,
+    price_of,
+)
 
 PRICES = {
     "gpt-4.1": Price(prompt=2, completion=8, cached=0.5),
@@ -46,3 +56,81 @@ def test_the_full_history_is_estimated_with_a_cache_that_holds_all():
     assert full_usage(sent, 5_000, 30_000, 29_000, caches=False) == Usage(30_500, 0, 0, 70)
     wrote = Usage(input=5_500, cached=4_000, written=1_000, output=70)
     assert full_usage(wrote, 5_000, 30_000, 29_000, caches=True) == Usage(30_500, 29_500, 1_000, 70)
+
+
+# what is known of a prefix cache
+
+
+def missed(cache, times=MISSES):
+    for _ in range(times):
+        cache.report(LEAST_STANDING, 0)
+    return cache.read
+
+
+def test_some_misses_in_a_row_mean_no_cache_and_one_hit_means_one():
+    cache = PrefixCache()
+    assert missed(cache, MISSES - 1) == 0.1
+    cache.report(LEAST_STANDING, None)  # an answer without usage is none of them, and does not end the row
+    cache.report(LEAST_STANDING - 1, 0)  # nor is one to a prefix that is too short to be kept
+    assert missed(cache, 1) == 1.0
+    cache.report(0, 128)
+    assert cache.read == 0.1
+    assert missed(cache, MISSES - 1) == 0.1
+
+
+def test_a_cache_is_assumed_again_ever_more_rarely():
+    cache = PrefixCache()
+    found = []
+    for _ in range(3):
+        assert missed(cache) == 1.0
+        found.append(0)
+        while cache.read == 1.0:
+            cache.report(0, 0)
+            found[-1] += 1
+    assert found == [RETRY_AFTER, 2 * RETRY_AFTER, 4 * RETRY_AFTER]
+    cache.report(0, 128)
+    assert missed(cache) == 1.0
+    for _ in range(RETRY_AFTER):
+        cache.report(0, 0)
+    assert cache.read == 0.1
+
+
+def test_another_model_begins_anew():
+    cache = PrefixCache()
+    cache.take_price(None, "claude-x")
+    assert missed(cache) == 1.0
+    cache.take_price(None, "claude-x")
+    assert cache.read == 1.0
+    cache.take_price(PRICES["gpt-4.1"], "gpt-4.1")
+    assert (cache.read, cache.write) == (0.25, 1.0)
+
+
+def test_what_stands_of_a_request_is_compared_with_the_one_before():
+    now = [0.0]
+    cache = PrefixCache(lambda: now[0])
+
+    def send(messages, model="m", answered=True):
+        sent = cache.send(messages, model, lambda m: 1_500, 300)
+        if answered:
+            cache.answered(sent, 0)
+        return sent.standing, sent.is_longer
+
+    assert send(["a", "b"]) == (0, False)
+    assert send(["a", "b", "c"]) == (3_000, True)
+    assert send(["a", "b", "d", "e"]) == (3_000, False)
+    assert send(["a", "b", "d", "e", "f"]) == (4_500, True)  # not counted any further
+    assert send(["x"]) == (0, False)
+    assert send(["x", "y"], model="n") == (0, False)
+    assert send(["x", "y", "z"], model="n", answered=False) == (3_000, True)
+    assert send(["x", "y", "z"], model="n") == (0, False)
+    now[0] += 301
+    assert send(["x", "y", "z"], model="n") == (0, False)
+
+
+def test_where_only_marks_are_cached_a_changed_context_says_nothing():
+    cache = PrefixCache()
+    for i in range(3 * MISSES):
+        sent = cache.send(["system", "task", i], "m", lambda m: 5_000, 300)
+        assert sent.standing >= (LEAST_STANDING if i else 0)
+        cache.answered(sent, 0, by_marks=True)
+    assert cache.read == 0.1

@@ -414,6 +414,10 @@ class ServiceSettings(BaseModel):
         description="offer the memory tools to the agent and answer their calls in the proxy; auto: with rebuilt "
         "contexts, to agents that send tools of their own",
     )
+    cache_markers: Literal["auto", "off"] = Field(
+        default="auto",
+        description="mark requests of the Messages API for the provider's prefix cache that have no marks",
+    )
     redact: tuple[str, ...] = Field(
         default=(), description="regular expressions; text that matches is never stored"
     )

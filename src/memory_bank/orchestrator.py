@@ -13,10 +13,11 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from memory_bank.bank.session import MemoryBankState
 from memory_bank.config import Config, Price
 from memory_bank.errors import ConfigError, ModelError
-from memory_bank.models.chat import as_chat_model, create_of, is_async, model_error, usage_of
-from memory_bank.pricing import Usage, cost, price_of
+from memory_bank.models.chat import as_chat_model, cached_of, create_of, is_async, model_error, usage_of
+from memory_bank.pricing import PrefixCache, SentContext, Usage, cost, price_of
 from memory_bank.processor import MemoryProcessor, OpenState
 from memory_bank.transcript.messages import check_messages
 from memory_bank.transcript.tokens import open_counter
@@ -93,6 +94,7 @@ class _Open:
     sent: Sent
     messages: list[Any]
     options: dict[str, Any] = field(default_factory=dict)
+    prefix: tuple[PrefixCache, SentContext] | None = None
     began: float = field(default_factory=time.perf_counter)
 
 
@@ -103,7 +105,8 @@ class LLMOrchestrator:
     or anything with ``generate_plain``. ``config`` and ``open_state`` are MemoryProcessor's. Summaries that a
     strategy asks of a model are made through this orchestrator, and are in the trace as plain calls; with an
     asynchronous client they need ``summary_client``, a synchronous one, and are made by extraction without.
-    ``prices`` overrides the configuration's. ``trace`` holds the last ``keep`` calls. Safe under threads.
+    ``prices`` overrides the configuration's; they, and the cached tokens that answers report (those of a stream are
+    not read), decide how often the history is folded. ``trace`` holds the last ``keep`` calls. Safe under threads.
 
     An orchestrator is itself a ``ChatModel``: it may stand wherever an ``llm_client`` is asked for.
     """
@@ -126,13 +129,15 @@ class LLMOrchestrator:
         if not isinstance(keep, int) or isinstance(keep, bool) or keep < 0:
             raise ConfigError("keep: the number of calls to keep must be a whole number, 0 or more.")
         self.processor = MemoryProcessor(config, open_state)
+        if prices is not None:
+            own_prices = {"prices": _prices(prices)}
+            self.processor.config = self.processor.config.model_copy(update=own_prices)
         self._client = client
         own = callable(getattr(client, "generate_plain", None))
         self._create: Any = None if own or not callable(create := create_of(client)) else create
         self._async = self._create is not None and is_async(client)
         self._chat = None if self._async else as_chat_model(client)
         self._summaries: Any = as_chat_model(summary_client) or (None if self._async else self)
-        self._prices = _prices(self.processor.config, prices)
         self._counter = open_counter()
         self._context = _Context()
         self._trace: deque[Sent] = deque(maxlen=keep)
@@ -244,16 +249,18 @@ class LLMOrchestrator:
         session = active.session_id if session_id is None else session_id
         given: Any = messages
         context, tokens = self.processor.apply_strategy(
-            given, key, llm_client=self._summaries, session_id=session
+            given, key, llm_client=self._summaries, session_id=session, model=name
         )
-        full = self._full_tokens(key, session, given)
-        return self._open(Sent(0, "memory", name, (), tokens, full, key, session), context, options)
-
-    def _full_tokens(self, key: str, session: str | None, messages: Sequence[Any]) -> int:
         state = self.processor.state(key, session)
         if state is not None and state.last_plan is not None:
-            return state.last_plan.full_tokens
-        return sum(map(self._counter.count_message, messages))
+            full = state.last_plan.full_tokens
+        else:
+            full = sum(map(self._counter.count_message, given))
+        opened = self._open(Sent(0, "memory", name, (), tokens, full, key, session), context, options)
+        if isinstance(state, MemoryBankState):
+            cache, retention = state.prefix_cache, state.settings.cache_retention
+            opened.prefix = cache, cache.send(context, name, state.counter.count_message, retention)
+        return opened
 
     def _plain(self, messages: Any, model: str | None, options: dict[str, Any]) -> _Open:
         messages = list(check_messages(messages))
@@ -318,7 +325,10 @@ class LLMOrchestrator:
         """Write a call down."""
         sent = opened.sent
         prompt, completion = (0, 0) if answer is None or sent.streamed else usage_of(answer)
-        price = price_of(self._prices, sent.model)
+        if opened.prefix is not None and answer is not None and not sent.streamed:
+            cache, context = opened.prefix
+            cache.answered(context, cached_of(answer))
+        price = price_of(self.processor.config.prices, sent.model)
         charged = prompt or (0 if error else sent.counted_tokens)
         with self._lock:
             self._numbers += 1
@@ -335,9 +345,7 @@ class LLMOrchestrator:
             self._totals = self._totals.plus(done)
 
 
-def _prices(config: Config, prices: Mapping[str, Any] | None) -> dict[str, Price]:
-    if prices is None:
-        return config.prices
+def _prices(prices: Mapping[str, Any]) -> dict[str, Price]:
     return Config(prices={k: p.model_dump() if isinstance(p, Price) else p for k, p in prices.items()}).prices
 
 

@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 import math
+import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from memory_bank.config import Price
 
 __all__ = [
-    "CACHE_MINIMUM", "PrefixCache", "Price", "Usage", "cached_tokens", "cost", "full_usage", "growth_that_pays",
-    "price_of",
+    "CACHE_MINIMUM", "PrefixCache", "Price", "SentContext", "Usage", "cached_tokens", "common_length", "cost",
+    "full_usage", "growth_that_pays", "price_of",
 ]  # fmt: skip
 
 CACHE_MINIMUM = 1024
 """Tokens from which providers keep a prefix in their cache."""
-MISSES = 2
-"""Answers in a row that report no cached tokens for a prefix that stood, after which no cache is assumed."""
+LEAST_STANDING = 4_096
+"""Tokens of a prefix from which an answer without cached tokens counts: the largest minimum of a provider."""
+MISSES = 3
+"""Answers in a row that report no cached tokens for a prefix that stood, after which no cache is assumed.
+
+A provider that caches may miss the first repetition of a prefix, and some later ones."""
+RETRY_AFTER = 50
+"""Answers after which a cache is assumed again; twice as many after each further time that there is none."""
 LEAST_GROWTH, MOST_GROWTH = 2_000, 32_000
 """Bounds of ``growth_that_pays`` in tokens, where there is a prefix cache."""
 # By the beginning of a model's name, without its provider: (cached, cache_write) as shares of the input price.
@@ -115,18 +122,41 @@ def growth_that_pays(budget: int, interaction: float, read: float, write: float)
     return int(min(MOST_GROWTH, max(LEAST_GROWTH, best)))
 
 
+@dataclass(slots=True, eq=False)
+class SentContext:
+    """The context of a request, and what of it the provider should have in its cache.
+
+    ``standing``: tokens of the messages that the request before had too, not counted further than LEAST_STANDING;
+    0 where that was of another model, was not answered, or is older than the provider's retention. ``is_longer``:
+    it begins with the whole context before. ``is_answered``: see ``PrefixCache.answered``.
+    """
+
+    messages: Sequence[object]
+    model: str
+    at: float
+    standing: int = 0
+    is_longer: bool = False
+    is_answered: bool = False
+
+
 class PrefixCache:
-    """What a provider charges for a prefix that it has seen, and when the session's prefix was sent last.
+    """What a provider charges for a prefix that it has seen, and what it was sent last.
 
     ``read`` and ``write`` are shares of the input price: 0.1 and 1 until ``take_price`` tells them. ``read`` is 1
-    while the provider reports that nothing is cached. Not thread-safe.
+    while the provider reports that nothing is cached. As no prefix stands in a session that folds at every step, a
+    cache is assumed again after RETRY_AFTER answers, or at the first answer with cached tokens. Thread-safe; its
+    lock is never held for long.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
+        self._lock = threading.Lock()
+        self._model = ""
         self._read, self.write = _USUAL
         self._misses = 0
-        self._sent: float | None = None
+        self._pause, self._paused = RETRY_AFTER, 0
+        self._since: float | None = None
+        self._last: SentContext | None = None
 
     @property
     def read(self) -> float:
@@ -134,13 +164,50 @@ class PrefixCache:
         return 1.0 if self._misses >= MISSES else self._read
 
     def take_price(self, price: Price | None, model: str = "") -> None:
-        """Set the ratios by a model's price; where it has no cached price, by the model's name."""
+        """Set the ratios by a model's price; where it has no cached price, by the model's name.
+
+        What was reported of another model is forgotten.
+        """
         name = model.rpartition("/")[2]
-        usual = next((ratio for start, ratio in _RATIOS.items() if name.startswith(start)), _USUAL)
-        self._read, self.write = usual
+        read, write = next((ratio for start, ratio in _RATIOS.items() if name.startswith(start)), _USUAL)
         if price is not None and price.prompt > 0 and price.cached is not None:
-            self._read = price.cached / price.prompt
-            self.write = (price.prompt if price.cache_write is None else price.cache_write) / price.prompt
+            read = price.cached / price.prompt
+            write = (price.prompt if price.cache_write is None else price.cache_write) / price.prompt
+        with self._lock:
+            self._read, self.write = read, write
+            if model != self._model:
+                self._model, self._misses, self._pause, self._paused = model, 0, RETRY_AFTER, 0
+
+    def send(
+        self, messages: Sequence[object], model: str, count: Callable[[object], int], retention: float
+    ) -> SentContext:
+        """Note the context of the next request, compared with the one before.
+
+        ``count`` counts the tokens of a message; ``retention`` is in seconds.
+        """
+        sent = SentContext(messages, model, self._clock())
+        with self._lock:
+            before, self._last = self._last, sent
+        if before is None or not before.is_answered or before.model != model:
+            return sent
+        if sent.at - before.at > retention:
+            return sent
+        length = common_length(before.messages, messages)
+        sent.is_longer = length == len(before.messages)
+        for message in messages[:length]:
+            sent.standing += count(message)
+            if sent.standing >= LEAST_STANDING:
+                break
+        return sent
+
+    def answered(self, sent: SentContext, cached: int | None, *, by_marks: bool = False) -> None:
+        """Take the cached tokens that the complete answer to a request reports, None for unknown.
+
+        ``by_marks``: the provider caches a prefix at the client's marks alone. A request that changes the messages
+        before the last mark need not find anything then, and says nothing of the cache.
+        """
+        sent.is_answered = True
+        self.report(sent.standing if sent.is_longer or not by_marks else 0, cached)
 
     def report(self, standing: int, cached: int | None) -> None:
         """Take the cached tokens that an answer reports, None for unknown, of ``standing`` tokens of prefix.
@@ -148,14 +215,27 @@ class PrefixCache:
         ``standing``: tokens that the request had in common with the one before. Shorter ones than providers keep,
         and answers to a prefix that was not sent recently, say nothing: report 0 for those.
         """
-        if cached:
-            self._misses = 0
-        elif cached is not None and standing >= 2 * CACHE_MINIMUM:
-            self._misses += 1
+        with self._lock:
+            if cached:
+                self._misses, self._pause, self._paused = 0, RETRY_AFTER, 0
+            elif self._misses >= MISSES:
+                self._paused += 1
+                if self._paused >= self._pause:
+                    self._misses, self._pause, self._paused = 0, 2 * self._pause, 0
+            elif cached is not None and standing >= LEAST_STANDING:
+                self._misses += 1
 
     def sent(self) -> float:
         """Return the seconds since the last call, 0 at the first, and note the present time."""
         now = self._clock()
-        since = 0.0 if self._sent is None else now - self._sent
-        self._sent = now
+        since = 0.0 if self._since is None else now - self._since
+        self._since = now
         return since
+
+
+def common_length(before: Sequence[object], now: Sequence[object]) -> int:
+    """Return the number of messages with which both lists begin."""
+    for position, (old, new) in enumerate(zip(before, now, strict=False)):
+        if old is not new and old != new:
+            return position
+    return min(len(before), len(now))

@@ -15,6 +15,7 @@ from memory_bank.config import AnyStrategy, Config, MemoryBankSettings, as_setti
 from memory_bank.context.build import build_context
 from memory_bank.context.policies import policy_of
 from memory_bank.errors import ConfigError, LoopDetectedError, StorageError
+from memory_bank.pricing import price_of
 from memory_bank.transcript.anthropic import AnthropicChat, from_anthropic, is_anthropic, to_anthropic
 from memory_bank.transcript.foreign import check_shape
 from memory_bank.transcript.messages import Interaction, check_messages, same_objects
@@ -144,10 +145,13 @@ class MemoryProcessor:
         llm_client: Any = None,
         *,
         session_id: str | None = None,
+        model: str | None = None,
     ) -> Applied:
         """``(messages, token_count)`` of the strategy under ``memory_key``, by default the configured one.
 
         ``input_token_count``: the caller's count of the messages; "no_strategy" returns it instead of counting.
+        ``model``: that the context is for. Its price in the configuration, or else its name, tells what its
+        provider charges for a cached prefix, and so how often the history is folded.
         Raises UnknownStrategyError, MessagesError, what the strategy raises, and with ``loop_detection`` "raise"
         LoopDetectedError, after the strategy has stored what is new.
         """
@@ -156,7 +160,12 @@ class MemoryProcessor:
         if is_anthropic(messages):
             chat = from_anthropic(messages)
             applied = self.apply_strategy(
-                [*chat.messages], memory_key, input_token_count, llm_client, session_id=session_id
+                [*chat.messages],
+                memory_key,
+                input_token_count,
+                llm_client,
+                session_id=session_id,
+                model=model,
             )
             return _written(applied, chat, self.state(memory_key or self.config.default_strategy, session_id))
         key = memory_key or self.config.default_strategy
@@ -166,7 +175,7 @@ class MemoryProcessor:
             applied = list(check_messages(messages)), input_token_count
             session = self.state(key, session_id)
         else:
-            applied = self._apply(messages, llm_client, settings, key, session_id)
+            applied = self._apply(messages, llm_client, settings, key, session_id, model)
             session = self.state(key, session_id)
             plan = None if session is None else session.last_plan
             if plan is not None and plan.view.messages is messages:  # no other thread's step
@@ -178,10 +187,18 @@ class MemoryProcessor:
         return applied
 
     def _apply(
-        self, messages: Any, llm_client: Any, settings: AnyStrategy, key: str, session_id: str | None
+        self,
+        messages: Any,
+        llm_client: Any,
+        settings: AnyStrategy,
+        key: str,
+        session_id: str | None,
+        model: str | None,
     ) -> Applied:
         policy = policy_of(settings, llm_client, self.config.rung)
         session = self._session(key, session_id, stored=policy.bank is not None)
+        if model:
+            session.prefix_cache.take_price(price_of(self.config.prices, model), model)
         if isinstance(settings, MemoryBankSettings) and isinstance(session, MemoryBankState):
             return _apply_bank(messages, llm_client, settings, session)
         context = build_context(messages, session, policy)

@@ -19,6 +19,7 @@ SETTINGS = {
     "evidence": MemoryBankSettings(
         selection="evidence",
         history_budget=300,
+        refresh_after=0,
         embedding_model="lexical",
         observer_model="extractive",
         token_encoding="approximate",

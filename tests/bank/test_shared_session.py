@@ -21,6 +21,7 @@ from memory_bank.context.policies.evidence import evidence_of
 SETTINGS = {
     "selection": "evidence",
     "history_budget": 300,
+    "refresh_after": 0,
     "embedding_model": "lexical",
     "observer_model": "extractive",
     "token_encoding": "approximate",

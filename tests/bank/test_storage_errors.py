@@ -30,7 +30,7 @@ def settings(**more: Any) -> MemoryBankSettings:
     )
 
 
-EVIDENCE = {"selection": "evidence", "history_budget": 300}
+EVIDENCE = {"selection": "evidence", "history_budget": 300, "refresh_after": 0}
 MESSAGES = [system(), user("Which orders are late?"), *rounds(8, size=400)]
 
 

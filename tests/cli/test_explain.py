@@ -72,7 +72,7 @@ def _config(folder: Path, budget: int) -> Path:
     file = folder / "c.toml"
     file.write_text(
         '[memory_strategies.memory_bank]\ntype = "memory_bank"\nselection = "evidence"\nembedding_model = "lexical"\n'
-        f'observer_model = "extractive"\nhistory_budget = {budget}\n'
+        f'observer_model = "extractive"\nhistory_budget = {budget}\nrefresh_after = 0\n'
     )
     return file
 

@@ -19,7 +19,9 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.chats import FOLDING
 
+from memory_bank.config import load_config
 from memory_bank.errors import (
     ConfigError,
     LoopDetectedError,
@@ -155,12 +157,12 @@ def test_a_short_history_goes_through_as_it_is():
 @given(
     st.integers(1, 12),
     st.integers(1, 5),
-    st.sampled_from(
-        ["memory_bank", "memory_bank_cached", "keep_last_n", "observation_masking", "truncation"]
-    ),
+    st.sampled_from(["memory_bank", "folding", "keep_last_n", "observation_masking", "truncation"]),
 )
 def test_pairs_stay_whole_and_no_native_is_repeated(steps, parallel, strategy):
-    bridge, natives = bridge_of(strategy=strategy), history(steps, parallel=parallel)
+    strategies = {**load_config().memory_strategies, "folding": FOLDING}
+    bridge = bridge_of(config={"memory_strategies": strategies}, strategy=strategy)
+    natives = history(steps, parallel=parallel)
     for stop in range(1, len(natives) + 1, 2):
         rebuilt = bridge.rebuild(natives[:stop], "s")
         assert pairing_errors(chat(rebuilt)) == []

@@ -12,16 +12,18 @@ from typing import Any
 import httpx2
 import uvicorn
 from fastapi import FastAPI
+from tests.chats import FOLDING
 
 from memory_bank.config import Config, load_config
 from memory_bank.service.app import create_app
 
 
 def configured(database: str | Path, **more: Any) -> Config:
-    """The shipped configuration with another database; ``more`` are settings of the service."""
-    shipped = load_config()
+    """The shipped configuration with another database and a fold at every step; ``more``: settings of the service."""
+    shipped = load_config().model_dump(exclude={"service"})
+    shipped["memory_strategies"]["memory_bank"] = FOLDING
     service = {"database": str(database), "redact_secrets": False, **more}
-    return Config(**shipped.model_dump(exclude={"service"}), service=service)
+    return Config(**shipped, service=service)
 
 
 @contextmanager

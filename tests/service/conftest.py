@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.chats import FOLDING
 
 from memory_bank.config import Config, load_config
 
@@ -21,11 +22,14 @@ if not all(
 
 @pytest.fixture
 def configured(tmp_path: Path) -> Callable[..., Config]:
-    """``configured(strategies=…, **service)``: the shipped configuration with some settings of the service."""
+    """``configured(strategies=…, **service)``: the shipped configuration with some settings of the service.
+
+    It has the strategy "folding" besides.
+    """
 
     def make(strategies: dict[str, Any] | None = None, **service: Any) -> Config:
         shipped = load_config().model_dump(exclude={"service"})
-        shipped["memory_strategies"].update(strategies or {})
+        shipped["memory_strategies"].update({"folding": FOLDING, **(strategies or {})})
         settings = {"database": str(tmp_path / "bank.db"), "upstream": "http://127.0.0.1:9/v1", **service}
         return Config(**shipped, service=settings)
 

@@ -134,6 +134,13 @@ def start(*options: Any, port: int | None = 0, **env: str) -> Process:
     )  # fmt: skip
 
 
+FOLDING = {
+    f"MEMORY_BANK_MEMORY_STRATEGIES__memory_bank__{name}": value
+    for name, value in (("HISTORY_BUDGET", "4000"), ("REFRESH_AFTER", "0"))
+}
+"""The environment of a service that folds at every step."""
+
+
 def serve(*options: Any, port: int | None = 0, **env: str) -> Process:
     """Start a service and wait until it answers: it says its address on a line of its own."""
     started = start(*options, port=port, **env)

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import uvicorn
+from tests.chats import FOLDING
 
 from memory_bank.config import Config, load_config
 from memory_bank.service.app import Service, create_app
@@ -25,9 +26,10 @@ TOOLS = [{"type": "function", "function": {"name": "look", "parameters": {"type"
 
 
 def configured(**service: Any) -> Config:
-    return Config(
-        **load_config().model_dump(exclude={"service"}), service={"memory_timeout": 60.0, **service}
-    )
+    """The shipped configuration with some settings of the service, and the strategy "folding" besides."""
+    shipped = load_config().model_dump(exclude={"service"})
+    shipped["memory_strategies"]["folding"] = FOLDING
+    return Config(**shipped, service={"memory_timeout": 60.0, **service})
 
 
 @dataclass

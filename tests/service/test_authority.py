@@ -6,7 +6,7 @@ import json
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.chats import call, result, system, user
+from tests.chats import FOLDING, call, result, system, user
 from tests.service.serving import configured
 
 from memory_bank.bank.database import Database
@@ -87,7 +87,7 @@ def test_nothing_that_tools_say_becomes_an_instruction(tmp_path, strategy):
 @pytest.mark.parametrize("role", ["user", "system", "developer", "assistant"])
 def test_the_role_of_memory_is_what_the_setting_says(tmp_path, role):
     shipped = load_config().model_dump(exclude={"service"})
-    shipped["memory_strategies"]["memory_bank"] |= {"memory_role": role, "layout": "block"}
+    shipped["memory_strategies"]["memory_bank"] |= FOLDING | {"memory_role": role, "layout": "block"}
     database = Database(tmp_path / "bank.db")
     sessions = Sessions(database, Config(**{**shipped, "default_strategy": "memory_bank"}, service={}))
     messages = a_chat("run")
@@ -123,6 +123,7 @@ def test_quoted_lines_cannot_pose_as_another_call_or_as_a_gap(tmp_path, layout):
     shipped["memory_strategies"]["memory_bank"] |= {
         "layout": layout,
         "history_budget": 2000,
+        "refresh_after": 0,
         "keep_recent": 0,
     }
     database = Database(tmp_path / "bank.db")

@@ -43,7 +43,7 @@ def step_of(p, messages, name, model="m-2026"):
 def test_costs_of_a_session_and_of_all(tmp_path):
     with (
         RawUpstream(lambda _: reported()) as upstream,
-        proxied("", "", priced(upstream.base_url, tmp_path)) as p,
+        proxied("", "", priced(upstream.base_url, tmp_path, strategy="folding")) as p,
     ):
         step_of(p, rounds(12, size=4000), b"a")
         step_of(p, rounds(13, size=4000), b"a")
@@ -90,7 +90,7 @@ def test_the_first_message_that_differs_is_told(tmp_path):
 def test_a_control_group_goes_without_memory_and_is_compared(tmp_path):
     with (
         RawUpstream(lambda _: reported()) as upstream,
-        proxied("", "", priced(upstream.base_url, tmp_path, holdout=0.5)) as p,
+        proxied("", "", priced(upstream.base_url, tmp_path, strategy="folding", holdout=0.5)) as p,
     ):
         names = [f"s{i}" for i in range(12)]
         control = [n for n in names if p.service.sessions.is_control(n)]

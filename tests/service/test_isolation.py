@@ -352,6 +352,7 @@ def world(tmp_path_factory):
         "embedding_model": "lexical",
         "scope": "all",
         "history_budget": 400,
+        "refresh_after": 0,
     }
     with ScriptedServer(lambda body: say("ok")) as upstream, pytest.MonkeyPatch.context() as patched:
         patched.setenv("OPENAI_API_KEY", "sk-of-the-service")

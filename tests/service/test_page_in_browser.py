@@ -14,7 +14,7 @@ from tests.browser import Browser, eventually, why_not
 from tests.chats import call, result, rounds, system, user
 from tests.cli.conftest import COMMAND, environment
 from tests.pictures import take_picture
-from tests.service.processes import serve
+from tests.service.processes import FOLDING, serve
 from tests.service.runs import orders, recorded
 
 from memory_bank.bank.database import Database
@@ -73,7 +73,7 @@ def browser():
 @pytest.fixture(scope="module")
 def service(tmp_path_factory):
     folder = tmp_path_factory.mktemp("browser")
-    with serve("--db", folder / "bank.db") as process:
+    with serve("--db", folder / "bank.db", **FOLDING) as process:
         fed(process, "shop-refunds", SHOP, strategy="memory_bank")
         sent(process, "log-hunt", recorded("log-hunt")[-1])
         sent(process, "code-fix", recorded("code-fix")[-1])
@@ -88,7 +88,7 @@ def block_service(tmp_path_factory):
     config.write_text(
         "".join(
             f'[memory_strategies.{name}]\ntype = "memory_bank"\nselection = "evidence"\nlayout = "block"\n'
-            f'observer_model = "extractive"\nembedding_model = "lexical"\nhistory_budget = {budget}\n'
+            f'observer_model = "extractive"\nembedding_model = "lexical"\nhistory_budget = {budget}\nrefresh_after = 0\n'
             for name, budget in (("memory_bank", 4000), ("small", 600))
         )
     )

@@ -5,13 +5,14 @@ import time
 from dataclasses import replace
 
 import pytest
+from tests.chats import FOLDING
 from tests.growth import cpu_seconds
 from tests.service.processes import until
 from tests.service.runs import orders
 
 from memory_bank.bank.database import Database
 from memory_bank.bank.usage import get_step, list_steps
-from memory_bank.config import load_config
+from memory_bank.config import Config, load_config
 from memory_bank.errors import StorageError
 from memory_bank.service.page import recorder as recording
 from memory_bank.service.page.recorder import DETAILED, Recorder
@@ -47,7 +48,8 @@ def recorder(database):
 
 @pytest.fixture
 def sessions(database, recorder):
-    sessions = Sessions(database, load_config(), rebuilt=recorder.take)
+    config = Config(memory_strategies={"memory_bank": FOLDING})
+    sessions = Sessions(database, config, rebuilt=recorder.take)
     yield sessions
     sessions.close()
 

@@ -36,7 +36,7 @@ def test_without_any_configuration(tmp_path: Path) -> None:
     bank = tmp_path / "memory-bank" / "bank.db"
     for said in (
         f"serves at {service.address}\n", f"database  sqlite:///{bank}\n", "upstream  http://127.0.0.1:9/v1\n",
-        "strategy  memory_bank_cached, summaries: by extraction\n", f"OPENAI_BASE_URL={service.address}/v1\n",
+        "strategy  memory_bank, summaries: by extraction\n", f"OPENAI_BASE_URL={service.address}/v1\n",
         f"page      {service.address}/\n", "shutting down: open requests have 10 s\n", "stopped\n",
     ):  # fmt: skip
         assert said in service.log

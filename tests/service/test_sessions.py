@@ -4,7 +4,7 @@ import json
 import threading
 
 import pytest
-from tests.chats import call, result, system, user
+from tests.chats import FOLDING, call, result, system, user
 from tests.growth import cpu_seconds
 
 from memory_bank import ConfigError, handle_tool_call
@@ -26,8 +26,9 @@ CHAT = [system(), user("Which orders are late?"), *(m for n in range(12) for m i
 
 
 def configured(**service):
-    shipped = load_config()
-    return Config(**shipped.model_dump(exclude={"service"}), service=service)
+    shipped = load_config().model_dump(exclude={"service"})
+    shipped["memory_strategies"]["folding"] = FOLDING
+    return Config(**shipped, service=service)
 
 
 @pytest.fixture
@@ -292,7 +293,7 @@ def hide_in_blocks(message):
 
 
 def fresh_preview(database, messages, name="a"):
-    sessions = Sessions(database, configured(), None)
+    sessions = Sessions(database, configured(strategy="folding"), None)
     shown = sessions.preview(None, name, messages)
     sessions.close()
     return shown
@@ -300,7 +301,7 @@ def fresh_preview(database, messages, name="a"):
 
 def test_a_preview_after_others_is_as_the_first_one(database):
     """What was previewed and not sent is gone in the next one; what was stored meanwhile is there."""
-    sessions = Sessions(database, configured())
+    sessions = Sessions(database, configured(strategy="folding"))
     more = [*CHAT, *(m for n in range(12, 16) for m in noted(n))]
     other = [*CHAT, *(m for n in range(30, 34) for m in noted(n))]
     for messages in (CHAT, more, other, CHAT[:-2]):

@@ -18,7 +18,7 @@ import pytest
 from tests.chats import rounds, system, user
 from tests.cli.conftest import environment
 from tests.postgres import Server
-from tests.service.processes import Process, serve, until
+from tests.service.processes import FOLDING, Process, serve, until
 
 from memory_bank.bank.database import Database
 from memory_bank.bank.maintenance import verify
@@ -42,7 +42,7 @@ def context(service: Process, session: str, messages: Any) -> Any:
 
 @pytest.fixture
 def two(bank_url: str) -> Iterator[list[Process]]:
-    with serve("--db", bank_url) as one, serve("--db", bank_url) as other:
+    with serve("--db", bank_url, **FOLDING) as one, serve("--db", bank_url, **FOLDING) as other:
         yield [one, other]
 
 

@@ -3,12 +3,12 @@
 import json
 
 import pytest
-from tests.chats import call, result, system, user
+from tests.chats import FOLDING, call, result, system, user
 from tests.service.runs import orders, recorded
 
 from memory_bank.bank.database import Database
 from memory_bank.bank.usage import packed, unpacked
-from memory_bank.config import load_config
+from memory_bank.config import MemoryBankSettings, load_config
 from memory_bank.plan import Choice, Decision, Fate, Piece, Plan
 from memory_bank.service.page import snapshot as made_of
 from memory_bank.service.page.snapshot import snapshot
@@ -19,8 +19,9 @@ from memory_bank.service.sessions import Rebuilt, Sessions
 def sessions():
     database = Database()
     config = load_config()
-    block = config.strategy("memory_bank").model_copy(update={"layout": "block"})
-    strategies = {**config.memory_strategies, "memory_bank_block": block}
+    folding = MemoryBankSettings(**FOLDING)
+    block = folding.model_copy(update={"layout": "block"})
+    strategies = {**config.memory_strategies, "memory_bank": folding, "memory_bank_block": block}
     sessions = Sessions(database, config.model_copy(update={"memory_strategies": strategies}))
     yield sessions
     sessions.close()

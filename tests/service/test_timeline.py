@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from tests.service.processes import serve, until
+from tests.service.processes import FOLDING, serve, until
 from tests.service.runs import orders, recorded
 
 from memory_bank.service.api.models import Curve, StepDetail, StepPage
@@ -11,7 +11,7 @@ from memory_bank.service.api.models import Curve, StepDetail, StepPage
 
 @pytest.fixture(scope="module")
 def service(tmp_path_factory):
-    with serve("--db", tmp_path_factory.mktemp("timeline") / "bank.db") as process:
+    with serve("--db", tmp_path_factory.mktemp("timeline") / "bank.db", **FOLDING) as process:
         yield process
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 from typing import Any
 
 import pytest
@@ -26,6 +27,7 @@ from tests.blocks import (
 
 from memory_bank.errors import HistoryError
 from memory_bank.transcript.anthropic import (
+    MOST_CACHE_MARKS,
     Thinking,
     cache_marks,
     from_anthropic,
@@ -33,6 +35,7 @@ from memory_bank.transcript.anthropic import (
     message_errors,
     strip_thinking,
     to_anthropic,
+    with_cache_marks,
 )
 from memory_bank.transcript.messages import Interaction, parse_messages
 
@@ -354,3 +357,103 @@ def test_types_and_ids_that_are_no_text_break_nothing(odd: Any, role: str) -> No
         assert isinstance(to_anthropic(chat.messages, chat, Thinking.DROP), list)
         assert isinstance(strip_thinking(messages, Thinking.KEEP_LAST), list)
         assert isinstance(message_errors(messages), list)
+
+
+# cache marks
+
+HOUR = {"cache_control": {"type": "ephemeral", "ttl": "1h"}}
+
+
+def marked_blocks(messages):
+    return [
+        b for m in messages if isinstance(m["content"], list) for b in m["content"] if "cache_control" in b
+    ]
+
+
+@pytest.mark.parametrize(
+    ("last", "marked"),
+    [
+        (user("Go."), text("Go.", **MARK)),
+        (user("a", "b"), text("b", **MARK)),
+        (user(answer("t"), text(" ")), answer("t", **MARK)),  # an empty text must have none
+        (turn(use("t"), thought()), {**use("t"), **MARK}),
+        (turn(thought()), None),
+        (user(" "), None),
+        (turn(*OPAQUE[-1:]), None),
+    ],
+)
+def test_the_last_block_that_may_have_a_mark_gets_one(last, marked):
+    messages = [user("Check."), *rounds(2), last]
+    out = with_cache_marks({"messages": messages}, messages)
+    assert marked_blocks(out) == ([] if marked is None else [marked])
+    assert out[:-1] == messages[:-1]
+
+
+def test_the_end_of_the_fold_is_before_the_turns_that_are_the_requests_own():
+    task = user("Check.")
+    messages = [task, *rounds(6)]
+    memory = user("Check.", "<memory>")
+    out = with_cache_marks({"messages": messages}, [memory, *messages[7:]])
+    assert marked_blocks(out) == [text("<memory>", **MARK), {**messages[-1]["content"][0], **MARK}]
+    shortened = user(answer("toolu_1", "short"))
+    out = with_cache_marks({"messages": messages}, [task, *messages[3:4], shortened, *messages[5:]])
+    assert marked_blocks(out)[0] == {**shortened["content"][0], **MARK}
+    tail = user(answer("toolu_5", "short"))  # the last result in another form is not the fold
+    out = with_cache_marks({"messages": messages}, [memory, *messages[7:-1], tail])
+    assert marked_blocks(out) == [text("<memory>", **MARK), {**tail["content"][0], **MARK}]
+    thinking = [
+        task,
+        turn(thought(), use("a")),
+        user(answer("a")),
+        turn(thought(), use("b")),
+        user(answer("b")),
+    ]
+    out = with_cache_marks(
+        {"messages": thinking}, [memory, turn(use("b")), thinking[-1]]
+    )  # thinking was left out
+    assert marked_blocks(out) == [text("<memory>", **MARK), answer("b", **MARK)]
+
+
+def test_marks_of_the_client_stay_and_lost_ones_are_replaced_up_to_four():
+    messages = [user("Check."), *rounds(4)]
+    lost = [*messages]
+    lost[2] = user({**messages[2]["content"][0], **HOUR})
+    fold = [user("Check.", "<memory>"), *messages[-2:]]
+    assert with_cache_marks({"messages": lost, "system": [text("s", **HOUR)]}, lost) is None
+    for around in ({"system": [text("s", **MARK)]}, {"tools": [{"name": "t", **MARK}]}, MARK):
+        assert with_cache_marks({"messages": messages, **around}, fold) is None
+    out = with_cache_marks({"messages": lost}, fold)
+    assert [b["cache_control"] for b in marked_blocks(out)] == [MARK["cache_control"]] * 2
+    kept = [*lost[:-1], user({**lost[-1]["content"][0], **HOUR})]
+    out = with_cache_marks({"messages": kept}, [fold[0], *kept[-2:]])
+    assert [b["cache_control"] for b in marked_blocks(out)] == [HOUR["cache_control"]] * 2
+    three = {"messages": lost, "system": [text("s", **MARK)] * 3}
+    assert marked_blocks(with_cache_marks(three, fold)) == [{**messages[-1]["content"][0], **MARK}]
+    four = {"messages": lost, "system": [text("s", **MARK)] * 4}
+    assert marked_blocks(with_cache_marks(four, fold)) == []
+
+
+@given(good_messages() | any_messages(), st.integers(0, 8), st.booleans())
+def test_marks_keep_to_the_rules_whatever_the_messages(messages, gone, marks):
+    if not messages:
+        return
+    given_ = [*messages]
+    context = [user("Check.", "<memory>"), *messages[gone:]]
+    before = json.dumps(messages)
+    for sent in (given_, context):
+        out = with_cache_marks({"messages": messages, **(MARK if marks else {})}, sent)
+        assert json.dumps(messages) == before
+        if out is None:
+            assert marks or cache_marks(messages)
+            continue
+        assert len(out) == len(sent)
+        assert cache_marks(out) <= max(MOST_CACHE_MARKS, cache_marks(sent))
+        for new, old in zip(out, sent, strict=True):
+            if new is not old:
+                assert from_anthropic([new]).messages == from_anthropic([old]).messages
+                (block,) = [b for b in new["content"] if b not in _as_list(old["content"])]
+                assert block["cache_control"] and block.get("text") != "" and block["type"] != "thinking"
+
+
+def _as_list(content):
+    return content if isinstance(content, list) else []

@@ -43,7 +43,11 @@ from memory_bank.transcript.responses import (
 )
 
 EVIDENCE = MemoryBankSettings(
-    selection="evidence", observer_model="extractive", embedding_model="lexical", history_budget=60
+    selection="evidence",
+    observer_model="extractive",
+    embedding_model="lexical",
+    history_budget=60,
+    refresh_after=0,
 )
 SLOW = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 

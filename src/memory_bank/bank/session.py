@@ -42,7 +42,7 @@ class Session:
     """The messages of one task and what a strategy keeps of them, without stores.
 
     ``last_plan`` is the plan of the last step, None before the first. ``prefix_cache`` is what the provider charges
-    for a prefix that it has seen. ``lock`` guards all of it.
+    for a prefix that it has seen; a reset keeps it. ``lock`` guards all the rest.
     """
 
     def __init__(self, session_id: str = "default", counter: TokenCounter | None = None) -> None:
@@ -124,7 +124,6 @@ class Session:
     def _forget(self) -> None:
         self.transcript.reset()
         self._caches.clear()
-        self.prefix_cache = PrefixCache()
         self.over_budget_logged = False
 
 

@@ -33,7 +33,11 @@ def demo(
     if why:
         screen.say("[yellow]Falling back to the built-in lexical embedder:[/] ", one_line(why, 600))
     settings = MemoryBankSettings(
-        selection="evidence", history_budget=2000, embedding_model=embedder, observer_model="extractive"
+        selection="evidence",
+        history_budget=2000,
+        refresh_after=0,
+        embedding_model=embedder,
+        observer_model="extractive",
     )
     # constructed without the environment: the demo shows the same on every machine
     config = Config.model_construct(

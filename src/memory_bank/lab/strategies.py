@@ -114,16 +114,21 @@ def uses_budget(strategy: Strategy) -> bool:
     return hasattr(settings, "history_budget") and getattr(settings, "selection", "evidence") == "evidence"
 
 
-def with_budgets(strategy: Strategy, budgets: Sequence[float]) -> list[Strategy]:
-    """The strategy with each ``history_budget`` (tokens, or a share of the older history).
+def with_budgets(
+    strategy: Strategy, budgets: Sequence[float | str], *, folds: bool = False
+) -> list[Strategy]:
+    """The strategy with each ``history_budget`` (tokens, a share of the older history, or "auto").
 
-    A strategy that has no such setting, or whose name sets it, stays as it is.
+    A strategy that has no such setting, or whose name sets it, stays as it is. ``folds``: at every step.
     """
     if strategy.config is None or not uses_budget(strategy) or "history_budget" in strategy.name:
         return [strategy]
     tried = []
     for budget in budgets:
-        changed = configured(strategy.config, strategy.target, {"history_budget": budget})
+        changes: dict[str, Any] = {"history_budget": budget}
+        if folds and hasattr(settings_of(strategy), "refresh_after"):
+            changes["refresh_after"] = 0
+        changed = configured(strategy.config, strategy.target, changes)
         joint = "&" if "?" in strategy.name else "?"
         tried.append(replace(changed, name=f"{strategy.name}{joint}history_budget={budget}"))
     return tried

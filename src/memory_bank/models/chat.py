@@ -75,6 +75,14 @@ def usage_of(answer: object) -> tuple[int, int]:
     )
 
 
+def cached_of(answer: object) -> int | None:
+    """The prompt tokens that a model reported as read from its cache; None where it did not report them."""
+    usage = read(answer, "usage")
+    details = read(usage, "prompt_tokens_details") or read(usage, "input_tokens_details")
+    found = (read(details, "cached_tokens"), read(usage, "cache_read_input_tokens"))
+    return next((v for v in found if isinstance(v, int) and not isinstance(v, bool) and v >= 0), None)
+
+
 def _tokens(usage: object, *names: str) -> int:
     """The first positive number under some names, 0 without one."""
     values = (read(usage, name) for name in names)

@@ -28,8 +28,8 @@ _TELLING_CHARS = 84  # of the telling values of a JSON object
 _ERROR_CHARS = 72
 _LABEL = re.compile(r"\A\s*(?:<[^<>]{1,40}>\s*)?(?:error:?\s+)?", re.I)
 _CONFIRMED = re.compile(
-    r"(?:the )?(?:file|directory|folder|todos?|plan|notebook|cell)\b[^\n]{0,300}?\b(?:has been|have been|was|were)?\s*"
-    r"(?:successfully )?(?:updated|created|modified|written|saved|edited|deleted|removed|moved)\b(?! by)",
+    r"(?:the )?(?:file|directory|folder|todos?|plan|notebook|cell)\b[^\n]{0,300}?\b(?:has been|have been|was|were)?"
+    r"\s*(?:successfully )?(?:updated|created|modified|written|saved|edited|deleted|removed|moved)\b(?! by)",
     re.I,
 )
 _WORD_END = re.compile(r"[\s,;)\]}]")

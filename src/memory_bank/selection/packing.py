@@ -267,8 +267,8 @@ def pack(
     A segment gains the `worth` of its values that no chosen one has, times its `factor`, and its worth as text
     that may be `copied`, per token. It costs its tokens, and those of its gap mark, its record's line and its
     block's heading until another one of the record or block is chosen. ``shown_by``: the values, by record, that its
-    line or its call shows: its segments gain nothing by them, nor do others once a segment of it is chosen. ``short``: segments
-    that are packed in their short form.
+    line or its call shows: its segments gain nothing by them, nor do others once a segment of it is chosen.
+    ``short``: segments that are packed in their short form.
     """
     result = Packing(short=frozenset(short))
     total = len(segments)
@@ -283,8 +283,8 @@ def pack(
         width = len(worth)
         known = [shown_by[r].astype(np.int64) + r * width for r in dict.fromkeys(record) if len(shown_by[r])]
         if known:
-            owner = np.repeat(t.segments["record"][segments], length).astype(np.int64)
-            flat = np.where(np.isin(flat + owner * width, np.concatenate(known)), width, flat)
+            owners = np.repeat(t.segments["record"][segments], length).astype(np.int64)
+            flat = np.where(np.isin(flat + owners * width, np.concatenate(known)), width, flat)
     tokens: list[int] = t.segments["tokens"][segments].tolist()
     for at_place, segment in enumerate(segments.tolist() if short else ()):
         if segment in short:

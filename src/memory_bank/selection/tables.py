@@ -459,7 +459,9 @@ class EvidenceTables:
     def standing_in(self, text: str) -> Array:
         """Return the values that stand in a folded text, those without letters and digits at the start aside."""
         inside = self.runs.flags(_RUN.findall(text))[self.values["run"]]
-        return np.array([v for v in np.flatnonzero(inside).tolist() if stands_in(self.forms[v], text)], np.int32)
+        return np.array(
+            [v for v in np.flatnonzero(inside).tolist() if stands_in(self.forms[v], text)], np.int32
+        )
 
     def sum_by_segment(self, amounts: Array, last: int) -> Array:
         """Return the sum of the amounts, which are by value, of each of the first `last` segments."""

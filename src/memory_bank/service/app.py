@@ -113,7 +113,7 @@ class Service:
         identity = Identity(database, lambda m: cache.result("canonical", m, canonical_bytes))
         self.proxy = Proxy(
             {"openai": self.upstream, "anthropic": self.anthropic},
-            Rebuilder(self.sessions, identity, timeout),
+            Rebuilder(self.sessions, identity, timeout, marks_cache=self.settings.cache_markers == "auto"),
             responder=_responder(self.settings, self.sessions),
             cache=cache,
             add_trace=telemetry.carry,
@@ -158,6 +158,9 @@ class Service:
         if exchange.outcome in ("unreachable", "broken_off"):
             self.metrics.upstream_errors.inc()
         used = _usage_of(exchange)
+        if exchange.step is not None and _has_answered(exchange):
+            cached = None if used is None or exchange.cached_tokens is None else used.sent.cached
+            self.sessions.answered(exchange.step, cached, by_marks=exchange.route == "messages")
         if used is None:
             return
         self.recorder.take_usage(used)
@@ -178,6 +181,13 @@ class Service:
             step.tokens,
         )
         self.recorder.take(step)
+
+
+def _has_answered(exchange: Exchange) -> bool:
+    """Whether upstream has answered the context that memory built, completely."""
+    is_whole = exchange.outcome == "complete" and exchange.status is not None and exchange.status < 300
+    built = exchange.step is not None and ("unchanged" if exchange.step.unchanged else "rebuilt")
+    return is_whole and exchange.memory == built
 
 
 def _usage_of(exchange: Exchange) -> StepUsage | None:

@@ -9,6 +9,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from copy import copy as copied
 from dataclasses import dataclass, field
 from typing import Literal, TypeVar, cast
 
@@ -24,6 +25,7 @@ from memory_bank.bank.usage import CONTROL
 from memory_bank.config import Config, MemoryBankSettings, NoStrategySettings
 from memory_bank.errors import ConfigError, EmbeddingError, NotFoundError, StorageError
 from memory_bank.plan import Context, Plan
+from memory_bank.pricing import SentContext, common_length
 from memory_bank.processor import MemoryProcessor
 from memory_bank.service.proxy.dialect import RequestHistory
 from memory_bank.service.security.access import public_name, stored_id, writable_id
@@ -61,7 +63,9 @@ class Rebuilt:
 
     ``plan`` is the step's plan; ``milliseconds`` the time that rebuilding took; ``created`` when that was, in
     Unix seconds. ``known_tokens``: of the messages of the full history that the request before had too.
-    ``changed_at`` and ``changed``: see ``bank.usage.NewStep``. ``control``: the session is left without memory.
+    ``changed_at`` and ``changed``: see ``bank.usage.NewStep``. ``changes_again``: neither this context nor the one
+    before begins as its predecessor. ``control``: the session is left without memory. ``sent``: the context for
+    ``answered``.
     """
 
     session_id: str
@@ -79,9 +83,11 @@ class Rebuilt:
     known_tokens: int = 0
     changed_at: int | None = None
     changed: str | None = None
+    changes_again: bool = False
     control: bool = False
     plan: Plan | None = field(default=None, repr=False)
     state: Session | None = field(default=None, repr=False)
+    sent: SentContext | None = field(default=None, repr=False)
 
 
 @dataclass(slots=True)
@@ -89,7 +95,8 @@ class _OpenSession:
     """A session in use, and the lock that serializes its steps.
 
     ``generation``: the session's when it was last registered in the database. ``users``: running steps.
-    ``tokens``: of the session's full history, or more for large requests. ``sent``: the context of its last step.
+    ``tokens``: of the session's full history, or more for large requests. ``sent``: the context of its last step;
+    ``changed``: it did not begin as the one before.
     """
 
     namespace: str | None
@@ -99,6 +106,7 @@ class _OpenSession:
     users: int = 0
     tokens: int = 0
     sent: Sequence[object] = ()
+    changed: bool = False
 
 
 @dataclass(slots=True)
@@ -160,11 +168,13 @@ class Sessions:
         llm_client: object = None,
         size: int = 0,
         history: RequestHistory | None = None,
+        model: str = "",
     ) -> Rebuilt:
         """Store what is new in the messages, and return the context of the next model call.
 
         ``size``: bytes of the request; images and ids take memory that their tokens do not show. ``history``: the
         request that the messages were read of; the tokens are then those of the context as it is written for it.
+        ``model``: that the request is for; its price decides how often the history is folded.
 
         Raises what MemoryProcessor.apply_strategy and ``to_request`` of the history raise, and ConfigError for an
         invalid name.
@@ -183,7 +193,9 @@ class Sessions:
             self._using(session_id, namespace, agent) as used,
             used.lock,  # the plan must be this step's
         ):
-            shown, tokens = self._processor.apply_strategy(seen, key, None, client, session_id=session_id)
+            shown, tokens = self._processor.apply_strategy(
+                seen, key, None, client, session_id=session_id, model=model
+            )
             state = self._processor.state(key, session_id)
             plan = state.last_plan if state is not None else None
             count = 0
@@ -192,18 +204,23 @@ class Sessions:
                 if state.generation != used.generation:  # first use, or another process reset the session
                     self.database.open_session(session_id, agent, namespace)
                     used.generation = state.generation
-        context = shown
-        if seen is not messages:  # secrets are hidden in what is stored, not in what is sent
-            context = _with_own_text(shown, seen, messages)
-        unchanged = same_objects(context, messages)
-        written: Sequence[object] = context
-        if history is not None and not unchanged:
-            written = history.to_request(context)
-            if state is not None:
-                tokens = state.recount(shown, history.read(written))
-                plan = shown.plan if isinstance(shown, Context) else plan
-        changed_at, changed = _first_change(used.sent, context, plan)
-        used.sent = context
+            context = shown
+            if seen is not messages:  # secrets are hidden in what is stored, not in what is sent
+                context = _with_own_text(shown, seen, messages)
+            unchanged = same_objects(context, messages)
+            written: Sequence[object] = context
+            if history is not None and not unchanged:
+                written = history.to_request(context)
+                if state is not None:
+                    tokens = state.recount(shown, history.read(written))
+                    plan = shown.plan if isinstance(shown, Context) else plan
+            changed_at, changed = _first_change(used.sent, context, plan)
+            changes_again = used.changed and changed_at is not None
+            used.sent, used.changed = context, changed_at is not None
+            sent = None
+            if isinstance(state, MemoryBankState):
+                retention = state.settings.cache_retention
+                sent = state.prefix_cache.send(context, model, state.counter.count_message, retention)
         step = Rebuilt(
             session_id=session_id,
             strategy=key,
@@ -220,17 +237,33 @@ class Sessions:
             known_tokens=plan.view.tokens_between(0, plan.view.tail_start) if plan and plan.view.tail else 0,
             changed_at=changed_at,
             changed=changed,
+            changes_again=changes_again,
             control=control,
             plan=plan,
             state=state,
+            sent=sent,
         )
         used.tokens = max(step.full_tokens, size // _BYTES_A_TOKEN)
         if self._on_rebuilt is not None:
             self._on_rebuilt(step)
         return step
 
+    def answered(self, step: Rebuilt, cached: int | None, *, by_marks: bool) -> None:
+        """Take the cached tokens that the complete answer to a step's context reports; see ``PrefixCache``.
+
+        Does not wait for a running step of the session.
+        """
+        if step.state is not None and step.sent is not None:
+            step.state.prefix_cache.answered(step.sent, cached, by_marks=by_marks)
+
     def preview(
-        self, namespace: str | None, name: str, messages: list[object], *, strategy: str | None = None
+        self,
+        namespace: str | None,
+        name: str,
+        messages: list[object],
+        *,
+        strategy: str | None = None,
+        model: str = "",
     ) -> list[object]:
         """The context that ``rebuild`` would return, built in memory: nothing is stored, no model is asked.
 
@@ -242,7 +275,10 @@ class Sessions:
         key = strategy or self.strategy
         seen = messages if self._redact is None else [self._redact(m) for m in check_messages(messages)]
         preview = self._take_preview(namespace, name, key, seen)
-        shown, _ = preview.processor.apply_strategy(seen, key, None, None, session_id=session_id)
+        used = self._processor.state(key, session_id)
+        if used is not None:
+            preview.memory.prefix_cache = copied(used.prefix_cache)
+        shown, _ = preview.processor.apply_strategy(seen, key, None, None, session_id=session_id, model=model)
         preview.messages = seen
         with self._lock:
             self._previews[session_id, key] = preview
@@ -492,14 +528,14 @@ def _first_change(
 
     (None, None) where it begins as that context, whole.
     """
-    for position, old in enumerate(before):
-        if position >= len(now):
-            return position, "end"
-        new = now[position]
-        if old is not new and old != new:
-            is_memory = plan is not None and plan.memory is not None and new == plan.memory
-            return position, "memory" if is_memory else str(read(new, "role") or read(new, "type") or "")
-    return None, None
+    position = common_length(before, now)
+    if position == len(before):
+        return None, None
+    if position == len(now):
+        return position, "end"
+    new = now[position]
+    is_memory = plan is not None and plan.memory is not None and new == plan.memory
+    return position, "memory" if is_memory else str(read(new, "role") or read(new, "type") or "")
 
 
 def _untraced(operation: str, session_id: str) -> AbstractContextManager[object]:  # noqa: ARG001

@@ -694,3 +694,83 @@ def cache_marks(*values: object) -> int:
         elif isinstance(value, (list, tuple)):
             count += cache_marks(*value)
     return count
+
+
+_MARKABLE = frozenset({"text", "image", "document", "search_result", "tool_use", "tool_result"})
+
+
+def with_cache_marks(request: Mapping[str, Any], messages: Sequence[Any]) -> list[Any] | None:
+    """The messages to be sent for a request with cache marks; None where they need none.
+
+    One is at the last block, and one at the end of what stands in the place of the request's older messages. A
+    request that has marks of its own keeps those; only where it lost one with a message does it get others, as many
+    as the API allows. A mark before one with a longer lifetime gets that lifetime, as the API demands.
+    """
+    source = request["messages"]
+    around = cache_marks(request.get("system"), request.get("tools")) + (request.get(CACHE_MARK) is not None)
+    own, left = cache_marks(source), cache_marks(messages)
+    if (own or around) and left >= own:
+        return None
+    out = list(messages)
+    for place in (_last_place(out), _end_of_fold(out, source)):
+        if place is not None and around + cache_marks(out) < MOST_CACHE_MARKS:
+            _mark(out, place)
+    return out
+
+
+def _last_place(messages: Sequence[Any]) -> BlockPlace | None:
+    """The last block of the last message that may have a mark."""
+    last = len(messages) - 1
+    return next((p for p, b in reversed(_places(messages, last)) if _is_markable(b)), None)
+
+
+def _end_of_fold(messages: Sequence[Any], source: Sequence[Any]) -> BlockPlace | None:
+    """The last block before those that stand as in the request, up to the last turn; None where all do."""
+    now, before = _up_to_last_turn(messages), _up_to_last_turn(source)
+    same = 0
+    for (_, a), (_, b) in zip(reversed(now), reversed(before), strict=False):
+        if a is not b and a != b:
+            break
+        same += 1
+    if same == len(now):
+        return None
+    return next((p for p, b in reversed(now[: len(now) - same]) if _is_markable(b)), None)
+
+
+def _up_to_last_turn(messages: Sequence[Any]) -> list[tuple[BlockPlace, Any]]:
+    """The blocks up to the last message of the assistant, without its thinking."""
+    stop = next((i for i in reversed(range(len(messages))) if _role(messages[i]) == "assistant"), -1) + 1
+    return [(p, b) for p, b in _places(messages[:stop]) if _type(b) not in THINKING]
+
+
+def _places(messages: Sequence[Any], start: int = 0) -> list[tuple[BlockPlace, Any]]:
+    """The blocks from a message on with their places; a text is one block."""
+    out: list[tuple[BlockPlace, Any]] = []
+    for i in range(start, len(messages)):
+        content = messages[i].get("content") if isinstance(messages[i], dict) else None
+        if isinstance(content, list):
+            out += [(BlockPlace(i, j), block) for j, block in enumerate(content)]
+        else:
+            out.append((BlockPlace(i), {"type": "text", "text": content}))
+    return out
+
+
+def _is_markable(block: object) -> bool:
+    if not isinstance(block, dict) or _type(block) not in _MARKABLE:
+        return False
+    text = block.get("text")
+    return _type(block) != "text" or (isinstance(text, str) and bool(text.strip()))
+
+
+def _mark(messages: list[Any], place: BlockPlace) -> None:
+    """Put a copy of a message with a mark at one of its blocks in its place; a marked block stays."""
+    message = messages[place.message]
+    blocks = _as_blocks(message) if place.block == _WHOLE else [*message["content"]]
+    at = max(place.block, 0)
+    if blocks[at].get(CACHE_MARK) is None:
+        after = _places([{**message, "content": blocks[at + 1 :]}, *messages[place.message + 1 :]])
+        given = (
+            b[CACHE_MARK] for _, b in after if isinstance(b, dict) and isinstance(b.get(CACHE_MARK), dict)
+        )
+        blocks[at] = {**blocks[at], CACHE_MARK: next(given, {"type": "ephemeral"})}
+        messages[place.message] = {**message, "content": blocks}

@@ -13,7 +13,7 @@ import typer
 from typer.testing import CliRunner
 
 from memory_bank.cli.lab import audit as verb
-from memory_bank.config import Config
+from memory_bank.config import Config, load_config
 from memory_bank.errors import EmbedderLoadError, UnknownStrategyError
 from memory_bank.lab.meter import audit as module
 from memory_bank.lab.meter.audit import BUDGETS, NO_MEMORY, advice, audit, choose, plan_audit
@@ -73,6 +73,8 @@ def test_a_budget_is_for_strategies_that_heed_one(config):
     own = Config(memory_strategies={"e": evidence, "t": top})
     expected = [f"e?history_budget={b}" for b in sorted({3000, *BUDGETS})]
     assert names(plan_audit(own)) == ["no memory", *expected, "t"]
+    by_itself = [f"memory_bank?history_budget={b}" for b in ("auto", *BUDGETS)]
+    assert names(plan_audit(load_config(), ["memory_bank"])) == ["no memory", *by_itself]
     assert names(plan_audit(own, ["e"], [7])) == ["no memory", "e?history_budget=7"]
     both = plan_audit(own, ["e?keep_recent=1", "e?history_budget=5"], [7]).strategies[1:]
     assert [s.name for s in both] == ["e?keep_recent=1&history_budget=7", "e?history_budget=5"]

@@ -41,7 +41,10 @@ async def run(base_url, api, stream, headers):
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("api", ["chat", "responses"])
 def test_a_long_task(tmp_path, api, stream):
-    with ScriptedServer(script()) as server, proxied(server.base_url, tmp_path / "bank.db") as p:
+    with (
+        ScriptedServer(script()) as server,
+        proxied(server.base_url, tmp_path / "bank.db", strategy="folding") as p,
+    ):
         result = asyncio.run(run(p.base_url, api, stream, MEMORY))
         assert result.final_output == "All is well."
         assert server.refused == []

@@ -208,7 +208,11 @@ def test_the_items_of_a_response_that_are_kept_keep_their_bytes() -> None:
     items = [user("größer"), *rounds(12)]
     raw = json.dumps({"model": "m", "input": items, "stream": True}, indent=2, ensure_ascii=False).encode()
     settings = MemoryBankSettings(
-        selection="evidence", observer_model="extractive", embedding_model="lexical", history_budget=300
+        selection="evidence",
+        observer_model="extractive",
+        embedding_model="lexical",
+        history_budget=300,
+        refresh_after=0,
     )
     body = parse_body(raw, "input")
     chat = from_items(body.value["input"])

@@ -25,7 +25,10 @@ MEMORY = {"x-memory-session": "task"}
 @pytest.fixture
 def long_task(tmp_path):
     """A proxy before the strict upstream with the long script."""
-    with ScriptedServer(script()) as server, proxied(server.base_url, tmp_path / "bank.db") as p:
+    with (
+        ScriptedServer(script()) as server,
+        proxied(server.base_url, tmp_path / "bank.db", strategy="folding") as p,
+    ):
         yield server, p
         assert server.refused == []
         assert p.lines == []
@@ -160,7 +163,7 @@ def test_responses(long_task, stream):
 def test_what_the_provider_holds_passes_and_is_flagged(tmp_path):
     with (
         ScriptedServer([say("a"), say("b"), say("c")]) as server,
-        proxied(server.base_url, tmp_path / "bank.db") as p,
+        proxied(server.base_url, tmp_path / "bank.db", strategy="folding") as p,
     ):
         client = openai.OpenAI(base_url=p.base_url, api_key="k", default_headers=MEMORY)
         ask = client.responses.with_raw_response.create
@@ -194,7 +197,7 @@ def test_a_hundred_streams_at_once(tmp_path):
     """Each has its own session, its own answer, and its own memory."""
     with (
         ScriptedServer(lambda body: say(body["messages"][-1]["content"].split()[0])) as server,
-        proxied(server.base_url, tmp_path / "bank.db", memory_timeout=60) as p,
+        proxied(server.base_url, tmp_path / "bank.db", strategy="folding", memory_timeout=60) as p,
     ):
         answers = {}
         client = openai.OpenAI(base_url=p.base_url, api_key="k")
@@ -221,7 +224,7 @@ def test_agents_without_a_name_that_say_the_same(tmp_path):
     """Interleaved and retried, with one prompt and one key: each finds its own session by what it holds."""
     with (
         ScriptedServer(lambda body: say("go on")) as server,
-        proxied(server.base_url, tmp_path / "bank.db") as p,
+        proxied(server.base_url, tmp_path / "bank.db", strategy="folding") as p,
     ):
         client = openai.OpenAI(base_url=p.base_url, api_key="k")
         found = {}

@@ -42,7 +42,7 @@ def long_items():
 def test_a_request_for_a_summary_passes_untouched(tmp_path, path, body):
     with (
         ScriptedServer(lambda _: say("a summary"), strict=False) as server,
-        proxied(server.base_url, tmp_path / "bank.db") as p,
+        proxied(server.base_url, tmp_path / "bank.db", strategy="folding") as p,
     ):
         came = post(p.port, path, {"model": "m", **body}, *CODEX)
         assert (came.header(b"x-memory-status"), came.header(b"x-memory-reason")) == (
@@ -58,7 +58,7 @@ def test_a_request_for_a_summary_passes_untouched(tmp_path, path, body):
 def test_codex_keeps_its_session_though_it_keeps_no_call(tmp_path):
     with (
         ScriptedServer(lambda _: say("ok")) as server,
-        proxied(server.base_url, tmp_path / "bank.db") as p,
+        proxied(server.base_url, tmp_path / "bank.db", strategy="folding") as p,
     ):
         body = {"model": "m", "tools": TOOLS, "prompt_cache_key": "0199aaaa-bbbb-cccc-dddd-eeeeffff0000"}
         first = post(p.port, "/v1/responses", {**body, "input": long_items()}, *CODEX)

@@ -38,7 +38,8 @@ NAMED = b"x-memory-session: s"
 
 @contextlib.contextmanager
 def before(answer, tmp_path, **service):
-    """A proxy before an upstream that answers so."""
+    """A proxy before an upstream that answers so; it folds at every step."""
+    service = {"strategy": "folding", **service}
     with RawUpstream(answer) as upstream, proxied(upstream.base_url, tmp_path / "bank.db", **service) as p:
         yield upstream, p
 
@@ -163,7 +164,7 @@ def test_an_upstream_that_does_not_answer(tmp_path, answer):
 def test_an_upstream_that_is_down_and_up_again(tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-    with proxied(f"http://127.0.0.1:{port}/v1", tmp_path / "bank.db") as p:
+    with proxied(f"http://127.0.0.1:{port}/v1", tmp_path / "bank.db", strategy="folding") as p:
         came = post(p.port, CHAT, LONGER, NAMED)
         assert came.status == 502
         assert "cannot be reached" in json.loads(came.body)["error"]["message"]
@@ -197,7 +198,10 @@ def test_a_slow_upstream_may_take_its_time(tmp_path):
 
 def test_who_is_to_wait_is_told_by_upstream(tmp_path):
     replies = [fail(429, "slow down", retry_after=0.2), say("now")]
-    with ScriptedServer(replies) as server, proxied(server.base_url, tmp_path / "bank.db") as p:
+    with (
+        ScriptedServer(replies) as server,
+        proxied(server.base_url, tmp_path / "bank.db", strategy="folding") as p,
+    ):
         client = openai.OpenAI(base_url=p.base_url, api_key="k", max_retries=1)
         began = time.monotonic()
         answer = client.chat.completions.create(model="m", messages=LONG[:2])
@@ -257,7 +261,10 @@ def test_a_database_that_hangs_costs_little_and_comes_back(tmp_path):
 
 
 def test_a_database_that_is_gone_and_back(postgres, postgres_url, tmp_path):
-    with RawUpstream(lambda got: whole(OK)) as upstream, proxied(upstream.base_url, postgres_url) as p:
+    with (
+        RawUpstream(lambda got: whole(OK)) as upstream,
+        proxied(upstream.base_url, postgres_url, strategy="folding") as p,
+    ):
         assert post(p.port, CHAT, LONGER, NAMED).header(b"x-memory-status") == b"rebuilt"
         postgres.stop()
         try:

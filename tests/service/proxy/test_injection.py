@@ -63,6 +63,7 @@ BANK = {
     "selection": "evidence",
     "embedding_model": "lexical",
     "observer_model": "extractive",
+    "refresh_after": 0,
     "history_budget": 400,  # so that much is left out
 }
 

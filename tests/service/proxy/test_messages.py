@@ -8,12 +8,13 @@ from types import SimpleNamespace
 
 import pytest
 from tests.blocks import MARK, OPAQUE, answer, rounds, system, text, thought, turn, use, user
+from tests.service.caching import Cached
 from tests.service.proxied import RawUpstream, chunked, post, proxied, whole
 from tests.service.tasks import HANDLERS, STEPS, SYSTEM, TASK, TOOLS, script
 
 from memory_bank.service.proxy.events import EventSplitter
 from memory_bank.testing import Reply, ScriptedServer, call, fail, say
-from memory_bank.transcript.anthropic import from_anthropic, message_errors
+from memory_bank.transcript.anthropic import cache_marks, from_anthropic, message_errors
 
 CALLS = STEPS + STEPS // 4
 OWN_TOOLS = [
@@ -173,7 +174,9 @@ def test_a_request_without_history_passes_byte_by_byte(tmp_path):
     answered = chunked(*pieces, headers=(b"Content-Type: text/event-stream",))
     with (
         RawUpstream(lambda got: answered) as up,
-        proxied("http://127.0.0.1:9", tmp_path / "b.db", upstream_anthropic=up.base_url) as p,
+        proxied(
+            "http://127.0.0.1:9", tmp_path / "b.db", upstream_anthropic=up.base_url, cache_markers="off"
+        ) as p,
     ):
         came = post(
             p.port,
@@ -302,11 +305,121 @@ def test_an_original_whose_thinking_was_made_for_rebuilt_requests_goes_without_i
             p, told[:-1], b"x-memory-session: other", b"x-memory-strategy: no_strategy", thinking=ADAPTIVE
         )
         assert passed.status == 200, passed.body
-        assert [r.body["messages"] == told[:-1] for r in server.requests[taken:]] == [True, False]
+        sent = [r.body["messages"] for r in server.requests[taken:]]
+        assert [m == told[:-1] for m in sent] == [False, True, False]
+        assert unmarked(sent[0]) == told[:-1]  # it was not the marks that were refused
+        assert p.service.proxy.rebuilder.marks_cache
         assert not any(
             b["type"] == "thinking" for m in server.requests[-1].body["messages"][1::2] for b in m["content"]
         )
         assert passed.header(b"x-memory-reason") == b"upstream refused the rebuilt context"
+
+
+# cache marks
+
+
+def unmarked(value):
+    """The same without cache marks; a text that became a block to be marked is a text again."""
+    if isinstance(value, dict):
+        rest = {k: unmarked(v) for k, v in value.items() if k != "cache_control"}
+        content = rest.get("content")
+        marked = isinstance(value.get("content"), list) and cache_marks(value["content"])
+        if marked and rest.get("role") and len(content) == 1 and content[0]["type"] == "text":
+            return {**rest, "content": content[0]["text"]}
+        return rest
+    return [unmarked(v) for v in value] if isinstance(value, list) else value
+
+
+def marks_in(messages):
+    """The positions (message, block) of the marks in a request's messages."""
+    return [
+        (i, j)
+        for i, m in enumerate(messages)
+        if isinstance(m["content"], list)
+        for j, block in enumerate(m["content"])
+        if "cache_control" in block
+    ]
+
+
+def test_requests_without_marks_get_them_where_the_prefix_will_stand(tmp_path):
+    """At the last block, and at the end of the fold, the same block until the next fold."""
+    cache = Cached()
+    with served(cache, tmp_path) as (server, p):
+        everything = rounds(110, size=90)
+        folded, read = [], []
+        for n in range(2, len(everything) + 1, 2):
+            assert ask(p, [user(TASK), *everything[:n]], system=SYSTEM).status == 200
+            messages = server.requests[-1].body["messages"]
+            marks = marks_in(messages)
+            assert marks[-1] == (len(messages) - 1, 0)
+            exchange = p.told(n // 2)[-1]
+            assert len(marks) == 1 + (exchange.memory == "rebuilt")
+            read.append(exchange.cached_tokens)
+            if exchange.memory == "rebuilt":
+                end = marks[0][0]
+                assert unmarked(messages[end + 1 :]) == everything[:n][-len(messages[end + 1 :]) :]
+                folded.append(json.dumps(unmarked(messages[: end + 1])))
+        assert server.refused == []
+        assert len(folded) > 20
+        assert 2 <= len(set(folded)) <= 4  # what stands before the mark rarely changes
+        assert sum(not r for r in read[1:]) == len(set(folded))  # every other request reads all before it
+        assert p.service.sessions._processor.state("memory_bank", exchange.session).prefix_cache.read == 0.1
+
+
+def test_a_client_keeps_its_own_marks_and_gets_no_others(tmp_path):
+    with served(lambda body: say("ok"), tmp_path) as (server, p):
+        marked = [{"type": "text", "text": SYSTEM, **MARK}]
+        for members in ({"system": marked}, {"tools": [{**OWN_TOOLS[0], **MARK}]}, MARK):
+            body = {"model": "claude", "max_tokens": 9, "system": SYSTEM, "messages": LONG, **members}
+            assert post(p.port, "/v1/messages", body, SESSION).status == 200
+            assert marks_in(server.requests[-1].body["messages"]) == []
+        own = json.loads(json.dumps(LONG))
+        own[-1]["content"][-1].update(MARK)
+        ask(p, own, system=marked)
+        messages = server.requests[-1].body["messages"]
+        assert marks_in(messages) == [(len(messages) - 1, 0)]
+
+
+def test_a_request_that_lost_a_marked_block_gets_others_up_to_four(tmp_path):
+    hour = {"cache_control": {"type": "ephemeral", "ttl": "1h"}}
+    with served(lambda body: say("ok"), tmp_path) as (server, p):
+        own = json.loads(json.dumps(LONG))
+        own[1]["content"].insert(0, text("I look.", **hour))
+        own[-1]["content"][-1].update(hour)
+        ask(p, own, system=[{"type": "text", "text": SYSTEM, **hour}])
+        messages = server.requests[-1].body["messages"]
+        values = [messages[i]["content"][j]["cache_control"] for i, j in marks_in(messages)]
+        assert (
+            values == [hour["cache_control"]] * 2
+        )  # one of five minutes may not stand before one of an hour
+        assert server.refused == []
+
+
+def test_marks_that_upstream_refuses_are_left_out_from_then_on(tmp_path):
+    """The session keeps its memory."""
+
+    def refuse(body):
+        return fail(400, "Extra inputs are not permitted") if cache_marks(body["messages"]) else say("ok")
+
+    with served(refuse, tmp_path) as (server, p):
+        came = ask(p, LONG[:3])
+        assert (came.status, came.header(b"x-memory-reason")) == (200, b"upstream refused cache marks")
+        assert [cache_marks(r.body["messages"]) for r in server.requests] == [1, 0]
+        assert ask(p).header(b"x-memory-status") == b"rebuilt"
+        assert cache_marks(server.requests[-1].body["messages"]) == 0
+        assert len(server.requests) == 3
+
+
+def test_no_marks_where_nothing_would_be_read_again(tmp_path):
+    """Sessions of the control group, the setting "off", and contexts that change at each step."""
+    for name, service in (("off", {"cache_markers": "off"}), ("control", {"holdout": 1.0})):
+        with served(lambda body: say("ok"), tmp_path / name, **service) as (server, p):
+            ask(p)
+            assert cache_marks(server.requests[-1].body["messages"]) == 0
+    with served(lambda body: say("ok"), tmp_path / "each") as (server, p):
+        for n in range(13, 19):
+            ask(p, [user(TASK), *rounds(n, size=900)], SESSION, b"x-memory-strategy: truncation")
+        assert [cache_marks(r.body["messages"]) for r in server.requests] == [2, 2, 0, 0, 0, 0]
 
 
 # requests that pass untouched
@@ -504,7 +617,8 @@ def test_counting_counts_the_rebuilt_context_and_records_nothing(tmp_path):
         assert p.service.sessions.names(None, 9) == []
         ask(p, LONG, system=SYSTEM)
         sent = server.requests[-1].body["messages"]
-        assert server.requests[0].body["messages"] == sent  # what is counted is what is sent
+        assert server.requests[0].body["messages"] == unmarked(sent)  # what is counted is what is sent
+        assert cache_marks(sent) == 2
         before = p.service.sessions.has_records(None, p.told(2)[1].session)
         assert before
         post(

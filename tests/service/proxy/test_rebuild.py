@@ -35,7 +35,7 @@ def conversation(count):
     return [system(), user("Which orders are late?"), *(m for n in range(count) for m in noted(n))]
 
 
-@pytest.mark.parametrize("key", ["memory_bank", "memory_bank_cached"])
+@pytest.mark.parametrize("key", ["memory_bank", "folding"])
 @pytest.mark.parametrize("finished", [0.0, 0.5, 1.0])
 def test_what_is_put_off_changes_no_context(configured, key, finished):
     rng = random.Random(finished)
@@ -158,7 +158,7 @@ def test_what_was_put_off_is_done_soon(configured):
 def test_one_who_leaves_while_others_wait_for_a_thread(configured):
     """A step that never began is not waited for, and the next is made as ever."""
     database = Database("")
-    sessions = Sessions(database, configured())
+    sessions = Sessions(database, configured(strategy="folding"))
     memory = Rebuilder(sessions, Identity(database), 30)
 
     async def run():

@@ -41,7 +41,7 @@ def echo(tmp_path):
     """A proxy before an upstream that says yes."""
     with (
         RawUpstream(lambda got: whole(OK)) as upstream,
-        proxied(upstream.base_url, tmp_path / "bank.db") as p,
+        proxied(upstream.base_url, tmp_path / "bank.db", strategy="folding") as p,
     ):
         yield upstream, p
 
@@ -215,7 +215,7 @@ def test_other_methods_on_the_routes_of_chats_pass(echo):
 def test_an_answer_to_head_has_no_body(tmp_path):
     with (
         RawUpstream(lambda got: [b"HTTP/1.1 200 OK\r\nContent-Length: 77\r\n\r\n"]) as upstream,
-        proxied(upstream.base_url, tmp_path / "bank.db") as p,
+        proxied(upstream.base_url, tmp_path / "bank.db", strategy="folding") as p,
         socket.create_connection(("127.0.0.1", p.port), timeout=20) as connection,
     ):
         connection.sendall(head_of("HEAD", "/v1/models", b""))
@@ -330,7 +330,10 @@ def test_status_headers_and_bytes_come_back(tmp_path):
         b"X-Hop: 1",
         status=b"429 Too Many",
     )
-    with RawUpstream(lambda got: answer) as upstream, proxied(upstream.base_url, tmp_path / "bank.db") as p:
+    with (
+        RawUpstream(lambda got: answer) as upstream,
+        proxied(upstream.base_url, tmp_path / "bank.db", strategy="folding") as p,
+    ):
         came = post(p.port, CHAT, {"messages": LONG[:2]}, b"x-memory-session: s")
     assert (came.status, came.body) == (429, packed)
     assert came.header(b"retry-after") == b"20"
@@ -349,7 +352,7 @@ def test_status_headers_and_bytes_come_back(tmp_path):
 def test_no_cookie_of_one_client_reaches_another(tmp_path):
     with (
         RawUpstream(lambda got: whole(OK, b"Set-Cookie: who=me; Path=/")) as upstream,
-        proxied(upstream.base_url, tmp_path / "bank.db") as p,
+        proxied(upstream.base_url, tmp_path / "bank.db", strategy="folding") as p,
     ):
         for _ in range(2):
             post(p.port, CHAT, {"messages": LONG[:2]})
@@ -363,7 +366,10 @@ def test_any_status_passes(tmp_path, status):
     answer = [b"HTTP/1.1 " + status + b"\r\nLocation: /elsewhere\r\nContent-Length: 0\r\n\r\n"]
     if status.startswith((b"204", b"304")):
         answer = [b"HTTP/1.1 " + status + b"\r\nLocation: /elsewhere\r\n\r\n"]
-    with RawUpstream(lambda got: answer) as upstream, proxied(upstream.base_url, tmp_path / "bank.db") as p:
+    with (
+        RawUpstream(lambda got: answer) as upstream,
+        proxied(upstream.base_url, tmp_path / "bank.db", strategy="folding") as p,
+    ):
         came = request(p.port, head_of("GET", "/v1/models", b""))
         assert came.status == int(status[:3])
         assert came.header(b"location") == b"/elsewhere"
@@ -376,7 +382,7 @@ def test_a_stream_comes_as_it_is_made(tmp_path):
     pieces = [p for e in events for p in (e, 0.15)]
     with (
         RawUpstream(lambda got: chunked(*pieces, headers=(b"Content-Type: text/event-stream",))) as upstream,
-        proxied(upstream.base_url, tmp_path / "bank.db") as p,
+        proxied(upstream.base_url, tmp_path / "bank.db", strategy="folding") as p,
         socket.create_connection(("127.0.0.1", p.port), timeout=20) as client,
     ):
         data = json.dumps({"messages": LONG[:2], "stream": True}).encode()
@@ -396,7 +402,7 @@ def test_a_stream_comes_as_it_is_made(tmp_path):
 def test_headers_come_before_the_first_byte(tmp_path):
     with (
         RawUpstream(lambda got: chunked(120.0, b"late")) as upstream,
-        proxied(upstream.base_url, tmp_path / "bank.db") as p,
+        proxied(upstream.base_url, tmp_path / "bank.db", strategy="folding") as p,
         socket.create_connection(("127.0.0.1", p.port), timeout=60) as client,
     ):
         data = json.dumps({"messages": LONG[:2], "stream": True}).encode()

@@ -69,13 +69,13 @@ def choose_evidence(view: View, session: MemoryBankState, *, settings: MemoryBan
         repair_pairs=settings.repair_pairs,
         replaced=_shortened_tail(view, session, settings.shorten_last),
     )
+    growth = _growth(past[-_LATEST:], session, settings, budget)
     state = session.cache(_EvidenceState)
     kept = state.kept if state.kept is not None and state.kept.memory is memory else None
-    since = None if kept is None else kept.interactions_since(view, settings)
+    since = None if kept is None else kept.interactions_since(view, settings, kept.growth if growth else 0)
     if kept is not None and since is not None and (not is_cold or kept.is_new(since)):
         session.run_later("evidence", partial(_feed, view, session, settings))
         return kept.choice(base, since)
-    growth = _growth(past[-_LATEST:], session, settings, budget)
     room = budget + (0 if is_cold or kept is not None else growth)
     in_list = (
         frozenset[str]().union(*(e.record_ids for e in view.interactions)) if older <= room else frozenset()
@@ -276,8 +276,10 @@ class _KeptChoice:
             reasons=reasons,
         )
 
-    def interactions_since(self, view: View, settings: MemoryBankSettings) -> list[Interaction] | None:
-        """The interactions after the choice; None where a new choice is due."""
+    def interactions_since(
+        self, view: View, settings: MemoryBankSettings, growth: int
+    ) -> list[Interaction] | None:
+        """The interactions after the fold; None where the next one is due: they have more tokens than ``growth``."""
         n = len(self.past)
         if settings != self.settings or len(view.history) < n or _before(view, self.past) != self.kept:
             return None
@@ -288,7 +290,7 @@ class _KeptChoice:
         since = list(view.history[n:])
         if any(e.fault or e.start in view.pinned | view.hidden for e in since):
             return None
-        return since if sum(e.tokens for e in view.history[self.count :]) <= self.growth else None
+        return since if sum(e.tokens for e in view.history[self.count :]) <= growth else None
 
 
 @dataclass(slots=True)

@@ -130,7 +130,7 @@ def _memory_of(
     """
     budget = most
     for _ in range(_TRIES):
-        [limited] = with_budgets(strategy, [max(1, budget)])
+        [limited] = with_budgets(strategy, [max(1, budget)], folds=True)
         with closing(limited.start(Trace(name, history), reader)) as run:
             context = run.build(copied(history))
         memory = [m for m in context if m not in always]

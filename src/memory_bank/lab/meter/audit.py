@@ -126,7 +126,8 @@ def plan_audit(config: Config, names: Sequence[str] = (), budgets: Sequence[int]
                 notes.append(f"{name} was not tried: {e}")
                 continue
         own = getattr(settings_of(strategy), "history_budget", 0)
-        chosen += with_budgets(strategy, budgets or sorted({own, *BUDGETS}))
+        tried = [own, *BUDGETS] if own == "auto" else sorted({own, *BUDGETS})
+        chosen += with_budgets(strategy, budgets or tried)
     if budgets and not any(uses_budget(s) for s in chosen):
         notes.append("none of the strategies has a history_budget: --budget changed nothing")
     return AuditPlan(tuple({s.name: s for s in chosen}.values()), tuple(notes))

@@ -68,6 +68,9 @@ class ChatDialect:
         """See Dialect. Reasoning of this API is not bound to other messages."""
         return None
 
+    def mark_cache(self, request: JsonObject, conversation: Sequence[object]) -> None:
+        """See Dialect. The API has no marks."""
+
     def offer_tools(self, request: JsonObject) -> list[object] | None:
         """See Dialect. Not with several answers, nor with ``functions``, the older form of tools."""
         if request.get("n") not in (None, 1) or request.get("functions") or request.get("function_call"):

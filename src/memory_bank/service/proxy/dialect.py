@@ -91,6 +91,9 @@ class Dialect(Protocol):
         That is thinking whose signature no longer fits because an earlier request was rebuilt.
         """
 
+    def mark_cache(self, request: JsonObject, conversation: Sequence[object]) -> list[object] | None:
+        """The conversation to be sent with marks for the provider's prefix cache; None where it needs none."""
+
     def offer_tools(self, request: JsonObject) -> list[object] | None:
         """The tools of a request followed by the memory tools; None where these cannot be offered."""
 

@@ -32,6 +32,7 @@ from memory_bank.transcript.anthropic import (
     strip_thinking,
     thinking_rule,
     to_anthropic,
+    with_cache_marks,
 )
 from memory_bank.transcript.jsontext import parse_arguments
 
@@ -88,6 +89,10 @@ class MessagesDialect:
             return None
         stripped = strip_thinking(messages, thinking_rule(request.get("thinking")))
         return None if all(a is b for a, b in zip(stripped, messages, strict=False)) else stripped
+
+    def mark_cache(self, request: JsonObject, conversation: Sequence[object]) -> list[object] | None:
+        """See Dialect."""
+        return with_cache_marks(request, conversation)
 
     def offer_tools(self, request: JsonObject) -> list[object] | None:
         """See Dialect. Not where the model thinks: a signature may be bound to the tools and to hidden turns."""

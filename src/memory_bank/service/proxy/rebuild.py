@@ -145,12 +145,20 @@ class Rebuilder:
 
     Failures are returned as ``failed`` and never raised. After two consecutive hangs of a namespace (a key) its
     requests skip memory for ``pause`` seconds, then one tries. A session whose job still hangs is not used. The
-    facts of a context are committed when it is returned.
+    facts of a context are committed when it is returned. ``marks_cache``: requests whose client asks for no cache
+    get marks where the API needs them.
     """
 
     def __init__(
-        self, sessions: Sessions, identity: Identity, timeout: float, *, pause: float = PAUSE
+        self,
+        sessions: Sessions,
+        identity: Identity,
+        timeout: float,
+        *,
+        pause: float = PAUSE,
+        marks_cache: bool = True,
     ) -> None:
+        self.marks_cache = marks_cache
         self._sessions = sessions
         self._identity = identity
         self._timeout = timeout
@@ -289,6 +297,7 @@ class Rebuilder:
                 strategy=headers.get("x-memory-strategy") or None,
                 size=len(body.data),
                 history=None if is_summary else history,
+                model=_model(body),
             )
             if self._identity.is_current(caller.namespace, match):
                 job.rebuilt = rebuilt
@@ -299,6 +308,10 @@ class Rebuilder:
             return MemoryResult("passed", COMPACTION, session=match.name)
         reason = CONTROL_GROUP if rebuilt.control else None
         arrays = {} if rebuilt.unchanged else {dialect.key: rebuilt.written}
+        # a context that changes at each step would be written to the cache and never be read
+        if self.marks_cache and not rebuilt.control and not rebuilt.changes_again:
+            marked = dialect.mark_cache(body.value, arrays.get(dialect.key) or body.value[dialect.key])
+            arrays = arrays if marked is None else {dialect.key: marked}
         return MemoryResult(
             "unchanged" if rebuilt.unchanged else "rebuilt",
             reason,
@@ -324,7 +337,11 @@ class Rebuilder:
             return MemoryResult("passed", NOTHING_YET)
         name = named.name if named else "count_tokens"
         context = self._sessions.preview(
-            caller.namespace, name, history.messages, strategy=headers.get("x-memory-strategy") or None
+            caller.namespace,
+            name,
+            history.messages,
+            strategy=headers.get("x-memory-strategy") or None,
+            model=_model(body),
         )
         if len(context) == len(history.messages) and all(map(operator.is_, context, history.messages)):
             return MemoryResult("unchanged")
@@ -369,6 +386,11 @@ def _with_count(share: _Share, body: Body, result: MemoryResult) -> MemoryResult
 
 def _unseen(count: int) -> str:
     return f"no tool calls seen in {count} requests"
+
+
+def _model(body: Body) -> str:
+    model = body.value.get("model")
+    return model if isinstance(model, str) else ""
 
 
 def _asks_for_summary(messages: Sequence[object]) -> bool:

@@ -66,6 +66,9 @@ class ResponsesDialect:
         """See Dialect. Reasoning of this API is not bound to other messages."""
         return None
 
+    def mark_cache(self, request: JsonObject, conversation: Sequence[object]) -> None:
+        """See Dialect. The API has no marks."""
+
     def offer_tools(self, request: JsonObject) -> list[object] | None:
         """See Dialect. Not for a response in the background, nor for a stored prompt, which has tools."""
         if request.get("background") or (request.get("prompt") is not None and not request.get("tools")):

@@ -47,6 +47,7 @@ LARGE = 65_536
 """Bytes from which a body is parsed and written in a thread."""
 
 REFUSED = "upstream refused the rebuilt context"
+MARKS_REFUSED = "upstream refused cache marks"
 UNTRIED = "thinking would be bound to a rebuilt context"
 """The reason of a request that begins a turn, while no rebuilt context of its session was accepted in a turn."""
 MOST_REFUSED = 1024
@@ -133,7 +134,7 @@ class Proxy:
     The body of a model request gets the context from memory; everything else, and the answer, passes byte by
     byte. A rebuilt request that the Messages API refuses with 400 is sent again as it came, and once more
     without its thinking if that is refused too; what is accepted is how the session's later requests are sent,
-    in this process.
+    in this process. Where only cache marks were refused, no request gets any from then on.
 
     ``upstreams`` are the model APIs by provider. ``responder`` answers model requests, ``cache`` keeps parsed
     messages, ``add_trace`` adds trace headers to a request for upstream, ``record`` is called with every
@@ -284,15 +285,22 @@ class _ProxiedRequest:
         tries: list[MemoryResult] = []
         if request.memory.status == "rebuilt":
             tries.append(self._unchanged(request))
+        elif request.memory.arrays and request.memory.reason != REFUSED:
+            tries.append(self._unchanged(request, reason=MARKS_REFUSED))
         if request.memory.reason != REFUSED and request.dialect.without_thinking(_value(request)) is not None:
             tries.append(self._unchanged(request, strips=True))
         for memory in tries:
             await answer.aclose()
             self.request = replace(request, memory=memory)
             answer = await self.proxy.responder(self.request, send)
-            if answer.status < 400:
+            if answer.status >= 400:
+                continue
+            if memory.reason == MARKS_REFUSED:
+                self.proxy.rebuilder.marks_cache = False
+                log.warning("upstream refused cache marks: requests get none from now on")
+            else:
                 self._remember("stripped" if memory.arrays else "original")
-                break
+            break
         return answer
 
     def _provider_of(self, path: str) -> Provider:

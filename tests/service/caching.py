@@ -1,0 +1,58 @@
+"""A scripted model API with a prefix cache, for tests: what it has seen of a request is reported with its usage."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from memory_bank.testing import Reply
+from memory_bank.transcript.anthropic import CACHE_MARK
+
+LOOKBACK = 20
+"""Blocks before a mark that are looked up, as Anthropic documents it."""
+
+
+class Cached:
+    """A script for ScriptedServer: answers "ok" with the tokens that its prefix cache holds of a request.
+
+    The Messages API keeps a prefix only at a mark, and looks at the blocks before a mark; the others keep every prefix.
+    ``works``: whether the cache holds anything at all.
+    """
+
+    def __init__(self, works: bool = True) -> None:
+        self.works = works
+        self.kept: set[str] = set()
+        self.cached: list[int] = []
+
+    def __call__(self, body: dict[str, Any]) -> Reply:
+        by_marks = "max_tokens" in body
+        pieces = _pieces(body)
+        texts = [json.dumps(_unmarked(p), sort_keys=True) for p in pieces]
+        marks = [i for i, p in enumerate(pieces) if not by_marks or _is_marked(p)]
+        looked = {j for i in marks for j in range(max(0, i - LOOKBACK), i + 1)}
+        found = [i for i in looked if "".join(texts[: i + 1]) in self.kept]
+        cached = sum(map(len, texts[: max(found, default=-1) + 1])) // 4
+        if self.works:
+            self.kept |= {"".join(texts[: i + 1]) for i in marks}
+        self.cached.append(cached)
+        return Reply("ok", usage=(sum(map(len, texts)) // 4, 1), cached=(cached, 0))
+
+
+def _pieces(body: dict[str, Any]) -> list[Any]:
+    """Tools, system prompt and the blocks of the messages, in the order in which a prompt has them."""
+    system = body.get("system")
+    out = [*body.get("tools", ()), *(system if isinstance(system, list) else [system])]
+    for message in body["messages"]:
+        content = message.get("content")
+        blocks = content if isinstance(content, list) else [{"type": "text", "text": content}]
+        rest = {k: v for k, v in message.items() if k != "content"}
+        out += [rest, *blocks]
+    return out
+
+
+def _is_marked(piece: Any) -> bool:
+    return isinstance(piece, dict) and CACHE_MARK in piece
+
+
+def _unmarked(piece: Any) -> Any:
+    return {k: v for k, v in piece.items() if k != CACHE_MARK} if isinstance(piece, dict) else piece

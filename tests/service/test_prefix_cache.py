@@ -1,0 +1,219 @@
+"""What the service learns of a provider's prefix cache from prices and usage, over real HTTP."""
+
+from __future__ import annotations
+
+import json
+from contextlib import contextmanager
+
+import pytest
+from tests.blocks import rounds as blocks
+from tests.blocks import user as said
+from tests.chats import rounds, system, user
+from tests.service.caching import Cached
+from tests.service.proxied import RawUpstream, chunked, configured, post, proxied, whole
+
+from memory_bank.pricing import MISSES, RETRY_AFTER
+from memory_bank.testing import Reply, ScriptedServer
+
+CHAT = "/v1/chat/completions"
+NAME = b"x-memory-session: a"
+START = [system(), user()]
+LONG = rounds(14, size=6_000)
+
+
+@contextmanager
+def served(script, tmp_path, prices=None, **service):
+    tmp_path.mkdir(exist_ok=True)
+    with ScriptedServer(script) as server:
+        service = {"upstream": server.base_url, "upstream_anthropic": server.base_url, **service}
+        config = configured(database=str(tmp_path / "bank.db"), inject_tools=False, **service)
+        config = config.model_copy(update={"prices": type(config)(prices=prices or {}).prices})
+        with proxied("", "", config) as p:
+            yield server, p
+
+
+def cache_of(p, name="a"):
+    return p.service.sessions._processor.state("memory_bank", name).prefix_cache
+
+
+def step(p, messages, *headers, model="m", path=CHAT, **members):
+    """One request; returns what became of it."""
+    before = len(p.exchanges)
+    post(p.port, path, {"model": model, "messages": messages, **members}, *(headers or (NAME,)))
+    return p.told(before + 1)[-1]
+
+
+def changes(exchanges):
+    return [e.step.changed_at is not None for e in exchanges]
+
+
+@pytest.mark.parametrize(
+    ("model", "prices", "ratios"),
+    [
+        ("gpt-4.1-mini", {}, (0.25, 1.0)),
+        ("anthropic/claude-x", {}, (0.1, 1.25)),
+        ("unknown", {}, (0.1, 1.0)),
+        ("own", {"own": {"prompt": 4, "completion": 8, "cached": 1}}, (0.25, 1.0)),
+        ("own", {"own": {"prompt": 4, "completion": 8, "cached": 1, "cache_write": 5}}, (0.25, 1.25)),
+        ("gpt-4o", {"gpt": {"prompt": 4, "completion": 8}}, (0.5, 1.0)),
+    ],
+)
+def test_the_price_of_the_requests_model_is_taken_before_its_first_step(tmp_path, model, prices, ratios):
+    with served(Cached(), tmp_path, prices) as (_, p):
+        step(p, [*START, *LONG[:4]], model=model)
+        assert (cache_of(p).read, cache_of(p).write) == ratios
+
+
+def test_a_model_whose_cached_tokens_cost_as_much_folds_at_every_step(tmp_path):
+    prices = {"dear": {"prompt": 2, "completion": 8, "cached": 2}}
+    with served(Cached(), tmp_path, prices) as (_, p):
+        done = [step(p, [*START, *rounds(n, size=6_000)], model="dear") for n in range(10, 20)]
+    assert {e.memory for e in done} == {"rebuilt"}
+    assert all(changes(done)[1:])
+
+
+def test_a_provider_that_caches_lets_a_fold_stand(tmp_path):
+    with served(Cached(), tmp_path) as (_, p):
+        done = [step(p, [*START, *rounds(n, size=6_000)]) for n in range(2, 50)]
+        assert cache_of(p).read == 0.1
+    assert done[-1].memory == "rebuilt"
+    assert 1 <= sum(changes(done)) <= 6
+
+
+def test_a_provider_that_reports_that_nothing_was_cached_gets_a_fold_at_every_step(tmp_path):
+    upstream = Cached(works=False)
+    with served(upstream, tmp_path) as (_, p):
+        done = [step(p, [*START, *rounds(n, size=6_000)]) for n in range(2, 30)]
+        assert cache_of(p).read == 1.0
+        assert done[-1].memory == "rebuilt"
+        assert all(changes(done)[-12:])
+        # a cache that begins to work is noticed by the first tokens that are reported
+        cache_of(p).report(0, 512)
+        assert cache_of(p).read == 0.1
+
+
+def test_a_cache_is_assumed_again_after_a_while(tmp_path):
+    """A session that folds at every step has no prefix that stands: only a longer one shows whether a cache works."""
+    upstream = Cached(works=False)
+    with served(upstream, tmp_path) as (_, p):
+        chat = [*START, *rounds(8, size=2_000)]
+        for n in range(9, 30):
+            chat = [*START, *rounds(n, size=6_000)]
+            step(p, chat)
+        assert cache_of(p).read == 1.0
+        upstream.works = True
+        cache = cache_of(p)
+        for _ in range(RETRY_AFTER):
+            cache.report(0, 0)
+        assert cache.read == 0.1
+        before = len(p.exchanges)
+        done = [step(p, [*START, *rounds(n, size=6_000)]) for n in range(30, 36)]
+        assert cache.read == 0.1
+        assert [e.cached_tokens > 0 for e in done] == [True] * 6 or done[-1].cached_tokens > 4_000
+        assert sum(changes(p.exchanges[before:])) <= 2
+
+
+def test_an_answer_without_usage_a_broken_stream_and_an_error_say_nothing(tmp_path):
+    usage = {"prompt_tokens": 9_000, "completion_tokens": 1}
+    none = json.dumps({"choices": [], "usage": usage}).encode()
+    zero = json.dumps(
+        {"choices": [], "usage": {**usage, "prompt_tokens_details": {"cached_tokens": 0}}}
+    ).encode()
+    kind = b"Content-Type: application/json"
+    answers = {
+        "no usage": lambda _: whole(b'{"choices": []}', kind),
+        "no cached tokens": lambda _: whole(none, kind),
+        "broken off": lambda _: [*chunked(zero, headers=(kind,), end=False), None],
+        "an error": lambda _: whole(zero, kind, status=b"500 Oops"),
+    }
+    for name, answer in answers.items():
+        with (
+            RawUpstream(answer) as upstream,
+            served(Cached(), tmp_path / name, upstream=upstream.base_url) as (_, p),
+        ):
+            for n in range(10, 16 + MISSES):
+                step(p, [*START, *rounds(n, size=6_000)])
+            assert cache_of(p).read == 0.1, name
+    with (
+        RawUpstream(lambda _: whole(zero, kind)) as upstream,
+        served(Cached(), tmp_path / "zero", upstream=upstream.base_url) as (_, p),
+    ):
+        for n in range(10, 16 + MISSES):
+            step(p, [*START, *rounds(n, size=6_000)])
+        assert cache_of(p).read == 1.0
+
+
+def test_only_a_prefix_that_should_be_cached_counts(tmp_path):
+    """Not one of another model, of a branch, or of a request that is being answered."""
+    with served(Cached(works=False), tmp_path) as (_, p):
+        task, other = [*START, *LONG], [system("Another agent."), user("Do this."), *LONG]
+        for n in range(4, 28, 2):  # two agents under one name take turns
+            step(p, task[: 2 + n])
+            step(p, other[: 2 + n])
+        assert cache_of(p).read == 0.1
+        for n in range(4, 28, 2):  # and one agent with two models
+            step(p, task[: 2 + n], b"x-memory-session: b", model=f"m{n // 2 % 2}")
+        assert cache_of(p, "b").read == 0.1
+        for n in range(4, 28, 2):  # while the first is being answered, nothing is known
+            step(p, task[: 2 + n], b"x-memory-session: c", model="m")
+            cache_of(p, "c")._last.is_answered = False
+        assert cache_of(p, "c").read == 0.1
+        for n in range(4, 28, 2):
+            step(p, task[: 2 + n], b"x-memory-session: d", model="m")
+        assert cache_of(p, "d").read == 1.0
+
+
+def test_a_prefix_older_than_the_retention_does_not_count(tmp_path):
+    with served(Cached(works=False), tmp_path) as (_, p):
+        for n in range(4, 28, 2):
+            step(p, [*START, *LONG[:n]])
+            cache_of(p)._last.at -= 301
+        assert cache_of(p).read == 0.1
+
+
+@pytest.mark.parametrize(("markers", "read"), [("auto", 0.1), ("off", 1.0)])
+def test_without_marks_nothing_is_cached_on_the_messages_api(tmp_path, markers, read):
+    with served(Cached(), tmp_path, cache_markers=markers) as (server, p):
+        done = []
+        for n in range(4, 80, 2):
+            messages = [said("Check the orders."), *blocks(n // 2, size=400)]
+            done.append(step(p, messages, model="claude-x", path="/v1/messages", max_tokens=9))
+        assert cache_of(p).read == read
+        assert cache_of(p).write == 1.25
+        assert server.refused == []
+    assert done[-1].memory == "rebuilt"
+    cached = [e.cached_tokens for e in done]
+    if markers == "auto":
+        assert sum(changes(done)) <= 6
+        assert sum(n == 0 for n in cached) <= 8
+    else:
+        assert set(cached) == {0}
+        assert sum(changes(done)[-20:]) >= 18
+
+
+def test_the_answer_is_not_kept_waiting_by_a_step_of_the_session(tmp_path):
+    """What is reported is taken on the event loop, while a step may hold the session's lock."""
+    with served(Cached(), tmp_path) as (_, p):
+        done = step(p, [*START, *LONG])
+        state = p.service.sessions._processor.state("memory_bank", "a")
+        with state.lock:
+            p.service.sessions.answered(done.step, 5_000, by_marks=False)
+        assert done.step.sent.is_answered
+
+
+def test_a_request_sent_as_it_came_is_no_prefix_of_the_next_context(tmp_path):
+    """Upstream refuses a rebuilt context: what memory built was never sent."""
+
+    def refuse(body):
+        folded = "[… #" in json.dumps(body["messages"], ensure_ascii=False)
+        return Reply("no", status=400) if folded else Reply("ok", usage=(9_000, 1), cached=(0, 0))
+
+    with served(refuse, tmp_path) as (_, p):
+        for n in range(12, 18):
+            messages = [said("Check the orders."), *blocks(n, size=900)]
+            done = step(p, messages, path="/v1/messages", max_tokens=9)
+            assert (done.memory, done.status, done.reason) == (
+                "unchanged", 200, "upstream refused the rebuilt context",
+            )  # fmt: skip
+            assert not done.step.sent.is_answered
+        assert cache_of(p).read == 0.1
