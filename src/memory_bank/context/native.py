@@ -110,7 +110,7 @@ class NativeTurns:
     def newest_of_tools(self, known: Collection[str]) -> dict[str, int]:
         """The newest call of each tool that is not ``known``, newest first: its trace_id, and its tokens.
 
-        It is shown in its place, with its outcome alone. Calls of more than ``MOST_OF_A_TOOL`` tokens are passed over.
+        It is shown in its place, with its outcome alone. Longer calls than ``MOST_OF_A_TOOL`` are left out.
         """
         found: dict[str, int] = {}
         seen = set(known)

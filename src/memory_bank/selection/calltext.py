@@ -33,6 +33,9 @@ _CONFIRMED = re.compile(
     re.I,
 )
 _WORD_END = re.compile(r"[\s,;)\]}]")
+_LABELLED = re.compile(r"^[ \t]*(?:[-*] )?([A-Za-z][\w \-]{0,30}):[ \t]+(\S[^\n]{0,80})$", re.M)
+_LABELLED_CHARS = 8_000  # of a text that are searched for labels
+_ID_KEY = re.compile(r"(?:^|[_\W])(?:id|number|code|key|ref)$|id$", re.I)
 _TELLING = re.compile(
     r"(?:^|_)(?:status|state|result|message|id|url|number|path|name|count|total)$|id$", re.I
 )
@@ -152,29 +155,40 @@ def outcome(output: str, known: Collection[str] = ()) -> tuple[str, list[str]]:
             return line, []
         if _CONFIRMED.match(line):
             return "ok", []
+        told, values = _telling(_LABELLED.findall(text[:_LABELLED_CHARS]), known)
+        if any(is_id(*part.split("=", 1)) for part in told.split(", ") if "=" in part):
+            return told, values
         lines = text.count("\n") + 1
         return f"{lines:,} lines" if lines > 1 else middle_cut(line, _OUTCOME_CHARS), []
     if isinstance(value, list):
         return f"{len(value):,} items", []
-    return _telling(value, known)
+    found = islice(leaves(value, breadth_first=True), 60)
+    pairs = ((leaf.key, one_line(str(leaf.value)[:_READ_CHARS])) for leaf in found if leaf.value is not None)
+    told, values = _telling(pairs, known)
+    return told or "ok", values
 
 
-def _telling(value: object, known: Collection[str]) -> tuple[str, list[str]]:
+def _telling(found: Iterable[tuple[str, str]], known: Collection[str]) -> tuple[str, list[str]]:
+    """The telling ones of some (key, value) pairs: ids first, at most three."""
+    named = [(key, text) for key, text in found if _TELLING.search(key) and text not in known]
+    named.sort(key=lambda pair: not is_id(*pair))
     parts: list[str] = []
     values: list[str] = []
     room = _TELLING_CHARS
-    for leaf in islice(leaves(value, breadth_first=True), 60):
-        text = one_line(str(leaf.value)[:_READ_CHARS])
-        if leaf.value is None or text in known or not _TELLING.search(leaf.key):
-            continue
-        part = f"{leaf.key}={clip(text, 32)}"
-        if len(part) <= room and part not in parts:
+    for key, text in named:
+        part = f"{key}={clip(text, 32)}"
+        if len(part) <= room and text not in values:
             parts.append(part)
             values.append(text)
             room -= len(part) + 2
         if len(parts) == 3:
             break
-    return ", ".join(parts) or "ok", values
+    return ", ".join(parts), values
+
+
+def is_id(key: str, value: str) -> bool:
+    """Whether a value is an identifier by its key and its digits."""
+    return _ID_KEY.search(key) is not None and any(map(str.isdigit, value))
 
 
 def _error_text(text: str) -> str:

@@ -41,7 +41,7 @@ MOST_NAMED = 256
 MAX_COSTS = 4_096
 """Texts whose tokens are kept; they have at most a few hundred characters."""
 
-_ID = re.compile(r"id=(?=\S*\d)", re.I)
+_ID = re.compile(r"(?:id|number|code|key|ref)=(?=\S*\d)", re.I)
 _SHARE, _LEAST, _A_CALL, _MOST = 0.2, 700, 14, 0.25
 
 
@@ -77,7 +77,7 @@ class _Call:
         return self.failed and not self.changed
 
     def found_an_id(self) -> bool:
-        return bool(_ID.search(self.outcome)) and not (self.changed or self.failed)
+        return not self.failed and bool(_ID.search(self.outcome))
 
 
 @dataclass(slots=True)
@@ -153,21 +153,25 @@ class Thread:
         """What a call brought back, in a few words; "" for nothing."""
         return self._calls[number - 1].outcome
 
-    def tell(self, before: int, room: int, shown: Collection[int] = ()) -> ThreadText:
-        """The calls of interactions before ``before``, but those ``shown`` elsewhere, in at most ``room`` tokens."""
+    def tell(self, before: int, room: int, shown: Collection[int] = (), ids_room: int = 0) -> ThreadText:
+        """The calls of interactions before ``before``, but those ``shown`` elsewhere, in at most ``room`` tokens.
+
+        ``ids_room``: more tokens, for lines of calls that brought back ids.
+        """
         known = frozenset(shown)
         calls = [c for c in self._calls[: bisect_left(self._interactions, before)] if c.number not in known]
         words = self._words(before, room)
         if not calls and not words:
             return ThreadText("", 0)
         left = room - (self._cost(words) if words else 0)
-        telling = _Telling(self, calls, left)
+        telling = _Telling(self, calls, left, ids_room)
         while True:
             text = telling.text() + words
             tokens = self._count(text) if text else 0
-            if tokens <= room:
+            over = tokens - room - telling.ids_tokens
+            if over <= 0:
                 return ThreadText(text, tokens, telling.told)
-            if not telling.shorten(tokens - room):
+            if not telling.shorten(over):
                 if words:
                     words = ""
                     continue
@@ -229,10 +233,11 @@ class Thread:
 class _Telling:
     """Which form each call takes in a room: on its own line, as a value in its tool's line, or counted."""
 
-    def __init__(self, thread: Thread, calls: Sequence[_Call], room: int) -> None:
+    def __init__(self, thread: Thread, calls: Sequence[_Call], room: int, ids_room: int = 0) -> None:
         self._thread = thread
         self._calls = calls
-        self._room = room
+        self._room, self._ids_room = room, ids_room
+        self.ids_tokens = 0  # of its room that lines with ids take
         self._told: dict[int, tuple[Argument, ...]] = {}
         changed = [c for c in calls if c.changed][-MOST_NAMED:]
         looked = [c for c in calls if not c.changed][-MOST_NAMED:]
@@ -275,13 +280,17 @@ class _Telling:
                     left -= price
                     self._steps.append((call.number, False, price))
         valued = {number for number, _, _ in self._steps}
+        own: set[int] = set()
         for wanted in (_Call.is_change, _Call.is_failure, _Call.found_an_id):
+            left += self._ids_room if wanted is _Call.found_an_id else 0
             for call in newest:
-                if call.number in valued and wanted(call):
+                if call.number in valued and call.number not in own and wanted(call):
                     price = max(1, self._line_cost(call) - shown[call.number].value_cost)
                     if price <= left:
                         left -= price
+                        own.add(call.number)
                         self._steps.append((call.number, True, price))
+        self.ids_tokens = max(0, self._ids_room - left)
         self._settle()
 
     def _settle(self) -> None:
