@@ -151,7 +151,7 @@ class MemoryBankSettings(Settings):
     history_budget: Literal["auto"] | Annotated[Number, Field(ge=0)] = Field(
         default="auto",
         description="evidence: tokens of the memory, or as a fraction up to 1.0 a share of the older history; auto: "
-        "4,000, and more where the history is long",
+        "15% of it, from 2,000 to 16,000 tokens",
     )
     layout: Literal["native", "block"] = Field(
         default="native",

@@ -39,7 +39,7 @@ from memory_bank.vectors import encode_documents, encode_queries
 NOTHING = Selection("", 0)
 NATIVE_BUDGET = 1_500
 """Tokens from which past turns are shown in their native form; the frames of messages cost too much below."""
-LEAST_FOLD, FOLD_SHARE, MOST_FOLD = 4_000, 0.15, 16_000
+LEAST_FOLD, FOLD_SHARE, MOST_FOLD = 2_000, 0.15, 16_000
 """Tokens of a fold with ``history_budget = "auto"``: a share of the older history between two bounds."""
 _LATEST = 20
 """Interactions whose mean length predicts that of the next ones."""
