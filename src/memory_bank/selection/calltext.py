@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
@@ -33,6 +34,9 @@ _CONFIRMED = re.compile(
     re.I,
 )
 _WORD_END = re.compile(r"[\s,;)\]}]")
+_TEXT_PART = {"type", "text", "annotations", "_meta", "cache_control"}
+_JSON_CHARS = 20_000
+_JSON_LINE = re.compile(r"^[\[{]", re.M)
 _LABELLED = re.compile(r"^[ \t]*(?:[-*] )?([A-Za-z][\w \-]{0,30}):[ \t]+(\S[^\n]{0,80})$", re.M)
 _LABELLED_CHARS = 8_000  # of a text that are searched for labels
 _ID_KEY = re.compile(r"(?:^|[_\W])(?:id|number|code|key|ref)$|id$", re.I)
@@ -142,13 +146,10 @@ def outcome(output: str, known: Collection[str] = ()) -> tuple[str, list[str]]:
         return f"error: {clip(one_line(_error_text(text)), _ERROR_CHARS)}", []
     if not text:
         return "", []
-    value = inner_json(text) if len(text) <= 20_000 else None
-    if isinstance(value, dict) and isinstance(value.get("content"), list):
-        texts = [
-            p["text"] for p in value["content"] if isinstance(p, dict) and isinstance(p.get("text"), str)
-        ]
-        if len(texts) == 1:
-            return outcome(texts[0], known) if texts[0] != text else ("", [])
+    value = _json_in(text)
+    parts = value.get("content") if isinstance(value, dict) else value
+    if isinstance(parts, list) and (joined := "\n".join(_texts(parts))):
+        return outcome(joined, known) if joined != text else ("", [])
     if value is None:
         line = one_line(text[:_READ_CHARS])
         if len(line) <= _OUTCOME_CHARS and len(text) <= _READ_CHARS:
@@ -166,6 +167,26 @@ def outcome(output: str, known: Collection[str] = ()) -> tuple[str, list[str]]:
     pairs = ((leaf.key, one_line(str(leaf.value)[:_READ_CHARS])) for leaf in found if leaf.value is not None)
     told, values = _telling(pairs, known)
     return told or "ok", values
+
+
+def _texts(parts: Sequence[object]) -> list[str]:
+    """The texts of a list that has nothing but strings of some lines, or text parts; else none."""
+    texts = [p.get("text") if isinstance(p, dict) and set(p) <= _TEXT_PART else p for p in parts]
+    lines = any(isinstance(t, str) and "\n" in t for t in texts) or any(isinstance(p, dict) for p in parts)
+    return [t for t in texts if isinstance(t, str)] if lines and all(isinstance(t, str) for t in texts) else []
+
+
+def _json_in(text: str) -> object:
+    """The JSON value that a text is, or that follows its first lines (a shell's exit code, a label); None without."""
+    if len(text) > _JSON_CHARS:
+        return None
+    begin = _JSON_LINE.search(text)
+    if begin is None or not begin.start():
+        return inner_json(text)
+    try:
+        return json.JSONDecoder().raw_decode(text, begin.start())[0]
+    except (ValueError, RecursionError):
+        return inner_json(text)
 
 
 def _telling(found: Iterable[tuple[str, str]], known: Collection[str]) -> tuple[str, list[str]]:
@@ -192,7 +213,7 @@ def is_id(key: str, value: str) -> bool:
 
 
 def _error_text(text: str) -> str:
-    value = inner_json(text) if len(text) <= 20_000 else None
+    value = inner_json(text) if len(text) <= _JSON_CHARS else None
     if isinstance(value, dict):
         for leaf in islice(leaves(value), 40):
             if isinstance(leaf.value, str) and leaf.key in ("error", "message", "detail", "text", "errors"):
