@@ -153,10 +153,11 @@ class Thread:
         """What a call brought back, in a few words; "" for nothing."""
         return self._calls[number - 1].outcome
 
-    def tell(self, before: int, room: int, shown: Collection[int] = (), ids_room: int = 0) -> ThreadText:
+    def tell(self, before: int, room: int, shown: Collection[int] = (), more: int = 0) -> ThreadText:
         """The calls of interactions before ``before``, but those ``shown`` elsewhere, in at most ``room`` tokens.
 
-        ``ids_room``: more tokens, for lines of calls that brought back ids.
+        ``more``: tokens beyond the room, for naming calls that changed something and for lines of those that brought
+        back ids.
         """
         known = frozenset(shown)
         calls = [c for c in self._calls[: bisect_left(self._interactions, before)] if c.number not in known]
@@ -164,11 +165,11 @@ class Thread:
         if not calls and not words:
             return ThreadText("", 0)
         left = room - (self._cost(words) if words else 0)
-        telling = _Telling(self, calls, left, ids_room)
+        telling = _Telling(self, calls, left, more)
         while True:
             text = telling.text() + words
             tokens = self._count(text) if text else 0
-            over = tokens - room - telling.ids_tokens
+            over = tokens - room - telling.more_tokens
             if over <= 0:
                 return ThreadText(text, tokens, telling.told)
             if not telling.shorten(over):
@@ -233,11 +234,11 @@ class Thread:
 class _Telling:
     """Which form each call takes in a room: on its own line, as a value in its tool's line, or counted."""
 
-    def __init__(self, thread: Thread, calls: Sequence[_Call], room: int, ids_room: int = 0) -> None:
+    def __init__(self, thread: Thread, calls: Sequence[_Call], room: int, more: int = 0) -> None:
         self._thread = thread
         self._calls = calls
-        self._room, self._ids_room = room, ids_room
-        self.ids_tokens = 0  # of its room that lines with ids take
+        self._room, self._more = room, more
+        self.more_tokens = 0  # beyond the room
         self._told: dict[int, tuple[Argument, ...]] = {}
         changed = [c for c in calls if c.changed][-MOST_NAMED:]
         looked = [c for c in calls if not c.changed][-MOST_NAMED:]
@@ -275,22 +276,22 @@ class _Telling:
                     continue
                 key = call.tool, "".join([f"{text}, " for _, text in shown[call.number].values])
                 price = 0 if key in written else shown[call.number].value_cost + 1
-                if price <= left:
+                if price <= left + changes * self._more:
                     written.add(key)
                     left -= price
                     self._steps.append((call.number, False, price))
         valued = {number for number, _, _ in self._steps}
         own: set[int] = set()
         for wanted in (_Call.is_change, _Call.is_failure, _Call.found_an_id):
-            left += self._ids_room if wanted is _Call.found_an_id else 0
+            beyond = self._more if wanted is _Call.found_an_id else 0
             for call in newest:
                 if call.number in valued and call.number not in own and wanted(call):
                     price = max(1, self._line_cost(call) - shown[call.number].value_cost)
-                    if price <= left:
+                    if price <= left + beyond:
                         left -= price
                         own.add(call.number)
                         self._steps.append((call.number, True, price))
-        self.ids_tokens = max(0, self._ids_room - left)
+        self.more_tokens = max(0, -left)
         self._settle()
 
     def _settle(self) -> None:

@@ -45,8 +45,8 @@ _LATEST = 20
 """Interactions whose mean length predicts that of the next ones."""
 _RECENT_SHARE = 0.2
 """The share of a fold for the newest interactions, which it keeps whole."""
-_IDS_SHARE = 0.25
-"""The share of a fold for lines of calls that brought back ids, besides the list of calls."""
+_MORE_SHARE = 0.25
+"""The share of a fold that the list of calls may take besides, for changes and for calls that brought back ids."""
 _TOOLS_SHARE = 0.2
 """The share of the room for one call of each tool that no other turn shows."""
 
@@ -187,7 +187,7 @@ class _Step:
         room = budget - sum(e.tokens for e in self.whole) - _frame_tokens(session, settings)
         self._room = max(0, room)
         self._thread_room = min(self._room, thread_room(budget, len(memory.numbers)))
-        self._ids_room = min(self._room - self._thread_room, int(budget * _IDS_SHARE))
+        self._thread_more = min(self._room - self._thread_room, int(budget * _MORE_SHARE))
         self._native = settings.layout == "native"
 
     def block(self) -> _Shown:
@@ -241,7 +241,7 @@ class _Step:
             selection = self._memory.index.without_last(selection, over)
 
     def _tell(self, room: int, shown: Collection[int] = ()) -> ThreadText:
-        return self._memory.thread.tell(self.first_step, room, shown, self._ids_room)
+        return self._memory.thread.tell(self.first_step, room, shown, self._thread_more)
 
 
 @dataclass(frozen=True, slots=True)
