@@ -17,8 +17,8 @@ from memory_bank.lab.pages import render
 from memory_bank.pricing import growth_that_pays
 
 FOLD, INTERACTION = 4_000, 600  # tokens
+# of a token read from the cache and of one written to it; the curve's colour, and where the label of its minimum is
 PRICES = ((0.1, 1.25, "--best", -12), (0.1, 1.0, "--one", 22), (0.25, 1.0, "--dim", -12))
-"""Prices of a token that is read from the cache and written to it; the colour, and where the minimum's label is."""
 LEAST, MOST, DEAREST = 600, 32_000, 6_000  # of the axes
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 760, 440, 70, 80, 20, 50
 
@@ -58,8 +58,7 @@ def draw() -> Iterable[str]:
         yield label(LEFT - 8, y + 4, f"{cost:,}", "end", ' class="dim"')
     for growth in (600, 1_000, 2_000, 4_000, 8_000, 16_000, 32_000):
         yield label(x_of(growth), bottom + 18, f"{growth:,}", extra=' class="dim"')
-    title = "refresh_after: tokens of new interactions between two folds"
-    yield label((LEFT + right) / 2, HEIGHT - 10, title)
+    yield label((LEFT + right) / 2, HEIGHT - 10, "refresh_after: tokens of interactions between two folds")
     turned = f' transform="rotate(-90 18 {HEIGHT / 2 - 15})"'
     yield label(18, HEIGHT / 2 - 15, "cost of a step, in tokens at the input price", extra=turned)
     for read, write, colour, place in PRICES:
