@@ -146,11 +146,11 @@ class MemoryBankSettings(Settings):
     )
     selection: Literal["top_k", "evidence"] = Field(
         default="top_k",
-        description="'top_k': whole records by similarity; 'evidence': the values that the next call may need",
+        description="'top_k': whole records by similarity; 'evidence': the values that the next calls may need",
     )
     history_budget: Literal["auto"] | Annotated[Number, Field(ge=0)] = Field(
         default="auto",
-        description="evidence: tokens of the memory, or as a fraction up to 1.0 a share of the older history; auto: "
+        description="evidence: tokens of a fold, or as a fraction up to 1.0 a share of the older history; auto: "
         "15% of it, from 2,000 to 16,000 tokens",
     )
     layout: Literal["native", "block"] = Field(
@@ -161,8 +161,7 @@ class MemoryBankSettings(Settings):
         default=2,
         ge=0,
         description=(
-            "evidence: interactions before the last that a fold keeps whole, within a fifth of the budget; more of "
-            "both where the calls work on files; 0 keeps none"
+            "evidence: interactions before the last that a fold keeps whole, within a fifth of the budget; 0: none"
         ),
     )
     tools: dict[str, ToolSettings] = Field(
