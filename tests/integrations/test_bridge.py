@@ -69,9 +69,9 @@ class NativeWire:
     def rewrite(self, native: Native, messages: Any) -> Native | None:
         if native.calls:
             [made] = messages
-            functions = [c["function"]["arguments"] for c in made["tool_calls"]]
+            kept = {c["id"]: c["function"]["arguments"] for c in made["tool_calls"]}
             return dataclasses.replace(
-                native, calls=tuple((i, n, a) for (i, n, _), a in zip(native.calls, functions, strict=True))
+                native, calls=tuple((i, n, kept[i]) for i, n, _ in native.calls if i in kept)
             )
         kept = [m for m in messages if m is not None]
         results = tuple((m["tool_call_id"], m["content"]) for m in kept if m["role"] == "tool")

@@ -36,8 +36,8 @@ BANK = {
     "embedding_model": "lexical",
 }
 STRATEGIES = {
-    "small": {**BANK, "history_budget": 600},
-    "native": {**BANK, "history_budget": 2_500, "layout": "native"},
+    "small": {**BANK, "history_budget": 600, "refresh_after": 0},
+    "native": {**BANK, "history_budget": 2_500, "layout": "native", "refresh_after": 0},
     "cached": {**BANK, "history_budget": 3_000, "layout": "native", "refresh_after": 1_000},
     "masking": {"type": "observation_masking"},
     "truncation": {"type": "truncation"},
@@ -488,6 +488,8 @@ def check(form: Form, turns: list[Turn], key: str) -> None:
         assert plan.tokens == sum(map(COUNT, again))
         assert set(MARK.findall(form.dump(sent))) <= set(MARK.findall(str(planned)))
         budget = STRATEGIES[key].get("history_budget")
+        if budget:
+            budget += STRATEGIES[key]["refresh_after"]
         if budget and not plan.unchanged:
             shortened = sum(
                 p.call is not None

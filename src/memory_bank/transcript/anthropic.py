@@ -747,7 +747,9 @@ def _places(messages: Sequence[Any], start: int = 0) -> list[tuple[BlockPlace, A
     """The blocks from a message on with their places; a text is one block."""
     out: list[tuple[BlockPlace, Any]] = []
     for i in range(start, len(messages)):
-        content = messages[i].get("content") if isinstance(messages[i], dict) else None
+        if _role(messages[i]) not in ("user", "assistant", "system"):
+            continue
+        content = messages[i].get("content")
         if isinstance(content, list):
             out += [(BlockPlace(i, j), block) for j, block in enumerate(content)]
         else:
