@@ -46,7 +46,7 @@ _SHARE, _LEAST, _A_CALL, _MOST = 0.2, 700, 14, 0.25
 
 
 def thread_room(budget: int, calls: int) -> int:
-    """The tokens that the thread may take of a budget: a fifth, 700, or 14 a call; at most two fifths."""
+    """The tokens that the thread may take of a budget: a fifth, 700, or 14 a call; at most a quarter."""
     return int(min(max(_SHARE * budget, _LEAST, _A_CALL * calls), _MOST * budget))
 
 
@@ -290,7 +290,7 @@ class _Telling:
                         left -= price
                         own.add(call.number)
                         self._steps.append((call.number, True, price))
-        self.ids_tokens = max(0, self._ids_room - left)
+        self.ids_tokens = min(self._ids_room, max(0, self._ids_room - left))
         self._settle()
 
     def _settle(self) -> None:
