@@ -160,10 +160,7 @@ class MemoryBankSettings(Settings):
     keep_recent: Int = Field(
         default=2,
         ge=0,
-        description=(
-            "evidence: interactions before the last that a fold keeps whole, within a fifth of the budget; more of "
-            "both where the calls work on files; 0 keeps none"
-        ),
+        description="evidence: interactions before the last that a fold keeps whole, within a fifth of its budget",
     )
     tools: dict[str, ToolSettings] = Field(
         default_factory=dict,
