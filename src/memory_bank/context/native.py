@@ -72,6 +72,9 @@ class ShownCall:
         if not self.quote:
             return bool(self.outcome)
         values = [part.partition("=")[2] for part in self.outcome.split(", ") if "=" in part]
+        if not values:  # a short output as a whole; "3 lines" says nothing
+            values = [word for word in self.outcome.split() if any(map(str.isalpha, word))]
+        values = [value.rstrip("…") for value in values]
         return any(value not in self.quote and any(map(str.isdigit, value)) for value in values)
 
 
