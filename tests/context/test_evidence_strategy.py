@@ -22,7 +22,9 @@ LOCAL = {
     "embedding_model": "lexical",
     "observer_model": "extractive",
     "token_encoding": "approximate",
+    "refresh_after": 0,
 }
+"""Settings that fold at every step. Folds that stand for several steps: test_folding.py."""
 
 
 def apply(messages, state=None, **changes):
@@ -53,7 +55,7 @@ def test_a_history_that_fits_is_left_untouched():
     context, tokens = apply(messages, state, history_budget=100_000)
     assert context == messages
     assert tokens == state.last_plan.full_tokens
-    assert state.last_plan.why_unchanged == "the older history fits the budget"
+    assert state.last_plan.why_unchanged == "the older history is shorter than a fold and its growth"
 
 
 @settings(max_examples=40)
@@ -138,21 +140,6 @@ def test_recent_interactions_can_be_kept_whole():
     assert "kept whole" not in reasons[-2]  # a fifth of the budget has room for one
 
 
-def test_more_recent_turns_stay_whole_where_calls_work_on_files():
-    def kept_whole(tool: str) -> int:
-        messages = [user()]
-        for n in range(30):
-            messages += [
-                call((f"c{n}", tool, {"path": f"src/m{n}.py"})),
-                result(f"c{n}", f"value_{n} = {n}\n" * 12),
-            ]
-        state = MemoryBankState("lexical")
-        apply(messages, state, history_budget=1_600)
-        return sum("kept whole" in d.reason for d in state.last_plan.decisions)
-
-    assert kept_whole("look_up") <= 2 < kept_whole("read_file") <= 22
-
-
 def test_an_oversized_last_output_is_shortened_on_request():
     messages = [user(), *orders(2, rows=200)]
     context, _ = apply(messages, shorten_last=1_500)
@@ -188,7 +175,8 @@ def test_records_whose_messages_the_client_dropped_are_still_found():
     messages = [user("Refund what went wrong."), *orders(6)]
     apply(messages, state)
     context, _ = apply([messages[0], *messages[-2:]], state, history_budget=2_000)
-    assert "#1 list_orders" in context[1]["content"]
+    assert "list_orders #1 to #5 page=0; 1; 2; 3; 4\n" in context[1]["content"]
+    assert "#5 list_orders page=4\n[" in context[1]["content"]
     assert "ORD-" in context[1]["content"]
     assert any(d.step is None for d in state.last_plan.decisions)
 
@@ -339,7 +327,7 @@ def test_a_result_whose_image_comes_later_is_no_past_call(selection):
     st.integers(0, 2),
     st.sampled_from([1, 20, 100, 1000]),
 )
-def test_a_kept_choice_is_under_the_same_budget(messages, budget, recent, refresh):
+def test_a_kept_choice_is_under_its_budget_and_the_growth_after_it(messages, budget, recent, refresh):
     if pairing_errors(messages):
         return
     state = MemoryBankState("lexical")
@@ -358,7 +346,7 @@ def test_a_kept_choice_is_under_the_same_budget(messages, budget, recent, refres
         allowed = int(older * budget) if isinstance(budget, float) else budget
         if not plan.unchanged:
             kept = plan.full_tokens - older
-            assert tokens - kept <= allowed
+            assert tokens - kept <= allowed + refresh
         assert len(plan.decisions) >= len(view.history)
 
 
@@ -474,16 +462,15 @@ def test_a_change_in_its_place_of_which_nothing_is_quoted_has_its_outcome():
         both["tool_calls"] += call((f"r{n}", "issue_refund", {"n": n}))["tool_calls"]
         refund = json.dumps({"refund_id": f"RFD-{n}4711", "state": "accepted", "notes": "approved " * 200})
         messages += [both, orders(1, start=n)[1], result(f"r{n}", refund)]
-    context, _ = apply(messages, history_budget=2_500, keep_recent=0)
+    context, _ = apply([*messages, *orders(1, start=24)], history_budget=2_500, keep_recent=0)
     refunds = {
         m["tool_call_id"]: m["content"]
         for m in context[:-2]
         if m["role"] == "tool" and m["tool_call_id"][0] == "r"
     }
-    assert refunds
-    for call_id, text in refunds.items():
-        assert f"RFD-{call_id[1:]}4711" in text
-    assert any(text.startswith("→ refund_id=RFD-") for text in refunds.values())
+    assert refunds == {"r23": "→ refund_id=RFD-234711 [… #48]"}  # the newest call of its tool
+    for n in range(23):
+        assert told(context, "issue_refund", f"RFD-{n}4711")
 
 
 def told(context, name: str, value: str) -> bool:

@@ -18,8 +18,8 @@ from memory_bank.context.build import build_context
 from memory_bank.context.policies import policy_of
 
 STORED = [
-    "memory_bank", "memory_bank_cached", "memory_bank_local", "observation_masking", "progressive_summarization",
-    "hierarchical", "adaptive", "semantic", "scratchpad",
+    "memory_bank", "memory_bank_local", "observation_masking", "progressive_summarization", "hierarchical", "adaptive",
+    "semantic", "scratchpad",
 ]  # fmt: skip
 
 

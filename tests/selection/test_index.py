@@ -212,7 +212,7 @@ def test_a_token_that_only_begins_like_an_address_is_a_path(token):
         result("c0", f"{token}:12: x\n" * 9),
     ]
     messages += [*rounds(3, size=20_000), call(("c9", "read", {"path": token})), result("c9", token)]
-    settings = load_config().strategy("memory_bank")
+    settings = load_config().strategy("memory_bank").model_copy(update={"refresh_after": 0})
     with MemoryBankState() as state:
         context, tokens = apply_memory_bank_strategy(messages, None, settings, state)
     assert tokens < sum(map(state.counter.count_message, messages))

@@ -110,10 +110,12 @@ def test_ranges():
 
 
 def test_the_room_of_the_thread():
-    assert thread_room(2000, 5) == 700
-    assert thread_room(2000, 500) == 800
+    assert thread_room(4000, 5) == 800
+    assert thread_room(3000, 5) == 700
+    assert thread_room(4000, 60) == 840
     assert thread_room(40_000, 5) == 8_000
-    assert thread_room(500, 5) == 200
+    assert thread_room(2000, 500) == 500  # at most a quarter
+    assert thread_room(500, 5) == 125
 
 
 _CALLS = st.lists(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -13,16 +12,12 @@ from memory_bank.errors import ConfigError
 from memory_bank.plan import Decision, Fate, Piece, ShortenedTurn
 from memory_bank.ports import TokenCounter
 from memory_bank.records import InteractionRecord
-from memory_bank.selection.files import works_on_files
 from memory_bank.selection.index import EvidenceIndex, Reason, Selection
 from memory_bank.selection.model import MODEL_FILE, Model, load_model, parse_model
 from memory_bank.selection.similarity import Similarity
 from memory_bank.selection.thread import Thread
 from memory_bank.transcript.jsontext import compact
 from memory_bank.transcript.messages import Interaction, is_memory_tool
-
-LATEST_CALLS = 40
-"""Calls by which a session is judged to be work on files."""
 
 log = logging.getLogger("memory_bank.MemoryBankStrategy")
 
@@ -63,7 +58,6 @@ class EvidenceMemory:
         # of the latest step, by what they show
         self.turns: dict[object, tuple[Interaction, ShortenedTurn]] = {}
         self._notes: dict[int, str] = {}  # by the place of a note, the record with whose call it was said
-        self._on_files: deque[bool] = deque(maxlen=LATEST_CALLS)
         self._latest = 0  # the index takes interactions in order; a late result joins the latest
 
     def add(self, record: InteractionRecord, note: str = "") -> None:
@@ -76,7 +70,6 @@ class EvidenceMemory:
         number = self.numbers[record.trace_id] = len(self.numbers) + 1
         self._latest = max(self._latest, record.step_id)
         arguments = compact(record.raw_input) if record.input_text is None else record.input_text
-        self._on_files.append(works_on_files(record.tool_name, arguments))
         output = "" if is_memory_tool(record.tool_name, record.output_text) else _output(record)
         try:
             self._add_to_index(record, arguments, output, note)
@@ -94,12 +87,6 @@ class EvidenceMemory:
         except Exception as e:
             log.warning("record %s is told without its arguments: %s", record.trace_id, type(e).__name__)
             self.thread.add(number=number, interaction=self._latest, tool="unknown", arguments="", output="")
-
-    @property
-    def file_work(self) -> float:
-        """How much a session works on files: 0 where up to two fifths of its calls do, 1 from four fifths on."""
-        share = sum(self._on_files) / max(1, len(self._on_files))
-        return min(1.0, max(0.0, (share - 0.4) / 0.4))
 
     def _add_to_index(self, record: InteractionRecord, arguments: str, output: str, note: str) -> None:
         if note.strip():

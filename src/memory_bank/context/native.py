@@ -72,6 +72,9 @@ class ShownCall:
         if not self.quote:
             return bool(self.outcome)
         values = [part.partition("=")[2] for part in self.outcome.split(", ") if "=" in part]
+        if not values:  # a short output as a whole; "3 lines" says nothing
+            values = [word for word in self.outcome.split() if any(map(str.isalpha, word))]
+        values = [value.rstrip("…") for value in values]
         return any(value not in self.quote and any(map(str.isdigit, value)) for value in values)
 
 
@@ -157,8 +160,7 @@ class NativeTurns:
                 calls[place] = replace(call, quote=quote)
         numbers.update(call.number for calls in shown.values() for call in calls.values())
         in_place = {
-            start: self._given(start, self._shorten(start, shown[start], notes.get(start, "")))
-            for start in sorted(shown)
+            start: self._shorten(start, shown[start], notes.get(start, "")) for start in sorted(shown)
         }
         text = EXCERPTS_HEAD + "".join(elsewhere) if elsewhere else ""
         return in_place, text, numbers
@@ -178,17 +180,6 @@ class NativeTurns:
             known = turn, ShortenedTurn(messages, turn.stop, sum(map(counts.count, messages)))
         self._made[key] = known
         return known[1]
-
-    def _given(self, start: int, made: ShortenedTurn) -> ShortenedTurn:
-        """The turn as a context gets it: copies of what is kept, which a caller may change."""
-        originals = set(map(id, self._turns[start].messages))
-        return replace(made, messages=[m if id(m) in originals else _copied(m) for m in made.messages])
-
-
-def _copied(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _copied(inner) for key, inner in value.items()}
-    return [_copied(inner) for inner in value] if isinstance(value, list) else value
 
 
 class _Counts:

@@ -173,7 +173,9 @@ def _texts(parts: Sequence[object]) -> list[str]:
     """The texts of a list that has nothing but strings of some lines, or text parts; else none."""
     texts = [p.get("text") if isinstance(p, dict) and set(p) <= _TEXT_PART else p for p in parts]
     lines = any(isinstance(t, str) and "\n" in t for t in texts) or any(isinstance(p, dict) for p in parts)
-    return [t for t in texts if isinstance(t, str)] if lines and all(isinstance(t, str) for t in texts) else []
+    return (
+        [t for t in texts if isinstance(t, str)] if lines and all(isinstance(t, str) for t in texts) else []
+    )
 
 
 def _json_in(text: str) -> object:

@@ -55,7 +55,7 @@ class Segment:
     def long_values(self) -> list[tuple[int, int]]:
         """The spans of its text that its short form leaves out: all but the first words of long values.
 
-        None where it is no JSON, or where nothing but a value would be left.
+        No spans where it is no JSON, or where nothing but a value would be left.
         """
         found = []
         for _, start, end in self.cells if self.structured and len(self.cells) > 1 else ():

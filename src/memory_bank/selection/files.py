@@ -25,7 +25,6 @@ _PART_KEYS = frozenset(
         ),
     )
 )
-_SHELLS = frozenset(("bash", "shell", "terminal", "cmd"))
 _WORDS = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])")
 _EDITS = frozenset(("edit", "replace", "insert", "patch", "update", "append", "modify", "multiedit"))
 _WRITES = frozenset(("write", "create", "save", "overwrite", "put"))
@@ -73,9 +72,3 @@ def file_access(tool: str, arguments: str) -> FileAccess | None:
             parts = sorted(f"{k}={v}" for k, v in values.items() if k in _PART_KEYS and v is not None)
             return FileAccess(path, access, " ".join(parts)[:200])
     return None
-
-
-def works_on_files(tool: str, arguments: str) -> bool:
-    """Whether a call reads or changes a file, or runs a shell: what the agent of a coding session does."""
-    words = {w.casefold() for w in _WORDS.findall(tool)}
-    return bool(words & _SHELLS) or file_access(tool, arguments) is not None

@@ -41,7 +41,7 @@ MOST_NAMED = 256
 MAX_COSTS = 4_096
 """Texts whose tokens are kept; they have at most a few hundred characters."""
 
-_ID = re.compile(r"(?:id|number|code|key|ref)=(?=\S*\d)", re.I)
+_ID = re.compile(r"(?:id|number|code|key|ref)(?:=|: )(?=\S*\d)", re.I)
 _SHARE, _LEAST, _A_CALL, _MOST = 0.2, 700, 14, 0.25
 
 
@@ -52,11 +52,18 @@ def thread_room(budget: int, calls: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class ThreadText:
-    """The thread as text; ``told``: the calls that it names with what distinguishes them, by number."""
+    """The thread as text; ``told``: the calls that it names with what distinguishes them, by number.
+
+    ``lines``: of these, the calls on lines of their own.
+    """
 
     text: str
     tokens: int
     told: frozenset[int] = frozenset()
+    lines: frozenset[int] = frozenset()
+
+
+_NOTHING_TOLD = ThreadText("", 0)
 
 
 @dataclass(slots=True)
@@ -153,11 +160,19 @@ class Thread:
         """What a call brought back, in a few words; "" for nothing."""
         return self._calls[number - 1].outcome
 
-    def tell(self, before: int, room: int, shown: Collection[int] = (), more: int = 0) -> ThreadText:
+    def tell(
+        self,
+        before: int,
+        room: int,
+        shown: Collection[int] = (),
+        more: int = 0,
+        first: ThreadText = _NOTHING_TOLD,
+    ) -> ThreadText:
         """The calls of interactions before ``before``, but those ``shown`` elsewhere, in at most ``room`` tokens.
 
         ``more``: tokens beyond the room, for naming calls that changed something and for lines of those that brought
-        back ids.
+        back ids. ``first``: what was told when none was shown elsewhere; the others of its lines come before anything
+        else.
         """
         known = frozenset(shown)
         calls = [c for c in self._calls[: bisect_left(self._interactions, before)] if c.number not in known]
@@ -165,13 +180,13 @@ class Thread:
         if not calls and not words:
             return ThreadText("", 0)
         left = room - (self._cost(words) if words else 0)
-        telling = _Telling(self, calls, left, more)
+        telling = _Telling(self, calls, left, more, first)
         while True:
             text = telling.text() + words
             tokens = self._count(text) if text else 0
             over = tokens - room - telling.more_tokens
             if over <= 0:
-                return ThreadText(text, tokens, telling.told)
+                return ThreadText(text, tokens, telling.told, telling.lines)
             if not telling.shorten(over):
                 if words:
                     words = ""
@@ -234,8 +249,15 @@ class Thread:
 class _Telling:
     """Which form each call takes in a room: on its own line, as a value in its tool's line, or counted."""
 
-    def __init__(self, thread: Thread, calls: Sequence[_Call], room: int, more: int = 0) -> None:
-        self._thread = thread
+    def __init__(
+        self,
+        thread: Thread,
+        calls: Sequence[_Call],
+        room: int,
+        more: int = 0,
+        first: ThreadText = _NOTHING_TOLD,
+    ) -> None:
+        self._thread, self._first = thread, first
         self._calls = calls
         self._room, self._more = room, more
         self.more_tokens = 0  # beyond the room
@@ -260,43 +282,65 @@ class _Telling:
                 break
 
     def _fill(self, chars: int) -> None:
-        """Give calls longer forms while there is room: changes before look-ups, then lines of their own."""
+        """Give calls longer forms while there is room: changes before look-ups, then lines of their own.
+
+        The calls that had lines of their own ``first`` have them before the rest gets any form.
+        """
         self._chars = chars
         self._steps: list[tuple[int, bool, int]] = []  # (number, whether to a line of its own, tokens)
         cost = self._thread._cost
         # the heading, and a line for each tool with its name and the range of its numbers
         groups = {(c.tool, c.failed) for c in self._calls}
-        left = self._room - 20 - sum(cost(f"{t} ×100 #100 to #200\n") + 2 for t, _ in groups)
-        shown = self._shown = {c.number: self._show(c) for c in self._named}
+        self._left = self._room - 20 - sum(cost(f"{t} ×100 #100 to #200\n") + 2 for t, _ in groups)
+        self._left_more = self._more
+        self._shown_as = {c.number: self._show(c) for c in self._named}
         newest = list(reversed(self._named))
-        written: set[tuple[str, str]] = set()
+        self._paid: dict[
+            int, int
+        ] = {}  # by number, tokens of values; none for what another call's value says
+        self._written: set[tuple[str, str]] = set()
+        own: set[int] = set()
+        first = [c for c in newest if c.number in self._first.lines]
+        self._add_values(first)
+        self._add_lines(first, own)
+        self._add_values([c for c in newest if c.number not in self._paid])
+        self._add_lines(newest, own)
+        self.more_tokens = self._more - self._left_more
+        self._settle()
+
+    def _add_values(self, calls: Sequence[_Call]) -> None:
         for changes in (True, False):
-            for call in newest:
+            for call in calls:
                 if call.changed is not changes:
                     continue
-                key = call.tool, "".join([f"{text}, " for _, text in shown[call.number].values])
-                price = 0 if key in written else shown[call.number].value_cost + 1
-                if price <= left + changes * self._more:
-                    written.add(key)
-                    left -= price
+                shown = self._shown_as[call.number]
+                key = call.tool, "".join([f"{text}, " for _, text in shown.values])
+                price = 0 if key in self._written else shown.value_cost + 1
+                if price <= self._left + changes * self._left_more:
+                    self._left -= price
+                    if self._left < 0:
+                        self._left_more, self._left = self._left_more + self._left, 0
+                    self._written.add(key)
+                    self._paid[call.number] = price
                     self._steps.append((call.number, False, price))
-        valued = {number for number, _, _ in self._steps}
-        own: set[int] = set()
+
+    def _add_lines(self, calls: Sequence[_Call], own: set[int]) -> None:
         for wanted in (_Call.is_change, _Call.is_failure, _Call.found_an_id):
-            beyond = self._more if wanted is _Call.found_an_id else 0
-            for call in newest:
-                if call.number in valued and call.number not in own and wanted(call):
-                    price = max(1, self._line_cost(call) - shown[call.number].value_cost)
-                    if price <= left + beyond:
-                        left -= price
+            beyond = self._left_more if wanted is _Call.found_an_id else 0
+            for call in calls:
+                if call.number in self._paid and call.number not in own and wanted(call):
+                    price = max(1, self._line_cost(call) - self._paid[call.number])
+                    if price <= self._left + beyond:
                         own.add(call.number)
                         self._steps.append((call.number, True, price))
-        self.more_tokens = max(0, -left)
-        self._settle()
+                        self._left -= price
+                        if self._left < 0:
+                            beyond += self._left
+                            self._left_more, self._left = beyond, 0
 
     def _settle(self) -> None:
         self.told = frozenset(number for number, own, _ in self._steps if not own)
-        self._own = {number for number, own, _ in self._steps if own}
+        self.lines = frozenset(number for number, own, _ in self._steps if own)
 
     def shorten(self, tokens: int) -> bool:
         """Tell some calls in a shorter form, the least important first; False where all are counted already."""
@@ -310,9 +354,9 @@ class _Telling:
     def text(self) -> str:
         if not self._calls:
             return ""
-        own = [self._line(c) for c in self._calls if c.number in self._own]
+        own = [self._line(c) for c in self._calls if c.number in self.lines]
         groups: dict[tuple[str, bool], list[_Call]] = {}
-        rest = [c for c in self._calls if c.number not in self._own]
+        rest = [c for c in self._calls if c.number not in self.lines]
         for call in sorted(rest, key=lambda c: not c.changed):  # those that changed something first
             groups.setdefault((call.tool, call.failed), []).append(call)
         shared = [
@@ -338,7 +382,7 @@ class _Telling:
         return shown
 
     def _line_cost(self, call: _Call) -> int:
-        shown = self._shown[call.number]
+        shown = self._shown_as[call.number]
         if not shown.line_cost:
             shown.line_cost = self._thread._cost(self._line(call) + "\n")
         return shown.line_cost
@@ -349,7 +393,7 @@ class _Telling:
         counted = [c for c in calls if c.number not in self.told]
         if not valued:
             return f"{tool} ×{len(counted)} {ranges(c.number for c in counted)}"
-        values = [self._shown[c.number].values for c in valued]
+        values = [self._shown_as[c.number].values for c in valued]
         keys = [k for k, _ in dict.fromkeys((v[0][0], "") for v in values if v)]
         common = keys[0] if len(keys) == 1 else ""
         bodies = [", ".join(t if k == common else _named(k, t) for k, t in v) for v in values if v]
@@ -362,7 +406,7 @@ class _Telling:
 
     def _line(self, call: _Call) -> str:
         """A call on a line of its own: what distinguishes it, other arguments while there is room, its outcome."""
-        kept = self._shown[call.number]
+        kept = self._shown_as[call.number]
         if kept.line:
             return kept.line
         shown = [_named(k, t) for k, t in kept.values]

@@ -136,7 +136,7 @@ class Transcript:
         same = self._reconcile(messages)
         for message in messages[same:]:
             self._objects.append(message)
-            self._snapshot.append(_snapshot_of(message))
+            self._snapshot.append(copy_of(message))
             self._tokens_before.append(self._tokens_before[-1] + self.counter.count_message(message))
             self._parser.feed(message)
         self._identify_closed()
@@ -259,7 +259,7 @@ class Transcript:
         closed = self._parser.closed
         for i in positions:
             counts[i] = self.counter.count_message(messages[i])
-            self._snapshot[i] = _snapshot_of(messages[i])
+            self._snapshot[i] = copy_of(messages[i])
             at = bisect_right(closed, i, key=lambda s: s.start) - 1
             closed[at] = Utterance(i, messages[i], kind_of(messages[i]))
         self._tokens_before = list(accumulate(counts, initial=0))
@@ -307,7 +307,7 @@ def is_same(a: object, b: object) -> bool:
         return False
 
 
-def _snapshot_of(message: object) -> object:
+def copy_of(message: object) -> object:
     """A copy of a message's containers; texts are shared, so comparing an unchanged one is cheap."""
     try:
         return _copy(message)

@@ -216,7 +216,7 @@ class _Step:
         Excerpts of records whose messages are no longer in the list stand after the thread.
         """
         turns = NativeTurns(self._view, self._memory, self._session.counter, {e.start for e in self.whole})
-        told = self._tell(self._thread_room)
+        first = told = self._tell(self._thread_room)
         whole = [*self.whole, *([self._view.tail] if self._view.tail else [])]
         room = self._room - told.tokens
         newest = turns.newest_of_tools({p.tool_name for e in whole for p in e.pairs})
@@ -227,7 +227,7 @@ class _Step:
             selection = self._memory.select(self.anchor, self.first_step, room, turns.opening, told.text)
         while True:
             in_place, elsewhere, numbers = turns.show(selection, besides)
-            told = self._tell(self._thread_room, numbers)
+            told = self._tell(self._thread_room, numbers, first)
             head = PARTS_HEAD if in_place and not told.text.startswith("Calls ") else ""
             text = head + told.text + elsewhere
             spent = sum(t.tokens for t in in_place.values())
@@ -240,8 +240,10 @@ class _Step:
                 return _Shown(text, in_place, selection, told.told | numbers)
             selection = self._memory.index.without_last(selection, over)
 
-    def _tell(self, room: int, shown: Collection[int] = ()) -> ThreadText:
-        return self._memory.thread.tell(self.first_step, room, shown, self._thread_more)
+    def _tell(
+        self, room: int, shown: Collection[int] = (), first: ThreadText = ThreadText("", 0)
+    ) -> ThreadText:
+        return self._memory.thread.tell(self.first_step, room, shown, self._thread_more, first)
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,10 +37,10 @@ from memory_bank.transcript.messages import (
     read,
 )
 
-HORIZON = int(__import__("os").environ.get("HZ", "10"))
+HORIZON = 20
 """Interactions that a fold serves: it is chosen for their calls, not for the next call alone."""
-LATER = float(__import__("os").environ.get("LATER", "0.9"))
-"""What a value counts that is first needed one interaction later."""
+LATER = 0.9
+"""What a value that is first needed one interaction later counts, against one that is needed now."""
 OTHERS = 250
 """Values of one step that its calls do not need and that are sampled."""
 HELD_OUT = 5
