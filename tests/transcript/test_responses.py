@@ -469,6 +469,5 @@ def test_turns_in_their_native_form_are_items_again() -> None:
     calls = [i for i in out if i.get("type") == "function_call" and i["call_id"] != "c11"]
     bodies = [json.loads(i["arguments"])["body"] for i in calls]
     assert sum(not body.endswith("]") for body in bodies) <= 1  # equal texts are shown once
-    assert {i["call_id"][1:] for i in out if i.get("type") == "custom_tool_call"} == {
-        i["call_id"][1:] for i in out if i.get("type") == "function_call"
-    }
+    # of parallel calls only those are shown of which something is chosen; of the last turn both
+    assert {i["call_id"] for i in out if i.get("type") == "custom_tool_call"} >= {"d11"}
