@@ -129,7 +129,11 @@ def _nested_keys(size: int) -> str:
 
 # -- what is measured ---------------------------------------------------------
 SETTINGS = MemoryBankSettings(
-    selection="evidence", embedding_model="lexical", observer_model="extractive", history_budget=4000
+    selection="evidence",
+    embedding_model="lexical",
+    observer_model="extractive",
+    history_budget=4000,
+    refresh_after=0,
 )
 
 

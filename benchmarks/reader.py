@@ -1,8 +1,8 @@
 """Measures how likely a small language model finds the recorded next call, given the contexts of each strategy.
 
     python benchmarks/reader.py toolathlon_dev livemcpbench --model MODELS/gemma270 --out rows.jsonl \\
-        --strategy 'memory_bank?history_budget=1000' --strategy 'keep_last_n?n=3' --strategy truncation
-    python benchmarks/reader.py --report rows.jsonl --strategy 'memory_bank?history_budget=1000'
+        --strategy 'memory_bank?history_budget=1000&refresh_after=0' --strategy 'keep_last_n?n=3'
+    python benchmarks/reader.py --report rows.jsonl --strategy 'memory_bank?history_budget=1000&refresh_after=0'
 
 ``--model`` is a folder of the library transformers (a causal model with its tokenizer, or a file ``model.gguf``);
 torch and transformers must be installed. Without a folder the benchmark says so and ends. The first strategy is the
@@ -138,7 +138,11 @@ def arguments() -> argparse.Namespace:
 def main() -> int:
     """Sample, score, print."""
     args = arguments()
-    names = args.strategy or ["memory_bank?history_budget=1000", "keep_last_n?n=3", "truncation"]
+    names = args.strategy or [
+        "memory_bank?history_budget=1000&refresh_after=0",
+        "keep_last_n?n=3",
+        "truncation",
+    ]
     if args.report:
         print_tables(known_rows(args.report), names[0])
         return 0

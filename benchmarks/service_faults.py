@@ -64,6 +64,7 @@ STRATEGIES = {
         "type": "memory_bank",
         "selection": "evidence",
         "history_budget": 500,
+        "refresh_after": 0,
         "observer_model": "extractive",
         "embedding_model": "lexical",
         "token_encoding": "approximate",

@@ -48,7 +48,7 @@ POINTS = (30, 100, 300, 1000, 3000)
 HALF_WINDOW = 20
 LOCAL = {"embedding_model": "lexical", "observer_model": "extractive"}
 SETTINGS = MemoryBankSettings(**LOCAL, retrieval_query="adaptive")
-EVIDENCE = MemoryBankSettings(**LOCAL, selection="evidence", history_budget=2000)
+EVIDENCE = MemoryBankSettings(**LOCAL, selection="evidence", history_budget=2000, refresh_after=0)
 
 
 def interaction(i: int, rng: random.Random) -> list[dict[str, Any]]:

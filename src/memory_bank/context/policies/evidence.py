@@ -48,7 +48,7 @@ _RECENT_SHARE = 0.2
 _MORE_SHARE = 0.25
 """The share of a fold that the list of calls may take besides, for changes and for calls that brought back ids."""
 _TOOLS_SHARE = 0.2
-"""The share of the room for one call of each tool that no other turn shows."""
+"""The share of the room for one call of each tool that the newest interactions do not use."""
 
 log = logging.getLogger("memory_bank.MemoryBankStrategy")
 
