@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from tests.selection.texts import ANY_TEXT
 
@@ -244,3 +244,78 @@ def test_an_unbroken_run_is_left_out_and_marked():
 
 def test_words_are_compared_without_humps_and_plurals():
     assert words_of("PetTypes countries") == ["pet", "type", "country"]
+
+
+# the short form of long values
+
+LONG_WORDS = st.lists(
+    st.sampled_from(
+        ["paid", "twice", 'said "no"', "back\\slash", "é中", "A-17,", "in {two}", "[x]", "x" * 30]
+    ),
+    max_size=25,
+).map(" ".join)
+OBJECTS = st.lists(
+    st.dictionaries(
+        st.sampled_from(["id", "note", "text", "state", "amount"]),
+        st.one_of(LONG_WORDS, st.integers(), st.booleans(), st.lists(LONG_WORDS, max_size=2)),
+        max_size=5,
+    ),
+    min_size=1,
+    max_size=6,
+)
+
+
+def is_shortened(short: object, value: object) -> bool:
+    """Whether ``short`` is ``value`` with the ends of some long strings replaced by a gap mark."""
+    if isinstance(value, dict) and isinstance(short, dict):
+        return short.keys() == value.keys() and all(is_shortened(short[k], v) for k, v in value.items())
+    if isinstance(value, list) and isinstance(short, list):
+        return len(short) == len(value) and all(map(is_shortened, short, value))
+    if isinstance(value, str) and isinstance(short, str) and short != value:
+        return short.endswith(GAP) and value.startswith(short.removesuffix(GAP)) and len(short) < len(value)
+    return type(short) is type(value) and short == value
+
+
+@settings(max_examples=200, deadline=None)
+@given(OBJECTS, st.sampled_from([None, 1]), st.booleans())
+def test_the_short_form_of_a_whole_object_is_valid_json(value, indent, ascii_only):
+    text = json.dumps(value, indent=indent, ensure_ascii=ascii_only)
+    cut = cut_text(text)
+    places = range(len(cut.segments))
+    assume(not cut.skipped and cut.quote(places) == text)
+    quote = cut.quote(places, places)
+    assert is_shortened(json.loads(quote), value)
+    assert len(quote) <= len(text)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.one_of(ANY_TEXT, OBJECTS.map(json.dumps), OBJECTS.map(repr)), st.data())
+def test_a_short_form_is_the_text_but_for_its_cuts(text, data):
+    assume(GAP not in text)
+    cut = cut_text(text)
+    for segment in cut.segments:
+        rest = segment.text
+        for part in segment.short().split(GAP):
+            at = rest.find(part)
+            assert at >= 0
+            rest = rest[at + len(part) :]
+        assert segment.short() == segment.text or len(segment.short()) < len(segment.text)
+    places = sorted(data.draw(st.sets(st.integers(0, max(0, len(cut.segments) - 1))))) if cut.segments else []
+    short = [p for p in places if data.draw(st.booleans())]
+    whole, quote = cut.quote(places), cut.quote(places, short)
+    assert len(quote) <= len(whole)
+    if not any(cut.segments[p].long_values() for p in short):
+        assert quote == whole
+
+
+def test_a_long_value_is_cut_to_its_first_words_and_an_id_never():
+    rows = [
+        {"id": f"ORD-{n}{'7' * 56}", "note": "The customer has asked for it " * 2, "state": "late"}
+        for n in range(4)
+    ]
+    cut = cut_text(json.dumps(rows))
+    short = json.loads(cut.quote(range(len(cut.segments)), range(len(cut.segments))))
+    assert short == [{**row, "note": "The customer has asked for…"} for row in rows]
+    last = cut.quote([0, 1], [1])  # one of two
+    assert last.count("The customer has asked for…") == 1
+    assert rows[0]["note"] in last

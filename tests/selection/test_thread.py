@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.chats import JSON, TEXT
 
+from memory_bank.selection.calltext import outcome
 from memory_bank.selection.plans import decisions_in, plan_in_call, plan_in_note
 from memory_bank.selection.thread import Thread, ranges, thread_room
 
@@ -137,3 +138,118 @@ def test_the_thread_keeps_its_room_and_names_what_it_says_it_tells(calls, room, 
     if room >= 20 and hidden:
         assert f"#{min(hidden)}" in told.text
         assert f"#{max(hidden)}" in told.text
+
+
+# outcomes
+
+
+def test_an_outcome_tells_ids_first():
+    output = json.dumps({"state": "open", "name": "Ann", "count": 3, "ticket_id": "TCK-17"})
+    told, values = outcome(output)
+    assert told.startswith("ticket_id=TCK-17, ")
+    assert values[0] == "TCK-17"
+
+
+def test_labels_in_text_are_told_where_one_of_them_is_an_id():
+    text = "Order shipped\nTracking number: TRK-90017\nState: on its way\n" + "by the door\n" * 20
+    assert outcome(text)[0] == "Tracking number=TRK-90017, State=on its way"
+    assert outcome("State: on its way\n" + "by the door\n" * 20)[0] == "21 lines"
+
+
+def test_outcomes_do_not_repeat_what_earlier_ones_or_the_arguments_told():
+    def found(n: int) -> str:
+        return json.dumps(
+            {"order_id": f"ORD-{n}", "customer_id": "CUS-7", "payment_id": f"PAY-{n}", "state": "open"}
+        )
+
+    made = thread(*[("get_order", {"order_id": f"ORD-{n}"}, found(n)) for n in range(3)])
+    assert made.outcome_of(1) == "customer_id=CUS-7, payment_id=PAY-0, state=open"
+    assert made.outcome_of(2) == "payment_id=PAY-1"
+    assert made.outcome_of(3) == "payment_id=PAY-2"
+    # another tool tells them again
+    other = thread(("get_order", {}, found(1)), ("find_order", {}, found(1)))
+    assert other.outcome_of(1) == other.outcome_of(2)
+
+
+@settings(max_examples=80)
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(["get_order", "find"]),
+            st.dictionaries(st.sampled_from(["id", "order_id", "state", "note", "ref"]), st.sampled_from(["A-1", "B-22", "open", "C-3"])),
+            st.dictionaries(st.sampled_from(["id", "order_id", "state", "note", "ref"]), st.sampled_from(["A-1", "B-22", "open", "C-3"])),
+        ),
+        max_size=12,
+    ),
+    st.booleans(),
+)  # fmt: skip
+def test_no_value_is_told_by_two_outcomes_of_a_tool(calls, labels):
+    def text(found: dict[str, str]) -> str:
+        lines = "".join(f"{k}: {v}\n" for k, v in found.items()) + "nothing else to tell\n" * 30
+        return lines if labels else json.dumps(found)
+
+    made = thread(*[(tool, arguments, text(found)) for tool, arguments, found in calls])
+    seen: dict[str, list[str]] = {}
+    for n, (tool, arguments, _) in enumerate(calls, 1):
+        values = [part.partition("=")[2] for part in made.outcome_of(n).split(", ") if "=" in part]
+        ids = [any(map(str.isdigit, v)) for v in values]
+        if labels or all(ids[: sum(ids)]):
+            assert not set(values) & set(arguments.values())
+            assert not set(values) & set(seen.get(tool, ()))
+        seen.setdefault(tool, []).extend(values)
+
+
+def test_calls_that_brought_back_ids_have_room_of_their_own():
+    looks = [("find", {"page": n}, json.dumps({"match_id": f"M-{n:03}"})) for n in range(20)]
+    made = thread(*LOOKS, *looks)
+    assert "M-0" not in made.tell(99, 100).text
+    told = made.tell(99, 100, ids_room=300)
+    assert told.text.count("match_id=M-0") >= 15
+    assert "match_id=M-019" in told.text  # the newest first
+    assert told.tokens <= 400
+
+
+@settings(max_examples=100)
+@given(_CALLS, st.integers(0, 400), st.integers(0, 300), st.sets(st.integers(1, 30)))
+def test_what_was_told_first_has_its_lines_still_when_other_calls_are_shown_elsewhere(
+    calls, room, ids, shown
+):
+    made = thread(*calls)
+    first = made.tell(99, room, (), ids)
+    assert count(first.text) == first.tokens <= room + ids
+    assert first.lines <= first.told
+    then = made.tell(99, room, shown, ids, first)
+    assert count(then.text) == then.tokens <= room + ids
+    assert not (then.told | then.lines) & shown
+    assert made.tell(99, room, shown, ids, first) == then
+
+
+def test_an_id_that_the_list_told_is_not_lost_when_other_calls_are_shown_elsewhere():
+    """By one tool, with commands that only differ late."""
+    calls = []
+    for n in range(12):
+        calls.append(
+            (
+                "bash",
+                {"command": f"shop get-order --order_id ORD-{n}"},
+                f"Customer id: CUS-{n:03}\n" + "x\n" * 9,
+            )
+        )
+        calls.append(
+            (
+                "bash",
+                {"command": f"shop get-payment --payment_id PAY-{n}"},
+                f"Charge id: CHG-{n:03}\n" + "x\n" * 9,
+            )
+        )
+    calls += [
+        ("bash", {"command": f"shop issue-refund --charge_id CHG-{n:03}"}, f"Refund id: RFD-{n} State: done")
+        for n in range(12)
+    ]
+    made = thread(*calls)
+    for ids in range(100, 600, 100):
+        first = made.tell(99, 400, (), ids)
+        then = made.tell(99, 400, set(range(1, 20, 2)), ids, first)
+        for n in range(1, 37):
+            if n in first.lines and n not in range(1, 20, 2):
+                assert n in then.lines

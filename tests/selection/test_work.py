@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import sys
+from functools import partial
 
 import pytest
 from tests.chats import call, result, user
@@ -132,3 +134,59 @@ def test_a_turn_that_stays_as_it_was_is_shortened_once(monkeypatch):
             for entry in message.get("tool_calls", []):
                 entry["function"]["arguments"] = "changed"
     assert json.dumps(processor.apply_strategy(messages)[0]) == wanted
+
+
+def calls_of(work) -> int:
+    """How many Python functions ``work`` calls."""
+    count = 0
+
+    def note(_frame, event, _arg) -> None:
+        nonlocal count
+        count += event == "call"
+
+    before = sys.getprofile()
+    sys.setprofile(note)
+    try:
+        work()
+    finally:
+        sys.setprofile(before)
+    return count
+
+
+def test_a_late_step_takes_at_most_about_twice_the_work_of_an_early_one():
+    """Counted in calls of functions: no time. A step between two folds, and the mean of some with their folds."""
+    processor = MemoryProcessor()
+    messages = [user("Check the orders.")]
+    work, folds, before = [], [], 0
+    for n in range(330):
+        rows = json.dumps([{"order": f"O-{n}-{i}", "total": i, "note": "as agreed"} for i in range(10)])
+        messages += [call((f"c{n}", "get_orders", {"page": f"P-{n}"})), result(f"c{n}", rows)]
+        work.append(calls_of(partial(processor.apply_strategy, messages)))
+        tokens = processor.state("memory_bank").last_plan.tokens
+        folds.append(tokens < before)
+        before = tokens
+    between = [w for w, fold in zip(work, folds, strict=True) if not fold]
+    early, late = between[25:50], between[-25:]
+    assert sum(late) / sum(early) < 2.2
+    assert sum(work[-60:]) / sum(work[30:90]) < 2.5
+    assert any(folds[-60:]) and any(folds[30:90])
+
+
+def test_the_lines_that_a_fold_makes_are_bounded(monkeypatch):
+    """However long the session is: calls beyond MOST_NAMED are counted."""
+    made = []
+    show = thread._Telling._show
+    monkeypatch.setattr(thread._Telling, "_show", lambda *a: made.append(a) or show(*a))
+
+    def lines(calls: int) -> int:
+        told = thread.Thread(len)
+        for number in range(1, calls + 1):
+            arguments = json.dumps({"order": f"ORD-{number}"})
+            output = json.dumps({"refund_id": f"R-{number}"})
+            tool = ("issue_refund", "get_order")[number % 2]
+            told.add(number=number, interaction=number, tool=tool, arguments=arguments, output=output)
+        made.clear()
+        told.tell(calls + 1, 4_000, (), 4_000)
+        return len(made)
+
+    assert lines(3_000) == lines(1_500) <= 4 * thread.MOST_NAMED

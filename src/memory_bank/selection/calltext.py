@@ -41,7 +41,7 @@ _LABELLED = re.compile(r"^[ \t]*(?:[-*] )?([A-Za-z][\w \-]{0,30}):[ \t]+(\S[^\n]
 _LABELLED_CHARS = 8_000  # of a text that are searched for labels
 _ID_KEY = re.compile(r"(?:^|[_\W])(?:id|number|code|key|ref)$|id$", re.I)
 _TELLING = re.compile(
-    r"(?:^|_)(?:status|state|result|message|id|url|number|path|name|count|total)$|id$", re.I
+    r"(?:^|[_\W])(?:status|state|result|message|id|url|number|path|name|count|total)$|id$", re.I
 )
 
 

@@ -138,7 +138,7 @@ class CallLines:
             if item.kind == "output" and (text := item.cut.segments[place]).long_values():
                 short = text.short()
                 folded = fold(short)
-                shown = np.array([c.form in folded for c in item.candidates[place]], bool)
+                shown = np.array([stands_in(c.form, folded) for c in item.candidates[place]], bool)
                 found = ShortForm(self.count(short), shown)
             self._short[segment] = found
         return self._short[segment]

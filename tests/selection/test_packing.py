@@ -1,0 +1,158 @@
+"""What is packed: each value once, none that the context shows anyway, none in a part that is cut off."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.selection.texts import ANY_TEXT
+
+from memory_bank.selection.candidates import fold
+from memory_bank.selection.index import EvidenceIndex
+from memory_bank.selection.packing import Selection, select_segments
+from memory_bank.selection.tables import stands_in
+
+
+def words(text: str) -> int:
+    return (len(text.encode("utf-8", "replace")) + 3) // 4
+
+
+def filled(*calls: tuple[str, str]) -> EvidenceIndex:
+    """An index of calls with their arguments and outputs."""
+    index = EvidenceIndex(count_tokens=words)
+    for number, (arguments, output) in enumerate(calls):
+        index.add_call(
+            trace_id=f"t{number}", interaction=number, tool="get", arguments=arguments, output=output
+        )
+    return index
+
+
+def chosen(
+    index: EvidenceIndex,
+    worth: dict[str, float],
+    budget: int = 4_000,
+    opening: Callable[[int], int] | None = None,
+) -> Selection:
+    """What is chosen of all records where some values, by their form, are worth something."""
+    t = index.tables
+    by_value = np.zeros(t.values.size)
+    for form, gain in worth.items():
+        by_value[t.ids[form]] = gain
+    return select_segments(t, index._lines, by_value, t.records.size, budget, opening or (lambda _: 20))
+
+
+def quotes(index: EvidenceIndex, selection: Selection) -> str:
+    return fold("\n".join(index.quote(r, places, selection) for r, places in selection.shown.items()))
+
+
+NOTES = st.lists(st.sampled_from(["paid", "back", "after", "B-22", "C-303", "C-30", "late"]), max_size=30).map(
+    " ".join
+)
+ROWS = st.lists(
+    st.dictionaries(st.sampled_from(["id", "note", "text", "ref", "state"]), NOTES, min_size=1, max_size=5),
+    min_size=1,
+    max_size=5,
+)
+LINE = "and nothing else that could be of any use to anyone who reads it later on "
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(
+        ROWS.map(json.dumps) | ROWS.map(lambda rows: json.dumps(rows, indent=1)), min_size=1, max_size=4
+    ),
+    st.data(),
+)
+def test_a_value_that_was_chosen_stands_in_the_quote(outputs, data):
+    """Short forms never cut it off."""
+    index = filled(*[("{}", output) for output in outputs])
+    if not index.tables.forms:
+        return
+    value = data.draw(st.sampled_from(list(index.tables.forms)))
+    selection = chosen(index, {value: 1.0})
+    assert stands_in(value, quotes(index, selection))
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(ANY_TEXT | ROWS.map(json.dumps), min_size=1, max_size=4), st.randoms(), st.integers(10, 600))
+def test_short_forms_show_the_values_that_they_are_said_to_show(outputs, random, budget):
+    index = filled(*[("{}", output) for output in outputs])
+    t, lines = index.tables, index._lines
+    for segment in range(t.segments.size):
+        form = lines.short_form(segment)
+        if form is not None:
+            record = int(t.segments["record"][segment])
+            place = segment - t.first_segment[record]
+            text = fold(t.parsed[record].cut.segments[place].short())
+            assert form.tokens <= t.segments["tokens"][segment]
+            for candidate, is_shown in zip(t.parsed[record].candidates[place], form.shown, strict=True):
+                assert stands_in(candidate.form, text) or not is_shown
+    worth = {form: random.random() for form in t.forms}
+    selection = chosen(index, worth, budget)
+    spent = sum(words(index.quote(r, places, selection)) for r, places in selection.shown.items())
+    assert spent <= budget or len(selection.gains) == 1
+
+
+def test_a_value_that_is_cut_off_is_not_shown_by_a_longer_one():
+    rows = [
+        {"id": f"C-{n}03", "note": f"please look at this one again, and then at the older C-{n}0", "state": "late"}
+        for n in range(3, 9)
+    ]
+    index = filled(("{}", json.dumps(rows)))
+    for value in ("c-30", "c-303"):
+        assert stands_in(value, quotes(index, chosen(index, {value: 1.0})))
+    assert chosen(index, {"c-303": 1.0}).short
+    assert not chosen(index, {"c-30": 1.0}).short
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(10, 99_999), st.sampled_from(["order_id", "query", "path"]), st.booleans())
+def test_what_its_arguments_show_is_not_quoted_again_from_an_output(number, key, as_json):
+    form = f"ord-{number}"
+    output = (
+        json.dumps({"id": form, "note": LINE * 4}) if as_json else f"found: {form} {LINE * 3}\n{LINE * 4}"
+    )
+    calls = [(json.dumps({"page": 1}), output), (json.dumps({key: form}), output)]
+    assert chosen(filled(calls[0]), {form: 1.0}).gains
+    assert not chosen(filled(calls[1]), {form: 1.0}).gains
+
+
+def test_a_value_that_an_opened_call_shows_is_worth_nothing_elsewhere():
+    """Choosing another piece of the call shows its arguments."""
+    about = json.dumps({"order_id": "ORD-1"})
+    index = filled((about, f"payment: PAY-77 {LINE}"), ("{}", f"late: ORD-1 {LINE * 4}"))
+    both = chosen(index, {"ord-1": 1.0, "pay-77": 1.0})
+    assert list(both.shown) == [0]
+    assert list(chosen(index, {"ord-1": 1.0}).shown) == [1]
+
+
+def test_a_long_argument_that_is_cut_off_shows_nothing():
+    script = f"{'print(1)  ' * 20} look at ORD-4711 {'print(2)  ' * 20}"
+    index = filled((json.dumps({"code": script}), f"found: ORD-4711 {LINE}"))
+    assert chosen(index, {"ord-4711": 1.0}).gains
+
+
+def test_what_the_list_of_calls_shows_is_worth_nothing():
+    outputs = [("{}", f"ticket: TCK-{n}99 {LINE * 2}") for n in range(9)]
+    index = filled(*outputs)
+    anchor = ["Close the tickets."]
+
+    def gain(listed: str) -> dict[int, float]:
+        selection = index.select(
+            anchor=anchor, tail_interaction=9, budget=4_000, opening=lambda _: 20, listed=listed
+        )
+        return {int(index.tables.segments["record"][s]): g for s, g in selection.gains.items()}
+
+    without, listed = gain(""), gain("#4 get → ticket=TCK-399\n")
+    assert without[3] > 0
+    assert listed.get(3, 0.0) < without[3]
+
+
+def test_a_value_in_several_segments_is_chosen_once():
+    index = filled(*[("{}", f"paid: PAY-5 {LINE * (n + 1)}") for n in range(4)])
+    selection = chosen(index, {"pay-5": 1.0})
+    assert len(selection.gains) == 1
+    assert list(selection.shown) == [0]  # the shortest
