@@ -316,6 +316,11 @@ def test_a_long_value_is_cut_to_its_first_words_and_an_id_never():
     cut = cut_text(json.dumps(rows))
     short = json.loads(cut.quote(range(len(cut.segments)), range(len(cut.segments))))
     assert short == [{**row, "note": "The customer has asked for…"} for row in rows]
+    alone = json.dumps({**rows[0], "remark": "x " * 80})
+    cut_alone = cut_text(alone)
+    assert "The customer has asked for…" in cut_alone.quote(
+        range(len(cut_alone.segments)), range(len(cut_alone.segments))
+    )
     last = cut.quote([0, 1], [1])  # one of two
     assert last.count("The customer has asked for…") == 1
     assert rows[0]["note"] in last

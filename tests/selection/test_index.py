@@ -259,7 +259,7 @@ def test_a_field_that_calls_took_before_is_kept_of_a_new_output():
     earlier = [order(n)[field] for n in range(1, 9) for field in ("billing", "parcel")]
     anchor = ["Go through the orders.", f"Done: {', '.join(earlier)}"]  # these need no room in the selection
     shown = {
-        taken: orders_taken(taken).select(anchor=anchor, tail_interaction=17, budget=30).text
+        taken: orders_taken(taken).select(anchor=anchor, tail_interaction=17, budget=34).text
         for taken in ("billing", "parcel", None)
     }
     new = order(40)

@@ -48,9 +48,9 @@ def quotes(index: EvidenceIndex, selection: Selection) -> str:
     return fold("\n".join(index.quote(r, places, selection) for r, places in selection.shown.items()))
 
 
-NOTES = st.lists(st.sampled_from(["paid", "back", "after", "B-22", "C-303", "C-30", "late"]), max_size=30).map(
-    " ".join
-)
+NOTES = st.lists(
+    st.sampled_from(["paid", "back", "after", "B-22", "C-303", "C-30", "late"]), max_size=30
+).map(" ".join)
 ROWS = st.lists(
     st.dictionaries(st.sampled_from(["id", "note", "text", "ref", "state"]), NOTES, min_size=1, max_size=5),
     min_size=1,
@@ -98,7 +98,11 @@ def test_short_forms_show_the_values_that_they_are_said_to_show(outputs, random,
 
 def test_a_value_that_is_cut_off_is_not_shown_by_a_longer_one():
     rows = [
-        {"id": f"C-{n}03", "note": f"please look at this one again, and then at the older C-{n}0", "state": "late"}
+        {
+            "id": f"C-{n}03",
+            "note": f"please look at this one again, and then at the older C-{n}0",
+            "state": "late",
+        }
         for n in range(3, 9)
     ]
     index = filled(("{}", json.dumps(rows)))

@@ -202,10 +202,11 @@ class _Cutter:
         self._block = 0
         self._structured = False
         self._after_string = False  # the open segment begins after a string that is a source of its own
-        self._start = -1  # of the open segment, as are the next three; -1: none is open
+        self._start = -1  # of the open segment, as are the next four; -1: none is open
         self._end = 0
         self._cells: list[Cell] = []
         self._label = ""
+        self._in_structure = False
 
     def finish(self, chars: int, limit: int) -> CutText:
         """Return what was collected: of too many segments the first two thirds and the last third."""
@@ -232,9 +233,12 @@ class _Cutter:
         if self._start >= 0 and end - self._start > (width or self.width):
             self._close(start)
         if self._start < 0:
-            self._start, self._label = start, label
+            self._open(start, label)
         self._end = end
         self._cells += cells
+
+    def _open(self, start: int, label: str) -> None:
+        self._start, self._label, self._in_structure = start, label, self._structured
 
     def _close(self, until: int = -1, before_string: bool = False) -> None:
         """End the open segment: at `until`, the start of the next one, else where its last value ends.
@@ -261,7 +265,7 @@ class _Cutter:
                 start,
                 end,
                 self._label,
-                self._structured,
+                self._in_structure,
             )
         )
 
@@ -356,7 +360,8 @@ class _Cutter:
             inner = self._text[node.body : node.stop]
             if self.unfold or "\\" in inner or inner[:1] in "{[":
                 if self._start < 0:
-                    self._start, self._end, self._label = begin, node.body, ""
+                    self._open(begin, "")
+                    self._end = node.body
                 self._close(node.body, before_string=True)
                 self.add_source(unescape(inner) if "\\" in inner else inner, _shown_path(path), depth + 1)
                 self._after_string = True
@@ -411,14 +416,15 @@ class _Cutter:
         if self._start >= 0 and begin - self._start > self.width // 2:
             self._close(begin)
         if self._start < 0:
-            self._start, self._end, self._label = begin, begin, column
+            self._open(begin, column)
+            self._end = begin
         room = self.width * 5 // 4 - (start - self._start)
         previous = -1
         for first, last in wrap(self._text, start, stop, self.width, max(40, min(room, self.width))):
             if previous >= 0 or first > start:
                 self.skipped += max(0, first - max(previous, start) - 1)
                 self._close(first if first <= previous + 1 else -1)
-                self._start, self._label = first, label
+                self._open(first, label)
             self._cells.append((key, first, last))
             self._end = previous = last
         left_out = stop - max(previous, start)
@@ -457,7 +463,8 @@ class _Cutter:
                 self._close()
                 self.heads.append(text[at : lines[number + table.rules][1]].rstrip())
                 self._block = len(self.heads) - 1
-                self._start, self._end, self._label = at, end, label
+                self._open(at, label)
+                self._end = end
                 self._cells = [("", at, end)]
                 table.left = table.rules
                 if not table.left:
