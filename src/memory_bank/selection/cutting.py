@@ -299,17 +299,15 @@ class _Cutter:
         for root in roots:
             if _WORD.search(self._text, at, root.start):
                 self._close()
-                self._structured = False
                 self._add_lines(at, root.start)
             self._structured = True
             self._add_node(root, root.start, "", depth)
+            self._structured = False
             at = root.end
         if _WORD.search(self._text, at, stop):
             self._close()
-            self._structured = False
             self._add_lines(at, stop)
         self._close(stop)
-        self._structured = False
 
     def _add_escaped(self, start: int, stop: int, depth: int) -> bool:
         """Add a text that is mostly one escaped string (a printed object, a string in a string), if it is."""
