@@ -138,7 +138,7 @@ def test_an_answer_without_usage_a_broken_stream_and_an_error_say_nothing(tmp_pa
         RawUpstream(lambda _: whole(zero, kind)) as upstream,
         served(Cached(), tmp_path / "zero", upstream=upstream.base_url) as (_, p),
     ):
-        for n in range(10, 16 + MISSES):
+        for n in range(10, 30 + MISSES):
             step(p, [*START, *rounds(n, size=6_000)])
         assert cache_of(p).read == 1.0
 

@@ -19,7 +19,7 @@ from memory_bank.transcript.messages import (
     source_positions,
 )
 from memory_bank.transcript.quoting import fence
-from memory_bank.transcript.transcript import copy_of, is_same
+from memory_bank.transcript.transcript import is_same
 
 
 def render(plan: Plan) -> Context:
@@ -40,10 +40,9 @@ def render(plan: Plan) -> Context:
             messages, source_positions(messages, view.messages[start:stop]), strict=True
         ):
             position = None if place is None else start + place
-            # one that did not change may be that of an earlier list, which was equal; of others, which a choice may
-            # show again, the caller gets a copy
+            # one that did not change may be that of an earlier list, which was equal
             is_own = position is not None and is_same(message, view.messages[position])
-            out.append(view.messages[position] if position is not None and is_own else copy_of(message))
+            out.append(view.messages[position] if position is not None and is_own else message)
             sources.append(position)
         return stop
 

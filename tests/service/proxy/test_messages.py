@@ -361,7 +361,7 @@ def test_requests_without_marks_get_them_where_the_prefix_will_stand(tmp_path):
                 folded.append(json.dumps(unmarked(messages[: end + 1])))
         assert server.refused == []
         assert len(folded) > 20
-        assert 2 <= len(set(folded)) <= 4  # what stands before the mark rarely changes
+        assert 2 <= len(set(folded)) <= 8  # what stands before the mark rarely changes
         assert sum(not r for r in read[1:]) == len(set(folded))  # every other request reads all before it
         assert p.service.sessions._processor.state("memory_bank", exchange.session).prefix_cache.read == 0.1
 

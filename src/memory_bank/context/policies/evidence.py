@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
 from operator import is_
+from typing import Any
 
 from memory_bank.bank.session import MemoryBankState
 from memory_bank.config import MemoryBankSettings
@@ -33,7 +34,7 @@ from memory_bank.transcript.messages import (
 )
 from memory_bank.transcript.quoting import quote_lines
 from memory_bank.transcript.shortening import shorten
-from memory_bank.transcript.transcript import View
+from memory_bank.transcript.transcript import View, copy_of
 from memory_bank.vectors import encode_documents, encode_queries
 
 NOTHING = Selection("", 0)
@@ -77,7 +78,7 @@ def choose_evidence(view: View, session: MemoryBankState, *, settings: MemoryBan
     since = None if kept is None else kept.interactions_since(view, settings, kept.growth if growth else 0)
     if kept is not None and since is not None and (not is_cold or kept.is_new(since)):
         session.run_later("evidence", partial(_feed, view, session, settings))
-        return kept.choice(base, since)
+        return kept.choice(base, since, view)
     room = budget + (0 if is_cold or kept is not None else growth)
     in_list = (
         frozenset[str]().union(*(e.record_ids for e in view.interactions)) if older <= room else frozenset()
@@ -112,7 +113,7 @@ def choose_evidence(view: View, session: MemoryBankState, *, settings: MemoryBan
         growth, gone,
     )  # fmt: skip
     state.kept = new if growth else None
-    return new.choice(base, step.whole)
+    return new.choice(base, step.whole, view)
 
 
 def fold_budget(budget: int | float | str, older: int) -> int:
@@ -142,6 +143,12 @@ def _fitting(costs: Mapping[str, int], room: int) -> dict[str, int]:
         room -= cost
         fit[name] = cost
     return fit
+
+
+def _copies(messages: Sequence[Any], own: Sequence[Any]) -> list[Any]:
+    """Messages, copied but for those that are among ``own``."""
+    kept = set(map(id, own))
+    return [m if id(m) in kept else copy_of(m) for m in messages]
 
 
 def _before(view: View, past: Sequence[Interaction]) -> list[int]:
@@ -265,9 +272,20 @@ class _KeptChoice:
         """Whether nothing was added to the interactions of the fold, so that a new one would be the same."""
         return len(since) + len(self.past) <= self.count
 
-    def choice(self, base: Choice, whole: Sequence[Interaction]) -> Choice:
-        """The choice with some interactions whole after those that it is about."""
+    def choice(self, base: Choice, whole: Sequence[Interaction], view: View) -> Choice:
+        """The choice with some interactions whole after those that it is about.
+
+        Of messages that are not the view's own the context gets copies, which a caller may change.
+        """
         shown = self.shown
+        in_place = (
+            None
+            if shown.in_place is None
+            else {
+                start: replace(turn, messages=_copies(turn.messages, view.messages[start : turn.stop]))
+                for start, turn in shown.in_place.items()
+            }
+        )
         starts = [e.start for e in whole]
         reasons = EvidenceReasons(
             self.memory, shown.selection, starts, shown.told, self.anchor, self.first_step
@@ -276,7 +294,7 @@ class _KeptChoice:
             base,
             text=shown.text,
             whole=whole,
-            in_place=shown.in_place,
+            in_place=in_place,
             may_cost_more=self.gone,
             reasons=reasons,
         )
