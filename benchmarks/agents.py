@@ -14,7 +14,7 @@ The model is a scripted server that is strict about calls and results. It uses o
 id that it needs and does not find counts as missing, once a step; it then asks ``get_record`` where that is offered
 and the request names the record, and makes the look-up again where not. Each of these is a request more.
 
-The server's prefix cache (``memory_bank.lab.costs.PrefixCache``) decides what is charged at which price, and its
+The server's prefix cache (``memory_bank.lab.costs.ScriptedCache``) decides what is charged at which price, and its
 answers report that usage. Percentages are of the run without memory of the same agent and API.
 
 ``none``: no memory. ``memory``: `memory-bank serve` as it ships. ``in-process``: ``MemoryProcessor()`` in the agent's

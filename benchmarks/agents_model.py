@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from clients import SHELLS, tool_names
-from memory_bank.lab.costs import PrefixCache
+from memory_bank.lab.costs import ScriptedCache
 from memory_bank.pricing import Usage
 from memory_bank.testing import Reply, calls, say
 from memory_bank.transcript import open_counter
@@ -210,7 +210,7 @@ class Upstream:
         self._rng = random.Random(shop.seed)
         self._counter = open_counter()
         self._tokens: dict[str, int] = {}
-        self._cache = PrefixCache(self._counter)
+        self._cache = ScriptedCache(self._counter)
 
     def __call__(self, body: dict[str, Any]) -> Reply:
         """The reply to a request, with the usage of the cache."""

@@ -2,7 +2,7 @@
 
 import pytest
 
-from memory_bank.lab.costs import PRICE_TABLES, Costs, PrefixCache, bill, message_parts
+from memory_bank.lab.costs import PRICE_TABLES, Costs, ScriptedCache, bill, message_parts
 from memory_bank.pricing import Usage, cost
 from memory_bank.transcript import open_counter
 
@@ -19,7 +19,7 @@ def size(*texts):
 
 
 def test_a_prefix_of_any_earlier_request_is_read_and_the_rest_written():
-    cache = PrefixCache(COUNTER)
+    cache = ScriptedCache(COUNTER)
     assert cache.add(parts(A, B)) == Usage(size(A, B), 0, size(A, B))
     assert cache.add(parts(A, C)).cached == size(A)
     assert cache.add(parts(A, B, D)) == Usage(size(A, B, D), size(A, B), size(D))
@@ -27,16 +27,16 @@ def test_a_prefix_of_any_earlier_request_is_read_and_the_rest_written():
 
 
 def test_the_beginning_of_a_part_counts_and_a_short_prefix_does_not():
-    cache = PrefixCache(COUNTER)
+    cache = ScriptedCache(COUNTER)
     cache.add(parts(A + B, "end"))
     assert cache.add(parts(A + C)).cached == pytest.approx(size(A), abs=20)
-    assert PrefixCache(COUNTER).add(parts("short")) == Usage(size("short"), 0, 0)
+    assert ScriptedCache(COUNTER).add(parts("short")) == Usage(size("short"), 0, 0)
     cache.add(parts("short", A))
     assert cache.add(parts("short", B)).cached == 0
 
 
 def test_with_marks_only_what_they_end_is_written_and_read():
-    cache = PrefixCache(COUNTER)
+    cache = ScriptedCache(COUNTER)
     assert cache.add(parts(A, B, C), ()) == Usage(size(A, B, C))
     assert cache.add(parts(A, B, C), (2,)) == Usage(size(A, B, C), 0, size(A, B))
     assert cache.add(parts(A, B, D), (1, 3)) == Usage(size(A, B, D), size(A, B), size(D))
@@ -45,7 +45,7 @@ def test_with_marks_only_what_they_end_is_written_and_read():
 
 
 def test_a_written_prefix_is_found_at_most_20_parts_before_a_mark():
-    cache = PrefixCache(COUNTER)
+    cache = ScriptedCache(COUNTER)
     cache.add(parts(A), (1,))
     more = [f"part {i}" for i in range(20)]
     assert cache.add(parts(A, *more[:19]), (20,)).cached == size(A)
@@ -61,7 +61,7 @@ def test_the_bill_reads_a_context_that_comes_back():
     made, cached = bill(contexts, costs, 2.0, 0.75, 1024)
     assert cached == [0, 0, costs.of(says(A))]
     assert made.priced == pytest.approx((made.tokens - 0.75 * made.cached) * 2 / 1e6)
-    used = PrefixCache(COUNTER).add(message_parts(contexts[0], costs))
+    used = ScriptedCache(COUNTER).add(message_parts(contexts[0], costs))
     assert [cost(used, p) for p in PRICE_TABLES.values()] == pytest.approx(
         [used.input * price / 1e6 for price in (1.25, 1, 1)]
     )

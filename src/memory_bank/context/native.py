@@ -39,7 +39,7 @@ THREAD_LINE = 10
 MAX_ITEMS = 40
 """Items of a list in the arguments of a call that are kept."""
 MOST_OF_A_TOOL = 250
-"""Tokens of a call that is shown because no other call of its tool is."""
+"""Most tokens of the call that is shown for a tool which the context does not show otherwise."""
 GAP = "\n…"
 
 

@@ -100,7 +100,7 @@ Part = tuple[str, int]
 """A part of a request, such as a message: its text and its tokens."""
 
 
-class PrefixCache:
+class ScriptedCache:
     """A provider's prefix cache during one run: it holds what earlier requests of the run began with.
 
     ``minimum``: tokens from which a prefix is kept.
@@ -172,7 +172,7 @@ def bill(
 
     Output tokens are not counted: they are the same under every strategy.
     """
-    cache = PrefixCache(costs.counter, cache_minimum)
+    cache = ScriptedCache(costs.counter, cache_minimum)
     used = [cache.add(message_parts(context, costs)) for context in contexts]
     tokens, known = sum(u.input for u in used), sum(u.cached for u in used)
     price = Price(prompt=price_per_million, completion=0, cached=price_per_million * (1 - cached_discount))

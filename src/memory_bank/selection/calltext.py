@@ -192,7 +192,7 @@ def _json_in(text: str) -> object:
 
 
 def _telling(found: Iterable[tuple[str, str]], known: Collection[str]) -> tuple[str, list[str]]:
-    """The telling ones of some (key, value) pairs: ids first, at most three."""
+    """Return up to three of some (key, value) pairs as text, ids first, and their values."""
     named = [(key, text) for key, text in found if _TELLING.search(key) and text not in known]
     named.sort(key=lambda pair: not is_id(*pair))
     parts: list[str] = []

@@ -37,7 +37,7 @@ VALUE_CHARS = 32  # of a value in a line that several calls share
 PLAN_SHARE, DECISIONS_SHARE = 0.2, 0.1  # of the room
 MAX_DECISIONS = 8
 MOST_NAMED = 256
-"""Calls that are named with what distinguishes them, of those that changed something and of the others each."""
+"""Most calls of each kind (changes, look-ups) that the list names; older ones are only counted."""
 MAX_COSTS = 4_096
 """Texts whose tokens are kept; they have at most a few hundred characters."""
 

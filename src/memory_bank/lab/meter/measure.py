@@ -9,7 +9,7 @@ from functools import partial
 from itertools import accumulate
 from typing import Generic, TypedDict, TypeVar, Unpack
 
-from memory_bank.lab.costs import Costs, PrefixCache, message_parts, named_counter
+from memory_bank.lab.costs import Costs, ScriptedCache, message_parts, named_counter
 from memory_bank.lab.meter.figures import Figures, NeedResult, StepRow, figures_of
 from memory_bank.lab.meter.matching import Page, Reader
 from memory_bank.lab.meter.needs import Need, NeedyTurn, environment_constants, needs_of
@@ -127,7 +127,7 @@ def measure_trace(
     As in the reference meter, only values that a tool output held first count as needs.
     """
     tokens = _TokensBefore(trace.messages, costs)
-    cache, full_cache = PrefixCache(costs.counter), PrefixCache(costs.counter)
+    cache, full_cache = ScriptedCache(costs.counter), ScriptedCache(costs.counter)
     reach = Reach(reader)
     needed = [[n for n in turn.needs if n.born == "tool"] for turn in turns]
     played = play(trace, run, zip((t.position for t in turns), needed, strict=True))
