@@ -42,6 +42,7 @@ _LABELLED = re.compile(r"^[ \t]*(?:[-*] )?([A-Za-z][\w \-]{0,30}):[ \t]+(\S[^\n]
 _LABELLED_CHARS = 8_000  # of a text that are searched for labels
 _ID_KEY = re.compile(r"(?:^|[_\W])(?:id|number|code|key|ref)$|id$", re.I)
 _IDS = {KIND["code"], KIND["hex"], KIND["email"]}
+_ID_CHARS = 44  # of an identifier: a UUID has 36
 _LEAST_ID = 6  # characters of a value that is an identifier by its spelling
 _TELLING = re.compile(
     r"(?:^|[_\W])(?:status|state|result|message|id|url|number|path|name|count|total)$|id$", re.I
@@ -214,7 +215,7 @@ def _telling(
     room = _TELLING_CHARS
     keys: set[str] = set()
     for key, text in named:
-        part = f"{key}={clip(text, 32)}"
+        part = f"{key}={clip(text, _ID_CHARS if is_id(key, text) else 32)}"
         if len(part) <= room and text not in values and (key not in keys or is_id(key, text)):
             keys.add(key)
             parts.append(part)
