@@ -91,6 +91,7 @@ integrations:
 
 clients: $(VENV)/.full
 	$(VENV)/bin/python benchmarks/clients.py
+	$(VENV)/bin/python benchmarks/client_sessions.py
 
 wheel: $(VENV)/.base
 	@$(VENV)/bin/python -m pip wheel --quiet --disable-pip-version-check --no-deps -w dist .

@@ -89,8 +89,8 @@ class Model:
         return say("The payments are " + ", ".join(self.orders.payment(n) for n in wanted) + ".")
 
     def _is_refused(self, text: str) -> bool:
-        """Whether to refuse this request: the first that is much shorter than the longest before it."""
-        is_short = len(text) < 0.7 * self._largest
+        """Whether to refuse this request: the first that is shorter than the longest before it."""
+        is_short = len(text) < self._largest
         self._largest = max(self._largest, len(text))
         if self._refuses and is_short:
             self._refuses = False
