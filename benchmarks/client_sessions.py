@@ -1,8 +1,9 @@
 """What coding agents do to a session of theirs: go back, compact, open a second window, start a sub-agent.
 
-``python benchmarks/client_sessions.py [NAME …]`` runs Claude Code and Codex, as ``clients.py`` installs them, each case
-once without memory (as the service's control group) and once with it, before a scripted upstream. The model reads
-files with payment ids by calls and names some ids in the end; an id that its request does not hold it reads again.
+``python benchmarks/client_sessions.py [NAME …]`` runs Claude Code and Codex, as ``clients.py`` installs them, each
+case once without memory (as the service's control group) and once with it, before a scripted upstream. The model
+reads files with payment ids by calls and names some ids in the end; an id that its request does not hold it reads
+again.
 ``--installed`` skips what is not installed.
 
 A row tells the requests of both runs, how many payment ids stood in requests of a branch, window or agent that had
@@ -48,7 +49,9 @@ class Model:
 
     def __init__(self, orders: Orders, *, refuses: bool = False) -> None:
         self.orders = orders
-        self.held: list[tuple[int, set[int]]] = []  # of each request: its task's first order, ids of these orders
+        self.held: list[
+            tuple[int, set[int]]
+        ] = []  # of each request: its task's first order, ids of these orders
         self.wrong = 0
         self._refuses = refuses
         self._largest = 0
@@ -78,7 +81,9 @@ class Model:
         agent = AGENT.search(tasks[-1])
         if agent is not None and first not in self._agents:
             self._agents.add(first)
-            return calls(("Agent", {"description": "Read orders", "prompt": agent[1], "subagent_type": "claude"}))
+            return calls(
+                ("Agent", {"description": "Read orders", "prompt": agent[1], "subagent_type": "claude"})
+            )
         read = self._read.setdefault(first, set())
         read |= {n for n in map(int, re.findall(r"<order (\d+)>", text)) if first <= n <= last}
         wanted = [int(n) for n in re.findall(r"\d+", asked[3])]
@@ -298,7 +303,11 @@ def main() -> int:
             f"| {of_bytes:,} of {with_memory.received_bytes:,} | {len(with_memory.errors)} |",
             flush=True,
         )
-        if with_memory.undone or not with_memory.right or with_memory.requests > without.requests + (name == "refused"):
+        if (
+            with_memory.undone
+            or not with_memory.right
+            or with_memory.requests > without.requests + (name == "refused")
+        ):
             failed += 1
             print(with_memory.output[-2000:], *with_memory.errors[:5], sep="\n", file=sys.stderr)
     return min(1, failed)

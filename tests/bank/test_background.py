@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from tests.contracts.stores import together
 
 from memory_bank import MemoryBankSettings, MemoryBankState, apply_memory_bank_strategy
 from memory_bank.bank.worker import Worker
@@ -15,7 +16,6 @@ from memory_bank.config import ObserverBudget, Price
 from memory_bank.models.lexical import LexicalEmbedder
 from memory_bank.models.observer import Observer
 from memory_bank.testing import ScriptedModel
-from memory_bank.testing.store_contracts import together
 
 Message = dict[str, Any]
 

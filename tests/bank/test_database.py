@@ -15,6 +15,7 @@ import pytest
 import sqlalchemy as sa
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
+from tests.contracts.stores import a_record, together
 
 from memory_bank.bank import sqlite as module
 from memory_bank.bank.database import Database
@@ -24,7 +25,6 @@ from memory_bank.bank.schema import HEAD, metadata
 from memory_bank.bank.sqlite import schema_script
 from memory_bank.bank.stores import FactStore
 from memory_bank.errors import ConfigError, DatabaseOpenError, DatabaseVersionError, StorageError
-from memory_bank.testing.store_contracts import a_record, together
 
 
 def pragma(database: Database, name: str) -> object:
@@ -217,7 +217,7 @@ import sys
 from memory_bank.bank.database import Database
 from memory_bank.bank.embedder import bank_embedder
 from memory_bank.bank.stores import FactStore
-from memory_bank.testing.store_contracts import a_record
+from tests.contracts.stores import a_record
 print("ready", flush=True)
 import os, time
 while not os.path.exists(sys.argv[2]): time.sleep(0.001)
@@ -275,7 +275,7 @@ import itertools, sys
 from memory_bank.bank.database import Database
 from memory_bank.bank.embedder import bank_embedder
 from memory_bank.bank.stores import FactStore
-from memory_bank.testing.store_contracts import a_record
+from tests.contracts.stores import a_record
 store = FactStore(Database(sys.argv[1]))
 for n in itertools.count(int(sys.argv[2])):
     store.store_many([a_record(2 * n), a_record(2 * n + 1)])

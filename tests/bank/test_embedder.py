@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.contracts.insights import NumbersEmbedder
 
 from memory_bank.bank.database import Database
 from memory_bank.bank.embedder import bank_embedder, check_embedder, re_embed
 from memory_bank.bank.stores import InsightStore, clear_session
 from memory_bank.errors import EmbedderMismatchError, EmbeddingError, StorageError
 from memory_bank.records import Insight
-from memory_bank.testing.insight_contract import NumbersEmbedder
 
 
 class Turned(NumbersEmbedder):

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.contracts.stores import FactStoreContract, a_record
 
 from memory_bank.bank.database import Database
 from memory_bank.bank.rows import from_row, to_row
 from memory_bank.bank.stores import FactStore
 from memory_bank.records import InteractionRecord
-from memory_bank.testing.store_contracts import FactStoreContract, a_record
 
 
 class TestFactsInMemory(FactStoreContract):

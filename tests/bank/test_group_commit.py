@@ -13,13 +13,13 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
+from tests.contracts.stores import a_record, together
 
 from memory_bank.bank.database import Database
 from memory_bank.bank.group_commit import GroupWriter
 from memory_bank.bank.schema import bank
 from memory_bank.bank.stores import FactStore
 from memory_bank.errors import RecordConflictError, StorageError
-from memory_bank.testing.store_contracts import a_record, together
 
 
 @pytest.fixture

@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.contracts.insights import InsightStoreContract, NumbersEmbedder
 
 from memory_bank.bank import search
 from memory_bank.bank import stores as module
 from memory_bank.bank.database import Database
 from memory_bank.bank.stores import InsightStore
 from memory_bank.records import Insight
-from memory_bank.testing.insight_contract import InsightStoreContract, NumbersEmbedder
 
 
 class TestInsightsInMemory(InsightStoreContract):

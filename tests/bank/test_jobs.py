@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+from tests.contracts.insights import NumbersEmbedder
+from tests.contracts.stores import a_record, together
 
 from memory_bank.bank.database import Database
 from memory_bank.bank.jobs import LONGEST_WAIT, JobQueue, orphaned_jobs
 from memory_bank.bank.stores import FactStore, InsightStore
 from memory_bank.records import Insight
-from memory_bank.testing.insight_contract import NumbersEmbedder
-from memory_bank.testing.store_contracts import a_record, together
 
 
 class Clock:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 import sqlalchemy as sa
+from tests.contracts.stores import a_record, together
 
 from memory_bank.bank.database import Database
 from memory_bank.bank.learned import (
@@ -23,7 +24,6 @@ from memory_bank.bank.schema import models
 from memory_bank.bank.session import MemoryBankState
 from memory_bank.bank.stores import FactStore
 from memory_bank.bank.transfer import export_lines
-from memory_bank.testing.store_contracts import a_record, together
 
 MODEL = json.dumps({"features": ["digits"], "weights": [1.5], "mark": "learned here"})
 

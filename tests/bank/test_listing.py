@@ -7,6 +7,8 @@ import sqlalchemy as sa
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.chats import TEXT
+from tests.contracts.insights import NumbersEmbedder
+from tests.contracts.stores import a_record
 
 from memory_bank.bank import listing as module
 from memory_bank.bank.database import Database
@@ -33,8 +35,6 @@ from memory_bank.bank.schema import sessions, spending, steps
 from memory_bank.bank.stores import FactStore, InsightStore
 from memory_bank.errors import StorageError
 from memory_bank.records import Insight, InteractionRecord, Spent
-from memory_bank.testing.insight_contract import NumbersEmbedder
-from memory_bank.testing.store_contracts import a_record
 
 
 class Plain:

@@ -13,6 +13,8 @@ import pytest
 import sqlalchemy as sa
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
+from tests.contracts.insights import InsightStoreContract, NumbersEmbedder
+from tests.contracts.stores import FactStoreContract, a_record, together
 from tests.postgres import Server, python
 
 from memory_bank.bank.database import Database
@@ -26,8 +28,6 @@ from memory_bank.errors import (
     StorageError,
 )
 from memory_bank.records import Insight
-from memory_bank.testing.insight_contract import InsightStoreContract, NumbersEmbedder
-from memory_bank.testing.store_contracts import FactStoreContract, a_record, together
 
 
 class Banks:
@@ -172,8 +172,8 @@ from memory_bank.records import Insight
 from memory_bank.bank.database import Database
 from memory_bank.bank.stores import FactStore
 from memory_bank.bank.stores import InsightStore
-from memory_bank.testing.insight_contract import NumbersEmbedder
-from memory_bank.testing.store_contracts import a_record, together
+from tests.contracts.insights import NumbersEmbedder
+from tests.contracts.stores import a_record, together
 print("ready", flush=True)
 sys.stdin.readline()
 database, first = Database(sys.argv[1]), int(sys.argv[2])

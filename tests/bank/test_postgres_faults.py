@@ -11,6 +11,8 @@ import traceback
 from collections.abc import Iterator
 
 import pytest
+from tests.contracts.insights import NumbersEmbedder
+from tests.contracts.stores import a_record, together
 from tests.postgres import Server, python
 
 from memory_bank.bank.database import Database
@@ -21,8 +23,6 @@ from memory_bank.errors import (
     DatabaseVersionError,
     StorageError,
 )
-from memory_bank.testing.insight_contract import NumbersEmbedder
-from memory_bank.testing.store_contracts import a_record, together
 
 
 @pytest.fixture
@@ -267,7 +267,7 @@ STORE = """
 import itertools, sys
 from memory_bank.bank.database import Database
 from memory_bank.bank.stores import FactStore
-from memory_bank.testing.store_contracts import a_record
+from tests.contracts.stores import a_record
 store = FactStore(Database(sys.argv[1]))
 for n in itertools.count(int(sys.argv[2])):
     store.store_many([a_record(2 * n), a_record(2 * n + 1)])

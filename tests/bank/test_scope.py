@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.chats import call, result, rounds, system, user
+from tests.contracts.insights import NumbersEmbedder
 
 from memory_bank import (
     ConfigError,
@@ -24,7 +25,6 @@ from memory_bank import (
 from memory_bank.bank.database import Database
 from memory_bank.bank.embedder import re_embed
 from memory_bank.bank.stores import InsightStore
-from memory_bank.testing.insight_contract import NumbersEmbedder
 
 SCOPES = ("session", "agent", "all")
 

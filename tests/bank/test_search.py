@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.contracts.insights import NumbersEmbedder
+from tests.contracts.reference import InMemoryInsightStore
 
 from memory_bank.bank.database import Database
 from memory_bank.bank.search import VectorIndex
 from memory_bank.bank.stores import InsightStore
 from memory_bank.records import Insight
-from memory_bank.testing.insight_contract import NumbersEmbedder
-from memory_bank.testing.reference import InMemoryInsightStore
 
 NUMBER = st.sampled_from(["-1", "0", "1", "2", "0.9999999"])
 VECTOR = st.lists(NUMBER, min_size=3, max_size=3).map(" ".join)

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+from tests.contracts.stores import together
 
 from memory_bank.bank.database import Database
 from memory_bank.bank.usage import Spending
 from memory_bank.config import ObserverBudget
 from memory_bank.records import Spent
-from memory_bank.testing.store_contracts import together
 
 DAY = 86_400.0
 CALL = Spent(1, 60, 40, 0.25)

@@ -11,6 +11,7 @@ import sqlalchemy as sa
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.cli.conftest import environment
+from tests.contracts.stores import together
 
 from memory_bank.bank.database import Database
 from memory_bank.bank.maintenance import purge
@@ -27,7 +28,6 @@ from memory_bank.bank.usage import (
     unpacked,
 )
 from memory_bank.pricing import Usage
-from memory_bank.testing.store_contracts import together
 
 
 @pytest.fixture

@@ -145,7 +145,7 @@ import resource, sys
 from memory_bank import StorageError
 from memory_bank.bank.database import Database
 from memory_bank.bank.stores import FactStore
-from memory_bank.testing.store_contracts import a_record
+from tests.contracts.stores import a_record
 store = FactStore(Database(sys.argv[1]))
 store.store(a_record(1))
 resource.setrlimit(resource.RLIMIT_FSIZE, (150_000, 150_000))

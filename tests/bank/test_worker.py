@@ -9,6 +9,7 @@ from typing import Any
 
 import openai
 import pytest
+from tests.contracts.stores import a_record, together
 
 from memory_bank.bank.database import Database
 from memory_bank.bank.jobs import JobQueue
@@ -20,7 +21,6 @@ from memory_bank.models.lexical import LexicalEmbedder
 from memory_bank.models.observer import Observer
 from memory_bank.testing import Reply, ScriptedModel, ScriptedServer, fail, say
 from memory_bank.testing.server import cut, half, raw
-from memory_bank.testing.store_contracts import a_record, together
 
 
 class Clock:

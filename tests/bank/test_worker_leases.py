@@ -4,6 +4,7 @@ import threading
 import time
 
 import sqlalchemy as sa
+from tests.contracts.stores import a_record
 
 from memory_bank import LexicalEmbedder
 from memory_bank.bank.database import Database
@@ -12,7 +13,6 @@ from memory_bank.bank.schema import jobs
 from memory_bank.bank.stores import FactStore
 from memory_bank.bank.worker import Worker
 from memory_bank.models.observer import Observer
-from memory_bank.testing.store_contracts import a_record
 
 
 class UntilRenewed:

@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 from tests.chats import call, result, rounds, user
+from tests.contracts.insights import NumbersEmbedder
+from tests.contracts.stores import a_record
 
 from memory_bank import LexicalEmbedder, MemoryBankSettings, MemoryBankState, apply_memory_bank_strategy
 from memory_bank.bank.database import Database
@@ -20,8 +22,6 @@ from memory_bank.bank.usage import Spending
 from memory_bank.cli.bank import seconds_of
 from memory_bank.errors import ConfigError
 from memory_bank.records import Insight, Spent
-from memory_bank.testing.insight_contract import NumbersEmbedder
-from memory_bank.testing.store_contracts import a_record
 
 DAY = 86_400.0
 SETTINGS = MemoryBankSettings(

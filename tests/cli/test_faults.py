@@ -16,13 +16,13 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 from tests.cli.conftest import COMMAND, environment, line, run_of, write
+from tests.contracts.stores import a_record
 
 from memory_bank.bank.database import Database
 from memory_bank.bank.embedder import bank_embedder
 from memory_bank.bank.listing import list_sessions
 from memory_bank.bank.stores import FactStore
 from memory_bank.bank.transfer import export_lines
-from memory_bank.testing.store_contracts import a_record
 
 
 def run(*args: Any, **more: str) -> subprocess.CompletedProcess[str]:

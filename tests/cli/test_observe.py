@@ -13,13 +13,13 @@ from typing import Any
 import pytest
 from tests.chats import call, result, rounds, user
 from tests.cli.conftest import COMMAND, environment
+from tests.contracts.insights import NumbersEmbedder
 
 from memory_bank import MemoryBankSettings, MemoryBankState, apply_memory_bank_strategy
 from memory_bank.bank.database import Database
 from memory_bank.bank.jobs import JobQueue
 from memory_bank.bank.stores import InsightStore
 from memory_bank.testing import ScriptedServer, fail, say
-from memory_bank.testing.insight_contract import NumbersEmbedder
 from memory_bank.tools import handle_tool_call
 
 SETTINGS = MemoryBankSettings(

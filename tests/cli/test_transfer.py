@@ -14,6 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.chats import JSON, TEXT
 from tests.cli.conftest import COMMAND, environment
+from tests.contracts.stores import a_record, together
 
 from memory_bank import InteractionRecord, LexicalEmbedder, MemoryBankState
 from memory_bank.bank.database import Database
@@ -34,7 +35,6 @@ from memory_bank.config import ObserverBudget
 from memory_bank.lab import traces
 from memory_bank.records import Insight, Spent
 from memory_bank.testing import ScriptedServer
-from memory_bank.testing.store_contracts import a_record, together
 
 NO_LIMITS = ObserverBudget()
 HALVES = "\ud83d\ude00"[:1] + "\ude00"  # two lone surrogates that JSON would make one letter

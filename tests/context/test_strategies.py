@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.chats import any_chats, call, good_chats, result, rounds, system, user
+from tests.contracts.strategy import StrategyContract, recorded_run
 
 from memory_bank import MemoryBankState, MemoryProcessor, handle_tool_call, load_config
 from memory_bank.config import STRATEGY_TYPES, Config
 from memory_bank.testing import ScriptedModel
-from memory_bank.testing.strategy_contract import StrategyContract, recorded_run
 from memory_bank.transcript.pairing import pairing_errors
 from memory_bank.transcript.tokens import open_counter
 

@@ -14,12 +14,12 @@ import openai
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.contracts.chat import ChatModelContract
 
 from memory_bank.errors import ConfigError, ModelError
 from memory_bank.models.chat import OpenAIChat, as_chat_model, reply_text, usage_of
 from memory_bank.ports import ChatModel
 from memory_bank.testing import Reply, ScriptedModel, ScriptedServer, fail, say
-from memory_bank.testing.chat_contract import ChatModelContract
 from memory_bank.testing.server import cut, half, raw
 
 SECRET = "sk-very-secret"

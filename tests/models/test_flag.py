@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.chats import call, result, rounds, user
+from tests.contracts.embedder import TEXTS, EmbedderContract
 
 from memory_bank import (
     EmbedderMismatchError,
@@ -28,7 +29,6 @@ from memory_bank.errors import EmbedderLoadError
 from memory_bank.models import flag
 from memory_bank.models.embedding import load_embedder
 from memory_bank.models.flag import BGE_INSTRUCTIONS, FlagEmbedder
-from memory_bank.testing.embedder_contract import TEXTS, EmbedderContract
 
 pytestmark = pytest.mark.bge
 if (

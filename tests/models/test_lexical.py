@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.contracts.embedder import EmbedderContract
 from tests.growth import growth
 
 from memory_bank.models.lexical import LexicalEmbedder
-from memory_bank.testing.embedder_contract import EmbedderContract
 
 SUMMARIES = [
     "get_order_details for ORD-48213: the order of Mia Li is pending, 2 items, total 129.90, paid by card",

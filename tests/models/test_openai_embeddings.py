@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import openai
 import pytest
+from tests.contracts.embedder import EmbedderContract
 
 from memory_bank.errors import EmbedderLoadError, EmbeddingError
 from memory_bank.models.openai_embeddings import MAX_BATCH_BYTES, MAX_INPUT_BYTES, OpenAIEmbedder
-from memory_bank.testing.embedder_contract import EmbedderContract
 from memory_bank.vectors import encode_documents
 
 

@@ -127,9 +127,10 @@ def test_the_database_goes_and_comes_back(
 
 
 def test_another_embedder_than_the_banks(configured: Any, upstream: Any, tmp_path: Any) -> None:
+    from tests.contracts.insights import NumbersEmbedder
+
     from memory_bank.bank.database import Database
     from memory_bank.bank.stores import InsightStore
-    from memory_bank.testing.insight_contract import NumbersEmbedder
 
     database = Database(tmp_path / "bank.db")
     InsightStore(NumbersEmbedder(), database, "s").add("a", "1 0")

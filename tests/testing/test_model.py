@@ -7,12 +7,12 @@ from dataclasses import FrozenInstanceError
 from typing import Any
 
 import pytest
+from tests.contracts.chat import ChatModelContract
 
 from memory_bank.errors import ModelError
 from memory_bank.models.chat import reply_text, usage_of
 from memory_bank.ports import ChatModel
 from memory_bank.testing import Request, ScriptedModel
-from memory_bank.testing.chat_contract import ChatModelContract
 
 
 def ask(model: ScriptedModel, text: str = "q") -> Any:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from memory_bank.testing.insight_contract import InsightStoreContract
-from memory_bank.testing.reference import InMemoryFactStore, InMemoryInsightStore
-from memory_bank.testing.store_contracts import FactStoreContract
+from tests.contracts.insights import InsightStoreContract
+from tests.contracts.reference import InMemoryFactStore, InMemoryInsightStore
+from tests.contracts.stores import FactStoreContract
 
 
 class TestReferenceFacts(FactStoreContract):

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.chats import any_chats, call, result, user
+from tests.contracts.counter import TokenCounterContract
 from tests.growth import LINEAR, growth
 
-from memory_bank.testing.counter_contract import TokenCounterContract
 from memory_bank.transcript.tokens import (
     MessageCounter,
     approximate_count,

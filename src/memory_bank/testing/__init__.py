@@ -1,11 +1,10 @@
-"""Fakes that speak the real protocols, and contract tests, for testing agents with memory.
+"""Fakes that speak the real protocols, for testing agents with memory.
 
 - ``ScriptedModel``: a chat model that answers from a list.
 - ``ScriptedServer``: an OpenAI-compatible HTTP server on loopback (chats and responses) that refuses broken
   pairs; faults such as half, cut and raw are in ``memory_bank.testing.server``.
 - ``pairing_errors``, ``item_errors``: the checks of providers on messages and on input items.
 - ``run_agent``: a reference agent loop.
-- Contract classes are in modules that import pytest: ``chat_contract`` and others.
 """
 
 from memory_bank.testing.agent import run_agent

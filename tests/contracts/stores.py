@@ -1,6 +1,6 @@
 """The contract of FactStores: subclass FactStoreContract in a test file and implement ``make_store``.
 
-The contract of InsightStores is in ``insight_contract``.
+The contract of InsightStores is in ``tests.contracts.insights``.
 """
 
 from __future__ import annotations

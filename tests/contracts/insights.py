@@ -11,8 +11,8 @@ import pytest
 from memory_bank.errors import EmbedderMismatchError, EmbeddingError, RecordError
 from memory_bank.ports import InsightStorePort
 from memory_bank.records import Insight
-from memory_bank.testing.reference import InMemoryInsightStore
-from memory_bank.testing.store_contracts import together
+from tests.contracts.reference import InMemoryInsightStore
+from tests.contracts.stores import together
 
 
 class NumbersEmbedder:

@@ -70,7 +70,7 @@ class StrategyContract:
         """A strategy in a new session."""
         raise NotImplementedError
 
-    def budget(self, messages: Messages) -> int | None:  # noqa: ARG002
+    def budget(self, messages: Messages) -> int | None:
         """How many tokens a context of these messages may have; None: no limit."""
         return None
 
