@@ -403,7 +403,7 @@ def test_a_client_that_numbers_its_calls_may_rewrite_its_past_in_a_session_it_na
 def test_numbered_windows_of_one_name_do_not_mix(world: World) -> None:
     own = {a: [*START, *(m for i in range(6) for m in turn(f"call_{i}", f"{a} {LONG}{i}"))] for a in "ab"}
     for n in range(1, 7):
-        for a, window in own.items():
+        for window in own.values():
             found = known(world.ask(window[: 2 + 2 * n], headers=NAMED))
             assert world.outputs(found) == [m["content"] for m in window[: 2 + 2 * n] if m["role"] == "tool"]
     assert world.count() == 2

@@ -165,13 +165,14 @@ class Identity:
         known_until, fork = lookup.fork_point()
         entry = lookup.entry([i for i in chain.latest if i.stop > known_until])
         if request.named is not None:
-            found, family, opening = None, self._family(request), self._opening(request)
+            family, opening = self._lineage.known([request.digest("name")]), self._opening(request)
             entry = replace(entry, kept=(request.digest("name"), opening), begins=not family)
+            found = None
             if fork is None:
                 found, fork = self._resumed(request, family, opening, lookup)
             if fork is None and (found is not None or name == request.key):
                 session_id = found.session_id if found else stored_id(request.namespace, name)
-                # records may have come otherwise than by requests under this name
+                # without a lineage under this name, it may be there all the same
                 head = found.head if found else None if family else self._lineage.head(session_id)
                 if self._go_on(request, session_id, head, entry):
                     name = public_name(request.namespace, session_id)
@@ -183,24 +184,17 @@ class Identity:
         begun = self._lineage.begin(stored_id(request.namespace, name), request.namespace, entry, fork)
         if begun is not Begun.MADE:
             return None
-        if fork is not None:
-            parent = public_name(request.namespace, fork.session_id)
-            return SessionMatch(name, "fork", parent, head=entry.head)
-        return SessionMatch(name, request.how if name == request.key else "new", head=entry.head)
+        how: How = "fork" if fork else request.how if name == request.key else "new"
+        parent = public_name(request.namespace, fork.session_id) if fork else None
+        return SessionMatch(name, how, parent, entry.head)
 
     def _without_calls(self, request: _Request, named: SessionMatch) -> SessionMatch | None:
         """The session under a name whose memory a list without a call is shown; None where it begins another."""
-        family = self._family(request)
-        if not family:
-            return named
-        found, _ = self._resumed(request, family, self._opening(request))
-        return (
-            None if found is None else replace(named, name=public_name(request.namespace, found.session_id))
-        )
-
-    def _family(self, request: _Request) -> list[KnownDigest]:
-        """The sessions under the request's name."""
-        return self._lineage.known([request.digest("name")])
+        family = self._lineage.known([request.digest("name")])
+        found = self._resumed(request, family, self._opening(request))[0] if family else None
+        if found is not None:
+            return replace(named, name=public_name(request.namespace, found.session_id))
+        return None if family else named
 
     def _resumed(
         self, request: _Request, family: list[KnownDigest], opening: str, lookup: _Lookup | None = None
@@ -285,16 +279,12 @@ def named_session(
 
 def _holds_summary(body: Mapping[str, object]) -> bool:
     """Whether a request holds a compaction item, or a summary that a known client writes into a user message."""
-    for message in (*_objects(body.get("input")), *_objects(body.get("messages"))):
-        content = message.get("content")
-        texts = (
-            [content, *(p.get("text") for p in _objects(content))] if message.get("role") == "user" else []
-        )
-        if any(isinstance(t, str) and t.lstrip().startswith(SUMMARY_OPENINGS) for t in texts):
-            return True
-        if any(p.get("type") == "compaction" for p in (message, *_objects(content))):
-            return True
-    return False
+    messages = [*_objects(body.get("input")), *_objects(body.get("messages"))]
+    if any(p.get("type") == "compaction" for m in messages for p in (m, *_objects(m.get("content")))):
+        return True
+    contents = [m.get("content") for m in messages if m.get("role") == "user"]
+    texts = (t for c in contents for t in (c, *(p.get("text") for p in _objects(c))))
+    return any(isinstance(t, str) and t.lstrip().startswith(SUMMARY_OPENINGS) for t in texts)
 
 
 def _objects(value: object) -> list[dict[str, object]]:
