@@ -41,13 +41,13 @@ _KNOWN = (
 )
 _MOVE = (
     sa.update(sessions)
-    .where(_s.session_id == SESSION, _s.head == sa.bindparam("old"))
+    .where(_s.session_id == SESSION, _s.head.is_not_distinct_from(sa.bindparam("old", type_=sa.String)))
     .values(head=sa.bindparam("new"))
 )
 _MOVE_WITH_CALLS = _MOVE.values(head_calls=sa.bindparam("calls"))
 _NEXT = sa.select(sa.func.coalesce(sa.func.max(_l.number), 0) + 1).where(of_session(lineage))
 _NEWEST = sa.select(sa.func.coalesce(sa.func.max(_r.seq), 0)).where(of_session(records))
-_TRIM = sa.delete(lineage).where(of_session(lineage), _l.number < sa.bindparam("first"))
+_TRIM = sa.delete(lineage).where(of_session(lineage), _l.number.between(1, sa.bindparam("first") - 1))
 _INHERIT = sa.insert(lineage).from_select(  # a fork at one of these digests is a fork of the older session
     ["digest", "session_id", "number", "before"],
     sa.select(_l.digest, sa.bindparam("other", type_=sa.String), _l.number, sa.literal(0)).where(
@@ -105,7 +105,8 @@ class LineageEntry:
     """What a request adds to the lineage of its session.
 
     ``whole`` is the digest of all its messages, ``calls`` are those of its newest call ids. ``head`` and
-    ``head_calls`` replace the session's; with ``same_calls`` the session's ``head_calls`` stay.
+    ``head_calls`` replace the session's; with ``same_calls`` the session's ``head_calls`` stay. ``kept`` are
+    digests that stay with the session; with ``begins``, nothing was recorded before them.
     """
 
     whole: str
@@ -113,6 +114,8 @@ class LineageEntry:
     head: str
     head_calls: str | None = None
     same_calls: bool = False
+    kept: Sequence[str] = ()
+    begins: bool = False
 
 
 class Begun(StrEnum):
@@ -144,7 +147,12 @@ class Lineage:
         """The head of a session."""
         return self.database.value(_HEAD, session=session_id)
 
-    def go_on(self, session_id: str, head: str, entry: LineageEntry) -> bool:
+    def newest(self, session_id: str) -> int:
+        """The ``seq`` of a session's newest record, 0 for none."""
+        with self.database.read() as c:
+            return int(c.execute(_NEWEST, {"session": session_id}).scalar_one())
+
+    def go_on(self, session_id: str, head: str | None, entry: LineageEntry) -> bool:
         """Add a request to a session. Returns False and changes nothing if its head is not ``head``."""
 
         def write(c: Connection) -> bool:
@@ -205,7 +213,9 @@ class Lineage:
             {"digest": d, "session_id": session_id, "number": number + i, "before": before}
             for i, d in enumerate(dict.fromkeys([*entry.calls, entry.whole]))
         ]
-        self.database.insert_new(c, lineage, rows)
+        since = 0 if entry.begins else before
+        kept = [{"digest": d, "session_id": session_id, "number": 0, "before": since} for d in entry.kept]
+        self.database.insert_new(c, lineage, rows + kept)
         if number > KEPT:
             c.execute(_TRIM, {"session": session_id, "first": number + len(rows) - KEPT})
 

@@ -247,9 +247,11 @@ def test_a_database_that_hangs_costs_little_and_comes_back(tmp_path):
             p.service.sessions, Identity(p.service.database), 0.3, pause=1.5
         )
         with locked(tmp_path / "bank.db"):
-            unchanged(post(p.port, CHAT, LONGER, NAMED), upstream, "timeout")
-            unchanged(post(p.port, CHAT, LONGER, NAMED), upstream, "busy")  # its first step is still at it
-            for name in (b"t", b"u"):
+            first = {"model": "m", "messages": json.loads(LONGER)["messages"][:1]}
+            for reason in (b"timeout", b"busy"):  # the step of the first one is still at it
+                came = post(p.port, CHAT, first, b"x-memory-session: q")
+                assert came.header(b"x-memory-reason") == reason
+            for name in (b"s", b"t"):
                 came = post(p.port, CHAT, LONGER, b"x-memory-session: " + name)
                 unchanged(came, upstream, "timeout")
             for name in (b"v", b"w"):

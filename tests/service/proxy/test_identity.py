@@ -115,7 +115,9 @@ def test_a_named_session_is_found_by_its_name_only(small: World) -> None:
     other = known(small.ask(chat))
     assert (other.how, other.name != "mine") == ("new", True)
     with small.database.read() as c:
-        assert set(c.execute(sa.select(lineage.c.session_id)).scalars()) == {other.name}
+        rows = c.execute(sa.select(lineage.c.digest, lineage.c.session_id)).all()
+    assert {session_id for _, session_id in rows} == {"mine", other.name}
+    assert len({digest for digest, _ in rows}) == len(rows)  # they share none
 
 
 # --- one agent

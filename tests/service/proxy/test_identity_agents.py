@@ -44,6 +44,7 @@ class Agents(RuleBasedStateMachine):
     """Agents with the same prompts and tools, in any order; each keeps what its client sends."""
 
     branches = Bundle("branches")
+    headers: dict[str, str] = {}  # noqa: RUF012
 
     def __init__(self):
         super().__init__()
@@ -58,7 +59,7 @@ class Agents(RuleBasedStateMachine):
 
     def ask(self, messages, held):
         """A request, and what it must and must not see."""
-        found = self.world.ask(messages)
+        found = self.world.ask(messages, headers=self.headers)
         if found is None:
             assert not any(m.get("tool_calls") for m in messages)
             return None
@@ -223,5 +224,13 @@ class Agents(RuleBasedStateMachine):
         return other
 
 
+class NamedAgents(Agents):
+    """The same under one id that a client sends by itself."""
+
+    headers = {"x-claude-code-session-id": "0199aaaa-bbbb-4ccc-8ddd-eeeeffff0000"}  # noqa: RUF012
+
+
 TestAgents = Agents.TestCase
 TestAgents.settings = settings(max_examples=100, stateful_step_count=30)
+TestNamedAgents = NamedAgents.TestCase
+TestNamedAgents.settings = settings(max_examples=100, stateful_step_count=30)

@@ -1,8 +1,7 @@
-"""Which session a request belongs to: the one that the client names, or the one that its messages continue.
+"""Which session a request belongs to: the one that its messages continue, of those of the name that a client gives.
 
-Without a name, the session is found by digests. Every request stores the digest of its messages with its
-session. The session's ``head`` is the digest of the messages up to the end of the last interaction; nothing
-was recorded after it. So
+It is found by digests. Every request stores the digest of its messages with its session. The session's ``head`` is
+the digest of the messages up to the end of the last interaction; nothing was recorded after it. So
 
 - a list that begins with the messages of a session's head holds all that the session recorded, and continues
   the session (the next step, a retry, a side question, another end of the same conversation);
@@ -14,8 +13,13 @@ was recorded after it. So
   session with a copy of what was recorded before the two parted;
 - any other list begins a session.
 
-All of this is in the database, where a head moves by compare-and-swap. A session that the client names has no
-digests, so requests without the name never find it.
+A name is part of all digests: requests without it never find its sessions. The first of them has the name itself,
+the others get ``NAME~`` and a number. Under a name, a list may also be what a compaction made of the messages. It
+continues the session that was asked for a summary after its last step; else the one with the newest record, if the
+list holds a known client's summary (and the name has no other session) or if a person chose the name. But a list
+whose messages before the first call are known is a fork: another conversation, or one that went back.
+
+All of this is in the database, where a head moves by compare-and-swap.
 """
 
 from __future__ import annotations
@@ -26,9 +30,9 @@ import re
 import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from itertools import pairwise
+from itertools import pairwise, takewhile
 from typing import Literal, TypeAlias
 from urllib.parse import unquote
 
@@ -39,10 +43,13 @@ from memory_bank.errors import ConfigError, StorageError
 from memory_bank.records import content_key
 from memory_bank.service.security.access import LONGEST_NAME, public_name, stored_id, writable_id
 from memory_bank.service.security.secrets import known_form
+from memory_bank.transcript.harness import SUMMARY_OPENINGS
 from memory_bank.transcript.jsontext import dump_value, flat_text
 from memory_bank.transcript.messages import Interaction, MessageKind, Pair, Parser, is_text_part, kind_of
 
 HEADER = "x-memory-session"
+PREVIEWED = "count_tokens"
+"""The name of a session that a request would begin if it were not only counted."""
 LATEST = 16
 """Interactions at the end of a list whose calls are compared."""
 
@@ -57,7 +64,7 @@ _ATTEMPTS = 12
 class SessionMatch:
     """The session of a request: its public ``name``, ``how`` it was found, and the parent of a new fork.
 
-    ``head`` is the head that the request gave the session; None for a session that the client names.
+    ``head`` is the head that the request gave the session; None for a request that stored nothing.
     """
 
     name: str
@@ -84,25 +91,31 @@ class Identity:
         headers: Mapping[str, str],
         body: Mapping[str, object],
         messages: Sequence[object],
+        asks_summary: bool = False,
+        records: bool = True,
     ) -> SessionMatch | None:
-        """The session that a request belongs to; None before its first tool call.
+        """The session that a request belongs to; None before the first tool call of one.
 
         ``messages`` are chat messages as parsed from JSON. A name in the header may be percent-encoded.
         ``upstream_key`` separates the conversations of clients with different keys; it is not stored.
+        ``asks_summary``: the request is for a summary of the conversation. Without ``records`` nothing is stored.
 
         Raises ConfigError for an invalid name, StorageError.
         """
         named = named_session(namespace, headers, body, messages)
-        if named is not None:
-            return named
-        cache_key = body.get("prompt_cache_key")
-        cache_key = cache_key if isinstance(cache_key, str) and cache_key else None
-        chain = digest_chain(chain_seed(namespace, upstream_key, cache_key), messages, self._canonical)
+        key = body.get("prompt_cache_key") if named is None else named.name
+        key = key if isinstance(key, str) and key else None
+        if named is None:
+            seed = chain_seed(namespace, upstream_key, key)
+        else:
+            seed = content_key(chain_seed(namespace, None), "name", named.name)
+        request = _Request(namespace, seed, key, named, body, messages, asks_summary, records)
+        chain = digest_chain(seed, messages, self._canonical)
         if chain is None:
-            return None
-        names = _new_names(namespace, cache_key)
+            return named and self._without_calls(request, named)
+        names = _new_names(namespace, key)
         for _ in range(_ATTEMPTS):  # another request may move a head meanwhile
-            found = self._attempt(namespace, cache_key, chain, names)
+            found = self._attempt(request, chain, names)
             if found is not None:
                 return found
         raise StorageError("too many requests continue one conversation at once: send the request again.")
@@ -115,41 +128,121 @@ class Identity:
         """
         return match.head is None or match.head == self._lineage.head(stored_id(namespace, match.name))
 
-    def _attempt(
-        self, namespace: str | None, cache_key: str | None, chain: DigestChain, names: Iterator[str]
-    ) -> SessionMatch | None:
+    def _attempt(self, request: _Request, chain: DigestChain, names: Iterator[str]) -> SessionMatch | None:
         """Continue, fork or begin a session; None where another request was faster."""
         marks = [i.mark for i in chain.latest]
-        lookup = _Lookup(chain, namespace, self._lineage.known([*chain.ends[:_FIRST_DIGESTS], *marks]))
+        lookup = _Lookup(chain, request, self._lineage.known([*chain.ends[:_FIRST_DIGESTS], *marks]))
         continued = lookup.continued()
         if continued is None and len(chain.ends) > _FIRST_DIGESTS:
             lookup.add(self._lineage.known(chain.ends[_FIRST_DIGESTS:]))
             continued = lookup.continued()
         if continued is None:
-            return self._begin(namespace, cache_key, chain, lookup, next(names))
+            return self._begin(request, chain, lookup, next(names))
         session = continued.session
         new = [i for i in chain.latest if i.stop > continued.known_until]
         entry = lookup.entry(new, keep_calls=not new)
         has_news = entry.head != session.head or any(
             d not in session.rows for d in (*entry.calls, entry.whole)
         )
-        if has_news and not self._lineage.go_on(session.session_id, str(session.head), entry):
+        if has_news and not self._go_on(request, session.session_id, session.head, entry):
             return None
-        how: How = "calls" if continued.by_calls else "chain" if cache_key is None else "prompt_cache_key"
-        return SessionMatch(public_name(namespace, session.session_id), how, head=entry.head)
+        how = "calls" if continued.by_calls and request.named is None else request.how
+        return SessionMatch(public_name(request.namespace, session.session_id), how, head=entry.head)
+
+    def _go_on(self, request: _Request, session_id: str, head: str | None, entry: LineageEntry) -> bool:
+        """Add a request to the session if it has this head; where nothing is stored, only tell."""
+        if not request.records:
+            return self._lineage.head(session_id) == head
+        return self._lineage.go_on(session_id, head, entry)
 
     def _begin(
-        self, namespace: str | None, cache_key: str | None, chain: DigestChain, lookup: _Lookup, name: str
+        self, request: _Request, chain: DigestChain, lookup: _Lookup, name: str
     ) -> SessionMatch | None:
-        """Begin a session or a fork; None where the name is taken or another request was faster."""
+        """Begin a session or a fork, or go on in one of the name.
+
+        None where the name is taken or another request was faster.
+        """
         known_until, fork = lookup.fork_point()
         entry = lookup.entry([i for i in chain.latest if i.stop > known_until])
-        begun = self._lineage.begin(stored_id(namespace, name), namespace, entry, fork)
+        if request.named is not None:
+            family, opening = self._lineage.known([request.digest("name")]), self._opening(request)
+            entry = replace(entry, kept=(request.digest("name"), opening), begins=not family)
+            found = None
+            if fork is None:
+                found, fork = self._resumed(request, family, opening, lookup)
+            if fork is None and (found is not None or name == request.key):
+                session_id = found.session_id if found else stored_id(request.namespace, name)
+                # without a lineage under this name, it may be there all the same
+                head = found.head if found else None if family else self._lineage.head(session_id)
+                if self._go_on(request, session_id, head, entry):
+                    name = public_name(request.namespace, session_id)
+                    return replace(request.named, name=name, head=entry.head)
+                if head is not None:
+                    return None
+        if not request.records:
+            return SessionMatch(PREVIEWED, "new")
+        begun = self._lineage.begin(stored_id(request.namespace, name), request.namespace, entry, fork)
         if begun is not Begun.MADE:
             return None
-        if fork is not None:
-            return SessionMatch(name, "fork", public_name(namespace, fork.session_id), head=entry.head)
-        return SessionMatch(name, "prompt_cache_key" if name == cache_key else "new", head=entry.head)
+        how: How = "fork" if fork else request.how if name == request.key else "new"
+        parent = public_name(request.namespace, fork.session_id) if fork else None
+        return SessionMatch(name, how, parent, entry.head)
+
+    def _without_calls(self, request: _Request, named: SessionMatch) -> SessionMatch | None:
+        """The session under a name whose memory a list without a call is shown; None where it begins another."""
+        family = self._lineage.known([request.digest("name")])
+        found = self._resumed(request, family, self._opening(request))[0] if family else None
+        if found is not None:
+            return replace(named, name=public_name(request.namespace, found.session_id))
+        return None if family else named
+
+    def _resumed(
+        self, request: _Request, family: list[KnownDigest], opening: str, lookup: _Lookup | None = None
+    ) -> tuple[KnownDigest | None, ForkPoint | None]:
+        """The session of a name that a list continues though it shares no call with it, or where the list forks."""
+        by_person = request.how != "client"
+        marks = {request.digest("summary", str(s.head)): s for s in family}
+        known = self._lineage.known([opening, *marks])
+        opened = next((k for k in known if k.digest == opening), None)
+        found = [s for s in family if by_person and lookup is not None and lookup.resembles(s)]
+        if not found and (opened is None or opened.before):
+            found = [marks[k.digest] for k in known if k.digest in marks]
+        if not found and opened is not None:
+            point = ForkPoint(opened.session_id, opened.before, opened.number)
+            return None, point if opened.before else None
+        if not found and (by_person or (len(family) == 1 and _holds_summary(request.body))):
+            found = family
+        return max(found, key=lambda s: self._lineage.newest(s.session_id), default=None), None
+
+    def _opening(self, request: _Request) -> str:
+        """The digest of the messages before the first call but the system messages."""
+        kinds = [kind_of(m) for m in request.messages]
+        said = zip(takewhile(lambda k: k is not MessageKind.CALL, kinds), request.messages, strict=False)
+        parts = [self._canonical(m) for kind, m in said if kind is not MessageKind.SYSTEM]
+        return request.digest("opening", *(part for pair in parts for part in pair))
+
+
+@dataclass(frozen=True, slots=True)
+class _Request:
+    """A request of ``Identity.session_of``. ``key``: the name that the client gives, or its prompt_cache_key."""
+
+    namespace: str | None
+    seed: bytes
+    key: str | None
+    named: SessionMatch | None
+    body: Mapping[str, object]
+    messages: Sequence[object]
+    asks_summary: bool
+    records: bool
+
+    @property
+    def how(self) -> How:
+        """How its session is found, other than by its calls."""
+        return self.named.how if self.named else "prompt_cache_key" if self.key else "chain"
+
+    def digest(self, *parts: str | bytes) -> str:
+        """What is noted of a session."""
+        return content_key(self.seed, *parts).hex()
 
 
 def named_session(
@@ -179,7 +272,23 @@ def named_session(
     ):
         return None
     belongs = bool(body.get("tools")) or any(kind_of(m) is MessageKind.CALL for m in messages)
-    return SessionMatch(found, "client") if belongs else None
+    if not belongs and not any(i.get("type") == "additional_tools" for i in _objects(body.get("input"))):
+        return None
+    return SessionMatch(found, "client")
+
+
+def _holds_summary(body: Mapping[str, object]) -> bool:
+    """Whether a request holds a compaction item, or a summary that a known client writes into a user message."""
+    messages = [*_objects(body.get("input")), *_objects(body.get("messages"))]
+    if any(p.get("type") == "compaction" for m in messages for p in (m, *_objects(m.get("content")))):
+        return True
+    contents = [m.get("content") for m in messages if m.get("role") == "user"]
+    texts = (t for c in contents for t in (c, *(p.get("text") for p in _objects(c))))
+    return any(isinstance(t, str) and t.lstrip().startswith(SUMMARY_OPENINGS) for t in texts)
+
+
+def _objects(value: object) -> list[dict[str, object]]:
+    return [v for v in value if isinstance(v, dict)] if isinstance(value, list) else []
 
 
 def client_session(headers: Mapping[str, str], metadata: object) -> str | None:
@@ -232,14 +341,14 @@ def _is_name(namespace: str | None, name: str) -> bool:
         return False
 
 
-def _new_names(namespace: str | None, cache_key: str | None) -> Iterator[str]:
-    """Names for a new session: the prompt_cache_key for the first conversation with it, else random ones."""
-    if cache_key is None or not _is_name(namespace, cache_key) or known_form(cache_key):
+def _new_names(namespace: str | None, key: str | None) -> Iterator[str]:
+    """Names for a new session: the client's name or key for the first conversation with it, else random ones."""
+    if key is None or not _is_name(namespace, key) or known_form(key):
         while True:
             yield f"auto-{secrets.token_hex(10)}"
-    yield cache_key
+    yield key
     while True:
-        yield f"{cache_key[: LONGEST_NAME - 13]}~{secrets.token_hex(6)}"
+        yield f"{key[: LONGEST_NAME - 13]}~{secrets.token_hex(6)}"
 
 
 @dataclass(slots=True)
@@ -265,9 +374,9 @@ class _Continued:
 class _Lookup:
     """The digests of a list and the sessions that know some of them."""
 
-    def __init__(self, chain: DigestChain, namespace: str | None, known: Sequence[KnownDigest]) -> None:
+    def __init__(self, chain: DigestChain, request: _Request, known: Sequence[KnownDigest]) -> None:
         self._chain = chain
-        self._namespace = namespace
+        self._request = request
         self._sessions: dict[str, _StoredSession] = {}
         self._by_digest: dict[str, list[_StoredSession]] = {}
         self.add(known)
@@ -275,7 +384,7 @@ class _Lookup:
     def add(self, known: Sequence[KnownDigest]) -> None:
         """Add rows of the database."""
         for row in known:
-            if row.namespace != self._namespace:
+            if row.namespace != self._request.namespace:
                 continue
             session = self._sessions.get(row.session_id)
             if session is None:
@@ -316,7 +425,7 @@ class _Lookup:
         return _Continued(session, until, by_calls=True) if until else None
 
     def _has_calls(
-        self, session: _StoredSession, interaction: MarkedInteraction, calls: Sequence[CallDigest]
+        self, session: _StoredSession | None, interaction: MarkedInteraction, calls: Sequence[CallDigest]
     ) -> bool:
         """Whether an interaction has the calls and results that a session recorded.
 
@@ -328,10 +437,19 @@ class _Lookup:
         if all(h is not None and h.whole == c.whole for c, h in found):
             return True
         return (
-            self._by_digest.get(interaction.mark, []) == [session]
+            self._by_digest.get(interaction.mark, [None]) == [session]
             and interaction is not self._chain.latest[-1]
             and all(h is not None and (h.whole == c.whole or h.size < c.size) for c, h in found)
         )
+
+    def resembles(self, session: KnownDigest) -> bool:
+        """Whether calls that no session knows are a session's newest ones after all, with another past.
+
+        So it is where a client numbers its calls and rewrites what stood before them.
+        """
+        latest = [CallDigest(*c) for _, cs in json.loads(session.head_calls or "[]")[-1:] for c in cs]
+        new = [i for i in self._chain.latest[:-1] if i.mark not in self._by_digest]
+        return bool(latest) and any(self._has_calls(None, i, latest) for i in new)
 
     def fork_point(self) -> tuple[int, ForkPoint | None]:
         """Where the list parts from a session that has continued differently; (0, None) without one.
@@ -379,6 +497,8 @@ class _Lookup:
         """
         latest = new[-_MARKED:]
         marks = [i.mark for i in latest]
+        if self._request.asks_summary:
+            marks.append(self._request.digest("summary", self._chain.head))
         fresh = [i for i in latest if i.mark not in self._by_digest]
         calls = None
         if latest[-1:] == fresh[-1:]:

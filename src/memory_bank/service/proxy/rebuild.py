@@ -21,7 +21,7 @@ from memory_bank.errors import MemoryBankError
 from memory_bank.service.failures import code_of
 from memory_bank.service.proxy.body import Body, render_body
 from memory_bank.service.proxy.dialect import Dialect, NotRebuiltError, RequestHistory
-from memory_bank.service.proxy.identity import Identity, named_session
+from memory_bank.service.proxy.identity import Identity, SessionMatch
 from memory_bank.service.security.access import Caller, stored_id
 from memory_bank.service.sessions import Rebuilt, Sessions
 from memory_bank.transcript.harness import asks_for_summary
@@ -275,8 +275,6 @@ class Rebuilder:
         upstream_key: str | None,
     ) -> MemoryResult:
         history = dialect.history(body)
-        if dialect.counts_only:
-            return self._count(caller, dialect, body, history, headers)
         is_summary = dialect.is_compaction(body.value) or _asks_for_summary(history.messages)
         for _ in range(ATTEMPTS):
             match = self._identity.session_of(
@@ -285,9 +283,13 @@ class Rebuilder:
                 headers=headers,
                 body=body.value,
                 messages=history.messages,
+                asks_summary=is_summary,
+                records=not dialect.counts_only,
             )
             if match is None:
                 return MemoryResult("passed", NOTHING_YET)
+            if dialect.counts_only:
+                return self._count(caller, match, dialect, body, history, headers)
             self._claim(job, stored_id(caller.namespace, match.name))
             rebuilt = self._sessions.rebuild(
                 caller.namespace,
@@ -326,19 +328,16 @@ class Rebuilder:
     def _count(
         self,
         caller: Caller,
+        match: SessionMatch,
         dialect: Dialect,
         body: Body,
         history: RequestHistory,
         headers: Mapping[str, str],
     ) -> MemoryResult:
         """The context that a request would get, without recording it."""
-        named = named_session(caller.namespace, headers, body.value, history.messages)
-        if named is None and not any(kind_of(m) is MessageKind.CALL for m in history.messages):
-            return MemoryResult("passed", NOTHING_YET)
-        name = named.name if named else "count_tokens"
         context = self._sessions.preview(
             caller.namespace,
-            name,
+            match.name,
             history.messages,
             strategy=headers.get("x-memory-strategy") or None,
             model=_model(body),
