@@ -78,25 +78,29 @@ def cached_tokens(shared: int, minimum: int = CACHE_MINIMUM) -> int:
     return shared if shared >= minimum else 0
 
 
-def full_usage(sent: Usage, tokens: int, full_tokens: int, known_tokens: int, *, caches: bool) -> Usage:
+def full_usage(
+    sent: Usage, tokens: int, full_tokens: int, known_tokens: int, *, caches: bool, requests: int = 1
+) -> Usage:
     """What the full history would have used in place of a context whose usage the provider reported.
 
     Args:
-        sent: the reported usage of the context.
-        tokens: of the context, as memory counts them.
+        sent: the reported usage of the context, in all requests that were answered with it.
+        tokens: of what these sent, as memory counts them.
         full_tokens: of the full history, counted in the same way.
         known_tokens: of its messages that the request before had too.
         caches: whether the provider has a prefix cache in use for these requests.
+        requests: how many these were: the one of the client, and hidden turns after it.
 
-    The provider's tokens beyond those of the messages (the tools, for example) are added to both. The cache is
-    taken to hold everything that the request before had, and the output to be the same, so that savings are
-    not overstated.
+    What the provider counts beyond memory's tokens is added once; if it counts less, so it does of the full
+    history. The cache is taken to hold everything that the request before had, and the output to be the same, so that
+    savings are not overstated.
     """
-    if tokens == full_tokens:
+    if tokens == full_tokens and requests == 1:
         return sent
-    beyond = max(0, sent.input - tokens)
-    total = full_tokens + beyond
-    cached = cached_tokens(known_tokens + beyond) if caches and known_tokens else 0
+    beyond = max(0, sent.input - tokens) // requests
+    scale = min(1.0, sent.input / tokens) if tokens else 1.0
+    total = round(scale * full_tokens) + beyond
+    cached = cached_tokens(round(scale * known_tokens) + beyond) if caches and known_tokens else 0
     written = total - cached if caches and sent.written else 0
     return Usage(total, cached, written, sent.output)
 

@@ -679,7 +679,7 @@ def test_every_answer_is_let_go_of(tmp_path, ending):
     memory = MemoryResult("unchanged", session="task")
     asked = ModelRequest(DIALECTS[0], LOCAL, data, read_body(data, DIALECTS[0]), memory)
 
-    async def send(_):
+    async def send(*_):
         answer = script.pop(0)
         if isinstance(answer, Exception):
             raise answer

@@ -25,6 +25,7 @@ from memory_bank.service.proxy.identity import Identity, named_session
 from memory_bank.service.security.access import Caller, stored_id
 from memory_bank.service.sessions import Rebuilt, Sessions
 from memory_bank.transcript.harness import asks_for_summary
+from memory_bank.transcript.jsontext import compact
 from memory_bank.transcript.messages import MessageKind, kind_of, message_text
 
 log = logging.getLogger("memory_bank.Service")
@@ -49,6 +50,8 @@ COMPACTION = "compaction request"
 NOTHING_YET = "nothing to remember yet"
 CONTROL_GROUP = "control group (holdout)"
 """The reason of a request of a session that is left without memory to compare with."""
+COUNTED_BESIDE = ("tools", "functions")
+"""Members of a request whose tokens count for its context and for its full history."""
 UNSEEN = 10
 """Requests without a tool call after which the reason says so: the agent's calls may be of an unknown form."""
 
@@ -61,7 +64,8 @@ class MemoryResult:
 
     ``data`` is the body for upstream, None for the original one; ``arrays`` are the members that differ in
     it. ``reason`` says, without contents, why the request ``passed`` or memory ``failed``. ``session`` is the
-    session's public name. ``seconds`` is the time taken. ``step`` is the step that it is recorded as.
+    session's public name; ``tokens`` are those of one such request. ``seconds`` is the time taken. ``step`` is the
+    step that it is recorded as.
     """
 
     status: Status
@@ -73,6 +77,21 @@ class MemoryResult:
     full_tokens: int | None = None
     seconds: float = 0.0
     step: Rebuilt | None = field(default=None, repr=False)
+
+
+@dataclass(slots=True)
+class SessionWay:
+    """How the requests of a session are sent since upstream refused one with a rebuilt context.
+
+    ``left`` of them go without memory, then one is tried in a safer form; ``left`` is -1 once that was accepted.
+    ``pause``: how many went without. ``strips``: as they came, they are accepted only without their thinking.
+    ``thinks``: a turn with ``thinking.type: enabled`` was refused; such requests wait until the model is proven.
+    """
+
+    left: int
+    pause: int
+    strips: bool = False
+    thinks: bool = False
 
 
 class CircuitBreaker:
@@ -146,7 +165,8 @@ class Rebuilder:
     Failures are returned as ``failed`` and never raised. After two consecutive hangs of a namespace (a key) its
     requests skip memory for ``pause`` seconds, then one tries. A session whose job still hangs is not used. The
     facts of a context are committed when it is returned. ``marks_cache``: requests whose client asks for no cache
-    get marks where the API needs them.
+    get marks where the API needs them. ``ways``: of the sessions whose contexts upstream has refused; these have one
+    block of memory and no marks.
     """
 
     def __init__(
@@ -159,6 +179,7 @@ class Rebuilder:
         marks_cache: bool = True,
     ) -> None:
         self.marks_cache = marks_cache
+        self.ways: OrderedDict[tuple[str | None, str], SessionWay] = OrderedDict()
         self._sessions = sessions
         self._identity = identity
         self._timeout = timeout
@@ -289,6 +310,7 @@ class Rebuilder:
             if match is None:
                 return MemoryResult("passed", NOTHING_YET)
             self._claim(job, stored_id(caller.namespace, match.name))
+            safer = (caller.namespace, match.name) in self.ways
             rebuilt = self._sessions.rebuild(
                 caller.namespace,
                 match.name,
@@ -298,6 +320,8 @@ class Rebuilder:
                 size=len(body.data),
                 history=None if is_summary else history,
                 model=_model(body),
+                beside="".join(compact(v) for m in COUNTED_BESIDE if (v := body.value.get(m))),
+                safer=safer,
             )
             if self._identity.is_current(caller.namespace, match):
                 job.rebuilt = rebuilt
@@ -305,11 +329,14 @@ class Rebuilder:
         else:
             raise _BusyError
         if is_summary:
-            return MemoryResult("passed", COMPACTION, session=match.name)
+            full = rebuilt.full_tokens
+            return MemoryResult(
+                "passed", COMPACTION, session=match.name, tokens=full, full_tokens=full, step=rebuilt
+            )
         reason = CONTROL_GROUP if rebuilt.control else None
         arrays = {} if rebuilt.unchanged else {dialect.key: rebuilt.written}
         # a context that changes at each step would be written to the cache and never be read
-        if self.marks_cache and not rebuilt.control and not rebuilt.changes_again:
+        if self.marks_cache and not (safer or rebuilt.control or rebuilt.changes_again):
             marked = dialect.mark_cache(body.value, arrays.get(dialect.key) or body.value[dialect.key])
             arrays = arrays if marked is None else {dialect.key: marked}
         return MemoryResult(
