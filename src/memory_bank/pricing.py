@@ -78,9 +78,7 @@ def cached_tokens(shared: int, minimum: int = CACHE_MINIMUM) -> int:
     return shared if shared >= minimum else 0
 
 
-def full_usage(
-    sent: Usage, tokens: int, full_tokens: int, known_tokens: int, *, caches: bool, requests: int = 1
-) -> Usage:
+def full_usage(sent: Usage, tokens: int, full_tokens: int, known_tokens: int, *, caches: bool) -> Usage:
     """What the full history would have used in place of a context whose usage the provider reported.
 
     Args:
@@ -89,18 +87,16 @@ def full_usage(
         full_tokens: of the full history, counted in the same way.
         known_tokens: of its messages that the request before had too.
         caches: whether the provider has a prefix cache in use for these requests.
-        requests: how many these were: the one of the client, and hidden turns after it.
 
-    What the provider counts beyond memory's tokens is added once; if it counts less, so it does of the full
-    history. The cache is taken to hold everything that the request before had, and the output to be the same, so that
-    savings are not overstated.
+    The provider is taken to count the full history as it counted the context, in proportion to memory's tokens. The
+    cache is taken to hold everything that the request before had, and the output to be the same, so that savings are
+    not overstated.
     """
-    if tokens == full_tokens and requests == 1:
+    if tokens == full_tokens:
         return sent
-    beyond = max(0, sent.input - tokens) // requests
-    scale = min(1.0, sent.input / tokens) if tokens else 1.0
-    total = round(scale * full_tokens) + beyond
-    cached = cached_tokens(round(scale * known_tokens) + beyond) if caches and known_tokens else 0
+    scale = sent.input / tokens
+    total = round(scale * full_tokens)
+    cached = min(total, cached_tokens(round(scale * known_tokens))) if caches and known_tokens else 0
     written = total - cached if caches and sent.written else 0
     return Usage(total, cached, written, sent.output)
 

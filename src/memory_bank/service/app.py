@@ -204,7 +204,7 @@ def _has_answered(exchange: Exchange) -> bool:
 def _usage_of(exchange: Exchange) -> tuple[Usage, Usage] | None:
     """The usage that was reported of a recorded step, and that of its full history; None without one."""
     step, total = exchange.step, exchange.input_tokens
-    if step is None or total is None or exchange.full_tokens is None or not exchange.turns:
+    if step is None or total is None or exchange.full_tokens is None or not exchange.answered_tokens:
         return None
     cached, written, output = (
         exchange.cached_tokens or 0,
@@ -220,7 +220,7 @@ def _usage_of(exchange: Exchange) -> tuple[Usage, Usage] | None:
     if exchange.route == "messages":  # it reports zeros where the client marks nothing for the cache
         caches = cached + written > 0
     tokens = exchange.answered_tokens, exchange.full_tokens, step.known_tokens
-    return sent, full_usage(sent, *tokens, caches=caches, requests=exchange.turns)
+    return sent, full_usage(sent, *tokens, caches=caches)
 
 
 def _responder(settings: ServiceSettings, sessions: Sessions) -> Responder:

@@ -76,7 +76,7 @@ class Exchange:
     ``seconds``: until the first and the last byte of the answer's body. ``memory``: rebuilt, unchanged,
     passed or failed, "" for route "other", with its ``reason`` and the ``memory_seconds`` it took;
     ``tokens`` of all that was sent upstream and ``full_tokens`` of the request as it came, tools included, as memory
-    counts them; ``answered_tokens`` of those ``turns`` that upstream did not refuse. ``input_tokens`` (with those
+    counts them; ``answered_tokens`` of what upstream did not refuse. ``input_tokens`` (with those
     read from a cache and written to it, None where caches are not reported) and ``output_tokens`` are those of
     upstream's usage. ``step`` is the step that the request is recorded as.
     """
@@ -98,7 +98,6 @@ class Exchange:
     tokens: int | None = None
     full_tokens: int | None = None
     answered_tokens: int = 0
-    turns: int = 0
     input_tokens: int | None = None
     output_tokens: int | None = None
     cached_tokens: int | None = None
@@ -218,7 +217,7 @@ class _ProxiedRequest:
         self.dialect: Dialect | None = None
         self.upstream = proxy.upstreams["openai"]
         self.request: ModelRequest | None = None
-        self.sent_tokens = self.answered_tokens = self.turns = 0
+        self.sent_tokens = self.answered_tokens = 0
         self.outcome: Outcome = "aborted"
         self.status: int | None = None
         self.received_bytes = 0
@@ -327,7 +326,6 @@ class _ProxiedRequest:
         answer = await self._send_upstream(headers, body)
         if answer.status < 400:
             self.answered_tokens += tokens
-            self.turns += 1
         return answer
 
     def _provider_of(self, path: str) -> Provider:
@@ -497,7 +495,6 @@ class _ProxiedRequest:
             tokens=None if memory.tokens is None else self.sent_tokens,
             full_tokens=memory.full_tokens,
             answered_tokens=self.answered_tokens,
-            turns=self.turns,
             input_tokens=usage.input,
             output_tokens=usage.output,
             cached_tokens=usage.cached,

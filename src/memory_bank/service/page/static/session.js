@@ -123,14 +123,18 @@ export class SessionView {
       await this.load();
       return;
     }
-    const page = await get(at(this.name, "steps"), { after: this.last, limit: PAGE });
+    const known = this.last; // its figures are final once its answer has ended
+    const page = await get(at(this.name, "steps"), { after: Math.max(0, known - 1), limit: PAGE });
     if (page.last === null || page.last < this.last || page.first > this.first || page.next !== null) {
       await this.load(); // emptied meanwhile, or far behind
       return;
     }
     if (!page.steps.length) return;
+    const added = page.last - known;
     for (const s of page.steps) {
+      const old = s.number === known ? this.steps.get(known) ?? this.points.at(-1) : null;
       this.steps.set(s.number, s);
+      if (old) continue;
       this.points.push({ ...s, steps: 1, least_tokens: s.tokens });
       this.sums.steps += 1;
       this.sums.tokens += s.tokens;
@@ -174,7 +178,8 @@ export class SessionView {
   }
 
   tile(sums, words) {
-    return el("p", {}, el("b", {}, less(sums.tokens, sums.full_tokens)), el("span", { class: "dim" }, words));
+    const than = sums.tokens > sums.full_tokens ? " than without memory" : "";
+    return el("p", {}, el("b", {}, less(sums.tokens, sums.full_tokens) + than), el("span", { class: "dim" }, words));
   }
 
   stepSign(index) {
@@ -199,7 +204,7 @@ export class SessionView {
       },
       el("b", {}, count(number)), el("span", { class: "bars" }, full, sent),
       el("span", { class: "number" }, count(s.tokens)),
-      el("span", { class: "number dim less" }, { unchanged: "as it came", control: "control" }[s.status] ?? what),
+      el("span", { class: "number dim less" }, { unchanged: "as it came", refused: "refused", control: "control" }[s.tokens === s.full_tokens || s.status === "refused" ? s.status : ""] ?? what),
       el("span", { class: "number dim time" }, clock(s.created)),
     );
   }
