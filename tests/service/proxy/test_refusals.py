@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from tests.blocks import user
+from tests.blocks import turn, user
 from tests.service.proxied import post, proxied
 from tests.service.proxy.test_messages import (
     ADAPTIVE,
@@ -27,25 +27,6 @@ ENABLED = {"type": "enabled", "budget_tokens": 1024}
 routes = pytest.mark.parametrize("route", list(BODIES))
 
 
-class Upstream:
-    """Refuses what ``refuses`` says of the conversation and the tools of a request; else answers "ok"."""
-
-    def __init__(self, refuses, status=400, then=()):
-        self.refuses = refuses
-        self.status = status
-        self.then = list(then)
-
-    def __call__(self, body):
-        said = body.get("input") or body["messages"]
-        if self.refuses(said, body.get("tools") or ()):
-            return fail(self.status, "no secret-words", code="bad_turn")
-        return self.then.pop(0) if self.then else say("ok")
-
-
-def is_whole(said):
-    return len([m for m in said if m.get("role") in ("user", "assistant") or "type" in m]) > 20
-
-
 class Client:
     """An agent of one session before an upstream."""
 
@@ -56,7 +37,9 @@ class Client:
     def __enter__(self):
         self.server.start()
         config = Config(
-            memory_strategies={"small": BANK},
+            memory_strategies={
+                "small": {**BANK, "history_budget": 3_000}
+            },  # enough for past turns in their places
             default_strategy="small",
             service={
                 "upstream": self.server.base_url,
@@ -90,16 +73,6 @@ class Client:
         )
 
 
-def native(said, tools):
-    """Whether past turns stand as shortened messages in their places."""
-    return not is_whole_or_block(said)
-
-
-def is_whole_or_block(said):
-    text = json.dumps(said, ensure_ascii=False)
-    return "[… #" not in text and "shortened" not in text and ("<retrieved-data" in text or is_whole(said))
-
-
 @routes
 @pytest.mark.parametrize("status", [400, 413, 422])
 def test_memory_comes_back_in_a_safer_form(tmp_path, route, status):
@@ -122,8 +95,7 @@ def test_memory_comes_back_in_a_safer_form(tmp_path, route, status):
             assert client.ask() == (200, "rebuilt", SAFER, 1)
         safer = client.server.requests[-1].body[key]
         assert safer != refused[0]
-        assert len(safer) < len(whole) / 2
-        assert client.p.told(7)[-1].tokens < client.p.told(7)[-1].full_tokens * 2
+        assert len(safer) < len(refused[0]) < len(whole)  # one block in place of many turns
         warnings = [line for line in client.p.lines if "refused" in line]
         kind = {"chat": "invalid", "responses": "invalid", "messages": "_error"}[route]
         assert len(warnings) == 1
@@ -136,7 +108,6 @@ def test_memory_comes_back_in_a_safer_form(tmp_path, route, status):
 
 @routes
 def test_where_the_original_is_refused_too_memory_goes_on(tmp_path, route):
-    path, body = BODIES[route]
     faults = [fail(400, "ours"), fail(400, "the clients own"), say("ok")]
     with Client(tmp_path, route, faults) as client:
         assert client.ask()[::3] == (400, 2)
@@ -158,11 +129,11 @@ def test_each_further_refusal_doubles_the_pause(tmp_path):
     ) as client:
         tries = [n for n in range(40) if client.ask()[3] == 2]
         assert tries == [0, 1 + FIRST_PAUSE, 2 + 3 * FIRST_PAUSE, 3 + 7 * FIRST_PAUSE]
-        way = client.p.service.proxy.rebuilder.ways[None, "task"]
+        ways = client.p.service.proxy.rebuilder.ways
         for _ in range(9):
-            way.left = 0
+            ways[None, "task"].left = 0
             client.ask()
-        assert client.p.service.proxy.rebuilder.ways[None, "task"].pause == LONGEST_PAUSE
+        assert ways[None, "task"].pause == LONGEST_PAUSE
 
 
 @routes
@@ -175,7 +146,7 @@ def test_a_hidden_turn_that_is_refused_does_not_end_the_answer(tmp_path, route, 
     def script(body):
         offered = json.dumps(body.get("tools"))
         if "get_record" not in offered:
-            return say("It is done.")
+            return say("Z9")
         text = json.dumps(body[key])
         if '"c_hidden"' in text or "toolu_hidden" in text:
             return fail(400, "a turn that I do not know")
@@ -185,8 +156,8 @@ def test_a_hidden_turn_that_is_refused_does_not_end_the_answer(tmp_path, route, 
         status, memory, reason, count = client.ask(stream=stream)
         assert (status, count) == (200, 3)
         assert client.came.whole
-        assert b"done" in client.came.body
-        assert b"get_record" not in client.came.body
+        assert b"Z9" in client.came.body
+        assert b"c_hidden" not in client.came.body
         if not stream or words is None:  # else the headers were sent before
             assert (memory, reason) == ("unchanged", REFUSED)
         assert client.p.told()[0].reason == REFUSED
@@ -220,10 +191,14 @@ def test_a_model_that_accepts_changes_before_thinking_gives_memory_from_the_firs
         server.strict = False
         run(p, SESSION, thinking=ENABLED)
         server._replies = iter([say("ok")] * 2)
-        other = ask(p, [*LONG, user("And now?")], b"x-memory-session: other", thinking=ENABLED)
+        other = ask(p, [*LONG, turn("Yes."), user("And now?")], b"x-memory-session: other", thinking=ENABLED)
         assert other.header(b"x-memory-status") == b"rebuilt"
         unknown = ask(
-            p, [*LONG, user("And now?")], b"x-memory-session: third", thinking=ENABLED, model="another"
+            p,
+            [*LONG, turn("Yes."), user("And now?")],
+            b"x-memory-session: third",
+            thinking=ENABLED,
+            model="claude-of-another-kind",
         )
         assert unknown.header(b"x-memory-reason") == UNTRIED.encode()
 

@@ -119,7 +119,7 @@ def _costs(api: ApiContext, sums: list[usage.UsageSums]) -> dict[str, Any]:
         figures = {"model": model, "calls": calls, "sent": asdict(sent), "full": asdict(full)}
         models.append(figures | _priced(api, model, sent, full))
     priced = [m for m in models if m["sent_cost"] is not None]
-    paid, in_full = (sum(m[f"{kind}_cost"] for m in priced) for kind in ("sent", "full"))
+    paid, in_full = sum(m["sent_cost"] for m in priced), sum(m["full_cost"] for m in priced)
     return {
         "sent": paid if priced else None,
         "full": in_full if priced else None,

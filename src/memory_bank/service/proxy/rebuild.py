@@ -83,9 +83,9 @@ class MemoryResult:
 class SessionWay:
     """How the requests of a session are sent since upstream refused one with a rebuilt context.
 
-    ``left`` of them go without memory, then one is tried in a safer form; ``left`` is -1 once that was accepted.
-    ``pause``: how many went without. ``strips``: as they came, they are accepted only without their thinking.
-    ``thinks``: a turn with ``thinking.type: enabled`` was refused; such requests wait until the model is proven.
+    ``left`` of ``pause`` go without memory, then one is tried in a safer form; -1 once that was accepted. ``strips``:
+    as they came, they are accepted only without their thinking. ``thinks``: a turn with ``thinking.type: enabled``
+    was refused; such requests wait until the model is proven.
     """
 
     left: int

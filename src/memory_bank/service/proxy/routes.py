@@ -48,8 +48,7 @@ DIALECTS: tuple[Dialect, ...] = (
 LARGE = 65_536
 """Bytes from which a body is parsed and written in a thread."""
 
-REFUSALS = frozenset({400, 413, 422})
-"""Statuses of upstream after which a request is sent again as it came."""
+REFUSALS = frozenset({400, 413, 422})  # the statuses after which a request is sent again as it came
 REFUSED = "upstream refused the rebuilt context"
 SAFER = "in a safer form, since upstream refused another"
 MARKS_REFUSED = "upstream refused cache marks"
@@ -125,10 +124,7 @@ class ModelRequest:
 
 
 SendUpstream = Callable[[bytes, int], Awaitable[UpstreamAnswer]]
-"""Sends a body upstream, and another form of it where upstream refuses that.
-
-The number is that of the tokens which the body has beyond memory's context.
-"""
+"""Sends a body that has so many tokens beyond memory's context upstream, and another form where that is refused."""
 
 Responder = Callable[[ModelRequest, SendUpstream], Awaitable[UpstreamAnswer]]
 """Answers a model request; may send several times, and closes every answer but the one it returns."""
@@ -289,16 +285,15 @@ class _ProxiedRequest:
         request = self.request
         assert request is not None
         is_own = body == request.data
-        answer = await self._send_counted(headers, body, more)
+        answer = await self._send_upstream(headers, body, more + (request.memory.tokens or 0))
         if answer.status < 400 and not is_own:
             self._accepted(request)
         tries: list[MemoryResult] = []
         if answer.status in REFUSALS:
-            goes_without = request.memory.reason == REFUSED
-            if not (is_own or goes_without):
+            is_stripped = request.memory.reason == REFUSED and request.memory.arrays
+            if not (is_own or is_stripped):
                 only_marks = request.memory.status == "unchanged" and not more
                 tries.append(self._unchanged(request, reason=MARKS_REFUSED if only_marks else REFUSED))
-            is_stripped = goes_without and request.memory.arrays
             if not is_stripped and request.dialect.without_thinking(_value(request)) is not None:
                 tries.append(self._unchanged(request, strips=True))
         what, original = "", None
@@ -308,7 +303,7 @@ class _ProxiedRequest:
             if is_own or self.request is not request:
                 original = original or refused
             self.request = replace(request, memory=memory)
-            answer = await self._send_counted(headers, self.request.render(), 0)
+            answer = await self._send_upstream(headers, self.request.render(), memory.tokens or 0)
             if answer.status < 400:
                 self._refused(request, memory, what)
             if answer.status not in REFUSALS:
@@ -318,15 +313,6 @@ class _ProxiedRequest:
         if original is not None:
             await answer.aclose()
         return original or answer
-
-    async def _send_counted(self, headers: Headers, body: bytes, more: int) -> UpstreamAnswer:
-        """Upstream's answer to a body; its tokens are added to those of the request."""
-        tokens = more + ((self.request and self.request.memory.tokens) or 0)
-        self.sent_tokens += tokens
-        answer = await self._send_upstream(headers, body)
-        if answer.status < 400:
-            self.answered_tokens += tokens
-        return answer
 
     def _provider_of(self, path: str) -> Provider:
         """Whose API a request that only passes is for."""
@@ -439,17 +425,23 @@ class _ProxiedRequest:
         finally:
             self.body_was_read.set()
 
-    async def _send_upstream(self, headers: Headers, body: bytes | AsyncIterator[bytes]) -> UpstreamAnswer:
+    async def _send_upstream(
+        self, headers: Headers, body: bytes | AsyncIterator[bytes], tokens: int = 0
+    ) -> UpstreamAnswer:
+        """Upstream's answer to a body; ``tokens`` are those of the body, for the figures of the request."""
+        self.sent_tokens += tokens
         path: bytes = self.scope.get("raw_path") or b""
         if not path.startswith(b"/v1/"):
             path = quote(self.scope["path"]).encode()
-        return await self.upstream.send(
+        answer = await self.upstream.send(
             self.scope["method"],
             path.removeprefix(b"/v1"),
             self.proxy.add_trace(headers),
             body,
             query=self.scope["query_string"],
         )
+        self.answered_tokens += tokens if answer.status < 400 else 0
+        return answer
 
     async def _relay(self, answer: UpstreamAnswer, added: Headers) -> None:
         """Send an answer to the client as it arrives."""
