@@ -115,6 +115,19 @@ def test_where_the_original_is_refused_too_memory_goes_on(tmp_path, route):
         assert client.ask() == (200, "rebuilt", None, 1)
 
 
+def test_the_client_gets_the_answer_to_its_own_request(tmp_path):
+    """Though that was sent once more without its thinking."""
+    with served(thinking_script(), tmp_path) as (server, p):
+        told = run(p, SESSION, thinking=ADAPTIVE)
+        server.strict = False
+        server._replies = iter([fail(400, "ours"), fail(400, "its own"), fail(400, "stripped"), say("ok")])
+        at = len(server.requests)
+        came = ask(p, told[:-1], SESSION, thinking=ADAPTIVE)
+        assert (came.status, json.loads(came.body)["error"]["message"]) == (400, "its own")
+        assert len(server.requests) == at + 3
+        assert ask(p, told[:-1], SESSION, thinking=ADAPTIVE).header(b"x-memory-status") == b"rebuilt"
+
+
 @pytest.mark.parametrize("status", [401, 403, 404, 429, 500, 529])
 def test_other_errors_pass_as_they_come(tmp_path, status):
     with Client(tmp_path, "chat", [fail(status, "no"), say("ok")]) as client:

@@ -112,7 +112,7 @@ def _costs(api: ApiContext, sums: list[usage.UsageSums]) -> dict[str, Any]:
     for s in sums:
         if s.model is not None:
             by_model.setdefault(s.model, []).append(s)
-    models = []
+    models: list[dict[str, Any]] = []
     for model, own in by_model.items():
         sent, full = _total(s.sent for s in own), _total(s.full for s in own)
         calls = sum(s.steps for s in own)

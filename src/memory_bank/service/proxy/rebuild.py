@@ -50,8 +50,6 @@ COMPACTION = "compaction request"
 NOTHING_YET = "nothing to remember yet"
 CONTROL_GROUP = "control group (holdout)"
 """The reason of a request of a session that is left without memory to compare with."""
-COUNTED_BESIDE = ("tools", "functions")
-"""Members of a request whose tokens count for its context and for its full history."""
 UNSEEN = 10
 """Requests without a tool call after which the reason says so: the agent's calls may be of an unknown form."""
 
@@ -320,7 +318,7 @@ class Rebuilder:
                 size=len(body.data),
                 history=None if is_summary else history,
                 model=_model(body),
-                beside="".join(compact(v) for m in COUNTED_BESIDE if (v := body.value.get(m))),
+                beside="".join(compact(v) for m in ("tools", "functions") if (v := body.value.get(m))),
                 safer=safer,
             )
             if self._identity.is_current(caller.namespace, match):
@@ -329,10 +327,8 @@ class Rebuilder:
         else:
             raise _BusyError
         if is_summary:
-            full = rebuilt.full_tokens
-            return MemoryResult(
-                "passed", COMPACTION, session=match.name, tokens=full, full_tokens=full, step=rebuilt
-            )
+            tokens = rebuilt.full_tokens, rebuilt.full_tokens
+            return MemoryResult("passed", COMPACTION, None, {}, match.name, *tokens, step=rebuilt)
         reason = CONTROL_GROUP if rebuilt.control else None
         arrays = {} if rebuilt.unchanged else {dialect.key: rebuilt.written}
         # a context that changes at each step would be written to the cache and never be read

@@ -369,12 +369,9 @@ class _ProxiedRequest:
         ways.move_to_end(key)
         if len(ways) > MOST_REFUSED:
             ways.popitem(last=False)
-        form = "without its thinking" if memory.arrays else "as it came"
         then = "while it thinks" if thinks else f"for {pause} requests, then in a safer form"
-        log.warning(
-            "upstream refused a context (%s), not the request %s: no memory for session %s %s",
-            what, form, memory.session, then,
-        )  # fmt: skip
+        refused = "upstream refused a context (%s), not the request as it came: no memory for session %s %s"
+        log.warning(refused, what, memory.session, then)
 
     def _way(self, memory: MemoryResult) -> SessionWay | None:
         return self.proxy.rebuilder.ways.get((self.caller.namespace, memory.session or ""))
@@ -523,8 +520,10 @@ def _model(request: ModelRequest) -> str:
 
 async def _read_refusal(answer: UpstreamAnswer) -> tuple[UpstreamAnswer, str]:
     """A refusal whose connection is released, and the type and code of its error where they are plain names."""
-    data = b"".join([chunk async for chunk in answer.body])
-    await answer.aclose()
+    try:
+        data = b"".join([chunk async for chunk in answer.body])
+    finally:
+        await answer.aclose()
 
     async def body() -> AsyncIterator[bytes]:
         yield data

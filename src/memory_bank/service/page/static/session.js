@@ -123,18 +123,17 @@ export class SessionView {
       await this.load();
       return;
     }
-    const known = this.last; // its figures are final once its answer has ended
-    const page = await get(at(this.name, "steps"), { after: Math.max(0, known - 1), limit: PAGE });
-    if (page.last === null || page.last < this.last || page.first > this.first || page.next !== null) {
-      await this.load(); // emptied meanwhile, or far behind
+    const page = await get(at(this.name, "steps"), { after: Math.max(0, this.last - 1), limit: PAGE });
+    const end = page.steps.shift(); // the last one known: its figures are final once its answer has ended
+    const changed = end && this.steps.get(end.number)?.tokens !== end.tokens;
+    if (end) this.steps.set(end.number, end);
+    if (changed || page.last === null || page.last < this.last || page.first > this.first || page.next !== null) {
+      await this.load(); // or emptied meanwhile, or far behind
       return;
     }
     if (!page.steps.length) return;
-    const added = page.last - known;
     for (const s of page.steps) {
-      const old = s.number === known ? this.steps.get(known) ?? this.points.at(-1) : null;
       this.steps.set(s.number, s);
-      if (old) continue;
       this.points.push({ ...s, steps: 1, least_tokens: s.tokens });
       this.sums.steps += 1;
       this.sums.tokens += s.tokens;
@@ -184,7 +183,7 @@ export class SessionView {
 
   stepSign(index) {
     const number = this.last - index;
-    return `${number} ${this.steps.get(number)?.created}`;
+    return `${number} ${this.steps.get(number)?.created} ${this.steps.get(number)?.tokens}`;
   }
 
   stepRow(index) {
