@@ -135,7 +135,7 @@ class Work:
         if self.client == "claude-code":  # -p takes the next word as the prompt
             command = [*command[:-1], *options, command[-1], prompt]
         else:
-            provider = f'{{name = "m", base_url = "{run.url}/v1", env_key = "OPENAI_API_KEY", wire_api = "responses"}}'
+            provider = f'{{name = "m", base_url = "{run.url}/v1", env_key = "OPENAI_API_KEY"}}'
             chosen = ["-c", f"model_providers.m={provider}", "-c", 'model_provider="m"', *options]
             command = [*command, *chosen, prompt]
         printed = output_of(command, run.folder, variables)

@@ -52,10 +52,12 @@ def test_the_full_history_is_estimated_with_a_cache_that_holds_all():
     sent = Usage(input=5_500, cached=4_000, output=70)
     assert full_usage(sent, 5_000, 5_000, 4_800, caches=True) == sent  # it was the full history
     full = full_usage(sent, 5_000, 30_000, 29_000, caches=True)
-    assert full == Usage(30_500, 29_500, 0, 70)  # 500 tokens of tools are in both
-    assert full_usage(sent, 5_000, 30_000, 29_000, caches=False) == Usage(30_500, 0, 0, 70)
+    assert full == Usage(33_000, 31_900, 0, 70)  # this provider counts a tenth more, of both
+    assert full_usage(sent, 5_000, 30_000, 29_000, caches=False) == Usage(33_000, 0, 0, 70)
     wrote = Usage(input=5_500, cached=4_000, written=1_000, output=70)
-    assert full_usage(wrote, 5_000, 30_000, 29_000, caches=True) == Usage(30_500, 29_500, 1_000, 70)
+    assert full_usage(wrote, 5_000, 30_000, 29_000, caches=True) == Usage(33_000, 31_900, 1_100, 70)
+    hidden = Usage(input=45_000, output=90)  # four requests, which sent more than the full history has
+    assert full_usage(hidden, 36_000, 30_000, 29_000, caches=False).input == 37_500
 
 
 # what is known of a prefix cache

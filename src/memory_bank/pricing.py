@@ -82,21 +82,21 @@ def full_usage(sent: Usage, tokens: int, full_tokens: int, known_tokens: int, *,
     """What the full history would have used in place of a context whose usage the provider reported.
 
     Args:
-        sent: the reported usage of the context.
-        tokens: of the context, as memory counts them.
+        sent: the reported usage of the context, in all requests that were answered with it.
+        tokens: of what these sent, as memory counts them.
         full_tokens: of the full history, counted in the same way.
         known_tokens: of its messages that the request before had too.
         caches: whether the provider has a prefix cache in use for these requests.
 
-    The provider's tokens beyond those of the messages (the tools, for example) are added to both. The cache is
-    taken to hold everything that the request before had, and the output to be the same, so that savings are
+    The provider is taken to count the full history as it counted the context, in proportion to memory's tokens. The
+    cache is taken to hold everything that the request before had, and the output to be the same, so that savings are
     not overstated.
     """
     if tokens == full_tokens:
         return sent
-    beyond = max(0, sent.input - tokens)
-    total = full_tokens + beyond
-    cached = cached_tokens(known_tokens + beyond) if caches and known_tokens else 0
+    scale = sent.input / tokens
+    total = round(scale * full_tokens)
+    cached = min(total, cached_tokens(round(scale * known_tokens))) if caches and known_tokens else 0
     written = total - cached if caches and sent.written else 0
     return Usage(total, cached, written, sent.output)
 

@@ -18,7 +18,7 @@ from memory_bank.bank.maintenance import purge
 from memory_bank.bank.schema import sessions
 from memory_bank.bank.usage import (
     NewStep,
-    StepUsage,
+    StepOutcome,
     add_steps,
     ends_of,
     get_step,
@@ -138,9 +138,17 @@ def test_names_that_a_database_refuses_are_stored_in_part(database: Database) ->
     """A role and a model's name are what a client or provider sends."""
     used = Usage(100, 0, 0, 10)
     odd = "\ud800\0role"
-    add_steps(database, [a_step(changed=odd, changed_at=1), StepUsage("a", 5e9, odd, used, used)], 100)
+    outcome = StepOutcome("a", 5e9, 70, 90, "refused", odd, used, used)
+    add_steps(database, [a_step(changed=odd, changed_at=1), outcome], 100)
     (step,) = list_steps(database, "a")
     assert (step.changed, step.model) == ("??role", "??role")
+    assert (step.tokens, step.full_tokens, step.status) == (70, 90, "refused")
+
+
+def test_an_outcome_without_usage_changes_the_figures_alone(database: Database) -> None:
+    add_steps(database, [a_step(), StepOutcome("a", 5e9, 70, 60, "rebuilt")], 100)
+    (step,) = list_steps(database, "a")
+    assert (step.tokens, step.full_tokens, step.model, step.sent) == (70, 60, None, None)
 
 
 def test_a_purge_takes_the_steps_along(database: Database) -> None:

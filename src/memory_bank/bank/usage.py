@@ -151,10 +151,11 @@ _LAST_NUMBER = sa.select(sa.func.max(_t.number)).where(of_session(steps))
 _FIRST_NUMBER = sa.select(sa.func.min(_t.number)).where(of_session(steps))
 _ENDS = sa.select(_FIRST_NUMBER.scalar_subquery(), _LAST_NUMBER.scalar_subquery())
 _INSERT = sa.insert(steps)
-_SET_USAGE = (
+_OUTCOME = (_t.tokens, _t.full_tokens, _t.status, _t.model, *_USED)
+_SET_OUTCOME = (
     sa.update(steps)
     .where(of_session(steps), _t.created == sa.bindparam("at", type_=sa.Float(53)))
-    .values({c: sa.bindparam(f"new_{c.name}", type_=c.type) for c in (_t.model, *_USED)})
+    .values({c: sa.bindparam(f"new_{c.name}", type_=c.type) for c in _OUTCOME})
 )
 _FORGET = (
     sa.update(steps)
@@ -196,6 +197,8 @@ _CURVE = (
 class NewStep:
     """A step to store. ``created`` in Unix seconds; ``manifest`` as ``packed`` makes it, or None.
 
+    ``status``: "rebuilt", "unchanged", "passed" (a request for a summary), "refused" (sent as it came, since upstream
+    refused a context of the session) or CONTROL.
     ``generation`` is the session's when the step was made; None if unknown. ``changed_at`` is the position of
     the first message that is not that of the step before, where the provider's prefix cache ends, and
     ``changed`` what that message is: "memory", or its role; None where the context begins as the one before.
@@ -217,14 +220,21 @@ class NewStep:
 
 
 @dataclass(frozen=True, slots=True)
-class StepUsage:
-    """The usage that a provider reported of the step made at a time, and that of the full history (estimated)."""
+class StepOutcome:
+    """What the request of the step made at a time came to.
+
+    ``tokens`` of all that was sent for it, ``full_tokens`` and ``status``: as in ``NewStep``. ``sent``: the usage
+    that the provider reported, ``full``: that of the full history (estimated); None with their ``model`` without one.
+    """
 
     session_id: str
     created: float
-    model: str
-    sent: Usage
-    full: Usage
+    tokens: int
+    full_tokens: int
+    status: str
+    model: str | None = None
+    sent: Usage | None = None
+    full: Usage | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -285,27 +295,27 @@ def unpacked(stored: bytes) -> dict[str, Any]:
     return values
 
 
-def add_steps(database: Database, new: Sequence[NewStep | StepUsage], kept: int) -> None:
-    """Store steps in one transaction, numbered on from the last step of their session, and usage of stored steps.
+def add_steps(database: Database, new: Sequence[NewStep | StepOutcome], kept: int) -> None:
+    """Store steps in one transaction, numbered on from the last step of their session, and what stored steps came to.
 
     Only the latest ``kept`` steps of a session keep their manifests. A step newer than the deletion of its
     session revives the session, an older one is dropped; a manifest is dropped if the session was emptied
     since.
     """
     by_session: dict[str, list[NewStep]] = {}
-    used: dict[str, list[StepUsage]] = {}
+    ended: dict[str, list[StepOutcome]] = {}
     for step in new:
         by_session.setdefault(step.session_id, [])
         if isinstance(step, NewStep):
             by_session[step.session_id].append(step)
         else:
-            used.setdefault(step.session_id, []).append(step)
+            ended.setdefault(step.session_id, []).append(step)
     with database.write() as c:
         for session_id in sorted(by_session):  # one order, so that two processes cannot deadlock
             database.lock_session(c, session_id)
             _add_steps(database, c, session_id, by_session[session_id], kept)
-            for usage in used.get(session_id, ()):
-                c.execute(_SET_USAGE, _usage_values(usage))
+            for outcome in ended.get(session_id, ()):
+                c.execute(_SET_OUTCOME, _outcome_values(outcome))
 
 
 def _storable(text: str, length: int) -> str:
@@ -313,12 +323,15 @@ def _storable(text: str, length: int) -> str:
     return text[:length].replace("\0", "?").encode("utf-8", "replace").decode("utf-8")
 
 
-def _usage_values(usage: StepUsage) -> dict[str, Any]:
-    sent, full = usage.sent, usage.full
-    counts = (sent.input, sent.cached, sent.written, sent.output, full.input, full.cached, full.written)
-    values: dict[str, Any] = {f"new_{c.name}": n for c, n in zip(_USED, counts, strict=True)}
-    model = _storable(usage.model, _LONGEST_MODEL)
-    return {"session": usage.session_id, "at": usage.created, "new_model": model, **values}
+def _outcome_values(outcome: StepOutcome) -> dict[str, Any]:
+    sent, full = outcome.sent, outcome.full
+    counts: Sequence[object] = [None] * len(_USED)
+    if sent is not None and full is not None:
+        counts = (sent.input, sent.cached, sent.written, sent.output, full.input, full.cached, full.written)
+    model = None if outcome.model is None else _storable(outcome.model, _LONGEST_MODEL)
+    values = (outcome.tokens, outcome.full_tokens, outcome.status, model, *counts)
+    named = {f"new_{c.name}": v for c, v in zip(_OUTCOME, values, strict=True)}
+    return {"session": outcome.session_id, "at": outcome.created, **named}
 
 
 def _add_steps(database: Database, c: Connection, session_id: str, new: Sequence[NewStep], kept: int) -> None:

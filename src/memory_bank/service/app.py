@@ -16,7 +16,7 @@ from anyio import to_thread
 
 from memory_bank import __version__
 from memory_bank.bank.database import Database
-from memory_bank.bank.usage import StepUsage
+from memory_bank.bank.usage import CONTROL, StepOutcome
 from memory_bank.config import Config, ServiceSettings
 from memory_bank.errors import ConfigError, MemoryBankError, MissingExtraError, NotFoundError
 from memory_bank.pricing import Usage, full_usage, price_of
@@ -38,6 +38,7 @@ from memory_bank.service.proxy.identity import Identity, canonical_bytes
 from memory_bank.service.proxy.injection import Injection
 from memory_bank.service.proxy.rebuild import Rebuilder
 from memory_bank.service.proxy.routes import (
+    REFUSED,
     Exchange,
     Proxy,
     Responder,
@@ -157,20 +158,30 @@ class Service:
     def _exchanged(self, exchange: Exchange) -> None:
         if exchange.outcome in ("unreachable", "broken_off"):
             self.metrics.upstream_errors.inc()
-        used = _usage_of(exchange)
-        if exchange.step is not None and _has_answered(exchange):
-            cached = None if used is None or exchange.cached_tokens is None else used.sent.cached
-            self.sessions.answered(exchange.step, cached, by_marks=exchange.route == "messages")
-        if used is None:
+        step, tokens, full_tokens = exchange.step, exchange.tokens, exchange.full_tokens
+        if step is None or not tokens or full_tokens is None:
             return
-        self.recorder.take_usage(used)
-        self.metrics.used(used.sent, used.full, price_of(self.config.prices, used.model))
+        sent, full = _usage_of(exchange) or (None, None)
+        if _has_answered(exchange):
+            cached = None if sent is None or exchange.cached_tokens is None else sent.cached
+            self.sessions.answered(step, cached, by_marks=exchange.route == "messages")
+        model = None if sent is None else exchange.model or ""
+        status = CONTROL if step.control else "refused" if exchange.reason == REFUSED else exchange.memory
+        outcome = StepOutcome(step.session_id, step.created, tokens, full_tokens, status, model, sent, full)
+        self.recorder.take_outcome(outcome)
+        self._count_tokens(full_tokens, tokens)
+        if sent is not None and full is not None:
+            self.metrics.used(sent, full, price_of(self.config.prices, model or ""))
+
+    def _count_tokens(self, full: int, sent: int) -> None:
+        self.metrics.tokens.labels("full").inc(full)
+        self.metrics.tokens.labels("sent").inc(sent)
 
     def _stepped(self, step: Rebuilt) -> None:
         """Report a context that the proxy or the API has built."""
         self.metrics.step_seconds.observe(step.milliseconds / 1000)
-        self.metrics.tokens.labels("full").inc(step.full_tokens)
-        self.metrics.tokens.labels("sent").inc(step.tokens)
+        if not step.proxied:
+            self._count_tokens(step.full_tokens, step.tokens)
         self.metrics.sessions.set(self.sessions.held)
         self.telemetry.stepped(
             step.session_id,
@@ -190,10 +201,10 @@ def _has_answered(exchange: Exchange) -> bool:
     return is_whole and exchange.memory == built
 
 
-def _usage_of(exchange: Exchange) -> StepUsage | None:
-    """The usage that was reported of a recorded step, with that of its full history; None without one."""
+def _usage_of(exchange: Exchange) -> tuple[Usage, Usage] | None:
+    """The usage that was reported of a recorded step, and that of its full history; None without one."""
     step, total = exchange.step, exchange.input_tokens
-    if step is None or total is None or exchange.tokens is None or exchange.full_tokens is None:
+    if step is None or total is None or exchange.full_tokens is None or not exchange.answered_tokens:
         return None
     cached, written, output = (
         exchange.cached_tokens or 0,
@@ -208,8 +219,8 @@ def _usage_of(exchange: Exchange) -> StepUsage | None:
     caches = exchange.cached_tokens is not None
     if exchange.route == "messages":  # it reports zeros where the client marks nothing for the cache
         caches = cached + written > 0
-    full = full_usage(sent, exchange.tokens, exchange.full_tokens, step.known_tokens, caches=caches)
-    return StepUsage(step.session_id, step.created, exchange.model or "", sent, full)
+    tokens = exchange.answered_tokens, exchange.full_tokens, step.known_tokens
+    return sent, full_usage(sent, *tokens, caches=caches)
 
 
 def _responder(settings: ServiceSettings, sessions: Sessions) -> Responder:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from copy import copy as copied
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Literal, TypeVar, cast
 
 import sqlalchemy as sa
@@ -25,11 +26,13 @@ from memory_bank.bank.usage import CONTROL
 from memory_bank.config import Config, MemoryBankSettings, NoStrategySettings
 from memory_bank.errors import ConfigError, EmbeddingError, NotFoundError, StorageError
 from memory_bank.plan import Context, Plan
+from memory_bank.ports import TokenCounter
 from memory_bank.pricing import SentContext, common_length
 from memory_bank.processor import MemoryProcessor
 from memory_bank.service.proxy.dialect import RequestHistory
 from memory_bank.service.security.access import public_name, stored_id, writable_id
 from memory_bank.transcript.messages import check_messages, read, same_objects
+from memory_bank.transcript.tokens import open_counter
 
 log = logging.getLogger("memory_bank.Service")
 
@@ -38,6 +41,8 @@ _BYTES_A_TOKEN = 64  # a request larger than so many bytes a token counts by its
 T = TypeVar("T")
 PREVIEWS_KEPT = 4
 """Sessions that are kept in memory as they were last previewed; the next preview only adds what is new."""
+IN_ONE_BLOCK = " (block)"
+"""What is added to the key of a strategy that shows its memory as one block, whatever its layout is."""
 Redact = Callable[[object], object]
 Trace = Callable[[str, str], AbstractContextManager[object]]
 _s = sessions.c
@@ -63,6 +68,7 @@ class Rebuilt:
 
     ``plan`` is the step's plan; ``milliseconds`` the time that rebuilding took; ``created`` when that was, in
     Unix seconds. ``known_tokens``: of the messages of the full history that the request before had too.
+    ``proxied``: the proxy sends the request, and reports how many tokens it sent in all. ``counter`` counted them.
     ``changed_at`` and ``changed``: see ``bank.usage.NewStep``. ``changes_again``: neither this context nor the one
     before begins as its predecessor. ``control``: the session is left without memory. ``sent``: the context for
     ``answered``.
@@ -81,6 +87,8 @@ class Rebuilt:
     milliseconds: float
     created: float = 0.0
     known_tokens: int = 0
+    proxied: bool = False
+    counter: TokenCounter = field(default_factory=open_counter, repr=False)
     changed_at: int | None = None
     changed: str | None = None
     changes_again: bool = False
@@ -149,6 +157,9 @@ class Sessions:
         self._queued = queued
         self.traced = traced or _untraced
         without = {CONTROL: NoStrategySettings(), **config.memory_strategies}
+        for key, settings in config.memory_strategies.items():
+            if isinstance(settings, MemoryBankSettings):
+                without[key + IN_ONE_BLOCK] = settings.model_copy(update={"layout": "block"})
         self._processor = MemoryProcessor(
             config.model_copy(update={"memory_strategies": without}), self._open
         )
@@ -169,12 +180,16 @@ class Sessions:
         size: int = 0,
         history: RequestHistory | None = None,
         model: str = "",
+        beside: str | None = None,
+        safer: bool = False,
     ) -> Rebuilt:
         """Store what is new in the messages, and return the context of the next model call.
 
         ``size``: bytes of the request; images and ids take memory that their tokens do not show. ``history``: the
         request that the messages were read of; the tokens are then those of the context as it is written for it.
-        ``model``: that the request is for; its price decides how often the history is folded.
+        ``model``: that the request is for; its price decides how often the history is folded. ``beside``: what the
+        proxy sends besides the messages, such as the tools; it counts for the context and for the full history.
+        ``safer``: the memory is one block, where the strategy can show it so.
 
         Raises what MemoryProcessor.apply_strategy and ``to_request`` of the history raise, and ConfigError for an
         invalid name.
@@ -187,6 +202,8 @@ class Sessions:
         control = self.is_control(session_id)
         if control:
             key = CONTROL
+        elif safer and isinstance(self.config.strategy(key), MemoryBankSettings):
+            key += IN_ONE_BLOCK
         seen = messages if self._redact is None else [self._redact(m) for m in check_messages(messages)]
         client = llm_client if llm_client is not None else self.llm_client
         with (
@@ -221,20 +238,26 @@ class Sessions:
             if isinstance(state, MemoryBankState):
                 retention = state.settings.cache_retention
                 sent = state.prefix_cache.send(context, model, state.counter.count_message, retention)
+        counter = state.counter if state is not None else open_counter()
+        more = count_once(counter.count_text, beside) if beside else 0
         step = Rebuilt(
             session_id=session_id,
             strategy=key,
             messages=context,
             written=written,
             shown=shown,
-            tokens=tokens,
-            full_tokens=plan.full_tokens if plan else tokens,
+            tokens=tokens + more,
+            full_tokens=(plan.full_tokens if plan else tokens) + more,
             message_count=len(messages),
             record_count=count,
             unchanged=unchanged,
             milliseconds=1000 * (time.perf_counter() - began),
             created=time.time(),
-            known_tokens=plan.view.tokens_between(0, plan.view.tail_start) if plan and plan.view.tail else 0,
+            known_tokens=more + plan.view.tokens_between(0, plan.view.tail_start)
+            if plan and plan.view.tail
+            else 0,
+            proxied=beside is not None,
+            counter=counter,
             changed_at=changed_at,
             changed=changed,
             changes_again=changes_again,
@@ -519,6 +542,12 @@ class Sessions:
         self._processor.close(session_id)
         if reader is not None:
             reader.close()
+
+
+@lru_cache(maxsize=32)
+def count_once(count: Callable[[str], int], text: str) -> int:
+    """The tokens of a text that many requests have, such as their tools."""
+    return count(text)
 
 
 def _first_change(

@@ -101,8 +101,11 @@ class TokenSums(ResponseModel):
     """Tokens of the contexts built so far."""
 
     steps: Count = Field(description="contexts built")
-    full: Count = Field(description="tokens of the full histories")
-    sent: Count = Field(description="tokens of the contexts sent instead")
+    full: Count = Field(description="tokens of the requests as they came, tools included")
+    sent: Count = Field(
+        description="tokens of all that was sent for them, hidden turns and added tools included"
+    )
+    compared: str = Field(description='in words, such as "21% more than without memory"')
 
 
 class ReportedTokens(ResponseModel):
@@ -130,6 +133,7 @@ class CallCosts(ResponseModel):
 
     sent: float | None = Field(description="null: no model called has a price in the configuration")
     full: float | None
+    compared: str = Field(description='in words, such as "14% less than without memory"')
     unpriced: list[str] = Field(description="models without a price: their calls are not in the sums")
     models: list[ModelCost]
 
@@ -417,11 +421,11 @@ class StepItem(ResponseModel):
     model_config = ConfigDict(json_schema_extra={"examples": [_STEP]})
     number: Count = Field(description="1 is the session's first step")
     created: Time
-    tokens: Count = Field(description="of the context that was sent")
-    full_tokens: Count = Field(description="of the full history")
+    tokens: Count = Field(description="of all that was sent, hidden turns and tools included")
+    full_tokens: Count = Field(description="of the request as it came, tools included")
     messages: Count = Field(description="of the full history")
     records: Count = Field(description="stored by then")
-    status: str = Field(description="rebuilt, unchanged, or control (`holdout`)")
+    status: str = Field(description="rebuilt, unchanged, passed, refused (by upstream) or control")
     strategy: str
     milliseconds: float = Field(description="time that building the context took")
     detailed: bool

@@ -10,7 +10,7 @@ from fastapi import APIRouter, Path, Query, Request
 from fastapi.responses import Response
 
 from memory_bank.bank import usage
-from memory_bank.bank.listing import SessionInfo, list_page, namespace_totals, session_details
+from memory_bank.bank.listing import SessionInfo, Tokens, list_page, namespace_totals, session_details
 from memory_bank.errors import InvalidRequestError, NotFoundError
 from memory_bank.pricing import Usage, cost, price_of
 from memory_bank.service.api.models import (
@@ -100,7 +100,7 @@ def _session_detail(api: ApiContext, name: str) -> dict[str, Any]:
         "to_redo": found.to_redo,
         "queue": {"open": found.jobs, "failing": found.failing, "attempts": found.attempts},
         "spend": asdict(found.spent),
-        "tokens": asdict(found.tokens),
+        "tokens": _tokens(found.tokens),
         "control": api.sessions.is_control(found.session_id),
         "cost": _costs(api, usage.usage_of_session(api.database, found.session_id)),
     }
@@ -112,19 +112,34 @@ def _costs(api: ApiContext, sums: list[usage.UsageSums]) -> dict[str, Any]:
     for s in sums:
         if s.model is not None:
             by_model.setdefault(s.model, []).append(s)
-    models = []
+    models: list[dict[str, Any]] = []
     for model, own in by_model.items():
         sent, full = _total(s.sent for s in own), _total(s.full for s in own)
         calls = sum(s.steps for s in own)
         figures = {"model": model, "calls": calls, "sent": asdict(sent), "full": asdict(full)}
         models.append(figures | _priced(api, model, sent, full))
     priced = [m for m in models if m["sent_cost"] is not None]
+    paid, in_full = sum(m["sent_cost"] for m in priced), sum(m["full_cost"] for m in priced)
     return {
-        "sent": sum(m["sent_cost"] for m in priced) if priced else None,
-        "full": sum(m["full_cost"] for m in priced) if priced else None,
+        "sent": paid if priced else None,
+        "full": in_full if priced else None,
+        "compared": _compared(paid, in_full),
         "unpriced": sorted(m["model"] for m in models if m["sent_cost"] is None),
         "models": sorted(models, key=lambda m: (-m["calls"], m["model"])),
     }
+
+
+def _tokens(tokens: Tokens) -> dict[str, Any]:
+    return asdict(tokens) | {"compared": _compared(tokens.sent, tokens.full)}
+
+
+def _compared(sent: float, full: float) -> str:
+    """How much memory saved, or cost, in words; "" where there is nothing to compare."""
+    share = round(100 * (sent / full - 1)) if full else 0
+    word = "more" if share > 0 else "less"
+    return (
+        f"{abs(share)}% {word} than without memory" if share else "as much as without memory" if full else ""
+    )
 
 
 def _total(usages: Iterable[Usage]) -> Usage:
@@ -207,7 +222,7 @@ def _stats(api: ApiContext) -> dict[str, Any]:
         "insights": totals.insights,
         "queue": {"open": totals.jobs, "failing": totals.failing},
         "spend": asdict(totals.spent),
-        "tokens": asdict(totals.tokens),
+        "tokens": _tokens(totals.tokens),
         "cost": _costs(api, sums),
         "groups": groups,
     }

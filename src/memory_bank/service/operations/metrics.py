@@ -61,7 +61,7 @@ class Metrics:
         )
         self.running = gauge("requests_running", "Requests in progress.")
         self.step_seconds = histogram("step_seconds", "Seconds that memory took for one step.", _FAST)
-        self.tokens = counter("tokens", "Tokens of contexts: of the full history, and as sent.", "kind")
+        self.tokens = counter("tokens", "Tokens of requests: as they came, and of all that was sent.", "kind")
         self.memory = counter("memory", "Model calls by what memory did.", "status")
         self.usage = counter("model_tokens", "Tokens by the provider's usage reports.", "kind")
         self.cost = counter("model_cost", "Cost of model calls: of the full history, and as sent.", "kind")

@@ -9,7 +9,7 @@ from collections import deque
 from dataclasses import replace
 
 from memory_bank.bank.database import Database
-from memory_bank.bank.usage import CONTROL, NewStep, StepUsage, add_steps, packed
+from memory_bank.bank.usage import CONTROL, NewStep, StepOutcome, add_steps, packed
 from memory_bank.errors import StorageError
 from memory_bank.service.page.snapshot import snapshot
 from memory_bank.service.sessions import Rebuilt
@@ -43,9 +43,9 @@ class Recorder:
         self.kept = kept
         self.patience = patience
         self.lost = 0
-        self._new: deque[tuple[NewStep | StepUsage, Rebuilt | None, float]] = deque()
+        self._new: deque[tuple[NewStep | StepOutcome, Rebuilt | None, float]] = deque()
         self._detailed = 0  # of the new ones, those that wait for a manifest
-        self._ready: deque[NewStep | StepUsage] = deque()
+        self._ready: deque[NewStep | StepOutcome] = deque()
         self._open = 0  # steps taken that are neither written nor lost
         self._change = threading.Condition()
         self._closing = threading.Event()
@@ -70,11 +70,11 @@ class Recorder:
         )
         self._take(figures, step)
 
-    def take_usage(self, usage: StepUsage) -> None:
-        """Record the usage that the provider reported of a step, after the step. Never blocks."""
-        self._take(usage, None)
+    def take_outcome(self, outcome: StepOutcome) -> None:
+        """Record what a step's request came to, after the step. Never blocks."""
+        self._take(outcome, None)
 
-    def _take(self, figures: NewStep | StepUsage, step: Rebuilt | None) -> None:
+    def _take(self, figures: NewStep | StepOutcome, step: Rebuilt | None) -> None:
         with self._change:
             if self._closing.is_set():
                 self.lost += 1
@@ -164,7 +164,7 @@ class Recorder:
                 self.lost += 0 if written else len(batch)
                 self._change.notify_all()
 
-    def _written(self, batch: list[NewStep | StepUsage]) -> bool:
+    def _written(self, batch: list[NewStep | StepOutcome]) -> bool:
         """Write steps and return True. While the database fails, try again, until ``patience`` seconds are over.
 
         Returns False if the steps could not be written: the time is over, or an error came up that no retry mends.

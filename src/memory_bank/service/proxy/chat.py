@@ -34,7 +34,6 @@ class ChatDialect:
     path = "/chat/completions"
     key = "messages"
     provider: Provider = "openai"
-    resends = False
     counts_only = False
     error_body = staticmethod(failures.body)
 

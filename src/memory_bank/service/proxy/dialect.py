@@ -74,8 +74,6 @@ class Dialect(Protocol):
     """The member of a request that holds the conversation as an array."""
     provider: Provider
     """Whose API it is: requests go to the upstream of that provider."""
-    resends: bool
-    """Whether a rebuilt request that upstream refuses with 400 is sent again as it came."""
     counts_only: bool
     """Whether a request only counts tokens: its context is rebuilt, and nothing is recorded."""
 

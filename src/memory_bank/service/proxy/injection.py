@@ -13,11 +13,13 @@ from memory_bank.errors import BodyError, MemoryBankError, UpstreamError
 from memory_bank.service.proxy.body import JsonObject, parse_body
 from memory_bank.service.proxy.dialect import ModelToolCall, ModelTurn, TurnStream, add_usage, as_object
 from memory_bank.service.proxy.events import EventSplitter
-from memory_bank.service.proxy.routes import LARGE, ModelRequest, SendUpstream
+from memory_bank.service.proxy.routes import LARGE, REFUSED, SAFER, ModelRequest, SendUpstream
 from memory_bank.service.proxy.upstream import Headers, UpstreamAnswer
-from memory_bank.service.sessions import Sessions
+from memory_bank.service.sessions import Sessions, count_once
 from memory_bank.service.threads import limiter
 from memory_bank.tools import MAX_CHARS, handle_tool_call
+from memory_bank.transcript.jsontext import compact
+from memory_bank.transcript.tokens import open_counter
 
 log = logging.getLogger("memory_bank.Service")
 
@@ -38,7 +40,8 @@ class Injection:
     """A ``Responder`` that offers the memory tools and answers their calls.
 
     They are offered if the request's session has records, the client has no tools of these names, and the
-    model may choose; unless ``always``, only with a rebuilt context and beside tools of the client. A turn that
+    model may choose; unless ``always``, only with a rebuilt context and beside tools of the client; not in a session
+    one of whose contexts upstream has refused. A turn that
     calls them is answered here and upstream is asked again, with the turn and its results appended to the
     request; the client sees only the last turn, and what was streamed before such a call. Calls of the client's
     own tools in a hidden turn get the result ``NOT_YET``, so every call has a result and nothing has to be
@@ -56,9 +59,10 @@ class Injection:
         offers = self.always or (
             request.memory.status == "rebuilt" and value is not None and value.get("tools")
         )
+        offers = offers and request.memory.reason not in (REFUSED, SAFER)
         tools = request.dialect.offer_tools(value) if offers and value is not None else None
         if tools is None or not await self._has_records(request):
-            return await send(request.render())
+            return await send(request.render(), 0)
         return await _Rounds(self, request, send, tools).answer()
 
     async def _has_records(self, request: ModelRequest) -> bool:
@@ -128,6 +132,9 @@ class _Rounds:
         self.tools = tools
         self.value: JsonObject = request.body.value
         self.hidden: list[object] = []  # turns and results, appended to the request
+        self.counter = open_counter() if request.memory.step is None else request.memory.step.counter
+        added = tools[len(self.value.get("tools") or ()) :]
+        self.hidden_tokens, self.tool_tokens = 0, count_once(self.counter.count_text, compact(added))
         self.rounds = 0
         self.fetched = 0
 
@@ -174,13 +181,16 @@ class _Rounds:
                 body = await to_thread.run_sync(self.request.render, arrays)
         except BodyError as e:
             raise UpstreamError(f"a turn of the model's API cannot be sent back to it: {e}.") from None
-        return await self.send(body)
+        return await self.send(body, self.hidden_tokens + (self.tool_tokens if self.may_hide else 0))
 
     async def _hide(self, turn: ModelTurn) -> None:
         """Answer the calls of a turn that the client does not get."""
         texts = await self.injection.call_tools(self.request, turn.calls)
         results = [self.dialect.result(c, t) for c, t in zip(turn.calls, texts, strict=True)]
         self.hidden += [*turn.messages, *(r for r in results if r is not None)]
+        said = [{"role": "tool", "content": t} for t, r in zip(texts, results, strict=True) if r is not None]
+        count = self.counter.count_message
+        self.hidden_tokens += await to_thread.run_sync(lambda: sum(map(count, [*turn.messages, *said])))
         self.rounds += 1
         self.fetched += sum(call.is_memory for call in turn.calls)
 

@@ -53,7 +53,6 @@ class MessagesDialect:
     path = "/messages"
     key = "messages"
     provider: Provider = "anthropic"
-    resends = True
     counts_only = False
 
     def history(self, body: Body) -> RequestHistory:

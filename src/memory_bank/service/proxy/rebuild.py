@@ -25,6 +25,7 @@ from memory_bank.service.proxy.identity import Identity, SessionMatch
 from memory_bank.service.security.access import Caller, stored_id
 from memory_bank.service.sessions import Rebuilt, Sessions
 from memory_bank.transcript.harness import asks_for_summary
+from memory_bank.transcript.jsontext import compact
 from memory_bank.transcript.messages import MessageKind, kind_of, message_text
 
 log = logging.getLogger("memory_bank.Service")
@@ -61,7 +62,8 @@ class MemoryResult:
 
     ``data`` is the body for upstream, None for the original one; ``arrays`` are the members that differ in
     it. ``reason`` says, without contents, why the request ``passed`` or memory ``failed``. ``session`` is the
-    session's public name. ``seconds`` is the time taken. ``step`` is the step that it is recorded as.
+    session's public name; ``tokens`` are those of one such request. ``seconds`` is the time taken. ``step`` is the
+    step that it is recorded as.
     """
 
     status: Status
@@ -73,6 +75,21 @@ class MemoryResult:
     full_tokens: int | None = None
     seconds: float = 0.0
     step: Rebuilt | None = field(default=None, repr=False)
+
+
+@dataclass(slots=True)
+class SessionWay:
+    """How the requests of a session are sent since upstream refused one with a rebuilt context.
+
+    ``left`` of ``pause`` go without memory, then one is tried in a safer form; -1 once that was accepted. ``strips``:
+    as they came, they are accepted only without their thinking. ``thinks``: a turn with ``thinking.type: enabled``
+    was refused; such requests wait until the model is proven.
+    """
+
+    left: int
+    pause: int
+    strips: bool = False
+    thinks: bool = False
 
 
 class CircuitBreaker:
@@ -146,7 +163,8 @@ class Rebuilder:
     Failures are returned as ``failed`` and never raised. After two consecutive hangs of a namespace (a key) its
     requests skip memory for ``pause`` seconds, then one tries. A session whose job still hangs is not used. The
     facts of a context are committed when it is returned. ``marks_cache``: requests whose client asks for no cache
-    get marks where the API needs them.
+    get marks where the API needs them. ``ways``: of the sessions whose contexts upstream has refused; these have one
+    block of memory and no marks.
     """
 
     def __init__(
@@ -159,6 +177,7 @@ class Rebuilder:
         marks_cache: bool = True,
     ) -> None:
         self.marks_cache = marks_cache
+        self.ways: OrderedDict[tuple[str | None, str], SessionWay] = OrderedDict()
         self._sessions = sessions
         self._identity = identity
         self._timeout = timeout
@@ -291,6 +310,7 @@ class Rebuilder:
             if dialect.counts_only:
                 return self._count(caller, match, dialect, body, history, headers)
             self._claim(job, stored_id(caller.namespace, match.name))
+            safer = (caller.namespace, match.name) in self.ways
             rebuilt = self._sessions.rebuild(
                 caller.namespace,
                 match.name,
@@ -300,6 +320,8 @@ class Rebuilder:
                 size=len(body.data),
                 history=None if is_summary else history,
                 model=_model(body),
+                beside="".join(compact(v) for m in ("tools", "functions") if (v := body.value.get(m))),
+                safer=safer,
             )
             if self._identity.is_current(caller.namespace, match):
                 job.rebuilt = rebuilt
@@ -307,11 +329,12 @@ class Rebuilder:
         else:
             raise _BusyError
         if is_summary:
-            return MemoryResult("passed", COMPACTION, session=match.name)
+            tokens = rebuilt.full_tokens, rebuilt.full_tokens
+            return MemoryResult("passed", COMPACTION, None, {}, match.name, *tokens, step=rebuilt)
         reason = CONTROL_GROUP if rebuilt.control else None
         arrays = {} if rebuilt.unchanged else {dialect.key: rebuilt.written}
         # a context that changes at each step would be written to the cache and never be read
-        if self.marks_cache and not rebuilt.control and not rebuilt.changes_again:
+        if self.marks_cache and not (safer or rebuilt.control or rebuilt.changes_again):
             marked = dialect.mark_cache(body.value, arrays.get(dialect.key) or body.value[dialect.key])
             arrays = arrays if marked is None else {dialect.key: marked}
         return MemoryResult(

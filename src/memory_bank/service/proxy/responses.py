@@ -37,7 +37,6 @@ class ResponsesDialect:
     path = "/responses"
     key = "input"
     provider: Provider = "openai"
-    resends = False
     counts_only = False
     error_body = staticmethod(failures.body)
 

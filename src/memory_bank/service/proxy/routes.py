@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import re
 import time
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Literal, NamedTuple
 from urllib.parse import quote
 
@@ -25,7 +27,7 @@ from memory_bank.service.proxy.body import Body, JsonObject, MessageCache, parse
 from memory_bank.service.proxy.chat import ChatDialect
 from memory_bank.service.proxy.dialect import Dialect, Provider
 from memory_bank.service.proxy.messages import CountTokensDialect, MessagesDialect, thinking_turn
-from memory_bank.service.proxy.rebuild import MemoryResult, Rebuilder
+from memory_bank.service.proxy.rebuild import MemoryResult, Rebuilder, SessionWay
 from memory_bank.service.proxy.responses import ResponsesDialect
 from memory_bank.service.proxy.upstream import (
     Headers,
@@ -46,17 +48,20 @@ DIALECTS: tuple[Dialect, ...] = (
 LARGE = 65_536
 """Bytes from which a body is parsed and written in a thread."""
 
+REFUSALS = frozenset({400, 413, 422})  # the statuses after which a request is sent again as it came
 REFUSED = "upstream refused the rebuilt context"
+SAFER = "in a safer form, since upstream refused another"
 MARKS_REFUSED = "upstream refused cache marks"
 UNTRIED = "thinking would be bound to a rebuilt context"
-"""The reason of a request that begins a turn, while no rebuilt context of its session was accepted in a turn."""
+"""The reason of a request that begins a turn, while no rebuilt context was accepted in a turn of its model."""
+FIRST_PAUSE, LONGEST_PAUSE = 5, 160
+"""Requests of a session without memory after a refused context; each further one doubles them."""
 MOST_REFUSED = 1024
-"""Sessions that are remembered with how their requests are sent."""
+"""Sessions that are remembered with how their requests are sent; also the models in ``Proxy.proven``."""
 
 _HEADER_SAFE = "".join(chr(c) for c in range(0x21, 0x7F) if chr(c) != "%")
 
-Way = Literal["rebuilt", "original", "stripped"]
-"""How upstream accepted requests of a session; ``stripped``: as they came, without their thinking."""
+_ERROR_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 Outcome = Literal["complete", "client_gone", "broken_off", "unreachable", "refused", "aborted"]
 """``broken_off``: upstream broke off its answer; ``unreachable``: it gave none; ``refused``: by the service;
 ``aborted``: the service ended or failed."""
@@ -69,7 +74,8 @@ class Exchange:
     ``route``: a dialect's, or "other" for what only passes. ``began``: Unix seconds; ``first_byte`` and
     ``seconds``: until the first and the last byte of the answer's body. ``memory``: rebuilt, unchanged,
     passed or failed, "" for route "other", with its ``reason`` and the ``memory_seconds`` it took;
-    ``tokens`` sent upstream and ``full_tokens`` received, as memory counts them. ``input_tokens`` (with those
+    ``tokens`` of all that was sent upstream and ``full_tokens`` of the request as it came, tools included, as memory
+    counts them; ``answered_tokens`` of what upstream did not refuse. ``input_tokens`` (with those
     read from a cache and written to it, None where caches are not reported) and ``output_tokens`` are those of
     upstream's usage. ``step`` is the step that the request is recorded as.
     """
@@ -90,6 +96,7 @@ class Exchange:
     memory_seconds: float = 0.0
     tokens: int | None = None
     full_tokens: int | None = None
+    answered_tokens: int = 0
     input_tokens: int | None = None
     output_tokens: int | None = None
     cached_tokens: int | None = None
@@ -116,8 +123,8 @@ class ModelRequest:
         return render_body(self.body, {**self.memory.arrays, **arrays})
 
 
-SendUpstream = Callable[[bytes], Awaitable[UpstreamAnswer]]
-"""Sends a body upstream with the method, path and headers of the request."""
+SendUpstream = Callable[[bytes, int], Awaitable[UpstreamAnswer]]
+"""Sends a body that has so many tokens beyond memory's context upstream, and another form where that is refused."""
 
 Responder = Callable[[ModelRequest, SendUpstream], Awaitable[UpstreamAnswer]]
 """Answers a model request; may send several times, and closes every answer but the one it returns."""
@@ -125,16 +132,17 @@ Responder = Callable[[ModelRequest, SendUpstream], Awaitable[UpstreamAnswer]]
 
 async def forward(request: ModelRequest, send: SendUpstream) -> UpstreamAnswer:
     """Answer a model request with upstream's answer."""
-    return await send(request.render())
+    return await send(request.render(), 0)
 
 
 class Proxy:
     """An ASGI application for all paths under ``/v1`` that are not the service's own.
 
     The body of a model request gets the context from memory; everything else, and the answer, passes byte by
-    byte. A rebuilt request that the Messages API refuses with 400 is sent again as it came, and once more
-    without its thinking if that is refused too; what is accepted is how the session's later requests are sent,
-    in this process. Where only cache marks were refused, no request gets any from then on.
+    byte. A changed request that upstream refuses (REFUSALS) is sent again as it came, and once more without its
+    thinking if that is refused too. If one of them is accepted, the session goes without memory for some requests
+    and gets it in a safer form then (SessionWay), in this process; else nothing changes. Where only cache marks were
+    refused, no request gets any from then on. ``proven``: models that accepted a change before thinking.
 
     ``upstreams`` are the model APIs by provider. ``responder`` answers model requests, ``cache`` keeps parsed
     messages, ``add_trace`` adds trace headers to a request for upstream, ``record`` is called with every
@@ -152,7 +160,7 @@ class Proxy:
         record: Callable[[Exchange], None] = lambda _: None,
     ) -> None:
         self.upstreams = upstreams
-        self.ways: OrderedDict[tuple[str | None, str], Way] = OrderedDict()
+        self.proven: set[str] = set()
         self.rebuilder = rebuilder
         self.responder = responder
         self.cache = cache
@@ -205,6 +213,7 @@ class _ProxiedRequest:
         self.dialect: Dialect | None = None
         self.upstream = proxy.upstreams["openai"]
         self.request: ModelRequest | None = None
+        self.sent_tokens = self.answered_tokens = 0
         self.outcome: Outcome = "aborted"
         self.status: int | None = None
         self.received_bytes = 0
@@ -265,43 +274,45 @@ class _ProxiedRequest:
         headers = [(n, v) for n, v in headers if n != b"accept-encoding"]
         headers.append((b"accept-encoding", b"identity"))
 
-        async def send(body: bytes) -> UpstreamAnswer:
-            return await self._send_upstream(headers, body)
+        answer = await self.proxy.responder(request, partial(self._send_form, headers))
+        await self._relay(answer, _memory_headers(self.request.memory, self.sent_tokens))
 
-        answer = await self.proxy.responder(request, send)
-        if answer.status == 400 and self.dialect.resends:
-            answer = await self._resend(request, send, answer)
-        elif answer.status < 400 and _is_rebuilt(request, "goes on"):
-            self._remember("rebuilt")
-        await self._relay(answer, _memory_headers(self.request.memory))
+    async def _send_form(self, headers: Headers, body: bytes, more: int) -> UpstreamAnswer:
+        """The answer to a body of the request, or to another form of the request after upstream has refused it.
 
-    async def _resend(
-        self, request: ModelRequest, send: SendUpstream, answer: UpstreamAnswer
-    ) -> UpstreamAnswer:
-        """The answer to a request as it came, after upstream has refused it; the given one if that is no other.
-
-        Where its thinking was made for rebuilt requests it is refused too, and sent once more without that.
+        Where all are refused, it is the answer to the request as it came.
         """
+        request = self.request
+        assert request is not None
+        is_own = body == request.data
+        answer = await self._send_upstream(headers, body, more + (request.memory.tokens or 0))
+        if answer.status < 400 and not is_own:
+            self._accepted(request)
         tries: list[MemoryResult] = []
-        if request.memory.status == "rebuilt":
-            tries.append(self._unchanged(request))
-        elif request.memory.arrays and request.memory.reason != REFUSED:
-            tries.append(self._unchanged(request, reason=MARKS_REFUSED))
-        if request.memory.reason != REFUSED and request.dialect.without_thinking(_value(request)) is not None:
-            tries.append(self._unchanged(request, strips=True))
+        if answer.status in REFUSALS:
+            is_stripped = request.memory.reason == REFUSED and request.memory.arrays
+            if not (is_own or is_stripped):
+                only_marks = request.memory.status == "unchanged" and not more
+                tries.append(self._unchanged(request, reason=MARKS_REFUSED if only_marks else REFUSED))
+            if not is_stripped and request.dialect.without_thinking(_value(request)) is not None:
+                tries.append(self._unchanged(request, strips=True))
+        what, original = "", None
         for memory in tries:
-            await answer.aclose()
+            refused, error = await _read_refusal(answer)
+            what = what or f"{request.dialect.route}, {refused.status}, {error}"
+            if is_own or self.request is not request:
+                original = original or refused
             self.request = replace(request, memory=memory)
-            answer = await self.proxy.responder(self.request, send)
-            if answer.status >= 400:
-                continue
-            if memory.reason == MARKS_REFUSED:
-                self.proxy.rebuilder.marks_cache = False
-                log.warning("upstream refused cache marks: requests get none from now on")
-            else:
-                self._remember("stripped" if memory.arrays else "original")
-            break
-        return answer
+            answer = await self._send_upstream(headers, self.request.render(), memory.tokens or 0)
+            if answer.status < 400:
+                self._refused(request, memory, what)
+            if answer.status not in REFUSALS:
+                return answer
+        if tries:
+            log.info("upstream refused a request (%s) as it came, too: nothing changes", what)
+        if original is not None:
+            await answer.aclose()
+        return original or answer
 
     def _provider_of(self, path: str) -> Provider:
         """Whose API a request that only passes is for."""
@@ -329,20 +340,41 @@ class _ProxiedRequest:
             step=memory.step,
         )
 
-    def _remember(self, way: Way) -> None:
-        """Note how the session's request was accepted."""
-        session = self.request.memory.session if self.request else None
-        if session is None:
+    def _accepted(self, request: ModelRequest) -> None:
+        """Note that upstream accepted what memory made of a request."""
+        if _is_rebuilt(request, "goes on") and len(self.proxy.proven) < MOST_REFUSED:
+            self.proxy.proven.add(_model(request))
+        way = self._way(request.memory)
+        if way is not None and way.left == 0 and request.memory.status == "rebuilt":
+            way.left = -1
+            log.info("upstream accepted the safer form: session %s has memory again", request.memory.session)
+
+    def _refused(self, request: ModelRequest, memory: MemoryResult, what: str) -> None:
+        """Note that upstream refused a request and accepted this form of it."""
+        if memory.reason == MARKS_REFUSED:
+            self.proxy.rebuilder.marks_cache = False
+            log.warning("upstream refused cache marks (%s): requests get none from now on", what)
             return
-        if way != "rebuilt":
-            log.warning(
-                "upstream refused a rebuilt request and took the original: its session goes on without memory"
-            )
-        ways, key = self.proxy.ways, (self.caller.namespace, session)
-        ways[key] = way
+        if memory.session is None:
+            return
+        way = self._way(memory)
+        strips = bool(memory.arrays) or (way is not None and way.strips)
+        if way is not None and way.left > 0:  # it goes without memory already
+            way.strips = strips
+            return
+        pause = FIRST_PAUSE if way is None else min(2 * way.pause, LONGEST_PAUSE)
+        thinks = _is_rebuilt(request, "goes on") and _model(request) not in self.proxy.proven
+        ways, key = self.proxy.rebuilder.ways, (self.caller.namespace, memory.session)
+        ways[key] = SessionWay(pause, pause, strips, thinks)
         ways.move_to_end(key)
         if len(ways) > MOST_REFUSED:
             ways.popitem(last=False)
+        then = "while it thinks" if thinks else f"for {pause} requests, then in a safer form"
+        refused = "upstream refused a context (%s), not the request as it came: no memory for session %s %s"
+        log.warning(refused, what, memory.session, then)
+
+    def _way(self, memory: MemoryResult) -> SessionWay | None:
+        return self.proxy.rebuilder.ways.get((self.caller.namespace, memory.session or ""))
 
     async def _rebuild(self, dialect: Dialect, data: bytes, headers: Headers) -> ModelRequest:
         """The request with its context from memory."""
@@ -361,10 +393,15 @@ class _ProxiedRequest:
         request = ModelRequest(dialect, self.caller, data, body, memory)
         if memory.status not in ("rebuilt", "unchanged"):
             return request
-        way = self.proxy.ways.get((self.caller.namespace, memory.session or ""))
-        if way in ("original", "stripped"):
-            return replace(request, memory=self._unchanged(request, strips=way == "stripped"))
-        if way is None and _is_rebuilt(request, "begins"):
+        way = self._way(memory)
+        is_proven = _model(request) in self.proxy.proven
+        if way is not None:
+            waits = way.left > 0 or (way.thinks and _thinks(request) and not is_proven)
+            way.left -= way.left > 0
+            if waits or (way.strips and memory.status == "unchanged"):
+                return replace(request, memory=self._unchanged(request, strips=way.strips))
+            request = replace(request, memory=replace(memory, reason=memory.reason or SAFER))
+        if _is_rebuilt(request, "begins") and not is_proven:
             return replace(request, memory=self._unchanged(request, reason=UNTRIED))
         return request
 
@@ -385,17 +422,23 @@ class _ProxiedRequest:
         finally:
             self.body_was_read.set()
 
-    async def _send_upstream(self, headers: Headers, body: bytes | AsyncIterator[bytes]) -> UpstreamAnswer:
+    async def _send_upstream(
+        self, headers: Headers, body: bytes | AsyncIterator[bytes], tokens: int = 0
+    ) -> UpstreamAnswer:
+        """Upstream's answer to a body; ``tokens`` are those of the body, for the figures of the request."""
+        self.sent_tokens += tokens
         path: bytes = self.scope.get("raw_path") or b""
         if not path.startswith(b"/v1/"):
             path = quote(self.scope["path"]).encode()
-        return await self.upstream.send(
+        answer = await self.upstream.send(
             self.scope["method"],
             path.removeprefix(b"/v1"),
             self.proxy.add_trace(headers),
             body,
             query=self.scope["query_string"],
         )
+        self.answered_tokens += tokens if answer.status < 400 else 0
+        return answer
 
     async def _relay(self, answer: UpstreamAnswer, added: Headers) -> None:
         """Send an answer to the client as it arrives."""
@@ -438,8 +481,9 @@ class _ProxiedRequest:
             memory=memory.status if request else "",
             reason=memory.reason,
             memory_seconds=memory.seconds,
-            tokens=memory.tokens,
+            tokens=None if memory.tokens is None else self.sent_tokens,
             full_tokens=memory.full_tokens,
+            answered_tokens=self.answered_tokens,
             input_tokens=usage.input,
             output_tokens=usage.output,
             cached_tokens=usage.cached,
@@ -462,17 +506,43 @@ def _value(request: ModelRequest) -> JsonObject:
 
 def _is_rebuilt(request: ModelRequest, turn: Literal["begins", "goes on"]) -> bool:
     """Whether a request with a rebuilt context is one of a thinking turn, at this place of it."""
-    is_rebuilt = request.memory.status == "rebuilt" and request.dialect.resends
-    return is_rebuilt and thinking_turn(_value(request)) == turn
+    return request.memory.status == "rebuilt" and _thinks(request) == turn
 
 
-def _memory_headers(memory: MemoryResult) -> Headers:
-    """The headers that tell the client what memory did."""
+def _thinks(request: ModelRequest) -> Literal["begins", "goes on"] | None:
+    """The place of a request in a turn with ``thinking.type: enabled``; None without that."""
+    return thinking_turn(_value(request)) if request.dialect.provider == "anthropic" else None
+
+
+def _model(request: ModelRequest) -> str:
+    return str(_value(request).get("model"))
+
+
+async def _read_refusal(answer: UpstreamAnswer) -> tuple[UpstreamAnswer, str]:
+    """A refusal whose connection is released, and the type and code of its error where they are plain names."""
+    try:
+        data = b"".join([chunk async for chunk in answer.body])
+    finally:
+        await answer.aclose()
+
+    async def body() -> AsyncIterator[bytes]:
+        yield data
+
+    try:
+        error = json.loads(data)["error"]
+        names = [n for k in ("type", "code") if _ERROR_NAME.fullmatch(n := str(error.get(k) or ""))]
+    except (ValueError, RecursionError, TypeError, KeyError, AttributeError):
+        names = []
+    return UpstreamAnswer(answer.status, answer.headers, body()), "/".join(names) or "no type"
+
+
+def _memory_headers(memory: MemoryResult, sent: int) -> Headers:
+    """The headers that tell the client what memory did; ``sent``: tokens until now."""
     values = {
         "status": memory.status,
         "reason": memory.reason,
         "session": None if memory.session is None else quote(memory.session, safe=_HEADER_SAFE),
-        "tokens": None if memory.tokens is None else f"{memory.tokens}/{memory.full_tokens}",
+        "tokens": None if memory.tokens is None else f"{sent}/{memory.full_tokens}",
     }
     return [(f"x-memory-{name}".encode(), value.encode()) for name, value in values.items() if value]
 

@@ -119,7 +119,7 @@ const stats = new Poll(10_000, async () => {
   const facts = [
     ["sessions", count(s.sessions)],
     ["records", count(s.records)],
-    ["tokens sent", s.tokens.full ? `${short(s.tokens.sent)} of ${short(s.tokens.full)}, ${less(s.tokens.sent, s.tokens.full)}` : "0"],
+    ["tokens sent", s.tokens.full ? `${short(s.tokens.sent)} of ${short(s.tokens.full)}, ${s.tokens.compared}` : "0"],
     ["model calls", costs(s.cost)],
     ...(s.groups ? [["per step", [s.groups.memory, s.groups.control].map(perStep).join(" with memory, ") + " in the control group"]] : []),
     ["Observer queue", count(s.queue.open) + (s.queue.failing ? `, ${count(s.queue.failing)} failing` : "")],

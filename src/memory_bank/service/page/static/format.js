@@ -48,7 +48,7 @@ export const dollars = (n) => `$${money(n)}`;
 export function costs(c) {
   if (c.sent !== null) {
     const rest = c.unpriced.length ? `; without ${c.unpriced.join(", ")}, which have no price` : "";
-    return `${dollars(c.sent)} instead of ${dollars(c.full)}, ${less(c.sent, c.full)}${rest}`;
+    return `${dollars(c.sent)} instead of ${dollars(c.full)}, ${c.compared}${rest}`;
   }
   if (!c.models.length) return "no usage reported yet";
   const [sent, full] = ["sent", "full"].map((kind) => c.models.reduce((sum, m) => sum + m[kind].input, 0));

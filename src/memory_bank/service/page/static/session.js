@@ -123,9 +123,12 @@ export class SessionView {
       await this.load();
       return;
     }
-    const page = await get(at(this.name, "steps"), { after: this.last, limit: PAGE });
-    if (page.last === null || page.last < this.last || page.first > this.first || page.next !== null) {
-      await this.load(); // emptied meanwhile, or far behind
+    const page = await get(at(this.name, "steps"), { after: Math.max(0, this.last - 1), limit: PAGE });
+    const end = page.steps.shift(); // the last one known: its figures are final once its answer has ended
+    const changed = end && this.steps.get(end.number)?.tokens !== end.tokens;
+    if (end) this.steps.set(end.number, end);
+    if (changed || page.last === null || page.last < this.last || page.first > this.first || page.next !== null) {
+      await this.load(); // or emptied meanwhile, or far behind
       return;
     }
     if (!page.steps.length) return;
@@ -174,12 +177,13 @@ export class SessionView {
   }
 
   tile(sums, words) {
-    return el("p", {}, el("b", {}, less(sums.tokens, sums.full_tokens)), el("span", { class: "dim" }, words));
+    const than = sums.tokens > sums.full_tokens ? " than without memory" : "";
+    return el("p", {}, el("b", {}, less(sums.tokens, sums.full_tokens) + than), el("span", { class: "dim" }, words));
   }
 
   stepSign(index) {
     const number = this.last - index;
-    return `${number} ${this.steps.get(number)?.created}`;
+    return `${number} ${this.steps.get(number)?.created} ${this.steps.get(number)?.tokens}`;
   }
 
   stepRow(index) {
@@ -199,7 +203,7 @@ export class SessionView {
       },
       el("b", {}, count(number)), el("span", { class: "bars" }, full, sent),
       el("span", { class: "number" }, count(s.tokens)),
-      el("span", { class: "number dim less" }, { unchanged: "as it came", control: "control" }[s.status] ?? what),
+      el("span", { class: "number dim less" }, { unchanged: "as it came", refused: "refused", control: "control" }[s.tokens === s.full_tokens || s.status === "refused" ? s.status : ""] ?? what),
       el("span", { class: "number dim time" }, clock(s.created)),
     );
   }

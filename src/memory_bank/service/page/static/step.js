@@ -143,7 +143,7 @@ export class StepView {
     if (plan?.memory_tokens) facts.unshift(`${count(plan.memory_tokens)} of them memory`);
     put(
       this.figures,
-      el("b", {}, count(s.tokens)), ` of ${count(s.full_tokens)} tokens, `, el("b", {}, s.status === "rebuilt" ? less(s.tokens, s.full_tokens) : "sent as they came"),
+      el("b", {}, count(s.tokens)), ` of ${count(s.full_tokens)} tokens, `, el("b", {}, s.tokens === s.full_tokens ? "sent as they came" : less(s.tokens, s.full_tokens)),
       el("span", { class: "dim" }, ` \u00b7 ${facts.join(" \u00b7 ")} \u00b7 `, el("time", { datetime: new Date(1000 * s.created).toISOString(), title: moment(s.created) }, clock(s.created))),
     );
     put(this.billed, this.usage(s));
