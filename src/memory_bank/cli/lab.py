@@ -183,7 +183,7 @@ def audit(
         ..., help="Files of recorded runs or of agents' logs, or their folders."
     ),
     strategy: list[str] = typer.Option(
-        [], help="Key, KEY?setting=value, or module:function; default: every memory of the configuration."
+        [], help="Key, KEY?setting=value, or module:function; default: those that --config names, else all."
     ),
     config: Path | None = CONFIG,
     budget: list[int] = typer.Option([], min=0, help="Tokens of history to try, where a strategy has them."),
