@@ -11,7 +11,6 @@ from tests.chats import rounds, system, user
 from tests.cli.conftest import cli  # noqa: F401  a fixture
 from tests.service.processes import serve, until
 from tests.service.proxied import configured, proxied
-from tests.service.serving import bearer
 
 from memory_bank.bank.session import MemoryBankState
 from memory_bank.config import MemoryBankSettings
