@@ -2,6 +2,7 @@
 # make test   every test (installs all extras, with a CPU build of torch, once)
 # make attack the tests of what an attacker can do, on loopback
 # make lint   style and types
+# make readme the README's commands as written, in an empty environment (asks the package index)
 # make docs   the documentation site, in site/
 # make hashes the packages of the Docker image with their hashes (needs uv, asks the package index)
 # make integrations   each framework's adapter, in a virtual environment of its own
@@ -17,7 +18,7 @@ export PYTHONDONTWRITEBYTECODE :=
 # One thread per process for numerical libraries: the tests use all cores already.
 export OMP_NUM_THREADS := 1
 
-.PHONY: demo test test-base attack lint docs format wheel hashes integrations clients clean
+.PHONY: demo test test-base attack readme lint docs format wheel hashes integrations clients clean
 
 demo: $(VENV)/.base
 	@$(VENV)/bin/memory-bank demo
@@ -46,6 +47,9 @@ attack: $(VENV)/.full
 
 test-base: $(BASE)/.dev
 	$(BASE)/bin/python -m pytest $(ON_ALL_CORES)
+
+readme: $(VENV)/.full
+	$(VENV)/bin/python -m pytest -m installs
 
 lint: $(VENV)/.full
 	$(VENV)/bin/ruff check .
@@ -87,6 +91,7 @@ integrations:
 
 clients: $(VENV)/.full
 	$(VENV)/bin/python benchmarks/clients.py
+	$(VENV)/bin/python benchmarks/client_sessions.py
 
 wheel: $(VENV)/.base
 	@$(VENV)/bin/python -m pip wheel --quiet --disable-pip-version-check --no-deps -w dist .

@@ -8,6 +8,7 @@ A block is marked by an HTML comment above it, a whole page by one in its first 
 
 import contextlib
 import importlib.util
+import inspect
 import itertools
 import json
 import os
@@ -118,7 +119,7 @@ def run_commands(script: str, folder: Path, **environment: str) -> tuple[str, st
             env=os.environ | {"PATH": path, **environment},
         )  # fmt: skip
         try:
-            code = running.wait(timeout=120)
+            code = running.wait(timeout=600)
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(running.pid, signal.SIGKILL)
@@ -206,6 +207,38 @@ def test_the_proxy_of_the_readme(model, folder):
     assert "rebuilt" in out
     listed, _ = run_commands("memory-bank sessions --db bank.db --json", folder)
     assert json.loads(listed)["sessions"][0]["records"] == 8
+
+
+@pytest.mark.installs
+def test_the_readme_in_an_empty_environment(model, tmp_path):
+    """Its commands as written, and its code, in a copy of the checkout, with an empty home: asks the package index."""
+    copy, home = tmp_path / "checkout", tmp_path / "home"
+    home.mkdir()
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True)
+    for name in filter(None, listed.stdout.split("\0")):
+        if (ROOT / name).is_file():
+            (copy / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(ROOT / name, copy / name)
+    subprocess.run([sys.executable, "-m", "venv", copy], check=True)
+    (copy / "my_agent.py").write_text(f"TOOLS, ORDERS = {TOOLS!r}, {ORDERS!r}\n{AGENT}")
+    page = [b for b in blocks("README.md") if b.mark != "not run"]
+    code = "\n".join(b.code for b in page if b.language == "python")
+    tools = f"import json\nTOOLS, ORDERS = {TOOLS!r}, {ORDERS!r}\n{inspect.getsource(run_tool)}"
+    (copy / "library.py").write_text(f"{tools}\n{code}\nstate.close()\n")
+    commands = [b.commands() for b in page if b.language == "console"]
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    out, _ = run_commands(
+        "\n".join([*commands, "memory-bank sessions --json", f"OPENAI_BASE_URL={model.base_url} python library.py"])
+        .replace("8767", port),
+        copy, HOME=str(home), XDG_DATA_HOME="", PYTHONPATH="", OPENAI_API_KEY="x", OPENAI_BASE_URL=model.base_url,
+        MEMORY_BANK_SERVICE__PORT=port, PIP_QUIET="1", PIP_DISABLE_PIP_VERSION_CHECK="1",
+    )  # fmt: skip
+    assert model.refused == []
+    assert out.count("ORD-1 is late.") == 2
+    assert '"records": 8' in out  # of the agent, in the default bank
+    assert "kept" in out
 
 
 # -- marks and links

@@ -198,5 +198,5 @@ class MissingExtraError(MemoryBankError, ImportError):
     """An optional dependency is not installed; the message names the extra."""
 
     def __init__(self, what: str, extra: str) -> None:
-        super().__init__(f"{what} is not installed: run  pip install 'memory-bank[{extra}]'")
+        super().__init__(f"{what} is not installed: run  pip install 'agent-memory-bank[{extra}]'")
         self.extra = extra

@@ -37,8 +37,11 @@ class Result:
 
 
 @pytest.fixture
-def cli(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., Result]:
-    """``cli("replay", path)`` in this process."""
+def cli(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> Callable[..., Result]:
+    """``cli("replay", path)`` in this process, with a data directory of the test's own."""
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
 
     def run(*args: Any) -> Result:
         capsys.readouterr()

@@ -22,6 +22,32 @@ def odd(cli, tmp_path):
     return db, first["trace_id"]
 
 
+def test_without_db_it_is_the_bank_that_serve_uses(cli, bank, tmp_path, monkeypatch):
+    exported = tmp_path / "all.jsonl"
+    assert cli("export", "--db", bank, "--out", exported).code == 0
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "home"))
+    own = tmp_path / "home" / "memory-bank" / "bank.db"
+    done = cli("sessions")
+    assert (done.code, str(own) in done.sentence(), own.exists()) == (2, True, False)
+    assert cli("import", exported).code == 0
+    assert own.parent.stat().st_mode & 0o077 == 0  # what tools said is the user's own
+    listed = cli("sessions", "--json").json()["sessions"]
+    assert {s["session_id"] for s in listed} == {"one", "two"}
+    lines = [json.loads(text) for text in cli("export").out.splitlines()]
+    trace_id = next(line["trace_id"] for line in lines if "step_id" in line)
+    for command in (
+        ("show", trace_id), ("search", "order", "--session", "one"), ("verify",), ("observe", "--once"),
+        ("re-embed", "--embedding-model", "lexical"), ("purge", "--older-than", "1d"), ("reset", "one"),
+    ):  # fmt: skip
+        assert cli(*command).code == 0, command
+    [left] = [s for s in cli("sessions", "--json").json()["sessions"] if s["records"]]
+    assert left["session_id"] == "two"
+    other = tmp_path / "other.db"
+    monkeypatch.setenv("MEMORY_BANK_SERVICE__DATABASE", str(other))
+    assert cli("import", exported).code == 0
+    assert other.exists()
+
+
 def test_sessions(cli, bank):
     done = cli("sessions", "--db", bank)
     assert done.code == 0

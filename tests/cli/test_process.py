@@ -33,7 +33,6 @@ def test_help_and_version(cli):
         (["bogus"], "bogus"),
         (["--nope"], "--nope"),
         (["search"], "query"),
-        (["search", "x"], "--db"),
         (["search", "x", "--db", "x", "--top-k", "0"], "--top-k"),
         (["search", "x", "--db", "x", "--top-k", "many"], "--top-k"),
         (["demo", "extra"], "extra"),
@@ -133,7 +132,7 @@ def test_demo_says_how_to_get_the_model(cli, monkeypatch):
     monkeypatch.setitem(sys.modules, "FlagEmbedding", None)  # as where the extra is not installed
     done = cli("demo", "--embedding-model", "some/other-model")
     assert done.code == 0
-    assert "pip install 'memory-bank[bge]'" in done.out
+    assert "pip install 'agent-memory-bank[bge]'" in done.out
     stored, said = re.search(r"stored ([\d,]+) bytes, the tool said ([\d,]+) bytes", done.out).groups()
     assert stored == said
 

@@ -77,7 +77,8 @@ def test_candidates_are_spelled_as_in_their_segment(text):
     for segment in cut.segments:
         head = cut.heads[segment.block]
         shown = f"{head}\n{segment.text}"
-        spelled = {shown, unescape(shown)} if segment.structured else {shown}
+        cells = {unescape(segment.text[start:end]) for _, start, end in segment.cells}
+        spelled = {shown, unescape(shown), *cells} if segment.structured else {shown}
         for c in find_candidates(segment, head):
             plain = "<" in shown or any(c.text in s or c.form in fold(s) for s in spelled)
             assert plain, (c, segment)

@@ -496,7 +496,7 @@ def test_without_the_extra_it_says_what_to_install(bank, monkeypatch):
     with serving(app) as url:
         answer = answer_to(url, request_of("tools/list", {}))
     assert answer.startswith("HTTP/1.1 501")
-    assert "pip install 'memory-bank[mcp]'" in answer
+    assert "pip install 'agent-memory-bank[mcp]'" in answer
 
 
 def test_a_database_that_is_gone_is_told():

@@ -164,7 +164,7 @@ class Database:
             if revision is not None and revision not in known_revisions():
                 raise DatabaseVersionError(
                     f"{self.name} was written by a newer memory_bank (schema {revision}, this one "
-                    f"knows {HEAD}): upgrade memory-bank."
+                    f"knows {HEAD}): upgrade agent-memory-bank."
                 )
             if revision is None:
                 self._backend.prepare(connection)

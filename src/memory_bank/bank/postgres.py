@@ -103,7 +103,7 @@ class Postgres(Backend):
             )
         except ImportError as e:  # psycopg or libpq
             raise DatabaseOpenError(
-                f"{self.name} needs psycopg, which is not there: run  pip install 'memory-bank[postgres]'."
+                f"{self.name} needs psycopg, which is not there: run  pip install 'agent-memory-bank[postgres]'."
             ) from e
 
         @event.listens_for(engine, "connect")

@@ -33,26 +33,35 @@ if TYPE_CHECKING:
     from memory_bank.bank.listing import SessionDetails
     from memory_bank.bank.maintenance import Purged
     from memory_bank.bank.transfer import ImportedSession
+    from memory_bank.config import ServiceSettings
     from memory_bank.ports import NamedEmbedder
 
-DB = typer.Option(
-    ..., "--db", help="The bank: a file name, sqlite:///FILE or postgresql://USER@HOST/DATABASE."
-)
+DB = typer.Option(None, "--db", help="The bank: a file name or URL; default: the one that `serve` uses.")
 JSON = typer.Option(False, "--json", help="Print JSON.")
 SESSION = typer.Option(None, "--session", help="The session; may be left out when there is only one.")
 
 
-def open_bank(db: str) -> Database:
-    """The existing bank that --db names. Raises ConfigError when there is none."""
-    from memory_bank.bank.database import Database, database_url
+def bank_of(db: str | None, config: Path | None = None) -> ServiceSettings:
+    """The service's settings, with the bank that --db names in the place of their own."""
+    from memory_bank.config import load_config
 
-    url = database_url(db)
+    settings = load_config(config).service
+    return settings if db is None else settings.model_copy(update={"database": db})
+
+
+def open_bank(db: str | None, config: Path | None = None) -> Database:
+    """The existing bank that --db names, else the one that `serve` uses. Raises ConfigError when there is none."""
+    from memory_bank.bank.database import Database, database_url
+    from memory_bank.service.server.database import database_of
+
+    name = database_of(bank_of(db, config))
+    url = database_url(name)
     if url.get_backend_name() == "sqlite":
         if url.database in (None, "", ":memory:"):
             raise ConfigError("a bank in memory holds nothing yet: give --db the file of one.")
         if not Path(url.database).is_file():
-            raise ConfigError(f"there is no bank {url.database}: check the path given by --db.")
-    return Database(db, must_exist=True)
+            raise ConfigError(f"there is no bank {url.database}: give the path of yours with --db.")
+    return Database(name, must_exist=True)
 
 
 def the_session(database: Database, wanted: str | None) -> str:
@@ -71,7 +80,7 @@ def the_session(database: Database, wanted: str | None) -> str:
     return known[0].session_id
 
 
-def sessions(db: str = DB, as_json: bool = JSON) -> None:
+def sessions(db: str | None = DB, as_json: bool = JSON) -> None:
     """List the sessions of a bank."""
     from memory_bank.bank.embedder import bank_embedder
     from memory_bank.bank.listing import list_sessions
@@ -106,7 +115,7 @@ def _session_values(session: SessionDetails) -> dict[str, object]:
 
 def show(
     trace_id: str = typer.Argument(..., help="The trace_id of a record."),
-    db: str = DB,
+    db: str | None = DB,
     raw: bool = typer.Option(False, "--raw", help="Write only the tool's output, byte for byte."),
     as_json: bool = JSON,
 ) -> None:
@@ -141,7 +150,7 @@ def show(
 
 def search(
     query: str = typer.Argument(..., help="What to look for."),
-    db: str = DB,
+    db: str | None = DB,
     session: str | None = SESSION,
     top_k: int = typer.Option(5, min=1, help="How many records."),
     embedding_model: str | None = typer.Option(None, help="Default: the embedder the bank was built with."),
@@ -205,7 +214,9 @@ def bank_embedder_of(database: Database, wanted: str | None) -> NamedEmbedder:
 
 
 def reset(
-    session: str = typer.Argument(..., help="The session to empty."), db: str = DB, as_json: bool = JSON
+    session: str = typer.Argument(..., help="The session to empty."),
+    db: str | None = DB,
+    as_json: bool = JSON,
 ) -> None:
     """Delete the records and insights of one session."""
     from memory_bank.bank.maintenance import purge
@@ -220,7 +231,7 @@ def reset(
 
 
 def re_embed(
-    db: str = DB,
+    db: str | None = DB,
     embedding_model: str = typer.Option(..., help="The new model: a name, a folder, openai:NAME or lexical."),
     as_json: bool = JSON,
 ) -> None:
@@ -257,7 +268,7 @@ def seconds_of(duration: str) -> float:
 
 
 def purge(
-    db: str = DB,
+    db: str | None = DB,
     older_than: str | None = typer.Option(
         None, help="Delete records stored longer ago than this: 30d, 12h, 90m, 1d12h."
     ),
@@ -315,7 +326,7 @@ def _print_purged(gone: Sequence[Purged], dry_run: bool, as_json: bool, *, compl
 
 
 def verify(
-    db: str = DB,
+    db: str | None = DB,
     repair: bool = typer.Option(
         False, "--repair", help="Repair what can be repaired; records are never changed."
     ),
@@ -366,7 +377,7 @@ def _verify_progress(what: str, done: int, total: int) -> None:
 
 
 def export(
-    db: str = DB,
+    db: str | None = DB,
     session: str | None = typer.Option(None, "--session", help="Only this session; default: all."),
     out: Path | None = typer.Option(None, help="Write to this file; default: standard output."),
     as_json: bool = typer.Option(False, "--json", help="One JSON array instead of JSON lines."),
@@ -396,7 +407,7 @@ def export(
 
 def import_(
     files: list[Path] = typer.Argument(..., help="What `memory-bank export` wrote, plain or .gz."),
-    db: str = DB,
+    db: str | None = DB,
     embedding_model: str | None = typer.Option(
         None, help="The bank's embedder, to embed summaries again that another one embedded."
     ),
@@ -406,18 +417,17 @@ def import_(
 
     Creates the bank when there is none.
     """
-    from memory_bank.bank.database import Database, database_url
     from memory_bank.bank.transfer import ImportedSession, import_lines
     from memory_bank.models.embedding import load_embedder
+    from memory_bank.service.server.database import open_database
 
-    url = database_url(db)
-    if url.get_backend_name() == "sqlite" and url.database in (None, "", ":memory:"):
-        raise ConfigError("a bank in memory would be lost at once: give --db the file of one.")
     for path in files:
         if path.is_dir() or not path.exists():
             raise ConfigError(f"{path} is not a file of exported sessions: check the name.")
     model = None if embedding_model is None else load_embedder(embedding_model)
-    database = Database(db)
+    database = open_database(bank_of(db))
+    if database.in_memory:
+        raise ConfigError("a bank in memory would be lost at once: give --db the file of one.")
     imported: list[ImportedSession] = []
     refused: list[dict[str, str | None]] = []
     complete = False

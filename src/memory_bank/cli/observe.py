@@ -27,7 +27,7 @@ _AT_ONCE = 256
 
 
 def observe(
-    db: str = DB,
+    db: str | None = DB,
     session: str | None = typer.Option(None, "--session", help="Only this session; default: all."),
     once: bool = typer.Option(False, "--once", help="Exit when no job is left; default: work until stopped."),
     observer_model: str | None = typer.Option(
@@ -52,7 +52,7 @@ def observe(
     from memory_bank.models.observer import EXTRACTIVE, Observer
 
     settings = _settings(strategy, config, observer_model)
-    database = open_bank(db)
+    database = open_bank(db, config)
     if session is not None:
         the_session(database, session)
     if embedding_model is None and strategy is not None and bank_embedder(database) is None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from memory_bank.cli.bank import JSON, open_bank
+from memory_bank.cli.bank import DB, JSON, bank_of, open_bank
 from memory_bank.cli.lab import CONFIG
 from memory_bank.cli.output import one_line, print_json, table, tell, when
 from memory_bank.errors import ConfigError, MissingExtraError
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from memory_bank.bank.database import Database
     from memory_bank.bank.keys import ApiKey
-    from memory_bank.config import Config, ServiceSettings
+    from memory_bank.config import Config
 
 _READ = 65_536
 _LONGEST = 16 * 2**20  # a longer line on standard input is not an MCP request
@@ -77,9 +77,7 @@ def serve(
 
 
 def mcp(
-    db: str | None = typer.Option(
-        None, "--db", help="The bank: a file name or URL; default: the configured one, else your own."
-    ),
+    db: str | None = DB,
     session: str | None = typer.Option(
         None, "--session", help="The session of requests that name none; default: the only one."
     ),
@@ -94,11 +92,10 @@ def mcp(
 
     from memory_bank.config import load_config
     from memory_bank.service.mcp import create_server
-    from memory_bank.service.server.database import default_database
     from memory_bank.service.sessions import Sessions
 
     loaded = load_config(config)
-    database = open_bank(db or loaded.service.database or str(default_database()))
+    database = open_bank(db, config)
     try:
         sessions = Sessions(database, loaded if config is not None else with_embedder_of(loaded, database))
         if session is not None and not sessions.exists(None, session):
@@ -195,13 +192,12 @@ class _StdinLines:
 
 
 keys = typer.Typer(help="Create, list and revoke API keys of the service.", rich_markup_mode=None)
-_DB = typer.Option(None, "--db", help="Database: a file name or URL; default: the one that `serve` uses.")
 
 
 @keys.command()
 def create(
     name: str = typer.Argument(..., help="The agent or person that the key is for."),
-    db: str | None = _DB,
+    db: str | None = DB,
     config: Path | None = CONFIG,
     namespace: str | None = typer.Option(
         None,
@@ -221,7 +217,7 @@ def create(
     from memory_bank.bank.keys import Keys
     from memory_bank.service.server.database import open_database
 
-    database = open_database(_settings(db, config))
+    database = open_database(bank_of(db, config))
     if database.in_memory:
         raise ConfigError("a key in memory would be lost at once: give --db the database of the service.")
     made, key = Keys(database).create(
@@ -240,12 +236,11 @@ def create(
 
 
 @keys.command("list")
-def list_(db: str | None = _DB, config: Path | None = CONFIG, as_json: bool = JSON) -> None:
+def list_(db: str | None = DB, config: Path | None = CONFIG, as_json: bool = JSON) -> None:
     """List all keys, revoked ones too. The keys themselves are not stored."""
     from memory_bank.bank.keys import DEFAULT, Keys
-    from memory_bank.service.server.database import database_of
 
-    found = Keys(open_bank(database_of(_settings(db, config)))).all()
+    found = Keys(open_bank(db, config)).all()
     if as_json:
         print_json({"keys": [_as_json(k) for k in found]})
         return
@@ -262,28 +257,20 @@ def list_(db: str | None = _DB, config: Path | None = CONFIG, as_json: bool = JS
 @keys.command()
 def revoke(
     key: str = typer.Argument(..., metavar="KEY_ID_OR_NAME", help="As `keys list` shows it."),
-    db: str | None = _DB,
+    db: str | None = DB,
     config: Path | None = CONFIG,
     as_json: bool = JSON,
 ) -> None:
     """Revoke a key, in running services within two seconds. What it stored is kept."""
     from memory_bank.bank.keys import Keys
-    from memory_bank.service.server.database import database_of
 
-    database = open_bank(database_of(_settings(db, config)))
+    database = open_bank(db, config)
     gone = Keys(database).revoke(key)
     database.close()
     if as_json:
         print_json(_as_json(gone))
         return
     print(f"revoked {gone.key_id} ({one_line(gone.name, 100)}).")
-
-
-def _settings(db: str | None, config: Path | None) -> ServiceSettings:
-    from memory_bank.config import load_config
-
-    settings = load_config(config).service
-    return settings if db is None else settings.model_copy(update={"database": db})
 
 
 def _as_json(key: ApiKey) -> dict[str, Any]:

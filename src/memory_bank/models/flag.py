@@ -205,7 +205,7 @@ def _find(model: str) -> _ModelFiles:
     if importlib.util.find_spec("FlagEmbedding") is None:
         raise EmbedderLoadError(
             f"the embedding model {model!r} needs FlagEmbedding, which is not installed: run  pip install "
-            f"'memory-bank[bge]'  or {_LEXICAL}"
+            f"'agent-memory-bank[bge]'  or {_LEXICAL}"
         ) from MissingExtraError("FlagEmbedding", "bge")
     try:
         return _files_in(folder, str(folder), None) if is_folder else _on_hub(model)

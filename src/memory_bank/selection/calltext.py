@@ -9,6 +9,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 
+from memory_bank.selection.candidates import KIND, kind_of
 from memory_bank.selection.effects import is_failure
 from memory_bank.transcript.jsontext import inner_json, leaves, parse_arguments
 from memory_bank.transcript.quoting import one_line
@@ -40,6 +41,9 @@ _JSON_LINE = re.compile(r"^[\[{]", re.M)
 _LABELLED = re.compile(r"^[ \t]*(?:[-*] )?([A-Za-z][\w \-]{0,30}):[ \t]+(\S[^\n]{0,80})$", re.M)
 _LABELLED_CHARS = 8_000  # of a text that are searched for labels
 _ID_KEY = re.compile(r"(?:^|[_\W])(?:id|number|code|key|ref)$|id$", re.I)
+_IDS = {KIND["code"], KIND["hex"], KIND["email"]}
+_ID_CHARS = 44  # of an identifier: a UUID has 36
+_LEAST_ID = 6  # characters of a value that is an identifier by its spelling
 _TELLING = re.compile(
     r"(?:^|[_\W])(?:status|state|result|message|id|url|number|path|name|count|total)$|id$", re.I
 )
@@ -156,16 +160,18 @@ def outcome(output: str, known: Collection[str] = ()) -> tuple[str, list[str]]:
             return line, []
         if _CONFIRMED.match(line):
             return "ok", []
-        told, values = _telling(_LABELLED.findall(text[:_LABELLED_CHARS]), known)
-        if any(is_id(*part.split("=", 1)) for part in told.split(", ") if "=" in part):
+        labelled = _LABELLED.findall(text[:_LABELLED_CHARS])
+        told, values = _telling(labelled, known, [text for _, text in labelled])
+        if tells_id(told):
             return told, values
         lines = text.count("\n") + 1
         return f"{lines:,} lines" if lines > 1 else middle_cut(line, _OUTCOME_CHARS), []
     if isinstance(value, list):
         return f"{len(value):,} items", []
-    found = islice(leaves(value, breadth_first=True), 60)
-    pairs = ((leaf.key, one_line(str(leaf.value)[:_READ_CHARS])) for leaf in found if leaf.value is not None)
-    told, values = _telling(pairs, known)
+    found = [leaf for leaf in islice(leaves(value, breadth_first=True), 60) if leaf.value is not None]
+    pairs = [(leaf.key, one_line(str(leaf.value)[:_READ_CHARS])) for leaf in found]
+    own = {text for leaf, (_, text) in zip(found, pairs, strict=True) if leaf.depth == 1}
+    told, values = _telling(pairs, known, own)
     return told or "ok", values
 
 
@@ -191,16 +197,27 @@ def _json_in(text: str) -> object:
         return inner_json(text)
 
 
-def _telling(found: Iterable[tuple[str, str]], known: Collection[str]) -> tuple[str, list[str]]:
-    """Return up to three of some (key, value) pairs as text, ids first, and their values."""
-    named = [(key, text) for key, text in found if _TELLING.search(key) and text not in known]
+def _telling(
+    found: Iterable[tuple[str, str]], known: Collection[str], own: Collection[str]
+) -> tuple[str, list[str]]:
+    """Return up to three of some (key, value) pairs as text, ids first, and their values.
+
+    ``own``: values that are told where they are ids by their spelling, whatever their keys are.
+    """
+    named = [
+        (key, text)
+        for key, text in found
+        if text not in known and (_TELLING.search(key) or (text in own and is_id("", text)))
+    ]
     named.sort(key=lambda pair: not is_id(*pair))
     parts: list[str] = []
     values: list[str] = []
     room = _TELLING_CHARS
+    keys: set[str] = set()
     for key, text in named:
-        part = f"{key}={clip(text, 32)}"
-        if len(part) <= room and text not in values:
+        part = f"{key}={clip(text, _ID_CHARS if is_id(key, text) else 32)}"
+        if len(part) <= room and text not in values and (key not in keys or is_id(key, text)):
+            keys.add(key)
             parts.append(part)
             values.append(text)
             room -= len(part) + 2
@@ -210,8 +227,15 @@ def _telling(found: Iterable[tuple[str, str]], known: Collection[str]) -> tuple[
 
 
 def is_id(key: str, value: str) -> bool:
-    """Whether a value is an identifier by its key and its digits."""
-    return _ID_KEY.search(key) is not None and any(map(str.isdigit, value))
+    """Whether a value is an identifier: by its key and its digits, or by its spelling."""
+    if _ID_KEY.search(key):
+        return any(map(str.isdigit, value))
+    return len(value) >= _LEAST_ID and " " not in value and kind_of(value) in _IDS
+
+
+def tells_id(told: str) -> bool:
+    """Whether an outcome has an identifier among its values."""
+    return any(is_id(*part.split("=", 1)) for part in told.split(", ") if "=" in part)
 
 
 def _error_text(text: str) -> str:

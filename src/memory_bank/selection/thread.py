@@ -6,7 +6,6 @@ fit is counted by tool with the range of its numbers.
 
 from __future__ import annotations
 
-import re
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -21,6 +20,7 @@ from memory_bank.selection.calltext import (
     ending,
     outcome,
     shown_value,
+    tells_id,
 )
 from memory_bank.selection.effects import Effect, changes_something, is_failure
 from memory_bank.selection.plans import decisions_in, plan_in_call, plan_in_note
@@ -41,7 +41,6 @@ MOST_NAMED = 256
 MAX_COSTS = 4_096
 """Texts whose tokens are kept; they have at most a few hundred characters."""
 
-_ID = re.compile(r"(?:id|number|code|key|ref)(?:=|: )(?=\S*\d)", re.I)
 _SHARE, _LEAST, _A_CALL, _MOST = 0.2, 700, 14, 0.25
 
 
@@ -84,7 +83,7 @@ class _Call:
         return self.failed and not self.changed
 
     def found_an_id(self) -> bool:
-        return not self.failed and bool(_ID.search(self.outcome))
+        return not self.failed and tells_id(self.outcome)
 
 
 @dataclass(slots=True)

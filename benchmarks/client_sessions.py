@@ -1,0 +1,308 @@
+"""What coding agents do to a session of theirs: go back, compact, open a second window, start a sub-agent.
+
+``python benchmarks/client_sessions.py [NAME …]`` runs Claude Code and Codex, as ``clients.py`` installs them, each case
+once without memory (as the service's control group) and once with it, before a scripted upstream. The model reads
+files with payment ids by calls and names some ids in the end; an id that its request does not hold it reads again.
+``--installed`` skips what is not installed.
+
+A row tells the requests of both runs, how many payment ids stood in requests of a branch, window or agent that had
+never read them ("undone"), whether all answers were right, whether the last request had memory, and the savings: of
+the figures that the service recorded, and in bytes as upstream counted them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import re
+import sys
+import tempfile
+import uuid
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from clients import CLIENTS, SHELLS, Orders, Run, install, output_of, place_of, serving, tool_names
+from memory_bank.testing import Reply, ScriptedServer, calls, fail, say
+
+ASKED = re.compile(r"Read the orders (\d+) to (\d+)\b.*?payment ids of the orders ([\d, ]+)")
+AGENT = re.compile(r"First start an agent for this: <<(.+?)>>")
+SUMMARY = ("CONTEXT CHECKPOINT COMPACTION", "create a detailed summary of the conversation")
+MODELS = ("scripted", "gpt-5", "claude-sonnet-4-5")
+
+
+def task(first: int, last: int, *wanted: int, agent: str = "") -> str:
+    """A prompt: orders to read, then ids to name; ``agent``: the prompt of a sub-agent that is started first."""
+    start = f"First start an agent for this: <<{agent}>> Then go on. " if agent else ""
+    return (
+        f"{start}Read the orders {first} to {last} one after the other; order N is the file orders/N.json. "
+        f"Then name the payment ids of the orders {', '.join(map(str, wanted))}."
+    )
+
+
+class Model:
+    """The scripted model: works on the last task in its request, and notes which payment ids each request holds."""
+
+    def __init__(self, orders: Orders, *, refuses: bool = False) -> None:
+        self.orders = orders
+        self.held: list[tuple[int, set[int]]] = []  # of each request: its task's first order, ids of these orders
+        self.wrong = 0
+        self._refuses = refuses
+        self._largest = 0
+        self._read: dict[int, set[int]] = {}
+        self._agents: set[int] = set()
+        self._numbers = {orders.payment(n): n for n in range(1, 500)}
+
+    def __call__(self, body: dict[str, Any]) -> Reply:
+        """The next turn."""
+        messages = body.get("messages") or body.get("input") or []
+        said = json.dumps(messages[-1]) if isinstance(messages, list) and messages else ""
+        if any(s in said for s in SUMMARY):
+            return say("The orders were read, one after the other.")
+        offered = tool_names(body)
+        shell = next((t for t in SHELLS if t in offered), None)
+        tasks = [t for t in texts_of(messages) if ASKED.search(t)]
+        if shell is None or not tasks:
+            return say("Payments of orders")
+        text = json.dumps(messages)
+        asked = ASKED.search(AGENT.sub("", tasks[-1]))
+        assert asked is not None
+        first, last = int(asked[1]), int(asked[2])
+        if self._is_refused(text):
+            return fail(400, "messages: this order of blocks is not supported")
+        held = {self._numbers[p] for p in re.findall(r"PAY-[A-Z0-9]{10}", text) if p in self._numbers}
+        self.held.append((first, held))
+        agent = AGENT.search(tasks[-1])
+        if agent is not None and first not in self._agents:
+            self._agents.add(first)
+            return calls(("Agent", {"description": "Read orders", "prompt": agent[1], "subagent_type": "claude"}))
+        read = self._read.setdefault(first, set())
+        read |= {n for n in map(int, re.findall(r"<order (\d+)>", text)) if first <= n <= last}
+        wanted = [int(n) for n in re.findall(r"\d+", asked[3])]
+        left = [n for n in range(first, last + 1) if n not in read] or [n for n in wanted if n not in held]
+        if left:
+            read.add(left[0])  # each order once, and once more where its id is missing in the end
+            return calls((shell, SHELLS[shell](f"cat orders/{left[0]}.json")))
+        return say("The payments are " + ", ".join(self.orders.payment(n) for n in wanted) + ".")
+
+    def _is_refused(self, text: str) -> bool:
+        """Whether to refuse this request: the first that is shorter than the longest before it."""
+        is_short = len(text) < self._largest
+        self._largest = max(self._largest, len(text))
+        if self._refuses and is_short:
+            self._refuses = False
+            return True
+        return False
+
+    def undone(self, allowed: Callable[[int], Iterable[range]]) -> int:
+        """How many ids stood in requests of a task that may not know them; ``allowed``: of a task's first order."""
+        return sum(not any(n in r for r in allowed(first)) for first, held in self.held for n in held)
+
+
+def texts_of(messages: Any) -> list[str]:
+    """The texts of the user's messages that the client wrote, in their order."""
+    found: list[str] = []
+    for message in messages if isinstance(messages, list) else [{"role": "user", "content": messages}]:
+        if message.get("role") == "user":
+            content = message.get("content")
+            parts = content if isinstance(content, list) else [{"text": content}]
+            found += [str(p["text"]) for p in parts if isinstance(p, dict) and p.get("text")]
+    return found
+
+
+@dataclass
+class Work:
+    """A client in a folder, with its service and model."""
+
+    client: str
+    run: Run
+    answers: list[tuple[tuple[int, ...], str]] = field(default_factory=list)
+
+    def ask(self, prompt: str, *options: str) -> str:
+        """What the client prints for a prompt."""
+        client = CLIENTS[self.client]
+        run = dataclasses.replace(self.run, task=prompt)
+        *command, _ = client.command(place_of(self.client), run)
+        variables = run.environment(client.address) | client.variables
+        if self.client == "claude-code":  # -p takes the next word as the prompt
+            command = [*command[:-1], *options, command[-1], prompt]
+        else:
+            provider = f'{{name = "m", base_url = "{run.url}/v1", env_key = "OPENAI_API_KEY", wire_api = "responses"}}'
+            chosen = ["-c", f"model_providers.m={provider}", "-c", 'model_provider="m"', *options]
+            command = [*command, *chosen, prompt]
+        printed = output_of(command, run.folder, variables)
+        if found := ASKED.search(AGENT.sub("", prompt)):
+            self.answers.append((tuple(map(int, re.findall(r"\d+", found[3]))), printed))
+        return printed
+
+    def end_of_turn(self, session: str) -> str:
+        """The id of the last answer that Claude Code wrote into a session's log."""
+        [log] = self.run.home.rglob(f"{session}.jsonl")
+        lines = [json.loads(line) for line in log.read_text().splitlines()]
+        return str([x["uuid"] for x in lines if x.get("type") == "assistant"][-1])
+
+
+def goes_back(work: Work) -> None:
+    """Orders of 200 are read, and undone."""
+    session = str(uuid.uuid4())
+    work.ask(task(101, 112, 101), "--session-id", session)
+    end = work.end_of_turn(session)
+    work.ask(task(201, 212, 201), "--resume", session)
+    work.ask(task(301, 312, 102, 301), "--resume", session, "--resume-session-at", end)
+
+
+def two_windows(work: Work) -> None:
+    """Two processes go on with one session at once."""
+    session = str(uuid.uuid4())
+    work.ask(task(101, 108, 101), "--session-id", session)
+    prompts = [task(201, 212, 102, 201), task(301, 312, 103, 301)]
+    with ThreadPoolExecutor(2) as both:
+        list(both.map(lambda prompt: work.ask(prompt, "--resume", session), prompts))
+
+
+def same_id(work: Work) -> None:
+    """Two windows that share an id from their beginning, and no history."""
+    session = str(uuid.uuid4())
+    work.ask(task(101, 112, 101), "--session-id", session)
+    for log in work.run.home.rglob(f"{session}.jsonl"):
+        log.unlink()
+    work.ask(task(301, 312, 301, 302), "--session-id", session)
+
+
+def compacts(work: Work) -> None:
+    """The summary says nothing of the ids that are asked for after it."""
+    session = str(uuid.uuid4())
+    work.ask(task(101, 114, 101), "--session-id", session)
+    work.ask("/compact", "--resume", session)
+    work.ask(task(201, 204, 102, 105, 201), "--resume", session)
+
+
+def sub_agent(work: Work) -> None:
+    """A sub-agent reads other orders than the agent that started it."""
+    work.ask(task(101, 112, 101, agent=task(301, 308, 301)), "--allowedTools", "Bash", "Agent")
+
+
+def refused(work: Work) -> None:
+    """The first short context is refused."""
+    work.ask(task(101, 130, 101, 104))
+
+
+def compacts_itself(work: Work) -> None:
+    """Codex compacts where its context passes a limit."""
+    work.ask(task(101, 126, 101, 104), "-c", "model_auto_compact_token_limit=22000")
+
+
+def _branches(*known: tuple[int, int]) -> Callable[[int], list[range]]:
+    """A task knows the orders of its own hundred, and of those that these pairs allow it."""
+    return lambda first: [range(h, h + 100) for h in [first - 1, *(b - 1 for a, b in known if a == first)]]
+
+
+CASES: dict[str, tuple[str, str, Callable[[Work], None], Callable[[int], list[range]]]] = {
+    "goes-back": ("claude-code", "--resume-session-at", goes_back, _branches((201, 101), (301, 101))),
+    "two-windows": ("claude-code", "two windows", two_windows, _branches((201, 101), (301, 101))),
+    "same-id": ("claude-code", "two windows, one id from the start", same_id, _branches()),
+    "compacts": ("claude-code", "/compact", compacts, _branches((201, 101))),
+    "sub-agent": ("claude-code", "a sub-agent", sub_agent, _branches((101, 301))),
+    "refused": ("claude-code", "a context is refused", refused, _branches()),
+    "codex-compacts": ("codex", "its own compaction", compacts_itself, _branches()),
+}
+
+
+@dataclass
+class Figures:
+    """What became of a run."""
+
+    requests: int
+    undone: int
+    right: bool
+    memory: str
+    tokens: int
+    full: int
+    sent_bytes: int
+    received_bytes: int
+    sessions: int
+    errors: list[str]
+    output: str
+
+
+def measure(name: str, *, holdout: float) -> Figures:
+    """A case, with memory or (``holdout`` 1) as the service's control group."""
+    client, _, act, allowed = CASES[name]
+    orders = Orders(name)
+    model = Model(orders, refuses=name == "refused" and not holdout)
+    with tempfile.TemporaryDirectory(prefix="session-") as place:
+        folder = Path(place)
+        (folder / "home").mkdir()
+        (folder / "work" / "orders").mkdir(parents=True)
+        for n in (n for h in (100, 200, 300) for n in range(h + 1, h + 31)):
+            (folder / "work" / "orders" / f"{n}.json").write_text(orders.text(n) + "\n")
+        with (
+            ScriptedServer(model, models=MODELS) as server,
+            serving(server, folder / "bank.db", holdout=holdout) as (url, recorded),
+        ):
+            work = Work(client, Run(folder / "home", folder / "work", url))
+            act(work)
+            route = CLIENTS[client].route
+            asked = [e for e in recorded if e.route == route]
+            arrived = [r for r in server.requests if r.path.split("?")[0].endswith(route)]
+    right = all(orders.payment(n) in printed for wanted, printed in work.answers for n in wanted)
+    counted = [e for e in asked if e.tokens is not None]
+    return Figures(
+        requests=len(arrived),
+        undone=model.undone(allowed),
+        right=right,
+        memory=f"{asked[-1].memory} {asked[-1].reason or ''}".strip() if asked else "none",
+        tokens=sum(e.tokens for e in counted),
+        full=sum(e.full_tokens for e in counted),
+        sent_bytes=sum(len(r.data) for r in arrived),
+        received_bytes=sum(e.received_bytes for e in asked),
+        sessions=len({e.session for e in asked if e.session}),
+        errors=[*server.refused, *(str(e.status) for e in asked if e.status != 200)],
+        output="\n".join(printed for _, printed in work.answers),
+    )
+
+
+HEAD = (
+    "| client | case | requests without | with memory | undone ids | right answers | sessions | last request "
+    "| tokens saved | bytes saved | errors |\n|---|---|---:|---:|---:|---|---:|---|---:|---:|---:|"
+)
+
+
+def main() -> int:
+    """Run from the command line; 1 where a case is not as it should be."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(CASES)}; default: all")
+    parser.add_argument("--installed", action="store_true", help="only clients that are installed already")
+    asked = parser.parse_args()
+    if unknown := set(asked.names) - set(CASES):
+        parser.error(f"no case {', '.join(sorted(unknown))}: there are {', '.join(CASES)}")
+    print(HEAD, flush=True)
+    failed = 0
+    for name in asked.names or CASES:
+        client, shown, _, _ = CASES[name]
+        if asked.installed and not (place_of(client) / ".ready").exists():
+            continue
+        install(client)
+        without, with_memory = measure(name, holdout=1.0), measure(name, holdout=0.0)
+        saved = with_memory.full - with_memory.tokens
+        of_bytes = with_memory.received_bytes - with_memory.sent_bytes
+        print(
+            f"| {CLIENTS[client].shown} | {shown} | {without.requests} | {with_memory.requests} "
+            f"| {with_memory.undone} | {'yes' if with_memory.right else 'no'} | {with_memory.sessions} "
+            f"| {with_memory.memory} | {saved:,} of {with_memory.full:,} "
+            f"| {of_bytes:,} of {with_memory.received_bytes:,} | {len(with_memory.errors)} |",
+            flush=True,
+        )
+        if with_memory.undone or not with_memory.right or with_memory.requests > without.requests + (name == "refused"):
+            failed += 1
+            print(with_memory.output[-2000:], *with_memory.errors[:5], sep="\n", file=sys.stderr)
+    return min(1, failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
