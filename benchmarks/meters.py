@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from memory_bank.config import Config, load_config
+from memory_bank.config import Config, load_config, named_strategies
 from memory_bank.errors import MemoryBankError
 from memory_bank.lab.costs import REFERENCE, named_counter
 from memory_bank.lab.pages import PageSection, PlottedShare, figures_page, plot_file
@@ -99,7 +99,8 @@ def _run(meter: Meter, args: argparse.Namespace) -> int:
     if args.compare_reference:
         sys.path.insert(0, str(args.compare_reference.resolve()))
     config = load_config(args.config)
-    names = args.strategy or ["full", *(k for k, s in config.memory_strategies.items() if _is_local(s))]
+    named = named_strategies(args.config)
+    names = args.strategy or ["full", *(k for k in named if _is_local(config.strategy(k)))]
     for name in (*names, *args.baseline):
         if SET not in name:
             parse_strategy(name, config)

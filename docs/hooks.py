@@ -169,13 +169,14 @@ def settings_table(model: Any) -> list[str]:
 SETTINGS_INTRO = """\
 # Settings
 
-The settings of a configuration file, of `load_config(FILE)` and of `--config FILE`. The environment overrides
-single values: `MEMORY_BANK_` and the path of the setting, parts joined by two underscores, as in
-`MEMORY_BANK_MEMORY_STRATEGIES__memory_bank__TOP_K=5` and `MEMORY_BANK_SERVICE__PORT=0`. Lists and tables are
-JSON there. An unknown setting is an error that names the nearest known one.
+The settings of a configuration file, of `load_config(FILE)` and of `--config FILE`. A file [changes the shipped
+configuration](../howto/strategies.md#a-configuration-file) setting by setting, and `memory-bank config show` prints
+what is in effect. The environment overrides single values: `MEMORY_BANK_` and the path of the setting, parts joined
+by two underscores, as in `MEMORY_BANK_MEMORY_STRATEGIES__memory_bank__TOP_K=5` and `MEMORY_BANK_SERVICE__PORT=0`.
+Lists and tables are JSON there. An unknown setting is an error that names the nearest known one.
 
-The defaults below are those of the code: a setting that a section leaves out has them. The values of the
-shipped strategies are in [config.toml](#configtoml) at the end of this page.
+The defaults below are those of the code: a strategy of your own has them where it leaves a setting out. The values of
+the shipped strategies are in [config.toml](#configtoml) at the end of this page.
 
 ## General"""
 

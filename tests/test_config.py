@@ -10,11 +10,20 @@ import numpy as np
 import pydantic
 import pytest
 
-from memory_bank.config import Config, MemoryBankSettings, NoStrategySettings, as_settings, load_config
+from memory_bank.config import (
+    Config,
+    KeepLastSettings,
+    MemoryBankSettings,
+    NoStrategySettings,
+    as_settings,
+    load_config,
+    named_strategies,
+)
 from memory_bank.errors import ConfigError, UnknownStrategyError
 from memory_bank.shipped import shipped_file
 
 ENV = "MEMORY_BANK_MEMORY_STRATEGIES__"
+PRICES = 'prices = { "gpt-4.1-mini" = { prompt = 0.4, completion = 1.6, cached = 0.1 } }'
 
 
 def toml(tmp_path: Path, text: str) -> Path:
@@ -26,7 +35,7 @@ def toml(tmp_path: Path, text: str) -> Path:
 def test_the_documented_defaults():
     s = MemoryBankSettings()
     assert (s.top_k, s.max_chars_per_record, s.observer_max_chars) == (3, 2000, 10_000)
-    assert (s.observer_model, s.embedding_model) == ("gpt-4-1-mini", "BAAI/bge-small-en-v1.5")
+    assert (s.observer_model, s.embedding_model) == ("gpt-4.1-mini", "BAAI/bge-small-en-v1.5")
     assert (s.retrieval_query, s.fixed_query) == ("fixed", "how to proceed with the task")
 
 
@@ -59,7 +68,7 @@ def test_the_shipped_file_has_every_key_of_the_configuration():
     assert shipped.strategy(shipped.default_strategy).type == "memory_bank"
     assert shipped.strategy("memory_bank_classic") == MemoryBankSettings()
     assert shipped.strategy("memory_bank").selection == "evidence"
-    assert f'means "{Config().default_strategy}"' in shipped_file("config.toml").read_text(encoding="utf-8")
+    assert Config().default_strategy == shipped.default_strategy
 
 
 def test_every_setting_says_what_it_is():
@@ -74,12 +83,39 @@ def test_settings_are_frozen():
         load_config().default_strategy = "x"
 
 
-def test_a_file_of_ones_own_stands_for_itself(tmp_path):
-    config = load_config(toml(tmp_path, '[memory_strategies.mine]\ntype = "memory_bank"\ntop_k = 7'))
-    assert list(config.memory_strategies) == ["mine"]
-    assert config.strategy("mine") == MemoryBankSettings(top_k=7)
+def test_a_file_changes_and_adds_to_what_is_shipped(tmp_path):
+    file = toml(
+        tmp_path,
+        '[service]\nport = 1\n[memory_strategies.mine]\ntype = "memory_bank"\ntop_k = 7\n'
+        "[memory_strategies.memory_bank]\nkeep_recent = 4\n"
+        '[memory_strategies.semantic]\ntype = "keep_last_n"\n',
+    )
+    config, shipped = load_config(file), load_config()
+    assert config.strategy("mine") == MemoryBankSettings(
+        top_k=7
+    )  # a strategy of one's own has the code's defaults
+    changed = shipped.strategy("memory_bank").model_copy(update={"keep_recent": 4})
+    assert config.strategy("memory_bank") == changed
+    assert config.strategy("semantic") == KeepLastSettings()  # another type replaces the shipped one
+    assert config.service == shipped.service.model_copy(update={"port": 1})
+    others = shipped.memory_strategies.keys() - {"memory_bank", "semantic"}
+    assert {k: config.strategy(k) for k in others} == {k: shipped.strategy(k) for k in others}
+    assert named_strategies(file) == ["mine", "memory_bank", "semantic"]
     with pytest.raises(UnknownStrategyError, match="did you mean 'mine'"):
         config.strategy("mien")
+
+
+def test_a_file_without_strategies_names_all(tmp_path):
+    file = toml(tmp_path, PRICES)
+    assert load_config(file).prices["gpt-4.1-mini"].prompt == 0.4
+    assert load_config(file).model_copy(update={"prices": {}}) == load_config()
+    assert named_strategies(file) == named_strategies(None) == list(load_config().memory_strategies)
+
+
+def test_a_configuration_of_values_stands_for_itself():
+    assert Config(prices={}) == Config()
+    assert list(Config().memory_strategies) == ["memory_bank"]
+    assert list(Config(memory_strategies={"mine": {"type": "truncation"}}).memory_strategies) == ["mine"]
 
 
 STRATEGY = '[memory_strategies.a]\ntype = "memory_bank"\n'
@@ -92,8 +128,11 @@ STRATEGY = '[memory_strategies.a]\ntype = "memory_bank"\n'
         ("top_k = 1", "top_k is no setting: it belongs to a strategy"),
         ('defalt_strategy = "x"', "did you mean default_strategy?"),
         ("default_strategy = 3", "default_strategy: "),
-        ('default_strategy = "x"', "no strategy 'x': it has memory_bank."),
-        ("[memory_strategies.a]\ntop_k = 3", "memory_strategies.a: its type must be one of"),
+        ('default_strategy = "x"', "no strategy 'x': it has adaptive, "),
+        (
+            "[memory_strategies.a]\ntop_k = 3",
+            "memory_strategies.a: there is no strategy 'a' to change: its type must",
+        ),
         ('[memory_strategies.a]\ntype = "memry"', "memory_strategies.a: its type must be one of"),
         ('[memory_strategies.a]\ntype = "no_strategy"\ntop_k = 3', "memory_strategies.a.top_k is no setting"),
         (STRATEGY + "topk = 3", "memory_strategies.a.topk is no setting: did you mean top_k?"),
@@ -186,10 +225,10 @@ def test_the_environment_names_the_default_and_adds_a_strategy(monkeypatch):
         (f"{ENV}memory_bank__TOPK", "5", "did you mean top_k?"),
         (f"{ENV}memory_bank__TOP_K", "five", "input should be a valid integer"),
         (f"{ENV}memory_bnk__TOP_K", "5", "did you mean memory_bank?"),
-        ("MEMORY_BANK_DEFAULT_STRATEGI", "x", "did you mean MEMORY_BANK_DEFAULT_STRATEGY?"),
+        ("MEMORY_BANK_DEFAULT_STRATEGI", "x", "did you mean default_strategy?"),
         ("MEMORY_BANK_DEFAULT_STRATEGY", "no_strateg", "did you mean 'no_strategy'?"),
         ("MEMORY_BANK_MEMORY_STRATEGIES", "{", "no JSON"),
-        ("MEMORY_BANK_MEMORY_STRATEGIES", "[1]", "no JSON object"),
+        ("MEMORY_BANK_MEMORY_STRATEGIES", "[1]", "should be a valid dictionary"),
     ],
 )
 def test_a_wrong_environment_is_told(monkeypatch, variable, value, says):

@@ -77,9 +77,9 @@ def test_a_tuple_is_as_good_as_a_list():
 
 def test_configurations_of_any_make(tmp_path):
     file = tmp_path / "c.toml"
-    file.write_text('[memory_strategies.memory_bank]\ntype = "memory_bank"\ntop_k = 9')
+    file.write_text('default_strategy = "mine"\n[memory_strategies.mine]\ntype = "memory_bank"\ntop_k = 9')
     for config in (file, str(file), load_config(file)):
-        assert MemoryProcessor(config).config.strategy("memory_bank") == MemoryBankSettings(top_k=9)
+        assert MemoryProcessor(config).config.strategy("mine") == MemoryBankSettings(top_k=9)
     assert MemoryProcessor().config == MemoryProcessor(None).config == load_config()
     assert MemoryProcessor(Config()).config == Config()
     with pytest.raises(ConfigError, match="a Config, a dict or a path, not int"):

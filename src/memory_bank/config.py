@@ -10,14 +10,15 @@ import logging
 import os
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from numbers import Integral, Real
 from pathlib import Path, PurePath
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, cast
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator
-from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, SettingsError
+from pydantic_core import to_jsonable_python
+from pydantic_settings import BaseSettings, EnvSettingsSource, SettingsError
 
 from memory_bank.errors import ConfigError, UnknownStrategyError
 from memory_bank.shipped import shipped_file
@@ -49,23 +50,24 @@ class Settings(BaseModel):
         try:
             super().__init__(**values)
         except ValidationError as e:
-            raise ConfigError(sentence(e, type(self))) from None
+            raise ConfigError(*_sentences(e, type(self))) from None
 
 
-def hint(name: str, known: Any, otherwise: str, before: str = "", spell: Any = str) -> str:
+def hint(name: str, known: Any, otherwise: str, spell: Any = str) -> str:
     """The nearest known name as a question, else ``otherwise``."""
     near = difflib.get_close_matches(name, list(known), n=1)
-    return f"did you mean {before}{spell(near[0])}?" if near else otherwise
+    return f"did you mean {spell(near[0])}?" if near else otherwise
 
 
-def sentence(error: ValidationError, model: type[BaseModel]) -> str:
-    """The first validation error of settings as one sentence, without the value."""
-    first = error.errors(include_url=False, include_input=False)[0]
-    loc = [str(p) for p in first["loc"]]
-    place = f"{model.__name__}: {'.'.join(loc)}" if loc else model.__name__
-    if first["type"] == "extra_forbidden":
-        return f"{place} is no setting: {hint(loc[-1], model.model_fields, 'remove it.')}"
-    return f"{place}: {message_of(first)}"
+def _sentences(error: ValidationError, model: type[BaseModel]) -> Iterator[str]:
+    """Each validation error of settings as one sentence, without the value."""
+    for each in error.errors(include_url=False, include_input=False):
+        loc = [str(p) for p in each["loc"]]
+        place = ": ".join([model.__name__, *([".".join(loc)] if loc else [])])
+        if each["type"] == "extra_forbidden":
+            yield f"{place} is no setting: {hint(loc[-1], model.model_fields, 'remove it.')}"
+        else:
+            yield f"{place}: {message_of(each)}"
 
 
 def message_of(first: Any) -> str:
@@ -135,7 +137,7 @@ class MemoryBankSettings(Settings):
 
     type: Literal["memory_bank"] = "memory_bank"
     observer_model: str = Field(
-        default="gpt-4-1-mini",
+        default="gpt-4.1-mini",
         min_length=1,
         description="model that summarises each call; 'extractive' needs none",
     )
@@ -485,20 +487,15 @@ _MODELS: dict[str, type[AnyStrategy]] = {
 STRATEGY_TYPES = tuple(_MODELS)
 
 
-class Config(BaseSettings):
-    """A configuration: the strategies by key. Environment variables override values that are passed in.
+class Config(BaseModel):
+    """A configuration of the values that are passed in, with the defaults of the code for all others.
 
+    ``load_config`` begins with the shipped configuration instead. Environment variables override both:
     ``MEMORY_BANK_MEMORY_STRATEGIES__memory_bank__TOP_K=5`` sets one value. Raises ConfigError: an unknown
     key, a wrong value, in the arguments or in the environment.
     """
 
-    model_config = SettingsConfigDict(
-        frozen=True,
-        extra="forbid",
-        env_prefix=ENV_PREFIX,
-        env_nested_delimiter="__",
-        env_ignore_empty=True,
-    )
+    model_config = ConfigDict(frozen=True, extra="forbid")
     default_strategy: str = Field(
         default="memory_bank", min_length=1, description="key of the strategy that is used when none is named"
     )
@@ -517,10 +514,12 @@ class Config(BaseSettings):
     service: ServiceSettings = Field(default=ServiceSettings(), description="settings of `memory-bank serve`")
 
     def __init__(self, **values: Any) -> None:
+        strategies = values.get("memory_strategies", {"memory_bank": {"type": "memory_bank"}})
+        known = strategies if isinstance(strategies, Mapping) else {}
         try:
-            super().__init__(**values)
+            super().__init__(**laid_over({"memory_strategies": strategies} | values, _environment(known)))
         except ValidationError as e:
-            raise ConfigError(_sentence(e)) from None
+            raise ConfigError(*_mistakes(e, known)) from None
         except SettingsError as e:
             raise ConfigError(f"the environment, {ENV_PREFIX}…: its value is no JSON ({e}).") from None
         for key, settings in self.memory_strategies.items():
@@ -529,26 +528,11 @@ class Config(BaseSettings):
             if isinstance(settings, MemoryBankSettings):
                 _check_files(key, settings)
 
-    @classmethod
-    def settings_customise_sources(
-        cls,
-        settings_cls: type[BaseSettings],
-        init_settings: PydanticBaseSettingsSource,
-        env_settings: PydanticBaseSettingsSource,
-        dotenv_settings: PydanticBaseSettingsSource,  # noqa: ARG003  as the base class names it
-        file_secret_settings: PydanticBaseSettingsSource,  # noqa: ARG003
-    ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """One source: the values passed in, overridden by the environment."""
-        return (_Merged(settings_cls, init_settings, env_settings),)
-
     def strategy(self, key: str) -> AnyStrategy:
         """The settings under a key. Raises UnknownStrategyError, which names the nearest known key."""
         found = self.memory_strategies.get(key)
         if found is None:
-            near = difflib.get_close_matches(str(key), self.memory_strategies, n=1)
-            known = ", ".join(sorted(self.memory_strategies)) or "none"
-            hint = f"did you mean {near[0]!r}?" if near else f"it has {known}."
-            raise UnknownStrategyError(f"the configuration has no strategy {key!r}: {hint}")
+            raise UnknownStrategyError(_unknown(key, self.memory_strategies))
         return found
 
     def rung(self, name: str) -> AnyStrategy:
@@ -558,16 +542,18 @@ class Config(BaseSettings):
         return self.strategy(name)
 
     def _check_rungs(self, key: str, settings: AdaptiveSettings) -> None:
-        place = f"Config: memory_strategies.{key}.strategies"
+        place = _place(["memory_strategies", key, "strategies"])
         for name in settings.strategies:
-            known = [*self.memory_strategies, *STRATEGY_TYPES]
-            if name not in known:
-                raise UnknownStrategyError(
-                    f"{place}: there is no strategy {name!r}: "
-                    + hint(name, known, f"it has {', '.join(sorted(self.memory_strategies))}.")
-                )
+            if name not in (known := {*self.memory_strategies, *STRATEGY_TYPES}):
+                raise UnknownStrategyError(f"{place}: {_unknown(name, known)}")
             if isinstance(self.rung(name), AdaptiveSettings):
                 raise ConfigError(f"{place}: {name!r} is adaptive itself: name strategies of other types.")
+
+
+def _unknown(key: object, strategies: Iterable[str]) -> str:
+    known = sorted(strategies)
+    nearest = hint(str(key), known, f"it has {', '.join(known) or 'none'}.", repr)
+    return f"the configuration has no strategy {key!r}: {nearest}"
 
 
 def _check_files(key: str, settings: MemoryBankSettings) -> None:
@@ -575,111 +561,132 @@ def _check_files(key: str, settings: MemoryBankSettings) -> None:
     for name in ("evidence_model", "observer_prompt"):
         file = getattr(settings, name)
         if file is not None and not Path(file).is_file():
-            raise ConfigError(
-                f"Config: memory_strategies.{key}.{name}: there is no file {file}: correct the path, or remove it."
-            )
+            place = _place(["memory_strategies", key, name])
+            raise ConfigError(f"{place}: there is no file {file}: correct the path, or remove it.")
 
 
-class _Merged(PydanticBaseSettingsSource):
-    """Values passed in, each overridden by its environment variable."""
-
-    def __init__(
-        self,
-        settings_cls: type[BaseSettings],
-        init: PydanticBaseSettingsSource,
-        env: PydanticBaseSettingsSource,
-    ) -> None:
-        super().__init__(settings_cls)
-        self._init = init
-        self._env = env
-
-    def get_field_value(self, field: Any, field_name: str) -> tuple[Any, str, bool]:  # noqa: ARG002
-        """Not used: ``__call__`` returns all values."""
-        return None, field_name, False
-
-    def __call__(self) -> dict[str, Any]:
-        values, env = dict(self._init()), self._env()
-        _check_environment()
-        values.update((k, v) for k, v in env.items() if k not in ("memory_strategies", "service"))
-        if "service" in env:
-            below, above = values.get("service", {}), env["service"]
-            below = below.model_dump(exclude_unset=True) if isinstance(below, ServiceSettings) else below
-            both = isinstance(below, Mapping) and isinstance(above, Mapping)
-            values["service"] = {**below, **above} if both else above
-        if "memory_strategies" in env:
-            given = env["memory_strategies"]
-            if not isinstance(given, Mapping):
-                raise ConfigError(
-                    f"the environment, {ENV_PREFIX}MEMORY_STRATEGIES: its value is no JSON object."
-                )
-            below = values.get("memory_strategies", {"memory_bank": {"type": "memory_bank"}})
-            if isinstance(below, Mapping):
-                values["memory_strategies"] = _laid_over(below, given)
-        return values
+_LEVELS = {"service": 1, "memory_strategies": 2}
+"""Tables of the configuration that are changed value by value, and how deep; anything else is replaced."""
 
 
-def _laid_over(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    """Strategies with single values replaced. Keys of the environment match without regard to case."""
-    merged = {k: v.model_dump(exclude_unset=True) | {"type": v.type} if isinstance(v, Settings) else v
-              for k, v in below.items()}  # fmt: skip
-    spelled = {k.lower(): k for k in merged}
-    for name, changes in above.items():
-        key = spelled.get(name.lower(), name)
-        old = merged.get(key)
-        if isinstance(old, Mapping) and isinstance(changes, Mapping):
-            merged[key] = {**old, **changes}
-        elif isinstance(changes, Mapping) and "type" in changes:
-            merged[key] = changes
-        else:
-            raise ConfigError(
-                f"the environment, {ENV_PREFIX}MEMORY_STRATEGIES__{name}__…: there is no strategy {name!r}: "
-                + hint(name, merged, f"give it a type with …__{name}__TYPE.")
-            )
-    return merged
+def laid_over(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    """A configuration changed by another one, setting by setting; a strategy of another type is replaced."""
+    return {**below, **{k: _changed(below.get(k), v, _LEVELS.get(k, 0)) for k, v in above.items()}}
 
 
-def _check_environment() -> None:
-    """Raise ConfigError for a variable with our prefix that names no setting; pydantic-settings ignores those."""
-    for variable in os.environ:
-        if not variable.upper().startswith(ENV_PREFIX) or variable == FAULT:
-            continue
-        name = variable[len(ENV_PREFIX) :].lower().split("__")[0]
-        if name not in Config.model_fields:
-            raise ConfigError(
-                f"the environment variable {variable} names no setting: "
-                + hint(name, Config.model_fields, "unset it.", ENV_PREFIX, str.upper)
-            )
+def _changed(below: Any, above: Any, levels: int) -> Any:
+    if isinstance(below, BaseModel):
+        below = {k: v for k, v in below if k in below.model_fields_set or k == "type"}
+    if not (levels and isinstance(below, Mapping) and isinstance(above, Mapping)):
+        return above
+    if levels == 1 and above.get("type", below.get("type")) != below.get("type"):
+        return above
+    return {**below, **{k: _changed(below.get(k), v, levels - 1) for k, v in above.items()}}
 
 
-def load_config(path: str | Path | None = None) -> Config:
-    """Read a configuration file; without a path, the shipped ``config.toml``.
+def _environment(strategies: Iterable[str]) -> dict[str, Any]:
+    """What the environment sets. Keys of strategies, which it has in any case, are spelled as the given ones.
 
-    Raises ConfigError: a missing file, no TOML, an unknown key, a wrong value; UnknownStrategyError when its
-    ``default_strategy`` is none of its strategies.
+    Variables that name no setting are in it too, to be refused.
     """
-    file = Path(path) if path is not None else shipped_file("config.toml")
+    ours = (v for v in os.environ if v.upper().startswith(ENV_PREFIX) and v != FAULT)
+    values: dict[str, Any] = {v[len(ENV_PREFIX) :].lower().split("__")[0]: None for v in ours}
+    values = {name: None for name in values if name not in Config.model_fields}
+    options: dict[str, Any] = {
+        "env_prefix": ENV_PREFIX,
+        "env_nested_delimiter": "__",
+        "env_ignore_empty": True,
+    }
+    values |= EnvSettingsSource(cast("type[BaseSettings]", Config), **options)()
+    if isinstance(given := values.get("memory_strategies"), Mapping):
+        spelled = {str(k).lower(): k for k in strategies}
+        values["memory_strategies"] = {spelled.get(k.lower(), k): v for k, v in given.items()}
+    return values
+
+
+def _has(values: Any, loc: Sequence[str]) -> bool:
+    """Whether a configuration sets the value at a place."""
+    for name in loc:
+        if not isinstance(values, Mapping) or name not in values:
+            return False
+        values = values[name]
+    return True
+
+
+def _variable(loc: Sequence[str]) -> str | None:
+    """The environment variable that sets the value at a place of the configuration, if there is one."""
+    if not _has(_environment(loc[1:2]), loc):
+        return None
+    name = f"{ENV_PREFIX}{'__'.join(loc)}__".upper()
+    found = (v for v, value in os.environ.items() if value)
+    return next(v for v in found if (x := f"{v}__".upper()).startswith(name) or name.startswith(x))
+
+
+def _place(loc: Sequence[str]) -> str:
+    """How an error names a place of the configuration; ``Config`` stands for the file, if there is one."""
+    variable = _variable(loc)
+    return f"the environment variable {variable}" if variable else f"Config: {'.'.join(loc)}"
+
+
+def _read(file: Path) -> dict[str, Any]:
     try:
         with open(file, "rb") as f:
-            values = tomllib.load(f)
+            return tomllib.load(f)
     except OSError as e:
         raise ConfigError(
             f"the configuration {file} cannot be read ({e.strerror or e}): give the path of a TOML file."
         ) from e
     except (ValueError, RecursionError) as e:  # TOMLDecodeError and UnicodeDecodeError are ValueErrors
         raise ConfigError(f"the configuration {file} is no TOML: {e}; correct it there.") from e
+
+
+def load_config(path: str | Path | None = None) -> Config:
+    """The shipped configuration, changed by a file, then by the environment, setting by setting.
+
+    Raises ConfigError, whose ``mistakes`` are all of the file's: a missing file, no TOML, an unknown key, a wrong
+    value; UnknownStrategyError for a ``default_strategy`` or ``service.strategy`` that does not exist.
+    """
+    values = _read(shipped_file("config.toml"))
+    file = values if path is None else _read(Path(path))
     try:
-        config = Config(**values)
-        if "default_strategy" in config.model_fields_set:
-            config.strategy(config.default_strategy)
+        config = Config(**laid_over(values, file))
+        for loc, key in (
+            (["default_strategy"], config.default_strategy),
+            (["service", "strategy"], config.service.strategy),
+        ):
+            if key and key not in config.memory_strategies:
+                raise UnknownStrategyError(f"{_place(loc)}: {_unknown(key, config.memory_strategies)}")
     except ConfigError as e:
-        text = str(e)
-        if text.startswith("Config: "):
-            raise type(e)(text.replace("Config: ", f"{file}: ", 1)) from None
-        if not isinstance(e, UnknownStrategyError):
-            raise
-        where = _variable(["default_strategy"]) or f"{file}: default_strategy"
-        raise UnknownStrategyError(f"{where}: {text}") from None
+        where = f"{path or 'the shipped configuration'}: "
+        raise type(e)(*(m.replace("Config: ", where, 1) for m in e.mistakes)) from None
     return config
+
+
+def named_strategies(path: str | Path | None) -> list[str]:
+    """The strategies that a configuration file names; all that are shipped if it names none, and without a file."""
+    named = {} if path is None else _read(Path(path)).get("memory_strategies", {})
+    return list(named or _read(shipped_file("config.toml"))["memory_strategies"])
+
+
+def effective_settings(path: str | Path | None = None) -> Iterator[tuple[tuple[str, ...], Any, str]]:
+    """All settings of ``load_config(path)``: the place, the value, and what sets it.
+
+    That is the file, an environment variable, "shipped" or "default" (of the code). Raises as ``load_config``.
+    """
+    file = {} if path is None else _read(Path(path))
+    given = laid_over(_read(shipped_file("config.toml")), file)
+    given = laid_over(given, _environment(given["memory_strategies"]))
+
+    def settings(loc: tuple[str, ...], value: Any) -> Iterator[tuple[tuple[str, ...], Any, str]]:
+        if len(loc) <= _LEVELS.get((*loc, "")[0], 0):
+            for name, member in dict(value).items():
+                yield from settings((*loc, name), member)
+        else:
+            source = _variable(loc) or (str(path) if _has(file, loc) else "shipped")
+            plain = to_jsonable_python(value, exclude_none=True)
+            yield loc, plain, source if _has(given, loc) else "default"
+
+    return settings((), load_config(path))
 
 
 def as_settings(settings: Any) -> MemoryBankSettings:
@@ -737,36 +744,34 @@ def _as_plain(value: Any, otherwise: Any) -> Any:
     return str(value) if isinstance(value, PurePath) else otherwise
 
 
-def _variable(loc: list[str]) -> str | None:
-    """The environment variable that sets the value at a place of the configuration, if there is one."""
-    name = (ENV_PREFIX + "__".join(loc)).upper()
-    return next((v for v in os.environ if v.upper() == name), None)
+def _mistakes(error: ValidationError, strategies: Iterable[str]) -> Iterator[str]:
+    """Each validation error of a configuration as one sentence that names the place."""
+    for each in error.errors(include_url=False, include_input=False):
+        loc = [str(p) for p in each["loc"]]
+        if loc[0] == "memory_strategies" and len(loc) > 2 and loc[2] in _MODELS:
+            del loc[2]  # the type of the strategy, which pydantic puts between
+        cause = each.get("ctx", {}).get("error")
+        if isinstance(cause, ConfigError):  # of a strategy: "Type: setting: …", "Type: setting is …"
+            for text in cause.mistakes:
+                name = re.split("[: ]", text.split(": ", 1)[1])[0]
+                rest = text.split(": ", 1)[1].removeprefix(name)
+                yield _place([*loc, *name.split(".")]) + rest
+        else:
+            yield _place(loc) + _complaint(each, loc, strategies)
 
 
-def _sentence(error: ValidationError) -> str:
-    """The first validation error of a configuration as one sentence that names the place."""
-    first = error.errors(include_url=False, include_input=False)[0]
-    loc = [str(p) for p in first["loc"]]
-    strategy = _MODELS.get(loc[2]) if loc[0] == "memory_strategies" and len(loc) > 2 else None
-    if strategy is not None:
-        del loc[2]  # the type of the strategy, which pydantic puts between
-    cause = first.get("ctx", {}).get("error")
-    text = str(cause).split(": ", 1)[1] if isinstance(cause, ConfigError) else ""  # a strategy's own sentence
-    if text:
-        loc.append(text.split(" ")[0].rstrip(":"))
-    place = f"Config: {'.'.join(loc)}"
-    if variable := _variable(loc):
-        place = f"the environment variable {variable}"
-    if text:
-        return place + text.removeprefix(loc[-1])
-    if first["type"] == "extra_forbidden":
-        if loc[0] == "service" and len(loc) > 1:
-            return f"{place} is no setting: {hint(loc[-1], ServiceSettings.model_fields, 'remove it.')}"
-        if loc[-1] in MemoryBankSettings.model_fields:
-            return f"{place} is no setting: it belongs to a strategy, under [memory_strategies.<key>]."
-        return f"{place} is no setting: {hint(loc[-1], Config.model_fields, 'remove it.')}"
-    if first["type"].startswith("union_tag"):
-        given = first.get("ctx", {}).get("tag")
-        near = hint(str(given), STRATEGY_TYPES, "") if given is not None else ""
-        return f"{place}: its type must be one of {', '.join(STRATEGY_TYPES)}{f'; {near}' if near else '.'}"
-    return f"{place}: {message_of(first)}"
+def _complaint(each: Any, loc: list[str], strategies: Iterable[str]) -> str:
+    """The rest of the sentence about a place."""
+    if each["type"] == "extra_forbidden":
+        if len(loc) == 1 and loc[0] in MemoryBankSettings.model_fields:
+            return " is no setting: it belongs to a strategy, under [memory_strategies.<key>]."
+        fields = (Config if len(loc) == 1 else ServiceSettings if loc[0] == "service" else Price).model_fields
+        return f" is no setting: {hint(loc[-1], fields, 'remove it.')}"
+    if each["type"].startswith("union_tag"):
+        given = each.get("ctx", {}).get("tag")
+        types = f"its type must be one of {', '.join(STRATEGY_TYPES)}"
+        if given is not None:
+            return f": {types}{f'; {near}' if (near := hint(str(given), STRATEGY_TYPES, '')) else '.'}"
+        near = hint(loc[-1], [k for k in strategies if k != loc[-1]], "")
+        return f": there is no strategy {loc[-1]!r} to change: {near or f'{types}.'}"
+    return f": {message_of(each)}"

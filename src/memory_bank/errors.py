@@ -48,7 +48,11 @@ class MemoryBankError(Exception):
 
 
 class ConfigError(MemoryBankError, ValueError):
-    """Settings or a configuration file cannot be used."""
+    """Settings or a configuration file cannot be used. It tells the first of its ``mistakes``, one sentence each."""
+
+    def __init__(self, *mistakes: str) -> None:
+        super().__init__(*mistakes[:1])
+        self.mistakes = mistakes
 
 
 class PromptError(ConfigError):

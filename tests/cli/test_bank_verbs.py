@@ -223,7 +223,9 @@ def test_observe_makes_marked_insights_again(cli, tmp_path, monkeypatch):
     with ScriptedServer(lambda body: fail(400)) as server:
         monkeypatch.setenv("OPENAI_BASE_URL", server.base_url)
         config = tmp_path / "config.toml"
-        config.write_text('[memory_strategies.memory_bank]\ntype = "memory_bank"\nobserver_attempts = 1\n')
+        config.write_text(
+            'default_strategy = "mine"\n[memory_strategies.mine]\ntype = "memory_bank"\nobserver_attempts = 1\n'
+        )
         done = cli("observe", "--db", db, "--once", "--config", config, "--observer-model", "m", "--json")
         assert (done.code, done.json()["still_marked"], done.json()["extracted"]) == (1, 2, 2)
         assert done.json()["pending"] == 0

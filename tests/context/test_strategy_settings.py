@@ -46,7 +46,7 @@ def test_the_nearest_known_name_is_told():
         Config(memory_strategies={"a": {"type": "semantic", "histroy_budget": 5}})
     with pytest.raises(ConfigError, match="did you mean scratchpad"):
         Config(memory_strategies={"a": {"type": "scratchpda"}})
-    with pytest.raises(UnknownStrategyError, match="did you mean truncation"):
+    with pytest.raises(UnknownStrategyError, match="did you mean 'truncation'"):
         Config(memory_strategies={"a": {"type": "adaptive", "strategies": ["truncatoin"]}})
     with pytest.raises(UnknownStrategyError, match="did you mean 'hierarchical'"):
         load_config().strategy("hirarchical")

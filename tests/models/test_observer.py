@@ -115,6 +115,25 @@ def test_an_own_prompt_is_used(tmp_path):
     assert model.calls[0].messages[0]["content"] == 'T task N find A {"q":"Ada"} O {{tool_name}}'
 
 
+def test_a_spelling_that_the_api_does_not_know(caplog):
+    from openai import OpenAI
+
+    def reply(body):
+        return say("A summary.") if body["model"] == "gpt-4.1-mini" else fail(404, code="model_not_found")
+
+    settings = MemoryBankSettings(observer_model="gpt-4-1-mini", embedding_model="lexical")
+    with ScriptedServer(reply) as server, caplog.at_level(logging.WARNING):
+        client = OpenAI(base_url=server.base_url, api_key="x", max_retries=0)
+        settings = settings.model_copy(update={"observer_concurrency": 1})
+        state = MemoryBankState()
+        for n in (2, 3):  # a chat model is made of the client at each step
+            apply_memory_bank_strategy(chat(n), client, settings, state)
+        asked = [r.body["model"] for r in server.requests]
+    assert asked == ["gpt-4-1-mini", *["gpt-4.1-mini"] * (len(asked) - 1)] and len(asked) >= 3
+    [warning] = caplog.records
+    assert "gpt-4-1-mini" in warning.getMessage() and "is called gpt-4.1-mini there" in warning.getMessage()
+
+
 class Refused(Exception):
     """An error as clients of other providers raise it."""
 
@@ -126,10 +145,10 @@ class Refused(Exception):
 @pytest.mark.parametrize(
     ("failure", "model", "told"),
     [
-        (fail(404), "gpt-4-1-mini", ["HTTP 404", "check the model name", "gpt-4.1-mini", "observer_model"]),
+        (fail(404), "gpt-4-1-mini", ["HTTP 404", "check the model name"]),
         (fail(404), "gpt-4.1-mini", ["HTTP 404", "check the model name"]),
         (fail(429), "m", ["HTTP 429", "quota"]),
-        (Refused(404), "gpt-4-1-mini", ["Refused", "HTTP 404", "gpt-4.1-mini"]),
+        (Refused(404), "gpt-4-1-mini", ["Refused", "HTTP 404"]),
         (Refused(429), "m", ["Refused", "HTTP 429", "quota"]),
     ],
 )
@@ -137,7 +156,7 @@ def test_a_failing_model_tells_status_and_cause_once(failure, model, told, caplo
     from openai import OpenAI
 
     with (
-        ScriptedServer([failure] * 6) if not isinstance(failure, Exception) else ScriptedServer([]) as server
+        ScriptedServer([failure] * 12) if not isinstance(failure, Exception) else ScriptedServer([]) as server
     ):
         client = OpenAI(base_url=server.base_url, api_key="x", max_retries=0)
         if isinstance(failure, Exception):

@@ -38,7 +38,7 @@ def test_all_is_well(configured: Any, upstream: Any) -> None:
         assert (answer.status_code, answer.headers["cache-control"]) == (200, "no-store")
         told = answer.json()
     assert (told["status"], told["version"]) == ("ok", __version__)
-    assert list(told["parts"]) == ["database", "storage", "upstream", "embedder", "observer"]
+    assert list(told["parts"]) == ["database", "storage", "upstream", "embedder", "observer", "memory"]
     assert all(part["ok"] and part["ms"] >= 0 for part in told["parts"].values())
     assert told["parts"]["database"]["name"].startswith("sqlite:///")
     assert told["parts"]["embedder"]["name"] == "lexical-v1"
@@ -92,7 +92,7 @@ def test_a_part_that_hangs_is_told_in_time_and_hangs_alone(configured: Any) -> N
             assert time.monotonic() - began < 60  # no answer would ever come
     assert told["status"] == "degraded"
     assert {n: p["ok"] for n, p in told["parts"].items()} == {
-        "database": True, "storage": True, "upstream": False, "embedder": True, "observer": True,
+        "database": True, "storage": True, "upstream": False, "embedder": True, "observer": True, "memory": True,
     }  # fmt: skip
 
 

@@ -98,10 +98,11 @@ def test_open_requests_of_all_end_and_ctrl_c_again_ends_them_at_once(tmp_path: P
 
 
 def test_workers_that_cannot_begin_are_one_sentence(tmp_path: Path) -> None:
-    """What only they find out, here a limit without a price, is told by one of them."""
+    """What only they find out, here a limit without a price of a strategy that a request may name, is told by one of them."""
     env = {
-        "MEMORY_BANK_MEMORY_STRATEGIES__memory_bank__OBSERVER_MODEL": "m",
-        "MEMORY_BANK_MEMORY_STRATEGIES__memory_bank__OBSERVER_BUDGET": '{"cost_per_day": 1}',
+        "MEMORY_BANK_MEMORY_STRATEGIES__memory_bank_local__OBSERVER_MODEL": "m",
+        "MEMORY_BANK_MEMORY_STRATEGIES__memory_bank_local__OBSERVER_MODE": "background",
+        "MEMORY_BANK_MEMORY_STRATEGIES__memory_bank_local__OBSERVER_BUDGET": '{"cost_per_day": 1}',
         "OPENAI_API_KEY": "k",
     }
     started = start("--db", tmp_path / "b.db", "--workers", "2", **env)

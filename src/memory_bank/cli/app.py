@@ -12,6 +12,7 @@ import typer
 
 from memory_bank import __version__
 from memory_bank.cli import bank, lab, service
+from memory_bank.cli.configuration import config
 from memory_bank.cli.connect import connect
 from memory_bank.cli.demo import demo
 from memory_bank.cli.observe import observe
@@ -53,6 +54,7 @@ _VERBS: dict[str, Callable[..., None]] = {
 for name, verb in _VERBS.items():
     app.command(name)(verb)
 app.add_typer(service.keys, name="keys")
+app.add_typer(config, name="config")
 
 
 def _version(wanted: bool) -> None:

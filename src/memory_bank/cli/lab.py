@@ -183,7 +183,7 @@ def audit(
         ..., help="Files of recorded runs or of agents' logs, or their folders."
     ),
     strategy: list[str] = typer.Option(
-        [], help="Key, KEY?setting=value, or module:function; default: every memory of the configuration."
+        [], help="Key, KEY?setting=value, or module:function; default: those that --config names, else all."
     ),
     config: Path | None = CONFIG,
     budget: list[int] = typer.Option([], min=0, help="Tokens of history to try, where a strategy has them."),
@@ -198,7 +198,7 @@ def audit(
     have kept in as many tokens, and how often files were read again. No model is called: summaries are made by
     extraction, nothing leaves this machine, and no contents are printed.
     """
-    from memory_bank import load_config
+    from memory_bank.config import load_config, named_strategies
     from memory_bank.lab.logs.files import log_files, log_format
     from memory_bank.lab.meter.audit import audit as run
     from memory_bank.lab.meter.audit import plan_audit
@@ -208,7 +208,7 @@ def audit(
     if any(map(log_format, files)):
         _audit_logs(files, strategy or [settings.default_strategy], settings, bool(budget or html), as_json)
         return
-    plan = plan_audit(settings, strategy, budget)
+    plan = plan_audit(settings, strategy, budget, named_strategies(config))
     traces = files
     with output_file(html, *traces) as target, ProgressBar("measured", "traces") as bar:
         report = run(traces, plan, jobs=jobs, tell=tell, progress=bar.advance)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import logging
 import re
 import threading
 from collections.abc import Callable, Sequence
@@ -11,9 +12,14 @@ from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
 
+from memory_bank.config import hint
 from memory_bank.errors import ConfigError, ModelError
 from memory_bank.ports import ChatModel
 from memory_bank.transcript.messages import read
+
+log = logging.getLogger("memory_bank.Observer")
+
+_respelled: dict[tuple[str, str], str] = {}  # endpoint, model → the spelling that the endpoint knows
 
 
 def ask(chat: ChatModel, messages: Sequence[dict[str, Any]], model: str, timeout: float | None) -> object:
@@ -133,26 +139,61 @@ class OpenAIChat:
         """One chat completion (the client's own object); ``options`` are passed to the client's ``create``.
 
         Messages are sent as given and not changed; lone surrogates, which UTF-8 cannot encode, are sent as
-        U+FFFD. Raises ModelError when there is no completion; one without text is returned.
+        U+FFFD. Where the endpoint does not know ``gpt-4-1-mini``, it is asked for ``gpt-4.1-mini`` from then on.
+        Raises ModelError when there is no completion; one without text is returned.
         """
         if options.get("stream"):
             raise ConfigError(
                 "generate_plain does not stream: leave stream= out, or use the openai client itself"
             )
-        create = self._client.chat.completions.create
+        place = (str(read(self._client, "base_url")), model)
         try:
-            try:
-                answer = create(messages=input_messages, model=model, **options)
-            except UnicodeEncodeError:
-                answer = create(messages=_encodable(input_messages), model=model, **options)
+            answer = self._complete(input_messages, _respelled.get(place, model), options)
         except Exception as error:
-            raise model_error(error, model, self._client) from error
+            dotted = dotted_name(model)
+            if dotted == model or place in _respelled or getattr(error, "status_code", None) != 404:
+                raise model_error(error, model, self._client) from error
+            try:
+                answer = self._complete(input_messages, dotted, options)
+            except Exception:
+                raise model_error(error, model, self._client) from error
+            _respelled[place] = dotted
+            log.warning(
+                "the chat model %s%s is called %s there: set that", model, _host(self._client), dotted
+            )
         if isinstance(answer, str) or read(answer, "choices") is None:
             raise ModelError(
                 f"the endpoint{_host(self._client)} answered, but with no chat completion: "
                 "check base_url (it often ends in /v1) and the model name"
             )
         return answer
+
+    def _complete(self, messages: list[dict[str, Any]], model: str, options: dict[str, Any]) -> Any:
+        create = self._client.chat.completions.create
+        try:
+            return create(messages=messages, model=model, **options)
+        except UnicodeEncodeError:
+            return create(messages=_encodable(messages), model=model, **options)
+
+    def check(self, model: str) -> None:
+        """Raise ConfigError if the endpoint tells which models it has, and this is none of them."""
+        models = self._client.with_options(timeout=5.0, max_retries=0).models
+        listed: list[str] = []
+        try:
+            listed = [str(each.id) for each in models.list()]
+            if not {model, dotted_name(model)}.intersection(listed):
+                models.retrieve(model)  # lists may leave out other names of a model
+        except Exception as error:  # or it cannot be reached, has no such list, wants another key
+            if listed and getattr(error, "status_code", None) == 404:
+                near = hint(model, listed, f"it has {', '.join(sorted(listed)[:5])}.")
+                raise ConfigError(
+                    f"the API{_host(self._client)} does not know the model {model!r}: {near}"
+                ) from None
+
+
+def dotted_name(model: str) -> str:
+    """A model's name as OpenAI writes it: ``gpt-4.1-mini`` of ``gpt-4-1-mini``."""
+    return re.sub(r"^(gpt-\d)-(\d)(?=-|$)", r"\1.\2", model)
 
 
 def is_async(client: object) -> bool:
@@ -240,7 +281,7 @@ class PlainChat:
         return self.client.generate_plain(*first, **given, **_model(with_model, model))
 
 
-def failure_of(error: Exception, model: str) -> str:
+def failure_of(error: Exception) -> str:
     """Why a call of a chat model failed: status, cause and what to do, without any content of the call.
 
     The sentence of a ModelError; of any other error its type, and the HTTP status where it has one.
@@ -253,9 +294,6 @@ def failure_of(error: Exception, model: str) -> str:
         )
         reason = f"the model failed with {type(error).__name__}"
         reason += f" (HTTP {status}): {_advice(int(status))}" if status is not None else ""
-    dotted = re.sub(r"^(gpt-\d)-(\d)(?=-|$)", r"\1.\2", model)
-    if dotted != model and (status == 404 or "(HTTP 404" in reason):
-        reason += f"; OpenAI calls this model {dotted}: set observer_model"
     return reason
 
 

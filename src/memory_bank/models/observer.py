@@ -125,7 +125,7 @@ class Observer:
     def ask(self, record: InteractionRecord, user_query: str) -> Insight | Trouble:
         """A summary by the model, or the reason why there is none; books the call."""
         assert self.chat is not None, "only records that are sent are asked about"
-        messages = self._messages(record, user_query)
+        messages = self.messages(record, user_query)
         expected = self._expected(messages)
         if self.account is not None:
             refused = self.account.reserve(self.model, expected, self.budget)
@@ -138,7 +138,7 @@ class Observer:
             return Trouble(f"the model did not answer within {self.timeout:g} s", again=True)
         except Exception as e:  # a model may raise anything; the record is stored already
             self._settle(expected, Spent(calls=1))
-            return Trouble(failure_of(e, self.model), again=True)
+            return Trouble(failure_of(e), again=True)
         self._settle(expected, self._actual(answer, expected, summary))
         if not summary:
             return Trouble("the model's reply was empty", again=True)
@@ -197,7 +197,8 @@ class Observer:
         except MemoryBankError as e:  # the summary is kept, booked at its expected cost
             log.warning("a call stays booked at its expected cost: %s", e)
 
-    def _messages(self, record: InteractionRecord, user_query: str) -> list[dict[str, str]]:
+    def messages(self, record: InteractionRecord, user_query: str) -> list[dict[str, str]]:
+        """The request for a summary. Raises PromptError."""
         output = shorten(record.raw_output, self.max_chars, text=record.output_text).text
         arguments = shorten(record.raw_input, _ARGUMENT_CHARS, text=record.input_text).text
         template = load_prompt("observer", self.prompt_path)

@@ -112,9 +112,13 @@ class Service:
         )
         timeout = self.settings.memory_timeout
         identity = Identity(database, lambda m: cache.result("canonical", m, canonical_bytes))
+        rebuilder = Rebuilder(
+            self.sessions, identity, timeout, marks_cache=self.settings.cache_markers == "auto"
+        )
+        self.operations.add("memory", rebuilder.check)
         self.proxy = Proxy(
             {"openai": self.upstream, "anthropic": self.anthropic},
-            Rebuilder(self.sessions, identity, timeout, marks_cache=self.settings.cache_markers == "auto"),
+            rebuilder,
             responder=_responder(self.settings, self.sessions),
             cache=cache,
             add_trace=telemetry.carry,

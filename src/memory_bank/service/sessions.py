@@ -167,6 +167,7 @@ class Sessions:
         self._readers: OrderedDict[str, MemoryBankState] = OrderedDict()
         self._previews: OrderedDict[tuple[str, str], _Preview] = OrderedDict()
         self._lock = threading.Lock()
+        self._delay = ""  # why summaries wait for the next step, as it was logged
 
     def rebuild(
         self,
@@ -351,10 +352,12 @@ class Sessions:
             return
         try:
             step.state.finish()
+            self._delay = ""
         except StorageError as e:  # the next step raises it
             log.debug("the work put off by a step is left to the next step: %s", e)
         except EmbeddingError as e:
-            log.warning("summaries wait for the next step: %s", e)
+            log.log(logging.DEBUG if self._delay == str(e) else logging.WARNING, "summaries wait: %s", e)
+            self._delay = str(e)
 
     @contextmanager
     def reading(self, namespace: str | None, name: str) -> Iterator[MemoryBankState]:

@@ -100,8 +100,13 @@ class Audit:
         )
 
 
-def plan_audit(config: Config, names: Sequence[str] = (), budgets: Sequence[int] = ()) -> AuditPlan:
-    """No memory first, then the named strategies, or every memory of the configuration.
+def plan_audit(
+    config: Config,
+    names: Sequence[str] = (),
+    budgets: Sequence[int] = (),
+    among: Sequence[str] | None = None,
+) -> AuditPlan:
+    """No memory first, then the named strategies, or every memory ``among`` those of the configuration.
 
     A strategy that uses a ``history_budget`` is tried with each of ``budgets``, or with its own and BUDGETS.
     Of strategies that are not named, those whose embedder cannot be loaded or would send the traces to an
@@ -110,7 +115,8 @@ def plan_audit(config: Config, names: Sequence[str] = (), budgets: Sequence[int]
     """
     chosen: list[Strategy] = [NO_MEMORY]
     notes: list[str] = []
-    for name in names or [k for k, s in config.memory_strategies.items() if s.type != "no_strategy"]:
+    every = config.memory_strategies if among is None else among
+    for name in names or [k for k in every if config.strategy(k).type != "no_strategy"]:
         strategy = parse_strategy(name, config)
         model = getattr(settings_of(strategy), "embedding_model", None)
         if isinstance(model, str):

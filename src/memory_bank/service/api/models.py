@@ -185,6 +185,9 @@ class SessionPage(ResponseModel):
     notice: str | None = Field(
         description="what the proxy has to tell of requests without a session: that many in a row had no tool call"
     )
+    trouble: str | None = Field(
+        description="why memory fails for the caller's requests; null while it works, and until three failed in a row"
+    )
 
 
 class SessionDetail(SessionFigures):

@@ -48,11 +48,12 @@ StepNumber = Annotated[int, Path(ge=1, le=2**31 - 1, description="the step's num
 )
 async def list_sessions(api: Api, request: Request, query: Annotated[SessionsQuery, Query()]) -> Response:
     """The caller's sessions, a page at a time."""
-    notice = request.app.state.service.proxy.rebuilder.notice(api.namespace)
-    return await json_response(_session_page, api, query, notice)
+    rebuilder = request.app.state.service.proxy.rebuilder
+    told = {"notice": rebuilder.notice(api.namespace), "trouble": rebuilder.trouble(api.namespace)}
+    return await json_response(_session_page, api, query, told)
 
 
-def _session_page(api: ApiContext, query: SessionsQuery, notice: str | None) -> dict[str, Any]:
+def _session_page(api: ApiContext, query: SessionsQuery, told: dict[str, str | None]) -> dict[str, Any]:
     after = None if query.after is None else stored_id(api.namespace, query.after)
     found = list_page(api.database, api.namespace, query.limit, after, query.q.strip(), api.prefix)
     if found is None:
@@ -67,7 +68,7 @@ def _session_page(api: ApiContext, query: SessionsQuery, notice: str | None) -> 
         }
         for line in lines
     ]
-    return {"sessions": rows, "next": rows[-1]["name"] if more else None, "notice": notice}
+    return {"sessions": rows, "next": rows[-1]["name"] if more else None, **told}
 
 
 def _session(api: ApiContext, line: SessionInfo) -> dict[str, Any]:

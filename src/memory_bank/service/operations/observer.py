@@ -29,7 +29,7 @@ def chat_of(config: Config, base_url: str) -> OpenAIChat | None:
     if key:
         return OpenAIChat(base_url=base_url, api_key=key)
     name = config.service.strategy or config.default_strategy
-    model = _model_of(config, config.strategy(name))
+    model = model_of(config, config.strategy(name))
     if model is not None:
         raise ConfigError(
             f"the strategy {name!r} needs a key for its model {model!r}: set OPENAI_API_KEY (any text for a "
@@ -136,10 +136,10 @@ def _observes(settings: AnyStrategy) -> bool:
     )
 
 
-def _model_of(config: Config, settings: AnyStrategy) -> str | None:
+def model_of(config: Config, settings: AnyStrategy) -> str | None:
     """The model that a strategy uses, or None."""
     if isinstance(settings, AdaptiveSettings):
-        return next((m for s in settings.strategies if (m := _model_of(config, config.rung(s)))), None)
+        return next((m for s in settings.strategies if (m := model_of(config, config.rung(s)))), None)
     if isinstance(settings, MemoryBankSettings):
         return settings.observer_model if _observes(settings) else None
     model = getattr(settings, "summary_model", EXTRACTIVE)

@@ -50,6 +50,8 @@ COMPACTION = "compaction request"
 NOTHING_YET = "nothing to remember yet"
 CONTROL_GROUP = "control group (holdout)"
 """The reason of a request of a session that is left without memory to compare with."""
+FAILING = 3
+"""Requests in a row that memory fails for, after which it counts as failing."""
 UNSEEN = 10
 """Requests without a tool call after which the reason says so: the agent's calls may be of an unknown form."""
 
@@ -140,17 +142,33 @@ class _Job:
     is_running: bool = False
     session_id: str | None = None
     rebuilt: Rebuilt | None = None
+    failure: str = ""
 
 
 class _Share:
-    """What one namespace may use (its breaker, its part of the threads), and its requests without calls."""
+    """What one namespace may use (its breaker, its part of the threads), and its requests without calls or memory."""
 
-    __slots__ = ("breaker", "threads", "without_calls")
+    __slots__ = ("breaker", "causes", "failures", "threads", "without_calls")
 
     def __init__(self, pause: float, threads: int) -> None:
         self.breaker = CircuitBreaker(pause=pause)
         self.threads = anyio.CapacityLimiter(threads)
         self.without_calls = 0  # requests in a row
+        self.failures = 0  # requests in a row that memory failed for
+        self.causes: dict[str, str] = {}  # their reasons, with the latest sentence
+
+    def note(self, reason: str | None, failure: str) -> None:
+        """Note why memory failed for a request (None: it worked), and log it, once for each reason until it works."""
+        if reason is None:
+            if self.failures >= FAILING:
+                log.warning("memory works again, after %d requests without it", self.failures)
+            self.failures, self.causes = 0, {}
+            return
+        self.failures += 1
+        known = self.causes.pop(reason, None)
+        self.causes[reason] = failure
+        level = logging.WARNING if known is None else logging.DEBUG
+        log.log(level, "memory failed, the request continues without it: %s", failure)
 
 
 class _BusyError(Exception):
@@ -229,8 +247,12 @@ class Rebuilder:
         else:
             share.breaker.worked()
         if result is None:
-            log.warning("memory took longer than %g s: the request continues without it", self._timeout)
+            share.note("timeout", f"it took longer than {self._timeout:g} s")
             return MemoryResult("failed", "timeout", seconds=seconds)
+        if result.status == "failed" and job.failure:
+            share.note(result.reason, job.failure)
+        elif job.rebuilt is not None and result.reason is None:
+            share.note(None, "")
         if job.rebuilt is not None:
             task = asyncio.create_task(self._finish(job.rebuilt))
             self._tasks.add(task)
@@ -241,6 +263,17 @@ class Rebuilder:
         """That the latest requests of a namespace, as many as UNSEEN or more, had no tool call; else None."""
         share = self._shares.get(namespace)
         return None if share is None or share.without_calls < UNSEEN else _unseen(share.without_calls)
+
+    def trouble(self, namespace: str | None) -> str | None:
+        """Why memory fails, if it failed for a namespace's latest requests, FAILING or more, in this process."""
+        share = self._shares.get(namespace)
+        causes = [] if share is None or share.failures < FAILING else list(share.causes.values())
+        return f"Memory fails, requests continue without it: {causes[-1].rstrip('.')}." if causes else None
+
+    def check(self) -> dict[str, object]:
+        """Whether memory works for all namespaces, for ``/health``."""
+        troubles = [t for namespace in list(self._shares) if (t := self.trouble(namespace))]
+        return {"ok": False, "trouble": troubles[0]} if troubles else {}
 
     def _share(self, namespace: str | None) -> _Share:
         """What a namespace may use; without keys everything."""
@@ -271,13 +304,11 @@ class Rebuilder:
         except _BusyError:
             return MemoryResult("failed", "busy")
         except MemoryBankError as e:
-            log.warning("memory failed, the request continues without it: %s: %s", type(e).__name__, e)
+            job.failure = f"{type(e).__name__}: {e}"
             return MemoryResult("failed", code_of(e))
         except Exception as e:  # the error's text may hold contents
             place = traceback.extract_tb(e.__traceback__)[-1]
-            log.error(
-                "memory failed with an unforeseen %s at %s:%s", type(e).__name__, place.name, place.lineno
-            )
+            job.failure = f"an unforeseen {type(e).__name__} at {place.name}:{place.lineno}"
             return MemoryResult("failed", "unforeseen")
         finally:
             with self._lock:

@@ -16,12 +16,18 @@ from urllib.parse import urlsplit
 from pydantic import ValidationError
 
 from memory_bank import __version__
+from memory_bank.bank.embedder import check_embedder
 from memory_bank.config import Config, MemoryBankSettings, ServiceSettings, message_of
-from memory_bank.errors import ConfigError, ServiceError
+from memory_bank.context.policies import policy_of
+from memory_bank.errors import ConfigError, EmbeddingError, ServiceError
+from memory_bank.models.chat import OpenAIChat
+from memory_bank.models.embedding import load_embedder
+from memory_bank.models.observer import Observer
+from memory_bank.records import InteractionRecord
 from memory_bank.selection.model import load_model
 from memory_bank.service.app import anthropic_upstream_of, upstream_of
 from memory_bank.service.operations import logs
-from memory_bank.service.operations.observer import chat_of
+from memory_bank.service.operations.observer import chat_of, model_of
 from memory_bank.service.security.gate import check_binding
 from memory_bank.service.server.database import open_database
 from memory_bank.service.server.process import serve_here
@@ -144,9 +150,9 @@ def _bracketed(host: str) -> str:
 
 
 def checked(config: Config) -> StartupInfo:
-    """Check everything that a service needs, and the files of all strategies, as a request may name each.
+    """Check what a service and its strategy need, and the evidence models of all, as a request may name each.
 
-    Creates or migrates the database, so that workers find it ready. Raises ConfigError, StorageError.
+    Creates or migrates the database, so that workers find it ready. Raises ConfigError, StorageError, EmbeddingError.
     """
     settings = config.service
     name = settings.strategy or config.default_strategy
@@ -159,8 +165,11 @@ def checked(config: Config) -> StartupInfo:
     for each in config.memory_strategies.values():
         if isinstance(each, MemoryBankSettings) and each.evidence_model is not None:
             load_model(Path(each.evidence_model))
+    embedder = _check_strategy(config, name, chat)
     database = open_database(settings)
     try:
+        if embedder is not None:
+            check_embedder(database, embedder, None)
         if database.in_memory and settings.workers > 1:
             raise ConfigError("workers cannot share a database in memory: set workers to 1, or name a file.")
         check_binding(settings, database)
@@ -172,6 +181,26 @@ def checked(config: Config) -> StartupInfo:
         model = strategy.observer_model
         observer = observer if model == "extractive" else f"by {model}"
     return StartupInfo(address_of(config), where, upstream, anthropic, name, observer, settings.workers)
+
+
+def _check_strategy(config: Config, name: str, chat: OpenAIChat | None) -> str | None:
+    """The name of the embedder that the strategy's contexts need, if any.
+
+    Raises ConfigError if memory would fail at every request, or the Observer's API does not know its model.
+    """
+    settings = config.strategy(name)
+    policy = policy_of(settings, chat, config.rung)
+    model = model_of(config, settings)
+    embedder = None
+    try:
+        if policy.bank is not None:
+            embedder = load_embedder(policy.bank.embedding_model).name
+            Observer.create(chat, policy.bank).messages(InteractionRecord.create(0, "-", {}, ""), "")
+        if chat is not None and model is not None:
+            chat.check(model)
+    except (ConfigError, EmbeddingError) as e:
+        raise ConfigError(f"the strategy {name!r} cannot work: {e}") from None
+    return embedder if policy.reads_insights else None
 
 
 def _check_upstream(config: Config, upstream: str, variable: str) -> None:

@@ -20,6 +20,7 @@ export class Sessions {
       "aria-label": "Find a session by its name", oninput: () => this.search(),
     });
     this.told = el("p", { class: "empty", role: "status" });
+    this.trouble = document.getElementById("trouble");
     this.rows = new Rows({ label: "Sessions, newest first", height: 56, row: (i) => this.row(i), sign: (i) => this.sign(i), need: (_, to) => this.more(to) });
     put(box, el("div", { class: "bar" }, this.field), el("div", { class: "scroll" }, this.told, this.rows.element));
     this.poll = new Poll(5000, () => this.refresh());
@@ -53,6 +54,8 @@ export class Sessions {
     const nothing = this.query ? "No session has this in its name." : "No session yet: point an agent's base_url here.";
     put(this.told, page.notice ? `Latest requests: ${page.notice}.` : this.list.length ? "" : nothing);
     this.told.hidden = this.list.length > 0 && !page.notice;
+    put(this.trouble, page.trouble ?? "");
+    this.trouble.hidden = !page.trouble;
   }
 
   async more(to) {

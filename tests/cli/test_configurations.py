@@ -1,0 +1,248 @@
+"""Configuration files of every kind: each is told what is wrong, or runs as `config show` prints it."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+from starlette.testclient import TestClient
+
+from memory_bank.config import load_config
+from memory_bank.service.app import create_app
+from memory_bank.service.server.startup import checked
+from memory_bank.shipped import shipped_file
+
+PRICES = 'prices = { "gpt-4.1-mini" = { prompt = 0.4, completion = 1.6, cached = 0.1 } }'
+OWN = '[memory_strategies."my own"]\ntype = "memory_bank"\nembedding_model = "lexical"\nobserver_model = "extractive"\n'
+BANK = "memory_strategies.memory_bank."
+IN_BANK = "MEMORY_BANK_MEMORY_STRATEGIES__MEMORY_BANK__"
+
+WELL: dict[str, tuple[str, dict[str, str], dict[tuple[str, ...], tuple[Any, str]]]] = {
+    # text, environment, some settings: their values and sources ("FILE": the file)
+    "empty": ("", {}, {("default_strategy",): ("memory_bank", "shipped")}),
+    "comments only": ("# nothing\n\n", {}, {("memory_strategies", "memory_bank", "top_k"): (3, "default")}),
+    "one setting": ('loop_detection = "off"', {}, {("loop_detection",): ("off", "FILE")}),
+    "another default": ('default_strategy = "semantic"', {}, {("default_strategy",): ("semantic", "FILE")}),
+    "prices only": (
+        PRICES, {},
+        {("prices",): ({"gpt-4.1-mini": {"prompt": 0.4, "completion": 1.6, "cached": 0.1}}, "FILE"),
+         ("memory_strategies", "memory_bank", "embedding_model"): ("lexical", "shipped")},
+    ),
+    "service only": (
+        "[service]\nholdout = 0.25\n", {},
+        {("service", "holdout"): (0.25, "FILE"), ("service", "memory_timeout"): (5.0, "shipped")},
+    ),
+    "one table of a strategy": (
+        "[memory_strategies.memory_bank]\nkeep_recent = 4\n", {},
+        {("memory_strategies", "memory_bank", "keep_recent"): (4, "FILE"),
+         ("memory_strategies", "memory_bank", "selection"): ("evidence", "shipped")},
+    ),
+    "its own type again": (
+        '[memory_strategies.memory_bank]\ntype = "memory_bank"\nhistory_budget = 0.25\n', {},
+        {("memory_strategies", "memory_bank", "type"): ("memory_bank", "FILE"),
+         ("memory_strategies", "memory_bank", "observer_model"): ("extractive", "shipped")},
+    ),
+    "another type": (
+        '[memory_strategies.semantic]\ntype = "keep_last_n"\n', {},
+        {("memory_strategies", "semantic", "n"): (5, "default")},
+    ),
+    "a strategy of one's own": (
+        f'default_strategy = "my own"\n{OWN}tools = {{ "a b" = {{ effect = "read" }} }}\n', {},
+        {("memory_strategies", "my own", "tools"): ({"a b": {"effect": "read"}}, "FILE"),
+         ("memory_strategies", "my own", "scope"): ("session", "default")},
+    ),
+    "texts that need quotes": (
+        '[memory_strategies.memory_bank]\nfixed_query = "a \\"b\\" \\\\ \\u007f ü\\n"\n', {},
+        {("memory_strategies", "memory_bank", "fixed_query"): ('a "b" \\ \x7f ü\n', "FILE")},
+    ),
+    "expressions": (
+        "[service]\nredact = ['\\d{4}-\\d{4}']\n", {}, {("service", "redact"): (["\\d{4}-\\d{4}"], "FILE")}
+    ),
+    "a file and the environment": (
+        '[service]\nholdout = 0.5\nlog_format = "json"\n', {"MEMORY_BANK_SERVICE__HOLDOUT": "0.125"},
+        {("service", "holdout"): (0.125, "MEMORY_BANK_SERVICE__HOLDOUT"), ("service", "log_format"): ("json", "FILE")},
+    ),
+    "the environment in a shipped strategy": (
+        "", {f"{IN_BANK}KEEP_RECENT": "7"},
+        {("memory_strategies", "memory_bank", "keep_recent"): (7, f"{IN_BANK}KEEP_RECENT")},
+    ),
+    "the environment in one's own": (
+        OWN, {"MEMORY_BANK_MEMORY_STRATEGIES__MY OWN__TOP_K": "5"},
+        {("memory_strategies", "my own", "top_k"): (5, "MEMORY_BANK_MEMORY_STRATEGIES__MY OWN__TOP_K")},
+    ),
+    "prices of the environment": (
+        "", {"MEMORY_BANK_PRICES": '{"m": {"prompt": 1, "completion": 2}}'},
+        {("prices",): ({"m": {"prompt": 1.0, "completion": 2.0}}, "MEMORY_BANK_PRICES")},
+    ),
+    "a section of the environment": (
+        "", {"MEMORY_BANK_SERVICE": '{"steps_kept": 3}'},
+        {("service", "steps_kept"): (3, "MEMORY_BANK_SERVICE"), ("service", "holdout"): (0.0, "shipped")},
+    ),
+    "a budget of the environment": (
+        "", {f"{IN_BANK}OBSERVER_BUDGET__CALLS_PER_DAY": "3"},
+        {("memory_strategies", "memory_bank", "observer_budget"):
+         ({"calls_per_day": 3}, f"{IN_BANK}OBSERVER_BUDGET__CALLS_PER_DAY")},
+    ),
+    "adaptive with a strategy of one's own": (
+        f'{OWN}[memory_strategies.adaptive]\nstrategies = ["no_strategy", "my own"]\n', {},
+        {("memory_strategies", "adaptive", "strategies"): (["no_strategy", "my own"], "FILE")},
+    ),
+    "the shipped file": (
+        shipped_file("config.toml").read_text(encoding="utf-8"), {}, {("default_strategy",): ("memory_bank", "FILE")}
+    ),
+}  # fmt: skip
+
+WRONG: dict[str, tuple[str | bytes, dict[str, str], list[str]]] = {
+    # text, environment, what each sentence says ("FILE": the file)
+    "a typo": ("prizes = {}", {}, ["FILE: prizes is no setting: did you mean prices?"]),
+    "a typo in a strategy": (
+        "[memory_strategies.memory_bank]\nkeep_recnt = 1", {},
+        [f"FILE: {BANK}keep_recnt is no setting: did you mean keep_recent?"],
+    ),
+    "a typo in the service": ("[service]\nprot = 1", {}, ["FILE: service.prot is no setting: did you mean port?"]),
+    "a typo in a key": (
+        "[memory_strategies.memory_bnk]\ntop_k = 1", {},
+        ["FILE: memory_strategies.memory_bnk: there is no strategy 'memory_bnk' to change: did you mean memory_bank?"],
+    ),
+    "a setting of a strategy at the top": ("top_k = 3", {}, ["FILE: top_k is no setting: it belongs to a strategy"]),
+    "a setting of another type": (
+        "[memory_strategies.semantic]\ntop_k = 3", {}, ["FILE: memory_strategies.semantic.top_k is no setting"]
+    ),
+    "a type missing": (
+        "[memory_strategies.zzz]\ntop_k = 3", {}, ["FILE: memory_strategies.zzz: there is no strategy 'zzz' to change"]
+    ),
+    "an unknown type": (
+        '[memory_strategies.zzz]\ntype = "memry_bank"', {}, ["FILE: memory_strategies.zzz: its type must be one of"]
+    ),
+    "a wrong type": ('loop_threshold = "many"', {}, ["FILE: loop_threshold: input should be a valid integer"]),
+    "a table that is none": ("service = 3", {}, ["FILE: service: "]),
+    "several mistakes": (
+        'loop_detection = "maybe"\n[service]\nport = "x"\nhots = 1\n'
+        '[memory_strategies.semantic]\ndiversity = 2\nhistory_budget = "no"\n', {},
+        ["memory_strategies.semantic.history_budget: ", "memory_strategies.semantic.diversity: ", "loop_detection: ",
+         "service.port: ", "service.hots is no setting: did you mean host?"],
+    ),
+    "a default that does not exist": (
+        'default_strategy = "semantc"', {},
+        ["FILE: default_strategy: the configuration has no strategy 'semantc': did you mean 'semantic'?"],
+    ),
+    "a service's strategy that does not exist": (
+        '[service]\nstrategy = "semantc"', {}, ["FILE: service.strategy: the configuration has no strategy 'semantc'"]
+    ),
+    "rungs that do not exist": (
+        '[memory_strategies.adaptive]\nstrategies = ["truncatoin"]', {},
+        ["FILE: memory_strategies.adaptive.strategies: the configuration has no strategy 'truncatoin'"],
+    ),
+    "a rung that is adaptive": (
+        '[memory_strategies.adaptive]\nstrategies = ["adaptive"]', {}, ["'adaptive' is adaptive itself"]
+    ),
+    "a broken expression": ("[service]\nredact = ['(']", {}, ["FILE: service.redact: '(' is no regular expression"]),
+    "a model file that is not there": (
+        '[memory_strategies.memory_bank]\nevidence_model = "none.json"', {},
+        [f"FILE: {BANK}evidence_model: there is no file none.json"],
+    ),
+    "a wrong value of the environment": (
+        "", {f"{IN_BANK}TOP_K": "five"}, [f"the environment variable {IN_BANK}TOP_K: input should be a valid integer"]
+    ),
+    "a typo in the environment": (
+        "", {"MEMORY_BANK_MEMORY_STRATEGIES__SEMANTC__DIVERSITY": "0"},
+        ["the environment variable MEMORY_BANK_MEMORY_STRATEGIES__SEMANTC__DIVERSITY: there is no strategy 'semantc'"],
+    ),
+    "not TOML": ("a = = 1", {}, ["the configuration FILE is no TOML: "]),
+    "not UTF-8": (b'default_strategy = "\xff"', {}, ["the configuration FILE is no TOML: "]),
+}  # fmt: skip
+
+
+@pytest.fixture
+def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    return tmp_path / "my.toml"
+
+
+@pytest.mark.parametrize(("text", "env", "some"), WELL.values(), ids=WELL.keys())
+def test_what_is_shown_is_what_runs(
+    cli: Any,
+    file: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    text: str,
+    env: dict[str, str],
+    some: dict[tuple[str, ...], tuple[Any, str]],
+) -> None:
+    file.write_text(text, encoding="utf-8")
+    for name, value in env.items():
+        monkeypatch.setenv(name, value)
+    assert (
+        cli("config", "check", file).out
+        == cli("config", "check", "--config", file).out
+        == f"{file} is well.\n"
+    )
+    config = load_config(file)
+    shown, listed = (cli("config", "show", "--config", file, *more) for more in ((), ("--json",)))
+    told = {tuple(s["setting"]): (s["value"], s["source"].replace(str(file), "FILE")) for s in listed.json()}
+    assert {place: told[place] for place in some} == some
+    assert checked(config).strategy == config.default_strategy  # what `serve` checks, and says at its start
+    with TestClient(create_app(config)) as client:
+        running = client.app.state.service.config  # type: ignore[attr-defined]
+        assert client.get("/health").json()["parts"]["embedder"]["ok"]
+    for name in env:
+        monkeypatch.delenv(name)
+    again = tmp_path / "shown.toml"
+    again.write_text(shown.out, encoding="utf-8")
+    assert load_config(again) == running
+    printed = tomllib.loads(shown.out)
+    for place, (value, _) in told.items():
+        at: Any = printed
+        for part in place:
+            at = at.get(part)
+        assert at == value, place
+
+
+@pytest.mark.parametrize(("text", "env", "says"), WRONG.values(), ids=WRONG.keys())
+def test_each_mistake_is_one_sentence_with_its_place(
+    cli: Any,
+    file: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    text: str | bytes,
+    env: dict[str, str],
+    says: list[str],
+) -> None:
+    file.write_bytes(text if isinstance(text, bytes) else text.encode())
+    for name, value in env.items():
+        monkeypatch.setenv(name, value)
+    done = cli("config", "check", file)
+    sentences = done.err.replace(str(file), "FILE").splitlines()
+    assert (done.code, done.out, len(sentences)) == (2, "", len(says))
+    for sentence, said in zip(sentences, says, strict=True):
+        assert sentence.startswith("memory-bank: ") and said in sentence
+        assert sentence[-1] in ".?" and ".." not in sentence.replace("...", "")
+    for verb in (["config", "show"], ["serve", "--port", "0"]):  # the others tell the first one
+        refused = cli(*verb, "--config", file)
+        assert (refused.code, refused.out) == (2, "")
+        assert refused.err.replace(str(file), "FILE").splitlines() == sentences[:1]
+
+
+def test_an_embedder_that_is_missing_is_told_at_the_start(cli: Any, file: Path) -> None:
+    file.write_text('[memory_strategies.memory_bank]\nembedding_model = "./no-such-folder"\n')
+    assert cli("config", "check", file).code == 0  # models are looked for when a service starts
+    refused = cli("serve", "--port", "0", "--config", file)
+    assert (refused.code, refused.out) == (2, "")
+    assert (
+        "the strategy 'memory_bank' cannot work: there is no folder './no-such-folder'" in refused.sentence()
+    )
+
+
+def test_a_password_is_not_shown(cli: Any, file: Path) -> None:
+    for url in ("postgresql://me:se/cr:et@host/bank", "postgresql://host/bank?password=se/cr:et"):
+        file.write_text(f'[service]\ndatabase = "{url}"\n')
+        for more in ((), ("--json",)):
+            shown = cli("config", "show", "--config", file, *more)
+            assert shown.code == 0
+            assert "cr:et" not in shown.out and "***" in shown.out
+
+
+def test_without_a_file(cli: Any) -> None:
+    assert cli("config", "check").out == "the shipped configuration is well.\n"
+    assert {s["source"] for s in cli("config", "show", "--json").json()} == {"shipped", "default"}
