@@ -7,8 +7,8 @@ again.
 ``--installed`` skips what is not installed.
 
 A row tells the requests of both runs, how many payment ids stood in requests of a branch, window or agent that had
-never read them ("undone"), whether all answers were right, whether the last request had memory, and the savings: of
-the figures that the service recorded, and in bytes as upstream counted them.
+never read them ("undone"), whether all answers were right, whether the last request had memory, and the savings: by
+the figures that the service recorded, and of the texts in the requests as they came and as upstream got them.
 """
 
 from __future__ import annotations
@@ -28,9 +28,11 @@ from typing import Any
 
 from clients import CLIENTS, SHELLS, Orders, Run, install, output_of, place_of, serving, tool_names
 from memory_bank.testing import Reply, ScriptedServer, calls, fail, say
+from memory_bank.transcript.tokens import open_counter
 
 ASKED = re.compile(r"Read the orders (\d+) to (\d+)\b.*?payment ids of the orders ([\d, ]+)")
 AGENT = re.compile(r"First start an agent for this: <<(.+?)>>")
+COUNTER = open_counter()
 SUMMARY = ("CONTEXT CHECKPOINT COMPACTION", "create a detailed summary of the conversation")
 MODELS = ("scripted", "gpt-5", "claude-sonnet-4-5")
 
@@ -116,6 +118,15 @@ def texts_of(messages: Any) -> list[str]:
             parts = content if isinstance(content, list) else [{"text": content}]
             found += [str(p["text"]) for p in parts if isinstance(p, dict) and p.get("text")]
     return found
+
+
+def tokens_of(value: Any) -> int:
+    """The tokens of all texts in a request's tools, prompt and messages."""
+    if isinstance(value, str):
+        return COUNTER.count_text(value)
+    if isinstance(value, dict):
+        return sum(map(tokens_of, value.values()))
+    return sum(map(tokens_of, value)) if isinstance(value, list) else 0
 
 
 @dataclass
@@ -226,8 +237,8 @@ class Figures:
     memory: str
     tokens: int
     full: int
-    sent_bytes: int
-    received_bytes: int
+    arrived: int
+    came: int
     sessions: int
     errors: list[str]
     output: str
@@ -237,6 +248,7 @@ def measure(name: str, *, holdout: float) -> Figures:
     """A case, with memory or (``holdout`` 1) as the service's control group."""
     client, _, act, allowed = CASES[name]
     orders = Orders(name)
+    bodies: list[bytes] = []
     model = Model(orders, refuses=name == "refused" and not holdout)
     with tempfile.TemporaryDirectory(prefix="session-") as place:
         folder = Path(place)
@@ -246,7 +258,7 @@ def measure(name: str, *, holdout: float) -> Figures:
             (folder / "work" / "orders" / f"{n}.json").write_text(orders.text(n) + "\n")
         with (
             ScriptedServer(model, models=MODELS) as server,
-            serving(server, folder / "bank.db", holdout=holdout) as (url, recorded),
+            serving(server, folder / "bank.db", bodies, holdout=holdout) as (url, recorded),
         ):
             work = Work(client, Run(folder / "home", folder / "work", url))
             act(work)
@@ -262,8 +274,8 @@ def measure(name: str, *, holdout: float) -> Figures:
         memory=f"{asked[-1].memory} {asked[-1].reason or ''}".strip() if asked else "none",
         tokens=sum(e.tokens for e in counted),
         full=sum(e.full_tokens for e in counted),
-        sent_bytes=sum(len(r.data) for r in arrived),
-        received_bytes=sum(e.received_bytes for e in asked),
+        arrived=sum(tokens_of(r.body) for r in arrived),
+        came=sum(tokens_of(json.loads(b)) for b in bodies if b),
         sessions=len({e.session for e in asked if e.session}),
         errors=[*server.refused, *(str(e.status) for e in asked if e.status != 200)],
         output="\n".join(printed for _, printed in work.answers),
@@ -272,7 +284,7 @@ def measure(name: str, *, holdout: float) -> Figures:
 
 HEAD = (
     "| client | case | requests without | with memory | undone ids | right answers | sessions | last request "
-    "| tokens saved | bytes saved | errors |\n|---|---|---:|---:|---:|---|---:|---|---:|---:|---:|"
+    "| saved by the figures | in truth | errors |\n|---|---|---:|---:|---:|---|---:|---|---:|---:|---:|"
 )
 
 
@@ -295,12 +307,12 @@ def main() -> int:
         install(client)
         without, with_memory = measure(name, holdout=1.0), measure(name, holdout=0.0)
         saved = with_memory.full - with_memory.tokens
-        of_bytes = with_memory.received_bytes - with_memory.sent_bytes
+        in_truth = 1 - with_memory.arrived / with_memory.came
         print(
             f"| {CLIENTS[client].shown} | {shown} | {without.requests} | {with_memory.requests} "
             f"| {with_memory.undone} | {'yes' if with_memory.right else 'no'} | {with_memory.sessions} "
-            f"| {with_memory.memory} | {saved:,} of {with_memory.full:,} "
-            f"| {of_bytes:,} of {with_memory.received_bytes:,} | {len(with_memory.errors)} |",
+            f"| {with_memory.memory} | {saved / with_memory.full:.1%} of {with_memory.full:,} "
+            f"| {in_truth:.1%} of {with_memory.came:,} | {len(with_memory.errors)} |",
             flush=True,
         )
         if (

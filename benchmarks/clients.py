@@ -392,10 +392,13 @@ def version_of(name: str) -> str:
 
 
 @contextlib.contextmanager
-def serving(server: ScriptedServer, database: Path, **changed: Any) -> Iterator[tuple[str, list[Any]]]:
+def serving(
+    server: ScriptedServer, database: Path, bodies: list[bytes] | None = None, **changed: Any
+) -> Iterator[tuple[str, list[Any]]]:
     """The service before a scripted upstream: its address, and what it recorded of each request.
 
-    ``changed``: settings of the service that are not the shipped ones.
+    ``bodies`` gets the body of every request as it came. ``changed``: settings of the service that are not the
+    shipped ones.
     """
     import uvicorn
 
@@ -405,7 +408,8 @@ def serving(server: ScriptedServer, database: Path, **changed: Any) -> Iterator[
     settings = {"database": str(database), "memory_timeout": 60.0, **upstream, **changed}
     config = Config(**load_config().model_dump(exclude={"service"}), service=settings)
     app = create_app(config)
-    served = uvicorn.Server(uvicorn.Config(app, port=0, log_config=None, access_log=False))
+    wrapped = app if bodies is None else _keeping(app, bodies)
+    served = uvicorn.Server(uvicorn.Config(wrapped, port=0, log_config=None, access_log=False))
     thread = threading.Thread(target=served.run, daemon=True)
     thread.start()
     while not served.started:
@@ -417,6 +421,24 @@ def serving(server: ScriptedServer, database: Path, **changed: Any) -> Iterator[
     finally:
         served.should_exit = True
         thread.join(60)
+
+
+def _keeping(app: Any, bodies: list[bytes]) -> Any:
+    """An ASGI application that keeps the bodies of requests to another one."""
+
+    async def run(scope: Any, receive: Any, send: Any) -> None:
+        chunks: list[bytes] = []
+
+        async def keep() -> Any:
+            message = await receive()
+            chunks.append(message.get("body", b""))
+            if message["type"] == "http.request" and not message.get("more_body"):
+                bodies.append(b"".join(chunks))
+            return message
+
+        await app(scope, receive if scope["type"] != "http" else keep, send)
+
+    return run
 
 
 def run_client(name: str, place: Path, folder: Path) -> Row:
