@@ -17,7 +17,7 @@ from memory_bank.selection.model import MODEL_FILE, Model, load_model, parse_mod
 from memory_bank.selection.similarity import Similarity
 from memory_bank.selection.thread import Thread
 from memory_bank.transcript.jsontext import compact
-from memory_bank.transcript.messages import Interaction, is_memory_tool
+from memory_bank.transcript.messages import Interaction, is_memory_tool, readable_output
 
 log = logging.getLogger("memory_bank.MemoryBankStrategy")
 
@@ -70,7 +70,7 @@ class EvidenceMemory:
         number = self.numbers[record.trace_id] = len(self.numbers) + 1
         self._latest = max(self._latest, record.step_id)
         arguments = compact(record.raw_input) if record.input_text is None else record.input_text
-        output = "" if is_memory_tool(record.tool_name, record.output_text) else _output(record)
+        output = "" if is_memory_tool(record.tool_name, record.output_text) else readable_output(record)[1]
         try:
             self._add_to_index(record, arguments, output, note)
         except Exception as e:
@@ -125,10 +125,6 @@ class EvidenceMemory:
             opening=opening,
             listed=listed,
         )
-
-
-def _output(record: InteractionRecord) -> str:
-    return compact(record.raw_output) if record.output_text is None else record.output_text
 
 
 class EvidenceReasons:

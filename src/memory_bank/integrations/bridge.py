@@ -25,7 +25,7 @@ from memory_bank.bank.session import MemoryBankState, Session
 from memory_bank.config import Config
 from memory_bank.errors import ConfigError, HistoryError, LoopDetectedError, MemoryBankError
 from memory_bank.processor import MemoryProcessor
-from memory_bank.tools import handle_tool_call, memory_tools
+from memory_bank.tools import TOOL_SCHEMAS, handle_tool_call, memory_tools
 from memory_bank.transcript.anthropic import Thinking
 from memory_bank.transcript.messages import MessageKind, kind_of, same_objects, source_positions
 
@@ -228,20 +228,35 @@ class Bridge(Generic[N]):
         self._sessions: OrderedDict[str, _HeldSession] = OrderedDict()
         self._lock = threading.Lock()
         self._current: ContextVar[str | None] = ContextVar("memory_bank_session", default=None)
+        self.offered: Sequence[object] = ()
+        """The memory tools that the agent has, for calls of which the tools are not known."""
 
     def rebuild(
-        self, natives: Sequence[N], session_id: str | None = None, *, system: str | None = None
+        self,
+        natives: Sequence[N],
+        session_id: str | None = None,
+        *,
+        system: str | None = None,
+        tools: Sequence[object] | None = None,
     ) -> list[N]:
-        """The natives to send in place of these: kept ones themselves, shortened ones as copies."""
-        rebuilt, name = self._rebuild(natives, session_id, system)
+        """The natives to send in place of these: kept ones themselves, shortened ones as copies.
+
+        ``tools``: those of the model call; a context names ``get_record`` where it is among them.
+        """
+        rebuilt, name = self._rebuild(natives, session_id, system, tools)
         self._current.set(name)
         return rebuilt
 
     async def arebuild(
-        self, natives: Sequence[N], session_id: str | None = None, *, system: str | None = None
+        self,
+        natives: Sequence[N],
+        session_id: str | None = None,
+        *,
+        system: str | None = None,
+        tools: Sequence[object] | None = None,
     ) -> list[N]:
         """As ``rebuild``, in a thread."""
-        rebuilt, name = await asyncio.to_thread(self._rebuild, natives, session_id, system)
+        rebuilt, name = await asyncio.to_thread(self._rebuild, natives, session_id, system, tools)
         self._current.set(name)
         return rebuilt
 
@@ -280,6 +295,7 @@ class Bridge(Generic[N]):
 
             return tool
 
+        self.offered = TOOL_SCHEMAS
         return {name: bind(name, template) for name, template in memory_tools(None).items()}
 
     def state(self, session_id: str | None = None, natives: Sequence[N] | None = None) -> Session | None:
@@ -312,7 +328,11 @@ class Bridge(Generic[N]):
         return MemoryBankState(database=self._database, session_id=session_id)
 
     def _rebuild(
-        self, natives: Sequence[N], session_id: str | None, system: str | None
+        self,
+        natives: Sequence[N],
+        session_id: str | None,
+        system: str | None,
+        tools: Sequence[object] | None,
     ) -> tuple[list[N], str | None]:
         """The natives to send, and the name of their session; None where there is nothing to remember."""
         try:
@@ -321,7 +341,11 @@ class Bridge(Generic[N]):
                 return list(natives), None
             with self._used(session_id, chat.messages) as held:
                 context, _ = self.processor.apply_strategy(
-                    chat.messages, self.strategy, llm_client=self._llm_client, session_id=held.name
+                    chat.messages,
+                    self.strategy,
+                    llm_client=self._llm_client,
+                    session_id=held.name,
+                    tools=self.offered if tools is None else tools,
                 )
                 if same_objects(context, chat.messages):
                     return list(natives), held.name

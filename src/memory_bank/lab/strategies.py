@@ -23,6 +23,7 @@ from memory_bank.lab.meter.matching import Page, Reader
 from memory_bank.lab.meter.needs import Need
 from memory_bank.lab.meter.recall import Facts, context_pages, facts_in, recall
 from memory_bank.lab.traces import Trace
+from memory_bank.tools import TOOL_SCHEMAS
 from memory_bank.transcript import Interaction, MessageKind, compact, parse_messages, read
 
 FULL, ORACLE = "full", "oracle"
@@ -233,7 +234,7 @@ class ConfiguredRun(StrategyRun):
 
     def build(self, messages: list[Any], needs: Sequence[Need] = ()) -> list[Any]:  # noqa: ARG002
         """The context of the next model call."""
-        context, self.tokens = self._processor.apply_strategy(messages, self._key)
+        context, self.tokens = self._processor.apply_strategy(messages, self._key, tools=TOOL_SCHEMAS)
         return context
 
     @property

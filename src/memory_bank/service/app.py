@@ -111,10 +111,18 @@ class Service:
         )
         timeout = self.settings.memory_timeout
         identity = Identity(database, lambda m: cache.result("canonical", m, canonical_bytes))
+        responder = _responder(self.settings, self.sessions)
+        rebuilder = Rebuilder(
+            self.sessions,
+            identity,
+            timeout,
+            marks_cache=self.settings.cache_markers == "auto",
+            injected=responder.tools if isinstance(responder, Injection) else None,
+        )
         self.proxy = Proxy(
             {"openai": self.upstream, "anthropic": self.anthropic},
-            Rebuilder(self.sessions, identity, timeout, marks_cache=self.settings.cache_markers == "auto"),
-            responder=_responder(self.settings, self.sessions),
+            rebuilder,
+            responder=responder,
             cache=cache,
             add_trace=telemetry.carry,
             record=self.tell,

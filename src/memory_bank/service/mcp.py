@@ -29,6 +29,7 @@ from memory_bank.tools import (
     ToolAnswer,
     answer_tool_call,
 )
+from memory_bank.transcript.media import Media
 from memory_bank.transcript.quoting import sendable
 
 try:
@@ -193,7 +194,8 @@ class _McpHandlers:
                 return ToolAnswer(f"The memory could not be read: {e}", refused=True)
 
         answer = await in_thread("tools", work)
-        said = {"content": [{"type": "text", "text": answer.text}], "isError": answer.refused}
+        media = [block for m in answer.media if (block := _media_block(m)) is not None]
+        said = {"content": [{"type": "text", "text": answer.text}, *media], "isError": answer.refused}
         if answer.refused:
             return said
         return {**said, "structuredContent": {"result": answer.text, "records": list(answer.records)}}
@@ -342,6 +344,17 @@ def _tool(function: Mapping[str, Any]) -> _Answer:
         "outputSchema": _RESULT,
         "annotations": _hints(destructive=False),
     }
+
+
+def _media_block(media: Media) -> _Answer | None:
+    """An image, a sound or a file as a block; None where only its address is known."""
+    kind = media.kind.partition("/")[0]
+    if not media.data or "/" not in media.kind:
+        return None
+    if kind in ("image", "audio"):
+        return {"type": kind, "data": media.data, "mimeType": media.kind}
+    uri = f"attachment:{quote(media.name or 'file')}"
+    return {"type": "resource", "resource": {"uri": uri, "mimeType": media.kind, "blob": media.data}}
 
 
 def _hints(*, destructive: bool) -> _Answer:

@@ -169,12 +169,14 @@ class Sessions:
         size: int = 0,
         history: RequestHistory | None = None,
         model: str = "",
+        tools: Sequence[object] | None = None,
     ) -> Rebuilt:
         """Store what is new in the messages, and return the context of the next model call.
 
         ``size``: bytes of the request; images and ids take memory that their tokens do not show. ``history``: the
         request that the messages were read of; the tokens are then those of the context as it is written for it.
-        ``model``: that the request is for; its price decides how often the history is folded.
+        ``model``: that the request is for; its price decides how often the history is folded. ``tools``: those that
+        the model gets; the context names ``get_record`` only where it is among them.
 
         Raises what MemoryProcessor.apply_strategy and ``to_request`` of the history raise, and ConfigError for an
         invalid name.
@@ -194,7 +196,7 @@ class Sessions:
             used.lock,  # the plan must be this step's
         ):
             shown, tokens = self._processor.apply_strategy(
-                seen, key, None, client, session_id=session_id, model=model
+                seen, key, None, client, session_id=session_id, model=model, tools=tools
             )
             state = self._processor.state(key, session_id)
             plan = state.last_plan if state is not None else None
@@ -264,6 +266,7 @@ class Sessions:
         *,
         strategy: str | None = None,
         model: str = "",
+        tools: Sequence[object] | None = None,
     ) -> list[object]:
         """The context that ``rebuild`` would return, built in memory: nothing is stored, no model is asked.
 
@@ -278,7 +281,9 @@ class Sessions:
         used = self._processor.state(key, session_id)
         if used is not None:
             preview.memory.prefix_cache = copied(used.prefix_cache)
-        shown, _ = preview.processor.apply_strategy(seen, key, None, None, session_id=session_id, model=model)
+        shown, _ = preview.processor.apply_strategy(
+            seen, key, None, None, session_id=session_id, model=model, tools=tools
+        )
         preview.messages = seen
         with self._lock:
             self._previews[session_id, key] = preview

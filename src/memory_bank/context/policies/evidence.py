@@ -28,6 +28,7 @@ from memory_bank.transcript.messages import (
     Interaction,
     MessageKind,
     content_text,
+    in_full,
     kind_of,
     read,
     result_of,
@@ -78,7 +79,7 @@ def choose_evidence(view: View, session: MemoryBankState, *, settings: MemoryBan
     since = None if kept is None else kept.interactions_since(view, settings, kept.growth if growth else 0)
     if kept is not None and since is not None and (not is_cold or kept.is_new(since)):
         session.run_later("evidence", partial(_feed, view, session, settings))
-        return kept.choice(base, since, view)
+        return kept.choice(base, since, view, in_full(session.record_tool))
     room = budget + (0 if is_cold or kept is not None else growth)
     in_list = (
         frozenset[str]().union(*(e.record_ids for e in view.interactions)) if older <= room else frozenset()
@@ -113,7 +114,7 @@ def choose_evidence(view: View, session: MemoryBankState, *, settings: MemoryBan
         growth, gone,
     )  # fmt: skip
     state.kept = new if growth else None
-    return new.choice(base, step.whole, view)
+    return new.choice(base, step.whole, view, shown.hint)
 
 
 def fold_budget(budget: int | float | str, older: int) -> int:
@@ -159,12 +160,16 @@ def _before(view: View, past: Sequence[Interaction]) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class _Shown:
-    """What is shown of the older history: the memory text, turns in their places, what both are made of."""
+    """What is shown of the older history: the memory text, turns in their places, what both are made of.
+
+    ``hint``: what the text says of the tool that returns a record.
+    """
 
     text: str
     in_place: Mapping[int, ShortenedTurn] | None
     selection: Selection
     told: frozenset[int]
+    hint: str
 
 
 class _Step:
@@ -196,6 +201,7 @@ class _Step:
         self._thread_room = min(self._room, thread_room(budget, len(memory.numbers)))
         self._thread_more = min(self._room - self._thread_room, int(budget * _MORE_SHARE))
         self._native = settings.layout == "native"
+        self._hint = in_full(session.record_tool)
 
     def block(self) -> _Shown:
         """All in the memory text: the thread, then excerpts under the lines of their calls."""
@@ -204,7 +210,8 @@ class _Step:
         selection = NOTHING
         if room > 0:
             selection = self._memory.select(self.anchor, self.first_step, room, listed=told.text)
-        return _Shown(told.text + selection.text, {} if self._native else None, selection, told.told)
+        text = told.text + selection.text
+        return _Shown(text, {} if self._native else None, selection, told.told, self._hint)
 
     def without_excerpts(self) -> _Shown:
         """The thread alone."""
@@ -215,7 +222,7 @@ class _Step:
                 "session %s: the calls cannot be listed (%s)", self._session.session_id, type(e).__name__
             )
             told = ThreadText("", 0)
-        return _Shown(told.text, {} if self._native else None, NOTHING, told.told)
+        return _Shown(told.text, {} if self._native else None, NOTHING, told.told, self._hint)
 
     def native(self) -> _Shown:
         """Turns of which something is chosen in their places, the others in the thread.
@@ -235,8 +242,9 @@ class _Step:
         while True:
             in_place, elsewhere, numbers = turns.show(selection, besides)
             told = self._tell(self._thread_room, numbers, first)
-            head = PARTS_HEAD if in_place and not told.text.startswith("Calls ") else ""
-            text = head + told.text + elsewhere
+            text = told.text + elsewhere
+            if in_place and not told.text.startswith("Calls "):
+                text = PARTS_HEAD.format(self._hint) + text
             spent = sum(t.tokens for t in in_place.values())
             tokens = told.tokens if text == told.text else self._session.counter.count_text(text)
             over = spent + tokens - self._room
@@ -244,13 +252,15 @@ class _Step:
                 besides.popitem()
                 continue
             if over <= 0 or not selection.gains:
-                return _Shown(text, in_place, selection, told.told | numbers)
+                return _Shown(text, in_place, selection, told.told | numbers, self._hint)
             selection = self._memory.index.without_last(selection, over)
 
     def _tell(
         self, room: int, shown: Collection[int] = (), first: ThreadText = ThreadText("", 0)
     ) -> ThreadText:
-        return self._memory.thread.tell(self.first_step, room, shown, self._thread_more, first)
+        return self._memory.thread.tell(
+            self.first_step, room, shown, self._thread_more, first, hint=self._hint
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,12 +282,14 @@ class _KeptChoice:
         """Whether nothing was added to the interactions of the fold, so that a new one would be the same."""
         return len(since) + len(self.past) <= self.count
 
-    def choice(self, base: Choice, whole: Sequence[Interaction], view: View) -> Choice:
+    def choice(self, base: Choice, whole: Sequence[Interaction], view: View, hint: str) -> Choice:
         """The choice with some interactions whole after those that it is about.
 
+        Where the tools have changed since, the text says of them what ``hint`` says, or nothing.
         Of messages that are not the view's own the context gets copies, which a caller may change.
         """
         shown = self.shown
+        text = shown.text.replace(shown.hint, hint, 1) if shown.hint else shown.text
         in_place = (
             None
             if shown.in_place is None
@@ -292,7 +304,7 @@ class _KeptChoice:
         )
         return replace(
             base,
-            text=shown.text,
+            text=text,
             whole=whole,
             in_place=in_place,
             may_cost_more=self.gone,

@@ -11,7 +11,9 @@ from memory_bank.service.proxy.body import Body, JsonObject
 from memory_bank.service.proxy.events import Event
 from memory_bank.tools import GET_RECORD, LIST_RECORDS, SEARCH_MEMORY
 from memory_bank.transcript.jsontext import parse_arguments
+from memory_bank.transcript.media import Media
 from memory_bank.transcript.messages import is_memory_tool
+from memory_bank.transcript.responses import item_type
 
 MEMORY_TOOLS = frozenset({SEARCH_MEMORY, GET_RECORD, LIST_RECORDS})
 
@@ -100,8 +102,8 @@ class Dialect(Protocol):
     def read_answer(self, answer: JsonObject, request: JsonObject) -> ModelTurn:
         """The turn in a complete answer to a request."""
 
-    def result(self, call: ModelToolCall, text: str) -> JsonObject | None:
-        """The message that answers a call; None for a call that text cannot answer."""
+    def result(self, call: ModelToolCall, text: str, media: Sequence[Media] = ()) -> JsonObject | None:
+        """The message that answers a call, with what it can carry of the media; None where text cannot answer."""
 
     def open_stream(self, request: JsonObject) -> TurnStream:
         """A reader of the streamed answers to a request."""
@@ -192,6 +194,14 @@ def with_memory_tools(request: JsonObject, schemas: Sequence[JsonObject]) -> lis
     if choice not in (None, "auto") and not (choice == "required" and tools):
         return None
     return None if any(is_memory_tool(_tool_name(t)) for t in tools or ()) else [*(tools or ()), *schemas]
+
+
+def own_tools(request: JsonObject) -> list[object]:
+    """The tools that a request brings: as its member, as functions of a chat, and in items of the Responses API."""
+    items = request.get("input")
+    added = [i for i in items if item_type(i) == "additional_tools"] if isinstance(items, list) else []
+    given = [request.get(key) for key in ("tools", "functions")]
+    return [*(tool for tools in given if isinstance(tools, list) for tool in tools), *added]
 
 
 def _tool_name(tool: object) -> str:

@@ -11,13 +11,20 @@ from anyio import to_thread
 
 from memory_bank.errors import BodyError, MemoryBankError, UpstreamError
 from memory_bank.service.proxy.body import JsonObject, parse_body
-from memory_bank.service.proxy.dialect import ModelToolCall, ModelTurn, TurnStream, add_usage, as_object
+from memory_bank.service.proxy.dialect import (
+    Dialect,
+    ModelToolCall,
+    ModelTurn,
+    TurnStream,
+    add_usage,
+    as_object,
+)
 from memory_bank.service.proxy.events import EventSplitter
 from memory_bank.service.proxy.routes import LARGE, ModelRequest, SendUpstream
 from memory_bank.service.proxy.upstream import Headers, UpstreamAnswer
 from memory_bank.service.sessions import Sessions
 from memory_bank.service.threads import limiter
-from memory_bank.tools import MAX_CHARS, handle_tool_call
+from memory_bank.tools import MAX_CHARS, ToolAnswer, answer_tool_call
 
 log = logging.getLogger("memory_bank.Service")
 
@@ -52,20 +59,24 @@ class Injection:
 
     async def __call__(self, request: ModelRequest, send: SendUpstream) -> UpstreamAnswer:
         """See Responder."""
-        value = None if request.body is None else request.body.value
-        offers = self.always or (
-            request.memory.status == "rebuilt" and value is not None and value.get("tools")
-        )
-        tools = request.dialect.offer_tools(value) if offers and value is not None else None
+        tools = None
+        if request.body is not None:
+            is_rebuilt = request.memory.status == "rebuilt"
+            tools = self.tools(request.dialect, request.body.value, is_rebuilt=is_rebuilt)
         if tools is None or not await self._has_records(request):
             return await send(request.render())
         return await _Rounds(self, request, send, tools).answer()
 
+    def tools(self, dialect: Dialect, value: JsonObject, *, is_rebuilt: bool = True) -> list[object] | None:
+        """The tools of a request whose session has records; None where it keeps its own."""
+        offers = self.always or (is_rebuilt and value.get("tools"))
+        return dialect.offer_tools(value) if offers else None
+
     async def _has_records(self, request: ModelRequest) -> bool:
         """Whether the request's session has records; False if memory fails or takes too long."""
-        session = request.memory.session
-        found = False
-        if session is not None:
+        session, step = request.memory.session, request.memory.step
+        found = step is not None and step.record_count > 0  # its context may name the tools
+        if session is not None and not found:
             with anyio.move_on_after(self.timeout):
                 try:
                     found = await to_thread.run_sync(
@@ -79,31 +90,37 @@ class Injection:
                     log.warning("no tools are offered, memory cannot be read: %s", type(e).__name__)
         return found
 
-    async def call_tools(self, request: ModelRequest, calls: Sequence[ModelToolCall]) -> list[str]:
+    async def call_tools(self, request: ModelRequest, calls: Sequence[ModelToolCall]) -> list[ToolAnswer]:
         """The results of the calls of a turn, in their order."""
-        texts: list[str] | None = None
+        answers: list[ToolAnswer] | None = None
         with anyio.move_on_after(self.timeout):
-            texts = await to_thread.run_sync(
+            answers = await to_thread.run_sync(
                 self._call_tools, request, calls, abandon_on_cancel=True, limiter=limiter("tools")
             )
-        if texts is None:
+        if answers is None:
             log.warning("memory took longer than %g s for a call of its tools", self.timeout)
-            texts = ["The memory did not answer in time." if c.is_memory else NOT_YET for c in calls]
-        return texts
+            answers = _answered(calls, "The memory did not answer in time.")
+        return answers
 
-    def _call_tools(self, request: ModelRequest, calls: Sequence[ModelToolCall]) -> list[str]:
+    def _call_tools(self, request: ModelRequest, calls: Sequence[ModelToolCall]) -> list[ToolAnswer]:
         session = request.memory.session
         assert session is not None
         room = max(LEAST_CHARS, MAX_CHARS // max(1, sum(call.is_memory for call in calls)))
         try:
             with self.sessions.reading(request.caller.namespace, session) as state:
                 return [
-                    handle_tool_call(state, c.name, c.arguments, max_chars=room) if c.is_memory else NOT_YET
+                    answer_tool_call(state, c.name, c.arguments, max_chars=room)
+                    if c.is_memory
+                    else ToolAnswer(NOT_YET)
                     for c in calls
                 ]
         except MemoryBankError as e:
             log.warning("memory could not be read for a call of its tools: %s", type(e).__name__)
-            return [f"The memory could not be read: {e}" if c.is_memory else NOT_YET for c in calls]
+            return _answered(calls, f"The memory could not be read: {e}")
+
+
+def _answered(calls: Sequence[ModelToolCall], trouble: str) -> list[ToolAnswer]:
+    return [ToolAnswer(trouble if call.is_memory else NOT_YET) for call in calls]
 
 
 class _AnsweredInsteadError(Exception):
@@ -178,8 +195,8 @@ class _Rounds:
 
     async def _hide(self, turn: ModelTurn) -> None:
         """Answer the calls of a turn that the client does not get."""
-        texts = await self.injection.call_tools(self.request, turn.calls)
-        results = [self.dialect.result(c, t) for c, t in zip(turn.calls, texts, strict=True)]
+        answers = await self.injection.call_tools(self.request, turn.calls)
+        results = [self.dialect.result(c, a.text, a.media) for c, a in zip(turn.calls, answers, strict=True)]
         self.hidden += [*turn.messages, *(r for r in results if r is not None)]
         self.rounds += 1
         self.fetched += sum(call.is_memory for call in turn.calls)

@@ -35,6 +35,7 @@ from memory_bank.transcript.anthropic import (
     with_cache_marks,
 )
 from memory_bank.transcript.jsontext import parse_arguments
+from memory_bank.transcript.media import Media
 
 _SCHEMAS = [
     {
@@ -115,9 +116,11 @@ class MessagesDialect:
         blocks = content if isinstance(content, list) and answer.get("type") != "error" else []
         return _turn_of(blocks, as_object(answer.get("usage")))
 
-    def result(self, call: ModelToolCall, text: str) -> JsonObject | None:
+    def result(self, call: ModelToolCall, text: str, media: Sequence[Media] = ()) -> JsonObject | None:
         """See Dialect. User messages in a row count as one."""
-        block = {"type": "tool_result", "tool_use_id": call.item.get("id"), "content": text}
+        blocks = [block for m in media if (block := _media_block(m)) is not None]
+        content: object = [{"type": "text", "text": text}, *blocks] if blocks else text
+        block = {"type": "tool_result", "tool_use_id": call.item.get("id"), "content": content}
         return {"role": "user", "content": [block]}
 
     def open_stream(self, request: JsonObject) -> TurnStream:  # noqa: ARG002
@@ -151,6 +154,15 @@ def thinking_turn(request: JsonObject) -> Literal["begins", "goes on"] | None:
     if thinking_rule(request.get("thinking")) is not Thinking.KEEP_LAST or not isinstance(messages, list):
         return None
     return "begins" if answered_turn(messages) is None else "goes on"
+
+
+def _media_block(media: Media) -> JsonObject | None:
+    """An image or a PDF as a block; None for other media."""
+    kind = "document" if media.kind in ("application/pdf", "document") else media.kind.partition("/")[0]
+    if kind not in ("document", "image"):
+        return None
+    source = {"type": "base64", "media_type": media.kind, "data": media.data}
+    return {"type": kind, "source": source if media.data else {"type": "url", "url": media.url}}
 
 
 def _content_of(message: object) -> list[Any]:

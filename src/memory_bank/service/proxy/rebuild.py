@@ -19,8 +19,8 @@ from anyio import to_thread
 
 from memory_bank.errors import MemoryBankError
 from memory_bank.service.failures import code_of
-from memory_bank.service.proxy.body import Body, render_body
-from memory_bank.service.proxy.dialect import Dialect, NotRebuiltError, RequestHistory
+from memory_bank.service.proxy.body import Body, JsonObject, render_body
+from memory_bank.service.proxy.dialect import Dialect, NotRebuiltError, RequestHistory, own_tools
 from memory_bank.service.proxy.identity import Identity, named_session
 from memory_bank.service.security.access import Caller, stored_id
 from memory_bank.service.sessions import Rebuilt, Sessions
@@ -146,7 +146,8 @@ class Rebuilder:
     Failures are returned as ``failed`` and never raised. After two consecutive hangs of a namespace (a key) its
     requests skip memory for ``pause`` seconds, then one tries. A session whose job still hangs is not used. The
     facts of a context are committed when it is returned. ``marks_cache``: requests whose client asks for no cache
-    get marks where the API needs them.
+    get marks where the API needs them. ``injected`` returns the tools that a rebuilt request will have, None where
+    it keeps its own.
     """
 
     def __init__(
@@ -157,12 +158,14 @@ class Rebuilder:
         *,
         pause: float = PAUSE,
         marks_cache: bool = True,
+        injected: Callable[[Dialect, JsonObject], Sequence[object] | None] | None = None,
     ) -> None:
         self.marks_cache = marks_cache
         self._sessions = sessions
         self._identity = identity
         self._timeout = timeout
         self._pause = pause
+        self._injected = injected
         self._shares: OrderedDict[str | None, _Share] = OrderedDict()
         self._limiter = anyio.CapacityLimiter(THREADS)
         self._finishers = anyio.CapacityLimiter(FINISHERS)
@@ -277,6 +280,7 @@ class Rebuilder:
         history = dialect.history(body)
         if dialect.counts_only:
             return self._count(caller, dialect, body, history, headers)
+        injected = None if self._injected is None else self._injected(dialect, body.value)
         is_summary = dialect.is_compaction(body.value) or _asks_for_summary(history.messages)
         for _ in range(ATTEMPTS):
             match = self._identity.session_of(
@@ -298,6 +302,7 @@ class Rebuilder:
                 size=len(body.data),
                 history=None if is_summary else history,
                 model=_model(body),
+                tools=injected or own_tools(body.value),
             )
             if self._identity.is_current(caller.namespace, match):
                 job.rebuilt = rebuilt
@@ -342,6 +347,7 @@ class Rebuilder:
             history.messages,
             strategy=headers.get("x-memory-strategy") or None,
             model=_model(body),
+            tools=own_tools(body.value),  # nothing is added to them
         )
         if len(context) == len(history.messages) and all(map(operator.is_, context, history.messages)):
             return MemoryResult("unchanged")
