@@ -113,17 +113,21 @@ class EvidenceMemory:
         budget: int,
         opening: Callable[[int], int] | None = None,
         listed: str = "",
+        shown: Collection[str] = (),
     ) -> Selection:
         """What the next call may need, at most ``budget`` tokens; later steps are visible anyway.
 
-        ``listed``: the list of past calls that the context has.
+        ``listed``: the list of past calls that the context has. ``shown``: the records that it has whole.
         """
+        without = [self.places[t] for t in shown if t in self.places]
+        without += [place for place, t in self._notes.items() if t in shown]
         return self.index.select(
             anchor=anchor,
             tail_interaction=first_visible_step,
             budget=budget,
             opening=opening,
             listed=listed,
+            without=without,
         )
 
 

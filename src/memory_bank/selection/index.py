@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -74,13 +74,14 @@ class EvidenceIndex:
         budget: int,
         opening: Callable[[int], int] | None = None,
         listed: str = "",
+        without: Collection[int] = (),
     ) -> Selection:
         """Return what the next call may need of the records before the tail, for at most `budget` tokens.
 
         `anchor`: texts that the context shows anyway; so are the interactions from `tail_interaction` on.
         `listed`: the list of past calls, whose values need no second place.
         `opening`: the tokens of showing anything of a record, where the caller shows the chosen segments in
-        its own way; without it the selection has a text.
+        its own way; without it the selection has a text. `without`: records that the context shows whole.
         """
         t = self.tables
         older = t.records_before(tail_interaction)
@@ -109,7 +110,7 @@ class EvidenceIndex:
         worth[t.values["kind"] == 0] *= WORD_WORTH
         if listed:
             worth[t.standing_in(fold(listed))] *= LISTED_WORTH
-        return select_segments(t, self._lines, worth, older, budget, opening)
+        return select_segments(t, self._lines, worth, older, budget, opening, without)
 
     def without_last(self, selection: Selection, tokens: int) -> Selection:
         """Return a selection without its last chosen segments, so many that they have `tokens`, at least one."""

@@ -202,6 +202,8 @@ class _Step:
         self._thread_more = min(self._room - self._thread_room, int(budget * _MORE_SHARE))
         self._native = settings.layout == "native"
         self._hint = in_full(session.record_tool)
+        kept = (e for e in view.history if (e.fault or e.start in view.pinned) and e.start not in view.hidden)
+        self._kept = {t for e in kept for t in e.record_ids}  # what every context shows
 
     def block(self) -> _Shown:
         """All in the memory text: the thread, then excerpts under the lines of their calls."""
@@ -209,7 +211,9 @@ class _Step:
         room = self._room - told.tokens - 1
         selection = NOTHING
         if room > 0:
-            selection = self._memory.select(self.anchor, self.first_step, room, listed=told.text)
+            selection = self._memory.select(
+                self.anchor, self.first_step, room, listed=told.text, shown=self._kept
+            )
         text = told.text + selection.text
         return _Shown(text, {} if self._native else None, selection, told.told, self._hint)
 
@@ -238,7 +242,9 @@ class _Step:
         room -= sum(besides.values())
         selection = NOTHING
         if room > 0:
-            selection = self._memory.select(self.anchor, self.first_step, room, turns.opening, told.text)
+            selection = self._memory.select(
+                self.anchor, self.first_step, room, turns.opening, told.text, self._kept
+            )
         while True:
             in_place, elsewhere, numbers = turns.show(selection, besides)
             told = self._tell(self._thread_room, numbers, first)
@@ -258,6 +264,8 @@ class _Step:
     def _tell(
         self, room: int, shown: Collection[int] = (), first: ThreadText = ThreadText("", 0)
     ) -> ThreadText:
+        numbers = self._memory.numbers
+        shown = {*shown, *(numbers[t] for t in self._kept if t in numbers)}
         return self._memory.thread.tell(
             self.first_step, room, shown, self._thread_more, first, hint=self._hint
         )

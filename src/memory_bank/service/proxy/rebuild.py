@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import hashlib
 import logging
 import operator
 import threading
@@ -21,7 +22,7 @@ from memory_bank.errors import MemoryBankError
 from memory_bank.service.failures import code_of
 from memory_bank.service.proxy.body import Body, JsonObject, render_body
 from memory_bank.service.proxy.dialect import Dialect, NotRebuiltError, RequestHistory, own_tools
-from memory_bank.service.proxy.identity import Identity, named_session
+from memory_bank.service.proxy.identity import Identity, client_session, named_session
 from memory_bank.service.security.access import Caller, stored_id
 from memory_bank.service.sessions import Rebuilt, Sessions
 from memory_bank.transcript.harness import asks_for_summary
@@ -39,6 +40,8 @@ MOST_STUCK = 64
 THREADS_OF_A_KEY = 4
 """Of THREADS, so that one key's slow steps leave threads for the others."""
 MOST_NAMESPACES = 1_024
+MOST_CLIENTS = 256
+"""Clients of a namespace whose requests without a tool call are counted."""
 SLOW = 0.5
 """The share of the time limit after which a failure counts as a hang."""
 ATTEMPTS = 3
@@ -126,14 +129,14 @@ class _Job:
 
 
 class _Share:
-    """What one namespace may use (its breaker, its part of the threads), and its requests without calls."""
+    """What one namespace may use (its breaker, its part of the threads), and its clients' requests without calls."""
 
     __slots__ = ("breaker", "threads", "without_calls")
 
     def __init__(self, pause: float, threads: int) -> None:
         self.breaker = CircuitBreaker(pause=pause)
         self.threads = anyio.CapacityLimiter(threads)
-        self.without_calls = 0  # requests in a row
+        self.without_calls: OrderedDict[bytes, int] = OrderedDict()  # requests in a row, by client
 
 
 class _BusyError(Exception):
@@ -204,7 +207,7 @@ class Rebuilder:
             if not is_known:
                 share.breaker.abandoned()
         if result is not None and not dialect.counts_only:
-            result = _with_count(share, body, result)
+            result = _with_count(share, _client(upstream_key, headers, body), body, result)
         seconds = time.perf_counter() - began
         if result is None and not job.is_running:  # no thread was free, but nothing hangs
             share.breaker.abandoned()
@@ -222,9 +225,10 @@ class Rebuilder:
         return dataclasses.replace(result, seconds=seconds)
 
     def notice(self, namespace: str | None) -> str | None:
-        """That the latest requests of a namespace, as many as UNSEEN or more, had no tool call; else None."""
+        """That a client of a namespace has sent UNSEEN or more requests in a row without a tool call; else None."""
         share = self._shares.get(namespace)
-        return None if share is None or share.without_calls < UNSEEN else _unseen(share.without_calls)
+        most = max(share.without_calls.values(), default=0) if share is not None else 0
+        return None if most < UNSEEN else _unseen(most)
 
     def _share(self, namespace: str | None) -> _Share:
         """What a namespace may use; without keys everything."""
@@ -367,22 +371,32 @@ class Rebuilder:
                 self._stuck.add(job)
 
 
-def _with_count(share: _Share, body: Body, result: MemoryResult) -> MemoryResult:
+def _client(upstream_key: str | None, headers: Mapping[str, str], body: Body) -> bytes:
+    """What tells clients of a namespace apart: the credential, the program and its session, hashed."""
+    session = client_session(headers, body.value.get("metadata"))
+    told = repr((upstream_key, headers.get("user-agent"), session))
+    return hashlib.sha256(told.encode("utf-8", "surrogatepass")).digest()
+
+
+def _with_count(share: _Share, client: bytes, body: Body, result: MemoryResult) -> MemoryResult:
     """The result; its reason tells how many requests had no call, where they are many.
 
-    They are those of a conversation, which are as many as the assistant's messages in it, or of a namespace.
+    They are those of a conversation, which are as many as the assistant's messages in it, or of a client.
     """
+    counts = share.without_calls
     if result.session is not None:
-        share.without_calls = 0
+        counts.pop(client, None)
     if result.reason != NOTHING_YET:
         return result
-    share.without_calls += 1
+    own = counts[client] = counts.pop(client, 0) + 1
+    if len(counts) > MOST_CLIENTS:
+        counts.popitem(last=False)
     messages = body.value.get("messages")
     said = sum(kind_of(m) is MessageKind.SAY for m in messages) if isinstance(messages, list) else 0
-    count = max(share.without_calls, said + 1)
+    count = max(own, said + 1)
     if count < UNSEEN:
         return result
-    if UNSEEN in (share.without_calls, said + 1):
+    if UNSEEN in (own, said + 1):
         log.warning(
             "%s: memory does nothing for an agent whose calls are neither the API's own nor text of a known form",
             _unseen(count),
