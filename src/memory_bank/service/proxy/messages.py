@@ -162,7 +162,8 @@ def _media_block(media: Media) -> JsonObject | None:
     if kind not in ("document", "image"):
         return None
     source = {"type": "base64", "media_type": media.kind, "data": media.data}
-    return {"type": kind, "source": source if media.data else {"type": "url", "url": media.url}}
+    block = {"type": kind, "source": source if media.data else {"type": "url", "url": media.url}}
+    return block | {"title": media.name} if kind == "document" and media.name else block
 
 
 def _content_of(message: object) -> list[Any]:
