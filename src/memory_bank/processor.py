@@ -24,17 +24,13 @@ from memory_bank.transcript.pairing import repeated_calls
 log = logging.getLogger("memory_bank.MemoryBankStrategy")
 
 _ALL: Any = object()
+Tools = Sequence[object] | None
 OpenState = Callable[..., MemoryBankState]
 Applied = tuple[list[Any], int]
 
 
 def apply_memory_bank_strategy(
-    messages: Any,
-    llm_client: Any,
-    settings: Any,
-    state: MemoryBankState,
-    *,
-    tools: Sequence[object] | None = None,
+    messages: Any, llm_client: Any, settings: Any, state: MemoryBankState, *, tools: Tools = None
 ) -> Applied:
     """Rebuild the context of the next model call: ``(messages, token_count)``.
 
@@ -50,8 +46,8 @@ def apply_memory_bank_strategy(
         settings: MemoryBankSettings, a dict or any object with those attributes; None for the defaults; or a
             Config, whose default strategy is used if it is a memory bank.
         state: the session's memory.
-        tools: the tools of the call, in the form of any API; a context names ``get_record`` only where it is among
-            them, so by default it does not.
+        tools: those of the call, of any API. A context names ``get_record`` only where it is among them: by default
+            it does not.
 
     Raises:
         MessagesError (also for messages of LangChain and contents of Gemini), ConfigError, EmbeddingError,
@@ -105,11 +101,7 @@ def _bank_settings(settings: Any) -> MemoryBankSettings:
 
 
 def _apply_bank(
-    messages: Any,
-    llm_client: Any,
-    settings: MemoryBankSettings,
-    state: MemoryBankState,
-    tools: Sequence[object] | None,
+    messages: Any, llm_client: Any, settings: MemoryBankSettings, state: MemoryBankState, tools: Tools
 ) -> Applied:
     with state.lock:
         try:
@@ -156,7 +148,7 @@ class MemoryProcessor:
         *,
         session_id: str | None = None,
         model: str | None = None,
-        tools: Sequence[object] | None = None,
+        tools: Tools = None,
     ) -> Applied:
         """``(messages, token_count)`` of the strategy under ``memory_key``, by default the configured one.
 
@@ -207,7 +199,7 @@ class MemoryProcessor:
         key: str,
         session_id: str | None,
         model: str | None,
-        tools: Sequence[object] | None,
+        tools: Tools,
     ) -> Applied:
         policy = policy_of(settings, llm_client, self.config.rung)
         session = self._session(key, session_id, stored=policy.bank is not None)

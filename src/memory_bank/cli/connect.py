@@ -64,7 +64,7 @@ CLIENTS = {
         "set it in the shell that starts `claude`, not in that of the service, or put this into {file}: {values}",
     ),
     "codex": Client(
-        lambda url: _toml_keys(_codex_values(url)),
+        lambda url: _toml(_codex_values(url)),
         lambda: _home("CODEX_HOME", ".codex") / "config.toml",
         _codex_values,
         "put these lines at the top of {file}, above its first [table] and in place of a model_provider that it has, "
@@ -170,7 +170,7 @@ def _remove(path: Path, config: dict[str, Any], values: dict[str, Any]) -> None:
 
 
 def _edited_toml(path: Path, old: str, values: dict[str, Any], undo: bool) -> str:
-    """The text of a TOML file with the values added at its beginning and end, between marks, or removed."""
+    """The text of a TOML file with the values added at its beginning, between marks, or removed."""
     kept: list[str] = []
     is_ours = False
     for line in old.splitlines(keepends=True):
@@ -181,10 +181,7 @@ def _edited_toml(path: Path, old: str, values: dict[str, Any], undo: bool) -> st
     rest = "".join(kept)
     if undo:
         return rest
-    plain = {k: v for k, v in values.items() if not isinstance(v, dict)}
-    tables = {k: v for k, v in values.items() if isinstance(v, dict)}
-    end = "" if not rest or rest.endswith("\n") else "\n"
-    new = f"{_BEGIN}\n{_toml(plain)}\n{_END}\n{rest}{end}{_BEGIN}\n{_toml(tables)}\n{_END}\n"
+    new = f"{_BEGIN}\n{_toml(values)}\n{_END}\n{rest}"
     try:
         tomllib.loads(new)
     except tomllib.TOMLDecodeError:
@@ -195,20 +192,11 @@ def _edited_toml(path: Path, old: str, values: dict[str, Any], undo: bool) -> st
     return new
 
 
-def _toml_keys(values: dict[str, Any]) -> str:
+def _toml(values: dict[str, Any]) -> str:
     """The values as TOML without a heading, so that lines that follow stay outside of any table."""
     lines = [f"{key} = {json.dumps(value)}" for key, value in values.items() if isinstance(value, str)]
     for key, tables in values.items():
         for name, table in tables.items() if isinstance(tables, dict) else ():
             members = ", ".join(f"{k} = {json.dumps(v)}" for k, v in table.items())
             lines.append(f"{key}.{name} = {{ {members} }}")
-    return "\n".join(lines)
-
-
-def _toml(values: dict[str, Any]) -> str:
-    """The values as TOML: texts first, then a table for each object in an object."""
-    lines = [f"{key} = {json.dumps(value)}" for key, value in values.items() if isinstance(value, str)]
-    for key, tables in values.items():
-        for name, table in tables.items() if isinstance(tables, dict) else ():
-            lines += [f"[{key}.{name}]", *(f"{k} = {json.dumps(v)}" for k, v in table.items())]
     return "\n".join(lines)

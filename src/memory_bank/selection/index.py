@@ -92,6 +92,8 @@ class EvidenceIndex:
         ids, chance = self.chances(tail_interaction, step)
         stale = t.records["stale"][t.segments["record"]]
         t.segments["factor"][:] = 1 - STALE * stale
+        shown = np.isin(t.segments["record"], list(without))
+        t.segments["factor"][shown] = 0
         last = t.segments_before(tail_interaction)
         if len(self.model.copied):
             copied = self.model.copy_chance(describe_segments(step, last))
@@ -99,6 +101,7 @@ class EvidenceIndex:
             # of equal texts the newest counts, which may be one that the context shows anyway
             newest = t.texts.table["last"][t.segments["text"][:last]] == np.arange(last)
             t.segments["copied"][:last] = COPY_WORTH * copied * chars / WIDTH * (stale[:last] < 1) * newest
+        t.segments["copied"][shown] = 0
         worth = np.zeros(t.values.size)
         worth[ids] = chance
         by_agent = t.values["agent"] > 0
@@ -110,7 +113,7 @@ class EvidenceIndex:
         worth[t.values["kind"] == 0] *= WORD_WORTH
         if listed:
             worth[t.standing_in(fold(listed))] *= LISTED_WORTH
-        return select_segments(t, self._lines, worth, older, budget, opening, without)
+        return select_segments(t, self._lines, worth, older, budget, opening)
 
     def without_last(self, selection: Selection, tokens: int) -> Selection:
         """Return a selection without its last chosen segments, so many that they have `tokens`, at least one."""

@@ -183,16 +183,13 @@ def select_segments(
     older: int,
     budget: int,
     opening: Callable[[int], int] | None = None,
-    without: Collection[int] = (),
 ) -> Selection:
     """Return what is chosen from the first `older` records, for at most `budget` tokens; `worth` is by value.
-
-    Nothing is chosen from the records `without`.
 
     `opening`: the tokens of showing anything of a record at all, where the caller shows the segments in its own
     way. Without it the selection has a text, in which every record has a line of its own.
     """
-    top = _best_segments(t, worth, older, int(OFFERS + budget * OFFERS_SHARE), without)
+    top = _best_segments(t, worth, older, int(OFFERS + budget * OFFERS_SHARE))
     records = np.unique(t.segments["record"][top]).tolist()
     short = lines.short_forms(top, worth)
     if opening is not None:
@@ -232,15 +229,13 @@ def _selection(
     return Selection(text, tokens, by_record(t, chosen), gains, tuple(packing.edge), older, packing.short)
 
 
-def _best_segments(t: EvidenceTables, worth: Array, older: int, most: int, without: Collection[int]) -> Array:
+def _best_segments(t: EvidenceTables, worth: Array, older: int, most: int) -> Array:
     """Return the older segments that give most for their tokens, in their order."""
     last = t.first_segment[older] if older < t.records.size else t.segments.size
     gain = t.sum_by_segment(worth, last)
     gain *= t.segments["factor"][:last]
     gain += t.segments["copied"][:last]
     top = np.flatnonzero(gain > 0)
-    if without:
-        top = top[~np.isin(t.segments["record"][top], list(without))]
     if len(top) > most:
         ratio = gain[top] / (t.segments["tokens"][top] + 4)
         top = np.sort(top[np.argpartition(-ratio, most)[:most]])

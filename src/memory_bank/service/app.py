@@ -111,18 +111,17 @@ class Service:
         )
         timeout = self.settings.memory_timeout
         identity = Identity(database, lambda m: cache.result("canonical", m, canonical_bytes))
-        responder = _responder(self.settings, self.sessions)
         rebuilder = Rebuilder(
             self.sessions,
             identity,
             timeout,
             marks_cache=self.settings.cache_markers == "auto",
-            injected=responder.tools if isinstance(responder, Injection) else None,
+            inject=self.settings.inject_tools,
         )
         self.proxy = Proxy(
             {"openai": self.upstream, "anthropic": self.anthropic},
             rebuilder,
-            responder=responder,
+            responder=_responder(self.settings, self.sessions),
             cache=cache,
             add_trace=telemetry.carry,
             record=self.tell,
@@ -224,7 +223,7 @@ def _responder(settings: ServiceSettings, sessions: Sessions) -> Responder:
     """What answers model requests: upstream alone, or with the memory tools."""
     if settings.inject_tools is False:
         return forward
-    return Injection(sessions, settings.memory_timeout, always=settings.inject_tools is True)
+    return Injection(sessions, settings.memory_timeout)
 
 
 def upstream_of(settings: ServiceSettings) -> str:

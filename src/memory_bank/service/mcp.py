@@ -29,7 +29,7 @@ from memory_bank.tools import (
     ToolAnswer,
     answer_tool_call,
 )
-from memory_bank.transcript.media import Media
+from memory_bank.transcript.media import media_of
 from memory_bank.transcript.quoting import sendable
 
 try:
@@ -194,7 +194,7 @@ class _McpHandlers:
                 return ToolAnswer(f"The memory could not be read: {e}", refused=True)
 
         answer = await in_thread("tools", work)
-        media = [block for m in answer.media if (block := _media_block(m)) is not None]
+        media = [block for part in answer.parts for block in _image(part)]
         said = {"content": [{"type": "text", "text": answer.text}, *media], "isError": answer.refused}
         if answer.refused:
             return said
@@ -346,15 +346,15 @@ def _tool(function: Mapping[str, Any]) -> _Answer:
     }
 
 
-def _media_block(media: Media) -> _Answer | None:
-    """An image, a sound or a file as a block; None where only its address is known."""
-    kind = media.kind.partition("/")[0]
-    if not media.data or "/" not in media.kind:
-        return None
-    if kind in ("image", "audio"):
-        return {"type": kind, "data": media.data, "mimeType": media.kind}
-    uri = f"attachment:{quote(media.name or 'file')}"
-    return {"type": "resource", "resource": {"uri": uri, "mimeType": media.kind, "blob": media.data}}
+def _image(part: Mapping[str, Any]) -> list[_Answer]:
+    """A part of an output as a block of MCP: an image or a sound; nothing for others."""
+    media = media_of(part)
+    kind = media.kind.partition("/")[0] if media is not None and media.data else ""
+    return (
+        [{"type": kind, "data": media.data, "mimeType": media.kind}]
+        if media and kind in ("image", "audio")
+        else []
+    )
 
 
 def _hints(*, destructive: bool) -> _Answer:

@@ -18,7 +18,7 @@ import sqlalchemy as sa
 from memory_bank.bank.database import Database
 from memory_bank.bank.learned import Learned, keep_model, learned_of
 from memory_bank.bank.maintenance import purge
-from memory_bank.bank.schema import records, sessions
+from memory_bank.bank.schema import sessions
 from memory_bank.bank.session import MemoryBankState, Session
 from memory_bank.bank.stores import FactStore
 from memory_bank.bank.usage import CONTROL
@@ -46,7 +46,6 @@ _KNOWN = sa.select(_s.session_id).where(
     _s.namespace.is_not_distinct_from(sa.bindparam("namespace", type_=sa.String)),
     _s.deleted.is_(None),
 )
-_ANY = sa.select(records.c.seq).where(records.c.session_id == sa.bindparam("session")).limit(1)
 _NAMES = (
     sa.select(_s.session_id)
     .where(
@@ -418,13 +417,6 @@ class Sessions:
         with self.database.read() as c:
             found = c.execute(_NAMES, {"namespace": namespace, "limit": limit}).scalars().all()
         return [public_name(namespace, session_id) for session_id in found]
-
-    def has_records(self, namespace: str | None, name: str) -> bool:
-        """Whether a namespace has a session of this name with records."""
-        if not self.exists(namespace, name):
-            return False
-        with self.database.read() as c:
-            return c.execute(_ANY, {"session": stored_id(namespace, name)}).first() is not None
 
     def known(self, namespace: str | None, name: str) -> str:
         """The database id of an existing session. Raises NotFoundError."""

@@ -29,12 +29,13 @@ from memory_bank.tools.selection import (
     select_lines,
 )
 from memory_bank.transcript.jsontext import compact, parse_arguments
-from memory_bank.transcript.media import Media, media_in
+from memory_bank.transcript.media import media_of
 from memory_bank.transcript.messages import (
     GET_RECORD,
     LIST_RECORDS,
     SEARCH_MEMORY,
     is_memory_tool,
+    parts_of,
     readable_output,
 )
 from memory_bank.transcript.quoting import fence, one_line, quote_lines, sendable
@@ -122,14 +123,14 @@ TOOL_SCHEMAS: list[dict[str, Any]] = [
 class ToolAnswer:
     """The answer to a call of one of our tools. ``refused``: it could not be answered, the text says why.
 
-    ``records`` describes each record that the text is about, without anything a tool returned. ``media``: the images,
-    files and audio of a whole record, which the text names.
+    ``records`` describes each record that the text is about, without anything a tool returned. ``parts``: those of a
+    whole output that are not text, which the text names.
     """
 
     text: str
     refused: bool = False
     records: tuple[dict[str, Any], ...] = ()
-    media: tuple[Media, ...] = ()
+    parts: tuple[dict[str, Any], ...] = ()
 
 
 def handle_tool_call(state: Any, name: str, arguments: Any, *, max_chars: int = MAX_CHARS) -> str:
@@ -303,10 +304,11 @@ def _get(state: Any, given: Mapping[str, Any], room: int) -> ToolAnswer:
     record, session_id = _record(state, given.get("trace_id"))
     path, lines, pattern = (given.get(k) or None for k in ("path", "lines", "pattern"))
     text = record.output_text if record.output_text is not None else compact(record.raw_output)
-    media: tuple[Media, ...] = ()
+    parts: list[dict[str, Any]] = []
     if not (path or lines or pattern):
-        exact, (_, text) = text, readable_output(record)
-        media = tuple(media_in(record.raw_output)) if text != exact else ()
+        text = readable_output(record)[1]
+        if record.output_text is None:
+            parts = [p for p in parts_of(record.raw_output) if isinstance(p, dict) and media_of(p)]
     chosen = at_path(text, None if path is None else str(path), as_json)
     what = f"{len(text):,} characters"
     if chosen.found is not None:
@@ -321,7 +323,7 @@ def _get(state: Any, given: Mapping[str, Any], room: int) -> ToolAnswer:
         )
         what = ", ".join(s for s in (selected, what if chosen.single else "", layout.note) if s)
     answer = _quoted_record(record, session_id, what, shown) + (f"\n{note}" if note else "")
-    return ToolAnswer(answer, records=(_described(record, session_id),), media=media)
+    return ToolAnswer(answer, records=(_described(record, session_id),), parts=tuple(parts))
 
 
 def _record(state: Any, asked: Any) -> tuple[InteractionRecord, str | None]:

@@ -84,22 +84,23 @@ def readable_output(record: InteractionRecord) -> tuple[Any, str]:
     value = record.raw_output
     given = text = compact(value) if record.output_text is None else record.output_text
     if record.output_text is None and isinstance(value, (dict, list)):
-        contents = [value]
-        if isinstance(value, dict) and value.keys() == {"content", "attached"}:
-            contents = [value["content"], *value["attached"]]
-        text = "\n".join(map(_readable_content, contents))
+        parts = parts_of(value)
+        known = [not isinstance(p, str) and (is_text_part(p) or media_of(p) is not None) for p in parts]
+        if any(known):
+            shown = (
+                part_text(p) if k or isinstance(p, str) else compact(p)
+                for p, k in zip(parts, known, strict=True)
+            )
+            text = "\n".join(shown)
     text = without_base64(text)
     return value if text == given else parse_output(text), text
 
 
-def _readable_content(content: Any) -> str:
-    parts = content if isinstance(content, list) else [content]
-    known = [not isinstance(p, str) and (is_text_part(p) or media_of(p) is not None) for p in parts]
-    if not any(known):
-        return compact(content)
-    return "\n".join(
-        part_text(p) if k or isinstance(p, str) else compact(p) for p, k in zip(parts, known, strict=True)
-    )
+def parts_of(value: Any) -> list[Any]:
+    """The content parts of an output, and of the messages that brought its images."""
+    if isinstance(value, dict) and value.keys() == {"content", "attached"}:
+        return [part for content in (value["content"], *value["attached"]) for part in parts_of(content)]
+    return value if isinstance(value, list) else [value]
 
 
 def is_text_part(part: object) -> bool:
@@ -179,6 +180,12 @@ def record_tool(tools: object) -> str:
 def in_full(tool: str) -> str:
     """What the heading of a list of calls says of ``record_tool``; "" without one."""
     return f' ({tool}("#n") returns one in full)' if tool else ""
+
+
+def with_hint(text: str, hint: str) -> str:
+    """The text of a context with another ``in_full`` in the place of the one in its first line, if it has one."""
+    heading, line, rest = text.partition("\n")
+    return re.sub(r' \(\S+\("#n"\) returns one in full\)', lambda _: hint, heading) + line + rest
 
 
 # Kinds of messages, calls and results

@@ -7,9 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from memory_bank.records import InteractionRecord
 from memory_bank.transcript.jsontext import compact, is_raw, parse_output
-from memory_bank.transcript.messages import readable_output
 
 _SHOWN_ITEMS = 12  # a long list shares its room among this many items at first
 _MARK = 24  # what a count of items or keys left out takes at most
@@ -62,12 +60,6 @@ def shorten(value: Any, max_chars: int, *, text: str | None = None, trace_id: st
     if not body or len(body) > room:
         body = shorten_text(dense, room)
     return Shortened(body + note, len(source), True)
-
-
-def shorten_output(record: InteractionRecord, max_chars: int, trace_id: str | None = None) -> Shortened:
-    """A record's output in at most ``max_chars`` characters; see ``shorten`` and ``readable_output``."""
-    value, text = readable_output(record)
-    return shorten(value, max_chars, text=text, trace_id=trace_id)
 
 
 def _note(whole: int, trace_id: str | None) -> str:

@@ -677,7 +677,7 @@ def test_every_answer_is_let_go_of(tmp_path, ending):
     sessions = Sessions(database, load_config())
     sessions.rebuild(None, "task", MESSAGES)
     data = json.dumps({**PLAIN, "stream": True}).encode()
-    memory = MemoryResult("unchanged", session="task")
+    memory = MemoryResult("unchanged", session="task", tools=DIALECTS[0].offer_tools(PLAIN))
     asked = ModelRequest(DIALECTS[0], LOCAL, data, read_body(data, DIALECTS[0]), memory)
 
     async def send(_):

@@ -161,7 +161,7 @@ def test_get_record_returns_the_part_where_the_api_carries_it(tmp_path, body_of,
         [block] = content
         content = block["content"]
     named = "[image/png, 3 kB]"
-    if body_of is chat_body:
+    if body_of is chat_body or not number % 2:  # text, as it came
         assert named in content
         assert png(number)[200:240] not in content
         return
@@ -169,7 +169,4 @@ def test_get_record_returns_the_part_where_the_api_carries_it(tmp_path, body_of,
     assert named in text["text"]
     assert png(number)[200:240] not in text["text"]
     given = [part for part in parts_of(body) if part in parts]
-    if number % 2:
-        assert len(given) == len(parts) == 2  # the very parts of the result
-    else:
-        assert png(number) in json.dumps(parts)
+    assert len(given) == len(parts) == 2  # the very parts of the result

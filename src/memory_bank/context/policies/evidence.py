@@ -32,6 +32,7 @@ from memory_bank.transcript.messages import (
     kind_of,
     read,
     result_of,
+    with_hint,
 )
 from memory_bank.transcript.quoting import quote_lines
 from memory_bank.transcript.shortening import shorten
@@ -114,7 +115,7 @@ def choose_evidence(view: View, session: MemoryBankState, *, settings: MemoryBan
         growth, gone,
     )  # fmt: skip
     state.kept = new if growth else None
-    return new.choice(base, step.whole, view, shown.hint)
+    return new.choice(base, step.whole, view, in_full(session.record_tool))
 
 
 def fold_budget(budget: int | float | str, older: int) -> int:
@@ -160,16 +161,12 @@ def _before(view: View, past: Sequence[Interaction]) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class _Shown:
-    """What is shown of the older history: the memory text, turns in their places, what both are made of.
-
-    ``hint``: what the text says of the tool that returns a record.
-    """
+    """What is shown of the older history: the memory text, turns in their places, what both are made of."""
 
     text: str
     in_place: Mapping[int, ShortenedTurn] | None
     selection: Selection
     told: frozenset[int]
-    hint: str
 
 
 class _Step:
@@ -211,11 +208,8 @@ class _Step:
         room = self._room - told.tokens - 1
         selection = NOTHING
         if room > 0:
-            selection = self._memory.select(
-                self.anchor, self.first_step, room, listed=told.text, shown=self._kept
-            )
-        text = told.text + selection.text
-        return _Shown(text, {} if self._native else None, selection, told.told, self._hint)
+            selection = self._memory.select(self.anchor, self.first_step, room, None, told.text, self._kept)
+        return _Shown(told.text + selection.text, {} if self._native else None, selection, told.told)
 
     def without_excerpts(self) -> _Shown:
         """The thread alone."""
@@ -226,7 +220,7 @@ class _Step:
                 "session %s: the calls cannot be listed (%s)", self._session.session_id, type(e).__name__
             )
             told = ThreadText("", 0)
-        return _Shown(told.text, {} if self._native else None, NOTHING, told.told, self._hint)
+        return _Shown(told.text, {} if self._native else None, NOTHING, told.told)
 
     def native(self) -> _Shown:
         """Turns of which something is chosen in their places, the others in the thread.
@@ -242,15 +236,13 @@ class _Step:
         room -= sum(besides.values())
         selection = NOTHING
         if room > 0:
-            selection = self._memory.select(
-                self.anchor, self.first_step, room, turns.opening, told.text, self._kept
-            )
+            at = self.anchor, self.first_step
+            selection = self._memory.select(*at, room, turns.opening, told.text, self._kept)
         while True:
             in_place, elsewhere, numbers = turns.show(selection, besides)
             told = self._tell(self._thread_room, numbers, first)
-            text = told.text + elsewhere
-            if in_place and not told.text.startswith("Calls "):
-                text = PARTS_HEAD.format(self._hint) + text
+            head = PARTS_HEAD.format(self._hint) if in_place and not told.text.startswith("Calls ") else ""
+            text = head + told.text + elsewhere
             spent = sum(t.tokens for t in in_place.values())
             tokens = told.tokens if text == told.text else self._session.counter.count_text(text)
             over = spent + tokens - self._room
@@ -258,7 +250,7 @@ class _Step:
                 besides.popitem()
                 continue
             if over <= 0 or not selection.gains:
-                return _Shown(text, in_place, selection, told.told | numbers, self._hint)
+                return _Shown(text, in_place, selection, told.told | numbers)
             selection = self._memory.index.without_last(selection, over)
 
     def _tell(
@@ -266,9 +258,7 @@ class _Step:
     ) -> ThreadText:
         numbers = self._memory.numbers
         shown = {*shown, *(numbers[t] for t in self._kept if t in numbers)}
-        return self._memory.thread.tell(
-            self.first_step, room, shown, self._thread_more, first, hint=self._hint
-        )
+        return self._memory.thread.tell(self.first_step, room, shown, self._thread_more, first, self._hint)
 
 
 @dataclass(frozen=True, slots=True)
@@ -297,7 +287,6 @@ class _KeptChoice:
         Of messages that are not the view's own the context gets copies, which a caller may change.
         """
         shown = self.shown
-        text = shown.text.replace(shown.hint, hint, 1) if shown.hint else shown.text
         in_place = (
             None
             if shown.in_place is None
@@ -312,7 +301,7 @@ class _KeptChoice:
         )
         return replace(
             base,
-            text=text,
+            text=with_hint(shown.text, hint),
             whole=whole,
             in_place=in_place,
             may_cost_more=self.gone,

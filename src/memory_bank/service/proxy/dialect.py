@@ -9,9 +9,8 @@ from typing import Literal, Protocol
 
 from memory_bank.service.proxy.body import Body, JsonObject
 from memory_bank.service.proxy.events import Event
-from memory_bank.tools import GET_RECORD, LIST_RECORDS, SEARCH_MEMORY
+from memory_bank.tools import GET_RECORD, LIST_RECORDS, SEARCH_MEMORY, ToolAnswer
 from memory_bank.transcript.jsontext import parse_arguments
-from memory_bank.transcript.media import Media
 from memory_bank.transcript.messages import is_memory_tool
 from memory_bank.transcript.responses import item_type
 
@@ -102,8 +101,8 @@ class Dialect(Protocol):
     def read_answer(self, answer: JsonObject, request: JsonObject) -> ModelTurn:
         """The turn in a complete answer to a request."""
 
-    def result(self, call: ModelToolCall, text: str, media: Sequence[Media] = ()) -> JsonObject | None:
-        """The message that answers a call, with what it can carry of the media; None where text cannot answer."""
+    def result(self, call: ModelToolCall, answer: ToolAnswer) -> JsonObject | None:
+        """The message that answers a call, with the parts that it can carry; None where text cannot answer."""
 
     def open_stream(self, request: JsonObject) -> TurnStream:
         """A reader of the streamed answers to a request."""
@@ -197,11 +196,10 @@ def with_memory_tools(request: JsonObject, schemas: Sequence[JsonObject]) -> lis
 
 
 def own_tools(request: JsonObject) -> list[object]:
-    """The tools that a request brings: as its member, as functions of a chat, and in items of the Responses API."""
+    """What holds the tools that a request brings, also functions of a chat and items of the Responses API."""
     items = request.get("input")
     added = [i for i in items if item_type(i) == "additional_tools"] if isinstance(items, list) else []
-    given = [request.get(key) for key in ("tools", "functions")]
-    return [*(tool for tools in given if isinstance(tools, list) for tool in tools), *added]
+    return [{"tools": request.get("tools")}, {"tools": request.get("functions")}, *added]
 
 
 def _tool_name(tool: object) -> str:

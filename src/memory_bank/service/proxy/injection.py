@@ -11,14 +11,7 @@ from anyio import to_thread
 
 from memory_bank.errors import BodyError, MemoryBankError, UpstreamError
 from memory_bank.service.proxy.body import JsonObject, parse_body
-from memory_bank.service.proxy.dialect import (
-    Dialect,
-    ModelToolCall,
-    ModelTurn,
-    TurnStream,
-    add_usage,
-    as_object,
-)
+from memory_bank.service.proxy.dialect import ModelToolCall, ModelTurn, TurnStream, add_usage, as_object
 from memory_bank.service.proxy.events import EventSplitter
 from memory_bank.service.proxy.routes import LARGE, ModelRequest, SendUpstream
 from memory_bank.service.proxy.upstream import Headers, UpstreamAnswer
@@ -44,51 +37,23 @@ NOT_YET = (
 class Injection:
     """A ``Responder`` that offers the memory tools and answers their calls.
 
-    They are offered if the request's session has records, the client has no tools of these names, and the
-    model may choose; unless ``always``, only with a rebuilt context and beside tools of the client. A turn that
+    They are offered where the request's memory has ``tools``. A turn that
     calls them is answered here and upstream is asked again, with the turn and its results appended to the
     request; the client sees only the last turn, and what was streamed before such a call. Calls of the client's
     own tools in a hidden turn get the result ``NOT_YET``, so every call has a result and nothing has to be
     stored. ``timeout``: seconds for the calls of one turn.
     """
 
-    def __init__(self, sessions: Sessions, timeout: float, *, always: bool = True) -> None:
+    def __init__(self, sessions: Sessions, timeout: float) -> None:
         self.sessions = sessions
         self.timeout = timeout
-        self.always = always
 
     async def __call__(self, request: ModelRequest, send: SendUpstream) -> UpstreamAnswer:
         """See Responder."""
-        tools = None
-        if request.body is not None:
-            is_rebuilt = request.memory.status == "rebuilt"
-            tools = self.tools(request.dialect, request.body.value, is_rebuilt=is_rebuilt)
-        if tools is None or not await self._has_records(request):
+        tools = request.memory.tools
+        if tools is None:
             return await send(request.render())
         return await _Rounds(self, request, send, tools).answer()
-
-    def tools(self, dialect: Dialect, value: JsonObject, *, is_rebuilt: bool = True) -> list[object] | None:
-        """The tools of a request whose session has records; None where it keeps its own."""
-        offers = self.always or (is_rebuilt and value.get("tools"))
-        return dialect.offer_tools(value) if offers else None
-
-    async def _has_records(self, request: ModelRequest) -> bool:
-        """Whether the request's session has records; False if memory fails or takes too long."""
-        session, step = request.memory.session, request.memory.step
-        found = step is not None and step.record_count > 0  # its context may name the tools
-        if session is not None and not found:
-            with anyio.move_on_after(self.timeout):
-                try:
-                    found = await to_thread.run_sync(
-                        self.sessions.has_records,
-                        request.caller.namespace,
-                        session,
-                        abandon_on_cancel=True,
-                        limiter=limiter("tools"),
-                    )
-                except MemoryBankError as e:
-                    log.warning("no tools are offered, memory cannot be read: %s", type(e).__name__)
-        return found
 
     async def call_tools(self, request: ModelRequest, calls: Sequence[ModelToolCall]) -> list[ToolAnswer]:
         """The results of the calls of a turn, in their order."""
@@ -196,7 +161,7 @@ class _Rounds:
     async def _hide(self, turn: ModelTurn) -> None:
         """Answer the calls of a turn that the client does not get."""
         answers = await self.injection.call_tools(self.request, turn.calls)
-        results = [self.dialect.result(c, a.text, a.media) for c, a in zip(turn.calls, answers, strict=True)]
+        results = [self.dialect.result(c, a) for c, a in zip(turn.calls, answers, strict=True)]
         self.hidden += [*turn.messages, *(r for r in results if r is not None)]
         self.rounds += 1
         self.fetched += sum(call.is_memory for call in turn.calls)

@@ -22,7 +22,7 @@ from memory_bank.service.proxy.dialect import (
     with_memory_tools,
 )
 from memory_bank.service.proxy.events import Event, rewrite_event
-from memory_bank.tools import TOOL_SCHEMAS
+from memory_bank.tools import TOOL_SCHEMAS, ToolAnswer
 from memory_bank.transcript.anthropic import (
     THINKING,
     Thinking,
@@ -35,7 +35,6 @@ from memory_bank.transcript.anthropic import (
     with_cache_marks,
 )
 from memory_bank.transcript.jsontext import parse_arguments
-from memory_bank.transcript.media import Media
 
 _SCHEMAS = [
     {
@@ -116,10 +115,10 @@ class MessagesDialect:
         blocks = content if isinstance(content, list) and answer.get("type") != "error" else []
         return _turn_of(blocks, as_object(answer.get("usage")))
 
-    def result(self, call: ModelToolCall, text: str, media: Sequence[Media] = ()) -> JsonObject | None:
+    def result(self, call: ModelToolCall, answer: ToolAnswer) -> JsonObject | None:
         """See Dialect. User messages in a row count as one."""
-        blocks = [block for m in media if (block := _media_block(m)) is not None]
-        content: object = [{"type": "text", "text": text}, *blocks] if blocks else text
+        own = [p for p in answer.parts if p.get("type") in ("image", "document") and "source" in p]
+        content: object = [{"type": "text", "text": answer.text}, *own] if own else answer.text
         block = {"type": "tool_result", "tool_use_id": call.item.get("id"), "content": content}
         return {"role": "user", "content": [block]}
 
@@ -154,16 +153,6 @@ def thinking_turn(request: JsonObject) -> Literal["begins", "goes on"] | None:
     if thinking_rule(request.get("thinking")) is not Thinking.KEEP_LAST or not isinstance(messages, list):
         return None
     return "begins" if answered_turn(messages) is None else "goes on"
-
-
-def _media_block(media: Media) -> JsonObject | None:
-    """An image or a PDF as a block; None for other media."""
-    kind = "document" if media.kind in ("application/pdf", "document") else media.kind.partition("/")[0]
-    if kind not in ("document", "image"):
-        return None
-    source = {"type": "base64", "media_type": media.kind, "data": media.data}
-    block = {"type": kind, "source": source if media.data else {"type": "url", "url": media.url}}
-    return block | {"title": media.name} if kind == "document" and media.name else block
 
 
 def _content_of(message: object) -> list[Any]:

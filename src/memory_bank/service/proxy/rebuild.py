@@ -20,7 +20,7 @@ from anyio import to_thread
 
 from memory_bank.errors import MemoryBankError
 from memory_bank.service.failures import code_of
-from memory_bank.service.proxy.body import Body, JsonObject, render_body
+from memory_bank.service.proxy.body import Body, render_body
 from memory_bank.service.proxy.dialect import Dialect, NotRebuiltError, RequestHistory, own_tools
 from memory_bank.service.proxy.identity import Identity, client_session, named_session
 from memory_bank.service.security.access import Caller, stored_id
@@ -64,7 +64,8 @@ class MemoryResult:
 
     ``data`` is the body for upstream, None for the original one; ``arrays`` are the members that differ in
     it. ``reason`` says, without contents, why the request ``passed`` or memory ``failed``. ``session`` is the
-    session's public name. ``seconds`` is the time taken. ``step`` is the step that it is recorded as.
+    session's public name. ``seconds`` is the time taken. ``step`` is the step that it is recorded as. ``tools``: the
+    request's with the memory tools, where these are added.
     """
 
     status: Status
@@ -76,6 +77,7 @@ class MemoryResult:
     full_tokens: int | None = None
     seconds: float = 0.0
     step: Rebuilt | None = field(default=None, repr=False)
+    tools: list[object] | None = field(default=None, repr=False)
 
 
 class CircuitBreaker:
@@ -149,8 +151,8 @@ class Rebuilder:
     Failures are returned as ``failed`` and never raised. After two consecutive hangs of a namespace (a key) its
     requests skip memory for ``pause`` seconds, then one tries. A session whose job still hangs is not used. The
     facts of a context are committed when it is returned. ``marks_cache``: requests whose client asks for no cache
-    get marks where the API needs them. ``injected`` returns the tools that a rebuilt request will have, None where
-    it keeps its own.
+    get marks where the API needs them. ``inject``: memory tools are added to requests whose session has records
+    and whose model may choose; "auto": only with a rebuilt context, and beside tools of the client.
     """
 
     def __init__(
@@ -161,14 +163,14 @@ class Rebuilder:
         *,
         pause: float = PAUSE,
         marks_cache: bool = True,
-        injected: Callable[[Dialect, JsonObject], Sequence[object] | None] | None = None,
+        inject: bool | Literal["auto"] = False,
     ) -> None:
         self.marks_cache = marks_cache
         self._sessions = sessions
         self._identity = identity
         self._timeout = timeout
         self._pause = pause
-        self._injected = injected
+        self._inject = inject
         self._shares: OrderedDict[str | None, _Share] = OrderedDict()
         self._limiter = anyio.CapacityLimiter(THREADS)
         self._finishers = anyio.CapacityLimiter(FINISHERS)
@@ -284,7 +286,12 @@ class Rebuilder:
         history = dialect.history(body)
         if dialect.counts_only:
             return self._count(caller, dialect, body, history, headers)
-        injected = None if self._injected is None else self._injected(dialect, body.value)
+        auto = self._inject == "auto"
+        offered = (
+            dialect.offer_tools(body.value)
+            if self._inject and (body.value.get("tools") or not auto)
+            else None
+        )
         is_summary = dialect.is_compaction(body.value) or _asks_for_summary(history.messages)
         for _ in range(ATTEMPTS):
             match = self._identity.session_of(
@@ -306,7 +313,7 @@ class Rebuilder:
                 size=len(body.data),
                 history=None if is_summary else history,
                 model=_model(body),
-                tools=injected or own_tools(body.value),
+                tools=offered or own_tools(body.value),
             )
             if self._identity.is_current(caller.namespace, match):
                 job.rebuilt = rebuilt
@@ -330,6 +337,7 @@ class Rebuilder:
             tokens=rebuilt.tokens,
             full_tokens=rebuilt.full_tokens,
             step=rebuilt,
+            tools=offered if rebuilt.record_count and not (auto and rebuilt.unchanged) else None,
         )
 
     def _count(

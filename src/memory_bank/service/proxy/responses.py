@@ -21,8 +21,7 @@ from memory_bank.service.proxy.dialect import (
     with_memory_tools,
 )
 from memory_bank.service.proxy.events import Event, rewrite_event
-from memory_bank.tools import TOOL_SCHEMAS
-from memory_bank.transcript.media import Media
+from memory_bank.tools import TOOL_SCHEMAS, ToolAnswer
 from memory_bank.transcript.responses import OUTPUT_OF, from_items, item_type, stands_alone, to_items
 
 _STARTED = frozenset({"response.created", "response.queued", "response.in_progress"})
@@ -82,29 +81,18 @@ class ResponsesDialect:
         items = output if isinstance(output, list) and answer.get("status") != "failed" else []
         return _turn_of(items, as_object(answer.get("usage")), request)
 
-    def result(self, call: ModelToolCall, text: str, media: Sequence[Media] = ()) -> JsonObject | None:
+    def result(self, call: ModelToolCall, answer: ToolAnswer) -> JsonObject | None:
         """See Dialect."""
         kind = item_type(call.item)
         if kind not in _TEXT_ANSWERED:
             return None
-        parts = [part for m in media if (part := _media_part(m)) is not None]
-        output: object = [{"type": "input_text", "text": text}, *parts] if parts else text
+        own = [p for p in answer.parts if p.get("type") in ("input_image", "input_file")]
+        output: object = [{"type": "input_text", "text": answer.text}, *own] if own else answer.text
         return {"type": OUTPUT_OF[kind], "call_id": call.item.get("call_id"), "output": output}
 
     def open_stream(self, request: JsonObject) -> TurnStream:
         """See Dialect."""
         return ResponseStream(request)
-
-
-def _media_part(media: Media) -> JsonObject | None:
-    """An image or a PDF as an input part; None for other media."""
-    url = f"data:{media.kind};base64,{media.data}" if media.data else media.url
-    if media.kind.startswith("image"):
-        return {"type": "input_image", "image_url": url, "detail": "auto"}
-    if media.kind not in ("application/pdf", "document", "file"):
-        return None
-    given = {"filename": media.name or "file.pdf", "file_data": url} if media.data else {"file_url": url}
-    return {"type": "input_file", **given}
 
 
 def _turn_of(items: Sequence[object], usage: JsonObject | None, request: JsonObject) -> ModelTurn:
