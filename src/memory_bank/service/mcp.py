@@ -349,12 +349,9 @@ def _tool(function: Mapping[str, Any]) -> _Answer:
 def _image(part: Mapping[str, Any]) -> list[_Answer]:
     """A part of an output as a block of MCP: an image or a sound; nothing for others."""
     media = media_of(part)
-    kind = media.kind.partition("/")[0] if media is not None and media.data else ""
-    return (
-        [{"type": kind, "data": media.data, "mimeType": media.kind}]
-        if media and kind in ("image", "audio")
-        else []
-    )
+    if media is None or not media.data or not media.kind.startswith(("image/", "audio/")):
+        return []
+    return [{"type": media.kind[:5], "data": media.data, "mimeType": media.kind}]
 
 
 def _hints(*, destructive: bool) -> _Answer:

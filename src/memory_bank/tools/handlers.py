@@ -305,9 +305,10 @@ def _get(state: Any, given: Mapping[str, Any], room: int) -> ToolAnswer:
     path, lines, pattern = (given.get(k) or None for k in ("path", "lines", "pattern"))
     text = record.output_text if record.output_text is not None else compact(record.raw_output)
     parts: list[dict[str, Any]] = []
-    if not (path or lines or pattern):
+    whole = not (path or lines or pattern)
+    if whole or (record.output_text is None and not path):
         text = readable_output(record)[1]
-        if record.output_text is None:
+        if whole and record.output_text is None:
             parts = [p for p in parts_of(record.raw_output) if isinstance(p, dict) and media_of(p)]
     chosen = at_path(text, None if path is None else str(path), as_json)
     what = f"{len(text):,} characters"

@@ -138,10 +138,6 @@ class CountTokensDialect(MessagesDialect):
     path = "/messages/count_tokens"
     counts_only = True
 
-    def offer_tools(self, request: JsonObject) -> list[object] | None:  # noqa: ARG002
-        """See Dialect. The answer has no turn."""
-        return None
-
 
 def thinking_turn(request: JsonObject) -> Literal["begins", "goes on"] | None:
     """Whether a request with ``thinking.type: enabled`` begins a turn, or answers calls; None without ``enabled``.

@@ -286,12 +286,7 @@ class Rebuilder:
         history = dialect.history(body)
         if dialect.counts_only:
             return self._count(caller, dialect, body, history, headers)
-        auto = self._inject == "auto"
-        offered = (
-            dialect.offer_tools(body.value)
-            if self._inject and (body.value.get("tools") or not auto)
-            else None
-        )
+        offered = self._offered(dialect, body)
         is_summary = dialect.is_compaction(body.value) or _asks_for_summary(history.messages)
         for _ in range(ATTEMPTS):
             match = self._identity.session_of(
@@ -337,8 +332,15 @@ class Rebuilder:
             tokens=rebuilt.tokens,
             full_tokens=rebuilt.full_tokens,
             step=rebuilt,
-            tools=offered if rebuilt.record_count and not (auto and rebuilt.unchanged) else None,
+            tools=offered
+            if rebuilt.record_count and (self._inject is True or not rebuilt.unchanged)
+            else None,
         )
+
+    def _offered(self, dialect: Dialect, body: Body) -> list[object] | None:
+        """The tools of a request with a rebuilt context, where the memory tools are added to its own."""
+        offers = self._inject is True or (self._inject and body.value.get("tools"))
+        return dialect.offer_tools(body.value) if offers else None
 
     def _count(
         self,
@@ -353,17 +355,18 @@ class Rebuilder:
         if named is None and not any(kind_of(m) is MessageKind.CALL for m in history.messages):
             return MemoryResult("passed", NOTHING_YET)
         name = named.name if named else "count_tokens"
+        offered = self._offered(dialect, body)
         context = self._sessions.preview(
             caller.namespace,
             name,
             history.messages,
             strategy=headers.get("x-memory-strategy") or None,
             model=_model(body),
-            tools=own_tools(body.value),  # nothing is added to them
+            tools=offered or own_tools(body.value),
         )
         if len(context) == len(history.messages) and all(map(operator.is_, context, history.messages)):
             return MemoryResult("unchanged")
-        arrays = {dialect.key: history.to_request(context)}
+        arrays = {dialect.key: history.to_request(context), **({"tools": offered} if offered else {})}
         return MemoryResult("rebuilt", data=render_body(body, arrays), arrays=arrays)
 
     def _claim(self, job: _Job, session_id: str) -> None:
