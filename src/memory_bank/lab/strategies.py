@@ -17,13 +17,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from memory_bank import Config, MemoryBankState, MemoryProcessor
+from memory_bank import TOOL_SCHEMAS, Config, MemoryBankState, MemoryProcessor
 from memory_bank.errors import ConfigError
 from memory_bank.lab.meter.matching import Page, Reader
 from memory_bank.lab.meter.needs import Need
 from memory_bank.lab.meter.recall import Facts, context_pages, facts_in, recall
 from memory_bank.lab.traces import Trace
-from memory_bank.tools import TOOL_SCHEMAS
 from memory_bank.transcript import Interaction, MessageKind, compact, parse_messages, read
 
 FULL, ORACLE = "full", "oracle"
