@@ -88,7 +88,7 @@ def call(run, name, arguments):
     return run(lambda client: client.call_tool(name, arguments))
 
 
-def test_a_record_brings_its_images_and_sounds(bank, session):
+def test_a_record_brings_its_images_and_sounds(tmp_path):
     """Of any API; files and addresses are named."""
     png = base64.b64encode(b"\x89PNG\r\n\x1a\n" + bytes(range(256)) * 9).decode()
     parts = [
@@ -99,10 +99,21 @@ def test_a_record_brings_its_images_and_sounds(bank, session):
         {"type": "input_image", "image_url": "https://shop.example/a.png"},
         {"type": "input_file", "filename": "a.pdf", "file_data": f"data:application/pdf;base64,{png}"},
     ]
-    with bank["sessions"].writing(None, "pictures") as state:
+    database = Database(tmp_path / "bank.db")
+    sessions = Sessions(database, load_config())
+    with sessions.writing(None, "pictures") as state:
         state.add([InteractionRecord.create(1, "plot", {}, parts)])
     given = {"trace_id": "#1", "session": "pictures"}
-    text, *blocks = call(session, "get_record", given).content
+
+    async def ask():
+        async with connected(in_memory(sessions)) as client:
+            whole = await client.call_tool("get_record", given)
+            return whole, await client.call_tool("get_record", given | {"path": "[1].image_url.url"})
+
+    whole, part = anyio.run(ask)
+    sessions.close()
+    database.close()
+    text, *blocks = whole.content
     assert "[image/png, 2 kB]" in text.text and '[application/pdf, 2 kB, "a.pdf"]' in text.text
     assert png[:40] not in text.text
     assert [(b.type, b.mime_type, b.data) for b in blocks] == [
@@ -110,7 +121,7 @@ def test_a_record_brings_its_images_and_sounds(bank, session):
         ("image", "image/png", png),
         ("audio", "audio/wav", png),
     ]
-    [exact] = call(session, "get_record", given | {"path": "[1].image_url.url"}).content
+    [exact] = part.content
     assert f"data:image/png;base64,{png}" in exact.text
 
 
