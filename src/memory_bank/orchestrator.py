@@ -249,7 +249,7 @@ class LLMOrchestrator:
         session = active.session_id if session_id is None else session_id
         given: Any = messages
         context, tokens = self.processor.apply_strategy(
-            given, key, llm_client=self._summaries, session_id=session, model=name
+            given, key, None, self._summaries, session_id=session, model=name, tools=options.get("tools")
         )
         state = self.processor.state(key, session)
         if state is not None and state.last_plan is not None:

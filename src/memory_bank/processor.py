@@ -24,12 +24,13 @@ from memory_bank.transcript.pairing import repeated_calls
 log = logging.getLogger("memory_bank.MemoryBankStrategy")
 
 _ALL: Any = object()
+Tools = Sequence[object] | None
 OpenState = Callable[..., MemoryBankState]
 Applied = tuple[list[Any], int]
 
 
 def apply_memory_bank_strategy(
-    messages: Any, llm_client: Any, settings: Any, state: MemoryBankState
+    messages: Any, llm_client: Any, settings: Any, state: MemoryBankState, *, tools: Tools = None
 ) -> Applied:
     """Rebuild the context of the next model call: ``(messages, token_count)``.
 
@@ -45,6 +46,8 @@ def apply_memory_bank_strategy(
         settings: MemoryBankSettings, a dict or any object with those attributes; None for the defaults; or a
             Config, whose default strategy is used if it is a memory bank.
         state: the session's memory.
+        tools: those of the call, of any API. A context names ``get_record`` only where it is among them: by default
+            it does not.
 
     Raises:
         MessagesError (also for messages of LangChain and contents of Gemini), ConfigError, EmbeddingError,
@@ -64,10 +67,9 @@ def apply_memory_bank_strategy(
     check_shape(check_messages(messages))
     if is_anthropic(messages):
         chat = from_anthropic(messages)
-        return _written(
-            _apply_bank([*chat.messages], llm_client, _bank_settings(settings), state), chat, state
-        )
-    return _apply_bank(messages, llm_client, _bank_settings(settings), state)
+        applied = _apply_bank([*chat.messages], llm_client, _bank_settings(settings), state, tools)
+        return _written(applied, chat, state)
+    return _apply_bank(messages, llm_client, _bank_settings(settings), state, tools)
 
 
 def _written(applied: Applied, chat: AnthropicChat, session: Session | None) -> Applied:
@@ -99,11 +101,11 @@ def _bank_settings(settings: Any) -> MemoryBankSettings:
 
 
 def _apply_bank(
-    messages: Any, llm_client: Any, settings: MemoryBankSettings, state: MemoryBankState
+    messages: Any, llm_client: Any, settings: MemoryBankSettings, state: MemoryBankState, tools: Tools
 ) -> Applied:
     with state.lock:
         try:
-            context = build_context(messages, state, policy_of(settings, llm_client))
+            context = build_context(messages, state, policy_of(settings, llm_client), tools)
         except StorageError as e:
             if settings.on_storage_error == "raise":
                 raise
@@ -146,12 +148,14 @@ class MemoryProcessor:
         *,
         session_id: str | None = None,
         model: str | None = None,
+        tools: Tools = None,
     ) -> Applied:
         """``(messages, token_count)`` of the strategy under ``memory_key``, by default the configured one.
 
         ``input_token_count``: the caller's count of the messages; "no_strategy" returns it instead of counting.
         ``model``: that the context is for. Its price in the configuration, or else its name, tells what its
-        provider charges for a cached prefix, and so how often the history is folded.
+        provider charges for a cached prefix, and so how often the history is folded. ``tools``: those of the model
+        call; the context names ``get_record`` only where it is among them.
         Raises UnknownStrategyError, MessagesError, what the strategy raises, and with ``loop_detection`` "raise"
         LoopDetectedError, after the strategy has stored what is new.
         """
@@ -166,6 +170,7 @@ class MemoryProcessor:
                 llm_client,
                 session_id=session_id,
                 model=model,
+                tools=tools,
             )
             return _written(applied, chat, self.state(memory_key or self.config.default_strategy, session_id))
         key = memory_key or self.config.default_strategy
@@ -175,7 +180,7 @@ class MemoryProcessor:
             applied = list(check_messages(messages)), input_token_count
             session = self.state(key, session_id)
         else:
-            applied = self._apply(messages, llm_client, settings, key, session_id, model)
+            applied = self._apply(messages, llm_client, settings, key, session_id, model, tools)
             session = self.state(key, session_id)
             plan = None if session is None else session.last_plan
             if plan is not None and plan.view.messages is messages:  # no other thread's step
@@ -194,14 +199,15 @@ class MemoryProcessor:
         key: str,
         session_id: str | None,
         model: str | None,
+        tools: Tools,
     ) -> Applied:
         policy = policy_of(settings, llm_client, self.config.rung)
         session = self._session(key, session_id, stored=policy.bank is not None)
         if model:
             session.prefix_cache.take_price(price_of(self.config.prices, model), model)
         if isinstance(settings, MemoryBankSettings) and isinstance(session, MemoryBankState):
-            return _apply_bank(messages, llm_client, settings, session)
-        context = build_context(messages, session, policy)
+            return _apply_bank(messages, llm_client, settings, session, tools)
+        context = build_context(messages, session, policy, tools)
         return context, context.plan.tokens
 
     def _check_loops(self, messages: list[Any], parsed: Sequence[Interaction] | None) -> None:

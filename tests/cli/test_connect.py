@@ -122,3 +122,62 @@ def test_what_is_set_already_is_never_changed(run, tmp_path, client, file, conte
 def test_wrong_use_is_told_in_one_sentence(run, arguments, said):
     with pytest.raises(ConfigError, match=said):
         run(*arguments)
+
+
+CONFIGS = {
+    "none": "",
+    "a setting": 'model = "gpt-6"\n',
+    "settings": 'model = "gpt-6"\napproval_policy = "never"\n\nnotify = ["a", "b"]',
+    "a table": 'model = "gpt-6"\n\n[tools]\nweb_search = true\n',
+    "another provider": '[model_providers.mine]\nname = "mine"\n\n[mcp_servers.a]\ncommand = "a"\n',
+    "an array": '[[hooks]]\nname = "x"\n[projects."/home/a"]\ntrust_level = "trusted"',
+    "a comment": "# mine\n[profiles.fast]\nmodel = 'gpt-6'\n# end",
+}
+WANTED = {
+    "model_provider": "memory_bank",
+    "memory_bank": {
+        "name": "memory_bank",
+        "base_url": f"{URL}/v1",
+        "env_key": "OPENAI_API_KEY",
+        "wire_api": "responses",
+    },
+}
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_the_lines_for_codex_work_where_they_are_to_be_pasted(run, name):
+    """At the top of any file, and at the end of one without tables; TOML has no text that does for both."""
+    before, lines = CONFIGS[name], run("codex")
+    old = tomllib.loads(before)
+    pasted = [f"{lines}{before}"]
+    if not any(isinstance(v, dict) or (isinstance(v, list) and isinstance(v[0], dict)) for v in old.values()):
+        pasted.append(f"{before}\n{lines}")
+    for text in pasted:
+        new = tomllib.loads(text)
+        assert new.pop("model_provider") == WANTED["model_provider"]
+        assert new["model_providers"].pop("memory_bank") == WANTED["memory_bank"]
+        assert {k: v for k, v in new.items() if v or k in old} == old
+
+
+@pytest.mark.parametrize("client", ["claude-code", "codex", "opencode", "openai", "anthropic"])
+def test_what_is_told_says_where_each_printed_line_belongs(tmp_path, monkeypatch, client):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    result = CliRunner().invoke(app, ["connect", client])
+    told = result.stderr
+    if client == "codex":
+        assert f"at the top of {tmp_path / '.codex' / 'config.toml'}" in told
+        assert "OPENAI_API_KEY" in told
+    if client == "claude-code":  # as its file holds it
+        file = tmp_path / ".claude" / "settings.json"
+        assert str(file) in told
+        shown = json.loads(told[told.index("{") : told.rindex("}") + 1])
+        CliRunner().invoke(app, ["connect", client, "--write"])
+        assert json.loads(file.read_text()) == shown
+    if client == "opencode":
+        CliRunner().invoke(app, ["connect", client, "--write"])
+        assert json.loads((tmp_path / ".config/opencode/opencode.json").read_text()) == json.loads(
+            result.stdout
+        )
+    if "export" in result.stdout:
+        assert "not in that of the service" in told
+    assert "memory-bank serve" in told

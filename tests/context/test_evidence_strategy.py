@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.chats import any_chats, call, good_chats, result, rounds, say, system, user
 
-from memory_bank import MemoryBankSettings, MemoryBankState, apply_memory_bank_strategy
+from memory_bank import TOOL_SCHEMAS, MemoryBankSettings, MemoryBankState, apply_memory_bank_strategy
 from memory_bank.context.native import _quotes_by_text
 from memory_bank.context.policies.evidence import evidence_of
 from memory_bank.selection.cutting import cut_text
@@ -27,9 +27,10 @@ LOCAL = {
 """Settings that fold at every step. Folds that stand for several steps: test_folding.py."""
 
 
-def apply(messages, state=None, **changes):
+def apply(messages, state=None, *, offered=None, **changes):
     state = state or MemoryBankState("lexical")
-    return apply_memory_bank_strategy(messages, None, MemoryBankSettings(**{**LOCAL, **changes}), state)
+    settings = MemoryBankSettings(**{**LOCAL, **changes})
+    return apply_memory_bank_strategy(messages, None, settings, state, tools=offered)
 
 
 def orders(n: int, rows: int = 30, start: int = 0):
@@ -524,13 +525,45 @@ def test_every_context_tells_every_change(calls, layout, refresh):
 
 def test_a_context_with_every_call_in_its_place_says_how_to_get_the_rest():
     contexts = [
-        apply([user("Refund."), *orders(n, rows=90)], MemoryBankState("lexical"), history_budget=1_600)[0]
+        apply([user("Refund."), *orders(n, rows=90)], history_budget=1_600, offered=TOOL_SCHEMAS)[0]
         for n in (2, 3, 6)
     ]
     shown = ["\n".join(m["content"] or "" for m in context) for context in contexts]
     assert any("Calls so far" not in text for text in shown)
     assert "[… #1]" in shown[0]
     assert all('get_record("#' in text for text in shown)
+
+
+@pytest.mark.parametrize("layout", ["native", "block"])
+def test_a_fold_names_the_tool_of_each_step(layout):
+    def shown(messages, state, tools=None):
+        context, _ = apply(messages, state, offered=tools, layout=layout, refresh_after=9_000, keep_recent=0)
+        return "\n".join(m["content"] or "" for m in context)
+
+    messages = [user("Refund."), *orders(30)]
+    prefixed = [{"name": "mcp__memory_bank__get_record", "input_schema": {}}]
+    state = MemoryBankState("lexical")
+    named = shown(messages, state, TOOL_SCHEMAS)
+    hint = ' (get_record("#n") returns one in full)'
+    assert f"Calls so far{hint}:" in named
+    assert shown(messages, state, TOOL_SCHEMAS[:1]) == named.replace(hint, "")  # the same fold
+    assert shown(messages, state, prefixed) == named.replace("get_record", "mcp__memory_bank__get_record")
+    assert shown(messages, state, TOOL_SCHEMAS) == named
+    unnamed = MemoryBankState("lexical")
+    assert "get_record" not in shown(messages, unnamed)
+    assert "get_record" not in shown(messages, unnamed, TOOL_SCHEMAS)  # until the next fold
+
+
+def test_without_the_tool_its_tokens_go_to_evidence():
+    messages = [user("Refund."), *orders(40)]
+
+    def quoted(tools, budget):
+        state = MemoryBankState("lexical")
+        apply(messages, state, offered=tools, layout="block", history_budget=budget)
+        return sum(len(piece.text) for piece in state.last_plan.choice.reasons.pieces())
+
+    budgets = range(500, 1_500, 100)
+    assert sum(quoted(None, b) for b in budgets) > sum(quoted(TOOL_SCHEMAS, b) for b in budgets)
 
 
 @settings(max_examples=15)

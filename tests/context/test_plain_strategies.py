@@ -62,7 +62,7 @@ def test_what_each_keeps(processor):
     text = messages[13]["content"]
     head, place = masked[13]["content"].rsplit("\n", 1)
     assert text.startswith(head) and len(head) <= 100
-    assert place.startswith(f"[masked: {len(text)} characters; ")
+    assert place.startswith(f"[masked: {len(text)} characters")
     trace_id = place.removesuffix("]").split()[-1]
     state = processor.state("observation_masking")
     assert state.fact_store.get(trace_id).output_text == text

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tests.chats import any_chats, call, good_chats, result, rounds, system, user
 from tests.contracts.strategy import StrategyContract, recorded_run
 
-from memory_bank import MemoryBankState, MemoryProcessor, handle_tool_call, load_config
+from memory_bank import TOOL_SCHEMAS, MemoryBankState, MemoryProcessor, handle_tool_call, load_config
 from memory_bank.config import STRATEGY_TYPES, Config
 from memory_bank.testing import ScriptedModel
 from memory_bank.transcript.pairing import pairing_errors
@@ -279,7 +279,7 @@ def test_semantic_takes_what_is_relevant_and_not_the_same_twice():
         config = config_of(
             "semantic", history_budget=2 * one + 150, diversity=diversity, retrieval_query="task"
         )
-        context, _ = MemoryProcessor(config).apply_strategy(messages)
+        context, _ = MemoryProcessor(config).apply_strategy(messages, tools=TOOL_SCHEMAS)
         kept = [m["content"].split()[0] for m in context if m["role"] == "tool"][:-1]
         assert set(kept) == wanted
         assert len(kept) == 2

@@ -1,5 +1,6 @@
 """The MCP server: what the real client gets over every transport, and what nobody gets who must not."""
 
+import base64
 import json
 import re
 import socket
@@ -25,7 +26,7 @@ from tests.service.mcp_clients import (
     text_of,
 )
 
-from memory_bank import handle_tool_call
+from memory_bank import InteractionRecord, handle_tool_call
 from memory_bank.bank.database import Database
 from memory_bank.config import Config, load_config
 from memory_bank.service.app import create_app
@@ -85,6 +86,43 @@ def told(error):
 
 def call(run, name, arguments):
     return run(lambda client: client.call_tool(name, arguments))
+
+
+def test_a_record_brings_its_images_and_sounds(tmp_path):
+    """Of any API; files and addresses are named."""
+    png = base64.b64encode(b"\x89PNG\r\n\x1a\n" + bytes(range(256)) * 9).decode()
+    parts = [
+        {"type": "text", "text": "the chart"},
+        {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{png}"}},
+        {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": png}},
+        {"type": "input_audio", "input_audio": {"data": png, "format": "wav"}},
+        {"type": "input_image", "image_url": "https://shop.example/a.png"},
+        {"type": "input_file", "filename": "a.pdf", "file_data": f"data:application/pdf;base64,{png}"},
+    ]
+    database = Database(tmp_path / "bank.db")
+    sessions = Sessions(database, load_config())
+    with sessions.writing(None, "pictures") as state:
+        state.add([InteractionRecord.create(1, "plot", {}, parts)])
+    given = {"trace_id": "#1", "session": "pictures"}
+
+    async def ask():
+        async with connected(in_memory(sessions)) as client:
+            whole = await client.call_tool("get_record", given)
+            return whole, await client.call_tool("get_record", given | {"path": "[1].image_url.url"})
+
+    whole, part = anyio.run(ask)
+    sessions.close()
+    database.close()
+    text, *blocks = whole.content
+    assert "[image/png, 2 kB]" in text.text and '[application/pdf, 2 kB, "a.pdf"]' in text.text
+    assert png[:40] not in text.text
+    assert [(b.type, b.mime_type, b.data) for b in blocks] == [
+        ("image", "image/png", png),
+        ("image", "image/png", png),
+        ("audio", "audio/wav", png),
+    ]
+    [exact] = part.content
+    assert f"data:image/png;base64,{png}" in exact.text
 
 
 def test_what_it_offers(session):

@@ -10,7 +10,7 @@ from typing import Any, Literal
 from memory_bank.errors import ConfigError
 from memory_bank.ports import FactStorePort, InsightStorePort, WiderScopePort
 from memory_bank.records import NAMESPACE_END, InteractionRecord, Ranking
-from memory_bank.transcript.messages import content_text, read
+from memory_bank.transcript.messages import content_text, read, readable_output
 from memory_bank.transcript.quoting import quote_lines
 from memory_bank.transcript.shortening import Shortened, shorten
 from memory_bank.transcript.transcript import View
@@ -113,7 +113,8 @@ def retrieve(
 
 def raw_data(record: InteractionRecord, max_chars: int) -> Shortened:
     """The raw output of a record in at most ``max_chars`` characters, cut by its structure."""
-    return shorten(record.raw_output, max_chars, text=record.output_text, trace_id=record.trace_id)
+    value, text = readable_output(record)
+    return shorten(value, max_chars, text=text, trace_id=record.trace_id)
 
 
 def format_retrieved_memory(records: Sequence[dict[str, Any]]) -> str:

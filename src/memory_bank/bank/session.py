@@ -42,7 +42,8 @@ class Session:
     """The messages of one task and what a strategy keeps of them, without stores.
 
     ``last_plan`` is the plan of the last step, None before the first. ``prefix_cache`` is what the provider charges
-    for a prefix that it has seen; a reset keeps it. ``lock`` guards all the rest.
+    for a prefix that it has seen; a reset keeps it. ``record_tool``: the name under which the step's agent has
+    ``get_record``, "" where it has no such tool. ``lock`` guards all the rest.
     """
 
     def __init__(self, session_id: str = "default", counter: TokenCounter | None = None) -> None:
@@ -53,6 +54,7 @@ class Session:
         self.last_plan: Plan | None = None
         self.prefix_cache = PrefixCache()
         self.over_budget_logged = False
+        self.record_tool = ""
         self._caches: dict[type, object] = {}
 
     @property

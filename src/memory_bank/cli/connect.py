@@ -21,11 +21,15 @@ _BEGIN, _END = "# memory-bank connect: begin", "# memory-bank connect: end"
 
 @dataclass(frozen=True)
 class Client:
-    """A client: what to do by hand, the file that ``--write`` changes, and how (None: only by hand)."""
+    """A client: what to do by hand, the file that ``--write`` changes, and how (None: only by hand).
+
+    ``place`` says where what is printed belongs, with ``{file}`` and the ``{values}`` as JSON.
+    """
 
     by_hand: Callable[[str], str]
     file: Callable[[], Path] | None = None
     values: Callable[[str], dict[str, Any]] | None = None
+    place: str = "set it in the shell that starts the program, not in that of the service"
 
 
 def _home(variable: str, default: str) -> Path:
@@ -57,16 +61,20 @@ CLIENTS = {
         lambda url: f"export ANTHROPIC_BASE_URL={url}",
         lambda: _home("CLAUDE_CONFIG_DIR", ".claude") / "settings.json",
         _claude_values,
+        "set it in the shell that starts `claude`, not in that of the service, or put this into {file}: {values}",
     ),
     "codex": Client(
         lambda url: _toml(_codex_values(url)),
         lambda: _home("CODEX_HOME", ".codex") / "config.toml",
         _codex_values,
+        "put these lines at the top of {file}, above its first [table] and in place of a model_provider that it has, "
+        "and set OPENAI_API_KEY, from which Codex takes the key",
     ),
     "opencode": Client(
         lambda url: json.dumps(_opencode_values(url), indent=2),
         lambda: _home("XDG_CONFIG_HOME", ".config") / "opencode" / "opencode.json",
         _opencode_values,
+        "put these members into {file}, beside those that it has",
     ),
     "openai": Client(lambda url: f"export OPENAI_BASE_URL={url}/v1"),
     "anthropic": Client(lambda url: f"export ANTHROPIC_BASE_URL={url}"),
@@ -94,8 +102,11 @@ def connect(
         raise ConfigError(f"{url!r} is no address of the service: give one such as {URL}.")
     if not (write or undo):
         print(known.by_hand(url))
-        if known.file is not None:
-            tell(f"the place for it is {_place(known, client)}; --write writes it there.")
+        place = known.place
+        if known.file is not None and known.values is not None:
+            place = place.format(file=known.file(), values=json.dumps(known.values(url)))
+            place += " (--write changes the file)"
+        tell(f"{place}.")
         _tell_check(url)
         return
     if known.file is None or known.values is None:
@@ -114,11 +125,6 @@ def connect(
         tell(f"{'removed from' if undo else 'written to'} {path}.")
     if not undo:
         _tell_check(url)
-
-
-def _place(client: Client, name: str) -> str:
-    assert client.file is not None
-    return f'{client.file()} (as "env")' if name == "claude-code" else str(client.file())
 
 
 def _tell_check(url: str) -> None:
@@ -164,7 +170,7 @@ def _remove(path: Path, config: dict[str, Any], values: dict[str, Any]) -> None:
 
 
 def _edited_toml(path: Path, old: str, values: dict[str, Any], undo: bool) -> str:
-    """The text of a TOML file with the values added at its beginning and end, between marks, or removed."""
+    """The text of a TOML file with the values added at its beginning, between marks, or removed."""
     kept: list[str] = []
     is_ours = False
     for line in old.splitlines(keepends=True):
@@ -175,10 +181,7 @@ def _edited_toml(path: Path, old: str, values: dict[str, Any], undo: bool) -> st
     rest = "".join(kept)
     if undo:
         return rest
-    plain = {k: v for k, v in values.items() if not isinstance(v, dict)}
-    tables = {k: v for k, v in values.items() if isinstance(v, dict)}
-    end = "" if not rest or rest.endswith("\n") else "\n"
-    new = f"{_BEGIN}\n{_toml(plain)}\n{_END}\n{rest}{end}{_BEGIN}\n{_toml(tables)}\n{_END}\n"
+    new = f"{_BEGIN}\n{_toml(values)}\n{_END}\n{rest}"
     try:
         tomllib.loads(new)
     except tomllib.TOMLDecodeError:
@@ -190,9 +193,10 @@ def _edited_toml(path: Path, old: str, values: dict[str, Any], undo: bool) -> st
 
 
 def _toml(values: dict[str, Any]) -> str:
-    """The values as TOML: texts first, then a table for each object in an object."""
+    """The values as TOML without a heading, so that lines that follow stay outside of any table."""
     lines = [f"{key} = {json.dumps(value)}" for key, value in values.items() if isinstance(value, str)]
     for key, tables in values.items():
         for name, table in tables.items() if isinstance(tables, dict) else ():
-            lines += [f"[{key}.{name}]", *(f"{k} = {json.dumps(v)}" for k, v in table.items())]
+            members = ", ".join(f"{k} = {json.dumps(v)}" for k, v in table.items())
+            lines.append(f"{key}.{name} = {{ {members} }}")
     return "\n".join(lines)

@@ -13,6 +13,7 @@ from memory_bank.context.marks import marked_choice, marked_view
 from memory_bank.context.render import memory_message, render, repair_interaction
 from memory_bank.faults import fault_point
 from memory_bank.plan import Choice, Context, Plan
+from memory_bank.transcript.messages import record_tool
 from memory_bank.transcript.transcript import View
 
 log = logging.getLogger("memory_bank.MemoryBankStrategy")
@@ -36,14 +37,19 @@ class Policy:
     budget: Callable[[int], int] | None = None
 
 
-def build_context(messages: Sequence[object], session: Session, policy: Policy) -> Context:
+def build_context(
+    messages: Sequence[object], session: Session, policy: Policy, tools: Sequence[object] | None = None
+) -> Context:
     """Build the context of the next model call. ``messages`` are never changed.
+
+    ``tools``: those of the call; the context names ``get_record`` only where it is among them.
 
     Raises MessagesError, ConfigError, EmbeddingError, StorageError. Nothing that was stored is lost then, and
     the same call can be made again.
     """
     with session.lock:
         session.prepare(policy.bank, policy.llm_client)
+        session.record_tool = record_tool(tools)
         view = session.transcript.update(messages)
         session.store(view, insights_later=not policy.reads_insights)
         if isinstance(session, MemoryBankState) and any(session.retained):

@@ -17,7 +17,7 @@ from memory_bank.selection.model import MODEL_FILE, Model, load_model, parse_mod
 from memory_bank.selection.similarity import Similarity
 from memory_bank.selection.thread import Thread
 from memory_bank.transcript.jsontext import compact
-from memory_bank.transcript.messages import Interaction, is_memory_tool
+from memory_bank.transcript.messages import Interaction, is_memory_tool, readable_output
 
 log = logging.getLogger("memory_bank.MemoryBankStrategy")
 
@@ -70,7 +70,7 @@ class EvidenceMemory:
         number = self.numbers[record.trace_id] = len(self.numbers) + 1
         self._latest = max(self._latest, record.step_id)
         arguments = compact(record.raw_input) if record.input_text is None else record.input_text
-        output = "" if is_memory_tool(record.tool_name, record.output_text) else _output(record)
+        output = "" if is_memory_tool(record.tool_name, record.output_text) else readable_output(record)[1]
         try:
             self._add_to_index(record, arguments, output, note)
         except Exception as e:
@@ -113,22 +113,22 @@ class EvidenceMemory:
         budget: int,
         opening: Callable[[int], int] | None = None,
         listed: str = "",
+        shown: Collection[str] = (),
     ) -> Selection:
         """What the next call may need, at most ``budget`` tokens; later steps are visible anyway.
 
-        ``listed``: the list of past calls that the context has.
+        ``listed``: the list of past calls that the context has. ``shown``: the records that it has whole.
         """
+        without = [self.places[t] for t in shown if t in self.places]
+        without += [place for place, t in self._notes.items() if t in shown]
         return self.index.select(
             anchor=anchor,
             tail_interaction=first_visible_step,
             budget=budget,
             opening=opening,
             listed=listed,
+            without=without,
         )
-
-
-def _output(record: InteractionRecord) -> str:
-    return compact(record.raw_output) if record.output_text is None else record.output_text
 
 
 class EvidenceReasons:

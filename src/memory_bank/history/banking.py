@@ -271,7 +271,7 @@ def _placeholder(before: Sequence[Step], gone: range, stored: dict[int, list[_St
     if not ids:
         return []
     hidden = len(lines) - _LISTED_CALLS
-    head = [f"({hidden:,} older ones: search_memory)"] if hidden > 0 else []
+    head = [f"({hidden:,} older ones)"] if hidden > 0 else []
     text = "\n".join([*head, *lines[-_LISTED_CALLS:]])
     last = before[gone[-1]]
     trace_ids = tuple(dict.fromkeys(ids))

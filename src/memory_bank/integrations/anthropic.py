@@ -77,7 +77,8 @@ class MemoryBankTransport(httpx2.BaseTransport, httpx2.AsyncBaseTransport):
         if read is None:
             return self._sent(self._transport.handle_request(request))
         body, messages, session_id, system = read
-        rebuilt = self.bridge.rebuild(messages, session_id, system=system)
+        tools = body.get("tools") or ()
+        rebuilt = self.bridge.rebuild(messages, session_id, system=system, tools=tools)
         if same_objects(rebuilt, messages):
             return self._sent(self._transport.handle_request(request))
         response = self._transport.handle_request(_with_messages(request, body, rebuilt))
@@ -95,7 +96,8 @@ class MemoryBankTransport(httpx2.BaseTransport, httpx2.AsyncBaseTransport):
         if read is None:
             return self._sent(await self._transport.handle_async_request(request))
         body, messages, session_id, system = read
-        rebuilt = await self.bridge.arebuild(messages, session_id, system=system)
+        tools = body.get("tools") or ()
+        rebuilt = await self.bridge.arebuild(messages, session_id, system=system, tools=tools)
         if same_objects(rebuilt, messages):
             return self._sent(await self._transport.handle_async_request(request))
         response = await self._transport.handle_async_request(_with_messages(request, body, rebuilt))

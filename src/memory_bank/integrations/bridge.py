@@ -18,14 +18,14 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import wraps
 from pathlib import Path
-from typing import Any, Generic, Protocol, TypedDict, TypeVar
+from typing import Any, Generic, Protocol, TypedDict, TypeVar, Unpack
 
 from memory_bank.bank.database import Database
 from memory_bank.bank.session import MemoryBankState, Session
 from memory_bank.config import Config
 from memory_bank.errors import ConfigError, HistoryError, LoopDetectedError, MemoryBankError
-from memory_bank.processor import MemoryProcessor
-from memory_bank.tools import handle_tool_call, memory_tools
+from memory_bank.processor import MemoryProcessor, Tools
+from memory_bank.tools import TOOL_SCHEMAS, handle_tool_call, memory_tools
 from memory_bank.transcript.anthropic import Thinking
 from memory_bank.transcript.messages import MessageKind, kind_of, same_objects, source_positions
 
@@ -187,6 +187,13 @@ class BridgeOptions(TypedDict, total=False):
     max_sessions: int
 
 
+class ModelCall(TypedDict, total=False):
+    """What else is known of a model call: the prompt that is sent apart, and the tools, which a context may name."""
+
+    system: str | None
+    tools: Sequence[object]
+
+
 class Bridge(Generic[N]):
     """Rebuilds the lists of one framework, and answers the memory tools of its agents.
 
@@ -228,20 +235,22 @@ class Bridge(Generic[N]):
         self._sessions: OrderedDict[str, _HeldSession] = OrderedDict()
         self._lock = threading.Lock()
         self._current: ContextVar[str | None] = ContextVar("memory_bank_session", default=None)
+        self.offered: Sequence[object] = ()
+        """The memory tools that the agent has, for calls of which the tools are not known."""
 
     def rebuild(
-        self, natives: Sequence[N], session_id: str | None = None, *, system: str | None = None
+        self, natives: Sequence[N], session_id: str | None = None, **call: Unpack[ModelCall]
     ) -> list[N]:
         """The natives to send in place of these: kept ones themselves, shortened ones as copies."""
-        rebuilt, name = self._rebuild(natives, session_id, system)
+        rebuilt, name = self._rebuild(natives, session_id, **call)
         self._current.set(name)
         return rebuilt
 
     async def arebuild(
-        self, natives: Sequence[N], session_id: str | None = None, *, system: str | None = None
+        self, natives: Sequence[N], session_id: str | None = None, **call: Unpack[ModelCall]
     ) -> list[N]:
         """As ``rebuild``, in a thread."""
-        rebuilt, name = await asyncio.to_thread(self._rebuild, natives, session_id, system)
+        rebuilt, name = await asyncio.to_thread(self._rebuild, natives, session_id, **call)
         self._current.set(name)
         return rebuilt
 
@@ -280,6 +289,7 @@ class Bridge(Generic[N]):
 
             return tool
 
+        self.offered = TOOL_SCHEMAS
         return {name: bind(name, template) for name, template in memory_tools(None).items()}
 
     def state(self, session_id: str | None = None, natives: Sequence[N] | None = None) -> Session | None:
@@ -312,16 +322,17 @@ class Bridge(Generic[N]):
         return MemoryBankState(database=self._database, session_id=session_id)
 
     def _rebuild(
-        self, natives: Sequence[N], session_id: str | None, system: str | None
+        self, natives: Sequence[N], session_id: str | None, system: str | None = None, tools: Tools = None
     ) -> tuple[list[N], str | None]:
         """The natives to send, and the name of their session; None where there is nothing to remember."""
         try:
             chat = self._read(natives, system)
             if session_id is None and not any(m.get("role") == "tool" for m in chat.messages):
                 return list(natives), None
+            offered = self.offered if tools is None else tools
             with self._used(session_id, chat.messages) as held:
                 context, _ = self.processor.apply_strategy(
-                    chat.messages, self.strategy, llm_client=self._llm_client, session_id=held.name
+                    chat.messages, self.strategy, None, self._llm_client, session_id=held.name, tools=offered
                 )
                 if same_objects(context, chat.messages):
                     return list(natives), held.name

@@ -177,6 +177,7 @@ class MemoryBankPlugin(BasePlugin):
         super().__init__(name)
         self.bridge: Bridge[Any] = Bridge(read_contents, **options)
         self._tools = [_MemoryTool(self, s["function"]) for s in TOOL_SCHEMAS] if offer_tools else []
+        self.bridge.offered = TOOL_SCHEMAS if offer_tools else ()
 
     async def before_model_callback(self, *, callback_context: Any, llm_request: Any) -> None:
         """Rebuild the contents of a request."""

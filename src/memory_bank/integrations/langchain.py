@@ -146,6 +146,7 @@ class MemoryBankMiddleware(AgentMiddleware):
             lambda natives, system: read_natives(natives, WIRE, system), **options
         )
         self.tools: Sequence[BaseTool] = self._tools() if offer_tools else []
+        self.bridge.offered = TOOL_SCHEMAS if offer_tools else ()
 
     def wrap_model_call(self, request: ModelRequest, handler: Callable[[ModelRequest], Any]) -> Any:
         """Call the model with a rebuilt context."""

@@ -98,7 +98,9 @@ class MemoryBankHook(CustomLogger):
             return kwargs
         metadata = kwargs.get("metadata")
         session_id = metadata.get("session_id") if isinstance(metadata, Mapping) else None
-        rebuilt = await self.bridge.arebuild(messages, None if session_id is None else str(session_id))
+        rebuilt = await self.bridge.arebuild(
+            messages, None if session_id is None else str(session_id), tools=kwargs.get("tools") or ()
+        )
         return {**kwargs, "messages": rebuilt}
 
     def log_pre_api_call(self, model: str, messages: Any, kwargs: dict[str, Any]) -> None:  # noqa: ARG002

@@ -62,7 +62,7 @@ class MemoryBankFilter:
         given = data.model_data
         items: list[Any] = list(given.input)
         rebuilt: list[Any] = await self.bridge.arebuild(
-            items, self._session_of(data.context), system=given.instructions
+            items, self._session_of(data.context), system=given.instructions, tools=data.agent.tools
         )
         return ModelInputData(input=rebuilt, instructions=given.instructions)
 

@@ -185,6 +185,7 @@ class MemoryBank(AbstractCapability[Any]):
             lambda natives, system: read_natives(natives, WIRE, system), **options
         )
         self._offer_tools = offer_tools
+        self.bridge.offered = TOOL_SCHEMAS if offer_tools else ()
 
     async def before_model_request(
         self, ctx: RunContext[Any], request_context: ModelRequestContext

@@ -163,6 +163,7 @@ def add_memory(
 
     agent.write_memory_to_messages = write_memory_to_messages
     if offer_tools:
+        bridge.offered = TOOL_SCHEMAS
         agent.tools |= {
             schema["function"]["name"]: _MemoryTool(agent, bridge, session_id, schema["function"])
             for schema in TOOL_SCHEMAS

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from memory_bank import Config, MemoryBankState, MemoryProcessor
+from memory_bank import TOOL_SCHEMAS, Config, MemoryBankState, MemoryProcessor
 from memory_bank.errors import ConfigError
 from memory_bank.lab.meter.matching import Page, Reader
 from memory_bank.lab.meter.needs import Need
@@ -233,7 +233,7 @@ class ConfiguredRun(StrategyRun):
 
     def build(self, messages: list[Any], needs: Sequence[Need] = ()) -> list[Any]:  # noqa: ARG002
         """The context of the next model call."""
-        context, self.tokens = self._processor.apply_strategy(messages, self._key)
+        context, self.tokens = self._processor.apply_strategy(messages, self._key, tools=TOOL_SCHEMAS)
         return context
 
     @property

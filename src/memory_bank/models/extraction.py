@@ -8,6 +8,7 @@ from typing import Any
 
 from memory_bank.records import InteractionRecord
 from memory_bank.transcript.jsontext import RAW, compact, is_raw, leaves
+from memory_bank.transcript.messages import readable_output
 from memory_bank.transcript.shortening import cut_at_edge, unfold
 
 MAX_CHARS = 1_400  # about 200 words
@@ -34,7 +35,7 @@ _NAME_KEYS = ("name", "title", "label", "subject", "email", "city", "path", "fil
 def extract_summary(record: InteractionRecord) -> str:
     """A summary of at most 1,400 characters: the call, then errors, counts, headers, identifiers, names."""
     call = f"Called {record.tool_name}({_arguments(record.raw_input)})."
-    value = record.raw_output
+    value, _ = readable_output(record)
     if is_raw(value) and isinstance(value[RAW], str):
         body = _text_summary(value[RAW])
     else:

@@ -16,6 +16,7 @@ from memory_bank.ports import ChatModel
 from memory_bank.pricing import Usage, cost, price_of
 from memory_bank.prompts import fill_prompt, load_prompt
 from memory_bank.records import Insight, InteractionRecord, Spent
+from memory_bank.transcript.messages import readable_output
 from memory_bank.transcript.shortening import shorten
 from memory_bank.transcript.tokens import approximate_counter
 
@@ -199,7 +200,8 @@ class Observer:
 
     def messages(self, record: InteractionRecord, user_query: str) -> list[dict[str, str]]:
         """The request for a summary. Raises PromptError."""
-        output = shorten(record.raw_output, self.max_chars, text=record.output_text).text
+        value, text = readable_output(record)
+        output = shorten(value, self.max_chars, text=text).text
         arguments = shorten(record.raw_input, _ARGUMENT_CHARS, text=record.input_text).text
         template = load_prompt("observer", self.prompt_path)
         return fill_prompt(
@@ -214,10 +216,8 @@ class Observer:
 
 
 def _size(record: InteractionRecord) -> int:
-    """Characters of an output, counted up to a million where it is not text."""
-    if record.output_text is not None:
-        return len(record.output_text)
-    return len(shorten(record.raw_output, 1_000_000).text)
+    """Characters of an output, as it is read where it is not text."""
+    return len(readable_output(record)[1]) if record.output_text is None else len(record.output_text)
 
 
 def observe_tool_output(

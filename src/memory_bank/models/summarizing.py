@@ -11,6 +11,7 @@ from memory_bank.models.observer import EXTRACTIVE
 from memory_bank.ports import ChatModel
 from memory_bank.prompts import fill_prompt, load_prompt
 from memory_bank.records import InteractionRecord
+from memory_bank.transcript.messages import readable_output
 from memory_bank.transcript.shortening import shorten
 
 log = logging.getLogger("memory_bank.Observer")
@@ -77,6 +78,7 @@ class Summarizer:
 def call_line(number: int, record: InteractionRecord, note: str = "") -> str:
     """A call as the model is shown it."""
     arguments = shorten(record.raw_input, _ARGUMENT_CHARS, text=record.input_text).text
-    output = shorten(record.raw_output, _CALL_CHARS, text=record.output_text).text
+    value, text = readable_output(record)
+    output = shorten(value, _CALL_CHARS, text=text).text
     said = f"\nThe agent said: {note}" if note else ""
     return f"#{number} {record.tool_name}({arguments}){said}\n{output or '(nothing)'}"

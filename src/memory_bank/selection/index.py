@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -74,13 +74,14 @@ class EvidenceIndex:
         budget: int,
         opening: Callable[[int], int] | None = None,
         listed: str = "",
+        without: Collection[int] = (),
     ) -> Selection:
         """Return what the next call may need of the records before the tail, for at most `budget` tokens.
 
         `anchor`: texts that the context shows anyway; so are the interactions from `tail_interaction` on.
         `listed`: the list of past calls, whose values need no second place.
         `opening`: the tokens of showing anything of a record, where the caller shows the chosen segments in
-        its own way; without it the selection has a text.
+        its own way; without it the selection has a text. `without`: records that the context shows whole.
         """
         t = self.tables
         older = t.records_before(tail_interaction)
@@ -91,6 +92,8 @@ class EvidenceIndex:
         ids, chance = self.chances(tail_interaction, step)
         stale = t.records["stale"][t.segments["record"]]
         t.segments["factor"][:] = 1 - STALE * stale
+        shown = np.isin(t.segments["record"], list(without))
+        t.segments["factor"][shown] = 0
         last = t.segments_before(tail_interaction)
         if len(self.model.copied):
             copied = self.model.copy_chance(describe_segments(step, last))
@@ -98,6 +101,7 @@ class EvidenceIndex:
             # of equal texts the newest counts, which may be one that the context shows anyway
             newest = t.texts.table["last"][t.segments["text"][:last]] == np.arange(last)
             t.segments["copied"][:last] = COPY_WORTH * copied * chars / WIDTH * (stale[:last] < 1) * newest
+        t.segments["copied"][shown] = 0
         worth = np.zeros(t.values.size)
         worth[ids] = chance
         by_agent = t.values["agent"] > 0

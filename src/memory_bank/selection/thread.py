@@ -26,10 +26,11 @@ from memory_bank.selection.effects import Effect, changes_something, is_failure
 from memory_bank.selection.plans import decisions_in, plan_in_call, plan_in_note
 from memory_bank.transcript.quoting import one_line, quote_lines
 
-HEAD = 'Calls so far (get_record("#n") returns one in full):\n'
-PARTS_HEAD = 'An output that ends with [… #n] is shortened. get_record("#n") returns it in full.\n'
+HEAD = "Calls so far{}:\n"
+"""The headings have a place for what ``transcript.messages.in_full`` says of the tool that returns a record."""
+PARTS_HEAD = "An output that ends with [… #n] is shortened{}.\n"
 """The first line of a context that has no list of calls, because every call stands in its place."""
-SHORT_HEAD = 'Calls #{first} to #{last}: get_record("#n") returns one in full.\n'
+SHORT_HEAD = "Calls #{first} to #{last}{hint}.\n"
 PLAN_HEAD = "The agent's latest plan:\n"
 DECISIONS_HEAD = "The agent's words:\n"
 LINE_CHARS = 84  # of the arguments of a call on a line of its own
@@ -166,12 +167,13 @@ class Thread:
         shown: Collection[int] = (),
         more: int = 0,
         first: ThreadText = _NOTHING_TOLD,
+        hint: str = "",
     ) -> ThreadText:
         """The calls of interactions before ``before``, but those ``shown`` elsewhere, in at most ``room`` tokens.
 
         ``more``: tokens beyond the room, for naming calls that changed something and for lines of those that brought
         back ids. ``first``: what was told when none was shown elsewhere; the others of its lines come before anything
-        else.
+        else. ``hint``: what the heading says after its first words.
         """
         known = frozenset(shown)
         calls = [c for c in self._calls[: bisect_left(self._interactions, before)] if c.number not in known]
@@ -179,9 +181,10 @@ class Thread:
         if not calls and not words:
             return ThreadText("", 0)
         left = room - (self._cost(words) if words else 0)
-        telling = _Telling(self, calls, left, more, first)
+        head = HEAD.format(hint)
+        telling = _Telling(self, calls, left - self._cost(head), more, first)
         while True:
-            text = telling.text() + words
+            text = (head if calls else "") + telling.text() + words
             tokens = self._count(text) if text else 0
             over = tokens - room - telling.more_tokens
             if over <= 0:
@@ -190,12 +193,12 @@ class Thread:
                 if words:
                     words = ""
                     continue
-                return self._shortest(calls, room)
+                return self._shortest(calls, room, hint)
 
-    def _shortest(self, calls: Sequence[_Call], room: int) -> ThreadText:
+    def _shortest(self, calls: Sequence[_Call], room: int, hint: str) -> ThreadText:
         if calls:
             for text in (
-                SHORT_HEAD.format(first=calls[0].number, last=calls[-1].number),
+                SHORT_HEAD.format(first=calls[0].number, last=calls[-1].number, hint=hint),
                 f"#{calls[0].number} to #{calls[-1].number}\n",
             ):
                 tokens = self._count(text)
@@ -288,9 +291,9 @@ class _Telling:
         self._chars = chars
         self._steps: list[tuple[int, bool, int]] = []  # (number, whether to a line of its own, tokens)
         cost = self._thread._cost
-        # the heading, and a line for each tool with its name and the range of its numbers
+        # a line for each tool with its name and the range of its numbers, and a few tokens to spare
         groups = {(c.tool, c.failed) for c in self._calls}
-        self._left = self._room - 20 - sum(cost(f"{t} ×100 #100 to #200\n") + 2 for t, _ in groups)
+        self._left = self._room - 4 - sum(cost(f"{t} ×100 #100 to #200\n") + 2 for t, _ in groups)
         self._left_more = self._more
         self._shown_as = {c.number: self._show(c) for c in self._named}
         newest = list(reversed(self._named))
@@ -351,8 +354,6 @@ class _Telling:
         return True
 
     def text(self) -> str:
-        if not self._calls:
-            return ""
         own = [self._line(c) for c in self._calls if c.number in self.lines]
         groups: dict[tuple[str, bool], list[_Call]] = {}
         rest = [c for c in self._calls if c.number not in self.lines]
@@ -362,7 +363,7 @@ class _Telling:
             self._shared_line(f"{tool} failed" if failed else tool, calls)
             for (tool, failed), calls in groups.items()
         ]
-        return HEAD + "".join(f"{line}\n" for line in (*own, *shared))
+        return "".join(f"{line}\n" for line in (*own, *shared))
 
     def _show(self, call: _Call) -> _Shown:
         """How a call is shown: its line and its tokens are made when they are needed."""

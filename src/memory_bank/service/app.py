@@ -113,7 +113,11 @@ class Service:
         timeout = self.settings.memory_timeout
         identity = Identity(database, lambda m: cache.result("canonical", m, canonical_bytes))
         rebuilder = Rebuilder(
-            self.sessions, identity, timeout, marks_cache=self.settings.cache_markers == "auto"
+            self.sessions,
+            identity,
+            timeout,
+            marks_cache=self.settings.cache_markers == "auto",
+            inject=self.settings.inject_tools,
         )
         self.operations.add("memory", rebuilder.check)
         self.proxy = Proxy(
@@ -231,7 +235,7 @@ def _responder(settings: ServiceSettings, sessions: Sessions) -> Responder:
     """What answers model requests: upstream alone, or with the memory tools."""
     if settings.inject_tools is False:
         return forward
-    return Injection(sessions, settings.memory_timeout, always=settings.inject_tools is True)
+    return Injection(sessions, settings.memory_timeout)
 
 
 def upstream_of(settings: ServiceSettings) -> str:

@@ -29,6 +29,7 @@ from memory_bank.tools import (
     ToolAnswer,
     answer_tool_call,
 )
+from memory_bank.transcript.media import media_of
 from memory_bank.transcript.quoting import sendable
 
 try:
@@ -193,7 +194,8 @@ class _McpHandlers:
                 return ToolAnswer(f"The memory could not be read: {e}", refused=True)
 
         answer = await in_thread("tools", work)
-        said = {"content": [{"type": "text", "text": answer.text}], "isError": answer.refused}
+        media = [block for part in answer.parts for block in _image(part)]
+        said = {"content": [{"type": "text", "text": answer.text}, *media], "isError": answer.refused}
         if answer.refused:
             return said
         return {**said, "structuredContent": {"result": answer.text, "records": list(answer.records)}}
@@ -342,6 +344,14 @@ def _tool(function: Mapping[str, Any]) -> _Answer:
         "outputSchema": _RESULT,
         "annotations": _hints(destructive=False),
     }
+
+
+def _image(part: Mapping[str, Any]) -> list[_Answer]:
+    """A part of an output as a block of MCP: an image or a sound; nothing for others."""
+    media = media_of(part)
+    if media is None or not media.data or not media.kind.startswith(("image/", "audio/")):
+        return []
+    return [{"type": media.kind[:5], "data": media.data, "mimeType": media.kind}]
 
 
 def _hints(*, destructive: bool) -> _Answer:

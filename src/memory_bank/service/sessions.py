@@ -19,7 +19,7 @@ import sqlalchemy as sa
 from memory_bank.bank.database import Database
 from memory_bank.bank.learned import Learned, keep_model, learned_of
 from memory_bank.bank.maintenance import purge
-from memory_bank.bank.schema import records, sessions
+from memory_bank.bank.schema import sessions
 from memory_bank.bank.session import MemoryBankState, Session
 from memory_bank.bank.stores import FactStore
 from memory_bank.bank.usage import CONTROL
@@ -51,7 +51,6 @@ _KNOWN = sa.select(_s.session_id).where(
     _s.namespace.is_not_distinct_from(sa.bindparam("namespace", type_=sa.String)),
     _s.deleted.is_(None),
 )
-_ANY = sa.select(records.c.seq).where(records.c.session_id == sa.bindparam("session")).limit(1)
 _NAMES = (
     sa.select(_s.session_id)
     .where(
@@ -181,6 +180,7 @@ class Sessions:
         size: int = 0,
         history: RequestHistory | None = None,
         model: str = "",
+        tools: Sequence[object] | None = None,
         beside: str | None = None,
         safer: bool = False,
     ) -> Rebuilt:
@@ -188,8 +188,9 @@ class Sessions:
 
         ``size``: bytes of the request; images and ids take memory that their tokens do not show. ``history``: the
         request that the messages were read of; the tokens are then those of the context as it is written for it.
-        ``model``: that the request is for; its price decides how often the history is folded. ``beside``: what the
-        proxy sends besides the messages, such as the tools; it counts for the context and for the full history.
+        ``model``: that the request is for; its price decides how often the history is folded. ``tools``: those that
+        the model gets; the context names ``get_record`` only where it is among them. ``beside``: what the proxy sends
+        besides the messages, such as the client's tools; it counts for the context and for the full history.
         ``safer``: the memory is one block, where the strategy can show it so.
 
         Raises what MemoryProcessor.apply_strategy and ``to_request`` of the history raise, and ConfigError for an
@@ -212,7 +213,7 @@ class Sessions:
             used.lock,  # the plan must be this step's
         ):
             shown, tokens = self._processor.apply_strategy(
-                seen, key, None, client, session_id=session_id, model=model
+                seen, key, None, client, session_id=session_id, model=model, tools=tools
             )
             state = self._processor.state(key, session_id)
             plan = state.last_plan if state is not None else None
@@ -288,6 +289,7 @@ class Sessions:
         *,
         strategy: str | None = None,
         model: str = "",
+        tools: Sequence[object] | None = None,
     ) -> list[object]:
         """The context that ``rebuild`` would return, built in memory: nothing is stored, no model is asked.
 
@@ -302,7 +304,9 @@ class Sessions:
         used = self._processor.state(key, session_id)
         if used is not None:
             preview.memory.prefix_cache = copied(used.prefix_cache)
-        shown, _ = preview.processor.apply_strategy(seen, key, None, None, session_id=session_id, model=model)
+        shown, _ = preview.processor.apply_strategy(
+            seen, key, None, None, session_id=session_id, model=model, tools=tools
+        )
         preview.messages = seen
         with self._lock:
             self._previews[session_id, key] = preview
@@ -439,13 +443,6 @@ class Sessions:
         with self.database.read() as c:
             found = c.execute(_NAMES, {"namespace": namespace, "limit": limit}).scalars().all()
         return [public_name(namespace, session_id) for session_id in found]
-
-    def has_records(self, namespace: str | None, name: str) -> bool:
-        """Whether a namespace has a session of this name with records."""
-        if not self.exists(namespace, name):
-            return False
-        with self.database.read() as c:
-            return c.execute(_ANY, {"session": stored_id(namespace, name)}).first() is not None
 
     def known(self, namespace: str | None, name: str) -> str:
         """The database id of an existing session. Raises NotFoundError."""

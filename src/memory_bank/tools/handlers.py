@@ -29,7 +29,15 @@ from memory_bank.tools.selection import (
     select_lines,
 )
 from memory_bank.transcript.jsontext import compact, parse_arguments
-from memory_bank.transcript.messages import GET_RECORD, LIST_RECORDS, SEARCH_MEMORY, is_memory_tool
+from memory_bank.transcript.media import media_of
+from memory_bank.transcript.messages import (
+    GET_RECORD,
+    LIST_RECORDS,
+    SEARCH_MEMORY,
+    is_memory_tool,
+    parts_of,
+    readable_output,
+)
 from memory_bank.transcript.quoting import fence, one_line, quote_lines, sendable
 from memory_bank.transcript.shortening import cut_at_edge, shorten
 
@@ -115,12 +123,14 @@ TOOL_SCHEMAS: list[dict[str, Any]] = [
 class ToolAnswer:
     """The answer to a call of one of our tools. ``refused``: it could not be answered, the text says why.
 
-    ``records`` describes each record that the text is about, without anything a tool returned.
+    ``records`` describes each record that the text is about, without anything a tool returned. ``parts``: those of a
+    whole output that are not text, which the text names.
     """
 
     text: str
     refused: bool = False
     records: tuple[dict[str, Any], ...] = ()
+    parts: tuple[dict[str, Any], ...] = ()
 
 
 def handle_tool_call(state: Any, name: str, arguments: Any, *, max_chars: int = MAX_CHARS) -> str:
@@ -292,8 +302,14 @@ def _top_k(value: Any) -> int:
 def _get(state: Any, given: Mapping[str, Any], room: int) -> ToolAnswer:
     _check_names(given, ("trace_id", "path", "lines", "pattern"), GET_RECORD)
     record, session_id = _record(state, given.get("trace_id"))
-    text = record.output_text if record.output_text is not None else compact(record.raw_output)
     path, lines, pattern = (given.get(k) or None for k in ("path", "lines", "pattern"))
+    text = record.output_text if record.output_text is not None else compact(record.raw_output)
+    parts: list[dict[str, Any]] = []
+    whole = not (path or lines or pattern)
+    if whole or (record.output_text is None and not path):
+        text = readable_output(record)[1]
+        if whole and record.output_text is None:
+            parts = [p for p in parts_of(record.raw_output) if isinstance(p, dict) and media_of(p)]
     chosen = at_path(text, None if path is None else str(path), as_json)
     what = f"{len(text):,} characters"
     if chosen.found is not None:
@@ -308,7 +324,7 @@ def _get(state: Any, given: Mapping[str, Any], room: int) -> ToolAnswer:
         )
         what = ", ".join(s for s in (selected, what if chosen.single else "", layout.note) if s)
     answer = _quoted_record(record, session_id, what, shown) + (f"\n{note}" if note else "")
-    return ToolAnswer(answer, records=(_described(record, session_id),))
+    return ToolAnswer(answer, records=(_described(record, session_id),), parts=tuple(parts))
 
 
 def _record(state: Any, asked: Any) -> tuple[InteractionRecord, str | None]:

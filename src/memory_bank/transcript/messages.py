@@ -19,6 +19,7 @@ from memory_bank.errors import MessagesError
 from memory_bank.records import InteractionRecord, call_key
 from memory_bank.transcript.harness import persons_text
 from memory_bank.transcript.jsontext import compact, dump_value, parse_arguments, parse_output, plain
+from memory_bank.transcript.media import media_of, without_base64
 
 _TEXT_TYPES = frozenset({"text", "input_text", "output_text", "refusal", "summary_text", "reasoning_text"})
 HOSTED = frozenset(
@@ -61,7 +62,7 @@ def message_text(message: object) -> str:
 
 
 def part_text(part: object) -> str:
-    """The text of one content part; ``[image]``, ``[file report.pdf]`` and so on for other parts."""
+    """The text of one content part; ``[image/png, 84 kB, "chart.png"]``, ``[image]`` and so on for other parts."""
     if isinstance(part, str):
         return part
     text = read(part, "text")
@@ -69,12 +70,37 @@ def part_text(part: object) -> str:
         text = read(part, "refusal")
     if isinstance(text, str):
         return text
+    media = media_of(part)
+    if media is not None:
+        return media.line
     kind = read(part, "type")
     if not isinstance(kind, str):
         return compact(plain(part))
-    name = read(part, "filename") or read(read(part, "file"), "filename")
-    label = kind.removeprefix("input_").removesuffix("_url")
-    return f"[{label} {name}]" if isinstance(name, str) and name else f"[{label}]"
+    return f"[{kind.removeprefix('input_').removesuffix('_url')}]"
+
+
+def readable_output(record: InteractionRecord) -> tuple[Any, str]:
+    """A record's output for reading, as a value and as text: images and other data are named, not quoted."""
+    value = record.raw_output
+    given = text = compact(value) if record.output_text is None else record.output_text
+    if record.output_text is None and isinstance(value, (dict, list)):
+        parts = parts_of(value)
+        known = [not isinstance(p, str) and (is_text_part(p) or media_of(p) is not None) for p in parts]
+        if any(known):
+            shown = (
+                part_text(p) if k or isinstance(p, str) else compact(p)
+                for p, k in zip(parts, known, strict=True)
+            )
+            text = "\n".join(shown)
+    text = without_base64(text)
+    return value if text == given else parse_output(text), text
+
+
+def parts_of(value: Any) -> list[Any]:
+    """The content parts of an output, and of the messages that brought its images."""
+    if isinstance(value, dict) and value.keys() == {"content", "attached"}:
+        return [part for content in (value["content"], *value["attached"]) for part in parts_of(content)]
+    return value if isinstance(value, list) else [value]
 
 
 def is_text_part(part: object) -> bool:
@@ -138,6 +164,28 @@ def is_memory_tool(name: str, output: str | None = None) -> bool:
     if not isinstance(name, str) or not _MEMORY_TOOL.match(name):
         return False
     return output is None or output.startswith(MARKS)
+
+
+def record_tool(tools: object) -> str:
+    """The name of ``get_record`` among a request's tools, of any API and in namespaces; "" where it is not."""
+    for tool in tools if isinstance(tools, (list, tuple)) else ():
+        name = read(_first_given(tool, "function", "custom") or tool, "name")
+        if isinstance(name, str) and is_memory_tool(name) and name.casefold().endswith(GET_RECORD):
+            return name
+        if inner := record_tool(read(tool, "tools")):
+            return inner
+    return ""
+
+
+def in_full(tool: str) -> str:
+    """What the heading of a list of calls says of ``record_tool``; "" without one."""
+    return f' ({tool}("#n") returns one in full)' if tool else ""
+
+
+def with_hint(text: str, hint: str) -> str:
+    """The text of a context with another ``in_full`` in the place of the one in its first line, if it has one."""
+    heading, line, rest = text.partition("\n")
+    return re.sub(r' \(\S+\("#n"\) returns one in full\)', lambda _: hint, heading) + line + rest
 
 
 # Kinds of messages, calls and results

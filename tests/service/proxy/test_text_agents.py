@@ -82,3 +82,36 @@ def test_a_long_conversation_without_calls_is_told_so_beside_others(tmp_path):
         for messages in ([*START, *FORMS["react"](1, "x")], [*talk, {"role": "user", "content": "go on"}]):
             answer = client.chat.completions.with_raw_response.create(model="scripted", messages=messages)
         assert answer.headers["x-memory-reason"] == f"no tool calls seen in {UNSEEN + 1} requests"
+
+
+def test_requests_without_calls_are_counted_for_each_client(tmp_path):
+    """By its key for the upstream, its program and its session: they neither add up nor end each other's count."""
+    with (
+        ScriptedServer(lambda _: "so it is") as server,
+        proxied(server.base_url, tmp_path / "bank.db", strategy="folding") as p,
+    ):
+
+        def asking(key, **headers):
+            client = openai.OpenAI(base_url=p.base_url, api_key=key, default_headers=headers)
+            create = client.chat.completions.with_raw_response.create
+            return lambda messages: create(model="m", messages=messages).headers.get("x-memory-reason")
+
+        ids = [f"0194-conversation-{n:04}" for n in range(2)]
+        clients = [
+            asking("one"),
+            asking("two"),
+            asking("one", **{"User-Agent": "another/1.0"}),
+            *(asking("one", **{"x-session-id": i}) for i in ids),
+        ]
+        for n in range(UNSEEN - 1):
+            for ask in clients:
+                assert (
+                    ask([*START, {"role": "user", "content": f"TOOL look {n}"}]) == "nothing to remember yet"
+                )
+            asking("three")([*START, *FORMS["react"](1, "x")])  # an agent whose calls are seen
+        assert p.service.proxy.rebuilder.notice(None) is None
+        assert clients[1](START) == f"no tool calls seen in {UNSEEN} requests"
+        clients[0]([*START, *FORMS["react"](1, "y")])
+        assert clients[0](START) == "nothing to remember yet"
+        assert p.service.proxy.rebuilder.notice(None) == f"no tool calls seen in {UNSEEN} requests"
+        assert [line for line in p.lines if "no tool calls" in line] == p.lines != []

@@ -13,6 +13,7 @@ from memory_bank.service.proxy.events import EventSplitter, read_event
 from memory_bank.service.proxy.responses import ResponsesDialect
 from memory_bank.testing import ScriptedServer
 from memory_bank.testing.replies import Reply
+from memory_bank.tools import ToolAnswer
 
 DIALECTS = {"chat": ChatDialect(), "items": ResponsesDialect()}
 PATHS = {"chat": "/v1/chat/completions", "items": "/v1/responses"}
@@ -154,7 +155,7 @@ def test_a_hidden_turn_is_what_the_model_said(way):
     ]
     assert b"get_record" not in out
     assert b"look" not in out
-    results = [DIALECTS[way].result(c, "text") for c in hidden.calls]
+    results = [DIALECTS[way].result(c, ToolAnswer("text")) for c in hidden.calls]
     if way == "chat":
         [message] = hidden.messages
         assert message["content"] == "Let me see."
@@ -305,7 +306,11 @@ def test_a_call_without_an_id_gets_one_and_broken_arguments_are_not_sent_back():
     assert spoken.calls[0].arguments == '{"x'
     [said] = spoken.messages
     assert said["tool_calls"][0]["function"]["arguments"] == "{}"
-    assert DIALECTS["chat"].result(spoken.calls[0], "t")["tool_call_id"] == said["tool_calls"][0]["id"] != ""
+    assert (
+        DIALECTS["chat"].result(spoken.calls[0], ToolAnswer("t"))["tool_call_id"]
+        == said["tool_calls"][0]["id"]
+        != ""
+    )
     assert valid_arguments('{"a": 1}') == '{"a": 1}'
     assert (
         valid_arguments("")
@@ -327,7 +332,7 @@ def test_what_the_provider_does_not_keep_is_not_named_to_it():
     ]
     kept = ResponsesDialect().read_answer({"output": output}, {"store": True})
     assert kept.messages == output[:3]
-    assert [(c.is_memory, ResponsesDialect().result(c, "t") is None) for c in kept.calls] == [
+    assert [(c.is_memory, ResponsesDialect().result(c, ToolAnswer("t")) is None) for c in kept.calls] == [
         (True, False),
         (False, True),
     ]

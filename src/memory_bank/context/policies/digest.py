@@ -9,12 +9,10 @@ from memory_bank.bank.session import MemoryBankState
 from memory_bank.context.render import memory_message
 from memory_bank.history.budgets import fit_text, newest_within
 from memory_bank.models.extraction import extract_summary
-from memory_bank.transcript.messages import Interaction
+from memory_bank.transcript.messages import Interaction, in_full
 from memory_bank.transcript.shortening import cut_at_edge
 
-HEADING = (
-    'Earlier tool calls, shortened; get_record("#N") or get_record with the trace_id gives one back whole.'
-)
+HEADING = "Earlier tool calls, shortened{}."
 _LINES_SHARE = 0.7  # of a budget that does not hold a line for every call
 _NOTE_CHARS = 160
 _THEMES = ((True, 160), (True, 80), (False, 160), (False, 80), (False, 40), (False, 0))
@@ -86,7 +84,12 @@ def numbers_of(session: MemoryBankState) -> dict[str, int]:
 
 
 def digest(
-    items: Sequence[Item], room: int, count: Count, *, chars: int = 500, most_lines: int | None = None
+    items: Sequence[Item],
+    room: int,
+    session: MemoryBankState,
+    *,
+    chars: int = 500,
+    most_lines: int | None = None,
 ) -> str:
     """At most ``room`` tokens about the calls, oldest first; "" where there is room for nothing.
 
@@ -94,7 +97,8 @@ def digest(
     """
     if not items or room <= 0:
         return ""
-    left = room - count(HEADING) - 8
+    count, heading = session.counter.count_text, HEADING.format(in_full(session.record_tool))
+    left = room - count(heading) - 8
     most = len(items) if most_lines is None else most_lines
     lines = [item.line(chars) for item in items[max(0, len(items) - most) :]]
     costs = [count(line) + 1 for line in lines]
@@ -102,7 +106,7 @@ def digest(
     n = newest_within(costs, share)
     shown = lines[len(lines) - n :]
     old = items[: len(items) - n]
-    parts = [HEADING]
+    parts = [heading]
     if old:
         parts.append(themes(old, left - sum(costs[len(costs) - n :]), count))
     return fit_text("\n".join(p for p in [*parts, *shown] if p), room, count)

@@ -28,9 +28,11 @@ from memory_bank.transcript.messages import (
     Interaction,
     MessageKind,
     content_text,
+    in_full,
     kind_of,
     read,
     result_of,
+    with_hint,
 )
 from memory_bank.transcript.quoting import quote_lines
 from memory_bank.transcript.shortening import shorten
@@ -78,7 +80,7 @@ def choose_evidence(view: View, session: MemoryBankState, *, settings: MemoryBan
     since = None if kept is None else kept.interactions_since(view, settings, kept.growth if growth else 0)
     if kept is not None and since is not None and (not is_cold or kept.is_new(since)):
         session.run_later("evidence", partial(_feed, view, session, settings))
-        return kept.choice(base, since, view)
+        return kept.choice(base, since, view, in_full(session.record_tool))
     room = budget + (0 if is_cold or kept is not None else growth)
     in_list = (
         frozenset[str]().union(*(e.record_ids for e in view.interactions)) if older <= room else frozenset()
@@ -113,7 +115,7 @@ def choose_evidence(view: View, session: MemoryBankState, *, settings: MemoryBan
         growth, gone,
     )  # fmt: skip
     state.kept = new if growth else None
-    return new.choice(base, step.whole, view)
+    return new.choice(base, step.whole, view, in_full(session.record_tool))
 
 
 def fold_budget(budget: int | float | str, older: int) -> int:
@@ -196,6 +198,9 @@ class _Step:
         self._thread_room = min(self._room, thread_room(budget, len(memory.numbers)))
         self._thread_more = min(self._room - self._thread_room, int(budget * _MORE_SHARE))
         self._native = settings.layout == "native"
+        self._hint = in_full(session.record_tool)
+        kept = (e for e in view.history if (e.fault or e.start in view.pinned) and e.start not in view.hidden)
+        self._kept = {t for e in kept for t in e.record_ids}  # what every context shows
 
     def block(self) -> _Shown:
         """All in the memory text: the thread, then excerpts under the lines of their calls."""
@@ -203,7 +208,7 @@ class _Step:
         room = self._room - told.tokens - 1
         selection = NOTHING
         if room > 0:
-            selection = self._memory.select(self.anchor, self.first_step, room, listed=told.text)
+            selection = self._memory.select(self.anchor, self.first_step, room, None, told.text, self._kept)
         return _Shown(told.text + selection.text, {} if self._native else None, selection, told.told)
 
     def without_excerpts(self) -> _Shown:
@@ -231,11 +236,12 @@ class _Step:
         room -= sum(besides.values())
         selection = NOTHING
         if room > 0:
-            selection = self._memory.select(self.anchor, self.first_step, room, turns.opening, told.text)
+            at = self.anchor, self.first_step
+            selection = self._memory.select(*at, room, turns.opening, told.text, self._kept)
         while True:
             in_place, elsewhere, numbers = turns.show(selection, besides)
             told = self._tell(self._thread_room, numbers, first)
-            head = PARTS_HEAD if in_place and not told.text.startswith("Calls ") else ""
+            head = PARTS_HEAD.format(self._hint) if in_place and not told.text.startswith("Calls ") else ""
             text = head + told.text + elsewhere
             spent = sum(t.tokens for t in in_place.values())
             tokens = told.tokens if text == told.text else self._session.counter.count_text(text)
@@ -250,7 +256,9 @@ class _Step:
     def _tell(
         self, room: int, shown: Collection[int] = (), first: ThreadText = ThreadText("", 0)
     ) -> ThreadText:
-        return self._memory.thread.tell(self.first_step, room, shown, self._thread_more, first)
+        numbers = self._memory.numbers
+        shown = {*shown, *(numbers[t] for t in self._kept if t in numbers)}
+        return self._memory.thread.tell(self.first_step, room, shown, self._thread_more, first, self._hint)
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,9 +280,10 @@ class _KeptChoice:
         """Whether nothing was added to the interactions of the fold, so that a new one would be the same."""
         return len(since) + len(self.past) <= self.count
 
-    def choice(self, base: Choice, whole: Sequence[Interaction], view: View) -> Choice:
+    def choice(self, base: Choice, whole: Sequence[Interaction], view: View, hint: str) -> Choice:
         """The choice with some interactions whole after those that it is about.
 
+        Where the tools have changed since, the text says of them what ``hint`` says, or nothing.
         Of messages that are not the view's own the context gets copies, which a caller may change.
         """
         shown = self.shown
@@ -292,7 +301,7 @@ class _KeptChoice:
         )
         return replace(
             base,
-            text=shown.text,
+            text=with_hint(shown.text, hint),
             whole=whole,
             in_place=in_place,
             may_cost_more=self.gone,

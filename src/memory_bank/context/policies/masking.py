@@ -7,20 +7,22 @@ from typing import Any
 from memory_bank.bank.session import MemoryBankState
 from memory_bank.config import MaskingSettings
 from memory_bank.plan import Choice, Replacement, Shown
+from memory_bank.transcript.media import without_base64
 from memory_bank.transcript.messages import Interaction, content_text, read
 from memory_bank.transcript.quoting import quote_lines
 from memory_bank.transcript.shortening import cut_at_edge
 from memory_bank.transcript.transcript import View
 
 
-class _Masked(dict[tuple[str, int], Replacement | None]):
-    """Masked messages by trace_id and ``max_length``; None for an output that is short enough."""
+class _Masked(dict[tuple[str, int, str], Replacement | None]):
+    """Masked messages by trace_id, ``max_length`` and tool; None for an output that is short enough."""
 
 
 def choose_masking(view: View, session: MemoryBankState, *, settings: MaskingSettings) -> Choice:
     """All messages; outputs before the last ``keep_last`` interactions keep ``max_length`` characters.
 
-    The cut is marked ``[masked: …, trace_id …]``; ``get_record`` with that id returns the whole output.
+    The cut is marked ``[masked: …, trace_id …]``. Where the agent has ``get_record``, which returns the whole output
+    for that id, the mark says so.
     """
     cache = session.cache(_Masked)
     replaced: dict[int, Replacement] = {}
@@ -29,9 +31,9 @@ def choose_masking(view: View, session: MemoryBankState, *, settings: MaskingSet
         if interaction.start in view.pinned | view.hidden:
             continue
         for position, trace_id in _results(interaction):
-            key = (trace_id, settings.max_length)
+            key = (trace_id, settings.max_length, session.record_tool)
             if key not in cache:
-                masked = _masked(view.messages[position], settings.max_length, trace_id)
+                masked = _masked(view.messages[position], *key)
                 count = session.counter.count_message
                 cache[key] = None if masked is None else Replacement(masked, count(masked))
             shorter = cache[key]
@@ -52,14 +54,15 @@ def _results(interaction: Interaction) -> list[tuple[int, str]]:
     return [(interaction.start + position, trace_id) for position, trace_id in ids if trace_id is not None]
 
 
-def _masked(message: Any, max_length: int, trace_id: str) -> dict[str, Any] | None:
+def _masked(message: Any, trace_id: str, max_length: int, tool: str) -> dict[str, Any] | None:
     """A tool message cut to its beginning and its id; None where that is no shorter."""
     if not isinstance(message, dict):
         return None
     key = "content" if read(message, "content") is not None else "output"
-    text = content_text(message.get(key))
+    text = without_base64(content_text(message.get(key)))
     if len(text) <= max_length and isinstance(message.get(key), str):
         return None
     head = cut_at_edge(quote_lines(text), max_length)
-    mark = f"[masked: {len(text):,} characters; get_record gives the whole: trace_id {trace_id}]"
+    hint = f"; {tool} gives the whole" if tool else ""
+    mark = f"[masked: {len(text):,} characters{hint}: trace_id {trace_id}]"
     return {**message, key: f"{head}\n{mark}" if head else mark}

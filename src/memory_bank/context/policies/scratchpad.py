@@ -13,11 +13,11 @@ from memory_bank.history.budgets import fit_text
 from memory_bank.plan import Choice, Shown
 from memory_bank.records import InteractionRecord
 from memory_bank.transcript.jsontext import RAW
-from memory_bank.transcript.messages import Interaction
+from memory_bank.transcript.messages import Interaction, in_full
 from memory_bank.transcript.shortening import cut_at_edge, unfold
 from memory_bank.transcript.transcript import View
 
-HEADING = 'Scratchpad of the earlier tool calls; get_record("#N") gives one back whole.'
+HEADING = "Scratchpad of the earlier tool calls{}."
 _FAILED = re.compile(r"\b(?:error|exception|traceback|failed|failure|denied|fatal|not found)\b", re.I)
 _FAILED_KEY = re.compile(r"(?:^|_)(?:error|errors|exception|failure)(?:_|$)", re.I)
 _KEY = re.compile(
@@ -49,7 +49,7 @@ def _scratchpad(
     items = items_of(interactions, session)
     noted = _notes(items, session)
     failed = [i for i in items if noted[i.trace_id][0]]
-    parts = [HEADING]
+    parts = [HEADING.format(in_full(session.record_tool))]
     for title, chosen in (
         ("Last failures", failed[-settings.failures :] if settings.failures else []),
         ("Last calls", items[-settings.observations :] if settings.observations else []),

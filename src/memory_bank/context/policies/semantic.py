@@ -14,7 +14,7 @@ from memory_bank.context.policies.digest import items_of, numbers_of, ranges
 from memory_bank.context.render import memory_message
 from memory_bank.history.budgets import choose_diverse
 from memory_bank.plan import Choice, Shown
-from memory_bank.transcript.messages import Interaction
+from memory_bank.transcript.messages import Interaction, in_full
 from memory_bank.transcript.transcript import View
 from memory_bank.vectors import encode_documents, encode_queries
 
@@ -62,16 +62,17 @@ def _vectors(interactions: Sequence[Interaction], session: MemoryBankState) -> n
 
 def _note(interactions: Sequence[Interaction], session: MemoryBankState) -> str:
     numbers = numbers_of(session)
-    return _note_text(ranges([numbers[t] for e in interactions for t in e.trace_ids if t in numbers]))
+    shown = ranges([numbers[t] for e in interactions for t in e.trace_ids if t in numbers])
+    return _note_text(shown, session)
 
 
 def _note_tokens(interactions: Sequence[Interaction], session: MemoryBankState) -> int:
     """Tokens of the longest possible note: each call named by itself."""
     numbers = numbers_of(session)
     every = [numbers[t] for e in interactions for t in e.trace_ids if t in numbers]
-    text = _note_text(", ".join(f"#{n}" for n in every))
+    text = _note_text(", ".join(f"#{n}" for n in every), session)
     return session.counter.count_message(memory_message(text, session.session_id))
 
 
-def _note_text(shown: str) -> str:
-    return f'Earlier tool calls not shown here: {shown}. get_record("#N") gives one back whole.'
+def _note_text(shown: str, session: MemoryBankState) -> str:
+    return f"Earlier tool calls not shown here: {shown}{in_full(session.record_tool)}."

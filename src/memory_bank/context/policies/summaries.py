@@ -13,7 +13,7 @@ from memory_bank.context.policies.digest import Item, digest, items_of, ranges, 
 from memory_bank.history.budgets import fit_text, newest_within
 from memory_bank.models.summarizing import Summarizer, call_line
 from memory_bank.plan import Choice, Shown
-from memory_bank.transcript.messages import Interaction
+from memory_bank.transcript.messages import Interaction, in_full
 from memory_bank.transcript.transcript import View
 
 _WORDS_PER_TOKEN = 0.6
@@ -93,7 +93,7 @@ def choose_hierarchical(view: View, session: MemoryBankState, *, settings: Hiera
     text = digest(
         items_of(older, session),
         text_room(room - _sum(whole), session),
-        session.counter.count_text,
+        session,
         chars=settings.summary_chars,
         most_lines=settings.summarize_last,
     )
@@ -170,10 +170,10 @@ def _text(blocks: Sequence[Block], room: int, session: MemoryBankState) -> str:
     if room <= 0:
         return ""
     if not done:
-        return digest(waiting, room, count)
+        return digest(waiting, room, session)
     seen = [i.number for b in blocks[:done] for i in b.items]
-    head = f'Summary of the calls {ranges(seen)} (get_record("#N") gives one back whole):\n'
+    head = f"Summary of the calls {ranges(seen)}{in_full(session.record_tool)}:\n"
     share = room if not waiting else room * 2 // 3
     text = fit_text(head + blocks[done - 1].text, share, count)
-    rest = digest(waiting, room - count(text) - 1, count) if waiting else ""
+    rest = digest(waiting, room - count(text) - 1, session) if waiting else ""
     return fit_text(f"{text}\n{rest}", room, count) if rest else text

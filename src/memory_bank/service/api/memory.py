@@ -63,6 +63,7 @@ def _context(api: ApiContext, name: str, body: Body) -> dict[str, Any]:
         agent_id=query.agent_id,
         strategy=query.strategy,
         size=len(body.data),
+        tools=query.tools,
     )
     plan = None
     if step.plan is not None and step.state is not None and query.plan:

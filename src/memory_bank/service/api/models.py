@@ -649,6 +649,9 @@ class ContextRequest(RequestModel):
         None, description="the agent that the session belongs to, for a wider scope"
     )
     plan: StrictBool = Field(True, description="false omits the plan, which is long after thousands of calls")
+    tools: list[Any] | None = Field(
+        None, description="the tools of the call: the context names get_record where it is among them"
+    )
 
 
 class ToolOutput(RequestModel):

@@ -23,7 +23,7 @@ from memory_bank.service.proxy.dialect import (
     with_memory_tools,
 )
 from memory_bank.service.proxy.events import Event, rewrite_event
-from memory_bank.tools import TOOL_SCHEMAS
+from memory_bank.tools import TOOL_SCHEMAS, ToolAnswer
 from memory_bank.transcript.textcalls import read_text_calls
 
 
@@ -83,9 +83,9 @@ class ChatDialect:
         message = as_object(choice.get("message")) if choice else None
         return ModelTurn(usage=usage) if message is None else _turn_of(message, usage)
 
-    def result(self, call: ModelToolCall, text: str) -> JsonObject | None:
-        """See Dialect."""
-        return {"role": "tool", "tool_call_id": call.item["id"], "content": text}
+    def result(self, call: ModelToolCall, answer: ToolAnswer) -> JsonObject | None:
+        """See Dialect. Results of this API are text."""
+        return {"role": "tool", "tool_call_id": call.item["id"], "content": answer.text}
 
     def open_stream(self, request: JsonObject) -> TurnStream:  # noqa: ARG002
         """See Dialect."""

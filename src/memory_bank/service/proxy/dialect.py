@@ -9,9 +9,10 @@ from typing import Literal, Protocol
 
 from memory_bank.service.proxy.body import Body, JsonObject
 from memory_bank.service.proxy.events import Event
-from memory_bank.tools import GET_RECORD, LIST_RECORDS, SEARCH_MEMORY
+from memory_bank.tools import GET_RECORD, LIST_RECORDS, SEARCH_MEMORY, ToolAnswer
 from memory_bank.transcript.jsontext import parse_arguments
 from memory_bank.transcript.messages import is_memory_tool
+from memory_bank.transcript.responses import item_type
 
 MEMORY_TOOLS = frozenset({SEARCH_MEMORY, GET_RECORD, LIST_RECORDS})
 
@@ -98,8 +99,8 @@ class Dialect(Protocol):
     def read_answer(self, answer: JsonObject, request: JsonObject) -> ModelTurn:
         """The turn in a complete answer to a request."""
 
-    def result(self, call: ModelToolCall, text: str) -> JsonObject | None:
-        """The message that answers a call; None for a call that text cannot answer."""
+    def result(self, call: ModelToolCall, answer: ToolAnswer) -> JsonObject | None:
+        """The message that answers a call, with the parts that it can carry; None where text cannot answer."""
 
     def open_stream(self, request: JsonObject) -> TurnStream:
         """A reader of the streamed answers to a request."""
@@ -190,6 +191,13 @@ def with_memory_tools(request: JsonObject, schemas: Sequence[JsonObject]) -> lis
     if choice not in (None, "auto") and not (choice == "required" and tools):
         return None
     return None if any(is_memory_tool(_tool_name(t)) for t in tools or ()) else [*(tools or ()), *schemas]
+
+
+def own_tools(request: JsonObject) -> list[object]:
+    """What holds the tools that a request brings, also functions of a chat and items of the Responses API."""
+    items = request.get("input")
+    added = [i for i in items if item_type(i) == "additional_tools"] if isinstance(items, list) else []
+    return [{"tools": request.get("tools")}, {"tools": request.get("functions")}, *added]
 
 
 def _tool_name(tool: object) -> str:

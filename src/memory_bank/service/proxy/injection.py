@@ -13,11 +13,11 @@ from memory_bank.errors import BodyError, MemoryBankError, UpstreamError
 from memory_bank.service.proxy.body import JsonObject, parse_body
 from memory_bank.service.proxy.dialect import ModelToolCall, ModelTurn, TurnStream, add_usage, as_object
 from memory_bank.service.proxy.events import EventSplitter
-from memory_bank.service.proxy.routes import LARGE, REFUSED, SAFER, ModelRequest, SendUpstream
+from memory_bank.service.proxy.routes import LARGE, ModelRequest, SendUpstream
 from memory_bank.service.proxy.upstream import Headers, UpstreamAnswer
 from memory_bank.service.sessions import Sessions, count_once
 from memory_bank.service.threads import limiter
-from memory_bank.tools import MAX_CHARS, handle_tool_call
+from memory_bank.tools import MAX_CHARS, ToolAnswer, answer_tool_call
 from memory_bank.transcript.jsontext import compact
 from memory_bank.transcript.tokens import open_counter
 
@@ -39,75 +39,55 @@ NOT_YET = (
 class Injection:
     """A ``Responder`` that offers the memory tools and answers their calls.
 
-    They are offered if the request's session has records, the client has no tools of these names, and the
-    model may choose; unless ``always``, only with a rebuilt context and beside tools of the client; not in a session
-    one of whose contexts upstream has refused. A turn that
+    They are offered where the request's memory has ``tools``. A turn that
     calls them is answered here and upstream is asked again, with the turn and its results appended to the
     request; the client sees only the last turn, and what was streamed before such a call. Calls of the client's
     own tools in a hidden turn get the result ``NOT_YET``, so every call has a result and nothing has to be
     stored. ``timeout``: seconds for the calls of one turn.
     """
 
-    def __init__(self, sessions: Sessions, timeout: float, *, always: bool = True) -> None:
+    def __init__(self, sessions: Sessions, timeout: float) -> None:
         self.sessions = sessions
         self.timeout = timeout
-        self.always = always
 
     async def __call__(self, request: ModelRequest, send: SendUpstream) -> UpstreamAnswer:
         """See Responder."""
-        value = None if request.body is None else request.body.value
-        offers = self.always or (
-            request.memory.status == "rebuilt" and value is not None and value.get("tools")
-        )
-        offers = offers and request.memory.reason not in (REFUSED, SAFER)
-        tools = request.dialect.offer_tools(value) if offers and value is not None else None
-        if tools is None or not await self._has_records(request):
+        tools = request.memory.tools
+        if tools is None:
             return await send(request.render(), 0)
         return await _Rounds(self, request, send, tools).answer()
 
-    async def _has_records(self, request: ModelRequest) -> bool:
-        """Whether the request's session has records; False if memory fails or takes too long."""
-        session = request.memory.session
-        found = False
-        if session is not None:
-            with anyio.move_on_after(self.timeout):
-                try:
-                    found = await to_thread.run_sync(
-                        self.sessions.has_records,
-                        request.caller.namespace,
-                        session,
-                        abandon_on_cancel=True,
-                        limiter=limiter("tools"),
-                    )
-                except MemoryBankError as e:
-                    log.warning("no tools are offered, memory cannot be read: %s", type(e).__name__)
-        return found
-
-    async def call_tools(self, request: ModelRequest, calls: Sequence[ModelToolCall]) -> list[str]:
+    async def call_tools(self, request: ModelRequest, calls: Sequence[ModelToolCall]) -> list[ToolAnswer]:
         """The results of the calls of a turn, in their order."""
-        texts: list[str] | None = None
+        answers: list[ToolAnswer] | None = None
         with anyio.move_on_after(self.timeout):
-            texts = await to_thread.run_sync(
+            answers = await to_thread.run_sync(
                 self._call_tools, request, calls, abandon_on_cancel=True, limiter=limiter("tools")
             )
-        if texts is None:
+        if answers is None:
             log.warning("memory took longer than %g s for a call of its tools", self.timeout)
-            texts = ["The memory did not answer in time." if c.is_memory else NOT_YET for c in calls]
-        return texts
+            answers = _answered(calls, "The memory did not answer in time.")
+        return answers
 
-    def _call_tools(self, request: ModelRequest, calls: Sequence[ModelToolCall]) -> list[str]:
+    def _call_tools(self, request: ModelRequest, calls: Sequence[ModelToolCall]) -> list[ToolAnswer]:
         session = request.memory.session
         assert session is not None
         room = max(LEAST_CHARS, MAX_CHARS // max(1, sum(call.is_memory for call in calls)))
         try:
             with self.sessions.reading(request.caller.namespace, session) as state:
                 return [
-                    handle_tool_call(state, c.name, c.arguments, max_chars=room) if c.is_memory else NOT_YET
+                    answer_tool_call(state, c.name, c.arguments, max_chars=room)
+                    if c.is_memory
+                    else ToolAnswer(NOT_YET)
                     for c in calls
                 ]
         except MemoryBankError as e:
             log.warning("memory could not be read for a call of its tools: %s", type(e).__name__)
-            return [f"The memory could not be read: {e}" if c.is_memory else NOT_YET for c in calls]
+            return _answered(calls, f"The memory could not be read: {e}")
+
+
+def _answered(calls: Sequence[ModelToolCall], trouble: str) -> list[ToolAnswer]:
+    return [ToolAnswer(trouble if call.is_memory else NOT_YET) for call in calls]
 
 
 class _AnsweredInsteadError(Exception):
@@ -185,10 +165,10 @@ class _Rounds:
 
     async def _hide(self, turn: ModelTurn) -> None:
         """Answer the calls of a turn that the client does not get."""
-        texts = await self.injection.call_tools(self.request, turn.calls)
-        results = [self.dialect.result(c, t) for c, t in zip(turn.calls, texts, strict=True)]
+        answers = await self.injection.call_tools(self.request, turn.calls)
+        results = [self.dialect.result(c, a) for c, a in zip(turn.calls, answers, strict=True)]
         self.hidden += [*turn.messages, *(r for r in results if r is not None)]
-        said = [{"role": "tool", "content": t} for t, r in zip(texts, results, strict=True) if r is not None]
+        said = [{"role": "tool", "content": a.text} for a, r in zip(answers, results, strict=True) if r]
         count = self.counter.count_message
         self.hidden_tokens += await to_thread.run_sync(lambda: sum(map(count, [*turn.messages, *said])))
         self.rounds += 1

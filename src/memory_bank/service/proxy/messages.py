@@ -22,7 +22,7 @@ from memory_bank.service.proxy.dialect import (
     with_memory_tools,
 )
 from memory_bank.service.proxy.events import Event, rewrite_event
-from memory_bank.tools import TOOL_SCHEMAS
+from memory_bank.tools import TOOL_SCHEMAS, ToolAnswer
 from memory_bank.transcript.anthropic import (
     THINKING,
     Thinking,
@@ -114,9 +114,11 @@ class MessagesDialect:
         blocks = content if isinstance(content, list) and answer.get("type") != "error" else []
         return _turn_of(blocks, as_object(answer.get("usage")))
 
-    def result(self, call: ModelToolCall, text: str) -> JsonObject | None:
+    def result(self, call: ModelToolCall, answer: ToolAnswer) -> JsonObject | None:
         """See Dialect. User messages in a row count as one."""
-        block = {"type": "tool_result", "tool_use_id": call.item.get("id"), "content": text}
+        own = [p for p in answer.parts if p.get("type") in ("image", "document") and "source" in p]
+        content: object = [{"type": "text", "text": answer.text}, *own] if own else answer.text
+        block = {"type": "tool_result", "tool_use_id": call.item.get("id"), "content": content}
         return {"role": "user", "content": [block]}
 
     def open_stream(self, request: JsonObject) -> TurnStream:  # noqa: ARG002
@@ -134,10 +136,6 @@ class CountTokensDialect(MessagesDialect):
     route = "count_tokens"
     path = "/messages/count_tokens"
     counts_only = True
-
-    def offer_tools(self, request: JsonObject) -> list[object] | None:  # noqa: ARG002
-        """See Dialect. The answer has no turn."""
-        return None
 
 
 def thinking_turn(request: JsonObject) -> Literal["begins", "goes on"] | None:

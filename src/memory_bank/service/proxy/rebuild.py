@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import hashlib
 import logging
 import operator
 import threading
@@ -20,8 +21,8 @@ from anyio import to_thread
 from memory_bank.errors import MemoryBankError
 from memory_bank.service.failures import code_of
 from memory_bank.service.proxy.body import Body, render_body
-from memory_bank.service.proxy.dialect import Dialect, NotRebuiltError, RequestHistory
-from memory_bank.service.proxy.identity import Identity, SessionMatch
+from memory_bank.service.proxy.dialect import Dialect, NotRebuiltError, RequestHistory, own_tools
+from memory_bank.service.proxy.identity import Identity, SessionMatch, client_session
 from memory_bank.service.security.access import Caller, stored_id
 from memory_bank.service.sessions import Rebuilt, Sessions
 from memory_bank.transcript.harness import asks_for_summary
@@ -40,6 +41,8 @@ MOST_STUCK = 64
 THREADS_OF_A_KEY = 4
 """Of THREADS, so that one key's slow steps leave threads for the others."""
 MOST_NAMESPACES = 1_024
+MOST_CLIENTS = 256
+"""Clients of a namespace whose requests without a tool call are counted."""
 SLOW = 0.5
 """The share of the time limit after which a failure counts as a hang."""
 ATTEMPTS = 3
@@ -65,7 +68,7 @@ class MemoryResult:
     ``data`` is the body for upstream, None for the original one; ``arrays`` are the members that differ in
     it. ``reason`` says, without contents, why the request ``passed`` or memory ``failed``. ``session`` is the
     session's public name; ``tokens`` are those of one such request. ``seconds`` is the time taken. ``step`` is the
-    step that it is recorded as.
+    step that it is recorded as. ``tools``: the request's with the memory tools, where these are added.
     """
 
     status: Status
@@ -77,6 +80,7 @@ class MemoryResult:
     full_tokens: int | None = None
     seconds: float = 0.0
     step: Rebuilt | None = field(default=None, repr=False)
+    tools: list[object] | None = field(default=None, repr=False)
 
 
 @dataclass(slots=True)
@@ -146,14 +150,15 @@ class _Job:
 
 
 class _Share:
-    """What one namespace may use (its breaker, its part of the threads), and its requests without calls or memory."""
+    """What one namespace may use (its breaker, its part of the threads), its failures, its clients' requests without
+    calls."""
 
     __slots__ = ("breaker", "causes", "failures", "threads", "without_calls")
 
     def __init__(self, pause: float, threads: int) -> None:
         self.breaker = CircuitBreaker(pause=pause)
         self.threads = anyio.CapacityLimiter(threads)
-        self.without_calls = 0  # requests in a row
+        self.without_calls: OrderedDict[bytes, int] = OrderedDict()  # requests in a row, by client
         self.failures = 0  # requests in a row that memory failed for
         self.causes: dict[str, str] = {}  # their reasons, with the latest sentence
 
@@ -181,8 +186,9 @@ class Rebuilder:
     Failures are returned as ``failed`` and never raised. After two consecutive hangs of a namespace (a key) its
     requests skip memory for ``pause`` seconds, then one tries. A session whose job still hangs is not used. The
     facts of a context are committed when it is returned. ``marks_cache``: requests whose client asks for no cache
-    get marks where the API needs them. ``ways``: of the sessions whose contexts upstream has refused; these have one
-    block of memory and no marks.
+    get marks where the API needs them. ``inject``: memory tools are added to requests whose session has records
+    and whose model may choose; "auto": only with a rebuilt context, and beside tools of the client. ``ways``: of the
+    sessions whose contexts upstream has refused; these have one block of memory, no marks and no added tools.
     """
 
     def __init__(
@@ -193,6 +199,7 @@ class Rebuilder:
         *,
         pause: float = PAUSE,
         marks_cache: bool = True,
+        inject: bool | Literal["auto"] = False,
     ) -> None:
         self.marks_cache = marks_cache
         self.ways: OrderedDict[tuple[str | None, str], SessionWay] = OrderedDict()
@@ -200,6 +207,7 @@ class Rebuilder:
         self._identity = identity
         self._timeout = timeout
         self._pause = pause
+        self._inject = inject
         self._shares: OrderedDict[str | None, _Share] = OrderedDict()
         self._limiter = anyio.CapacityLimiter(THREADS)
         self._finishers = anyio.CapacityLimiter(FINISHERS)
@@ -238,7 +246,7 @@ class Rebuilder:
             if not is_known:
                 share.breaker.abandoned()
         if result is not None and not dialect.counts_only:
-            result = _with_count(share, body, result)
+            result = _with_count(share, _client(upstream_key, headers, body), body, result)
         seconds = time.perf_counter() - began
         if result is None and not job.is_running:  # no thread was free, but nothing hangs
             share.breaker.abandoned()
@@ -260,9 +268,10 @@ class Rebuilder:
         return dataclasses.replace(result, seconds=seconds)
 
     def notice(self, namespace: str | None) -> str | None:
-        """That the latest requests of a namespace, as many as UNSEEN or more, had no tool call; else None."""
+        """That a client of a namespace has sent UNSEEN or more requests in a row without a tool call; else None."""
         share = self._shares.get(namespace)
-        return None if share is None or share.without_calls < UNSEEN else _unseen(share.without_calls)
+        most = max(share.without_calls.values(), default=0) if share is not None else 0
+        return None if most < UNSEEN else _unseen(most)
 
     def trouble(self, namespace: str | None) -> str | None:
         """Why memory fails, if it failed for a namespace's latest requests, FAILING or more, in this process."""
@@ -342,6 +351,7 @@ class Rebuilder:
                 return self._count(caller, match, dialect, body, history, headers)
             self._claim(job, stored_id(caller.namespace, match.name))
             safer = (caller.namespace, match.name) in self.ways
+            offered = None if safer else self._offered(dialect, body)
             rebuilt = self._sessions.rebuild(
                 caller.namespace,
                 match.name,
@@ -351,6 +361,7 @@ class Rebuilder:
                 size=len(body.data),
                 history=None if is_summary else history,
                 model=_model(body),
+                tools=offered or own_tools(body.value),
                 beside="".join(compact(v) for m in ("tools", "functions") if (v := body.value.get(m))),
                 safer=safer,
             )
@@ -377,7 +388,15 @@ class Rebuilder:
             tokens=rebuilt.tokens,
             full_tokens=rebuilt.full_tokens,
             step=rebuilt,
+            tools=offered
+            if rebuilt.record_count and (self._inject is True or not rebuilt.unchanged)
+            else None,
         )
+
+    def _offered(self, dialect: Dialect, body: Body) -> list[object] | None:
+        """The tools of a request with a rebuilt context, where the memory tools are added to its own."""
+        offers = self._inject is True or (self._inject and body.value.get("tools"))
+        return dialect.offer_tools(body.value) if offers else None
 
     def _count(
         self,
@@ -389,16 +408,18 @@ class Rebuilder:
         headers: Mapping[str, str],
     ) -> MemoryResult:
         """The context that a request would get, without recording it."""
+        offered = self._offered(dialect, body)
         context = self._sessions.preview(
             caller.namespace,
             match.name,
             history.messages,
             strategy=headers.get("x-memory-strategy") or None,
             model=_model(body),
+            tools=offered or own_tools(body.value),
         )
         if len(context) == len(history.messages) and all(map(operator.is_, context, history.messages)):
             return MemoryResult("unchanged")
-        arrays = {dialect.key: history.to_request(context)}
+        arrays = {dialect.key: history.to_request(context), **({"tools": offered} if offered else {})}
         return MemoryResult("rebuilt", data=render_body(body, arrays), arrays=arrays)
 
     def _claim(self, job: _Job, session_id: str) -> None:
@@ -414,22 +435,32 @@ class Rebuilder:
                 self._stuck.add(job)
 
 
-def _with_count(share: _Share, body: Body, result: MemoryResult) -> MemoryResult:
+def _client(upstream_key: str | None, headers: Mapping[str, str], body: Body) -> bytes:
+    """What tells clients of a namespace apart: the credential, the program and its session, hashed."""
+    session = client_session(headers, body.value.get("metadata"))
+    told = repr((upstream_key, headers.get("user-agent"), session))
+    return hashlib.sha256(told.encode("utf-8", "surrogatepass")).digest()
+
+
+def _with_count(share: _Share, client: bytes, body: Body, result: MemoryResult) -> MemoryResult:
     """The result; its reason tells how many requests had no call, where they are many.
 
-    They are those of a conversation, which are as many as the assistant's messages in it, or of a namespace.
+    They are those of a conversation, which are as many as the assistant's messages in it, or of a client.
     """
+    counts = share.without_calls
     if result.session is not None:
-        share.without_calls = 0
+        counts.pop(client, None)
     if result.reason != NOTHING_YET:
         return result
-    share.without_calls += 1
+    own = counts[client] = counts.pop(client, 0) + 1
+    if len(counts) > MOST_CLIENTS:
+        counts.popitem(last=False)
     messages = body.value.get("messages")
     said = sum(kind_of(m) is MessageKind.SAY for m in messages) if isinstance(messages, list) else 0
-    count = max(share.without_calls, said + 1)
+    count = max(own, said + 1)
     if count < UNSEEN:
         return result
-    if UNSEEN in (share.without_calls, said + 1):
+    if UNSEEN in (own, said + 1):
         log.warning(
             "%s: memory does nothing for an agent whose calls are neither the API's own nor text of a known form",
             _unseen(count),

@@ -21,7 +21,7 @@ from memory_bank.service.proxy.dialect import (
     with_memory_tools,
 )
 from memory_bank.service.proxy.events import Event, rewrite_event
-from memory_bank.tools import TOOL_SCHEMAS
+from memory_bank.tools import TOOL_SCHEMAS, ToolAnswer
 from memory_bank.transcript.responses import OUTPUT_OF, from_items, item_type, stands_alone, to_items
 
 _STARTED = frozenset({"response.created", "response.queued", "response.in_progress"})
@@ -80,12 +80,14 @@ class ResponsesDialect:
         items = output if isinstance(output, list) and answer.get("status") != "failed" else []
         return _turn_of(items, as_object(answer.get("usage")), request)
 
-    def result(self, call: ModelToolCall, text: str) -> JsonObject | None:
+    def result(self, call: ModelToolCall, answer: ToolAnswer) -> JsonObject | None:
         """See Dialect."""
         kind = item_type(call.item)
         if kind not in _TEXT_ANSWERED:
             return None
-        return {"type": OUTPUT_OF[kind], "call_id": call.item.get("call_id"), "output": text}
+        own = [p for p in answer.parts if p.get("type") in ("input_image", "input_file")]
+        output: object = [{"type": "input_text", "text": answer.text}, *own] if own else answer.text
+        return {"type": OUTPUT_OF[kind], "call_id": call.item.get("call_id"), "output": output}
 
     def open_stream(self, request: JsonObject) -> TurnStream:
         """See Dialect."""
