@@ -11,7 +11,7 @@ from itertools import islice
 
 from memory_bank.selection.candidates import KIND, kind_of
 from memory_bank.selection.effects import is_failure
-from memory_bank.transcript.jsontext import inner_json, leaves, parse_arguments
+from memory_bank.transcript.jsontext import Leaf, inner_json, leaves, parse_arguments
 from memory_bank.transcript.quoting import one_line
 
 LEAST_CHARS = 24
@@ -171,8 +171,23 @@ def outcome(output: str, known: Collection[str] = ()) -> tuple[str, list[str]]:
     found = [leaf for leaf in islice(leaves(value, breadth_first=True), 60) if leaf.value is not None]
     pairs = [(leaf.key, one_line(str(leaf.value)[:_READ_CHARS])) for leaf in found]
     own = {text for leaf, (_, text) in zip(found, pairs, strict=True) if leaf.depth == 1}
-    told, values = _telling(pairs, known, own)
+    # of the items of a list ids alone are told: the count of the first one would be taken for the list's
+    told, values = _telling(
+        (pair for leaf, pair in zip(found, pairs, strict=True) if is_id(*pair) or not _in_list(leaf)),
+        known,
+        own,
+    )
     return told or "ok", values
+
+
+def _in_list(leaf: Leaf) -> bool:
+    """Whether a scalar stands in a list, or in an object in one."""
+    trail = leaf.trail
+    while trail is not None:
+        trail, step = trail
+        if isinstance(step, int):
+            return True
+    return False
 
 
 def _texts(parts: Sequence[object]) -> list[str]:
