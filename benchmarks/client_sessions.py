@@ -1,14 +1,14 @@
 """What coding agents do to a session of theirs: go back, compact, open a second window, start a sub-agent.
 
-``python benchmarks/client_sessions.py [NAME …]`` runs Claude Code and Codex, as ``clients.py`` installs them, each
-case once without memory (as the service's control group) and once with it, before a scripted upstream. The model
-reads files with payment ids by calls and names some ids in the end; an id that its request does not hold it reads
-again.
+``python benchmarks/client_sessions.py [NAME …]`` runs coding agents, as ``clients.py`` installs them, each case once
+without memory (as the service's control group) and once with it, before a scripted upstream. The model reads files
+with payment ids by calls and names some ids in the end; an id that its request does not hold it reads again.
 ``--installed`` skips what is not installed.
 
 A row tells the requests of both runs, how many payment ids stood in requests of a branch, window or agent that had
 never read them ("undone"), whether all answers were right, whether the last request had memory, and the savings: by
-the figures that the service recorded, and of the texts in the requests as they came and as upstream got them.
+the figures that the service recorded, and of the requests as they came and as upstream got them (tokens of their
+tools as JSON, and of all other texts).
 """
 
 from __future__ import annotations
@@ -26,7 +26,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from clients import CLIENTS, SHELLS, Orders, Run, install, output_of, place_of, serving, tool_names
+from clients import (
+    CLIENTS,
+    SHELLS,
+    Orders,
+    Run,
+    install,
+    output_of,
+    output_of_client,
+    place_of,
+    serving,
+    tool_names,
+)
 from memory_bank.testing import Reply, ScriptedServer, calls, fail, say
 from memory_bank.transcript.tokens import open_counter
 
@@ -120,8 +131,14 @@ def texts_of(messages: Any) -> list[str]:
     return found
 
 
+def tokens_of_request(body: dict[str, Any]) -> int:
+    """The tokens of a request's tools, as JSON, and of its other texts."""
+    tools = json.dumps(body.get("tools") or [], ensure_ascii=False, separators=(",", ":"))
+    return COUNTER.count_text(tools) + tokens_of({k: v for k, v in body.items() if k != "tools"})
+
+
 def tokens_of(value: Any) -> int:
-    """The tokens of all texts in a request's tools, prompt and messages."""
+    """The tokens of all texts in a value."""
     if isinstance(value, str):
         return COUNTER.count_text(value)
     if isinstance(value, dict):
@@ -145,11 +162,14 @@ class Work:
         variables = run.environment(client.address) | client.variables
         if self.client == "claude-code":  # -p takes the next word as the prompt
             command = [*command[:-1], *options, command[-1], prompt]
-        else:
+        elif self.client == "codex":
             provider = f'{{name = "m", base_url = "{run.url}/v1", env_key = "OPENAI_API_KEY"}}'
             chosen = ["-c", f"model_providers.m={provider}", "-c", 'model_provider="m"', *options]
             command = [*command, *chosen, prompt]
-        printed = output_of(command, run.folder, variables)
+        if self.client in ("claude-code", "codex"):
+            printed = output_of(command, run.folder, variables)
+        else:
+            printed = output_of_client(client, place_of(self.client), run, *options)
         if found := ASKED.search(AGENT.sub("", prompt)):
             self.answers.append((tuple(map(int, re.findall(r"\d+", found[3]))), printed))
         return printed
@@ -206,6 +226,11 @@ def refused(work: Work) -> None:
     work.ask(task(101, 130, 101, 104))
 
 
+def a_run(work: Work) -> None:
+    """Nothing but a task."""
+    work.ask(task(101, 126, 101, 104))
+
+
 def compacts_itself(work: Work) -> None:
     """Codex compacts where its context passes a limit."""
     work.ask(task(101, 126, 101, 104), "-c", "model_auto_compact_token_limit=22000")
@@ -223,6 +248,7 @@ CASES: dict[str, tuple[str, str, Callable[[Work], None], Callable[[int], list[ra
     "compacts": ("claude-code", "/compact", compacts, _branches((201, 101))),
     "sub-agent": ("claude-code", "a sub-agent", sub_agent, _branches((101, 301))),
     "refused": ("claude-code", "a context is refused", refused, _branches()),
+    "opencode": ("opencode", "memory tools are added", a_run, _branches()),
     "codex-compacts": ("codex", "its own compaction", compacts_itself, _branches()),
 }
 
@@ -274,8 +300,8 @@ def measure(name: str, *, holdout: float) -> Figures:
         memory=f"{asked[-1].memory} {asked[-1].reason or ''}".strip() if asked else "none",
         tokens=sum(e.tokens for e in counted),
         full=sum(e.full_tokens for e in counted),
-        arrived=sum(tokens_of(r.body) for r in arrived),
-        came=sum(tokens_of(json.loads(b)) for b in bodies if b),
+        arrived=sum(tokens_of_request(r.body) for r in arrived),
+        came=sum(tokens_of_request(json.loads(b)) for b in bodies if b),
         sessions=len({e.session for e in asked if e.session}),
         errors=[*server.refused, *(str(e.status) for e in asked if e.status != 200)],
         output="\n".join(printed for _, printed in work.answers),

@@ -360,7 +360,11 @@ class Sessions:
         except StorageError as e:  # the next step raises it
             log.debug("the work put off by a step is left to the next step: %s", e)
         except EmbeddingError as e:
-            log.log(logging.DEBUG if self._delay == str(e) else logging.WARNING, "summaries wait: %s", e)
+            log.log(
+                logging.DEBUG if self._delay == str(e) else logging.WARNING,
+                "summaries wait for the next step: %s",
+                e,
+            )
             self._delay = str(e)
 
     @contextmanager
