@@ -13,10 +13,10 @@ from memory_bank.shipped import shipped_file
 
 pytest.importorskip("fastapi", reason="needs the extra service")
 
-from starlette.testclient import TestClient  # noqa: E402
+from starlette.testclient import TestClient
 
-from memory_bank.service.app import create_app  # noqa: E402
-from memory_bank.service.server.startup import checked  # noqa: E402
+from memory_bank.service.app import create_app
+from memory_bank.service.server.startup import checked
 
 PRICES = 'prices = { "gpt-4.1-mini" = { prompt = 0.4, completion = 1.6, cached = 0.1 } }'
 OWN = '[memory_strategies."my own"]\ntype = "memory_bank"\nembedding_model = "lexical"\nobserver_model = "extractive"\n'
