@@ -15,6 +15,7 @@ from memory_bank.bank.jobs import add_jobs
 from memory_bank.bank.rows import Rederiving, from_row
 from memory_bank.bank.schema import (
     LAST,
+    NEXT_GENERATION,
     SESSION,
     in_parts,
     insights,
@@ -69,17 +70,19 @@ _RECORDS = (
     .limit(_AT_ONCE)
 )
 _INSIGHTS = sa.select(*_i).where(of_session(insights), _i.seq > LAST).order_by(_i.seq).limit(_AT_ONCE)
+_TAKEN = sa.select(_r.trace_id).where(of_session(records), _r.seq <= sa.bindparam("upto"))
 _JOBS = sa.select(jobs.c.trace_id).where(of_session(jobs)).order_by(jobs.c.seq)
 
 
 @dataclass(frozen=True, slots=True)
 class ForkPoint:
     """Where a fork leaves a session: it gets the records up to the ``seq`` of ``upto`` and the digests up to
-    ``number``."""
+    ``number``. ``takes``: those up to this ``seq``, and the digests, are the fork's alone from then on."""
 
     session_id: str
     upto: int
     number: int
+    takes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,6 +204,8 @@ class Lineage:
                     _copy_beginning(c, self.database, fork, session_id)
                 values = {"session": fork.session_id, "other": session_id, "number": fork.number}
                 c.execute(_INHERIT, values)
+                if fork.takes:
+                    _leave(c, fork)
             self._add(c, session_id, entry)
             fault_point("lineage.executed")
         return Begun.MADE
@@ -245,6 +250,18 @@ def _copy_beginning(c: Connection, database: Database, fork: ForkPoint, other: s
     waiting = [ids[t] for t in c.execute(_JOBS, session).scalars() if t in ids]
     if waiting:
         add_jobs(c, database, other, waiting)
+
+
+def _leave(c: Connection, fork: ForkPoint) -> None:
+    """Delete from a session what is its fork's alone."""
+    session = {"session": fork.session_id, "upto": fork.takes}
+    for table in (jobs, insights):
+        c.execute(sa.delete(table).where(of_session(table), table.c.trace_id.in_(_TAKEN)), session)
+    c.execute(sa.delete(records).where(of_session(records), _r.seq <= sa.bindparam("upto")), session)
+    digests = sa.delete(lineage).where(of_session(lineage), _l.number.between(1, sa.bindparam("number")))
+    c.execute(digests, {**session, "number": fork.number})
+    c.execute(sa.update(sessions).where(_s.session_id == SESSION).values(task=None), session)
+    c.execute(NEXT_GENERATION, session)
 
 
 def _copied(row: RowMapping, other: str, trace_id: str) -> dict[str, object]:

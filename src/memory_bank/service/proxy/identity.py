@@ -17,7 +17,8 @@ A name is part of all digests: requests without it never find its sessions. The 
 the others get ``NAME~`` and a number. Under a name, a list may also be what a compaction made of the messages. It
 continues the session that was asked for a summary after its last step; else the one with the newest record, if the
 list holds a known client's summary (and the name has no other session) or if a person chose the name. But a list
-whose messages before the first call are known is a fork: another conversation, or one that went back.
+whose messages before the first call are known is a fork: another conversation, or one that went back. Where nothing
+but the name joined two conversations and the first goes on, it takes its records into a session of its own.
 
 All of this is in the database, where a head moves by compare-and-swap.
 """
@@ -169,7 +170,14 @@ class Identity:
             entry = replace(entry, kept=(request.digest("name"), opening), begins=not family)
             found = None
             if fork is None:
-                found, fork = self._resumed(request, family, opening, lookup)
+                found, fork, joins = self._resumed(request, family, opening, lookup)
+                if found is not None and joins:
+                    entry = replace(entry, kept=(*entry.kept, request.digest("joined", str(found.head))))
+            elif request.how != "client":
+                # a list that joined this session was another window's, as its own conversation goes on: they part
+                joined = self._lineage.known([request.digest("joined", d) for d in chain.positions])
+                taken = [k.before for k in joined if k.session_id == fork.session_id]
+                fork = replace(fork, takes=max(taken, default=0))
             if fork is None and (found is not None or name == request.key):
                 session_id = found.session_id if found else stored_id(request.namespace, name)
                 # without a lineage under this name, it may be there all the same
@@ -191,15 +199,18 @@ class Identity:
     def _without_calls(self, request: _Request, named: SessionMatch) -> SessionMatch | None:
         """The session under a name whose memory a list without a call is shown; None where it begins another."""
         family = self._lineage.known([request.digest("name")])
-        found = self._resumed(request, family, self._opening(request))[0] if family else None
+        found, *_ = self._resumed(request, family, self._opening(request)) if family else (None,)
         if found is not None:
             return replace(named, name=public_name(request.namespace, found.session_id))
         return None if family else named
 
     def _resumed(
         self, request: _Request, family: list[KnownDigest], opening: str, lookup: _Lookup | None = None
-    ) -> tuple[KnownDigest | None, ForkPoint | None]:
-        """The session of a name that a list continues though it shares no call with it, or where the list forks."""
+    ) -> tuple[KnownDigest | None, ForkPoint | None, bool]:
+        """The session of a name that a list continues though it shares no call with it, or where the list forks.
+
+        The third: that the name alone says so.
+        """
         by_person = request.how != "client"
         marks = {request.digest("summary", str(s.head)): s for s in family}
         known = self._lineage.known([opening, *marks])
@@ -209,10 +220,12 @@ class Identity:
             found = [marks[k.digest] for k in known if k.digest in marks]
         if not found and opened is not None:
             point = ForkPoint(opened.session_id, opened.before, opened.number)
-            return None, point if opened.before else None
-        if not found and (by_person or (len(family) == 1 and _holds_summary(request.body))):
+            return None, point if opened.before else None, False
+        is_compacted = bool(found) or (len(family) == 1 and _holds_summary(request.body))
+        if not found and (by_person or is_compacted):
             found = family
-        return max(found, key=lambda s: self._lineage.newest(s.session_id), default=None), None
+        newest = max(found, key=lambda s: self._lineage.newest(s.session_id), default=None)
+        return newest, None, not is_compacted
 
     def _opening(self, request: _Request) -> str:
         """The digest of the messages before the first call but the system messages."""
