@@ -693,6 +693,27 @@ def test_a_phone_shows_one_thing_at_a_time_and_leads_back(opened):
     shows("sessions")
 
 
+def test_a_phone_shows_the_beginning_of_a_session_and_stays_where_one_reads(opened, service):
+    for messages in SHOP[:14]:
+        sent(service, "pocket", messages, strategy="memory_bank")
+    eventually(lambda: service.ask("/v1/sessions/pocket/steps").json()["last"] == 14)
+    page = opened(width=360, height=740)
+    page.size(360, 740, phone=True)
+    choose(page, "pocket")
+    page.wait("document.querySelectorAll('#session .steps li .number').length > 10")
+    page.wait(
+        "document.querySelector('#session-tab-records .count')?.innerText > 0"
+    )  # its list has its length
+    where = "document.querySelector('#columns').scrollTop"
+    assert page.js(where) == 0
+    assert page.js("document.querySelector('#session-title').getBoundingClientRect().top > 42")
+    known = page.text("#session-tab-records .count")
+    sent(service, "pocket", SHOP[14], strategy="memory_bank")
+    page.wait("document.querySelector('#session .steps li').innerText.startsWith('15')")
+    page.wait(f"document.querySelector('#session-tab-records .count').innerText !== '{known}'")
+    assert page.js(where) == 0
+
+
 # -- where one is
 
 
