@@ -5,8 +5,12 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import threading
 import time
+import urllib.error
+import urllib.request
 from pathlib import Path
+from types import SimpleNamespace
 from urllib.parse import quote
 
 import pytest
@@ -15,12 +19,17 @@ from tests.chats import call, result, rounds, system, user
 from tests.cli.conftest import COMMAND, environment
 from tests.pictures import take_picture
 from tests.service.processes import FOLDING, serve
+from tests.service.proxied import post, proxied
 from tests.service.runs import orders, recorded
+from tests.service.test_figures import BANK, BODIES, FETCH, PRICES
+from tests.service.test_strategy_that_cannot_work import SECRET, failing_memory
 
 from memory_bank.bank.database import Database
 from memory_bank.bank.stores import FactStore
 from memory_bank.bank.usage import NewStep, add_steps, get_step, packed
+from memory_bank.config import Config
 from memory_bank.records import InteractionRecord
+from memory_bank.testing import ScriptedServer, say
 
 pytestmark = pytest.mark.skipif(why_not() is not None, reason=why_not() or "")
 
@@ -100,7 +109,10 @@ def block_service(tmp_path_factory):
 
 @pytest.fixture
 def opened(browser, service):
-    """``opened(hash, **size and light)``: the page, once it has its sessions; nothing may go wrong on it."""
+    """``opened(hash, **size and light)``: the page, once it has its sessions; nothing may go wrong on it.
+
+    ``opened.done()`` looks and closes them, for tests whose own service ends before.
+    """
     pages = []
 
     def go(where="#/", ready="document.querySelector('#sessions li')", at=service, **how):
@@ -109,10 +121,16 @@ def opened(browser, service):
         page.wait(ready)
         return page
 
+    def done():
+        while pages:
+            page = pages.pop()
+            trouble = page.trouble()
+            page.close()
+            assert trouble == []
+
+    go.done = done
     yield go
-    for page in pages:
-        assert page.trouble() == []
-        page.close()
+    done()
 
 
 STEP = "#detail .message.memory"
@@ -231,25 +249,26 @@ def test_a_shortened_turn_tells_its_fate_and_leads_to_its_records(opened, servic
 
 
 @pytest.mark.parametrize(
-    ("of", "step", "last"),
+    ("of", "step", "fate"),
     [
+        ("service", f"shop-refunds/steps/{len(SHOP)}", "shown in part"),
         ("service", f"shop-refunds/steps/{len(SHOP)}", "listed"),
         ("block_service", "small/steps/1", "left out"),
     ],
 )
-def test_every_past_call_has_its_fate_and_its_reason(opened, request, of, step, last):
+def test_every_past_call_has_its_fate_and_its_reason(opened, request, of, step, fate):
     at = request.getfixturevalue(of)
     page = opened(f"#/s/{step}/past", ready="document.querySelector('.decision')", at=at)
     plan = at.ask(f"/v1/sessions/{step}").json()["manifest"]["plan"]
     fates = [f"{n['interactions']} {fate}" for fate, n in plan["fates"].items() if n["interactions"]]
-    assert page.text("#detail .fates").replace("\n", " ").count(last) == 1
-    assert all(told in page.text("#detail .fates") for told in fates)
-    page.click(".chips a:last-child")  # the last fate alone
-    left = [d for d in plan["decisions"] if d["fate"] == last]
-    page.wait(f"document.querySelectorAll('.decision').length === {len(left)}")
-    assert all(last in fate for fate in page.texts(".decision .fate"))
+    assert all(page.text("#detail .fates").count(told) == 1 for told in fates)
+    assert len(page.texts(".chips a")) == len(fates) + 1
+    page.click(".chips a", [fate in chip for chip in page.texts(".chips a")].index(True))
+    wanted = [d for d in plan["decisions"] if d["fate"] == fate]
+    page.wait(f"document.querySelectorAll('.decision').length === {len(wanted)}")
+    assert wanted and all(told.endswith(fate) for told in page.texts(".decision .fate"))
     page.click(".decision .second")
-    assert " ".join(left[-1]["reason"].split()) in page.text("#detail .told")
+    assert " ".join(wanted[-1]["reason"].split()) in page.text("#detail .told")
 
 
 def test_a_call_of_which_only_the_arguments_are_quoted_is_not_told_as_left_out(service):
@@ -421,7 +440,7 @@ def test_everything_is_done_by_keyboard(opened):
     tab_to(page, "find-session")
     page.write("shop")
     page.wait("document.querySelectorAll('#sessions li').length === 1")
-    page.press("Tab")
+    tab_to(page, "shop-refunds")
     page.press("Enter")
     page.wait("location.hash === '#/s/shop-refunds'")
     at_step(page, len(SHOP))
@@ -443,7 +462,8 @@ def test_everything_is_done_by_keyboard(opened):
     assert f"Step {len(SHOP) - 4}:" in page.focused()
     tab_to(page, "step-tab-context")
     page.press("Tab", 2)
-    assert "a#.record" in page.focused()  # the first thing in the context with something behind it
+    first = "document.querySelector('.panel.context :is(a.record, a.gutter, button.gutter)')"
+    assert page.js(f"document.activeElement === {first}")  # the first in the context with something behind it
     page.press("End")
     last = page.focused()
     assert "Record" in last or "why?" in last  # the last line of the last message that quotes a record
@@ -468,6 +488,7 @@ def test_everything_is_done_by_keyboard(opened):
     tab_to(page, "session-tab-")
     page.press("ArrowRight")
     page.wait("location.hash === '#/s/shop-refunds/records'")
+    page.wait("document.querySelector('#session .records li a .name')")
     page.press("Tab")
     page.wait("document.activeElement.href?.includes('/records/')")
     page.press("End")
@@ -672,6 +693,27 @@ def test_a_phone_shows_one_thing_at_a_time_and_leads_back(opened):
     shows("sessions")
 
 
+def test_a_phone_shows_the_beginning_of_a_session_and_stays_where_one_reads(opened, service):
+    for messages in SHOP[:14]:
+        sent(service, "pocket", messages, strategy="memory_bank")
+    eventually(lambda: service.ask("/v1/sessions/pocket/steps").json()["last"] == 14)
+    page = opened(width=360, height=740)
+    page.size(360, 740, phone=True)
+    choose(page, "pocket")
+    page.wait("document.querySelectorAll('#session .steps li .number').length > 10")
+    page.wait(
+        "document.querySelector('#session-tab-records .count')?.innerText > 0"
+    )  # its list has its length
+    where = "document.querySelector('#columns').scrollTop"
+    assert page.js(where) == 0
+    assert page.js("document.querySelector('#session-title').getBoundingClientRect().top > 42")
+    known = page.text("#session-tab-records .count")
+    sent(service, "pocket", SHOP[14], strategy="memory_bank")
+    page.wait("document.querySelector('#session .steps li').innerText.startsWith('15')")
+    page.wait(f"document.querySelector('#session-tab-records .count').innerText !== '{known}'")
+    assert page.js(where) == 0
+
+
 # -- where one is
 
 
@@ -772,7 +814,10 @@ def test_a_step_shows_up_while_the_agent_runs_and_only_what_is_new_is_asked_for(
     assert page.texts("#session .steps li")[0].startswith("9")
     assert "follows the latest" in page.text("#detail")
     assert len(page.requests("/curve?")) == before == 1
-    assert page.requests("/steps?after=8")
+    assert len(page.requests("/steps?after=0")) == 1  # the rows, once
+    assert page.requests(
+        "/steps?after=7"
+    )  # the last one known, whose figures may not be final, and what is new
     page.click("#session .steps li a", 4)
     at_step(page, 5)
     sent(service, "live", SHOP[9])
@@ -849,6 +894,205 @@ def test_a_service_that_is_away_is_said_and_waited_for(opened):
     assert page.js("document.querySelectorAll('.line.piece').length") > 0  # what was there stays
     page.send("Network.emulateNetworkConditions", offline=False, **offline)
     page.wait("document.querySelector('#live').innerText === 'live'", timeout=40)
+
+
+@pytest.mark.parametrize(("fetches", "inject"), [(2, "auto"), (0, False)])
+def test_the_figures_of_a_step_are_final_when_its_answer_has_ended(opened, tmp_path, fetches, inject):
+    """What hidden turns cost and what the provider counted: on pages that show the step, and on one that comes back."""
+    asked, ends = threading.Event(), threading.Event()
+    turns = iter([FETCH] * fetches)
+
+    def answer(_):
+        if (turn := next(turns, None)) is not None:
+            return turn
+        asked.set()
+        assert ends.wait(120)
+        return say("It is done.")
+
+    path, body = BODIES["chat"]
+    body = {**body, "model": "m"}
+    with (
+        ScriptedServer(answer) as server,
+        proxied("", "", charging(server, tmp_path, inject_tools=inject)) as p,
+    ):
+        at = SimpleNamespace(address=p.base_url.removesuffix("/v1"))
+        client = threading.Thread(target=post, args=(p.port, path, body, b"x-memory-session: task"))
+        client.start()
+        try:
+            assert asked.wait(60)
+            eventually(lambda: step_of(p, 1) is not None)
+            ready = "document.querySelector('#detail .message.memory')"
+            follows, stays, leaves = (
+                opened(where, ready=ready, at=at)
+                for where in ("#/s/task", "#/s/task/steps/1", "#/s/task/steps/1")
+            )
+            before = step_of(p, 1)
+            for page in (follows, stays, leaves):
+                assert page.text("#detail .figures").startswith(figures(before))
+                assert "The provider counted" not in page.text("#detail .billed")
+            stays.js("window.message = document.querySelector('#detail .message:last-child')")
+            stays.js("document.querySelector('#detail .panel.context').scrollTop = 70")
+            leaves.js("location.hash = '#/'")
+            leaves.wait("!document.querySelector('#detail-title')")
+        finally:
+            ends.set()
+        client.join(60)
+        after = eventually(lambda: (s := step_of(p, 1))["sent"] and s)
+        assert (after["tokens"] > before["tokens"]) == (fetches > 0)
+        leaves.js("location.hash = '#/s/task/steps/1'")
+        for page in (follows, stays, leaves):
+            page.wait("document.querySelector('#detail .billed')?.innerText.includes('The provider counted')")
+            assert page.text("#detail .figures").startswith(figures(after))
+            assert f"The provider counted {after['sent']['input']:,} input tokens" in page.text(
+                "#detail .billed"
+            )
+            page.wait(f"document.querySelector('.step .number').innerText === '{after['tokens']:,}'")
+            page.wait(
+                f"document.querySelector('.tiles p').innerText.includes('latest step: {after['tokens']:,} ')"
+            )
+            assert f"sent {after['tokens']:,}" in page.text(".curve-box .legend")
+        assert stays.js("window.message.isConnected")  # what one reads stays where it is
+        assert stays.js("document.querySelector('#detail .panel.context').scrollTop") == 70
+        opened.done()
+
+
+# -- what memory costs, and when it fails
+
+
+def charging(server, folder, **service):
+    """The configuration of a service with prices whose contexts save little, so that hidden turns cost more."""
+    return Config(
+        memory_strategies={"small": {**BANK, "history_budget": 0.9}},
+        default_strategy="small",
+        service={
+            "upstream": server.base_url,
+            "database": str(folder / "bank.db"),
+            "memory_timeout": 60.0,
+            **service,
+        },
+        prices=PRICES,
+    )
+
+
+def step_of(p, number):
+    """A step's figures as the API has them; None while there is none."""
+    try:
+        with urllib.request.urlopen(f"{p.base_url}/sessions/task/steps/{number}") as got:
+            return json.load(got)["step"]
+    except urllib.error.HTTPError:
+        return None
+
+
+def figures(step):
+    """The beginning of a step's figures."""
+    word = "instead of" if step["tokens"] > step["full_tokens"] else "of"
+    return f"{step['tokens']:,} {word} {step['full_tokens']:,} tokens, "
+
+
+@pytest.fixture(scope="module")
+def dear(tmp_path_factory):
+    """A service with a session for which memory cost more than it saved."""
+    path, body = BODIES["chat"]
+    with (
+        ScriptedServer([FETCH] * 3 + [say("It is done.")]) as server,
+        proxied("", "", charging(server, tmp_path_factory.mktemp("dear"))) as p,
+    ):
+        assert post(p.port, path, {"model": "m", **body}, b"x-memory-session: task").status == 200
+        p.told()
+        assert p.service.recorder.drain(60)
+        yield SimpleNamespace(address=p.base_url.removesuffix("/v1"), proxied=p)
+
+
+SCREENS = {
+    "light": {},
+    "dark": {"dark": True},
+    "narrow": {"width": 1000},
+    "phone": {"width": 360, "height": 740},
+}
+screens = pytest.mark.parametrize("screen", SCREENS)
+CUT = """
+(e => [e, ...e.querySelectorAll('*')].filter(e => e.offsetParent && e.scrollWidth > e.clientWidth + 1
+  && getComputedStyle(e).display !== 'inline').map(e => `${e.tagName} ${e.className} ${e.innerText}`))
+"""
+
+
+@screens
+def test_what_memory_costs_more_is_said(opened, dear, screen):
+    how = SCREENS[screen]
+    page = opened("#/s/task", ready="document.querySelector('.tiles b')", at=dear, **how)
+    page.size(how.get("width", 1440), 900, phone=screen == "phone")
+    with urllib.request.urlopen(f"{dear.proxied.base_url}/sessions/task") as got:
+        session = json.load(got)
+    told, paid = session["tokens"]["compared"], session["cost"]["compared"]
+    assert told.endswith("% more than without memory") and paid.endswith("% more than without memory")
+    assert page.texts(".tiles b") == [told, told]
+    step = step_of(dear.proxied, 1)
+    assert f"latest step: {step['tokens']:,} instead of {step['full_tokens']:,} tokens" in page.text(".tiles")
+    assert f"instead of ${session['cost']['full']:.4f}, {paid}" in page.wait(
+        "document.querySelector('#session .facts')?.innerText"
+    )
+    share = told.removesuffix(" than without memory")
+    assert share in page.text(".curve-box .legend")
+    assert page.js(f"{CUT}(document.querySelector('#session .head'))") == []
+    row = "document.querySelector('.step').getAttribute('aria-label')"
+    assert f"{step['tokens']:,} instead of {step['full_tokens']:,} tokens" in page.wait(row)
+    if screen != "phone":
+        assert share in page.text(".step .less")
+        assert told in page.wait(
+            "document.querySelector('#stats dd') && document.querySelector('#stats').innerText"
+        )
+        assert page.js(f"{CUT}(document.querySelector('header'))") == []
+    page.js("location.hash = '#/s/task/steps/1'")
+    at_step(page, 1)
+    assert page.text("#detail .figures").startswith(f"{figures(step)}{share}")
+    assert page.js("[document.documentElement.scrollWidth, innerWidth]") == [how.get("width", 1440)] * 2
+
+
+@pytest.mark.parametrize("screen", ["light", "dark", "phone"])
+def test_memory_that_fails_is_said_at_the_top_until_it_works(opened, tmp_path, monkeypatch, screen):
+    how = SCREENS[screen]
+    with failing_memory(tmp_path, monkeypatch) as (p, down, step):
+        at = SimpleNamespace(address=p.base_url.removesuffix("/v1"))
+        page = opened(ready="document.querySelector('#sessions .empty')?.innerText", at=at, **how)
+        page.size(how.get("width", 1440), 900, phone=screen == "phone")
+
+        def look():
+            page.js("document.dispatchEvent(new Event('visibilitychange'))")  # as one comes back to the page
+
+        def looked():
+            """The page has asked again and again, so it shows the first of these answers."""
+            asked = len(page.requests("/v1/sessions?"))
+            eventually(lambda: look() or len(page.requests("/v1/sessions?")) > asked + 2)
+
+        hidden = "document.querySelector('#trouble').hidden"
+        assert [step(n) for n in (3, 4)] == ["failed embedder_unavailable"] * 2
+        looked()
+        assert page.js(hidden)
+        step(5)
+        page.wait(f"!{hidden}")
+        assert page.text("#trouble").startswith("Memory fails, requests continue without it: EmbeddingError")
+        assert SECRET not in page.text()
+        colour = "getComputedStyle(document.querySelector('#trouble')).color"
+        assert page.js(colour) == ("rgb(255, 143, 133)" if screen == "dark" else "rgb(179, 38, 30)")
+        place = "(r => [r.left, r.right, r.top, r.bottom])(document.querySelector('#trouble').getBoundingClientRect())"
+        left, right, top, bottom = page.js(place)
+        width = how.get("width", 1440)
+        assert (left, right) == (0, width) and 0 < top < bottom < 300
+        assert page.js("[document.documentElement.scrollWidth, innerWidth]") == [width, width]
+        nodes = page.send("Accessibility.getFullAXTree")["nodes"]
+        assert [n for n in nodes if not n["ignored"] and n["role"]["value"] == "alert"]
+        page.js("window.said = document.querySelector('#trouble').firstChild")
+        looked()
+        assert page.js("window.said.isConnected")  # put anew, it would be read aloud with every look
+        down[0] = False
+        assert step(7).startswith(("rebuilt", "unchanged"))
+        eventually(lambda: look() or page.js(hidden))
+        assert page.text("#trouble") == ""
+        down[0] = True
+        for n in (8, 9, 10):
+            step(n)
+        eventually(lambda: look() or not page.js(hidden))
+        opened.done()
 
 
 # -- ten and ten thousand

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +12,7 @@ import pytest
 from tests.chats import rounds, system, user
 from tests.cli.conftest import cli  # noqa: F401  a fixture
 from tests.service.processes import serve, until
-from tests.service.proxied import configured, proxied
+from tests.service.proxied import Proxied, configured, proxied
 
 from memory_bank.bank.session import MemoryBankState
 from memory_bank.config import MemoryBankSettings
@@ -130,10 +132,11 @@ def test_a_file_that_only_sets_prices_has_memory(tmp_path: Path) -> None:
 SECRET = "sk-live-do-not-log"
 
 
-def test_memory_that_fails_is_told_once_and_again_when_it_works(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The embedder's endpoint is down, then well again: /health, the page's line, the log."""
+@contextmanager
+def failing_memory(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[tuple[Proxied, list[bool], Callable[[int], str]]]:
+    """A service whose embedder's endpoint is down, while the flag is true, and ``step(n)`` to send a request."""
     down = [True]
 
     def embed(texts: list[str]) -> Any:
@@ -147,41 +150,50 @@ def test_memory_that_fails_is_told_once_and_again_when_it_works(
         monkeypatch.setenv("OPENAI_BASE_URL", api.base_url)
         monkeypatch.setenv("OPENAI_API_KEY", "k")
         strategy = {"type": "semantic", "embedding_model": "openai:e"}
-        config = configured(upstream=api.base_url, database=str(tmp_path / "b.db"), strategy="it")
+        config = configured(upstream=api.base_url, database=str(folder / "b.db"), strategy="it")
         config = config.model_copy(
             update={"memory_strategies": {**config.memory_strategies, "it": _settings(strategy)}}
         )
-        with proxied(api.base_url, tmp_path / "b.db", config) as p:
+        with proxied(api.base_url, folder / "b.db", config) as p:
 
             def step(n: int) -> str:
                 body = {"model": "m", "messages": [system(), user(), *rounds(n, size=400)]}
                 headers = _ask(p.port, "POST", "/v1/chat/completions", body)[1]
                 return f"{headers['x-memory-status']} {headers.get('x-memory-reason')}"
 
-            def page() -> Any:
-                return _ask(p.port, "GET", "/v1/sessions")[0]["trouble"]
+            yield p, down, step
 
-            def health() -> Any:
-                return _ask(p.port, "GET", "/health")[0]
 
-            assert health()["parts"]["memory"]["ok"] and page() is None
-            assert [step(n) for n in (3, 4)] == ["failed embedder_unavailable"] * 2
-            assert page() is None  # two requests are no rule
-            assert [step(n) for n in (5, 6)] == ["failed embedder_unavailable"] * 2
-            assert page().startswith("Memory fails, requests continue without it: EmbeddingError: openai:e ")
-            told = until(lambda: health() if not health()["parts"]["memory"]["ok"] else None)
-            assert told["status"] == "degraded" and told["parts"]["memory"]["trouble"] == page()
-            assert _ask(p.port, "GET", "/health?live")[0]["status"] == "ok"
-            assert sum("memory failed" in line for line in p.lines) == 1
-            down[0] = False
-            assert step(7) in ("rebuilt None", "unchanged None")
-            assert page() is None
-            until(lambda: health()["parts"]["memory"]["ok"])
-            assert sum("memory works again, after 4 requests without it" in line for line in p.lines) == 1
-            down[0] = True
-            step(8)
-            assert sum("memory failed" in line for line in p.lines) == 2
-            assert SECRET not in "\n".join(p.lines) + json.dumps(told)
+def test_memory_that_fails_is_told_once_and_again_when_it_works(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The embedder's endpoint is down, then well again: /health, the page's line, the log."""
+    with failing_memory(tmp_path, monkeypatch) as (p, down, step):
+
+        def page() -> Any:
+            return _ask(p.port, "GET", "/v1/sessions")[0]["trouble"]
+
+        def health() -> Any:
+            return _ask(p.port, "GET", "/health")[0]
+
+        assert health()["parts"]["memory"]["ok"] and page() is None
+        assert [step(n) for n in (3, 4)] == ["failed embedder_unavailable"] * 2
+        assert page() is None  # two requests are no rule
+        assert [step(n) for n in (5, 6)] == ["failed embedder_unavailable"] * 2
+        assert page().startswith("Memory fails, requests continue without it: EmbeddingError: openai:e ")
+        told = until(lambda: health() if not health()["parts"]["memory"]["ok"] else None)
+        assert told["status"] == "degraded" and told["parts"]["memory"]["trouble"] == page()
+        assert _ask(p.port, "GET", "/health?live")[0]["status"] == "ok"
+        assert sum("memory failed" in line for line in p.lines) == 1
+        down[0] = False
+        assert step(7) in ("rebuilt None", "unchanged None")
+        assert page() is None
+        until(lambda: health()["parts"]["memory"]["ok"])
+        assert sum("memory works again, after 4 requests without it" in line for line in p.lines) == 1
+        down[0] = True
+        step(8)
+        assert sum("memory failed" in line for line in p.lines) == 2
+        assert SECRET not in "\n".join(p.lines) + json.dumps(told)
 
 
 def _settings(values: dict[str, Any]) -> Any:

@@ -2,7 +2,7 @@
 
 import { Failure, Poll, get, key } from "./api.js";
 import { el, plainText, put } from "./dom.js";
-import { FATES, costs, count, dollars, fateClass, less, money, plural, short } from "./format.js";
+import { FATES, beside, costs, count, dollars, fateClass, money, plural, short } from "./format.js";
 import { RecordView } from "./record.js";
 import { go, link, read } from "./route.js";
 import { SessionView } from "./session.js";
@@ -49,6 +49,7 @@ function openSession() {
       if (detail instanceof StepView) detail.grown(last);
       showDetail();
     },
+    renewed: (figures) => detail instanceof StepView && detail.renew(figures),
     gone: (message) => {
       session?.close();
       closeDetail();
@@ -119,7 +120,7 @@ const stats = new Poll(10_000, async () => {
   const facts = [
     ["sessions", count(s.sessions)],
     ["records", count(s.records)],
-    ["tokens sent", s.tokens.full ? `${short(s.tokens.sent)} of ${short(s.tokens.full)}, ${s.tokens.compared}` : "0"],
+    ["tokens sent", s.tokens.full ? `${short(s.tokens.sent)} ${beside(s.tokens.sent, s.tokens.full)} ${short(s.tokens.full)}, ${s.tokens.compared}` : "0"],
     ["model calls", costs(s.cost)],
     ...(s.groups ? [["per step", [s.groups.memory, s.groups.control].map(perStep).join(" with memory, ") + " in the control group"]] : []),
     ["Observer queue", count(s.queue.open) + (s.queue.failing ? `, ${count(s.queue.failing)} failing` : "")],

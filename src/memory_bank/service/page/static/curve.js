@@ -1,7 +1,7 @@
 // The tokens of every step as a drawing: the full history against what was sent; and as a table.
 
 import { el, put, svg } from "./dom.js";
-import { count, less, short } from "./format.js";
+import { beside, count, less, short } from "./format.js";
 
 const HEIGHT = 150;
 const EDGE = { left: 44, right: 10, top: 8, bottom: 20 };
@@ -150,7 +150,7 @@ export class Curve {
     this.stage.setAttribute("aria-valuemin", this.first);
     this.stage.setAttribute("aria-valuemax", this.last);
     this.stage.setAttribute("aria-valuenow", number);
-    const told = `step ${number}: sent ${count(p.tokens)} of ${count(p.full_tokens)} tokens${among}`;
+    const told = `step ${number}: sent ${count(p.tokens)} ${beside(p.tokens, p.full_tokens)} ${count(p.full_tokens)} tokens${among}`;
     this.stage.setAttribute("aria-valuetext", told);
   }
 

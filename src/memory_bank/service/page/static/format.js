@@ -20,6 +20,9 @@ export function less(part, whole) {
   return share < 0 ? `${-share}% more` : "all of it";
 }
 
+/** The word between what was sent and the full history. */
+export const beside = (sent, full) => (sent > full ? "instead of" : "of");
+
 /** A length in bytes, in few characters. */
 export const bytes = (n) => (n < 1000 ? `${n} B` : `${short(n).replace(/[kMG]$/, " $&")}B`);
 

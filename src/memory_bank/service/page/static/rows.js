@@ -48,7 +48,7 @@ export class Rows {
   /** So many rows now. `added`: so many of them new at the top, below which the reader's place stays. */
   set(count, added = 0) {
     const focused = this.element.contains(document.activeElement);
-    const scrolled = this.box && added ? this.place().top > 0 : false;
+    const scrolled = this.box && this.element.offsetParent && added ? this.place().top > 0 : false; // a hidden list has no place
     this.count = count;
     this.active = Math.max(0, Math.min(count - 1, this.active + added));
     if (this.current >= 0) this.current += added;

@@ -3,7 +3,7 @@
 import { Failure, Poll, at, get } from "./api.js";
 import { Curve } from "./curve.js";
 import { copier, el, marked, plainText, put, told } from "./dom.js";
-import { bytes, clock, costs, count, less, money, plural, short } from "./format.js";
+import { beside, bytes, clock, costs, count, less, money, plural, short } from "./format.js";
 import { go, link } from "./route.js";
 import { Rows } from "./rows.js";
 import { Tabs } from "./tabs.js";
@@ -12,9 +12,12 @@ const PAGE = 100;
 const POINTS = 400;
 
 export class SessionView {
-  /** `stepped(last)` is told when there is a new step, `gone(message)` when there is no such session. */
-  constructor(box, name, { stepped, gone }) {
-    Object.assign(this, { box, name, stepped, gone });
+  /**
+   * `stepped(last)` is told when there is a new step, `renewed(figures)` those of the last one known with every look,
+   * `gone(message)` when there is no such session.
+   */
+  constructor(box, name, { stepped, renewed, gone }) {
+    Object.assign(this, { box, name, stepped, renewed, gone });
     this.steps = new Map();
     this.first = this.last = null;
     this.points = [];
@@ -126,7 +129,10 @@ export class SessionView {
     const page = await get(at(this.name, "steps"), { after: Math.max(0, this.last - 1), limit: PAGE });
     const end = page.steps.shift(); // the last one known: its figures are final once its answer has ended
     const changed = end && this.steps.get(end.number)?.tokens !== end.tokens;
-    if (end) this.steps.set(end.number, end);
+    if (end) {
+      this.steps.set(end.number, end);
+      this.renewed(end);
+    }
     if (changed || page.last === null || page.last < this.last || page.first > this.first || page.next !== null) {
       await this.load(); // or emptied meanwhile, or far behind
       return;
@@ -168,17 +174,18 @@ export class SessionView {
       this.figures,
       end
         ? [
-            this.tile(end, `latest step: ${count(end.tokens)} of ${count(end.full_tokens)} tokens`),
-            this.tile(this.sums, `${plural(this.sums.steps, "step")}: ${short(this.sums.tokens)} of ${short(this.sums.full_tokens)} tokens`),
+            this.tile(end, "latest step", count),
+            this.tile(this.sums, plural(this.sums.steps, "step"), short),
           ]
         : [],
     );
     this.stepped(this.last);
   }
 
-  tile(sums, words) {
-    const than = sums.tokens > sums.full_tokens ? " than without memory" : "";
-    return el("p", {}, el("b", {}, less(sums.tokens, sums.full_tokens) + than), el("span", { class: "dim" }, words));
+  tile({ tokens, full_tokens }, what, figure) {
+    const than = tokens > full_tokens ? " than without memory" : "";
+    const words = `${what}: ${figure(tokens)} ${beside(tokens, full_tokens)} ${figure(full_tokens)} tokens`;
+    return el("p", {}, el("b", {}, less(tokens, full_tokens) + than), el("span", { class: "dim" }, words));
   }
 
   stepSign(index) {
@@ -199,7 +206,7 @@ export class SessionView {
       "a",
       {
         href: link(this.name, "steps", number), class: "step",
-        "aria-label": `Step ${number}: sent ${count(s.tokens)} of ${count(s.full_tokens)} tokens, ${s.status}`,
+        "aria-label": `Step ${number}: sent ${count(s.tokens)} ${beside(s.tokens, s.full_tokens)} ${count(s.full_tokens)} tokens, ${s.status}`,
       },
       el("b", {}, count(number)), el("span", { class: "bars" }, full, sent),
       el("span", { class: "number" }, count(s.tokens)),

@@ -54,6 +54,7 @@ export class Sessions {
     const nothing = this.query ? "No session has this in its name." : "No session yet: point an agent's base_url here.";
     put(this.told, page.notice ? `Latest requests: ${page.notice}.` : this.list.length ? "" : nothing);
     this.told.hidden = this.list.length > 0 && !page.notice;
+    if (this.trouble.textContent === (page.trouble ?? "")) return; // an alert that is put anew is read aloud anew
     put(this.trouble, page.trouble ?? "");
     this.trouble.hidden = !page.trouble;
   }

@@ -2,7 +2,7 @@
 
 import { Failure, at, get } from "./api.js";
 import { el, plainText, put, told, visible } from "./dom.js";
-import { FATES, clock, count, dollars, fateClass, fateSign, less, milliseconds, moment, plural } from "./format.js";
+import { FATES, beside, clock, count, dollars, fateClass, fateSign, less, milliseconds, moment, plural } from "./format.js";
 import { explanation, memoryText, move, rove } from "./memory.js";
 import { go, link } from "./route.js";
 import { Rows } from "./rows.js";
@@ -20,12 +20,13 @@ const PARTS = {
 
 const cache = new Map();
 
-async function fetched(name, number, signal) {
+/** A step; kept unless it is the `last`, whose figures are final only once its answer has ended. */
+async function fetched(name, number, last, signal) {
   const key = `${number} ${name}`;
   const known = cache.get(key);
   if (known) return known;
   const step = await get(at(name, "steps", number), {}, signal);
-  if (step.manifest) cache.set(key, step);
+  if (step.manifest && number < last) cache.set(key, step);
   if (cache.size > CACHED) cache.delete(cache.keys().next().value);
   return step;
 }
@@ -88,6 +89,13 @@ export class StepView {
     this.turnable();
   }
 
+  /** The figures of a step as they are now; those shown are renewed where they differ. */
+  renew(figures) {
+    if (this.step?.step.number !== figures.number || JSON.stringify(this.step.step) === JSON.stringify(figures)) return;
+    this.step.step = figures;
+    this.head();
+  }
+
   turnable() {
     this.before.disabled = this.number === null || this.number <= 1;
     this.after.disabled = this.number === null || this.last === null || this.number >= this.last;
@@ -114,7 +122,7 @@ export class StepView {
     this.asking = new AbortController();
     this.box.setAttribute("aria-busy", "true");
     try {
-      const step = await fetched(this.name, number, this.asking.signal);
+      const step = await fetched(this.name, number, this.last, this.asking.signal);
       if (number !== this.number) return;
       this.step = step;
       this.draw();
@@ -134,20 +142,27 @@ export class StepView {
     }
   }
 
-  draw() {
-    const { step: s, manifest } = this.step;
-    const plan = manifest?.plan ?? null;
+  /** The figures above the tabs. */
+  head() {
+    const s = this.step.step;
+    const plan = this.step.manifest?.plan ?? null;
     const facts = [
       milliseconds(s.milliseconds), plural(s.messages, "message"), plural(s.records, "record"), s.strategy,
     ];
     if (plan?.memory_tokens) facts.unshift(`${count(plan.memory_tokens)} of them memory`);
     put(
       this.figures,
-      el("b", {}, count(s.tokens)), ` of ${count(s.full_tokens)} tokens, `, el("b", {}, s.tokens === s.full_tokens ? "sent as they came" : less(s.tokens, s.full_tokens)),
+      el("b", {}, count(s.tokens)), ` ${beside(s.tokens, s.full_tokens)} ${count(s.full_tokens)} tokens, `, el("b", {}, s.tokens === s.full_tokens ? "sent as they came" : less(s.tokens, s.full_tokens)),
       el("span", { class: "dim" }, ` \u00b7 ${facts.join(" \u00b7 ")} \u00b7 `, el("time", { datetime: new Date(1000 * s.created).toISOString(), title: moment(s.created) }, clock(s.created))),
     );
     put(this.billed, this.usage(s));
     this.billed.hidden = !this.billed.textContent;
+  }
+
+  draw() {
+    const { manifest } = this.step;
+    const plan = manifest?.plan ?? null;
+    this.head();
     this.strip(plan);
     put(this.note, this.why(manifest, plan));
     this.note.hidden = !this.note.textContent;
