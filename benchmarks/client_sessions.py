@@ -89,7 +89,7 @@ class Model:
         first, last = int(asked[1]), int(asked[2])
         if self._is_refused(text):
             return fail(400, "messages: this order of blocks is not supported")
-        held = {self._numbers[p] for p in re.findall(r"PAY-[A-Z0-9]{10}", text) if p in self._numbers}
+        held = self.ids_in(text)
         self.held.append((first, held))
         agent = AGENT.search(tasks[-1])
         if agent is not None and first not in self._agents:
@@ -115,9 +115,33 @@ class Model:
             return True
         return False
 
-    def undone(self, allowed: Callable[[int], Iterable[range]]) -> int:
-        """How many ids stood in requests of a task that may not know them; ``allowed``: of a task's first order."""
-        return sum(not any(n in r for r in allowed(first)) for first, held in self.held for n in held)
+    def ids_in(self, text: str) -> set[int]:
+        """The orders whose payment ids stand in a text."""
+        return {self._numbers[p] for p in re.findall(r"PAY-[A-Z0-9]{10}", text) if p in self._numbers}
+
+    def undone(self, allowed: Callable[[int], Iterable[range]], came: Iterable[Any]) -> int:
+        """How many ids stood in requests of a task that may not know them.
+
+        ``allowed``: of a task's first order, the orders that it may know. It knows those that its client wrote into
+        a request of its own, too (``came``): of two processes, the later one reads what the other has done.
+        """
+        own: dict[int, set[int]] = {}
+        for body in came:
+            messages = body.get("messages") or body.get("input") or []
+            if tasks := [t for t in texts_of(messages) if ASKED.search(t)]:
+                own.setdefault(first_of(tasks[-1]), set()).update(self.ids_in(json.dumps(messages)))
+        return sum(
+            n not in own.get(first, ()) and not any(n in r for r in allowed(first))
+            for first, held in self.held
+            for n in held
+        )
+
+
+def first_of(prompt: str) -> int:
+    """The first order of a task."""
+    asked = ASKED.search(AGENT.sub("", prompt))
+    assert asked is not None
+    return int(asked[1])
 
 
 def texts_of(messages: Any) -> list[str]:
@@ -291,17 +315,18 @@ def measure(name: str, *, holdout: float) -> Figures:
             route = CLIENTS[client].route
             asked = [e for e in recorded if e.route == route]
             arrived = [r for r in server.requests if r.path.split("?")[0].endswith(route)]
+    own = [json.loads(body) for body in bodies if body]
     right = all(orders.payment(n) in printed for wanted, printed in work.answers for n in wanted)
     counted = [e for e in asked if e.tokens is not None]
     return Figures(
         requests=len(arrived),
-        undone=model.undone(allowed),
+        undone=model.undone(allowed, own),
         right=right,
         memory=f"{asked[-1].memory} {asked[-1].reason or ''}".strip() if asked else "none",
         tokens=sum(e.tokens for e in counted),
         full=sum(e.full_tokens for e in counted),
         arrived=sum(tokens_of_request(r.body) for r in arrived),
-        came=sum(tokens_of_request(json.loads(b)) for b in bodies if b),
+        came=sum(map(tokens_of_request, own)),
         sessions=len({e.session for e in asked if e.session}),
         errors=[*server.refused, *(str(e.status) for e in asked if e.status != 200)],
         output="\n".join(printed for _, printed in work.answers),

@@ -12,6 +12,7 @@ from tests.benchmarks import importing
 pytest.importorskip("uvicorn", reason="needs the service")
 ROOT = Path(__file__).parents[2]
 with importing():
+    import client_sessions
     import clients
 
 RECIPES = [
@@ -30,8 +31,7 @@ def is_here(package: str) -> bool:
 
 def run(name: str, tmp_path: Path) -> clients.Row:
     client = clients.CLIENTS[name]
-    is_ready = (clients.place_of(name) / ".ready").exists()
-    if not is_ready and (client.npm or not all(map(is_here, client.packages))):
+    if not ready(name) and (client.npm or not all(map(is_here, client.packages))):
         pytest.skip(f"{name} is not installed: `python benchmarks/clients.py {name}` installs it")
     row = clients.run_client(name, clients.place_of(name), tmp_path)
     assert row.errors == [], row.output
@@ -57,10 +57,44 @@ def test_the_recipes_for_node_are_those_of_the_page() -> None:
 
 
 def test_the_pages_name_every_client() -> None:
-    table = (ROOT / "docs" / "benchmarks" / "clients.md").read_text()
-    rows = [line.split("|")[1].strip() for line in table.splitlines() if line.startswith("|")]
-    assert clients.HEAD in table
-    assert rows[2:] == [client.shown for client in clients.CLIENTS.values()]
+    page = (ROOT / "docs" / "benchmarks" / "clients.md").read_text()
+    for head, known in (
+        (clients.HEAD, [client.shown for client in clients.CLIENTS.values()]),
+        (client_sessions.HEAD, [clients.CLIENTS[name].shown for name, *_ in client_sessions.CASES.values()]),
+    ):
+        _, found, table = page.partition(f"{head}\n")
+        assert found
+        assert [line.split("|")[1].strip() for line in table.partition("\n\n")[0].splitlines()] == known
+
+
+def ready(client: str) -> bool:
+    return (clients.place_of(client) / ".ready").exists()
+
+
+@pytest.mark.parametrize("name", client_sessions.CASES)
+def test_what_a_coding_agent_does_to_a_session(name: str) -> None:
+    """Nothing undone is in a request, no request is made twice, and the figures are those of what was sent."""
+    client = client_sessions.CASES[name][0]
+    if not ready(client):
+        pytest.skip(f"{client} is not installed: `python benchmarks/clients.py {client}` installs it")
+    without, given = (client_sessions.measure(name, holdout=share) for share in (1.0, 0.0))
+    assert given.right, given.output
+    assert given.undone == 0
+    assert given.requests <= without.requests + (name == "refused")
+    assert given.memory.startswith("rebuilt")
+    assert (given.full - given.tokens) / given.full == pytest.approx(1 - given.arrived / given.came, abs=0.02)
+
+
+def test_an_id_of_another_window_is_counted() -> None:
+    orders = client_sessions.Orders("x")
+    model = client_sessions.Model(orders)
+    said = [client_sessions.task(101, 102, 101), orders.text(101), orders.text(201)]
+    reply = model({"messages": [{"role": "user", "content": t} for t in said], "tools": [{"name": "Bash"}]})
+    assert list(reply.tool_calls) == [("Bash", client_sessions.SHELLS["Bash"]("cat orders/102.json"))]
+    assert model.undone(client_sessions._branches(), []) == 1
+    assert model.undone(client_sessions._branches((101, 201)), []) == 0
+    own = {"messages": [{"role": "user", "content": t} for t in said]}
+    assert model.undone(client_sessions._branches(), [own]) == 0  # the client has read it
 
 
 def test_a_model_that_lacks_an_id_reads_the_order_again_and_never_invents_one() -> None:
