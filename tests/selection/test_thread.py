@@ -157,7 +157,8 @@ def test_an_id_is_known_by_its_spelling_and_told_whole():
     uuid = "1879e1f3-c444-45fa-9e5b-ae644e57a0b1"
     assert outcome(json.dumps({"id": uuid, "state": "open"}))[0] == f"id={uuid}, state=open"
     assert outcome("Paid by: ann@example.com\n" + "a line\n" * 9)[0] == "Paid by=ann@example.com"
-    assert outcome(json.dumps({"when": "2026-03-01", "who": "Ann Lee 2", "lines": lines}))[0] == "ok"
+    others = {"when": "2026-03-01", "at": "2026-03-01T17:54:23Z", "took": "40000ms", "who": "Ann Lee 2"}
+    assert outcome(json.dumps({**others, "lines": lines}))[0] == "ok"
 
 
 def test_labels_in_text_are_told_where_one_of_them_is_an_id():

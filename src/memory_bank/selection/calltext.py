@@ -44,6 +44,7 @@ _ID_KEY = re.compile(r"(?:^|[_\W])(?:id|number|code|key|ref)$|id$", re.I)
 _IDS = {KIND["code"], KIND["hex"], KIND["email"]}
 _ID_CHARS = 44  # of an identifier: a UUID has 36
 _LEAST_ID = 6  # characters of a value that is an identifier by its spelling
+_NO_ID = re.compile(r"\s|\A\d{4}-\d\d-\d\d|\A[\d.,]+[A-Za-z]{1,3}\Z")  # several words, a time, a measure
 _TELLING = re.compile(
     r"(?:^|[_\W])(?:status|state|result|message|id|url|number|path|name|count|total)$|id$", re.I
 )
@@ -245,7 +246,7 @@ def is_id(key: str, value: str) -> bool:
     """Whether a value is an identifier: by its key and its digits, or by its spelling."""
     if _ID_KEY.search(key):
         return any(map(str.isdigit, value))
-    return len(value) >= _LEAST_ID and " " not in value and kind_of(value) in _IDS
+    return len(value) >= _LEAST_ID and kind_of(value) in _IDS and not _NO_ID.search(value)
 
 
 def tells_id(told: str) -> bool:
