@@ -41,7 +41,7 @@ JSON = typer.Option(False, "--json", help="Print JSON.")
 SESSION = typer.Option(None, "--session", help="The session; may be left out when there is only one.")
 
 
-def bank_of(db: str | None, config: Path | None = None) -> ServiceSettings:
+def service_settings(db: str | None, config: Path | None = None) -> ServiceSettings:
     """The service's settings, with the bank that --db names in the place of their own."""
     from memory_bank.config import load_config
 
@@ -54,7 +54,7 @@ def open_bank(db: str | None, config: Path | None = None) -> Database:
     from memory_bank.bank.database import Database, database_url
     from memory_bank.service.server.database import database_of
 
-    name = database_of(bank_of(db, config))
+    name = database_of(service_settings(db, config))
     url = database_url(name)
     if url.get_backend_name() == "sqlite":
         if url.database in (None, "", ":memory:"):
@@ -425,7 +425,7 @@ def import_(
         if path.is_dir() or not path.exists():
             raise ConfigError(f"{path} is not a file of exported sessions: check the name.")
     model = None if embedding_model is None else load_embedder(embedding_model)
-    database = open_database(bank_of(db))
+    database = open_database(service_settings(db))
     if database.in_memory:
         raise ConfigError("a bank in memory would be lost at once: give --db the file of one.")
     imported: list[ImportedSession] = []

@@ -1,4 +1,4 @@
-"""The verbs on a configuration: what is in effect and where it comes from, and what is wrong with a file."""
+"""The commands `memory-bank config show` and `memory-bank config check`."""
 
 from __future__ import annotations
 
@@ -50,10 +50,10 @@ def show(file: Path | None = CONFIG, as_json: bool = JSON) -> None:
 def check(
     file: Path | None = typer.Argument(None, help="A configuration file."), config: Path | None = CONFIG
 ) -> None:
-    """Say that a configuration file is well, together with the environment, or what is wrong in it.
+    """Check a configuration file, and the environment variables that change it.
 
-    Exit code 2 if something is, each mistake in one sentence. Whether models can be loaded and reached is checked by
-    `memory-bank serve` when it starts.
+    Prints one sentence for each mistake and exits with code 2, or says that the file is well. Whether models can be
+    loaded and reached is checked by `memory-bank serve` when it starts.
     """
     from memory_bank.config import load_config
 

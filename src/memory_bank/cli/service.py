@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from memory_bank.cli.bank import DB, JSON, bank_of, open_bank
+from memory_bank.cli.bank import DB, JSON, open_bank, service_settings
 from memory_bank.cli.lab import CONFIG
 from memory_bank.cli.output import one_line, print_json, table, tell, when
 from memory_bank.errors import ConfigError, MissingExtraError
@@ -217,7 +217,7 @@ def create(
     from memory_bank.bank.keys import Keys
     from memory_bank.service.server.database import open_database
 
-    database = open_database(bank_of(db, config))
+    database = open_database(service_settings(db, config))
     if database.in_memory:
         raise ConfigError("a key in memory would be lost at once: give --db the database of the service.")
     made, key = Keys(database).create(

@@ -297,9 +297,8 @@ class _Telling:
         self._left_more = self._more
         self._shown_as = {c.number: self._show(c) for c in self._named}
         newest = list(reversed(self._named))
-        self._paid: dict[
-            int, int
-        ] = {}  # by number, tokens of values; none for what another call's value says
+        # by number, tokens of values; none for what another call's value says
+        self._paid: dict[int, int] = {}
         self._written: set[tuple[str, str]] = set()
         own: set[int] = set()
         first = [c for c in newest if c.number in self._first.lines]

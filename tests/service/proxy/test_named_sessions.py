@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -108,8 +109,9 @@ def calls(n: int, tag: str, start: int = 0) -> list[Any]:
     return [(random_id(f"{tag}{i}"), f"{tag}-{i:02} " * 200) for i in range(start, n)]
 
 
-@pytest.fixture
-def client(tmp_path: Any, way: Way) -> Iterator[Client]:
+@contextmanager
+def serving(tmp_path: Any, way: Way) -> Iterator[Client]:
+    """A client of a service on a bank in a folder."""
     with (
         ScriptedServer(lambda _: say("ok"), strict=False) as server,
         proxied(
@@ -120,6 +122,12 @@ def client(tmp_path: Any, way: Way) -> Iterator[Client]:
         ) as p,
     ):
         yield Client(p, server, way)
+
+
+@pytest.fixture
+def client(tmp_path: Any, way: Way) -> Iterator[Client]:
+    with serving(tmp_path, way) as one:
+        yield one
 
 
 def step_by_step(client: Client, window: list[Any], first: int = 1) -> tuple[Came, str]:
@@ -323,16 +331,8 @@ def test_a_compaction_is_known_to_the_next_process_too(tmp_path: Any, way: Way) 
     _, prompt, _ = COMPACTED["claude"]
     window = [TASK, *calls(10, "V")]
     for request in ([*window], [*window, prompt], ["In the words of no known client."]):
-        with (
-            ScriptedServer(lambda _: say("ok"), strict=False) as server,
-            proxied(
-                server.base_url,
-                tmp_path / "bank.db",
-                strategy="folding",
-                upstream_anthropic=server.base_url.removesuffix("/v1"),
-            ) as p,
-        ):
-            came, sent = Client(p, server, way).ask(request)
+        with serving(tmp_path, way) as one:
+            came, sent = one.ask(request)
     assert came.header(b"x-memory-session") == way.name.encode()
     assert "V-01" in sent
 

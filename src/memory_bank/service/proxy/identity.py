@@ -95,11 +95,12 @@ class Identity:
         asks_summary: bool = False,
         records: bool = True,
     ) -> SessionMatch | None:
-        """The session that a request belongs to; None before the first tool call of one.
+        """The session that a request belongs to; None for a conversation that has had no tool call yet.
 
         ``messages`` are chat messages as parsed from JSON. A name in the header may be percent-encoded.
         ``upstream_key`` separates the conversations of clients with different keys; it is not stored.
-        ``asks_summary``: the request is for a summary of the conversation. Without ``records`` nothing is stored.
+        ``asks_summary``: the request asks for a summary of the conversation, as clients do before they compact it.
+        ``records``: False only looks the session up and stores nothing.
 
         Raises ConfigError for an invalid name, StorageError.
         """
@@ -456,9 +457,10 @@ class _Lookup:
         )
 
     def resembles(self, session: KnownDigest) -> bool:
-        """Whether calls that no session knows are a session's newest ones after all, with another past.
+        """Whether the list holds a session's newest calls, though their digests differ.
 
-        So it is where a client numbers its calls and rewrites what stood before them.
+        The digest of a call whose id does not look random includes all messages before it. It differs where a client
+        numbers its calls and has rewritten the earlier messages.
         """
         latest = [CallDigest(*c) for _, cs in json.loads(session.head_calls or "[]")[-1:] for c in cs]
         new = [i for i in self._chain.latest[:-1] if i.mark not in self._by_digest]

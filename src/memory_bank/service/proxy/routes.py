@@ -124,7 +124,9 @@ class ModelRequest:
 
 
 SendUpstream = Callable[[bytes, int], Awaitable[UpstreamAnswer]]
-"""Sends a body that has so many tokens beyond memory's context upstream, and another form where that is refused."""
+"""Sends a body upstream and returns the answer; if upstream refuses the body, sends another form of the request.
+
+The number: tokens of the body besides memory's context, those of added tools and hidden turns."""
 
 Responder = Callable[[ModelRequest, SendUpstream], Awaitable[UpstreamAnswer]]
 """Answers a model request; may send several times, and closes every answer but the one it returns."""
