@@ -21,6 +21,7 @@ from memory_bank.bank.database import Database
 from memory_bank.bank.jobs import JobQueue
 from memory_bank.bank.listing import list_sessions
 from memory_bank.bank.schema import records
+from memory_bank.bank.spending import Spending
 from memory_bank.bank.stores import FactStore, InsightStore
 from memory_bank.bank.transfer import (
     ImportedSession,
@@ -30,7 +31,6 @@ from memory_bank.bank.transfer import (
     export_lines,
     import_lines,
 )
-from memory_bank.bank.usage import Spending
 from memory_bank.config import ObserverBudget
 from memory_bank.lab import traces
 from memory_bank.records import Insight, Spent

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import sqlalchemy as sa
-from sqlalchemy.engine import Connection, make_url
+from sqlalchemy.engine import Connection, RowMapping, make_url
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from memory_bank.bank.backend import Backend
@@ -204,6 +204,11 @@ class Database:
         """The first values of all rows."""
         with self.read() as c:
             return list(c.execute(statement, values).scalars())
+
+    def rows(self, statement: sa.Select[*tuple[Any, ...]], **values: object) -> Sequence[RowMapping]:
+        """All rows, by the names of their columns."""
+        with self.read() as c:
+            return c.execute(statement, values).mappings().all()
 
     def read_bytes(self, column: sa.Column[Any], seq: int, start: int, size: int) -> bytes:
         """``size`` bytes of a value of the row ``seq`` from ``start`` on, without reading the rest.

@@ -15,8 +15,6 @@ from memory_bank.errors import RecordConflictError, RecordError
 from memory_bank.records import Insight, InteractionRecord, call_key, derive_trace_id
 from memory_bank.transcript.jsontext import RAW, compact, dump_value, parse_arguments, parse_output
 
-ARGUMENT_BYTES = 1_000
-"""How many bytes of a record's arguments a list shows."""
 EQUALS = 1_024
 """The most equal calls of one session that ``derivation`` tries."""
 FORGOTTEN = "forgotten"
@@ -204,11 +202,6 @@ def _dump(value: Any, what: str) -> str:
 def stored_text(value: Any) -> str:
     """The text under which a value is stored that was not received as text. Raises RecordError."""
     return _dump(value, "the value")
-
-
-def text_of(head: bytes) -> str:
-    """The text of the first bytes of a stored value; an incomplete character becomes U+FFFD."""
-    return bytes(head).decode("utf-8", "replace")
 
 
 def _load(text: str) -> Any:

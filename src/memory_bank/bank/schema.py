@@ -246,10 +246,9 @@ def of_session(table: sa.Table) -> sa.ColumnElement[bool]:
     return table.c.session_id == SESSION
 
 
-def of_namespace(named: bool) -> sa.ColumnElement[bool]:
-    """The condition that a session is in the parameter ``namespace``, in the two forms that use the index."""
-    column = sessions.c.namespace
-    return column == sa.bindparam("namespace") if named else column.is_(None)
+def of_namespace(namespace: str | None) -> sa.ColumnElement[bool]:
+    """The condition that a session is in a namespace."""
+    return sessions.c.namespace.is_(None) if namespace is None else sessions.c.namespace == namespace
 
 
 def count_of(table: sa.FromClause) -> sa.Select[int]:

@@ -16,9 +16,8 @@ from memory_bank.bank.database import Database, as_database
 from memory_bank.bank.embedder import bind, check_embedder
 from memory_bank.bank.jobs import Job, add_jobs, clear_jobs, finish_job
 from memory_bank.bank.learned import forget_model, lock_model
-from memory_bank.bank.listing import count_records, list_outlines
+from memory_bank.bank.listing import Outline, count_records, list_outlines
 from memory_bank.bank.rows import (
-    ARGUMENT_BYTES,
     FORGOTTEN,
     InsightRow,
     RecordRow,
@@ -27,7 +26,6 @@ from memory_bank.bank.rows import (
     insight_of,
     is_trace_id,
     latest_insights,
-    text_of,
     to_rows,
 )
 from memory_bank.bank.schema import (
@@ -44,12 +42,12 @@ from memory_bank.bank.schema import (
     records,
     steps,
 )
-from memory_bank.bank.search import InsightSearch, Vectors, open_search, within
+from memory_bank.bank.search import DatabaseSearch, IndexSearch, InsightSearch, Vectors, within
 from memory_bank.errors import ConfigError, RecordConflictError
 from memory_bank.faults import fault_point
 from memory_bank.models.embedding import load_embedder
 from memory_bank.ports import Embedder, Scope
-from memory_bank.records import Insight, InteractionRecord, Ranking, RecordLine
+from memory_bank.records import Hit, Insight, InteractionRecord
 from memory_bank.vectors import embedder_name, encode_documents, encode_queries
 
 FORGOTTEN_OUTPUT = "[forgotten]"
@@ -229,15 +227,9 @@ class FactStore:
                 found.setdefault(call_id, []).append(trace_id)
         return found
 
-    def page(self, after: int = 0, limit: int = 50, tool: str | None = None) -> list[RecordLine]:
+    def page(self, after: int = 0, limit: int = 50, tool: str | None = None) -> list[Outline]:
         """The records with a number above ``after``, oldest first; of one tool, if given."""
-        return [
-            RecordLine(
-                o.number, o.trace_id, o.step_id, o.tool_name,
-                text_of(o.input_head[:ARGUMENT_BYTES]), o.output_bytes,
-            )
-            for o in list_outlines(self.database, self.session_id, limit, after, tool)
-        ]  # fmt: skip
+        return list_outlines(self.database, self.session_id, limit, after, tool)
 
     def clear(self) -> None:
         """Delete every record of the session and its jobs."""
@@ -390,7 +382,7 @@ class InsightStore:
         limit: int | None = None,
         *,
         scope: Scope = "session",
-    ) -> Ranking:
+    ) -> list[Hit]:
         """At most ``limit`` insights but the excluded, best first; ties (1e-6): the newer first.
 
         ``scope``: ``"agent"`` and ``"all"`` include other sessions, whose hits then name their session.
@@ -400,8 +392,10 @@ class InsightStore:
         with self._lock:
             search = self._searches.get(scope)
             if search is None:
-                search = open_search(self.database, self.session_id, self.embedder_name, scope)
-                self._searches[scope] = search
+                kind = DatabaseSearch if self.database.ranks else IndexSearch
+                search = self._searches[scope] = kind(
+                    self.database, self.session_id, self.embedder_name, scope
+                )
             return search.rank(lambda: self._query_vector(query), exclude, limit)
 
     def get_summary(self, trace_id: str) -> str | None:
@@ -511,7 +505,7 @@ class WiderScope:
         self.scope = scope
         self.insight_store = insight_store
 
-    def rank(self, query: str, exclude: Collection[str] = (), limit: int | None = None) -> Ranking:
+    def rank(self, query: str, exclude: Collection[str] = (), limit: int | None = None) -> list[Hit]:
         """As ``InsightStore.rank``, over all sessions of the scope; hits of other sessions name theirs.
 
         ``exclude`` are trace_ids of the own session.

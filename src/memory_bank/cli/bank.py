@@ -30,7 +30,7 @@ from memory_bank.errors import ConfigError, EmbedderMismatchError, StorageError
 
 if TYPE_CHECKING:
     from memory_bank.bank.database import Database
-    from memory_bank.bank.listing import SessionDetails
+    from memory_bank.bank.listing import SessionInfo
     from memory_bank.bank.maintenance import Purged
     from memory_bank.bank.transfer import ImportedSession
     from memory_bank.config import ServiceSettings
@@ -105,7 +105,7 @@ def sessions(db: str | None = DB, as_json: bool = JSON) -> None:
     table(["session", *numbers, "last written", "task"], rows, right=frozenset(range(1, 10)))
 
 
-def _session_values(session: SessionDetails) -> dict[str, object]:
+def _session_values(session: SessionInfo) -> dict[str, object]:
     keys = (
         "session_id", "records", "steps", "insights", "unobserved", "to_redo", "last_written", "task", "jobs",
         "failing", "attempts",

@@ -15,9 +15,9 @@ from typing import Any
 from urllib.parse import quote, unquote
 
 from memory_bank import __version__
+from memory_bank.bank.listing import Outline
 from memory_bank.bank.rows import MARKS, is_trace_id
 from memory_bank.errors import MemoryBankError, MissingExtraError, NotFoundError
-from memory_bank.records import RecordLine
 from memory_bank.service.security.access import LOCAL, Caller, caller_of
 from memory_bank.service.sessions import Sessions
 from memory_bank.service.threads import in_thread
@@ -392,7 +392,7 @@ def _mark_tool() -> _Answer:
     }
 
 
-def _resource(session: str, line: RecordLine) -> _Answer:
+def _resource(session: str, line: Outline) -> _Answer:
     uri = RECORD.replace("{session}", quote(session, safe="")).replace("{trace_id}", quote(line.trace_id))
     tool = " ".join(sendable(line.tool_name).split())
     return {

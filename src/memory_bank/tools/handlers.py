@@ -11,10 +11,10 @@ from typing import Any
 
 from memory_bank.bank.listing import Outline
 from memory_bank.bank.retrieval import raw_data, session_name
+from memory_bank.bank.stores import WiderScope
 from memory_bank.errors import ConfigError, MemoryBankError
-from memory_bank.ports import WiderScopePort
 from memory_bank.provenance.identifiers import normal
-from memory_bank.records import InteractionRecord, RecordLine
+from memory_bank.records import InteractionRecord
 from memory_bank.tools.search import SearchMatch, search_session
 from memory_bank.tools.selection import (
     MAX_HITS,
@@ -212,7 +212,7 @@ def _check_names(given: Mapping[str, Any], known: Sequence[str], tool: str) -> N
 
 
 def _described(
-    record: InteractionRecord | Outline | RecordLine, session_id: str | None = None, **more: Any
+    record: InteractionRecord | Outline, session_id: str | None = None, **more: Any
 ) -> dict[str, Any]:
     """What a program gets of a record; ``session_id`` None: it is the searched session's own."""
     described = {"trace_id": record.trace_id, "step_id": record.step_id}
@@ -233,7 +233,7 @@ def _search(state: Any, given: Mapping[str, Any], room: int) -> ToolAnswer:
     if not query:
         raise RefusedCall("search_memory needs a query: words, or an id that you look for.")
     top_k = _top_k(given.get("top_k"))
-    wider: WiderScopePort | None = state.wider
+    wider: WiderScope | None = state.wider
     size: int = state.fact_store.size() if wider is None else wider.size()
     if not size:
         raise NothingFound("No tool output is stored in this session yet.")
@@ -261,7 +261,7 @@ def _search(state: Any, given: Mapping[str, Any], room: int) -> ToolAnswer:
 
 
 def _records_of(
-    state: Any, wider: WiderScopePort | None, matches: Sequence[SearchMatch]
+    state: Any, wider: WiderScope | None, matches: Sequence[SearchMatch]
 ) -> dict[tuple[str | None, str], InteractionRecord]:
     own = [m.outline.trace_id for m in matches if m.session_id is None]
     records: dict[tuple[str | None, str], InteractionRecord] = {
@@ -374,9 +374,7 @@ def _record(state: Any, asked: Any) -> tuple[InteractionRecord, str | None]:
     raise RefusedCall(f"No record of {where} has the trace_id {compact(wanted[:80])}: {hint}.")
 
 
-def _in_other_sessions(
-    wider: WiderScopePort, wanted: str, folded: str
-) -> tuple[InteractionRecord, str] | None:
+def _in_other_sessions(wider: WiderScope, wanted: str, folded: str) -> tuple[InteractionRecord, str] | None:
     """The record of another session in scope; the newest of several with exactly this trace_id."""
     places = wider.elsewhere(wanted)[:1]
     if not places and len(folded) >= PREFIX:
@@ -484,7 +482,7 @@ def _list(state: Any, given: Mapping[str, Any], room: int) -> ToolAnswer:
     if tool is not None and not isinstance(tool, str):
         raise RefusedCall("tool is the name of a tool, or null for all.")
     tool = tool or None
-    lines: list[RecordLine] = state.fact_store.page(after, PAGE + 1, tool)
+    lines: list[Outline] = state.fact_store.page(after, PAGE + 1, tool)
     total: int = state.fact_store.size()
     if not lines:
         raise NothingFound(_nothing_listed(total, after, tool))

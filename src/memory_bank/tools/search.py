@@ -12,7 +12,7 @@ from memory_bank.bank.listing import Outline, holding, outlines, whole
 from memory_bank.errors import EmbeddingError
 from memory_bank.provenance.identifiers import find, identifiers_in, normal, runs
 from memory_bank.provenance.index import Source
-from memory_bank.records import Ranking
+from memory_bank.records import Hit
 from memory_bank.transcript.messages import is_memory_tool
 
 _MAX_EXACT_CHARS = 200  # longer texts are not searched for exactly
@@ -62,7 +62,7 @@ def search_session(state: Any, query: str, top_k: int) -> SearchResult:
     """
     exact = {outline.trace_id: (outline, text, place) for outline, text, place in _exact(state, query, top_k)}
     trouble, embedded = None, state.insight_store is not None
-    ranking = Ranking([], [])
+    ranking: list[Hit] = []
     try:
         if embedded and state.wider is not None:
             ranking = state.wider.rank(query, limit=_MAX_RANKED)
