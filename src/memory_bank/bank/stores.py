@@ -43,7 +43,7 @@ from memory_bank.bank.schema import (
     steps,
 )
 from memory_bank.bank.search import DatabaseSearch, IndexSearch, InsightSearch, Vectors, within
-from memory_bank.errors import ConfigError, RecordConflictError
+from memory_bank.errors import ConfigError
 from memory_bank.faults import fault_point
 from memory_bank.models.embedding import load_embedder
 from memory_bank.ports import Embedder, Scope
@@ -93,29 +93,6 @@ _FORGET_TOO = (
 _CLEAR_RECORDS = sa.delete(records).where(of_session(records))
 
 
-@dataclass(frozen=True, slots=True)
-class _StoreRecords:
-    """The write of ``FactStore.store_many``; the writes of several threads are merged to one INSERT."""
-
-    store: FactStore
-    rows: dict[str, RecordRow]
-    to_observe: Collection[str]
-
-    def __call__(self, c: Connection) -> None:
-        self.store.insert(c, self.rows, self.to_observe)
-
-    def merged(self, c: Connection, operations: Sequence[_StoreRecords]) -> None:
-        """See Mergeable. The sessions are locked."""
-        database = self.store.database
-        rows = [row for operation in operations for row in operation.rows.values()]
-        if database.insert_new(c, records, rows) != len(rows):
-            raise RecordConflictError("some records exist already: store them one by one")
-        for operation in operations:
-            if operation.to_observe:
-                add_jobs(c, database, operation.store.session_id, list(operation.to_observe))
-        fault_point("facts.executed")
-
-
 class FactStore:
     """The raw records of one session; without a database they live in memory.
 
@@ -143,13 +120,13 @@ class FactStore:
         rows = to_rows(batch, self.session_id)
         if not rows:
             return
-        self.database.submit(_StoreRecords(self, rows, to_observe), self.session_id)
+        self.database.submit(lambda c: self.insert(c, rows, to_observe), self.session_id)
         fault_point("facts.stored")
 
     def insert(self, c: Connection, rows: dict[str, RecordRow], to_observe: Collection[str] = ()) -> None:
         """Within a write, insert the rows of ``to_rows`` that do not exist. Raises RecordConflictError."""
-        new = list(rows.values())
-        if self.database.insert_new(c, records, new, self.session_id) != len(rows):  # some exist already
+        self.database.lock_session(c, self.session_id)
+        if self.database.insert_new(c, records, list(rows.values())) != len(rows):  # some exist already
             for old in self._rows_of(c, list(rows)):
                 if old["mark"] != FORGOTTEN:
                     check_same(rows[old["trace_id"]], old)
@@ -344,7 +321,7 @@ class InsightStore:
             return
         bind(c, self.database, self.embedder_name, prepared.dimension)
         self.database.lock_session(c, self.session_id)
-        if generation is not None and self.database.generation_within(c, self.session_id) != generation:
+        if generation is not None and self.database.generation(self.session_id, c) != generation:
             return
         if self.database.insert_new(c, insights, rows) != len(rows):  # some exist already
             for part in in_parts([r["trace_id"] for r in rows]):
