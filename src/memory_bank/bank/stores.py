@@ -7,7 +7,7 @@ from collections import OrderedDict
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection, RowMapping
@@ -19,8 +19,6 @@ from memory_bank.bank.learned import forget_model, lock_model
 from memory_bank.bank.listing import Outline, count_records, list_outlines
 from memory_bank.bank.rows import (
     FORGOTTEN,
-    InsightRow,
-    RecordRow,
     check_same,
     from_row,
     insight_of,
@@ -123,7 +121,9 @@ class FactStore:
         self.database.submit(lambda c: self.insert(c, rows, to_observe), self.session_id)
         fault_point("facts.stored")
 
-    def insert(self, c: Connection, rows: dict[str, RecordRow], to_observe: Collection[str] = ()) -> None:
+    def insert(
+        self, c: Connection, rows: dict[str, dict[str, Any]], to_observe: Collection[str] = ()
+    ) -> None:
         """Within a write, insert the rows of ``to_rows`` that do not exist. Raises RecordConflictError."""
         self.database.lock_session(c, self.session_id)
         if self.database.insert_new(c, records, list(rows.values())) != len(rows):  # some exist already
@@ -238,7 +238,7 @@ _CLEAR_INSIGHTS = sa.delete(insights).where(of_session(insights))
 class PreparedInsights:
     """Rows with their embeddings, and the dimension of these."""
 
-    rows: list[InsightRow]
+    rows: list[dict[str, Any]]
     dimension: int
 
 
@@ -298,7 +298,7 @@ class InsightStore:
         if not latest:
             return PreparedInsights([], 0)
         vectors = encode_documents(self.embedding_model, [i.summary for i in latest])
-        rows: list[InsightRow] = [
+        rows: list[dict[str, Any]] = [
             {
                 "session_id": self.session_id,
                 "trace_id": i.trace_id,
