@@ -7,8 +7,9 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from importlib import import_module
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection, Engine, RowMapping, make_url
@@ -35,6 +36,11 @@ _WIPE_SECONDS = 1.0
 _RECENT = 60.0  # seconds for which a failed write is remembered
 _ROOM = 16 * 2**20  # bytes that a disk should have left: a step may be that long
 _LOWER = {ord(c): c.lower() for c in string.ascii_uppercase}
+_SQLITE, _POSTGRES = ("sqlite", "Sqlite"), ("postgres", "Postgres")  # modules and classes, imported when used
+_KINDS = {
+    "sqlite": _SQLITE, "sqlite+pysqlite": _SQLITE,
+    "postgres": _POSTGRES, "postgresql": _POSTGRES, "postgresql+psycopg": _POSTGRES,
+}  # fmt: skip
 ANY: Any = object()
 """Any namespace, as an argument."""
 
@@ -103,14 +109,10 @@ class Database:
     """Advice for a database that belongs to another program."""
 
     def __new__(cls, where: str | Path = "", *, must_exist: bool = False) -> Database:  # noqa: ARG004
-        from memory_bank.bank.postgres import Postgres
-        from memory_bank.bank.sqlite import Sqlite
-
         driver = database_url(where).drivername
-        if driver in ("sqlite", "sqlite+pysqlite"):
-            return object.__new__(Sqlite)
-        if driver in ("postgres", "postgresql", "postgresql+psycopg"):
-            return object.__new__(Postgres)
+        if driver in _KINDS:
+            module, kind = _KINDS[driver]
+            return cast(Database, object.__new__(getattr(import_module(f"memory_bank.bank.{module}"), kind)))
         raise DatabaseOpenError(
             f"a {driver} database cannot be opened: use  sqlite:///FILE , a file name, or  "
             "postgresql://USER@HOST/DATABASE ."

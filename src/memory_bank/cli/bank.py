@@ -404,7 +404,7 @@ def export(
             line = json_line(value)
             target.write(("," if written else "") + line.rstrip("\n") if as_json else line)
             written += 1
-            count += "step_id" in value
+            count += "record" in value
         if as_json:
             target.write("]\n")
     tell(f"wrote {count:,} records.")
