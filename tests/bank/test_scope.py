@@ -12,7 +12,6 @@ from tests.chats import call, result, rounds, system, user
 from tests.contracts.insights import NumbersEmbedder
 
 from memory_bank import (
-    ConfigError,
     Insight,
     InteractionRecord,
     LexicalEmbedder,
@@ -25,6 +24,7 @@ from memory_bank import (
 from memory_bank.bank.database import Database
 from memory_bank.bank.embedder import re_embed
 from memory_bank.bank.stores import InsightStore
+from memory_bank.errors import ConfigError
 
 SCOPES = ("session", "agent", "all")
 

@@ -192,14 +192,14 @@ def test_growing_step_by_step_gives_the_same_as_at_once():
 
 @pytest.mark.parametrize("budget", [-1, 1.5, True, "many"])
 def test_wrong_budgets_are_refused(budget):
-    from memory_bank import ConfigError
+    from memory_bank.errors import ConfigError
 
     with pytest.raises(ConfigError, match="history_budget"):
         MemoryBankSettings(history_budget=budget)
 
 
 def test_a_wrong_model_file_is_one_clear_error(tmp_path):
-    from memory_bank import ConfigError
+    from memory_bank.errors import ConfigError
 
     file = tmp_path / "model.json"
     for text in ("{", "{}", '{"features": ["x"]}'):

@@ -11,13 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.chats import any_chats, call, good_chats, result, rounds, say, system, user
 
-from memory_bank import (
-    EmbeddingError,
-    InteractionRecord,
-    MemoryBankSettings,
-    MemoryBankState,
-    apply_memory_bank_strategy,
-)
+from memory_bank import InteractionRecord, MemoryBankSettings, MemoryBankState, apply_memory_bank_strategy
+from memory_bank.errors import EmbeddingError
 from memory_bank.testing import ScriptedModel
 from memory_bank.transcript.messages import carries_only_media
 from memory_bank.transcript.pairing import pairing_errors

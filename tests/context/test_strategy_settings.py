@@ -94,7 +94,7 @@ def test_the_audit_tries_every_one():
 def test_the_verb_and_the_benchmark_by_name(tmp_path):
     file = ROOT / "examples" / "shop-refunds.jsonl"
     runs = [
-        ["-m", "memory_bank", "replay", "--strategy", "observation_masking", "--json", str(file)],
+        ["-m", "memory_bank", "lab", "replay", "--strategy", "observation_masking", "--json", str(file)],
         [str(ROOT / "benchmarks" / "evidence.py"), str(file), "--strategy", "hierarchical", "--strategy", "scratchpad",
          "--counter", "approximate"],
     ]  # fmt: skip

@@ -19,13 +19,8 @@ import pytest
 from tests.chats import call, result, rounds, user
 from tests.contracts.embedder import TEXTS, EmbedderContract
 
-from memory_bank import (
-    EmbedderMismatchError,
-    MemoryBankSettings,
-    MemoryBankState,
-    apply_memory_bank_strategy,
-)
-from memory_bank.errors import EmbedderLoadError
+from memory_bank import MemoryBankSettings, MemoryBankState, apply_memory_bank_strategy
+from memory_bank.errors import EmbedderLoadError, EmbedderMismatchError
 from memory_bank.models import flag
 from memory_bank.models.embedding import load_embedder
 from memory_bank.models.flag import BGE_INSTRUCTIONS, FlagEmbedder
