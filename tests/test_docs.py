@@ -158,7 +158,9 @@ PRINTED = {  # what a page's commands and code must print, besides running
 }
 
 
-@pytest.mark.parametrize("page", RUNNABLE)
+@pytest.mark.parametrize(
+    "page", [p if p in PRINTED else pytest.param(p, marks=pytest.mark.long) for p in RUNNABLE]
+)
 def test_every_page_runs(page, model, folder, monkeypatch, capsys):
     if any("memory-bank serve" in b.code for b in EVERY if b.page == page and not b.mark):
         pytest.importorskip("fastapi", reason="needs the extra service")

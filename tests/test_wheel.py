@@ -10,6 +10,9 @@ import pytest
 
 from tests.cli.conftest import environment
 
+pytestmark = pytest.mark.long
+
+
 ROOT = Path(__file__).parents[1]
 
 

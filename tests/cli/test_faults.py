@@ -89,6 +89,7 @@ def test_purge_in_the_middle(filled: str, how: str) -> None:
     assert (told["complete"], [s["session_id"] for s in told["sessions"]]) == (False, ["a"])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("how", ["SIGINT", "SIGKILL"])
 def test_import_in_the_middle(filled: str, tmp_path: Path, how: str) -> None:
     file, db = tmp_path / "out.jsonl", tmp_path / "new.db"
@@ -103,6 +104,7 @@ def test_import_in_the_middle(filled: str, tmp_path: Path, how: str) -> None:
     assert content(str(db)) == content(filled)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("how", ["SIGINT", "SIGKILL"])
 def test_re_embed_in_the_middle_of_its_write(filled: str, how: str) -> None:
     before = content(filled)
@@ -137,6 +139,7 @@ def _Embeddings() -> Any:  # noqa: N802
     return Context()
 
 
+@pytest.mark.long
 def test_re_embed_while_it_asks_the_model(filled: str) -> None:
     before = content(filled)
     with socket.create_server(("127.0.0.1", 0)) as silent:  # takes a call and never answers

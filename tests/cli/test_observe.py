@@ -139,6 +139,7 @@ def test_it_works_until_it_is_stopped(bank_url: str, server: Any, number: int, c
     assert (done["queued"], done["made"], done["pending"]) == (6, 8, 0)
 
 
+@pytest.mark.long
 def test_jobs_at_hand_are_ended(bank_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     go_on = threading.Event()
 

@@ -147,6 +147,7 @@ def test_demo_with_the_embedder_it_is_given(cli):
     assert "Broken call/result pairs in all rebuilt prompts: 0." in done.out
 
 
+@pytest.mark.long
 def test_demo_in_ascii(tmp_path):
     done = shell("$MB demo --embedding-model lexical", PYTHONIOENCODING="ascii", PYTHONUTF8="0", LC_ALL="C")
     assert done.returncode == 0

@@ -74,6 +74,7 @@ def test_files_or_a_bank(cli: Callable[..., Any], args: list[str]) -> None:
     assert cli("lab", "train", *args).code == 2
 
 
+@pytest.mark.long
 def test_a_model_that_is_not_better_is_not_taken(cli: Callable[..., Any], tmp_path: Path) -> None:
     database = Database(tmp_path / "bank.db")
     for n in range(SESSIONS):

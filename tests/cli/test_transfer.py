@@ -10,11 +10,12 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tests.chats import JSON, TEXT
 from tests.cli.conftest import COMMAND, environment
 from tests.contracts.stores import a_record, together
+from tests.examples import examples
 
 from memory_bank import InteractionRecord, LexicalEmbedder, MemoryBankState
 from memory_bank.bank.database import Database
@@ -117,7 +118,7 @@ NASTY = st.lists(
 )
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@examples(60)
 @given(records=NASTY, summary=TEXT, task=TEXT)
 def test_nasty_texts_move_without_loss(
     postgres: Any,

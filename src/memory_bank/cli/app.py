@@ -71,7 +71,7 @@ for name, about, verbs in (
     ("bank", "Look into a bank, copy it and maintain it.", _BANK),
     ("lab", "Replay, explain and compare recorded runs; train on them.", _LAB),
 ):
-    app.add_typer(_group(about, verbs, no_args_is_help=True), name=name)
+    app.add_typer(_group(about, verbs), name=name)
 
 
 def _version(wanted: bool) -> None:

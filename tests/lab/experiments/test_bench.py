@@ -91,6 +91,7 @@ def test_a_longer_prefix_is_cheaper(experiment):
     assert share[0] > share[1]
 
 
+@pytest.mark.long
 def test_several_processes_find_the_same(experiment):
     path = experiment()
     plan = plan_of(path)
@@ -122,6 +123,7 @@ def test_it_goes_on_after_a_crash_and_does_no_unit_twice(cli, experiment, tmp_pa
     assert (out / "table.md").read_text() == before
 
 
+@pytest.mark.long
 def test_ctrl_c_keeps_what_is_done(experiment, tmp_path):
     text = REPLAY.replace('["full"', '["toy_slow:slow", "full"').replace(
         'name = "small"', 'name = "small"\njobs = 2'
@@ -153,6 +155,7 @@ def test_ctrl_c_keeps_what_is_done(experiment, tmp_path):
     assert len(lines) == 32 == len({line["unit"] for line in lines})
 
 
+@pytest.mark.long
 def test_a_worker_that_is_killed_ends_it_in_one_sentence(experiment, tmp_path):
     text = REPLAY.replace('["full"', '["full", "toy_dying:die"').replace(
         'name = "small"', 'name = "small"\njobs = 2'
@@ -169,6 +172,7 @@ def test_a_worker_that_is_killed_ends_it_in_one_sentence(experiment, tmp_path):
     assert (out / "table.md").exists()
 
 
+@pytest.mark.long
 def test_two_runs_do_not_write_one_file(cli, experiment, tmp_path):
     path = experiment()
     plan = plan_of(path)
