@@ -348,6 +348,6 @@ def test_a_pipe_from_bank_to_bank(bank: Path, tmp_path: Path) -> None:
     import subprocess
 
     mb = " ".join(COMMAND)
-    line = f"{mb} export --db {bank} | {mb} import /dev/stdin --db {tmp_path / 'copy.db'}"
+    line = f"{mb} bank export --db {bank} | {mb} bank import /dev/stdin --db {tmp_path / 'copy.db'}"
     done = subprocess.run(["bash", "-c", line], env=environment(), capture_output=True, text=True, timeout=60)
     assert (done.returncode, "imported 8 records" in done.stdout) == (0, True), done.stderr
