@@ -243,7 +243,7 @@ class _Verification:
         """A bank with insights has an embedder."""
         self.dimension = self._dimension()
         if self.dimension is None and self.database.value(sa.select(_i.seq).limit(1)) is not None:
-            yield Defect("embedder", "the bank does not know its embedder: run  memory-bank re-embed")
+            yield Defect("embedder", "the bank does not know its embedder: run  memory-bank bank re-embed")
 
     def _dimension(self) -> int | None:
         with self.database.read() as c:
