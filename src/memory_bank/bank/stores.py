@@ -402,8 +402,10 @@ class WiderScope:
     StorageError.
     """
 
-    def __init__(self, session_id: str, scope: Scope, insight_store: InsightStore) -> None:
-        self.database = insight_store.database
+    def __init__(
+        self, database: Database, session_id: str, scope: Scope, insight_store: InsightStore
+    ) -> None:
+        self.database = database
         self.session_id = session_id
         self.scope = scope
         self.insight_store = insight_store
