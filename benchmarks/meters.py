@@ -20,19 +20,39 @@ import numpy as np
 
 from memory_bank.config import Config, load_config, named_strategies
 from memory_bank.errors import MemoryBankError
-from memory_bank.lab.costs import REFERENCE, named_counter
+from memory_bank.lab.costs import named_counter
 from memory_bank.lab.pages import PageSection, PlottedShare, figures_page, plot_file
 from memory_bank.lab.strategies import Strategy, parse_strategy, with_budgets
 from memory_bank.lab.tables import Column, markdown_table
-from memory_bank.lab.traces import Trace, TraceFiles
+from memory_bank.lab.traces import Trace, TraceFiles, message_texts
 
 ROOT = Path(__file__).resolve().parents[1]
 DATA = ROOT.parent / "shared" / "data"
 WITHIN = 1.0  # points that a figure may differ from the reference meter's
+REFERENCE = "reference"
 SET = "{set}"  # in a strategy: the name of the data set
 
 Figures = Any  # Figures or ActingFigures: shares as attributes, share_of_history, intervals, as_dict()
 Results = dict[str, dict[str, Figures]]  # data set → strategy → figures
+
+
+class ReferenceCounter:
+    """Counts as the reference meter does (``evbench.text``): 4 a message and its texts by cl100k_base.
+
+    A call is one text, its name and arguments separated by a space; texts are encoded 4,000 characters at a time.
+    """
+
+    name = REFERENCE
+    approximate = False
+
+    def count_text(self, text: str) -> int:
+        """Tokens of a text."""
+        counter = named_counter("cl100k_base")
+        return sum(counter.count_text(text[i : i + 4_000]) for i in range(0, len(text), 4_000))
+
+    def count_message(self, message: object) -> int:
+        """Tokens of a message."""
+        return 4 + sum(map(self.count_text, message_texts(message)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +139,12 @@ def _run(meter: Meter, args: argparse.Namespace) -> int:
         start = time.perf_counter()
         strategies = _strategies(names, args, config, name)
         outcomes = meter.measure(
-            traces, strategies, counter=counter, jobs=args.jobs, limit=args.limit, progress=_progress(name)
+            traces,
+            strategies,
+            counter=ReferenceCounter() if counter == REFERENCE else counter,
+            jobs=args.jobs,
+            limit=args.limit,
+            progress=_progress(name),
         )
         seconds = time.perf_counter() - start
         results[name] = {o.strategy.name: o.figures for o in outcomes}
@@ -277,6 +302,6 @@ def _about(args: argparse.Namespace, counter: str, names: Sequence[str], config:
         "seed": 0,
         "jobs": args.jobs,
         "limit": args.limit,
-        "counter": named_counter(counter).name,
+        "counter": counter if counter == REFERENCE else named_counter(counter).name,
         "settings": {k: s.model_dump() for k, s in config.memory_strategies.items() if k in keys},
     }
