@@ -16,7 +16,8 @@ from openai import OpenAI
 
 from memory_bank.errors import ModelError
 from memory_bank.testing import Reply, ScriptedServer, call, calls, fail, pairing_errors, run_agent, say
-from memory_bank.testing.server import cut, half, hashed_embedding, raw
+from memory_bank.testing.replies import cut, half, raw
+from memory_bank.testing.server import hashed_embedding
 
 USER: dict[str, Any] = {"role": "user", "content": "q"}
 

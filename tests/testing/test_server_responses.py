@@ -13,7 +13,7 @@ from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
 from memory_bank.testing import Reply, ScriptedServer, call, calls, fail, say
-from memory_bank.testing.server import raw
+from memory_bank.testing.replies import raw
 
 USER: dict[str, Any] = {"role": "user", "content": "q"}
 THINKING = Reply(
