@@ -6,9 +6,6 @@ import argparse
 import importlib
 import json
 import math
-import os
-import platform
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -18,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from harness import DATA, about, command_line
 from memory_bank.config import Config, load_config, named_strategies
 from memory_bank.errors import MemoryBankError
 from memory_bank.lab.costs import named_counter
@@ -26,8 +24,6 @@ from memory_bank.lab.strategies import Strategy, parse_strategy, with_budgets
 from memory_bank.lab.tables import Column, markdown_table
 from memory_bank.lab.traces import Trace, TraceFiles, message_texts
 
-ROOT = Path(__file__).resolve().parents[1]
-DATA = ROOT.parent / "shared" / "data"
 WITHIN = 1.0  # points that a figure may differ from the reference meter's
 REFERENCE = "reference"
 SET = "{set}"  # in a strategy: the name of the data set
@@ -83,9 +79,7 @@ def run(meter: Meter, description: str) -> None:
 
 
 def _arguments(description: str) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_line(description)
     parser.add_argument("data", nargs="*", help="trace files or names; default: every file of --data-dir")
     parser.add_argument("--data-dir", type=Path, default=DATA)
     parser.add_argument(
@@ -130,7 +124,7 @@ def _run(meter: Meter, args: argparse.Namespace) -> int:
     paths = [find(n, args.data_dir) for n in args.data] or sorted(args.data_dir.glob("*.jsonl*"))
     if not paths:
         raise SystemExit(f"{args.data_dir} holds no trace files: name some, or give another --data-dir")
-    about = _about(args, counter, names, config)
+    made = _about(args, counter, names, config)
     results: Results = {}
     apart: list[str] = []
     for path in paths:
@@ -154,7 +148,7 @@ def _run(meter: Meter, args: argparse.Namespace) -> int:
         if args.lines:
             with args.lines.open("a", encoding="utf-8") as file:
                 for strategy, figures in results[name].items():
-                    row = {"set": name, "strategy": strategy, **figures.as_dict(), "about": about}
+                    row = {"set": name, "strategy": strategy, **figures.as_dict(), "about": made}
                     file.write(json.dumps(row) + "\n")
         if args.compare_reference:
             apart += _print_comparison(meter, args, path, traces, strategies, results[name])
@@ -163,9 +157,7 @@ def _run(meter: Meter, args: argparse.Namespace) -> int:
         rows = list(next(iter(results.values())))
         print(_markdown(meter, {n: [r[n] for r in results.values()] for n in rows}))
     if args.json:
-        document = about | {
-            "results": {d: {s: f.as_dict() for s, f in r.items()} for d, r in results.items()}
-        }
+        document = made | {"results": {d: {s: f.as_dict() for s, f in r.items()} for d, r in results.items()}}
         args.json.write_text(json.dumps(document, indent=1))
     sections = [PageSection(name, list(rows.items()), shares=meter.shares) for name, rows in results.items()]
     if args.html:
@@ -290,18 +282,11 @@ def _differs(points: float) -> bool:
 
 def _about(args: argparse.Namespace, counter: str, names: Sequence[str], config: Config) -> dict[str, Any]:
     """The commit, the machine and the settings of the strategies."""
-    git = subprocess.run(
-        ["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False, cwd=ROOT
-    ).stdout.strip()
     keys = {n.partition("?")[0] for n in names}
-    return {
-        "commit": git,
-        "python": platform.python_version(),
-        "machine": platform.machine(),
-        "cores": os.cpu_count(),
-        "seed": 0,
-        "jobs": args.jobs,
-        "limit": args.limit,
-        "counter": counter if counter == REFERENCE else named_counter(counter).name,
-        "settings": {k: s.model_dump() for k, s in config.memory_strategies.items() if k in keys},
-    }
+    return about(
+        seed=0,
+        jobs=args.jobs,
+        limit=args.limit,
+        counter=counter if counter == REFERENCE else named_counter(counter).name,
+        settings={k: s.model_dump() for k, s in config.memory_strategies.items() if k in keys},
+    )
