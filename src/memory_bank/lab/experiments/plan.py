@@ -29,6 +29,8 @@ ValueT = TypeVar("ValueT")
 
 
 class _ExperimentTable(BaseModel):
+    """A table of the file; docs/howto/experiments.md says what each setting means."""
+
     model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
 
 
@@ -36,20 +38,16 @@ class CostSettings(_ExperimentTable):
     """What input tokens cost, in any one currency, and the discount for cached ones."""
 
     price_per_million: float = Field(default=1.0, ge=0, allow_inf_nan=False)
-    cached_discount: float = Field(
-        default=0.5, ge=0, le=1, description="0.9: a token of the common prefix costs a tenth"
-    )
-    cache_minimum: int = Field(default=0, ge=0, description="shorter prefixes (tokens) are not cached")
+    cached_discount: float = Field(default=0.5, ge=0, le=1)
+    cache_minimum: int = Field(default=0, ge=0)
 
 
 class ModelSettings(_ExperimentTable):
     """A model of the live suites, at any OpenAI-compatible endpoint."""
 
     name: str = Field(min_length=1)
-    base_url: str | None = Field(default=None, description="default: OPENAI_BASE_URL, or OpenAI itself")
-    api_key_env: str = Field(
-        default="OPENAI_API_KEY", min_length=1, description="variable that holds the key"
-    )
+    base_url: str | None = None
+    api_key_env: str = Field(default="OPENAI_API_KEY", min_length=1)
     timeout: float = Field(default=120.0, gt=0, le=3600)
     temperature: float | None = Field(default=None, ge=0, le=2)
 
@@ -68,16 +66,14 @@ class SuiteSettings(_ExperimentTable):
 
     kind: Literal["replay", "complex_func", "overflow"]
     name: str = Field(default="", max_length=80)
-    files: tuple[str, ...] = Field(default=(), description="files or patterns, from the experiment's folder")
-    max_steps: int = Field(default=30, ge=1, le=1000, description="live: model calls a case")
-    judge: ModelSettings | None = Field(default=None, description="complex_func: judges completeness")
-    pages: int = Field(default=20, ge=2, le=10_000, description="overflow: how many pages there are")
-    page_tokens: int = Field(
-        default=500, ge=10, le=1_000_000, description="overflow: tokens of a page, about"
-    )
-    lag: int = Field(default=4, ge=1, le=1000, description="overflow: a page needs the code this far back")
-    context_limit: int | None = Field(default=None, ge=1, description="overflow: larger contexts break")
-    repeats: int = Field(default=1, ge=1, le=1000, description="overflow: how many cases")
+    files: tuple[str, ...] = ()
+    max_steps: int = Field(default=30, ge=1, le=1000)
+    judge: ModelSettings | None = None
+    pages: int = Field(default=20, ge=2, le=10_000)
+    page_tokens: int = Field(default=500, ge=10, le=1_000_000)
+    lag: int = Field(default=4, ge=1, le=1000)
+    context_limit: int | None = Field(default=None, ge=1)
+    repeats: int = Field(default=1, ge=1, le=1000)
 
     @property
     def title(self) -> str:
@@ -92,21 +88,15 @@ class Experiment(_ExperimentTable):
 
     name: str = Field(default="experiment", pattern=r"^[\w][\w .-]{0,79}$")
     suites: tuple[SuiteSettings, ...] = Field(min_length=1)
-    strategies: tuple[str, ...] = Field(
-        min_length=1, description="KEY, KEY?setting=value, module:function, full"
-    )
-    strategy_config: str | None = Field(
-        default=None, description="configuration file; default: the shipped one"
-    )
-    thresholds: tuple[NonNegativeInt, ...] = Field(
-        default=(), description="tokens at which a strategy begins; none: it always acts"
-    )
+    strategies: tuple[str, ...] = Field(min_length=1)
+    strategy_config: str | None = Field(default=None)
+    thresholds: tuple[NonNegativeInt, ...] = Field(default=())
     models: tuple[ModelSettings, ...] = ()
-    selected_test_cases: tuple[str, ...] = Field(default=(), description="ids; none: all")
-    benchmark_sample_size: int | None = Field(default=None, ge=1, description="of each suite, drawn by seed")
+    selected_test_cases: tuple[str, ...] = ()
+    benchmark_sample_size: int | None = Field(default=None, ge=1)
     seeds: tuple[int, ...] = Field(default=(0,), min_length=1)
     jobs: int = Field(default=1, ge=1, le=256)
-    counter: str = Field(default=ENCODING, min_length=1, description="a tiktoken encoding, or 'approximate'")
+    counter: str = Field(default=ENCODING, min_length=1)
     cost: CostSettings = CostSettings()
     folder: Path = Field(default=Path(), exclude=True)
 

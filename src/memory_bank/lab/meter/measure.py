@@ -7,7 +7,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
-from typing import Generic, TypedDict, TypeVar, Unpack
+from typing import Any, Generic, TypeVar
 
 from memory_bank.lab.costs import Costs, ScriptedCache, named_counter
 from memory_bank.lab.meter.figures import Figures, NeedResult, StepRow, figures_of
@@ -35,28 +35,10 @@ class Measurement(Generic[RowT, FiguresT]):
     rows: tuple[tuple[RowT, ...], ...]
 
 
-class MeasureOptions(TypedDict, total=False):
-    """How to measure.
-
-    ``counter`` (default: the library's encoding) is the name of an encoding, ``"approximate"``, or a counter
-    (picklable when there are several ``jobs``, which are processes). ``limit`` takes that many traces, evenly spread;
-    constants of the environment come from all.
-    """
-
-    counter: str | TokenCounter
-    jobs: int
-    limit: int | None
-    progress: ProgressReport | None
-
-
 def measure(
-    traces: Sequence[Trace], strategies: Sequence[Strategy], **options: Unpack[MeasureOptions]
+    traces: Sequence[Trace], strategies: Sequence[Strategy], **options: Any
 ) -> list[Measurement[StepRow, Figures]]:
-    """Measure strategies on traces; returns one Measurement a strategy, in their order.
-
-    Except for times, figures do not depend on ``jobs``. What strategies raise is counted; other exceptions are
-    raised.
-    """
+    """Measure strategies on traces; ``options`` are those of ``measure_by``."""
     prepare = partial(_prepare, constants=environment_constants(traces))
     return measure_by(prepare, figures_of, traces, strategies, **options)
 
@@ -71,22 +53,26 @@ def measure_by(
     sum_up: Callable[[Sequence[Sequence[RowT]]], FiguresT],
     traces: Sequence[Trace],
     strategies: Sequence[Strategy],
-    **options: Unpack[MeasureOptions],
+    *,
+    counter: str | TokenCounter = ENCODING,
+    jobs: int = 1,
+    limit: int | None = None,
+    progress: ProgressReport | None = None,
 ) -> list[Measurement[RowT, FiguresT]]:
-    """As ``measure``, with rows and figures of another kind.
+    """Measure strategies on traces; returns one Measurement a strategy, in their order.
 
     ``prepare`` (picklable) looks at a trace once and returns what measures each strategy on it; ``sum_up`` makes the
-    figures of the rows of all traces.
+    figures of the rows of all traces. ``counter`` is the name of an encoding, ``"approximate"``, or a counter
+    (picklable when there are several ``jobs``, which are processes). ``limit`` takes that many traces, evenly spread.
+    Except for times, figures do not depend on ``jobs``. What strategies raise is counted.
     """
-    limit, progress = options.get("limit"), options.get("progress")
     if limit is not None and limit < len(traces):
         traces = traces[:: max(1, len(traces) // limit)][:limit] if limit > 0 else []
     # long traces first, so that no process works alone at the end
     order = sorted(range(len(traces)), key=lambda i: -_length(traces[i]))
-    counter = options.get("counter", ENCODING)
     work = partial(_measure_one, prepare=prepare, strategies=tuple(strategies), counter=counter)
     results: dict[int, list[list[RowT]]] = {}
-    with closing(run_tasks([traces[i] for i in order], work, options.get("jobs", 1))) as measured:
+    with closing(run_tasks([traces[i] for i in order], work, jobs)) as measured:
         for n, result in measured:
             results[order[n]] = result
             if progress is not None:
