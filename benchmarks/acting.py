@@ -15,11 +15,10 @@ Intervals come from 500 resamples of the traces with seed 0.
 
 from __future__ import annotations
 
-import math
 import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate
 from typing import Any
@@ -32,7 +31,7 @@ from memory_bank.lab.meter.copies import (
     characters_kept,
     copied_stretches,
 )
-from memory_bank.lab.meter.figures import intervals_of, json_value, p95, ratio, ratio_of_sums
+from memory_bank.lab.meter.figures import Figures, half_interval, intervals_of, ratio_of_sums, sum_up
 from memory_bank.lab.meter.measure import measure_by
 from memory_bank.lab.meter.text import normalise, parsed_arguments, scalars
 from memory_bank.lab.pages import PlottedShare
@@ -244,39 +243,6 @@ def row(turn: ActingTurn, step: PlayedTurn, tokens: int, full: int, near: int) -
     )
 
 
-@dataclass(frozen=True)
-class ActingFigures:
-    """The figures of a strategy on a set of traces. Shares are 0 to 1; NaN where there was nothing to share.
-
-    ``told`` and ``told_changing`` are means over turns of each turn's share of past calls; the copied shares are
-    over all characters. ``intervals`` are 95% bounds by bootstrap over traces.
-    """
-
-    traces: int
-    steps: int
-    told: float
-    told_changing: float
-    copied: float
-    copied_outputs: float
-    copied_own: float
-    copied_over_lines: float
-    characters_outputs: int
-    characters_own: int
-    characters_over_lines: int
-    tokens: float
-    full_tokens: float
-    share_of_history: float
-    ms: float
-    ms_p95: float
-    exceptions: int
-    broken: int
-    intervals: dict[str, tuple[float, float]]
-
-    def as_dict(self) -> dict[str, Any]:
-        """JSON values; NaN is None."""
-        return json_value(asdict(self))
-
-
 def mean_part(name: str) -> Callable[[Sequence[ActingRow]], tuple[float, float]]:
     """Of a trace: the sum and the number of its turns' shares."""
 
@@ -311,34 +277,25 @@ PARTS: dict[str, Callable[[Sequence[ActingRow]], tuple[float, float]]] = {
 }
 
 
-def acting_figures(traces: Sequence[Sequence[ActingRow]]) -> ActingFigures:
-    """The figures of a strategy, from the rows of every trace."""
+def acting_figures(traces: Sequence[Sequence[ActingRow]]) -> Figures:
+    """The figures of a strategy, from the rows of every trace.
+
+    ``told`` and ``told_changing`` are means over turns of each turn's share of past calls; the copied shares are
+    over all characters.
+    """
     rows = [row for trace in traces for row in trace]
-    seconds = sorted(row.seconds for row in rows)
-    return ActingFigures(
+    values = sum_up(
+        rows,
         traces=len(traces),
-        steps=len(rows),
         characters_outputs=sum(row.outputs.of for row in rows),
         characters_own=sum(row.own.of for row in rows),
         characters_over_lines=sum(row.over_lines.of for row in rows),
-        tokens=ratio(sum(row.tokens for row in rows), len(rows)),
-        full_tokens=ratio(sum(row.full for row in rows), len(rows)),
-        ms=1000 * ratio(sum(seconds), len(rows)),
-        ms_p95=1000 * p95(seconds),
-        exceptions=sum(bool(row.error) for row in rows),
-        broken=sum(row.broken for row in rows),
-        intervals=intervals_of(traces, PARTS),
         **{name: ratio_of_sums(map(part, traces)) for name, part in PARTS.items()},
     )
+    return Figures(values, intervals_of(traces, PARTS))
 
 
-def half_interval(figures: ActingFigures) -> float:
-    """Half of the interval of the copied text."""
-    low, high = figures.intervals.get("copied", (math.nan, math.nan))
-    return (high - low) / 2
-
-
-COLUMNS: tuple[Column[ActingFigures], ...] = (
+COLUMNS: tuple[Column[Figures], ...] = (
     Column("told", lambda f: f.told, percent,
            "past calls older than the last interaction that one line tells of, mean over turns, %"),
     Column("changing", lambda f: f.told_changing, percent, "the same for calls that change something, %"),
@@ -348,7 +305,7 @@ COLUMNS: tuple[Column[ActingFigures], ...] = (
     Column("over lines", lambda f: f.copied_over_lines, percent,
            "the same for copied stretches that go over the end of a line, %"),
     Column("copied", lambda f: f.copied, percent, "outputs and own writing together, %"),
-    Column("±", half_interval, percent, "half of the 95% interval of copied, points"),
+    Column("±", half_interval("copied"), percent, "half of the 95% interval of copied, points"),
     Column("of history", lambda f: f.share_of_history, percent,
            "tokens beyond anchor and last interaction, % of the older ones"),
     Column("tokens", lambda f: f.tokens, whole, "mean tokens of a context"),

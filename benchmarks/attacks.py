@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from harness import command_line
-from proxy_ends import PATH, Service, service
+from proxy_ends import PATHS, Service, service
 
 SIZES = (1, 2, 4, 8)
 LIMIT = 24.0
@@ -78,7 +78,9 @@ def model_call(body: Callable[[int], object]) -> Attack:
 
     def made(size: int) -> Request:
         value = body(size)
-        return Request("POST", PATH, value if isinstance(value, bytes) else json.dumps(value).encode(), JSON)
+        return Request(
+            "POST", PATHS["chat"], value if isinstance(value, bytes) else json.dumps(value).encode(), JSON
+        )
 
     return made
 

@@ -234,7 +234,7 @@ def main() -> int:
     parser.add_argument("--all", action="store_true", help="print every output")
     args = parser.parse_args()
     by_size = [dict(odd_outputs(args.size * n)) for n in SIZES]
-    names = [name for name in by_size[0] if args.only in name]
+    names = [name for name in by_size[0] if args.only.lower() in name.lower()]
     bad = 0
     times = " | ".join(f"{n} × (ms)" for n in SIZES)
     print(f"| work | output | {times} | growth | 1 × (MB) | {SIZES[-1]} × (MB) | growth |")

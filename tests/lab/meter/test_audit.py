@@ -16,7 +16,7 @@ from memory_bank.cli.lab import audit as verb
 from memory_bank.config import Config, load_config
 from memory_bank.errors import EmbedderLoadError, UnknownStrategyError
 from memory_bank.lab.meter.audit import BUDGETS, NO_MEMORY, advice, audit, choose, plan_audit
-from memory_bank.lab.meter.figures import COLUMNS, figures_of
+from memory_bank.lab.meter.figures import COLUMNS, Figures, figures_of
 from memory_bank.lab.meter.measure import Measurement
 from memory_bank.lab.pages import HEIGHT, WIDTH, PageSection, Plot, PlotPoint, figures_page, frontier, render
 from memory_bank.lab.strategies import Strategy
@@ -88,10 +88,12 @@ def outcome(
 ):
     empty = figures_of([])
     dollars = empty.dollars if dollars is None else dollars
-    figures = replace(
-        empty, traces=2, steps=steps, values_old=values_old, bound_old=bound_old, tokens=tokens,
-        full_tokens=1000.0, share_of_full=tokens / 1000, exceptions=exceptions, broken=broken, dollars=dollars,
-    )  # fmt: skip
+    changed = {
+        "traces": 2, "steps": steps, "values_old": values_old, "bound_old": bound_old, "tokens": tokens,
+        "full_tokens": 1000.0, "share_of_full": tokens / 1000, "exceptions": exceptions, "broken": broken,
+        "dollars": dollars,
+    }  # fmt: skip
+    figures = Figures(empty.by_name | changed, {})
     kind = "full" if name == NO_MEMORY.name else "oracle" if name == "oracle" else "configured"
     return Measurement(Strategy(name, kind), figures, ())
 
@@ -121,7 +123,7 @@ def test_the_choice(tried, taken):
 
 
 def test_without_old_evidence_the_cheapest_is_taken():
-    none = [replace(o, figures=replace(o.figures, values_old=0, bound_old=math.nan)) for o in (FULL, outcome("a"), outcome("b", tokens=50))]  # fmt: skip
+    none = [replace(o, figures=Figures(o.figures.by_name | {"values_old": 0, "bound_old": math.nan}, {})) for o in (FULL, outcome("a"), outcome("b", tokens=50))]  # fmt: skip
     best = choose(none)
     assert best.strategy.name == "b"
     assert "no call needed a value from before its last interaction" in advice(none, best)

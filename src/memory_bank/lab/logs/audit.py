@@ -8,7 +8,7 @@ import shlex
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from memory_bank.lab.costs import Costs, named_counter
 from memory_bank.lab.logs.sessions import LogFiles, LoggedSession
 from memory_bank.lab.meter.copies import Tally, TextIndex, characters_kept, copied_stretches
-from memory_bank.lab.meter.figures import intervals_of, json_value, ratio, ratio_of_sums
+from memory_bank.lab.meter.figures import Figures, intervals_of, json_value, ratio, ratio_of_sums
 from memory_bank.lab.meter.needs import Need, needs_of, recall
 from memory_bank.lab.meter.text import parsed_arguments, texts_of
 from memory_bank.lab.processes import ProgressReport, quiet
@@ -64,24 +64,11 @@ class Rereads(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class CompactionFigures:
-    """What one way to compact kept, over all compactions: shares of 0 to 1, mean tokens.
-
-    ``failures`` counts the compactions at which the strategy raised; ``intervals`` are 95% bounds by bootstrap.
-    """
-
-    name: str
-    values: float
-    bound: float
-    characters: float
-    tokens: float
-    failures: int
-    intervals: dict[str, tuple[float, float]]
-
-
-@dataclass(frozen=True, slots=True)
 class LogAudit:
     """The result of an audit of logs; the first figures are those of the clients' own compactions.
+
+    Figures are what one way to compact kept over all compactions: shares and mean tokens. ``failures`` counts the
+    compactions at which the strategy raised.
 
     ``compactions`` counts those in the logs, ``measured`` those that are followed by calls and have a summary that
     can be read. ``values`` and ``characters`` are what the next calls took.
@@ -94,7 +81,7 @@ class LogAudit:
     values: int
     characters: int
     full_tokens: float
-    figures: tuple[CompactionFigures, ...]
+    figures: tuple[Figures, ...]
     rereads: Rereads
     skipped_lines: int
     unknown_files: tuple[str, ...]
@@ -104,11 +91,12 @@ class LogAudit:
     def as_dict(self) -> dict[str, Any]:
         """JSON values; NaN is None."""
         lists = {
-            "figures": [json_value(asdict(f)) for f in self.figures],
+            "figures": [f.as_dict() for f in self.figures],
             "rereads": self.rereads._asdict(),
             "sentences": self.sentences(),
         }
-        return dict(json_value(asdict(self))) | lists
+        own = {f.name: json_value(getattr(self, f.name)) for f in fields(self)}
+        return own | lists
 
     def sentences(self) -> list[str]:
         """The result in plain words."""
@@ -140,7 +128,7 @@ class LogAudit:
         return said
 
 
-def _shares_in_words(f: CompactionFigures) -> str:
+def _shares_in_words(f: Figures) -> str:
     failed = f" (it failed at {count_of(f.failures, 'compaction')})" if f.failures else ""
     shares = f.values, f.bound, f.characters
     values, bound, characters = ("none" if math.isnan(x) else f"{percent(x)}%" for x in shares)
@@ -150,7 +138,7 @@ def _shares_in_words(f: CompactionFigures) -> str:
     )
 
 
-LOG_COLUMNS: tuple[Column[CompactionFigures], ...] = (
+LOG_COLUMNS: tuple[Column[Figures], ...] = (
     Column("values", lambda f: f.values, percent,
            f"values that the next {NEXT_CALLS} calls took from before the compaction and that were kept, %"),
     Column("bound", lambda f: f.bound, percent, "those kept next to what they belong to, %"),
@@ -207,16 +195,16 @@ def audit_logs(
     )
 
 
-def _figures(name: str, rows: Sequence[Sequence[CompactionRow]]) -> CompactionFigures:
+def _figures(name: str, rows: Sequence[Sequence[CompactionRow]]) -> Figures:
     parts = {share: partial(_part, name=name, share=share) for share in ("values", "bound", "characters")}
     kept = [row.kept[name] for own in rows for row in own]
-    return CompactionFigures(
-        name=name,
-        tokens=ratio(sum(k.tokens for k in kept), len(kept)),
-        failures=sum(k.failed for k in kept),
-        intervals=intervals_of(rows, parts),
+    values = {
+        "name": name,
+        "tokens": ratio(sum(k.tokens for k in kept), len(kept)),
+        "failures": sum(k.failed for k in kept),
         **{share: ratio_of_sums(map(part, rows)) for share, part in parts.items()},
-    )
+    }
+    return Figures(values, intervals_of(rows, parts))
 
 
 def _part(rows: Iterable[CompactionRow], name: str, share: str) -> tuple[float, float]:

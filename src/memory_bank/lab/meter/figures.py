@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
 from memory_bank.lab.costs import PRICE_TABLES
@@ -54,63 +54,60 @@ class StepRow(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """The figures of a strategy on a set of traces. Shares are 0 to 1; NaN where there was nothing to share.
+    """Figures by name, which are attributes too, and the 95% bounds of some of them by bootstrap, ``(low, high)``.
 
-    ``old`` values were last shown before the last interaction. ``share_of_history`` is the tokens beyond
-    anchor and last interaction over those of the older history, the only part that a memory may shrink;
-    ``step_ratio`` is the mean of each step's own ratio to the full history, ``dollars`` what the input costs over
-    what that of the full history does, by the name of a price table. ``intervals`` are 95% bounds, ``(low, high)``,
-    by bootstrap over traces.
+    Shares are 0 to 1; NaN where there was nothing to share.
     """
 
-    traces: int
-    steps: int
-    values: int
-    values_old: int
-    values_say: int
-    recall: float
-    bound: float
-    recall_old: float
-    bound_old: float
-    first_old: float
-    leaf_old: float
-    complete: float
-    say: float
-    by_age: dict[str, float]
-    tokens: float
-    tokens_p95: float
-    full_tokens: float
-    share_of_full: float
-    share_of_history: float
-    step_ratio: float
-    dollars: dict[str, float]
-    ms: float
-    ms_p95: float
-    exceptions: int
-    broken: int
+    by_name: dict[str, Any]
     intervals: dict[str, tuple[float, float]]
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_") or name not in self.by_name:
+            raise AttributeError(name)
+        return self.by_name[name]
 
     def as_dict(self) -> dict[str, Any]:
         """JSON values; NaN is None."""
-        return dict(json_value(asdict(self)))
+        return dict(json_value(self.by_name | {"intervals": self.intervals}))
+
+
+def sum_up(rows: Sequence[Any], **more: Any) -> dict[str, Any]:
+    """The figures of every meter: steps, tokens of contexts and of the full history, times, exceptions, broken pairs.
+
+    Rows have ``tokens``, ``full``, ``seconds``, ``error`` and ``broken``.
+    """
+    seconds = sorted(row.seconds for row in rows)
+    return {
+        "steps": len(rows),
+        "tokens": ratio(sum(row.tokens for row in rows), len(rows)),
+        "full_tokens": ratio(sum(row.full for row in rows), len(rows)),
+        "ms": 1000 * ratio(sum(seconds), len(rows)),
+        "ms_p95": 1000 * p95(seconds),
+        "exceptions": sum(bool(row.error) for row in rows),
+        "broken": sum(row.broken for row in rows),
+        **more,
+    }
 
 
 def figures_of(traces: Sequence[Sequence[StepRow]]) -> Figures:
     """The figures of a strategy, from the rows of every trace (``evbench.run`` defines them).
 
-    Recall, its parts and completeness are over turns that call tools; ``say`` is over those that answer.
+    Recall, its parts and completeness are over turns that call tools; ``say`` is over those that answer. ``old``
+    values were last shown before the last interaction. ``share_of_history`` is the tokens beyond anchor and last
+    interaction over those of the older history, the only part that a memory may shrink; ``step_ratio`` is the mean of
+    each step's own ratio to the full history, ``dollars`` what the input costs over what that of the full history
+    does, by the name of a price table.
     """
     rows = [row for trace in traces for row in trace]
     calls = [row for row in rows if row.kind == "call" and row.found]
     values = [f for row in calls for f in row.found]
     old = [f for f in values if f.age > 1]
     said = [f.present for row in rows if row.kind == "say" for f in row.found]
-    seconds = sorted(row.seconds for row in rows)
-    tokens = sorted(row.tokens for row in rows)
     youngest = dict(zip((name for name, _ in AGES), (0, *(age for _, age in AGES)), strict=False))
-    return Figures(
+    values_of = sum_up(
+        rows,
         traces=len(traces),
-        steps=len(rows),
         values=len(values),
         values_old=len(old),
         values_say=len(said),
@@ -119,9 +116,7 @@ def figures_of(traces: Sequence[Sequence[StepRow]]) -> Figures:
         complete=_share(all(f.present for f in row.found) for row in calls),
         say=_share(said),
         by_age={n: _share(f.present for f in values if youngest[n] < f.age <= age) for n, age in AGES},
-        tokens=ratio(sum(tokens), len(rows)),
-        tokens_p95=p95(tokens),
-        full_tokens=ratio(sum(row.full for row in rows), len(rows)),
+        tokens_p95=p95(sorted(row.tokens for row in rows)),
         step_ratio=ratio(sum(row.tokens / max(1, row.full) for row in rows), len(rows)),
         dollars={
             name: ratio(
@@ -129,13 +124,9 @@ def figures_of(traces: Sequence[Sequence[StepRow]]) -> Figures:
             )
             for name, p in PRICE_TABLES.items()
         },
-        ms=1000 * ratio(sum(seconds), len(rows)),
-        ms_p95=1000 * p95(seconds),
-        exceptions=sum(bool(row.error) for row in rows),
-        broken=sum(row.broken for row in rows),
-        intervals=intervals_of(traces, _PARTS),
         **{name: ratio_of_sums(map(part, traces)) for name, part in _PARTS.items()},
     )
+    return Figures(values_of, intervals_of(traces, _PARTS))
 
 
 def _recall_part(of: str, youngest: int) -> Part[StepRow]:
