@@ -10,15 +10,8 @@ import pytest
 from tests.lab.experiments.agents import Careful, Turn, plan_of_trip, trip
 from tests.lab.experiments.conftest import results_of
 
-from memory_bank.lab.experiments.live import (
-    Book,
-    RecordedTools,
-    book_cases,
-    page_code,
-    recorded_calls,
-    same_arguments,
-)
-from memory_bank.lab.experiments.plan import SuiteSettings
+from memory_bank.lab.experiments.live import Book, RecordedTools, recorded_calls, same_arguments
+from memory_bank.lab.experiments.plan import SuiteSettings, book_cases, page_code
 from memory_bank.lab.traces import Trace
 from memory_bank.testing import ScriptedServer, fail, say
 
@@ -58,7 +51,13 @@ def bench(cli, tmp_path, monkeypatch):
         monkeypatch.setenv("OPENAI_BASE_URL", server.base_url)
         monkeypatch.setenv("OPENAI_API_KEY", "x")
         return cli(
-            "bench", "--config", str(tmp_path / "experiment.toml"), "--out", str(tmp_path / "out"), *args
+            "lab",
+            "bench",
+            "--config",
+            str(tmp_path / "experiment.toml"),
+            "--out",
+            str(tmp_path / "out"),
+            *args,
         )
 
     return run

@@ -12,7 +12,6 @@ fails there; with the full history the context grows by a page a step until it e
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 import time
@@ -25,14 +24,19 @@ from openai.types.chat import ChatCompletionMessage
 
 from memory_bank.errors import ModelError
 from memory_bank.lab.costs import Costs, named_counter
-from memory_bank.lab.experiments.plan import ModelSettings, SuiteSettings, Unit
-from memory_bank.lab.experiments.run import GatedRun
+from memory_bank.lab.experiments.plan import (
+    READ_PAGE,
+    GatedRun,
+    ModelSettings,
+    SuiteSettings,
+    Unit,
+    page_code,
+)
 from memory_bank.lab.meter.text import parsed_arguments
 from memory_bank.lab.replay import copied
 from memory_bank.lab.traces import Trace, is_turn
 from memory_bank.transcript import content_text, read
 
-READ_PAGE = "read_page"
 _MOST_WRONG = 5  # wrong calls in a row that end a case
 _OVERFLOW_WORDS = (
     "context length", "context window", "maximum context", "too many tokens", "prompt is too long",
@@ -152,32 +156,6 @@ class Book:
     def succeeded(self, answer: str) -> bool:
         """Whether all pages were read and the answer holds the last code."""
         return self.correct == self.calls and page_code(self._case, self.calls) in answer
-
-
-def book_cases(settings: SuiteSettings) -> list[Trace]:
-    """The cases of an overflow suite: task and tool, no recorded turns."""
-    properties = {"page": {"type": "integer"}, "code": {"type": "string"}}
-    function = {
-        "name": READ_PAGE,
-        "description": "One page of the book, with its code.",
-        "parameters": {"type": "object", "properties": properties, "required": ["page"]},
-    }
-    cases = []
-    for n in range(1, settings.repeats + 1):
-        task = (
-            f"Read the pages 1 to {settings.pages} of book {n} in order, one call of {READ_PAGE} a turn. "
-            f"Every page has a code. "
-            f"Page n is opened with the code of page n-{settings.lag}; the first {settings.lag} need none. "
-            "After the last page answer with its code."
-        )
-        messages = [{"role": "user", "content": task}]
-        cases.append(Trace(f"book-{n}", messages, [{"type": "function", "function": function}], task))
-    return cases
-
-
-def page_code(case: str, page: int) -> str:
-    """The code of a page, which cannot be derived from anything in the context."""
-    return "PG-" + hashlib.sha256(f"{case}/{page}".encode()).hexdigest()[:8].upper()
 
 
 def live_unit(unit: Unit) -> dict[str, Any]:

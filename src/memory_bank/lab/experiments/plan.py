@@ -20,12 +20,17 @@ from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, ValidationErr
 
 from memory_bank import load_config
 from memory_bank.errors import ConfigError
-from memory_bank.lab.meter.needs import environment_constants
-from memory_bank.lab.strategies import Strategy, configured, parse_strategy
+from memory_bank.lab.costs import Costs, ScriptedCache
+from memory_bank.lab.meter.needs import Need, environment_constants
+from memory_bank.lab.strategies import Strategy, StrategyRun, configured, parse_strategy
 from memory_bank.lab.traces import Trace, read_traces
+from memory_bank.pricing import Price, Usage, cost
 from memory_bank.transcript import ENCODING
 
 ValueT = TypeVar("ValueT")
+
+READ_PAGE = "read_page"
+"""The tool of a book."""
 
 
 class _ExperimentTable(BaseModel):
@@ -222,8 +227,6 @@ def _settings_of(strategy: Strategy) -> Any:
 
 def _cases(experiment: Experiment, suite: SuiteSettings, tell: Callable[[str], None]) -> Iterator[Trace]:
     if suite.kind == "overflow":
-        from memory_bank.lab.experiments.live import book_cases
-
         yield from book_cases(suite)
         return
     found = False
@@ -238,6 +241,32 @@ def _cases(experiment: Experiment, suite: SuiteSettings, tell: Callable[[str], N
                     tell(f"skipped {trace}.")
     if not found:
         raise ConfigError(f"the suite {suite.title} has no cases: its files hold no trace.")
+
+
+def book_cases(settings: SuiteSettings) -> list[Trace]:
+    """The cases of an overflow suite: task and tool, no recorded turns."""
+    properties = {"page": {"type": "integer"}, "code": {"type": "string"}}
+    function = {
+        "name": READ_PAGE,
+        "description": "One page of the book, with its code.",
+        "parameters": {"type": "object", "properties": properties, "required": ["page"]},
+    }
+    cases = []
+    for n in range(1, settings.repeats + 1):
+        task = (
+            f"Read the pages 1 to {settings.pages} of book {n} in order, one call of {READ_PAGE} a turn. "
+            f"Every page has a code. "
+            f"Page n is opened with the code of page n-{settings.lag}; the first {settings.lag} need none. "
+            "After the last page answer with its code."
+        )
+        messages = [{"role": "user", "content": task}]
+        cases.append(Trace(f"book-{n}", messages, [{"type": "function", "function": function}], task))
+    return cases
+
+
+def page_code(case: str, page: int) -> str:
+    """The code of a page, which cannot be derived from anything in the context."""
+    return "PG-" + hashlib.sha256(f"{case}/{page}".encode()).hexdigest()[:8].upper()
 
 
 def _units(
@@ -303,3 +332,36 @@ def with_threshold(strategy: Strategy, threshold: int | None) -> tuple[Strategy,
 def _digest(value: Any) -> str:
     text = json.dumps(value, sort_keys=True, default=str)
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:20]
+
+
+class GatedRun(StrategyRun):
+    """The strategy of a unit behind its gate. Records all contexts; one that could not be built is empty."""
+
+    def __init__(self, unit: Unit, costs: Costs) -> None:
+        self._run, self._unit, self._costs = unit.strategy.start(unit.case), unit, costs
+        self.contexts: list[list[Any]] = []
+
+    def build(self, messages: list[Any], needs: Sequence[Need] = ()) -> list[Any]:
+        self.contexts.append([])
+        passes = self._unit.gate and self._costs.total(messages) <= self._unit.gate
+        self.contexts[-1] = messages if passes else self._run.build(messages, needs)
+        return self.contexts[-1]
+
+    def close(self) -> None:
+        self._run.close()
+
+    def bill(self) -> tuple[dict[str, Any], list[int]]:
+        """Input tokens, those of them that a prefix cache holds, the plain and the cached cost; cached by request."""
+        prices = self._unit.cost
+        cache = ScriptedCache(self._costs.counter, prices.cache_minimum)
+        used = [cache.add(self._costs.parts(context)) for context in self.contexts]
+        tokens, cached = sum(u.input for u in used), [u.cached for u in used]
+        price = prices.price_per_million
+        paid = Price(prompt=price, completion=0, cached=price * (1 - prices.cached_discount))
+        made = {
+            "tokens": tokens,
+            "cached": sum(cached),
+            "plain": cost(Usage(tokens), paid),
+            "priced": cost(Usage(tokens, sum(cached)), paid),
+        }
+        return made, cached

@@ -10,21 +10,18 @@ import os
 import platform
 import subprocess
 import time
-from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 from memory_bank.errors import ConfigError
-from memory_bank.lab.costs import Costs, ScriptedCache, named_counter
-from memory_bank.lab.experiments.plan import Experiment, ExperimentPlan, Unit
+from memory_bank.lab.costs import Costs, named_counter
+from memory_bank.lab.experiments.plan import Experiment, ExperimentPlan, GatedRun, Unit
 from memory_bank.lab.meter.figures import NeedResult, StepRow
 from memory_bank.lab.meter.measure import measure_trace
-from memory_bank.lab.meter.needs import Need, NeedyTurn, needs_of
+from memory_bank.lab.meter.needs import NeedyTurn, needs_of
 from memory_bank.lab.processes import ProgressReport, run_tasks
-from memory_bank.lab.strategies import StrategyRun
 from memory_bank.lab.traces import Trace
-from memory_bank.pricing import Price, Usage, cost
 
 try:
     import fcntl
@@ -62,39 +59,6 @@ def do_unit(unit: Unit) -> dict[str, Any]:
 
         result = live_unit(unit)
     return {"unit": unit.id, **unit.place, **result}
-
-
-class GatedRun(StrategyRun):
-    """The strategy of a unit behind its gate. Records all contexts; one that could not be built is empty."""
-
-    def __init__(self, unit: Unit, costs: Costs) -> None:
-        self._run, self._unit, self._costs = unit.strategy.start(unit.case), unit, costs
-        self.contexts: list[list[Any]] = []
-
-    def build(self, messages: list[Any], needs: Sequence[Need] = ()) -> list[Any]:
-        self.contexts.append([])
-        passes = self._unit.gate and self._costs.total(messages) <= self._unit.gate
-        self.contexts[-1] = messages if passes else self._run.build(messages, needs)
-        return self.contexts[-1]
-
-    def close(self) -> None:
-        self._run.close()
-
-    def bill(self) -> tuple[dict[str, Any], list[int]]:
-        """Input tokens, those of them that a prefix cache holds, the plain and the cached cost; cached by request."""
-        prices = self._unit.cost
-        cache = ScriptedCache(self._costs.counter, prices.cache_minimum)
-        used = [cache.add(self._costs.parts(context)) for context in self.contexts]
-        tokens, cached = sum(u.input for u in used), [u.cached for u in used]
-        price = prices.price_per_million
-        paid = Price(prompt=price, completion=0, cached=price * (1 - prices.cached_discount))
-        made = {
-            "tokens": tokens,
-            "cached": sum(cached),
-            "plain": cost(Usage(tokens), paid),
-            "priced": cost(Usage(tokens, sum(cached)), paid),
-        }
-        return made, cached
 
 
 _latest: list[tuple[tuple[Trace, frozenset[str], str], Costs, list[NeedyTurn]]] = []
