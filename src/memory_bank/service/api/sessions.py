@@ -9,7 +9,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Path, Query, Request
 from fastapi.responses import Response
 
-from memory_bank.bank import usage
+from memory_bank.bank import steps
 from memory_bank.bank.listing import SessionInfo, Tokens, list_page, namespace_totals, session_details
 from memory_bank.errors import InvalidRequestError, NotFoundError
 from memory_bank.pricing import Usage, cost, price_of
@@ -103,13 +103,13 @@ def _session_detail(api: ApiContext, name: str) -> dict[str, Any]:
         "spend": asdict(found.spent),
         "tokens": _tokens(found.tokens),
         "control": api.sessions.is_control(found.session_id),
-        "cost": _costs(api, usage.usage_of_session(api.database, found.session_id)),
+        "cost": _costs(api, steps.usage_of_session(api.database, found.session_id)),
     }
 
 
-def _costs(api: ApiContext, sums: list[usage.UsageSums]) -> dict[str, Any]:
+def _costs(api: ApiContext, sums: list[steps.UsageSums]) -> dict[str, Any]:
     """What the calls of some steps cost, by model and in all."""
-    by_model: dict[str, list[usage.UsageSums]] = {}
+    by_model: dict[str, list[steps.UsageSums]] = {}
     for s in sums:
         if s.model is not None:
             by_model.setdefault(s.model, []).append(s)
@@ -156,7 +156,7 @@ def _priced(api: ApiContext, model: str | None, sent: Usage | None, full: Usage 
     }
 
 
-def _group(api: ApiContext, sums: list[usage.UsageSums], sessions: int) -> dict[str, Any]:
+def _group(api: ApiContext, sums: list[steps.UsageSums], sessions: int) -> dict[str, Any]:
     """The figures of the sessions with memory, or of the control group."""
     count = sum(s.steps for s in sums)
     used = [s for s in sums if s.model is not None]
@@ -210,7 +210,7 @@ async def get_stats(api: Api) -> Response:
 
 def _stats(api: ApiContext) -> dict[str, Any]:
     totals = namespace_totals(api.database, api.namespace)
-    sums, sessions = usage.usage_of_namespace(api.database, api.namespace)
+    sums, sessions = steps.usage_of_namespace(api.database, api.namespace)
     groups = None
     if sessions.get(True):
         groups = {
@@ -242,8 +242,8 @@ async def list_steps(api: Api, name: SessionName, query: Annotated[StepsQuery, Q
 
 def _step_page(api: ApiContext, name: str, query: StepsQuery) -> dict[str, Any]:
     session_id = api.known(name)
-    found = usage.list_steps(api.database, session_id, query.after, query.limit)
-    first, last = usage.ends_of(api.database, session_id) or (None, None)
+    found = steps.list_steps(api.database, session_id, query.after, query.limit)
+    first, last = steps.ends_of(api.database, session_id) or (None, None)
     more = len(found) == query.limit and last is not None and found[-1].number < last
     return {
         "steps": [_step(api, s) for s in found],
@@ -253,8 +253,10 @@ def _step_page(api: ApiContext, name: str, query: StepsQuery) -> dict[str, Any]:
     }
 
 
-def _step(api: ApiContext, step: usage.StepFigures) -> dict[str, Any]:
-    return asdict(step) | _priced(api, step.model, step.sent, step.full)
+def _step(api: ApiContext, step: steps.StepFigures) -> dict[str, Any]:
+    figures = asdict(step) | _priced(api, step.model, step.sent, step.full)
+    del figures["session_id"]
+    return figures
 
 
 @steps_router.get(
@@ -269,7 +271,7 @@ async def get_curve(api: Api, name: SessionName, query: Annotated[CurveQuery, Qu
 
 
 def _curve(api: ApiContext, name: str, points: int) -> dict[str, Any]:
-    totals, found = usage.token_curve(api.database, api.known(name), points)
+    totals, found = steps.token_curve(api.database, api.known(name), points)
     return {"points": [asdict(p) for p in found], **asdict(totals)}
 
 
@@ -286,11 +288,11 @@ async def get_step(api: Api, name: SessionName, number: StepNumber) -> Response:
 
 def _step_detail(api: ApiContext, name: str, number: int) -> dict[str, Any]:
     session_id = api.known(name)
-    found = usage.get_step(api.database, session_id, number)
+    found = steps.get_step(api.database, session_id, number)
     if found is None:
         raise NotFoundError("this session has no such step: GET …/steps lists its steps.")
     figures, manifest = found
-    before = usage.get_step(api.database, session_id, number - 1) if manifest else None
+    before = steps.get_step(api.database, session_id, number - 1) if manifest else None
     with_public_names(api, _decisions(manifest))
     return {
         "step": _step(api, figures),
