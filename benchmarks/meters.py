@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from harness import DATA, about, command_line
+from harness import DATA, about, command_line, print_head, print_row
 from memory_bank.config import Config, load_config, named_strategies
 from memory_bank.errors import MemoryBankError
 from memory_bank.lab.costs import named_counter
@@ -210,14 +210,11 @@ def _print_gains(meter: Meter, figures: Mapping[str, Figures], baselines: Sequen
     )
     if not points:
         return
-    print(
-        "\n| points over the baselines at equal tokens | " + " | ".join(s.name for s in meter.shares) + " |"
-    )
-    print("|---|" + "---:|" * len(meter.shares))
+    print()
+    print_head("points over the baselines at equal tokens", *(s.name for s in meter.shares))
     for name, own in figures.items():
         if name not in baselines:
-            cells = [_gain(own, [figures[b] for _, b in points], share.name) for share in meter.shares]
-            print(f"| {name} | {' | '.join(cells)} |", flush=True)
+            print_row(name, *(_gain(own, [figures[b] for _, b in points], s.name) for s in meter.shares))
 
 
 def _gain(own: Figures, baselines: Sequence[Figures], share: str) -> str:
@@ -252,8 +249,8 @@ def _print_comparison(
     figures: Mapping[str, Figures],
 ) -> list[str]:
     """The differences to the reference meter as a table; returns those that are too large."""
-    print(f"\n| ours less the reference, points | {' | '.join(meter.compared)} |")
-    print("|---|" + "---:|" * len(meter.compared))
+    print()
+    print_head("ours less the reference, points", *meter.compared)
     limit = args.limit if args.limit and args.limit < len(traces) else None
     apart = []
     for strategy in strategies:
@@ -263,7 +260,7 @@ def _print_comparison(
         theirs = meter.evaluate(module, strategy.name, str(path.resolve()), limit)
         own = figures[strategy.name]
         points = {k: _points(getattr(own, name), theirs[k]) for k, name in meter.compared.items()}
-        print(f"| {strategy.name} | {' | '.join(f'{p:+.3f}' for p in points.values())} |", flush=True)
+        print_row(strategy.name, *(f"{p:+.3f}" for p in points.values()))
         apart += [
             f"{data_name(path)}, {strategy.name}, {k}: {p:+.2f}" for k, p in points.items() if _differs(p)
         ]
