@@ -147,25 +147,3 @@ def test_a_reset_takes_the_steps_and_they_begin_anew(service):
     assert until(lambda: got(service, "reset/steps")["last"]) == 1
     assert service.ask("/v1/sessions/reset", "DELETE").status == 204
     assert service.ask("/v1/sessions/reset/steps").status == 404
-
-
-def test_they_are_in_the_document_with_examples(service):
-    document = service.ask("/openapi.json").json()
-    for path, model in (("steps", "StepPage"), ("curve", "Curve"), ("steps/{number}", "StepDetail")):
-        told = document["paths"]["/v1/sessions/{name}/" + path]["get"]
-        shape = told["responses"]["200"]["content"]["application/json"]["schema"]
-        assert shape == {"$ref": f"#/components/schemas/{model}"}
-        assert document["components"]["schemas"][model]["examples"]
-        assert "404" in told["responses"]
-    for model, name in ((StepPage, "StepPage"), (Curve, "Curve"), (StepDetail, "StepDetail")):
-        for example in document["components"]["schemas"][name]["examples"]:
-            assert model.model_validate(json.loads(json.dumps(example)))
-
-
-def test_what_waits_is_noted_before_the_service_ends(tmp_path):
-    with serve("--db", tmp_path / "bank.db") as process:
-        for n in range(1, 9):
-            step(process, "a", orders(n))
-        assert process.end() == 0
-    with serve("--db", tmp_path / "bank.db") as process:
-        assert got(process, "a/steps")["last"] == 8
