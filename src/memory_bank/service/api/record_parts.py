@@ -46,7 +46,7 @@ def part_of(text: str, query: Mapping[str, Any]) -> dict[str, Any]:
             "next": None,
         }
     layout = lay_out(chosen.text, chosen.value)
-    selection = select_lines(layout, query["lines"], query["pattern"], len(chosen.text))
+    selection = select_lines(layout, query["lines"], query["pattern"])
     rows: list[dict[str, Any]] = []
     used, rest = 0, None
     complete = True
