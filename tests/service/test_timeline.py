@@ -1,7 +1,5 @@
 """The routes of a session's steps: listed, as a curve, in full; of one's own sessions only."""
 
-import json
-
 import pytest
 from tests.service.processes import FOLDING, serve, until
 from tests.service.runs import orders, recorded
@@ -147,3 +145,12 @@ def test_a_reset_takes_the_steps_and_they_begin_anew(service):
     assert until(lambda: got(service, "reset/steps")["last"]) == 1
     assert service.ask("/v1/sessions/reset", "DELETE").status == 204
     assert service.ask("/v1/sessions/reset/steps").status == 404
+
+
+def test_what_waits_is_noted_before_the_service_ends(tmp_path):
+    with serve("--db", tmp_path / "bank.db") as process:
+        for n in range(1, 9):
+            step(process, "a", orders(n))
+        assert process.end() == 0
+    with serve("--db", tmp_path / "bank.db") as process:
+        assert got(process, "a/steps")["last"] == 8
