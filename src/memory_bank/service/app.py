@@ -16,7 +16,7 @@ from anyio import to_thread
 
 from memory_bank import __version__
 from memory_bank.bank.database import Database
-from memory_bank.bank.usage import CONTROL, StepOutcome
+from memory_bank.bank.steps import CONTROL
 from memory_bank.config import Config, ServiceSettings
 from memory_bank.errors import (
     ConfigError,
@@ -181,8 +181,9 @@ class Service:
             self.sessions.answered(step, cached, by_marks=exchange.route == "messages")
         model = None if sent is None else exchange.model or ""
         status = CONTROL if step.control else "refused" if exchange.reason == REFUSED else exchange.memory
-        outcome = StepOutcome(step.session_id, step.created, tokens, full_tokens, status, model, sent, full)
-        self.recorder.take_outcome(outcome)
+        self.recorder.take_outcome(
+            step, tokens=tokens, full_tokens=full_tokens, status=status, model=model, sent=sent, full=full
+        )
         self._count_tokens(full_tokens, tokens)
         if sent is not None and full is not None:
             self.metrics.used(sent, full, price_of(self.config.prices, model or ""))

@@ -15,7 +15,7 @@ from pydantic import (
     WithJsonSchema,
 )
 
-from memory_bank.bank.usage import StepRange
+from memory_bank.bank.steps import StepRange
 from memory_bank.config import message_of
 from memory_bank.errors import InvalidRequestError
 from memory_bank.pricing import Usage

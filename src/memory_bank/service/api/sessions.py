@@ -8,15 +8,15 @@ from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Path, Query, Request
 
-from memory_bank.bank import usage
+from memory_bank.bank import steps
 from memory_bank.bank.listing import (
     NamespaceTotals,
-    SessionDetails,
+    SessionInfo,
     list_page,
     namespace_totals,
     session_details,
 )
-from memory_bank.bank.usage import UsageSums
+from memory_bank.bank.steps import UsageSums
 from memory_bank.errors import InvalidRequestError, NotFoundError
 from memory_bank.pricing import Usage, cost, price_of
 from memory_bank.service.api.models import (
@@ -85,13 +85,13 @@ def get_session(api: Api, name: SessionName) -> SessionDetail:
     return SessionDetail.of(
         found,
         **_names(api, found),
-        **_sums(api, found, usage.usage_of_session(api.database, found.session_id)),
+        **_sums(api, found, steps.usage_of_session(api.database, found.session_id)),
         queue=Queue(open=found.jobs, failing=found.failing, attempts=found.attempts),
         control=api.sessions.is_control(found.session_id),
     )
 
 
-def _sums(api: ApiContext, found: SessionDetails | NamespaceTotals, used: list[UsageSums]) -> dict[str, Any]:
+def _sums(api: ApiContext, found: SessionInfo | NamespaceTotals, used: list[UsageSums]) -> dict[str, Any]:
     """What a session and all sessions of a caller have in common."""
     tokens = TokenSums.of(found.tokens, compared=_compared(found.tokens.sent, found.tokens.full))
     return {"spend": found.spent, "tokens": tokens, "cost": _costs(api, used)}
@@ -176,7 +176,7 @@ def delete_session(api: Api, name: SessionName) -> None:
 def get_stats(api: Api) -> Stats:
     """Totals of all sessions of the caller."""
     totals = namespace_totals(api.database, api.namespace)
-    sums, sessions = usage.usage_of_namespace(api.database, api.namespace)
+    sums, sessions = steps.usage_of_namespace(api.database, api.namespace)
     groups: dict[Literal["memory", "control"], Group] | None = None
     if sessions.get(True):
         without = {control: [s for s in sums if s.control == control] for control in (False, True)}
@@ -192,21 +192,21 @@ def get_stats(api: Api) -> Stats:
 def list_steps(api: Api, name: SessionName, query: Annotated[StepsQuery, Query()]) -> StepPage:
     """The tokens of every context; a page at a time."""
     session_id = api.known(name)
-    found = usage.list_steps(api.database, session_id, query.after, query.limit)
-    first, last = usage.ends_of(api.database, session_id) or (None, None)
+    found = steps.list_steps(api.database, session_id, query.after, query.limit)
+    first, last = steps.ends_of(api.database, session_id) or (None, None)
     more = len(found) == query.limit and last is not None and found[-1].number < last
     shown = [_step(api, s) for s in found]
     return StepPage.of(steps=shown, next=found[-1].number if more else None, first=first, last=last)
 
 
-def _step(api: ApiContext, step: usage.StepFigures) -> StepItem:
+def _step(api: ApiContext, step: steps.StepFigures) -> StepItem:
     return StepItem.of(step, **_priced(api, step.model, step.sent, step.full))
 
 
 @route(steps_router, "GET", "/curve", "Get the tokens of all steps as a curve", 404, 422)
 def get_curve(api: Api, name: SessionName, query: Annotated[CurveQuery, Query()]) -> Curve:
     """Tokens of the contexts and of the full histories, in a bounded number of points."""
-    totals, points = usage.token_curve(api.database, api.known(name), query.points)
+    totals, points = steps.token_curve(api.database, api.known(name), query.points)
     return Curve.of(totals, points=points)
 
 
@@ -214,11 +214,11 @@ def get_curve(api: Api, name: SessionName, query: Annotated[CurveQuery, Query()]
 def get_step(api: Api, name: SessionName, number: StepNumber) -> StepDetail:
     """The context as sent, the decision on every past call and its reason, changes since the last step."""
     session_id = api.known(name)
-    found = usage.get_step(api.database, session_id, number)
+    found = steps.get_step(api.database, session_id, number)
     if found is None:
         raise NotFoundError("this session has no such step: GET …/steps lists its steps.")
     figures, manifest = found
-    before = usage.get_step(api.database, session_id, number - 1) if manifest else None
+    before = steps.get_step(api.database, session_id, number - 1) if manifest else None
     with_public_names(api, _decisions(manifest))
     changes = _changes(manifest, before[1] if before else None)
     return StepDetail.of(step=_step(api, figures), manifest=manifest, changes=changes)
