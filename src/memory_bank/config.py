@@ -188,12 +188,6 @@ class MemoryBankSettings(Settings):
     evidence_model: str | None = Field(
         default=None, description="evidence: a model file written by `memory-bank train`"
     )
-    similarity_weight: Float = Field(
-        default=0.0,
-        ge=0,
-        le=10,
-        description="evidence: log-odds per standard deviation of embedding similarity; 0: embed nothing",
-    )
     top_k: Int = Field(default=3, ge=0, description="past records to retrieve")
     max_chars_per_record: Int = Field(default=2000, ge=0, description="characters of raw data of each record")
     retrieval_query: Literal["fixed", "task", "adaptive"] = Field(
