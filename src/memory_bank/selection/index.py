@@ -111,8 +111,8 @@ class EvidenceIndex:
         folded = fold(text) if self.tables.parsed[record].kind == "output" else ""
         return np.array([v for form, v in self._used[record] if folded and stands_in(form, folded)], np.int32)
 
-    def header(self, record: int, length: int = len(ARGUMENT_CHARS) - 1) -> tuple[str, int]:
-        """Return the line that stands above the excerpts of a record, and its tokens."""
+    def _header(self, record: int, length: int) -> tuple[str, int]:
+        """That line in one of the lengths of ARGUMENT_CHARS, and its tokens."""
         if (record, length) not in self._headers:
             item, number = self.tables.parsed[record], self._calls[record]
             line = f"note before #{number + 1}" if item.note else f"#{number} arguments"
@@ -120,6 +120,10 @@ class EvidenceIndex:
                 line = call_line(number, item.tool, item.arguments, ARGUMENT_CHARS[length])
             self._headers[record, length] = line, self.count(line + "\n")
         return self._headers[record, length]
+
+    def header(self, record: int) -> str:
+        """Return the line that stands above the excerpts of a record."""
+        return self._header(record, len(ARGUMENT_CHARS) - 1)[0]
 
     def select(
         self,
@@ -191,7 +195,7 @@ class EvidenceIndex:
             length = sum(budget >= limit for limit in LINE_LENGTHS)
             if budget >= MIN_HEADING:
                 head = EXCERPT_HEAD if budget >= MIN_LONG_HEADING else SHORT_HEAD
-            headers = {r: self.header(r, length) for r in records}
+            headers = {r: self._header(r, length) for r in records}
             if length < len(LINE_LENGTHS):
                 shown_by = {}
             else:
