@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from memory_bank.history.steps import Step, TaskStep
+from memory_bank.history.steps import Step, TaskStep, describe
 from memory_bank.transcript.jsontext import compact
 from memory_bank.transcript.shortening import shorten_text
 
@@ -40,7 +40,7 @@ def replay_steps(steps: Sequence[Step], console: Console | None = None, detailed
 
     console = console or Console()
     for step in steps:
-        title, rows = step.describe()
+        title, rows = describe(step)
         if detailed:
             model_input = getattr(step, "model_input_messages", ())
             rows = [*(("model saw", compact(m)) for m in model_input), *rows]
@@ -105,7 +105,7 @@ def render_page(steps: Sequence[Step], tokens: int, counter: str) -> str:
     template = Environment(autoescape=True, trim_blocks=True).from_string(_PAGE)
     rows = []
     for step in steps:
-        title, texts = step.describe()
+        title, texts = describe(step)
         has_failed = getattr(step, "error", None) is not None
         rows.append(
             {

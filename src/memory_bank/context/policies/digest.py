@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 from memory_bank.bank.session import MemoryBankState
 from memory_bank.context.render import memory_message
-from memory_bank.history.budgets import fit_text, newest_within
 from memory_bank.models.extraction import extract_summary
 from memory_bank.transcript.messages import Interaction, in_full
-from memory_bank.transcript.shortening import cut_at_edge
+from memory_bank.transcript.shortening import cut_at_edge, fit_text
+from memory_bank.transcript.tokens import newest_within
 
 HEADING = "Earlier tool calls, shortened{}."
 _LINES_SHARE = 0.7  # of a budget that does not hold a line for every call

@@ -9,12 +9,11 @@ from typing import Any
 from memory_bank.bank.session import MemoryBankState
 from memory_bank.config import ScratchpadSettings
 from memory_bank.context.policies.digest import Item, items_of, text_room
-from memory_bank.history.budgets import fit_text
 from memory_bank.plan import Choice, Shown
 from memory_bank.records import InteractionRecord
 from memory_bank.transcript.jsontext import RAW
 from memory_bank.transcript.messages import Interaction, in_full
-from memory_bank.transcript.shortening import cut_at_edge, unfold
+from memory_bank.transcript.shortening import cut_at_edge, fit_text, unfold
 from memory_bank.transcript.transcript import View
 
 HEADING = "Scratchpad of the earlier tool calls{}."

@@ -12,11 +12,10 @@ from memory_bank.bank.session import MemoryBankState
 from memory_bank.config import SemanticSettings
 from memory_bank.context.policies.digest import items_of, numbers_of, ranges
 from memory_bank.context.render import memory_message
-from memory_bank.history.budgets import choose_diverse
 from memory_bank.plan import Choice, Shown
 from memory_bank.transcript.messages import Interaction, in_full
 from memory_bank.transcript.transcript import View
-from memory_bank.vectors import encode_documents, encode_queries
+from memory_bank.vectors import choose_diverse, encode_documents, encode_queries
 
 
 class _Vectors(dict[tuple[str | None, ...], npt.NDArray[np.float32]]):

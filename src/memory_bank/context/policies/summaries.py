@@ -10,10 +10,11 @@ from typing import Any
 from memory_bank.bank.session import MemoryBankState
 from memory_bank.config import HierarchicalSettings, ProgressiveSettings
 from memory_bank.context.policies.digest import Item, digest, items_of, ranges, text_room
-from memory_bank.history.budgets import fit_text, newest_within
 from memory_bank.models.summarizing import Summarizer, call_line
 from memory_bank.plan import Choice, Shown
 from memory_bank.transcript.messages import Interaction, in_full
+from memory_bank.transcript.shortening import fit_text
+from memory_bank.transcript.tokens import newest_within
 from memory_bank.transcript.transcript import View
 
 _WORDS_PER_TOKEN = 0.6
@@ -149,17 +150,12 @@ def _summarised(
     items = list(chain.from_iterable(b.items for b in waiting))
     records = {r.trace_id: r for r in session.fact_store.get_many([i.trace_id for i in items])}
     shown = [call_line(i.number, records[i.trace_id], i.note) for i in items if i.trace_id in records]
-    text: str | None = blocks[done - 1].text if done else ""
     words = max(20, int(settings.summary_tokens * _WORDS_PER_TOKEN))
-    calls = 0
-    for part in summarizer.blocks(shown):
-        calls += 1
-        text = summarizer.extend(text or "", part, view.task, words)
-        if text is None:
-            tried = [Block(b.keys, b.items, tried=True) for b in waiting]
-            return [*blocks[:done], *tried], calls
+    text, calls = summarizer.extend(blocks[done - 1].text if done else "", shown, view.task, words)
+    if text is None:
+        return [*blocks[:done], *(Block(b.keys, b.items, tried=True) for b in waiting)], calls
     keys = tuple(chain.from_iterable(b.keys for b in waiting))
-    return [*blocks[:done], Block(keys, tuple(items), text or "")], calls
+    return [*blocks[:done], Block(keys, tuple(items), text)], calls
 
 
 def _text(blocks: Sequence[Block], room: int, session: MemoryBankState) -> str:
