@@ -294,9 +294,10 @@ class MemoryManager:
     def _set_steps(self, steps: list[Step]) -> None:
         """Replace the steps and drop everything that was computed from the old ones."""
         self._steps = steps
-        self._types = Counter(type(s) for s in steps)
+        self._types: Counter[type[Step]] = Counter(type(s) for s in steps)
         self._rendered: dict[bool, tuple[int, list[Json]]] = {}
-        self._counted = self._tokens = 0
+        self._counted: int = 0  # messages that are in _tokens
+        self._tokens: int = 0
         self._pruned_at = 0  # the number of steps after the last pruning
 
 

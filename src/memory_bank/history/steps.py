@@ -272,7 +272,7 @@ class Step(StepPart):
             raise HistoryError(
                 f"a step has the unknown type {str(kind)[:60]!r}: it must be one of {', '.join(known)}."
             )
-        return known[kind](**{str(k): v for k, v in given.items() if k != "type"})
+        return known[kind](**{str(k): v for k, v in given.items() if k != "type"})  # type: ignore[return-value]
 
 
 def _truncated(given: Any, n: int) -> Any:

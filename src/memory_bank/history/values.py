@@ -200,10 +200,11 @@ def _image_format(data: bytes) -> str | None:
 # fields
 
 
-def _listed(given: object) -> object:
-    """A list of one for a single value, an empty one for None."""
-    is_list = isinstance(given, Iterable) and not isinstance(given, (str, bytes, Mapping))
-    return () if given is None else tuple(given) if is_list else (given,)  # type: ignore[call-overload]
+def _listed(given: object) -> tuple[object, ...]:
+    """A tuple of a list; of one for a single value, an empty one for None."""
+    if isinstance(given, Iterable) and not isinstance(given, (str, bytes, Mapping)):
+        return tuple(given)
+    return () if given is None else (given,)
 
 
 Text = Annotated[str, Strict()]
