@@ -35,7 +35,7 @@ def policy_of(
     named: Callable[[str], AnyStrategy] | None = None,
 ) -> Policy:
     """The policy that settings describe. ``named`` returns the settings that an adaptive strategy names."""
-    choose: Callable[..., Any]
+    choose: Any  # a function of the view, the session and these settings
     tokens: int | float | str | None = None
     match settings:
         case NoStrategySettings():
