@@ -98,7 +98,15 @@ class ToolCall(StepPart):
         """The call with each text in its arguments at most ``n`` characters; they stay a JSON object."""
         if len(self.text) <= positive(n, "n"):
             return self
-        return ToolCall(self.name, _shorten_texts(parse_arguments(self.arguments), n), self.id)
+
+        def shortened(given: Any) -> Any:
+            if isinstance(given, str):
+                return shorten_text(given, n)
+            if isinstance(given, dict):
+                return {k: shortened(v) for k, v in given.items()}
+            return list(map(shortened, given)) if isinstance(given, list) else given
+
+        return ToolCall(self.name, shortened(parse_arguments(self.arguments)), self.id)
 
     @classmethod
     def from_dict(cls, given: object) -> ToolCall:
@@ -107,14 +115,6 @@ class ToolCall(StepPart):
         Raises HistoryError for anything else.
         """
         return ActionStep(tool_calls=(given,)).tool_calls[0]  # type: ignore[arg-type]
-
-
-def _shorten_texts(given: Any, n: int) -> Any:
-    if isinstance(given, str):
-        return shorten_text(given, n)
-    if isinstance(given, dict):
-        return {k: _shorten_texts(v, n) for k, v in given.items()}
-    return [_shorten_texts(v, n) for v in given] if isinstance(given, list) else given
 
 
 @value
@@ -186,20 +186,19 @@ class SourceMessages(StepPart):
 # what an action accepts for its parts
 
 
-def _call_fields(given: object) -> object:
-    body = given.get("function") if isinstance(given, Mapping) else None
-    if not isinstance(given, Mapping) or not isinstance(body, Mapping):
-        return given
-    return {"name": body.get("name"), "arguments": body.get("arguments"), "id": given.get("id")}
+def _call_fields(given: Any) -> object:
+    if isinstance(given, Mapping) and isinstance(body := given.get("function"), Mapping):
+        return {"name": body.get("name"), "arguments": body.get("arguments"), "id": given.get("id")}
+    return given
 
 
 def _observation_fields(given: object) -> object:
     return {"content": given} if isinstance(given, (str, list, tuple)) else given
 
 
-def _usage_fields(given: object) -> object:  # also of a token usage of another library
+def _usage_fields(given: Any) -> object:  # also of a token usage of another library
     is_usage = hasattr(given, "input_tokens") and hasattr(given, "output_tokens")
-    return TokenUsage(given.input_tokens, given.output_tokens) if is_usage else given  # type: ignore[attr-defined]
+    return TokenUsage(given.input_tokens, given.output_tokens) if is_usage else given
 
 
 def _check_error(given: object) -> object:
@@ -236,15 +235,12 @@ class Step(StepPart):
     source: SourceMessages | None = field(default=None, kw_only=True)
 
     def to_messages(self, summary_mode: bool = False, *, wire: Wire = "tools") -> list[Json]:
-        """The step as new chat messages.
+        """The step as new chat messages. Raises HistoryError for an unknown ``wire``.
 
         Args:
             summary_mode: leave out system prompts, plans and thoughts.
             wire: "tools" renders assistant calls and tool results; "text" renders "Calling tools: …" and
                 "Observation: …" as plain assistant and user messages.
-
-        Raises:
-            HistoryError: ``wire`` is neither.
         """
         check_wire(wire)
         if self.source is not None and self.source.wire == wire and not summary_mode:
@@ -254,10 +250,16 @@ class Step(StepPart):
     def truncate(self, n: int) -> Self:
         """The step with each of its texts at most ``n`` characters. Raises HistoryError for n < 1."""
         positive(n, "n")
-        changed = {name: _truncated(getattr(self, name), n) for name in self.texts}
-        if all(new == getattr(self, name) for name, new in changed.items()):
-            return self
-        return replace(self, source=None, **changed)
+
+        def shortened(given: Any) -> Any:
+            if isinstance(given, tuple):
+                return tuple(part.truncate(n) for part in given)
+            text = given if isinstance(given, str) else compact(given)
+            return given if given is None or len(text) <= n else cut(text, n)
+
+        changed = {name: shortened(getattr(self, name)) for name in self.texts}
+        is_same = all(new == getattr(self, name) for name, new in changed.items())
+        return self if is_same else replace(self, source=None, **changed)
 
     def dict(self) -> Json:
         """The step with its type as a JSON object that ``from_dict`` reads."""
@@ -273,13 +275,6 @@ class Step(StepPart):
                 f"a step has the unknown type {str(kind)[:60]!r}: it must be one of {', '.join(known)}."
             )
         return known[kind](**{str(k): v for k, v in given.items() if k != "type"})  # type: ignore[return-value]
-
-
-def _truncated(given: Any, n: int) -> Any:
-    if isinstance(given, tuple):
-        return tuple(part.truncate(n) for part in given)
-    text = given if isinstance(given, str) else compact(given)
-    return given if given is None or len(text) <= n else cut(text, n)
 
 
 @value

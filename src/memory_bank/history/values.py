@@ -20,6 +20,7 @@ from pydantic.dataclasses import dataclass
 
 from memory_bank.errors import HistoryError, ImageError
 from memory_bank.transcript.jsontext import plain
+from memory_bank.transcript.media import media_type
 
 log = logging.getLogger("memory_bank.History")
 T = TypeVar("T")
@@ -143,22 +144,21 @@ def type_name(given: object) -> str:
 # images
 
 _IMAGE_HELP = "give PNG, JPEG, GIF or WebP as bytes, a file, a PIL image, a data: or an https: URL."
-_BEGINNINGS = {b"\x89PNG\r\n\x1a\n": "png", b"\xff\xd8\xff": "jpeg", b"GIF87a": "gif", b"GIF89a": "gif"}
 
 
 def image_url(image: object, what: str = "the image") -> str:
     """The URL of an image: ``http(s)://…`` unchanged, everything else as ``data:image/…;base64,…``.
 
-    Args:
-        image: a URL, bytes, a ``pathlib.Path``, or an object with ``save(file, format=)`` as PIL images have.
-        what: how an error names the image.
-
-    Raises:
-        ImageError: the value is none of these. Only the first bytes are checked.
+    ``image``: a URL, bytes, a ``pathlib.Path``, or an object with ``save(file, format=)`` as PIL images have.
+    ``what`` names it in an error. Raises ImageError for anything else; only the first bytes are checked.
     """
     if isinstance(image, str):
-        scheme, _, rest = image.partition("://")
-        if (scheme in ("http", "https") and rest.strip()) or _is_data_url(image):
+        scheme, _, rest = image.partition(":")
+        if scheme in ("http", "https") and rest.startswith("//") and rest[2:].strip():
+            return image
+        head, _, body = rest.partition(",")
+        is_known = head.endswith(";base64") and media_type(body).startswith("image/")
+        if scheme == "data" and head.startswith("image/") and (is_known or head.startswith("image/svg")):
             return image
         raise ImageError(f"{what} is a text that is not the URL of an image: {_IMAGE_HELP}")
     try:
@@ -172,29 +172,11 @@ def image_url(image: object, what: str = "the image") -> str:
         raise ImageError(f"{what} cannot be read ({type(e).__name__}): {_IMAGE_HELP}") from e
     if not isinstance(image, (bytes, bytearray, memoryview)):
         raise ImageError(f"{what} is a {type(image).__name__}: {_IMAGE_HELP}")
-    data = bytes(image)
-    kind = _image_format(data)
-    if kind is None:
-        raise ImageError(f"{what} is {len(data):,} bytes of an unknown image format: {_IMAGE_HELP}")
-    return f"data:image/{kind};base64,{base64.b64encode(data).decode('ascii')}"
-
-
-def _is_data_url(url: str) -> bool:
-    head, _, body = url.partition(",")
-    try:
-        base64.b64decode(body[-64:] if len(body) % 4 == 0 else body, validate=True)
-        is_known = (
-            head.endswith(";base64") and _image_format(base64.b64decode(body[:64], validate=True)) is not None
-        )
-    except ValueError:
-        is_known = False
-    return head.startswith("data:image/") and (is_known or head.startswith("data:image/svg"))
-
-
-def _image_format(data: bytes) -> str | None:
-    if data[:4] == b"RIFF" and data[8:12] == b"WEBP":
-        return "webp"
-    return next((kind for start, kind in _BEGINNINGS.items() if data.startswith(start)), None)
+    body = base64.b64encode(image).decode("ascii")
+    kind = media_type(body)
+    if not kind.startswith("image/"):
+        raise ImageError(f"{what} is {len(bytes(image)):,} bytes of an unknown image format: {_IMAGE_HELP}")
+    return f"data:{kind};base64,{body}"
 
 
 # fields
