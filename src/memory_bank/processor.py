@@ -76,13 +76,13 @@ def apply_memory_bank_strategy(
             )
     else:
         chosen = as_settings(settings)
+    check_shape(check_messages(messages))
     policy = policy_of(chosen, llm_client)
     return _in_form(messages, lambda chat: (_apply(chat, state, policy, tools), state))
 
 
 def _in_form(messages: Any, apply: Callable[[Any], tuple[Applied, Session | None]]) -> Applied:
     """The context that ``apply`` makes of chat messages, in the form of the API that the messages are of."""
-    check_shape(check_messages(messages))
     if not is_anthropic(messages):
         return apply(messages)[0]
     chat = from_anthropic(messages)
@@ -155,6 +155,7 @@ class MemoryProcessor:
         Raises UnknownStrategyError, MessagesError, what the strategy raises, and with ``loop_detection`` "raise"
         LoopDetectedError, after the strategy has stored what is new.
         """
+        check_shape(check_messages(messages))
         key = memory_key or self.config.default_strategy
         settings = self.config.strategy(key)
 
@@ -237,7 +238,8 @@ class MemoryProcessor:
                 raise ConfigError(
                     "open_state has no parameter session_id, so the sessions would share one memory: add it."
                 )
-        return (self._open_state or MemoryBankState)(**named)
+        opened: OpenState = self._open_state or MemoryBankState
+        return opened(**named)
 
 
 def _as_config(config: Any) -> Config:
