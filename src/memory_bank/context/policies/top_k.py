@@ -18,7 +18,7 @@ from memory_bank.bank.retrieval import (
 from memory_bank.bank.session import MemoryBankState
 from memory_bank.config import MemoryBankSettings
 from memory_bank.plan import Choice, Decision, Fate, Piece
-from memory_bank.records import Ranking
+from memory_bank.records import Hit
 from memory_bank.transcript.messages import Interaction
 from memory_bank.transcript.shortening import Shortened
 from memory_bank.transcript.transcript import View
@@ -70,18 +70,18 @@ def choose_top_k(view: View, session: MemoryBankState, *, settings: MemoryBankSe
 class TopKReasons:
     """Reasons of the classic selection: rank and score of every record; see ``plan.Reasons``."""
 
-    def __init__(self, retrieved: Sequence[Retrieved], rank_all: Callable[[], Ranking]) -> None:
+    def __init__(self, retrieved: Sequence[Retrieved], rank_all: Callable[[], list[Hit]]) -> None:
         self.retrieved = tuple(retrieved)
         self._shown = {r.trace_id: (i, r) for i, r in enumerate(retrieved, 1) if r.session_id is None}
         self._rank_all = rank_all
 
     @cached_property
-    def _ranking(self) -> Ranking:
+    def _ranking(self) -> list[Hit]:
         return self._rank_all()
 
     @cached_property
     def _scores(self) -> dict[str, float]:
-        return self._ranking.as_dict()  # every interaction is of the session itself
+        return {h.trace_id: h.score for h in self._ranking if h.session_id is None}
 
     @cached_property
     def _places(self) -> dict[str, int]:
