@@ -15,7 +15,6 @@ from memory_bank.context.evidence import EvidenceMemory, EvidenceReasons, eviden
 from memory_bank.context.native import NativeTurns
 from memory_bank.context.render import memory_message
 from memory_bank.errors import MemoryBankError
-from memory_bank.history.budgets import newest_within
 from memory_bank.plan import Choice, Replacement, ShortenedTurn
 from memory_bank.pricing import growth_that_pays
 from memory_bank.selection.index import Selection
@@ -33,6 +32,7 @@ from memory_bank.transcript.messages import (
 )
 from memory_bank.transcript.quoting import quote_lines
 from memory_bank.transcript.shortening import shorten
+from memory_bank.transcript.tokens import newest_within
 from memory_bank.transcript.transcript import View, copy_of
 
 NOTHING = Selection()
