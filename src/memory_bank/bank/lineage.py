@@ -13,7 +13,7 @@ from sqlalchemy.engine import Connection, RowMapping
 
 from memory_bank.bank.database import Database
 from memory_bank.bank.jobs import add_jobs
-from memory_bank.bank.rows import Rederiving, from_row
+from memory_bank.bank.rows import rederived
 from memory_bank.bank.schema import (
     NEXT_GENERATION,
     SESSION,
@@ -193,11 +193,8 @@ def _copy_beginning(c: Connection, database: Database, fork: ForkPoint, other: s
 
     The copies keep their order and get the trace_ids that the new session derives from the same messages.
     """
-    ids: dict[str, str] = {}
-    rederive = Rederiving(fork.session_id, other)
     session = {"session": fork.session_id}
-    for row in _pages(c, records, session, _r.seq <= fork.upto):
-        ids[row["trace_id"]] = rederive(from_row(row), row["output"])
+    ids = dict(rederived(_pages(c, records, session, _r.seq <= fork.upto), fork.session_id, other))
     for table in (records, insights):
         rows = (row for row in _pages(c, table, session) if row["trace_id"] in ids)
         while copies := [_copied(row, other, ids[row["trace_id"]]) for row in islice(rows, _AT_ONCE)]:
