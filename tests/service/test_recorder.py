@@ -10,7 +10,7 @@ from tests.growth import cpu_seconds
 from tests.service.processes import until
 from tests.service.runs import orders
 
-from memory_bank.bank.database import Database
+from memory_bank.bank.sqlite import Sqlite
 from memory_bank.bank.steps import get_step, list_steps
 from memory_bank.config import Config, load_config
 from memory_bank.errors import StorageError
@@ -19,7 +19,7 @@ from memory_bank.service.page.recorder import DETAILED, Recorder
 from memory_bank.service.sessions import Sessions
 
 
-class Away(Database):
+class Away(Sqlite):
     """A database that can be away."""
 
     away = False
