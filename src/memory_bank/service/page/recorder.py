@@ -6,11 +6,11 @@ import logging
 import threading
 import time
 from collections import deque
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 from memory_bank.bank.database import Database
-from memory_bank.bank.steps import CONTROL, StepFigures, StepToStore, add_steps, packed
+from memory_bank.bank.steps import StepFigures, StepToStore, add_steps, packed
 from memory_bank.errors import StorageError
 from memory_bank.service.page.snapshot import snapshot
 from memory_bank.service.sessions import Rebuilt
@@ -154,22 +154,6 @@ class Recorder:
             pause = min(2 * pause, _PAUSES[1])
 
 
-def _figures(step: Rebuilt) -> StepFigures:
-    return StepFigures(
-        session_id=step.session_id,
-        created=step.created,
-        full_tokens=step.full_tokens,
-        tokens=step.tokens,
-        messages=step.message_count,
-        records=step.record_count,
-        status=CONTROL if step.control else "unchanged" if step.unchanged else "rebuilt",
-        strategy=step.strategy,
-        milliseconds=step.milliseconds,
-        changed_at=step.changed_at,
-        changed=step.changed,
-    )
-
-
 def _manifest(step: Rebuilt) -> bytes | None:
     """The manifest of a step; None if its session has gone on since."""
     state = step.state
@@ -186,3 +170,8 @@ def _manifest(step: Rebuilt) -> bytes | None:
     except Exception as e:  # the figures are recorded in any case; the error's text may have content
         log.warning("the manifest of a step could not be made (%s)", type(e).__name__)
         return None
+
+
+def _figures(step: Rebuilt) -> StepFigures:
+    """The figures alone: what waits must not hold contexts."""
+    return StepFigures(**{f.name: getattr(step, f.name) for f in fields(StepFigures)})
