@@ -406,10 +406,16 @@ def calls_by_place(message: Any, source: Any) -> dict[int, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """A call with its result; either may be missing in a broken history."""
+    """A call with its result; either may be missing in a broken history.
+
+    ``call_at``: the position of the call's message in the interaction, and its number there; ``result_at``: that of
+    the result's message.
+    """
 
     call: Call | None
     result: Result | None
+    call_at: tuple[int, int] | None = None
+    result_at: int | None = None
 
     @property
     def tool_name(self) -> str:
@@ -476,20 +482,6 @@ class Interaction:
     def stop(self) -> int:
         """The position after its last message."""
         return self.start + len(self.messages)
-
-    def results(self) -> dict[int, int]:
-        """For each of its messages that is a result, by position among them, the position of its pair."""
-        left = [(i, p.result) for i, p in enumerate(self.pairs) if p.result is not None]
-        found: dict[int, int] = {}
-        for position, message in enumerate(self.messages):
-            if kind_of(message) is MessageKind.RESULT:
-                own = result_of(message)
-                for entry in left:
-                    if entry[1].content is own.content and entry[1].call_id == own.call_id:
-                        found[position] = entry[0]
-                        left.remove(entry)
-                        break
-        return found
 
     @property
     def record_ids(self) -> frozenset[str]:
@@ -702,9 +694,8 @@ class _OpenInteraction:
     messages: list[object] = field(default_factory=list)
     has_results: bool = False
     unanswered: dict[int, None] = field(default_factory=dict)  # numbers of calls
-    _calls: list[Call] = field(default_factory=list)
-    _results: list[Result | None] = field(default_factory=list)  # one for each call
-    _orphans: list[Result] = field(default_factory=list)
+    _pairs: list[Pair] = field(default_factory=list)  # those of calls
+    _orphans: list[Pair] = field(default_factory=list)
     _faults: dict[str, None] = field(default_factory=dict)
     _ids: set[str] = field(default_factory=set)
     # calls by ("id", id) and ("name", name), oldest first
@@ -716,16 +707,16 @@ class _OpenInteraction:
         return self.is_item and not self.has_results
 
     def add_call(self, message: object) -> None:
+        position = len(self.messages)
         self.messages.append(message)
         hosted = _hosted_result(message)
-        for call in calls_of(message):
+        for number, call in enumerate(calls_of(message)):
             if call.call_id is not None:
                 if call.call_id in self._ids:
                     self._faults["two calls share an id"] = None
                 self._ids.add(call.call_id)
-            i = len(self._calls)
-            self._calls.append(call)
-            self._results.append(hosted)
+            i = len(self._pairs)
+            self._pairs.append(Pair(call, hosted, (position, number), None if hosted is None else position))
             if hosted is None:
                 self.unanswered[i] = None
                 self._queues.setdefault(("id", call.call_id), deque()).append(i)
@@ -745,15 +736,16 @@ class _OpenInteraction:
         return self._match(result_of(message)) is not None
 
     def add_result(self, message: object) -> None:
+        position = len(self.messages)
         self.messages.append(message)
         self.has_results = True
         result = result_of(message)
         i = self._match(result)
         if i is None:
-            self._orphans.append(result)
+            self._orphans.append(Pair(None, result, None, position))
             self._faults["a result has no call"] = None
             return
-        self._results[i] = result
+        self._pairs[i] = replace(self._pairs[i], result=result, result_at=position)
         del self.unanswered[i]
         self._last_answered = i
 
@@ -761,9 +753,10 @@ class _OpenInteraction:
         """Add a user message that carries the images of the results."""
         self.messages.append(message)
         i = self._last_answered
-        result = self._results[i] if i is not None else None
+        result = self._pairs[i].result if i is not None else None
         if i is not None and result is not None:
-            self._results[i] = replace(result, extra=(*result.extra, read(message, "content")))
+            result = replace(result, extra=(*result.extra, read(message, "content")))
+            self._pairs[i] = replace(self._pairs[i], result=result)
 
     def interrupt(self, between: list[Utterance]) -> None:
         """Add messages that stood between a call and its result."""
@@ -774,6 +767,5 @@ class _OpenInteraction:
         faults = dict(self._faults)
         if self.unanswered:
             faults["a call has no result"] = None
-        pairs = [Pair(c, r) for c, r in zip(self._calls, self._results, strict=True)]
-        pairs.extend(Pair(None, r) for r in self._orphans)
-        return Interaction(self.start, tuple(self.messages), tuple(pairs), "; ".join(faults))
+        pairs = (*self._pairs, *self._orphans)
+        return Interaction(self.start, tuple(self.messages), pairs, "; ".join(faults))
