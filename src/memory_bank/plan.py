@@ -297,7 +297,3 @@ class Context(list[Any]):
         super().__init__(messages)
         self.plan = plan
         self.entries = entries
-
-    @property
-    def sources(self) -> list[int | None]:
-        return [position for position, _ in self.entries]

@@ -15,11 +15,13 @@ from memory_bank.config import AnyStrategy, Config, MemoryBankSettings, as_setti
 from memory_bank.context.build import build_context
 from memory_bank.context.policies import policy_of
 from memory_bank.errors import ConfigError, LoopDetectedError, StorageError
+from memory_bank.plan import Context
 from memory_bank.pricing import price_of
-from memory_bank.transcript.anthropic import AnthropicChat, from_anthropic, is_anthropic, to_anthropic
+from memory_bank.transcript.anthropic import from_anthropic, is_anthropic
 from memory_bank.transcript.foreign import check_shape
 from memory_bank.transcript.messages import Interaction, check_messages, same_objects
 from memory_bank.transcript.pairing import repeated_calls
+from memory_bank.transcript.turns import Conversation
 
 log = logging.getLogger("memory_bank.MemoryBankStrategy")
 
@@ -72,11 +74,13 @@ def apply_memory_bank_strategy(
     return _apply_bank(messages, llm_client, _bank_settings(settings), state, tools)
 
 
-def _written(applied: Applied, chat: AnthropicChat, session: Session | None) -> Applied:
+def _written(applied: Applied, chat: Conversation[Any], session: Session | None) -> Applied:
     """A context as messages of the Messages API, and their tokens."""
     context, tokens = applied
-    messages = to_anthropic(context, chat)
-    if session is not None and not same_objects(messages, chat.source):
+    if session is None or not isinstance(context, Context):  # it went through
+        return list(chat.source), tokens
+    messages = chat.write(context.entries)
+    if not same_objects(messages, chat.source):
         tokens = session.recount(context, from_anthropic(messages).messages)
     return messages, tokens
 

@@ -19,7 +19,7 @@ from memory_bank.selection.cutting import CutText
 from memory_bank.selection.index import Selection
 from memory_bank.transcript.chat import edited_message
 from memory_bank.transcript.jsontext import compact
-from memory_bank.transcript.messages import Interaction, MessageKind, kind_of, message_text
+from memory_bank.transcript.messages import Interaction, MessageKind, kind_of, message_text, read
 from memory_bank.transcript.transcript import View
 from memory_bank.transcript.turns import WHOLE, Edit
 
@@ -224,7 +224,9 @@ def shorten_turn(
                 short = _short_arguments(given.arguments, shown[place]) if place in shown else None
                 if short is None or short != given.arguments:
                     change[number] = short
-            if message_text(message) != note:
+            if position in answered:  # an item with call and result
+                change = {WHOLE: shown[calls[position][0]].result}
+            elif read(message, "role") is not None and message_text(message) != note:
                 change[WHOLE] = note or None
             note = ""
         elif position in answered:

@@ -228,7 +228,7 @@ class Sessions:
                 context = _with_own_text(shown, seen, messages)
             unchanged = same_objects(context, messages)
             written: Sequence[object] = context
-            if history is not None and not unchanged:
+            if history is not None and not unchanged and isinstance(context, Context):
                 written = history.to_request(context)
                 if state is not None:
                     tokens = state.recount(shown, history.read(written))

@@ -6,17 +6,20 @@ from collections.abc import Mapping
 from typing import Any
 
 from memory_bank.transcript.messages import is_text_part, read
+from memory_bank.transcript.responses import WIRE
 from memory_bank.transcript.turns import WHOLE, Change
 
 
 def edited_message(message: Any, change: Change) -> Any:
     """The chat message with other contents and arguments, as a dict; None where neither text nor call is left.
 
-    A list stays a list, with one text part. ``message`` is not changed; what is no message is never changed.
+    A list stays a list, with one text part. ``message`` is not changed. It may be an item of the Responses API.
     """
-    if not change or read(message, "role") is None:
+    if not change:
         return message
     new = as_dict(message)
+    if read(message, "role") is None:
+        return WIRE.write(new, change)
     if WHOLE in change:
         new["content"] = content_like(read(message, "content"), change[WHOLE])
     if change.keys() <= {WHOLE}:

@@ -340,65 +340,9 @@ def _id(value: object) -> str | None:
     return value if isinstance(value, str) or value is None else str(value)
 
 
-# Messages of a context and what they were made of
-
-
-def source_positions(context: Sequence[Any], messages: Sequence[Any]) -> list[int | None]:
-    """For each message of a context, the position of the message that it is or was made of; None for a new one.
-
-    A Context brings them (``sources``). In another list, a changed message is taken to be made of the first one
-    of its kind, with a call or a result of the same id, that the list does not have as it was.
-    """
-    known = getattr(context, "sources", None)
-    if known is not None:
-        return list(known)
-    places = {id(message): position for position, message in enumerate(messages)}
-    here = {id(message) for message in context}
-    missing: dict[object, deque[int]] = {}
-    for position, message in enumerate(messages):
-        if id(message) not in here:
-            for key in _source_keys(message):
-                missing.setdefault(key, deque()).append(position)
-    taken: set[int] = set()
-
-    def take(message: object) -> int | None:
-        """The first missing message that a changed one fits, once."""
-        for key in _source_keys(message):
-            queue = missing.get(key)
-            while queue:
-                first = queue.popleft()
-                if first not in taken:
-                    taken.add(first)
-                    return first
-        return None
-
-    return [places[id(m)] if id(m) in places else take(m) for m in context]
-
-
-def _source_keys(message: object) -> list[object]:
-    """What a changed message has in common with the message that it was made of."""
-    kind = kind_of(message)
-    if kind is MessageKind.CALL:
-        return [(kind, call.call_id or call.name) for call in calls_of(message)]
-    if kind is MessageKind.RESULT:
-        result = result_of(message)
-        return [(kind, result.call_id or result.name)]
-    return [kind] if kind is MessageKind.SAY else []
-
-
 def same_objects(one: Sequence[object], other: Sequence[object]) -> bool:
     """Whether two lists hold the very same objects."""
     return len(one) == len(other) and all(map(operator.is_, one, other))
-
-
-def calls_by_place(message: Any, source: Any) -> dict[int, Any]:
-    """The entries of ``tool_calls`` of a changed message, by the place that each has in the source's list."""
-    now, before = (list(read(m, "tool_calls") or ()) for m in (message, source))
-    if len(now) == len(before):
-        return dict(enumerate(now))
-    left = iter(enumerate(before))
-    places = (next((i for i, old in left if read(old, "id") == read(new, "id")), None) for new in now)
-    return {place: new for place, new in zip(places, now, strict=True) if place is not None}
 
 
 # Interactions

@@ -126,12 +126,10 @@ class Conversation(Generic[N]):
             numbers.setdefault(place.message, set()).add(place.number)
         out: list[tuple[int | None, N]] = []
         for at, parts in pieces:
-            if at is None:
-                native = parts
-            else:
-                new = {n: parts.get(n) for n in numbers[at] if parts.get(n) is not _SAME}
-                native = self.wire.write(self.source[at], new) if new else self.source[at]
-            if native is not None:
+            new = {} if at is None else {n: parts.get(n) for n in numbers[at] if parts.get(n) is not _SAME}
+            native: Any = parts if at is None else self.source[at]
+            native = self.wire.write(native, new) if new else native
+            if native is not None or (at is not None and not new):
                 out.append((at, native))
         return out
 

@@ -10,7 +10,7 @@ from memory_bank.config import MaskingSettings
 from memory_bank.plan import Choice, Shown
 from memory_bank.transcript.chat import edited_message
 from memory_bank.transcript.media import without_base64
-from memory_bank.transcript.messages import Interaction, content_text, read
+from memory_bank.transcript.messages import Interaction, content_text, result_of
 from memory_bank.transcript.quoting import quote_lines
 from memory_bank.transcript.shortening import cut_at_edge
 from memory_bank.transcript.transcript import View
@@ -61,7 +61,7 @@ def _results(interaction: Interaction) -> list[tuple[int, str]]:
 
 def _masked(message: Any, trace_id: str, max_length: int, tool: str) -> str | None:
     """The text of a result cut to its beginning and its id; None where that is no shorter."""
-    content = read(message, "content")
+    content = result_of(message).content
     text = without_base64(content_text(content))
     if len(text) <= max_length and isinstance(content, str):
         return None
