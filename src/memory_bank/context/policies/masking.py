@@ -27,36 +27,28 @@ def choose_masking(view: View, session: MemoryBankState, *, settings: MaskingSet
     The cut is marked ``[masked: …, trace_id …]``. Where the agent has ``get_record``, which returns the whole output
     for that id, the mark says so.
     """
-    cache = session.cache(_Masked)
+    cache, count = session.cache(_Masked), session.counter.count_message
     edits: dict[int, Edit] = {}
     part: list[Interaction] = []
     for interaction in view.interactions[: max(0, len(view.interactions) - settings.keep_last)]:
         if interaction.start in view.pinned | view.hidden:
             continue
-        for position, trace_id in _results(interaction):
+        for pair, trace_id in zip(interaction.pairs, interaction.trace_ids, strict=True):
+            if trace_id is None or pair.result_at is None:
+                continue
+            position = interaction.start + pair.result_at
             key = (trace_id, settings.max_length, session.record_tool)
             if key not in cache:
                 message = view.messages[position]
                 text = _masked(message, *key)
                 masked = None if text is None else edited_message(message, {WHOLE: text})
-                count = session.counter.count_message
                 cache[key] = None if text is None else Edit({WHOLE: text}, masked, count(masked))
             shorter = cache[key]
             if shorter is not None and shorter.tokens < view.tokens_between(position, position + 1):
                 edits[position] = replace(shorter, message=dict(shorter.message))
                 part.append(interaction)
-    return Choice(
-        edits=edits,
-        keep_all=True,
-        unchanged="" if edits else "no older output is longer than the limit",
-        reasons=Shown(view.history, part),
-    )
-
-
-def _results(interaction: Interaction) -> list[tuple[int, str]]:
-    """The positions of an interaction's results with their trace_ids."""
-    pairs = zip(interaction.pairs, interaction.trace_ids, strict=True)
-    return sorted((interaction.start + p.result_at, t) for p, t in pairs if t and p.result_at is not None)
+    why = "" if edits else "no older output is longer than the limit"
+    return Choice(edits=edits, keep_all=True, unchanged=why, reasons=Shown(view.history, part))
 
 
 def _masked(message: Any, trace_id: str, max_length: int, tool: str) -> str | None:
