@@ -212,7 +212,7 @@ class Sessions:
             unchanged = same_objects(context, messages)
             status = CONTROL if control else "unchanged" if unchanged else "rebuilt"
             written: Sequence[object] = context
-            if history is not None and not unchanged:
+            if history is not None and not unchanged and isinstance(context, Context):
                 written = history.to_request(context)
                 if state is not None:
                     tokens = state.recount(shown, history.read(written))
@@ -574,7 +574,7 @@ def _with_own_text(shown: list[object], redacted: Sequence[object], given: Seque
         restored = [own.get(id(p), p) for p in parts]
         changed = any(a is not b for a, b in zip(parts, restored, strict=True))
         context.append({**cast("dict[str, object]", message), "content": restored} if changed else message)
-    return Context(context, shown.plan, shown.sources) if isinstance(shown, Context) else context
+    return Context(context, shown.plan, shown.entries) if isinstance(shown, Context) else context
 
 
 def _parts(message: object) -> list[object]:
