@@ -51,18 +51,12 @@ Callbacks = _Functions | Mapping[type[Step], _Functions]
 class MemoryManager:
     """The typed history of one agent. Thread-safe.
 
-    Args:
-        system_prompt: text or a step.
-        prune_strategy: runs when there are more than ``max_steps_before_prune`` steps without the system
-            prompt, and again after as many more steps where it left more than that.
-        wire: the form of the messages, "tools" or "text".
-        counter: counts the tokens of the messages; default: tiktoken's o200k_base.
-        callbacks: functions by step class, called with each step of that class after it was added.
-        step_callbacks: further callbacks in the forms of smolagents: a list for ActionSteps, or by step class.
-        agent: what callbacks with a parameter ``agent`` get as that.
-
-    Raises:
-        HistoryError: a limit is below 1, or an argument has the wrong type.
+    ``prune_strategy`` runs when there are more than ``max_steps_before_prune`` steps without the system prompt, and
+    again after as many more steps where it left more than that. ``wire`` is the form of the messages, "tools" or
+    "text"; ``counter`` counts their tokens, by default as tiktoken's o200k_base. ``callbacks`` are functions by step
+    class, called with each step of that class after it was added; ``step_callbacks`` further ones in the forms of
+    smolagents: a list for ActionSteps, or by step class. Callbacks with a parameter ``agent`` get ``agent`` as that.
+    Raises HistoryError for a limit below 1, or an argument of the wrong type.
 
     Example:
         >>> history = MemoryManager("You are a careful agent.", keep_last_n_steps(20), 100)
@@ -124,10 +118,8 @@ class MemoryManager:
     def add(self, step: S) -> S:
         """Append a step; returns it with its number, assigned where it had none.
 
-        Raises:
-            HistoryError: this is not a step.
-            StepOrderError: its number is below that of the last step; the step is not added.
-            Exception: anything that a callback or the pruning raises; the step is added.
+        Raises HistoryError where this is not a step, and StepOrderError where its number is below that of the last
+        step; it is not added then. What a callback or the pruning raises comes after it was added.
         """
         if not isinstance(step, Step):
             kind = type_name(step)
@@ -401,17 +393,12 @@ LADDER: tuple[tuple[str, Pruning], ...] = (
 
 
 class AdaptiveMemoryManager(MemoryManager):
-    """A MemoryManager whose messages never exceed ``max_tokens``.
+    """A MemoryManager whose messages never exceed ``max_tokens``; other arguments are MemoryManager's.
 
-    When a step exceeds them, the first pruning of the ladder that fits is applied, after the last one
-    ``fit_token_budget``. ``last_level`` is the name of the pruning applied last. ``add`` and ``prune`` raise
+    When a step exceeds them, the first pruning of the ``ladder``, (name, pruning) pairs from the mildest on, that
+    fits is applied, after the last one ``fit_token_budget``. ``last_level`` is the name of the pruning applied
+    last. With a ``state``, a MemoryBankState, pruned content is stored in it. ``add`` and ``prune`` raise
     TokenBudgetError where system prompt, tasks and the last step alone exceed the limit; the step is kept.
-
-    Args:
-        max_tokens: the limit.
-        ladder: (name, pruning) pairs, the mildest first.
-        state: a MemoryBankState in which pruned content is stored.
-        args, options: as for MemoryManager.
     """
 
     def __init__(
@@ -465,21 +452,11 @@ _TRACE_ID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 class HierarchicalMemory(MemoryManager):
     """A MemoryManager in three tiers, after system prompt and tasks: themes, lines, recent steps.
 
-    An older step is stored in ``state`` and becomes one line with its trace_ids. Beyond ``summarized`` lines
-    the oldest line joins its theme: a count, the span of steps, the latest trace_ids. The trace_ids of all
-    steps are in the note's ``trace_ids``.
-
-    Args:
-        state: a MemoryBankState.
-        recent: the number of actions that stay whole.
-        summarized: the number of lines.
-        summarizer: a function from text to text or a chat model that writes the lines; default: extraction.
-        model: the name that a chat model is asked for.
-        theme_of: the theme of a step; default: the names of its tools.
-        args, options: as for MemoryManager.
-
-    Raises:
-        HistoryError: a limit is below 1.
+    The last ``recent`` actions stay whole. An older step is stored in ``state``, a MemoryBankState, and becomes one
+    line with its trace_ids, written by ``summarizer``, a function from text to text or a chat model asked for
+    ``model``, or by extraction. Beyond ``summarized`` lines the oldest line joins its theme (``theme_of`` the step,
+    by default the names of its tools): a count, the span of steps, the latest trace_ids. The trace_ids of all steps
+    are in the note's ``trace_ids``. Other arguments are MemoryManager's. Raises HistoryError for a limit below 1.
     """
 
     def __init__(

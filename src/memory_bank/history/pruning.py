@@ -110,16 +110,10 @@ def prune_old_observations(
 ) -> Pruning:
     """A pruning that cuts observations and errors of old actions to ``max_length`` characters.
 
-    Calls and thoughts stay. The last step is never old. With both limits an action is old by either.
-
-    Args:
-        keep_last_n: actions before the last ``keep_last_n`` actions are old; default: 5, and no limit where
-            ``max_age_seconds`` is given.
-        max_age_seconds: actions with an older timestamp are old.
-        now: Unix seconds from which age is measured; default: the time at which the pruning runs.
-
-    Raises:
-        HistoryError: a limit is below 1, or the age is not above 0.
+    Calls and thoughts stay. Old are the actions before the last ``keep_last_n`` (default: 5, and no limit where
+    ``max_age_seconds`` is given) and those with a timestamp more than ``max_age_seconds`` before ``now`` (Unix
+    seconds; default: the time at which the pruning runs). The last step is never old. Raises HistoryError for a
+    limit below 1, and an age that is not above 0.
     """
     if keep_last_n is None and max_age_seconds is None:
         keep_last_n = 5
@@ -171,16 +165,10 @@ def fit_token_budget(
 ) -> Pruning:
     """A pruning to at most ``max_tokens``, which changes as little as needed, the oldest steps first.
 
-    It cuts old observations to 400 characters, then to 100, and then drops whole steps.
-
-    Args:
-        counter: counts tokens; default: tiktoken's o200k_base.
-        wire: the form of the messages that are counted.
-
-    Raises:
-        HistoryError: the budget is below 1.
-        TokenBudgetError: (by the pruning) system prompts, tasks and the last step alone cost more; its
-            ``smallest`` is what they cost.
+    It cuts old observations to 400 characters, then to 100, and then drops whole steps. Tokens are those of the
+    messages in the form ``wire``, by ``counter`` or else tiktoken's o200k_base. Raises HistoryError for a budget
+    below 1; the pruning raises TokenBudgetError where system prompts, tasks and the last step alone cost more, with
+    what they cost as ``smallest``.
     """
     positive(max_tokens, "max_tokens")
 
@@ -222,16 +210,10 @@ def semantic_pruning(
 ) -> Pruning:
     """A pruning to system prompts, tasks, the last step and the ``keep`` most relevant other steps.
 
-    They are chosen by maximal marginal relevance, see ``vectors.choose_diverse``.
-
-    Args:
-        embedder: has ``encode(list[str])`` -> (n, d), such as ``LexicalEmbedder()``.
-        query: what the steps are compared with; default: the last task.
-        diversity: 0 (relevance only) to 1.
-
-    Raises:
-        HistoryError: a limit is out of range, or the embedder has no ``encode``.
-        EmbeddingError: (by the pruning) the embedder failed.
+    They are chosen by maximal marginal relevance to ``query`` (default: the last task), see
+    ``vectors.choose_diverse``; ``diversity``: 0 (relevance only) to 1. ``embedder`` has ``encode(list[str])`` ->
+    (n, d), such as ``LexicalEmbedder()``. Raises HistoryError for a limit out of range; the pruning raises
+    EmbeddingError.
     """
     positive(keep, "keep")
     if isinstance(diversity, bool) or not isinstance(diversity, (int, float)) or not 0 <= diversity <= 1:
@@ -269,17 +251,11 @@ def summarize_old_steps(
 ) -> Pruning:
     """A pruning that replaces everything before the last ``keep_last_n`` actions by one summary.
 
-    The summary is a ScratchpadStep of kind "summary". It includes the earlier summary and names the records
-    of the steps that it replaces. When the model fails or its answer is empty, extraction replaces it and a
-    WARNING is logged.
-
-    Args:
-        summarizer: a function from text to text, a chat model, or None for extraction (a line a step).
-        model: the name that a chat model is asked for.
-        max_chars: the length of the summary.
-
-    Raises:
-        HistoryError: a limit is below 1, or the summarizer cannot be called.
+    The summary, of at most ``max_chars`` characters, is a ScratchpadStep of kind "summary". It includes the earlier
+    summary and names the records of the steps that it replaces. ``summarizer``: a function from text to text, a
+    chat model (asked for ``model``), or None for extraction (a line a step), which also replaces, with a WARNING, a
+    model that fails or answers nothing. Raises HistoryError for a limit below 1, and a summarizer that cannot be
+    called.
     """
     positive(keep_last_n, "keep_last_n")
     positive(max_chars, "max_chars")
@@ -390,18 +366,12 @@ class Part(NamedTuple):
 
 
 def to_memory_bank(state: MemoryBankState, prune: Pruning | None = None, *, keep_last_n: int = 5) -> Pruning:
-    """A pruning that stores in ``state`` what ``prune`` removes, before it is removed.
+    """A pruning that stores in ``state``, a MemoryBankState, what ``prune`` removes, before it is removed.
 
-    A shortened observation ends in its ``trace_id``; in the place of dropped steps one ScratchpadStep (kind
-    "bank") lists calls and trace_ids. They are the trace_ids that ``apply_memory_bank_strategy`` gives the
-    same messages, so nothing is stored twice. When storing fails the pruning raises and nothing is pruned.
-
-    Args:
-        state: a MemoryBankState.
-        prune: default: ``prune_old_observations(keep_last_n)``.
-        keep_last_n: the actions whose observations the default pruning keeps whole.
-
-    Raises HistoryError where ``state`` is no bank.
+    A shortened observation ends in its ``trace_id``; in the place of dropped steps one ScratchpadStep (kind "bank")
+    lists calls and trace_ids. They are the trace_ids that ``apply_memory_bank_strategy`` gives the same messages, so
+    nothing is stored twice. When storing fails the pruning raises and nothing is pruned. ``prune``: by default
+    ``prune_old_observations(keep_last_n)``. Raises HistoryError where ``state`` is no bank.
     """
     check_bank(state, "to_memory_bank")
     chosen = prune if prune is not None else prune_old_observations(keep_last_n)
