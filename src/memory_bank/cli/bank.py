@@ -76,8 +76,7 @@ def show(
 ) -> None:
     """Show one record: the call, its raw output, its summary."""
     from memory_bank.bank.listing import find_record
-    from memory_bank.bank.transfer import record_line
-    from memory_bank.transcript.jsontext import compact, dump_value
+    from memory_bank.transcript.jsontext import RAW, compact, dump_value, is_deep
 
     found = find_record(open_bank(db), trace_id)
     if found is None:
@@ -90,7 +89,13 @@ def show(
         sys.stdout.buffer.flush()
         return
     if as_json:
-        print_json(record_line(session_id, record, insight))
+        values = {"session_id": session_id, **{n: getattr(record, n) for n in record.__dataclass_fields__}}
+        for name, text in (("raw_input", record.input_text), ("raw_output", output)):
+            if is_deep(values[name]):  # deeper than json.dumps allows: the text instead
+                values[name] = {RAW: text}
+        for name, field in (("summary", "summary"), ("summary_source", "source"), ("redo", "redo")):
+            values[name] = getattr(insight, field, None)
+        print_json(values)
         return
     print(f"session    {visible(session_id)}")
     print(f"trace_id   {record.trace_id}")
@@ -306,7 +311,7 @@ def export(
             line = json_line(value)
             target.write(("," if written else "") + line.rstrip("\n") if as_json else line)
             written += 1
-            count += "step_id" in value
+            count += "record" in value
         if as_json:
             target.write("]\n")
     tell(f"wrote {count:,} records.")

@@ -18,7 +18,7 @@ from memory_bank.bank.retrieval import (
 from memory_bank.bank.session import MemoryBankState
 from memory_bank.config import MemoryBankSettings
 from memory_bank.plan import Choice, Decision, Fate, Piece
-from memory_bank.records import Ranking
+from memory_bank.records import Hit
 from memory_bank.transcript.messages import Interaction
 from memory_bank.transcript.shortening import Shortened
 from memory_bank.transcript.transcript import View
@@ -53,7 +53,7 @@ def choose_top_k(view: View, session: MemoryBankState, *, settings: MemoryBankSe
         role=settings.memory_role, repair_pairs=settings.repair_pairs, query=query, may_cost_more=True
     )
 
-    def rank_all() -> Ranking:
+    def rank_all() -> list[Hit]:
         return rank(query, in_tail)
 
     if wider is None and len(session.steps) <= len(in_tail) and store.is_empty():
@@ -78,18 +78,18 @@ def choose_top_k(view: View, session: MemoryBankState, *, settings: MemoryBankSe
 class TopKReasons:
     """Reasons of the classic selection: rank and score of every record; see ``plan.Reasons``."""
 
-    def __init__(self, retrieved: Sequence[Retrieved], rank_all: Callable[[], Ranking]) -> None:
+    def __init__(self, retrieved: Sequence[Retrieved], rank_all: Callable[[], list[Hit]]) -> None:
         self.retrieved = tuple(retrieved)
         self._shown = {r.trace_id: (i, r) for i, r in enumerate(retrieved, 1) if r.session_id is None}
         self._rank_all = rank_all
 
     @cached_property
-    def _ranking(self) -> Ranking:
+    def _ranking(self) -> list[Hit]:
         return self._rank_all()
 
     @cached_property
     def _scores(self) -> dict[str, float]:
-        return self._ranking.as_dict()  # every interaction is of the session itself
+        return {h.trace_id: h.score for h in self._ranking if h.session_id is None}
 
     @cached_property
     def _places(self) -> dict[str, int]:
