@@ -187,7 +187,7 @@ def audit(
     extraction, nothing leaves this machine, and no contents are printed.
     """
     from memory_bank.config import load_config, named_strategies
-    from memory_bank.lab.logs.files import log_files, log_format
+    from memory_bank.lab.logs.sessions import log_files, log_format
     from memory_bank.lab.meter.audit import audit as run
     from memory_bank.lab.meter.audit import plan_audit
 
@@ -279,10 +279,9 @@ def bench(
     The same command continues where it was stopped: no case is done twice.
     """
     from memory_bank import __version__
-    from memory_bank.lab.experiments.config import load_experiment
-    from memory_bank.lab.experiments.matrix import plan_experiment
+    from memory_bank.lab.experiments.plan import load_experiment, plan_experiment
     from memory_bank.lab.experiments.report import markdown, render_report, report_lines
-    from memory_bank.lab.experiments.runner import Results, about_run, run_experiment
+    from memory_bank.lab.experiments.run import Results, about_run, run_experiment
 
     experiment = load_experiment(config)
     plan = plan_experiment(experiment, tell)
