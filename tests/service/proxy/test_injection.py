@@ -687,7 +687,7 @@ def test_every_answer_is_let_go_of(tmp_path, ending):
         return answer
 
     async def main():
-        answer = await Injection(sessions, 5.0)(asked, send)
+        answer = await Injection(sessions, 5.0).answer(asked, send)
         read = b""
         try:
             async for piece in answer.body:

@@ -8,17 +8,17 @@ import logging
 import re
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, ParamSpec, Protocol, TypeVar
 from urllib.parse import quote
 
 from anyio import CancelScope, to_thread
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse
-from starlette.routing import Match, Route
+from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from memory_bank.errors import BodyError, MemoryBankError, UpstreamError
@@ -26,8 +26,8 @@ from memory_bank.service.failures import code_of, failure
 from memory_bank.service.proxy.body import Body, JsonObject, MessageCache, parse_body, render_body
 from memory_bank.service.proxy.chat import ChatDialect
 from memory_bank.service.proxy.dialect import Dialect, Provider
-from memory_bank.service.proxy.messages import CountTokensDialect, MessagesDialect, thinking_turn
-from memory_bank.service.proxy.rebuild import MemoryResult, Rebuilder, SessionWay
+from memory_bank.service.proxy.messages import CountTokensDialect, MessagesDialect
+from memory_bank.service.proxy.rebuild import MOST_REFUSED, MemoryResult, Rebuilder, SessionWay
 from memory_bank.service.proxy.responses import ResponsesDialect
 from memory_bank.service.proxy.upstream import (
     Headers,
@@ -47,6 +47,8 @@ DIALECTS: tuple[Dialect, ...] = (
 )  # fmt: skip
 LARGE = 65_536
 """Bytes from which a body is parsed and written in a thread."""
+P = ParamSpec("P")
+T = TypeVar("T")
 
 REFUSALS = frozenset({400, 413, 422})  # the statuses after which a request is sent again as it came
 REFUSED = "upstream refused the rebuilt context"
@@ -56,8 +58,6 @@ UNTRIED = "thinking would be bound to a rebuilt context"
 """The reason of a request that begins a turn, while no rebuilt context was accepted in a turn of its model."""
 FIRST_PAUSE, LONGEST_PAUSE = 5, 160
 """Requests of a session without memory after a refused context; each further one doubles them."""
-MOST_REFUSED = 1024
-"""Sessions that are remembered with how their requests are sent; also the models in ``Proxy.proven``."""
 
 _HEADER_SAFE = "".join(chr(c) for c in range(0x21, 0x7F) if chr(c) != "%")
 
@@ -116,6 +116,25 @@ class ModelRequest:
     body: Body | None = field(repr=False)
     memory: MemoryResult
 
+    @property
+    def value(self) -> JsonObject:
+        """The members of its body."""
+        return {} if self.body is None else self.body.value
+
+    @property
+    def model(self) -> str:
+        """The model that it is for."""
+        return str(self.value.get("model"))
+
+    @property
+    def thinks(self) -> Literal["begins", "goes on"] | None:
+        """Its place in a turn whose thinking is bound to its context; see Dialect."""
+        return self.dialect.thinking_turn(self.value)
+
+    def is_rebuilt(self, turn: Literal["begins", "goes on"]) -> bool:
+        """Whether it has a rebuilt context and is one of a thinking turn, at this place of it."""
+        return self.memory.status == "rebuilt" and self.thinks == turn
+
     def render(self, arrays: Mapping[str, Sequence[object]] | None = None) -> bytes:
         """The body for upstream, with memory's context and these arrays as members. Raises BodyError."""
         if self.body is None or not arrays:
@@ -128,13 +147,12 @@ SendUpstream = Callable[[bytes, int], Awaitable[UpstreamAnswer]]
 
 The number: tokens of the body besides memory's context, those of added tools and hidden turns."""
 
-Responder = Callable[[ModelRequest, SendUpstream], Awaitable[UpstreamAnswer]]
-"""Answers a model request; may send several times, and closes every answer but the one it returns."""
 
+class Responder(Protocol):
+    """Answers model requests; see ``Injection``, which imports this module."""
 
-async def forward(request: ModelRequest, send: SendUpstream) -> UpstreamAnswer:
-    """Answer a model request with upstream's answer."""
-    return await send(request.render(), 0)
+    async def answer(self, request: ModelRequest, send: SendUpstream) -> UpstreamAnswer:
+        """The answer for the client. It may send several times, and closes every answer but the one it returns."""
 
 
 class Proxy:
@@ -156,8 +174,8 @@ class Proxy:
         upstreams: Mapping[Provider, Upstream],
         rebuilder: Rebuilder,
         *,
-        responder: Responder = forward,
-        cache: MessageCache | None = None,
+        responder: Responder,
+        cache: MessageCache,
         add_trace: Callable[[Headers], Headers] = lambda headers: headers,
         record: Callable[[Exchange], None] = lambda _: None,
     ) -> None:
@@ -175,24 +193,12 @@ class Proxy:
 
 def model_routes() -> list[Route]:
     """Routes of the dialects' paths with any method, for the service's proxy."""
-    return [_ProxyRoute(PREFIX + dialect.path) for dialect in DIALECTS]
+    return [Route(PREFIX + d.path, _ServiceProxy(), include_in_schema=False) for d in DIALECTS]
 
 
 def upstream_routes() -> list[Route]:
     """A route of all other paths under ``/v1`` with any method, for the service's proxy."""
-    return [_ProxyRoute(PREFIX + "/{path:path}")]
-
-
-class _ProxyRoute(Route):
-    """A route to the proxy that leaves itself in the scope, where metrics and logs find its path."""
-
-    def __init__(self, path: str) -> None:
-        super().__init__(path, _ServiceProxy(), include_in_schema=False)
-
-    def matches(self, scope: Scope) -> tuple[Match, Scope]:
-        """As the base class."""
-        match, child_scope = super().matches(scope)
-        return match, {**child_scope, "route": self}
+    return [Route(PREFIX + "/{path:path}", _ServiceProxy(), include_in_schema=False)]
 
 
 class _ServiceProxy:
@@ -243,7 +249,7 @@ class _ProxiedRequest:
                 log.warning("%s", e)
                 return
             self.outcome = "unreachable" if isinstance(e, UpstreamError) else "refused"
-            self.status, body, headers = failure(e)
+            self.status, _, headers = failure(e)
             if has_begun or self.dialect is None:
                 raise
             body = self.dialect.error_body(str(e), code_of(e), self.status)
@@ -276,7 +282,7 @@ class _ProxiedRequest:
         headers = [(n, v) for n, v in headers if n != b"accept-encoding"]
         headers.append((b"accept-encoding", b"identity"))
 
-        answer = await self.proxy.responder(request, partial(self._send_form, headers))
+        answer = await self.proxy.responder.answer(request, partial(self._send_form, headers))
         await self._relay(answer, _memory_headers(self.request.memory, self.sent_tokens))
 
     async def _send_form(self, headers: Headers, body: bytes, more: int) -> UpstreamAnswer:
@@ -290,20 +296,21 @@ class _ProxiedRequest:
         answer = await self._send_upstream(headers, body, more + (request.memory.tokens or 0))
         if answer.status < 400 and not is_own:
             self._accepted(request)
+        if answer.status not in REFUSALS:
+            return answer
         tries: list[MemoryResult] = []
-        if answer.status in REFUSALS:
-            is_stripped = request.memory.reason == REFUSED and request.memory.arrays
-            if not (is_own or is_stripped):
-                only_marks = request.memory.status == "unchanged" and not more
-                tries.append(self._unchanged(request, reason=MARKS_REFUSED if only_marks else REFUSED))
-            if not is_stripped and request.dialect.without_thinking(_value(request)) is not None:
-                tries.append(self._unchanged(request, strips=True))
+        is_stripped = request.memory.reason == REFUSED and request.memory.arrays
+        if not (is_own or is_stripped):
+            only_marks = request.memory.status == "unchanged" and not more
+            tries.append(_unchanged(request, reason=MARKS_REFUSED if only_marks else REFUSED))
+        if not is_stripped and request.dialect.without_thinking(request.value) is not None:
+            tries.append(_unchanged(request, strips=True))
         what, original = "", None
         for memory in tries:
-            refused, error = await _read_refusal(answer)
-            what = what or f"{request.dialect.route}, {refused.status}, {error}"
+            error = await _read_error(answer)
+            what = what or f"{request.dialect.route}, {answer.status}, {error}"
             if is_own or self.request is not request:
-                original = original or refused
+                original = original or answer
             self.request = replace(request, memory=memory)
             answer = await self._send_upstream(headers, self.request.render(), memory.tokens or 0)
             if answer.status < 400:
@@ -321,31 +328,10 @@ class _ProxiedRequest:
         is_anthropic = path.startswith("/messages/") or "anthropic-version" in self.incoming.headers
         return "anthropic" if is_anthropic else "openai"
 
-    def _unchanged(
-        self, request: ModelRequest, *, strips: bool = False, reason: str = REFUSED
-    ) -> MemoryResult:
-        """The result for a request that is sent as it came; ``strips``: without its thinking."""
-        memory = request.memory
-        arrays: dict[str, Sequence[object]] = {}
-        stripped = request.dialect.without_thinking(_value(request)) if strips else None
-        if stripped is not None:
-            arrays = {request.dialect.key: stripped}
-        return MemoryResult(
-            "unchanged",
-            reason,
-            data=render_body(request.body, arrays) if arrays and request.body else None,
-            arrays=arrays,
-            session=memory.session,
-            tokens=memory.full_tokens,
-            full_tokens=memory.full_tokens,
-            seconds=memory.seconds,
-            step=memory.step,
-        )
-
     def _accepted(self, request: ModelRequest) -> None:
         """Note that upstream accepted what memory made of a request."""
-        if _is_rebuilt(request, "goes on") and len(self.proxy.proven) < MOST_REFUSED:
-            self.proxy.proven.add(_model(request))
+        if request.is_rebuilt("goes on") and len(self.proxy.proven) < MOST_REFUSED:
+            self.proxy.proven.add(request.model)
         way = self._way(request.memory)
         if way is not None and way.left == 0 and request.memory.status == "rebuilt":
             way.left = -1
@@ -365,12 +351,9 @@ class _ProxiedRequest:
             way.strips = strips
             return
         pause = FIRST_PAUSE if way is None else min(2 * way.pause, LONGEST_PAUSE)
-        thinks = _is_rebuilt(request, "goes on") and _model(request) not in self.proxy.proven
-        ways, key = self.proxy.rebuilder.ways, (self.caller.namespace, memory.session)
-        ways[key] = SessionWay(pause, pause, strips, thinks)
-        ways.move_to_end(key)
-        if len(ways) > MOST_REFUSED:
-            ways.popitem(last=False)
+        thinks = request.is_rebuilt("goes on") and request.model not in self.proxy.proven
+        way = SessionWay(pause, pause, strips, thinks)
+        self.proxy.rebuilder.ways[self.caller.namespace, memory.session] = way
         then = "while it thinks" if thinks else f"for {pause} requests, then in a safer form"
         refused = "upstream refused a context (%s), not the request as it came: no memory for session %s %s"
         log.warning(refused, what, memory.session, then)
@@ -381,12 +364,7 @@ class _ProxiedRequest:
     async def _rebuild(self, dialect: Dialect, data: bytes, headers: Headers) -> ModelRequest:
         """The request with its context from memory."""
         try:
-            if len(data) < LARGE:
-                body = read_body(data, dialect, self.proxy.cache)
-            else:
-                body = await to_thread.run_sync(
-                    read_body, data, dialect, self.proxy.cache, abandon_on_cancel=True
-                )
+            body = await in_thread_if_large(data, read_body, data, dialect, self.proxy.cache)
         except BodyError as e:
             return ModelRequest(dialect, self.caller, data, None, MemoryResult("passed", str(e)))
         memory = await self.proxy.rebuilder.rebuild(
@@ -396,15 +374,15 @@ class _ProxiedRequest:
         if memory.status not in ("rebuilt", "unchanged"):
             return request
         way = self._way(memory)
-        is_proven = _model(request) in self.proxy.proven
+        is_proven = request.model in self.proxy.proven
         if way is not None:
-            waits = way.left > 0 or (way.thinks and _thinks(request) and not is_proven)
+            waits = way.left > 0 or (way.thinks and request.thinks and not is_proven)
             way.left -= way.left > 0
             if waits or (way.strips and memory.status == "unchanged"):
-                return replace(request, memory=self._unchanged(request, strips=way.strips))
+                return replace(request, memory=_unchanged(request, strips=way.strips))
             request = replace(request, memory=replace(memory, reason=memory.reason or SAFER))
-        if _is_rebuilt(request, "begins") and not is_proven:
-            return replace(request, memory=self._unchanged(request, reason=UNTRIED))
+        if request.is_rebuilt("begins") and not is_proven:
+            return replace(request, memory=_unchanged(request, reason=UNTRIED))
         return request
 
     def _body(self) -> bytes | AsyncIterator[bytes]:
@@ -464,7 +442,7 @@ class _ProxiedRequest:
 
     def _exchange(self) -> Exchange:
         request = self.request
-        value = request.body.value if request and request.body else {}
+        value = request.value if request else {}
         memory = request.memory if request else MemoryResult("passed")
         model = value.get("model")
         usage = self.usage.tokens() if request else NO_USAGE
@@ -502,40 +480,36 @@ def read_body(data: bytes, dialect: Dialect, cache: MessageCache | None = None) 
     return body if cache is None else cache.intern(body, dialect.key)
 
 
-def _value(request: ModelRequest) -> JsonObject:
-    return {} if request.body is None else request.body.value
+async def in_thread_if_large(data: bytes, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Do work on a body here, in a thread if the body is large."""
+    if len(data) < LARGE:
+        return work(*args, **kwargs)
+    return await to_thread.run_sync(partial(work, *args, **kwargs), abandon_on_cancel=True)
 
 
-def _is_rebuilt(request: ModelRequest, turn: Literal["begins", "goes on"]) -> bool:
-    """Whether a request with a rebuilt context is one of a thinking turn, at this place of it."""
-    return request.memory.status == "rebuilt" and _thinks(request) == turn
+def _unchanged(request: ModelRequest, *, strips: bool = False, reason: str = REFUSED) -> MemoryResult:
+    """The result for a request that is sent as it came; ``strips``: without its thinking."""
+    stripped = request.dialect.without_thinking(request.value) if strips else None
+    arrays = {} if stripped is None else {request.dialect.key: stripped}
+    return replace(
+        request.memory,
+        status="unchanged",
+        reason=reason,
+        data=render_body(request.body, arrays) if arrays and request.body else None,
+        arrays=arrays,
+        tokens=request.memory.full_tokens,
+        tools=None,
+    )
 
 
-def _thinks(request: ModelRequest) -> Literal["begins", "goes on"] | None:
-    """The place of a request in a turn with ``thinking.type: enabled``; None without that."""
-    return thinking_turn(_value(request)) if request.dialect.provider == "anthropic" else None
-
-
-def _model(request: ModelRequest) -> str:
-    return str(_value(request).get("model"))
-
-
-async def _read_refusal(answer: UpstreamAnswer) -> tuple[UpstreamAnswer, str]:
-    """A refusal whose connection is released, and the type and code of its error where they are plain names."""
+async def _read_error(answer: UpstreamAnswer) -> str:
+    """The type and code of a refusal's error where they are plain names; its connection is released."""
     try:
-        data = b"".join([chunk async for chunk in answer.body])
-    finally:
-        await answer.aclose()
-
-    async def body() -> AsyncIterator[bytes]:
-        yield data
-
-    try:
-        error = json.loads(data)["error"]
+        error = json.loads(await answer.hold() or b"")["error"]
         names = [n for k in ("type", "code") if _ERROR_NAME.fullmatch(n := str(error.get(k) or ""))]
     except (ValueError, RecursionError, TypeError, KeyError, AttributeError):
         names = []
-    return UpstreamAnswer(answer.status, answer.headers, body()), "/".join(names) or "no type"
+    return "/".join(names) or "no type"
 
 
 def _memory_headers(memory: MemoryResult, sent: int) -> Headers:
@@ -565,7 +539,6 @@ class UsageReader:
     """Finds the token usage in an answer; ``feed`` keeps only the first and the last bytes."""
 
     KEPT = 16_384
-    KEY = b'"usage":'
 
     def __init__(self) -> None:
         self.size = 0
@@ -588,26 +561,17 @@ class UsageReader:
 
         A stream of the Messages API begins with the usage of the input and ends with that of the output.
         """
-        end = b"".join(self._chunks)[-self.KEPT :]
-        last = _first_found(end, reversed([*_positions(end, self.KEY)]))
+        last = next(_usages(b"".join(self._chunks)[-self.KEPT :], last_first=True), NO_USAGE)
         if last.input is None and last.output is not None:
-            first = _first_found(self._head, _positions(self._head, self.KEY))
-            return first._replace(output=last.output)
+            return next(_usages(self._head), NO_USAGE)._replace(output=last.output)
         return last
 
 
-def _positions(text: bytes, key: bytes) -> Iterator[int]:
-    """The positions after each occurrence of a key."""
-    at = text.find(key)
-    while at >= 0:
-        yield at + len(key)
-        at = text.find(key, at + 1)
-
-
-def _first_found(text: bytes, positions: Iterable[int]) -> ReportedUsage:
-    """The first usage at these positions."""
-    found = (_usage_tokens(text[at:]) for at in positions)
-    return next((usage for usage in found if usage != NO_USAGE), NO_USAGE)
+def _usages(text: bytes, *, last_first: bool = False) -> Iterator[ReportedUsage]:
+    """The usages in a text that name tokens."""
+    ends = [match.end() for match in re.finditer(b'"usage":', text)]
+    found = (_usage_tokens(text[at:]) for at in (reversed(ends) if last_first else ends))
+    return (usage for usage in found if usage != NO_USAGE)
 
 
 def _usage_tokens(text: bytes) -> ReportedUsage:
