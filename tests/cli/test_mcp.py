@@ -11,7 +11,8 @@ import anyio
 import pytest
 
 pytest.importorskip("mcp")
-from tests.service.mcp_clients import EVIL, ROOT, MCPError, command, connected, fill, text_of
+from mcp import MCPError
+from tests.service.mcp_clients import EVIL, ROOT, command, connected, fill, text_of
 
 from memory_bank.bank.database import Database
 from memory_bank.bank.embedder import remember

@@ -1,7 +1,4 @@
-"""The MCP server for tests: one bank with several owners, and the real client over every transport.
-
-With mcp 1 (``tests/service/test_mcp_1.py``) its client stands behind the methods of mcp 2's.
-"""
+"""The MCP server for tests: one bank with several owners, and the real client over every transport."""
 
 from __future__ import annotations
 
@@ -15,12 +12,12 @@ from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import mcp_types
 import uvicorn
-from mcp import StdioServerParameters
+from mcp import Client, StdioServerParameters
 from mcp.client.stdio import stdio_client
 from mcp.client.streamable_http import streamable_http_client
-from mcp.shared import exceptions
 from starlette.applications import Starlette
 from starlette.routing import Route
 
@@ -102,65 +99,19 @@ def command(*arguments: str, **environment: str) -> StdioServerParameters:
     )
 
 
-MCP_1 = not hasattr(exceptions, "MCPError")
-MCPError: Any = exceptions.McpError if MCP_1 else exceptions.MCPError
-
-if MCP_1:
-    import httpx as http_library
-    from mcp import ClientSession
-    from mcp.shared.memory import create_connected_server_and_client_session
-
-    class Client:
-        """The methods of mcp 2's client with a session of mcp 1; results have the types of mcp 2."""
-
-        def __init__(self, session: ClientSession) -> None:
-            self.session = session
-
-        async def begin(self) -> Client:
-            began = await self.session.initialize()
-            self.server_info, self.instructions = began.serverInfo, began.instructions
-            return self
-
-        def __getattr__(self, name: str) -> Any:
-            async def method(*arguments: Any, **named: Any) -> Any:
-                found = await getattr(self.session, name)(*arguments, **named)
-                kind = getattr(mcp_types, type(found).__name__)
-                return kind.model_validate(found.model_dump(by_alias=True, mode="json", exclude_none=True))
-
-            return method
-
-    @asynccontextmanager
-    async def connected(where: Any, _mode: str = "auto", **headers: str) -> AsyncIterator[Client]:
-        """The real client: of a URL, of a command, or of a server object."""
-        if isinstance(where, str):
-            http = http_library.AsyncClient(headers=headers, timeout=30)
-            ends = streamable_http_client(where, http_client=http)
-            async with http, ends as (read, write, _), ClientSession(read, write) as session:
-                yield await Client(session).begin()
-        elif isinstance(where, StdioServerParameters):
-            async with stdio_client(where) as ends, ClientSession(*ends) as session:
-                yield await Client(session).begin()
-        else:
-            async with create_connected_server_and_client_session(where) as session:
-                yield await Client(session).begin()
-
-else:
-    import httpx2 as http_library
-    from mcp import Client
-
-    @asynccontextmanager
-    async def connected(where: Any, mode: str = "auto", **headers: str) -> AsyncIterator[Client]:
-        """The real client: of a URL, of a command, or of a server object."""
-        if isinstance(where, str):
-            http = http_library.AsyncClient(headers=headers, timeout=30)
-            async with http, Client(streamable_http_client(where, http_client=http), mode=mode) as client:
-                yield client
-        elif isinstance(where, StdioServerParameters):
-            async with Client(stdio_client(where), mode=mode) as client:
-                yield client
-        else:
-            async with Client(where, mode=mode) as client:
-                yield client
+@asynccontextmanager
+async def connected(where: Any, mode: str = "auto", **headers: str) -> AsyncIterator[Client]:
+    """The real client: of a URL, of a command, or of a server object."""
+    if isinstance(where, str):
+        http = httpx2.AsyncClient(headers=headers, timeout=30)
+        async with http, Client(streamable_http_client(where, http_client=http), mode=mode) as client:
+            yield client
+    elif isinstance(where, StdioServerParameters):
+        async with Client(stdio_client(where), mode=mode) as client:
+            yield client
+    else:
+        async with Client(where, mode=mode) as client:
+            yield client
 
 
 def in_memory(sessions: Sessions, session: str | None = None) -> Any:

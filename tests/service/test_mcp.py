@@ -12,11 +12,10 @@ from functools import partial
 import anyio
 import mcp_types
 import pytest
+from mcp import MCPError
 from tests.service.mcp_clients import (
     EVIL,
-    MCP_1,
     ROOT,
-    MCPError,
     command,
     connected,
     fill,
@@ -621,8 +620,6 @@ def test_the_page_on_it_runs(bank, capsys):
     default = "http://127.0.0.1:8767"
     with serving(create_app(configured(bank["file"]))) as url:
         assert ORDERS[2] in anyio.run(partial(main, http["url"].replace(default, url), **http["headers"]))
-        if MCP_1:
-            return  # the page has the client of mcp 2
         exec(
             compile(code.replace(default, url).replace("ORD-1003", "ORD-103"), "docs/howto/mcp.md", "exec"),
             {},
