@@ -432,4 +432,6 @@ def test_what_is_remembered_is_bounded(monkeypatch):
         redaction.text(f"password=hunter{i} " + "x" * 1_000)
     assert redaction._known.currsize <= 160_000
     assert 100 < len(redaction._known) < 200
-    assert "hunter2" not in redaction.text("password=hunter2 " + "x" * 200_000)  # longer than all that is kept
+    assert "hunter2" not in redaction.text(
+        "password=hunter2 " + "x" * 200_000
+    )  # longer than all that is kept

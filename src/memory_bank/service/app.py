@@ -121,7 +121,7 @@ class Service:
         self.proxy = Proxy(
             {"openai": self.upstream, "anthropic": self.anthropic},
             rebuilder,
-            responder=Injection(self.sessions, timeout),
+            injection=Injection(self.sessions, timeout),
             cache=cache,
             add_trace=telemetry.carry,
             record=self.tell,

@@ -22,8 +22,8 @@ from memory_bank.config import Config, ServiceSettings, load_config
 from memory_bank.errors import UpstreamError
 from memory_bank.service.proxy.dialect import MEMORY_TOOLS
 from memory_bank.service.proxy.injection import MOST_BYTES, NOT_YET, ROUNDS, Injection
-from memory_bank.service.proxy.rebuild import MemoryResult
-from memory_bank.service.proxy.routes import DIALECTS, ModelRequest, read_body
+from memory_bank.service.proxy.rebuild import MemoryResult, ModelRequest
+from memory_bank.service.proxy.routes import DIALECTS, read_body
 from memory_bank.service.proxy.upstream import UpstreamAnswer
 from memory_bank.service.security.access import LOCAL
 from memory_bank.service.sessions import Sessions

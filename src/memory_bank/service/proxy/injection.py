@@ -13,7 +13,7 @@ from memory_bank.errors import BodyError, MemoryBankError, UpstreamError
 from memory_bank.service.proxy.body import JsonObject, parse_body
 from memory_bank.service.proxy.dialect import ModelToolCall, ModelTurn, TurnStream, add_usage, as_object
 from memory_bank.service.proxy.events import EventSplitter
-from memory_bank.service.proxy.routes import ModelRequest, SendUpstream, in_thread_if_large
+from memory_bank.service.proxy.rebuild import ModelRequest, SendUpstream, in_thread_if_large
 from memory_bank.service.proxy.upstream import Headers, UpstreamAnswer, after
 from memory_bank.service.sessions import Sessions, count_once
 from memory_bank.service.threads import limiter

@@ -9,9 +9,10 @@ import logging
 import threading
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from functools import partial
+from typing import Literal, ParamSpec, TypeVar
 
 import anyio
 from anyio import to_thread
@@ -19,9 +20,10 @@ from cachetools import LRUCache
 
 from memory_bank.errors import MemoryBankError
 from memory_bank.service.failures import code_of
-from memory_bank.service.proxy.body import Body, render_body
+from memory_bank.service.proxy.body import Body, JsonObject, render_body
 from memory_bank.service.proxy.dialect import Dialect, NotRebuiltError, own_tools
 from memory_bank.service.proxy.identity import Identity, client_session
+from memory_bank.service.proxy.upstream import UpstreamAnswer
 from memory_bank.service.security.access import Caller, stored_id
 from memory_bank.service.sessions import Rebuilt, Sessions
 from memory_bank.transcript.harness import asks_for_summary
@@ -29,8 +31,12 @@ from memory_bank.transcript.jsontext import compact
 from memory_bank.transcript.messages import MessageKind, kind_of, message_text, same_objects
 
 log = logging.getLogger("memory_bank.Service")
+P = ParamSpec("P")
+T = TypeVar("T")
 
 PAUSE = 10.0
+LARGE = 65_536
+"""Bytes from which a body is parsed and written in a thread."""
 THREADS = 8
 FINISHERS = 2
 FINISH_DELAY = 0.01
@@ -81,6 +87,55 @@ class MemoryResult:
     seconds: float = 0.0
     step: Rebuilt | None = field(default=None, repr=False)
     tools: list[object] | None = field(default=None, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelRequest:
+    """A request of a dialect. ``data``: its body; ``body``: the same parsed, None if that is impossible."""
+
+    dialect: Dialect
+    caller: Caller
+    data: bytes = field(repr=False)
+    body: Body | None = field(repr=False)
+    memory: MemoryResult
+
+    @property
+    def value(self) -> JsonObject:
+        """The members of its body."""
+        return {} if self.body is None else self.body.value
+
+    @property
+    def model(self) -> str:
+        """The model that it is for."""
+        return str(self.value.get("model"))
+
+    @property
+    def thinks(self) -> Literal["begins", "goes on"] | None:
+        """Its place in a turn whose thinking is bound to its context; see Dialect."""
+        return self.dialect.thinking_turn(self.value)
+
+    def is_rebuilt(self, turn: Literal["begins", "goes on"]) -> bool:
+        """Whether it has a rebuilt context and is one of a thinking turn, at this place of it."""
+        return self.memory.status == "rebuilt" and self.thinks == turn
+
+    def render(self, arrays: Mapping[str, Sequence[object]] | None = None) -> bytes:
+        """The body for upstream, with memory's context and these arrays as members. Raises BodyError."""
+        if self.body is None or not arrays:
+            return self.memory.data or self.data
+        return render_body(self.body, {**self.memory.arrays, **arrays})
+
+
+SendUpstream = Callable[[bytes, int], Awaitable[UpstreamAnswer]]
+"""Sends a body upstream and returns the answer; if upstream refuses the body, sends another form of the request.
+
+The number: tokens of the body besides memory's context, those of added tools and hidden turns."""
+
+
+async def in_thread_if_large(data: bytes, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Do work on a body here, in a thread if the body is large."""
+    if len(data) < LARGE:
+        return work(*args, **kwargs)
+    return await to_thread.run_sync(partial(work, *args, **kwargs), abandon_on_cancel=True)
 
 
 @dataclass(slots=True)

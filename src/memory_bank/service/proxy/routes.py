@@ -8,14 +8,14 @@ import logging
 import re
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Literal, NamedTuple, ParamSpec, Protocol, TypeVar
+from typing import Literal, NamedTuple
 from urllib.parse import quote
 
-from anyio import CancelScope, to_thread
+from anyio import CancelScope
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse
 from starlette.routing import Route
@@ -23,11 +23,19 @@ from starlette.types import Receive, Scope, Send
 
 from memory_bank.errors import BodyError, MemoryBankError, UpstreamError
 from memory_bank.service.failures import code_of, failure
-from memory_bank.service.proxy.body import Body, JsonObject, MessageCache, parse_body, render_body
+from memory_bank.service.proxy.body import Body, MessageCache, parse_body, render_body
 from memory_bank.service.proxy.chat import ChatDialect
 from memory_bank.service.proxy.dialect import Dialect, Provider
+from memory_bank.service.proxy.injection import Injection
 from memory_bank.service.proxy.messages import CountTokensDialect, MessagesDialect
-from memory_bank.service.proxy.rebuild import MOST_REFUSED, MemoryResult, Rebuilder, SessionWay
+from memory_bank.service.proxy.rebuild import (
+    MOST_REFUSED,
+    MemoryResult,
+    ModelRequest,
+    Rebuilder,
+    SessionWay,
+    in_thread_if_large,
+)
 from memory_bank.service.proxy.responses import ResponsesDialect
 from memory_bank.service.proxy.upstream import (
     Headers,
@@ -36,7 +44,7 @@ from memory_bank.service.proxy.upstream import (
     credential_of,
     request_headers,
 )
-from memory_bank.service.security.access import Caller, caller_of
+from memory_bank.service.security.access import caller_of
 from memory_bank.service.sessions import Rebuilt
 
 log = logging.getLogger("memory_bank.Service")
@@ -45,11 +53,6 @@ PREFIX = "/v1"
 DIALECTS: tuple[Dialect, ...] = (
     ChatDialect(), ResponsesDialect(), MessagesDialect(), CountTokensDialect(),
 )  # fmt: skip
-LARGE = 65_536
-"""Bytes from which a body is parsed and written in a thread."""
-P = ParamSpec("P")
-T = TypeVar("T")
-
 REFUSALS = frozenset({400, 413, 422})  # the statuses after which a request is sent again as it came
 REFUSED = "upstream refused the rebuilt context"
 SAFER = "in a safer form, since upstream refused another"
@@ -71,9 +74,8 @@ Outcome = Literal["complete", "client_gone", "broken_off", "unreachable", "refus
 class Exchange:
     """What is recorded of one request and its answer: no contents, no keys.
 
-    ``route``: a dialect's, or "other" for what only passes. ``began``: Unix seconds; ``first_byte`` and
-    ``seconds``: until the first and the last byte of the answer's body. ``memory``: rebuilt, unchanged,
-    passed or failed, "" for route "other", with its ``reason`` and the ``memory_seconds`` it took;
+    ``route``: a dialect's, or "other" for what only passes. ``seconds``: until the last byte of the answer's body.
+    ``memory``: rebuilt, unchanged, passed or failed, "" for route "other", with its ``reason``;
     ``tokens`` of all that was sent upstream and ``full_tokens`` of the request as it came, tools included, as memory
     counts them; ``answered_tokens`` of what upstream did not refuse. ``input_tokens`` (with those
     read from a cache and written to it, None where caches are not reported) and ``output_tokens`` are those of
@@ -84,16 +86,13 @@ class Exchange:
     route: str
     outcome: Outcome
     status: int | None
-    began: float
     seconds: float
-    first_byte: float | None = None
     model: str | None = None
     streamed: bool = False
     namespace: str | None = None
     session: str | None = None
     memory: str = ""
     reason: str | None = None
-    memory_seconds: float = 0.0
     tokens: int | None = None
     full_tokens: int | None = None
     answered_tokens: int = 0
@@ -102,59 +101,10 @@ class Exchange:
     cached_tokens: int | None = None
     written_tokens: int | None = None
     received_bytes: int = 0
-    sent_bytes: int = 0
     step: Rebuilt | None = field(default=None, repr=False)
 
 
-@dataclass(frozen=True, slots=True)
-class ModelRequest:
-    """A request of a dialect. ``data``: its body; ``body``: the same parsed, None if that is impossible."""
-
-    dialect: Dialect
-    caller: Caller
-    data: bytes = field(repr=False)
-    body: Body | None = field(repr=False)
-    memory: MemoryResult
-
-    @property
-    def value(self) -> JsonObject:
-        """The members of its body."""
-        return {} if self.body is None else self.body.value
-
-    @property
-    def model(self) -> str:
-        """The model that it is for."""
-        return str(self.value.get("model"))
-
-    @property
-    def thinks(self) -> Literal["begins", "goes on"] | None:
-        """Its place in a turn whose thinking is bound to its context; see Dialect."""
-        return self.dialect.thinking_turn(self.value)
-
-    def is_rebuilt(self, turn: Literal["begins", "goes on"]) -> bool:
-        """Whether it has a rebuilt context and is one of a thinking turn, at this place of it."""
-        return self.memory.status == "rebuilt" and self.thinks == turn
-
-    def render(self, arrays: Mapping[str, Sequence[object]] | None = None) -> bytes:
-        """The body for upstream, with memory's context and these arrays as members. Raises BodyError."""
-        if self.body is None or not arrays:
-            return self.memory.data or self.data
-        return render_body(self.body, {**self.memory.arrays, **arrays})
-
-
-SendUpstream = Callable[[bytes, int], Awaitable[UpstreamAnswer]]
-"""Sends a body upstream and returns the answer; if upstream refuses the body, sends another form of the request.
-
-The number: tokens of the body besides memory's context, those of added tools and hidden turns."""
-
-
-class Responder(Protocol):
-    """Answers model requests; see ``Injection``, which imports this module."""
-
-    async def answer(self, request: ModelRequest, send: SendUpstream) -> UpstreamAnswer:
-        """The answer for the client. It may send several times, and closes every answer but the one it returns."""
-
-
+@dataclass(slots=True, eq=False)
 class Proxy:
     """An ASGI application for all paths under ``/v1`` that are not the service's own.
 
@@ -164,28 +114,17 @@ class Proxy:
     and gets it in a safer form then (SessionWay), in this process; else nothing changes. Where only cache marks were
     refused, no request gets any from then on. ``proven``: models that accepted a change before thinking.
 
-    ``upstreams`` are the model APIs by provider. ``responder`` answers model requests, ``cache`` keeps parsed
-    messages, ``add_trace`` adds trace headers to a request for upstream, ``record`` is called with every
-    finished exchange.
+    ``upstreams`` are the model APIs by provider. ``cache`` keeps parsed messages, ``add_trace`` adds trace headers to
+    a request for upstream, ``record`` is called with every finished exchange.
     """
 
-    def __init__(
-        self,
-        upstreams: Mapping[Provider, Upstream],
-        rebuilder: Rebuilder,
-        *,
-        responder: Responder,
-        cache: MessageCache,
-        add_trace: Callable[[Headers], Headers] = lambda headers: headers,
-        record: Callable[[Exchange], None] = lambda _: None,
-    ) -> None:
-        self.upstreams = upstreams
-        self.proven: set[str] = set()
-        self.rebuilder = rebuilder
-        self.responder = responder
-        self.cache = cache
-        self.add_trace = add_trace
-        self.record = record
+    upstreams: Mapping[Provider, Upstream]
+    rebuilder: Rebuilder
+    injection: Injection
+    cache: MessageCache
+    add_trace: Callable[[Headers], Headers]
+    record: Callable[[Exchange], None]
+    proven: set[str] = field(default_factory=set)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await _ProxiedRequest(self, scope, receive, send).run()
@@ -226,9 +165,7 @@ class _ProxiedRequest:
         self.status: int | None = None
         self.received_bytes = 0
         self.body_was_read = asyncio.Event()
-        self.first_byte: float | None = None
         self.usage = UsageReader()
-        self.began = time.time()
         self.clock = time.perf_counter()
 
     async def run(self) -> None:
@@ -282,7 +219,7 @@ class _ProxiedRequest:
         headers = [(n, v) for n, v in headers if n != b"accept-encoding"]
         headers.append((b"accept-encoding", b"identity"))
 
-        answer = await self.proxy.responder.answer(request, partial(self._send_form, headers))
+        answer = await self.proxy.injection.answer(request, partial(self._send_form, headers))
         await self._relay(answer, _memory_headers(self.request.memory, self.sent_tokens))
 
     async def _send_form(self, headers: Headers, body: bytes, more: int) -> UpstreamAnswer:
@@ -431,8 +368,6 @@ class _ProxiedRequest:
             }
             await self.send(start)
             async for chunk in answer.body:
-                if self.first_byte is None:
-                    self.first_byte = time.perf_counter() - self.clock
                 self.usage.feed(chunk)
                 await self.send({"type": "http.response.body", "body": chunk, "more_body": True})
             await self.send({"type": "http.response.body", "body": b"", "more_body": False})
@@ -451,16 +386,13 @@ class _ProxiedRequest:
             route=self.dialect.route if self.dialect else "other",
             outcome=self.outcome,
             status=self.status,
-            began=self.began,
             seconds=time.perf_counter() - self.clock,
-            first_byte=self.first_byte,
             model=model if isinstance(model, str) else None,
             streamed=value.get("stream") is True,
             namespace=self.caller.namespace,
             session=memory.session,
             memory=memory.status if request else "",
             reason=memory.reason,
-            memory_seconds=memory.seconds,
             tokens=None if memory.tokens is None else self.sent_tokens,
             full_tokens=memory.full_tokens,
             answered_tokens=self.answered_tokens,
@@ -469,7 +401,6 @@ class _ProxiedRequest:
             cached_tokens=usage.cached,
             written_tokens=usage.written,
             received_bytes=self.received_bytes,
-            sent_bytes=self.usage.size,
             step=memory.step,
         )
 
@@ -478,13 +409,6 @@ def read_body(data: bytes, dialect: Dialect, cache: MessageCache | None = None) 
     """Parse a model request so that its conversation and tools can be edited. Raises BodyError."""
     body = parse_body(data, dialect.key, "tools")
     return body if cache is None else cache.intern(body, dialect.key)
-
-
-async def in_thread_if_large(data: bytes, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Do work on a body here, in a thread if the body is large."""
-    if len(data) < LARGE:
-        return work(*args, **kwargs)
-    return await to_thread.run_sync(partial(work, *args, **kwargs), abandon_on_cancel=True)
 
 
 def _unchanged(request: ModelRequest, *, strips: bool = False, reason: str = REFUSED) -> MemoryResult:
@@ -541,16 +465,13 @@ class UsageReader:
     KEPT = 16_384
 
     def __init__(self) -> None:
-        self.size = 0
         self._head = b""
         self._chunks: deque[bytes] = deque()
         self._length = 0
 
     def feed(self, chunk: bytes) -> None:
         """Take the next bytes of the answer."""
-        if self.size < self.KEPT:
-            self._head += chunk[: self.KEPT - self.size]
-        self.size += len(chunk)
+        self._head += chunk[: max(0, self.KEPT - len(self._head))]
         self._chunks.append(chunk)
         self._length += len(chunk)
         while self._length - len(self._chunks[0]) >= self.KEPT:
