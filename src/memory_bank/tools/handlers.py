@@ -12,13 +12,11 @@ from typing import Any
 from memory_bank.bank.listing import Outline
 from memory_bank.bank.retrieval import raw_data, session_name
 from memory_bank.errors import ConfigError, MemoryBankError
-from memory_bank.ports import WiderScopePort
 from memory_bank.provenance.identifiers import normal
 from memory_bank.records import InteractionRecord, RecordLine
-from memory_bank.tools.search import SearchMatch, search_session
+from memory_bank.tools.search import search_session
 from memory_bank.tools.selection import (
     MAX_HITS,
-    Layout,
     NothingFound,
     PathSelection,
     RefusedCall,
@@ -28,7 +26,7 @@ from memory_bank.tools.selection import (
     quoted,
     select_lines,
 )
-from memory_bank.transcript.jsontext import compact, parse_arguments
+from memory_bank.transcript.jsontext import RAW, compact, parse_arguments
 from memory_bank.transcript.media import media_of
 from memory_bank.transcript.messages import (
     GET_RECORD,
@@ -60,22 +58,23 @@ _FOUND_ARGUMENT_CHARS = 200
 _IDS_SHOWN = 5
 _KEYS_SHOWN = 12
 _MAX_NUMBER = 10**9
-_NUMBER = re.compile(r"\d{1,5}")
+_NOTHING_STORED = "No tool output is stored in this session yet."
 
 
-def _schema(name: str, description: str, properties: dict[str, Any]) -> dict[str, Any]:
+def _schema(name: str, description: str, **properties: tuple[str, str]) -> dict[str, Any]:
+    """The schema of a tool; a parameter whose type ends in ``?`` may be null."""
+    described = {
+        key: {"type": [kind[:-1], "null"] if kind.endswith("?") else kind, "description": text}
+        for key, (kind, text) in properties.items()
+    }
     parameters = {
         "type": "object",
-        "properties": properties,
-        "required": list(properties),
+        "properties": described,
+        "required": list(described),
         "additionalProperties": False,
     }
     function = {"name": name, "description": description, "strict": True, "parameters": parameters}
     return {"type": "function", "function": function}
-
-
-def _optional(type_: str, description: str) -> dict[str, Any]:
-    return {"type": [type_, "null"], "description": description}
 
 
 TOOL_SCHEMAS: list[dict[str, Any]] = [
@@ -83,37 +82,24 @@ TOOL_SCHEMAS: list[dict[str, Any]] = [
         SEARCH_MEMORY,
         "Search the outputs of your earlier tool calls, also those no longer in view. "
         "Finds exact ids and words as well as what is similar. Gives trace_ids, summaries and excerpts.",
-        {
-            "query": {"type": "string", "description": "What you look for: words, a name, an id."},
-            "top_k": _optional("integer", "How many records, 1 to 20; null for 5."),
-        },
+        query=("string", "What you look for: words, a name, an id."),
+        top_k=("integer?", "How many records, 1 to 20; null for 5."),
     ),
     _schema(
         GET_RECORD,
         "Get what an earlier tool call returned, exactly: whole, or the part selected by "
         "path, lines or pattern. Use it before you repeat a call or guess a value.",
-        {
-            "trace_id": {
-                "type": "string",
-                "description": "The record's id, or at least its first 6 characters.",
-            },
-            "path": _optional(
-                "string", 'A JSON path: items[3].sku, items[*].sku, items[2:5], ["odd key"]; null for all.'
-            ),
-            "lines": _optional("string", 'Lines: "10-25", "7", "-20" for the last 20; null for all.'),
-            "pattern": _optional(
-                "string", "A regular expression; matching lines come with one line around; null for none."
-            ),
-        },
+        trace_id=("string", "The record's id, or at least its first 6 characters."),
+        path=("string?", 'A JSON path: items[3].sku, items[*].sku, items[2:5], ["odd key"]; null for all.'),
+        lines=("string?", 'Lines: "10-25", "7", "-20" for the last 20; null for all.'),
+        pattern=("string?", "A regular expression; matching lines come with one line around; null for none."),
     ),
     _schema(
         LIST_RECORDS,
         "List your earlier tool calls, oldest first, a page at a time: number, trace_id, tool, step, size "
         "and arguments of each.",
-        {
-            "after": _optional("integer", "The number after which the page begins; null for the first page."),
-            "tool": _optional("string", "Only calls of this tool; null for all."),
-        },
+        after=("integer?", "The number after which the page begins; null for the first page."),
+        tool=("string?", "Only calls of this tool; null for all."),
     ),
 ]
 """The schemas of the tools, in the form of the chat completions API."""
@@ -151,16 +137,16 @@ def answer_tool_call(state: Any, name: str, arguments: Any, *, max_chars: int = 
             f"the arguments are (state, name, arguments): the first is a {type(state).__name__}, "
             "where a MemoryBankState is expected."
         )
-    handler = _HANDLERS.get(name)
-    if handler is None and is_memory_tool(name):
-        handler = next((h for known, h in _HANDLERS.items() if name.casefold().endswith(known)), None)
-    if handler is None:
+    known = next(
+        (k for k in _HANDLERS if k == name or (is_memory_tool(name) and name.casefold().endswith(k))), None
+    )
+    if known is None:
         text = f"There is no memory tool {compact(name[:80])}: there are {', '.join(_HANDLERS)}."
         return ToolAnswer(text, refused=True)
     given = parse_arguments(arguments)
-    if not isinstance(given, dict) or "_raw" in given:
+    if not isinstance(given, dict) or RAW in given:
         return ToolAnswer(f"The arguments of {name} are no JSON object.", refused=True)
-    return _answer(handler, state, given, max(0, max_chars))
+    return _answer(known, state, given, max(0, max_chars))
 
 
 def memory_tools(state: Any, *, max_chars: int = MAX_CHARS) -> dict[str, Callable[..., str]]:
@@ -168,47 +154,43 @@ def memory_tools(state: Any, *, max_chars: int = MAX_CHARS) -> dict[str, Callabl
 
     def search_memory(query: str, top_k: int = TOP_K) -> str:
         """Search the outputs of earlier tool calls; gives ids, summaries and excerpts."""
-        return _answer(_search, state, {"query": query, "top_k": top_k}, max_chars).text
+        return _answer(SEARCH_MEMORY, state, {"query": query, "top_k": top_k}, max_chars).text
 
     def get_record(
         trace_id: str, path: str | None = None, lines: str | None = None, pattern: str | None = None
     ) -> str:
         """Get an earlier tool output exactly: whole, or a JSON path, a range of lines, a pattern in it."""
         given = {"trace_id": trace_id, "path": path, "lines": lines, "pattern": pattern}
-        return _answer(_get, state, given, max_chars).text
+        return _answer(GET_RECORD, state, given, max_chars).text
 
     def list_records(after: int | None = None, tool: str | None = None) -> str:
         """List earlier tool calls, oldest first: number, id, tool, size and arguments of each."""
-        return _answer(_list, state, {"after": after, "tool": tool}, max_chars).text
+        return _answer(LIST_RECORDS, state, {"after": after, "tool": tool}, max_chars).text
 
     return {SEARCH_MEMORY: search_memory, GET_RECORD: get_record, LIST_RECORDS: list_records}
 
 
-def _answer(handler: _Handler, state: Any, given: Mapping[str, Any], room: int) -> ToolAnswer:
+def _answer(tool: str, state: Any, given: Mapping[str, Any], room: int) -> ToolAnswer:
     try:
-        _check_sizes(given)
+        for name, longest in LONGEST_ARGUMENTS.items():
+            value = given.get(name)
+            if isinstance(value, (list, dict)) and name not in (
+                "after",
+                "tool",
+            ):  # these have their own sentence
+                raise RefusedCall(f"{name} is a text.")
+            if isinstance(value, str) and len(value) > longest:
+                raise RefusedCall(f"{name} has {len(value):,} characters: give at most {longest:,}.")
+        handler, known = _HANDLERS[tool]
+        if unknown := [k for k in given if k not in known]:
+            named = compact(unknown[0][:80])
+            raise RefusedCall(f"{tool} has no parameter {named}: it takes {', '.join(known)}.")
         return handler(state, given, room)
     except RefusedCall as e:
         text = f"{e.sentence}\n{fence(e.quoted)}" if e.quoted else e.sentence
         return ToolAnswer(text, refused=not isinstance(e, NothingFound))
     except MemoryBankError as e:
         return ToolAnswer(f"The memory could not be read: {e}", refused=True)
-
-
-def _check_sizes(given: Mapping[str, Any]) -> None:
-    """Raise RefusedCall for an argument that is too long or a list or object."""
-    for name, longest in LONGEST_ARGUMENTS.items():
-        value = given.get(name)
-        if isinstance(value, (list, dict)) and name not in ("after", "tool"):  # these have their own sentence
-            raise RefusedCall(f"{name} is a text.")
-        if isinstance(value, str) and len(value) > longest:
-            raise RefusedCall(f"{name} has {len(value):,} characters: give at most {longest:,}.")
-
-
-def _check_names(given: Mapping[str, Any], known: Sequence[str], tool: str) -> None:
-    unknown = [k for k in given if k not in known]
-    if unknown:
-        raise RefusedCall(f"{tool} has no parameter {compact(unknown[0][:80])}: it takes {', '.join(known)}.")
 
 
 def _described(
@@ -224,83 +206,59 @@ def _of_session(session_id: str | None) -> str:
     return "" if session_id is None else f" of the session {session_name(session_id)}"
 
 
-# search_memory
-
-
 def _search(state: Any, given: Mapping[str, Any], room: int) -> ToolAnswer:
-    _check_names(given, ("query", "top_k"), SEARCH_MEMORY)
     query = str(given.get("query") or "").strip()
     if not query:
         raise RefusedCall("search_memory needs a query: words, or an id that you look for.")
-    top_k = _top_k(given.get("top_k"))
-    wider: WiderScopePort | None = state.wider
+    top_k = TOP_K
+    if given.get("top_k") is not None:
+        try:
+            top_k = max(1, min(_MAX_TOP_K, int(given["top_k"])))
+        except (TypeError, ValueError, OverflowError):
+            raise RefusedCall(f"top_k is a whole number from 1 to {_MAX_TOP_K}.") from None
+    wider = state.wider
     size: int = state.fact_store.size() if wider is None else wider.size()
     if not size:
-        raise NothingFound("No tool output is stored in this session yet.")
+        raise NothingFound(_NOTHING_STORED)
     result = search_session(state, query, top_k)
     trouble = ""
     if not result.embedded:
         trouble = "; without an embedder only exact words are found"
     elif result.trouble is not None:
         trouble = "; the embedder failed, so only exact words were looked for"
-    records = _records_of(state, wider, result.matches)
-    found = [m for m in result.matches if (m.session_id, m.outline.trace_id) in records]
+    places = [(m.session_id, m.outline.trace_id) for m in result.matches]
+    records: dict[tuple[str | None, str], InteractionRecord] = {
+        (None, r.trace_id): r for r in state.fact_store.get_many([t for s, t in places if s is None])
+    }
+    if wider is not None and (others := [p for p in places if p[0] is not None]):
+        records.update((place, record) for place, (record, _) in wider.entries(others).items())
+    found = [(m, records[at]) for m, at in zip(result.matches, places, strict=True) if at in records]
     if not found:
         raise NothingFound(f"Nothing was found for {compact(query[:80])}{trouble}.")
     excerpt = min(_EXCERPT_CHARS, max(80, room // len(found) - 400))
-    blocks = [
-        _match_text(i, m, records[m.session_id, m.outline.trace_id], excerpt) for i, m in enumerate(found, 1)
-    ]
+    blocks = []
+    for number, (m, record) in enumerate(found, 1):
+        o, why = m.outline, f"similarity {m.score or 0.0:.2f}"
+        if m.holds is not None:
+            why = f'holds "{normal(m.holds)}"' + (f" at {m.place}" if m.place else "")
+        where = f"step {o.step_id}{_of_session(m.session_id)}"
+        block = (
+            f"[{number}] trace_id {o.trace_id}, {one_line(o.tool_name)}, {where}, {why}\n"
+            f"arguments: {quote_lines(shorten(record.raw_input, _FOUND_ARGUMENT_CHARS).text)}\n"
+        )
+        if o.summary is not None:
+            block += f"summary: {quote_lines(cut_at_edge(o.summary, excerpt, marked=True))}\n"
+        blocks.append(f"{block}output: {quote_lines(raw_data(record, excerpt).text)}")
     count = f"{len(found)} of {result.candidates if wider is None else size:,} records{trouble}"
     note = f"[{count}. An output exactly: {GET_RECORD} with its trace_id.]"
     described = [
         _described(m.outline, m.session_id, score=None if m.score is None else round(m.score, 4))
-        for m in found
+        for m, _ in found
     ]
     return ToolAnswer(fence("\n\n".join(blocks)) + f"\n{note}", records=tuple(described))
 
 
-def _records_of(
-    state: Any, wider: WiderScopePort | None, matches: Sequence[SearchMatch]
-) -> dict[tuple[str | None, str], InteractionRecord]:
-    own = [m.outline.trace_id for m in matches if m.session_id is None]
-    records: dict[tuple[str | None, str], InteractionRecord] = {
-        (None, r.trace_id): r for r in state.fact_store.get_many(own)
-    }
-    others = [(m.session_id, m.outline.trace_id) for m in matches if m.session_id is not None]
-    if wider is not None and others:
-        records.update((place, record) for place, (record, _) in wider.entries(others).items())
-    return records
-
-
-def _match_text(number: int, match: SearchMatch, record: InteractionRecord, excerpt: int) -> str:
-    o = match.outline
-    why = f"similarity {match.score or 0.0:.2f}"
-    if match.holds is not None:
-        why = f'holds "{normal(match.holds)}"' + (f" at {match.place}" if match.place else "")
-    where = f"step {o.step_id}{_of_session(match.session_id)}"
-    lines = [
-        f"[{number}] trace_id {o.trace_id}, {one_line(o.tool_name)}, {where}, {why}",
-        f"arguments: {quote_lines(shorten(record.raw_input, _FOUND_ARGUMENT_CHARS).text)}",
-    ]
-    if o.summary is not None:
-        lines.append(f"summary: {quote_lines(cut_at_edge(o.summary, excerpt, marked=True))}")
-    lines.append(f"output: {quote_lines(raw_data(record, excerpt).text)}")
-    return "\n".join(lines)
-
-
-def _top_k(value: Any) -> int:
-    try:
-        return max(1, min(_MAX_TOP_K, int(value))) if value is not None else TOP_K
-    except (TypeError, ValueError, OverflowError):
-        raise RefusedCall(f"top_k is a whole number from 1 to {_MAX_TOP_K}.") from None
-
-
-# get_record
-
-
 def _get(state: Any, given: Mapping[str, Any], room: int) -> ToolAnswer:
-    _check_names(given, ("trace_id", "path", "lines", "pattern"), GET_RECORD)
     record, session_id = _record(state, given.get("trace_id"))
     path, lines, pattern = (given.get(k) or None for k in ("path", "lines", "pattern"))
     text = record.output_text if record.output_text is not None else compact(record.raw_output)
@@ -315,16 +273,22 @@ def _get(state: Any, given: Mapping[str, Any], room: int) -> ToolAnswer:
     if chosen.found is not None:
         what = f"at {chosen.found[0].path}" if chosen.single else f"{len(chosen.found):,} values at {path}"
     if lines is None and pattern is None:
-        shown, note, keys = _beginning(record, chosen, room)
+        shown, note, keys = _beginning(record.trace_id, chosen, room)
         what += keys
     else:
-        layout = lay_out(chosen.text, chosen.value)
         shown, note, selected = _some_lines(
-            layout, lines, None if pattern is None else str(pattern), room, what, len(chosen.text)
+            chosen, lines, None if pattern is None else str(pattern), room, what
         )
-        what = ", ".join(s for s in (selected, what if chosen.single else "", layout.note) if s)
-    answer = _quoted_record(record, session_id, what, shown) + (f"\n{note}" if note else "")
-    return ToolAnswer(answer, records=(_described(record, session_id),), parts=tuple(parts))
+        what = ", ".join(s for s in (selected[0], what if chosen.single else "", selected[1]) if s)
+    arguments = record.input_text if record.input_text is not None else compact(record.raw_input)
+    arguments = shorten(record.raw_input, _ARGUMENT_CHARS, text=arguments).text
+    answer = fence(
+        f"tool: {one_line(record.tool_name)}\nstep: {record.step_id}{_of_session(session_id)}\n"
+        f"trace_id: {record.trace_id}\n"
+        f"arguments: {quote_lines(arguments)}\noutput ({what}):\n{quote_lines(shown)}"
+    )
+    described = (_described(record, session_id),)
+    return ToolAnswer(f"{answer}\n{note}" if note else answer, records=described, parts=tuple(parts))
 
 
 def _record(state: Any, asked: Any) -> tuple[InteractionRecord, str | None]:
@@ -334,73 +298,61 @@ def _record(state: Any, asked: Any) -> tuple[InteractionRecord, str | None]:
         raise RefusedCall(
             "get_record needs a trace_id: it stands beside every record, or is found by search_memory."
         )
-    facts = state.fact_store
-    record: InteractionRecord | None = facts.get(wanted)
-    if record is not None:
+    facts, wider = state.fact_store, state.wider
+    if (record := facts.get(wanted)) is not None:
         return record, None
     known = list(facts.steps())
-    if _NUMBER.fullmatch(wanted):  # contexts name records by number: #12
+    if re.fullmatch(r"\d{1,5}", wanted):  # contexts name records by number: #12
         number = int(wanted)
-        record = facts.get(known[number - 1]) if 0 < number <= len(known) else None
-        if record is None:
-            raise RefusedCall(f"There is no record #{number}: this session has #1 to #{len(known)}.")
-        return record, None
-    folded = wanted.casefold().rstrip("….")
-    fitting = [t for t in known if t.casefold().startswith(folded)]
-    if len(folded) >= PREFIX and len(fitting) == 1:
-        record = facts.get(fitting[0])
-        if record is not None:
+        if 0 < number <= len(known) and (record := facts.get(known[number - 1])) is not None:
             return record, None
-    if state.wider is not None and not fitting:
-        found = _in_other_sessions(state.wider, wanted, folded)
-        if found is not None:
-            return found
+        raise RefusedCall(f"There is no record #{number}: this session has #1 to #{len(known)}.")
+    folded = wanted.casefold().rstrip("….")
+    enough = len(folded) >= PREFIX
+    fitting = [t for t in known if t.casefold().startswith(folded)]
+    if enough and len(fitting) == 1 and (record := facts.get(fitting[0])) is not None:
+        return record, None
+    if wider is not None and not fitting:
+        places = wider.elsewhere(wanted)[:1] or (wider.elsewhere(folded, beginning=True) if enough else [])
+        if len(places) > 1:
+            named = [f"{t} (session {session_name(s)})" for s, t in places[:_IDS_SHOWN]]
+            raise RefusedCall(_ambiguous(wanted, len(places), _and_more(named, len(places))))
+        for (session_id, _), (found, _) in wider.entries(places).items():
+            return found, session_id
     if not known:
-        raise RefusedCall("No tool output is stored in this session yet.")
-    if len(folded) >= PREFIX and fitting:
-        raise RefusedCall(
-            f"The trace_id {wanted} fits {len(fitting)} records: {_named(state, fitting)}. Give more of it."
-        )
+        raise RefusedCall(_NOTHING_STORED)
+    if fitting and enough:
+        raise RefusedCall(_ambiguous(wanted, len(fitting), _named(state, fitting)))
     if fitting:
         raise RefusedCall(
             f"A trace_id needs at least {PREFIX} characters; with {wanted} begin {_named(state, fitting)}."
         )
     near = difflib.get_close_matches(folded, known[-2_000:], _IDS_SHOWN, 0.5)
     if not near:
-        cut = {t[: len(folded)]: t for t in known[-2_000:]}
-        near = [cut[c] for c in difflib.get_close_matches(folded, cut, _IDS_SHOWN, 0.5)]
+        starts = {t[: len(folded)]: t for t in known[-2_000:]}
+        near = [starts[c] for c in difflib.get_close_matches(folded, starts, _IDS_SHOWN, 0.5)]
     hint = f"the {'nearest' if near else 'latest'} are {_named(state, near or known[::-1])}"
-    where = "this session" if state.wider is None else "this session or of those it may search"
+    where = "this session" if wider is None else "this session or of those it may search"
     raise RefusedCall(f"No record of {where} has the trace_id {compact(wanted[:80])}: {hint}.")
 
 
-def _in_other_sessions(
-    wider: WiderScopePort, wanted: str, folded: str
-) -> tuple[InteractionRecord, str] | None:
-    """The record of another session in scope; the newest of several with exactly this trace_id."""
-    places = wider.elsewhere(wanted)[:1]
-    if not places and len(folded) >= PREFIX:
-        places = wider.elsewhere(folded, beginning=True)
-    if len(places) > 1:
-        named = ", ".join(f"{t} (session {session_name(s)})" for s, t in places[:_IDS_SHOWN])
-        more = f" and {len(places) - _IDS_SHOWN} more" if len(places) > _IDS_SHOWN else ""
-        raise RefusedCall(
-            f"The trace_id {wanted} fits {len(places)} records: {named}{more}. Give more of it."
-        )
-    for (session_id, _), (record, _) in wider.entries(places).items():
-        return record, session_id
-    return None
+def _ambiguous(wanted: str, count: int, named: str) -> str:
+    return f"The trace_id {wanted} fits {count} records: {named}. Give more of it."
 
 
 def _named(state: Any, ids: Sequence[str]) -> str:
     found = state.fact_store.get_many(list(ids[:_IDS_SHOWN]))
-    named = ", ".join(
-        f"{r.trace_id} ({cut_at_edge(one_line(r.tool_name), 80)}, step {r.step_id})" for r in found
+    return _and_more(
+        [f"{r.trace_id} ({cut_at_edge(one_line(r.tool_name), 80)}, step {r.step_id})" for r in found],
+        len(ids),
     )
-    return named + (f" and {len(ids) - _IDS_SHOWN} more" if len(ids) > _IDS_SHOWN else "")
 
 
-def _beginning(record: InteractionRecord, chosen: PathSelection, room: int) -> tuple[str, str, str]:
+def _and_more(named: Sequence[str], count: int) -> str:
+    return ", ".join(named) + (f" and {count - _IDS_SHOWN} more" if count > _IDS_SHOWN else "")
+
+
+def _beginning(trace_id: str, chosen: PathSelection, room: int) -> tuple[str, str, str]:
     """The text, or its beginning, a note on how to get the rest, and the keys of an object.
 
     The note is outside of the fence: it holds nothing of what the tool returned.
@@ -408,14 +360,11 @@ def _beginning(record: InteractionRecord, chosen: PathSelection, room: int) -> t
     text, value = chosen.text, chosen.value
     if len(text) <= room:
         return text, "", ""
-    head = text[: text.rfind("\n", room // 2, room) + 1] if "\n" in text[room // 2 : room] else ""
-    head = head or cut_at_edge(text, room)
+    head = text[: text.rfind("\n", room // 2, room) + 1] or cut_at_edge(text, room)
     layout = lay_out(text, value)
-    count = layout.count
-    at = 1 if layout.by_path else min(count, head.count("\n") + 1)
-    ways = [
-        f'lines="{at}-{min(count, at + 199)}" (of {count:,} lines{", one a value" if layout.by_path else ""})'
-    ]
+    at = 1 if layout.by_path else min(layout.count, head.count("\n") + 1)
+    of = f"of {layout.count:,} lines{', one a value' if layout.by_path else ''}"
+    ways = [f'lines="{at}-{min(layout.count, at + 199)}" ({of})']
     keys = ""
     if isinstance(value, dict):
         shown = ", ".join(quoted(k) for k in islice(value, _KEYS_SHOWN))
@@ -423,78 +372,70 @@ def _beginning(record: InteractionRecord, chosen: PathSelection, room: int) -> t
         ways.append("path=")
     elif isinstance(value, list):
         ways.append(f'path="[0]" to "[{len(value) - 1}]"')
-    ways.append("pattern=")
-    return (
-        head,
-        (
-            f"[Shown are the first {len(head):,} of {len(text):,} characters. The rest: "
-            f'{GET_RECORD} with trace_id="{record.trace_id}" and {" or ".join(ways)}.]'
-        ),
-        keys,
+    note = (
+        f"[Shown are the first {len(head):,} of {len(text):,} characters. The rest: "
+        f'{GET_RECORD} with trace_id="{trace_id}" and {" or ".join([*ways, "pattern="])}.]'
     )
+    return head, note, keys
 
 
 def _some_lines(
-    layout: Layout, lines: Any, pattern: str | None, room: int, where: str, chars: int
-) -> tuple[str, str, str]:
-    """The selected lines as text, a note if some are left out, and what they are."""
-    count = layout.count
-    chosen = select_lines(layout, lines, pattern, chars)
-    what = f"lines {lines} of {count:,}" if lines is not None else f"{count:,} lines"
-    if chosen.hits is not None:
-        if not chosen.hits:
+    chosen: PathSelection, lines: Any, pattern: str | None, room: int, where: str
+) -> tuple[str, str, tuple[str, str]]:
+    """The selected lines as text, a note if some are left out, what they are and how they were laid out."""
+    layout = lay_out(chosen.text, chosen.value)
+    selected = select_lines(layout, lines, pattern)
+    what = f"lines {lines} of {layout.count:,}" if lines is not None else f"{layout.count:,} lines"
+    if selected.hits is not None:
+        if not selected.hits:
             raise NothingFound(
                 f"No line matches the pattern {compact(pattern[:80] if pattern else '')} in {what} ({where}); "
                 "(?i) at its beginning ignores case."
             )
-        more = " or more" if len(chosen.hits) == MAX_HITS else ""
-        what = f"{len(chosen.hits):,}{more} matching line{'s' if len(chosen.hits) > 1 else ''} in {what}"
+        more = " or more" if len(selected.hits) == MAX_HITS else ""
+        what = f"{len(selected.hits):,}{more} matching line{'s' if len(selected.hits) > 1 else ''} in {what}"
     rows: list[str] = []
-    used, last, left = 0, None, 0
-    for n, line, matches in chosen:
+    used, last, note = 0, None, ""
+    for n, line, matches in selected:
         row = f"{n}{':' if matches else '-'} {line}"
         if pattern is not None and last is not None and n != last + 1:
             row = f"--\n{row}"
         used += len(row) + 1
         if used > room and rows:
-            left = n
+            note = f'[Shown up to line {last}; go on with lines="{n}-{selected.last}".]'
             break
         rows.append(row if used <= room else cut_at_edge(row, room, marked=True))
         last = n
-    note = f'[Shown up to line {last}; go on with lines="{left}-{chosen.last}".]' if left else ""
-    return "\n".join(rows), note, what
-
-
-def _quoted_record(record: InteractionRecord, session_id: str | None, what: str, shown: str) -> str:
-    arguments = record.input_text if record.input_text is not None else compact(record.raw_input)
-    arguments = shorten(record.raw_input, _ARGUMENT_CHARS, text=arguments).text
-    return fence(
-        f"tool: {one_line(record.tool_name)}\nstep: {record.step_id}{_of_session(session_id)}\n"
-        f"trace_id: {record.trace_id}\n"
-        f"arguments: {quote_lines(arguments)}\noutput ({what}):\n{quote_lines(shown)}"
-    )
-
-
-# list_records
+    return "\n".join(rows), note, (what, layout.note)
 
 
 def _list(state: Any, given: Mapping[str, Any], room: int) -> ToolAnswer:
-    _check_names(given, ("after", "tool"), LIST_RECORDS)
-    after, tool = _after(given.get("after")), given.get("tool")
+    tool = given.get("tool")
+    number = str(given.get("after") or 0).strip().removeprefix("#")
+    if isinstance(given.get("after"), bool) or not number.isascii() or not number.isdigit():
+        raise RefusedCall(
+            "after is the number of the record after which the page begins, or null for the first."
+        )
     if tool is not None and not isinstance(tool, str):
         raise RefusedCall("tool is the name of a tool, or null for all.")
-    tool = tool or None
+    tool, after = tool or None, min(int(number[:12]), _MAX_NUMBER)
     lines: list[RecordLine] = state.fact_store.page(after, PAGE + 1, tool)
     total: int = state.fact_store.size()
+    if not total:
+        raise NothingFound(_NOTHING_STORED)
+    if not lines and tool is not None:
+        where = f" after #{after}" if after else ""
+        raise NothingFound(
+            f"No record{where} is of a tool {compact(tool[:80])}; {LIST_RECORDS} without tool lists all."
+        )
     if not lines:
-        raise NothingFound(_nothing_listed(total, after, tool))
+        raise NothingFound(f"There is no record after #{after}: this session has #1 to #{total}.")
     rows: list[str] = []
     used = 0
     for line in lines[:PAGE]:
         arguments = cut_at_edge(one_line(line.arguments), _LISTED_ARGUMENT_CHARS, marked=True)
-        name = one_line(line.tool_name)
         row = (
-            f"#{line.number} trace_id {line.trace_id}, {name}, step {line.step_id}, "
+            f"#{line.number} trace_id {line.trace_id}, {one_line(line.tool_name)}, step {line.step_id}, "
             f"{line.output_bytes:,} bytes, arguments: {arguments}"
         )
         used += len(row) + 1
@@ -513,23 +454,7 @@ def _list(state: Any, given: Mapping[str, Any], room: int) -> ToolAnswer:
     return ToolAnswer(fence("\n".join(rows)) + f"\n{note}", records=described)
 
 
-def _after(value: Any) -> int:
-    text = str(0 if value is None or value == "" else value).strip().removeprefix("#")
-    if isinstance(value, bool) or not text.isascii() or not text.isdigit():
-        raise RefusedCall(
-            "after is the number of the record after which the page begins, or null for the first."
-        )
-    return min(int(text[:12]), _MAX_NUMBER)
-
-
-def _nothing_listed(total: int, after: int, tool: str | None) -> str:
-    if not total:
-        return "No tool output is stored in this session yet."
-    if tool is not None:
-        where = f" after #{after}" if after else ""
-        return f"No record{where} is of a tool {compact(tool[:80])}; {LIST_RECORDS} without tool lists all."
-    return f"There is no record after #{after}: this session has #1 to #{total}."
-
-
-_Handler = Callable[[Any, Mapping[str, Any], int], ToolAnswer]
-_HANDLERS: dict[str, _Handler] = {SEARCH_MEMORY: _search, GET_RECORD: _get, LIST_RECORDS: _list}
+_HANDLERS = {
+    schema["function"]["name"]: (handler, tuple(schema["function"]["parameters"]["properties"]))
+    for schema, handler in zip(TOOL_SCHEMAS, (_search, _get, _list), strict=True)
+}

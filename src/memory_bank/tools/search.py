@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
-from memory_bank.bank.database import Database
 from memory_bank.bank.listing import Outline, holding, outlines, whole
 from memory_bank.errors import EmbeddingError
 from memory_bank.provenance.identifiers import find, identifiers_in, normal, runs
@@ -57,10 +56,18 @@ class SearchResult:
 def search_session(state: Any, query: str, top_k: int) -> SearchResult:
     """Search a session (a ``MemoryBankState``): exact matches first, the newest first, then by similarity.
 
-    Exact words are searched in the session itself, similarity covers the state's scope. Answers of our own
-    tools are never found: they quote other records. Raises EmbedderMismatchError, StorageError.
+    Exact words, the query or an identifier in it, are searched in the session itself; similarity covers the
+    state's scope. Answers of our own tools are never found: they quote other records. Raises
+    EmbedderMismatchError, StorageError.
     """
-    exact = {outline.trace_id: (outline, text, place) for outline, text, place in _exact(state, query, top_k)}
+    tokens = dict.fromkeys(token for token, _, _ in identifiers_in(query))
+    wanted = [w for w in (query, *islice(tokens, _MAX_WANTED)) if len(w) <= _MAX_EXACT_CHARS]
+    exact: dict[str, tuple[Outline, str, str]] = {}
+    for form, text in reversed({normal(w): w for w in reversed(wanted)}.items()):
+        for outline, place in _holders(state, form):
+            if len(exact) >= top_k:
+                break
+            exact.setdefault(outline.trace_id, (outline, text, place))
     trouble, embedded = None, state.insight_store is not None
     ranking = Ranking([], [])
     try:
@@ -80,44 +87,24 @@ def search_session(state: Any, query: str, top_k: int) -> SearchResult:
         if len(found) >= top_k:
             break
         batch = similar[start : start + _BATCH]
-        loaded = _outlines(state.database, state.session_id, batch)
+        loaded = {
+            (where, outline.trace_id): outline
+            for where in dict.fromkeys(session for session, _ in batch)
+            for outline in outlines(
+                state.database, where or state.session_id, [t for s, t in batch if s == where]
+            )
+            if not _is_own_answer(outline)
+        }
         found += [SearchMatch(loaded[at], scores[at], at[0]) for at in batch if at in loaded]
     return SearchResult(found[:top_k], len(exact) + len(similar), embedded, trouble)
 
 
-def _outlines(
-    database: Database, session_id: str, places: Sequence[tuple[str | None, str]]
-) -> dict[tuple[str | None, str], Outline]:
-    found = {}
-    for where in dict.fromkeys(session for session, _ in places):
-        ids = [t for session, t in places if session == where]
-        for outline in outlines(database, session_id if where is None else where, ids):
-            if not _is_own_answer(outline):
-                found[where, outline.trace_id] = outline
-    return found
-
-
-def _exact(state: Any, query: str, limit: int) -> list[tuple[Outline, str, str]]:
-    """The records that contain the query, or an identifier in it, at token boundaries, with the place."""
-    tokens = dict.fromkeys(token for token, _, _ in identifiers_in(query))
-    wanted = [query, *islice(tokens, _MAX_WANTED)]
-    found: dict[str, tuple[Outline, str, str]] = {}
-    forms = {normal(w): w for w in reversed(wanted) if len(w) <= _MAX_EXACT_CHARS}
-    for form, text in reversed(forms.items()):
-        for outline, place in _holders(state, form):
-            if len(found) >= limit:
-                break
-            found.setdefault(outline.trace_id, (outline, text, place))
-    return list(found.values())
-
-
 def _holders(state: Any, text: str) -> Iterator[tuple[Outline, str]]:
+    """The records whose outputs contain a text (in normal form) at token boundaries, with the place."""
     longest = sorted(dict.fromkeys(runs(text)), key=len, reverse=True)[:_RUNS]
-    if not longest:
-        return
     groups = [_stored_forms(run) for run in longest]
     before, examined = None, 0
-    while examined < _MAX_EXAMINED:
+    while longest and examined < _MAX_EXAMINED:
         batch = holding(state.database, state.session_id, groups, _BATCH, before)
         for outline in batch:
             if _is_own_answer(outline):
@@ -140,13 +127,11 @@ def _stored_forms(run: str) -> list[str]:
     if run.isascii():
         return [run]
     forms = [run, run.upper()]
-    forms += ["".join(c if c.isascii() else _escaped(c) for c in form) for form in forms]
+    for form in tuple(forms):
+        escaped = form.encode("utf-16-be", "surrogatepass").hex()
+        units = [escaped[i : i + 4] for i in range(0, len(escaped), 4)]
+        forms.append("".join(chr(int(u, 16)) if u < "0080" else f"\\u{u}" for u in units))
     return list(dict.fromkeys(forms))
-
-
-def _escaped(c: str) -> str:
-    units = c.encode("utf-16-be", "surrogatepass")
-    return "".join(f"\\u{units[i : i + 2].hex()}" for i in range(0, len(units), 2))
 
 
 def _is_own_answer(outline: Outline) -> bool:

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import io
 import json
 import re
-import subprocess
-import sys
+import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import islice
 from types import EllipsisType
-from typing import Any
+from typing import Any, NamedTuple
 
 from memory_bank.transcript.jsontext import compact, is_deep, join_index, join_key, leaves
 from memory_bank.transcript.shortening import joins
@@ -27,8 +25,11 @@ MAX_HITS = 100_000
 _KEYS_SHOWN = 30
 _WORD_CHARS = 100
 _INDENTED = 20  # levels of JSON that are indented
-_PATTERN_SECONDS = 2.0
-_SHORT_SEARCH = 20_000_000  # characters of pattern × text that are searched in this process
+_PATTERN_SECONDS, _PATIENCE, _A_LINE = (
+    2.0,
+    0.01,
+    1e-5,
+)  # of a search, of a line at first, of a line that is not counted
 # Repeats are possessive (``*+``): no character is tried twice, so that parsing a path is linear.
 _STEP = re.compile(
     r"""\.?\[\s*+(?P<quoted>"(?:[^"\\]|\\.)*+"|'(?:[^'\\]|\\.)*+')\s*+\]|"""
@@ -62,18 +63,11 @@ class NothingFound(RefusedCall):
 class ExactFloat(float):
     """A float that keeps its spelling: 19.90 stays 19.90."""
 
-    __slots__ = ("text",)
-    text: str
-
-    def __new__(cls, text: str) -> ExactFloat:
-        """Make a float from its JSON text."""
-        new = super().__new__(cls, text)
-        new.text = text
-        return new
+    def __init__(self, text: str) -> None:
+        self.text = text
 
 
-@dataclass(frozen=True, slots=True)
-class PathValue:
+class PathValue(NamedTuple):
     """A value and its path."""
 
     path: str
@@ -105,26 +99,21 @@ def parse_path(path: str) -> list[Step]:
                 'items[3].sku, items[*].sku, items[2:5] or ["odd key"].'
             )
         at = match.end()
-        steps.append(_step(match))
+        if (key := match["quoted"]) is not None:
+            try:
+                step: Step = (
+                    re.sub(r"\\(.)", r"\1", key[1:-1]) if key[0] == "'" else json.loads(key, strict=False)
+                )
+            except ValueError:
+                step = key[1:-1]
+        elif match["slice"] is not None:
+            step = slice(*(int(p) if p.strip() else None for p in match["slice"].split(":")))
+        elif match["index"] is not None:
+            step = int(match["index"])
+        else:
+            step = ... if match["key"] is None else match["key"].removeprefix(".").strip()
+        steps.append(step)
     return steps
-
-
-def _step(match: re.Match[str]) -> Step:
-    if (quoted := match["quoted"]) is not None:
-        if quoted[0] == "'":
-            return re.sub(r"\\(.)", r"\1", quoted[1:-1])
-        try:
-            return str(json.loads(quoted, strict=False))
-        except ValueError:
-            return quoted[1:-1]
-    if match["slice"] is not None:
-        start, stop = (int(p) if p.strip() else None for p in match["slice"].split(":"))
-        return slice(start, stop)
-    if match["index"] is not None:
-        return int(match["index"])
-    if match["key"] is not None:
-        return match["key"].removeprefix(".").strip()
-    return ...
 
 
 def select(value: Any, path: str) -> list[PathValue]:
@@ -136,7 +125,8 @@ def select(value: Any, path: str) -> list[PathValue]:
     found = [PathValue("", value)]
     many = False
     for step in parse_path(path):
-        found = [PathValue(f.path, _opened(f.value)) for f in found]
+        opened = ((f, parse_exact(f.value) if isinstance(f.value, str) else None) for f in found)
+        found = [f if inner is None else PathValue(f.path, inner) for f, inner in opened]
         next_: list[PathValue] = []
         for f in found:
             next_ += islice(_children(f, step), MAX_VALUES + 1 - len(next_))
@@ -154,32 +144,24 @@ def select(value: Any, path: str) -> list[PathValue]:
     return found
 
 
-def _opened(value: Any) -> Any:
-    if isinstance(value, str) and (inner := parse_exact(value)) is not None:
-        return inner
-    return value
-
-
 def _children(f: PathValue, step: Step) -> Iterator[PathValue]:
     value = f.value
     if isinstance(value, dict):
-        if step is ...:
-            for k, v in value.items():
-                yield PathValue(join_key(f.path, k), v)
-            return
         key = str(step) if isinstance(step, int) else step
-        if isinstance(key, str) and key in value:
-            yield PathValue(join_key(f.path, key), value[key])
+        for k in value if step is ... else [key] if isinstance(key, str) and key in value else ():
+            yield PathValue(join_key(f.path, k), value[k])
     elif isinstance(value, list):
         if isinstance(step, str) and re.fullmatch(r"\d{1,9}", step):
             step = int(step)
+        places = range(len(value))
         if isinstance(step, int):
-            at = step if step >= 0 else len(value) + step
-            if 0 <= at < len(value):
-                yield PathValue(join_index(f.path, at), value[at])
-        elif step is ... or isinstance(step, slice):
-            for i in range(len(value))[step] if isinstance(step, slice) else range(len(value)):
-                yield PathValue(join_index(f.path, i), value[i])
+            places = places[step:][:1] if -len(value) <= step < len(value) else range(0)
+        elif isinstance(step, slice):
+            places = places[step]
+        elif isinstance(step, str):
+            return
+        for i in places:
+            yield PathValue(join_index(f.path, i), value[i])
 
 
 def _missing(step: Step, first: PathValue, places: int, many: bool) -> str:
@@ -190,19 +172,13 @@ def _missing(step: Step, first: PathValue, places: int, many: bool) -> str:
         keys = ", ".join(quoted(k) for k in islice(value, _KEYS_SHOWN))
         more = f" and {len(value) - _KEYS_SHOWN:,} more" if len(value) > _KEYS_SHOWN else ""
         others = f" (and in {places - 1:,} others)" if many and places > 1 else ""
-        return f"At {where}{others} there is an object with " + (
-            f"the keys {keys}{more}." if keys else "no keys."
-        )
-    if isinstance(value, list):
-        hint = (
-            f"; name an item, {where if first.path else ''}[0] or [*]"
-            if isinstance(step, str) and value
-            else ""
-        )
-        span = f"a list of {len(value):,} items, [0] to [{len(value) - 1}]" if value else "an empty list"
-        return f"At {where} there is {span}{hint}."
+        what = f"an object with the keys {keys}{more}" if keys else "an object with no keys"
+        return f"At {where}{others} there is {what}."
+    if isinstance(value, list) and value:
+        hint = f"; name an item, {first.path}[0] or [*]" if isinstance(step, str) else ""
+        return f"At {where} there is a list of {len(value):,} items, [0] to [{len(value) - 1}]{hint}."
     what = "a text that is not JSON" if isinstance(value, str) else "a single value"
-    return f"At {where} there is {what}."
+    return f"At {where} there is {'an empty list' if isinstance(value, list) else what}."
 
 
 def quoted(text: str) -> str:
@@ -270,27 +246,9 @@ def at_path(text: str, path: str | None, write: Callable[[Any], str]) -> PathSel
 
 # lines and patterns
 
-_PLAIN = re.compile(r"[^*+?{(\\]*+(?:\\[^\d][^*+?{(\\]*+)*+\Z")  # no repeats, no groups
 _TOO_LONG = re.compile(rf"[^\n]{{{LINE_CHARS + 1}}}")
 _SPAN = re.compile(r"(?P<start>\d{1,9}+)\s*+(?:(?P<dash>-|:|\.\.)\s*+(?P<stop>\d{1,9}+)?)?\Z")
 _LAST = re.compile(r"-\s*+(\d{1,9}+)\Z")
-# The search runs in its own process: Python's engine may backtrack for years and hold the interpreter lock.
-_SEARCH = """
-import json, re, sys
-pattern, most = json.loads(sys.stdin.buffer.readline())
-lines = sys.stdin.buffer.read().decode("utf-8", "surrogatepass").split("\\n")
-try:
-    find = re.compile(pattern).search
-    out = []
-    for i, line in enumerate(lines):
-        if find(line):
-            out.append(i)
-            if len(out) == most:
-                break
-except (re.error, RecursionError, OverflowError, MemoryError) as e:
-    out = str(e) or type(e).__name__
-json.dump(out, sys.stdout)
-"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -416,46 +374,41 @@ def _merged(spans: Iterable[tuple[int, int]]) -> list[range]:
     return merged
 
 
-def matching_lines(pattern: str, lines: Iterable[str], chars: int) -> list[int]:
-    """Return the positions of the lines that match a regular expression, in bounded time.
+def matching_lines(pattern: str, lines: Iterable[tuple[int, str]]) -> list[int]:
+    """Return the numbers of the lines that match a regular expression, at most ``MAX_HITS``.
 
-    ``chars``: about the length of all lines. A pattern with repeats or groups, and a long search, runs in its
-    own process for at most two seconds. At most ``MAX_HITS`` lines are found. Raises RefusedCall for an
-    invalid or slow pattern.
+    Raises RefusedCall for an invalid pattern, and for one that takes more than two seconds.
     """
+    import regex  # slow to import; unlike ``re`` it has a time limit, and releases the interpreter lock
+
     try:
-        find = re.compile(pattern).search
-    except (re.error, RecursionError, OverflowError) as e:
-        raise RefusedCall(_invalid_pattern(e)) from None
-    if _PLAIN.match(pattern) and len(pattern) * chars <= _SHORT_SEARCH:
-        return list(islice((i for i, line in enumerate(lines) if find(line)), MAX_HITS))
-    command = [sys.executable or "python3", "-I", "-S", "-c", _SEARCH]
-    request = io.BytesIO()
-    request.write(json.dumps([pattern, MAX_HITS]).encode())
-    for line in lines:
-        request.write(b"\n" + line.encode("utf-8", "surrogatepass"))
-    seconds = _PATTERN_SECONDS + request.tell() / 20_000_000  # the time to hand over the text
+        find = regex.compile(pattern).search
+    except (regex.error, RecursionError, OverflowError) as e:
+        raise RefusedCall(
+            f"The pattern is no regular expression ({e}): escape special characters with a backslash."
+        ) from None
+    left = _PATTERN_SECONDS
+    found: list[int] = []
     try:
-        done = subprocess.run(
-            command, input=request.getbuffer(), capture_output=True, timeout=seconds, check=True
-        )
-        found = json.loads(done.stdout)
-    except subprocess.TimeoutExpired:
+        for number, line in lines:
+            begun = time.thread_time()
+            try:
+                match = find(line, timeout=_PATIENCE)
+            except TimeoutError:  # a slow pattern: other threads may run meanwhile
+                match = find(line, timeout=left, concurrent=True)
+            left -= max(0.0, time.thread_time() - begun - _A_LINE)
+            if left <= 0:
+                raise TimeoutError
+            if match:
+                found.append(number)
+                if len(found) == MAX_HITS:
+                    break
+    except TimeoutError:
         raise RefusedCall(
             f"The pattern takes more than {_PATTERN_SECONDS:.0f} seconds: make it simpler (no repeat within "
             "a repeat, fewer .*), or narrow the text by path or lines."
         ) from None
-    except (OSError, subprocess.CalledProcessError, ValueError):
-        raise RefusedCall(
-            "Patterns with repeats or groups cannot be searched for here: give a plain word."
-        ) from None
-    if isinstance(found, str):
-        raise RefusedCall(_invalid_pattern(found))
-    return list(found)
-
-
-def _invalid_pattern(error: object) -> str:
-    return f"The pattern is no regular expression ({error}): escape special characters with a backslash."
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -477,24 +430,19 @@ class LineSelection:
             yield number, line, self.hits is None or number in self.hits
 
 
-def select_lines(layout: Layout, lines: object, pattern: str | None, chars: int) -> LineSelection:
+def select_lines(layout: Layout, lines: object, pattern: str | None) -> LineSelection:
     """Select lines by a specification, a pattern, or both. A match brings one line around it.
 
-    ``chars``: the length of the text. Raises RefusedCall; a pattern without a match selects nothing.
+    Raises RefusedCall; a pattern without a match selects nothing.
     """
     within = chosen_lines(lines, layout.count) if lines is not None else [range(1, layout.count + 1)]
     if pattern is None:
         return LineSelection(layout, within)
-    texts = (line for _, line in layout.numbered(within))
-    found = matching_lines(pattern, texts, chars)
-    hits, before, spans = [], 0, iter(within)
+    hits = matching_lines(pattern, layout.numbered(within))
+    around, spans = [], iter(within)
     span = next(spans)
-    around: list[tuple[int, int]] = []
-    for position in found:
-        while position - before >= len(span):
-            before += len(span)
+    for number in hits:
+        while number >= span.stop:
             span = next(spans)
-        number = span.start + position - before
-        hits.append(number)
         around.append((max(span.start, number - 1), min(span.stop, number + 2)))
     return LineSelection(layout, _merged(around), frozenset(hits))

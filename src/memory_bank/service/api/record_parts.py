@@ -70,7 +70,7 @@ def part_of(text: str, query: PartQuery) -> RecordPart:
 def _lines_of(chosen: PathSelection, query: PartQuery) -> RecordPart:
     room = query["max_chars"]
     layout = lay_out(chosen.text, chosen.value)
-    selection = select_lines(layout, query["lines"], query["pattern"], len(chosen.text))
+    selection = select_lines(layout, query["lines"], query["pattern"])
     rows: list[dict[str, Any]] = []
     used, rest = 0, None
     complete = True
