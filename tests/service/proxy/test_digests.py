@@ -38,12 +38,6 @@ def whole(messages: Any) -> str:
     return chain(messages).whole
 
 
-def test_nothing_before_the_first_call() -> None:
-    assert digest_chain(SEED, []) is None
-    assert digest_chain(SEED, [system(), user(), say("Hello."), user("Go on.")]) is None
-    assert digest_chain(SEED, [user(), {"role": "assistant", "content": "hm", "tool_calls": []}]) is None
-
-
 def test_a_beginning_is_known_in_what_goes_on_from_it() -> None:
     full = chain(CHAT)
     assert full.positions[full.whole] == len(CHAT)
@@ -64,11 +58,6 @@ def test_the_head_ends_with_the_last_interaction() -> None:
     assert pictured.head == pictured.whole  # the image is part of what the tool gave
 
 
-def test_a_request_with_some_of_the_results_is_a_beginning_of_the_one_with_all() -> None:
-    first = [user(), call(("a", "f", {}), ("b", "f", {})), result("a", "1")]
-    assert chain(first).head in chain([*first, result("b", "2")]).positions
-
-
 SAME: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
     "order": lambda m: dict(reversed(list(m.items()))),
     "null": lambda m: {**m, "refusal": None, "name": None},
@@ -83,14 +72,6 @@ SAME: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
 @pytest.mark.parametrize("how", SAME)
 def test_what_does_not_matter(how: str) -> None:
     assert whole([SAME[how](m) for m in CHAT]) == whole(CHAT)
-
-
-def test_several_parts_may_be_cached_too() -> None:
-    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
-    marked = [parts[0], {**parts[1], "cache_control": {"type": "ephemeral"}}]
-    assert whole([{"role": "user", "content": parts}, *CHAT]) == whole(
-        [{"role": "user", "content": marked}, *CHAT]
-    )
 
 
 DIFFERENT: dict[str, Callable[[Any], Any]] = {
@@ -172,16 +153,6 @@ def test_a_message_nested_beyond_the_encoder_is_told_apart_too() -> None:
 
     lists = [[{"role": "user", "content": deep(leaf)}, *CHAT] for leaf in "ab"]
     assert whole(lists[0]) != whole(lists[1])
-
-
-def test_responses_items_are_turns_with_all_their_calls() -> None:
-    ids = [random_id(i) for i in range(40)]
-    calls = [{"type": "function_call", "call_id": i, "name": "f", "arguments": "{}"} for i in ids]
-    outputs = [{"type": "function_call_output", "call_id": i, "output": i[::-1]} for i in ids]
-    items = [user(), *calls, *outputs]
-    assert [len(t.calls()) for t in chain(items).latest] == [40]
-    more = chain([*items, calls[0], outputs[0]])
-    assert more.latest[0].mark == chain(items).latest[0].mark
 
 
 def test_results_are_compared_with_their_calls() -> None:

@@ -38,7 +38,7 @@ from typing import Literal, NamedTuple, TypeAlias
 from urllib.parse import unquote
 
 from memory_bank.bank.database import Database
-from memory_bank.bank.lineage import Begun, ForkPoint, KnownDigest, Lineage, LineageEntry
+from memory_bank.bank.lineage import ForkPoint, KnownDigest, Lineage, LineageEntry
 from memory_bank.bank.rows import is_session_id
 from memory_bank.errors import ConfigError, StorageError
 from memory_bank.records import content_key
@@ -232,8 +232,7 @@ class _Search:
                     return None
         if not self.records:
             return SessionMatch(PREVIEWED, "new")
-        begun = lineage.begin(stored_id(self.namespace, name), self.namespace, entry, fork)
-        if begun is not Begun.MADE:
+        if not lineage.begin(stored_id(self.namespace, name), self.namespace, entry, fork):
             return None
         how: How = "fork" if fork else self.how if name == self.key else "new"
         return SessionMatch(

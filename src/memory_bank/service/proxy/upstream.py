@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 import math
 import re
 import urllib.request
@@ -17,6 +16,8 @@ from memory_bank.errors import (
     NotFoundError,
     UpstreamError,
 )
+from memory_bank.service.security.access import own_key
+from memory_bank.service.security.hosts import is_loopback
 
 try:
     import httpx2
@@ -28,9 +29,7 @@ Headers = list[tuple[bytes, bytes]]
 
 _DOT_SEGMENT = re.compile(rb"(?:^|/|%2f|\\|%5c)(?:\.|%2e){1,2}(?:/|%2f|\\|%5c|$)", re.IGNORECASE)
 _OWN_HEADER = b"x-memory-"
-_OWN_KEY = b"mb_"
 _NO_BODY = (204, 304)  # statuses without a body; what follows them is none of ours
-_NOT_FOR_CLIENTS = frozenset((b"date", b"server", b"set-cookie", b"service-worker-allowed"))
 _HOP_BY_HOP = frozenset(  # RFC 9110, section 7.6.1
     b"connection keep-alive proxy-authenticate proxy-authorization proxy-connection te trailer"
     b" transfer-encoding upgrade".split()
@@ -218,17 +217,12 @@ def _has_more(stream: object) -> bool:
     parser = getattr(getattr(inner, "_connection", None), "_h11_state", None)
     if parser is None:
         return True
-    more: bytes = parser.trailing_data[0]
-    return bool(more)
+    return bool(parser.trailing_data[0])
 
 
 def _proxy_for(base: httpx2.URL) -> str | None:
     """The proxy that the environment names for a URL."""
-    try:
-        is_loopback = ipaddress.ip_address(base.host).is_loopback
-    except ValueError:
-        is_loopback = base.host == "localhost"
-    if is_loopback or urllib.request.proxy_bypass(base.host):
+    if is_loopback(base.host) or urllib.request.proxy_bypass(base.host):
         return None
     proxies = urllib.request.getproxies()
     return proxies.get(base.scheme) or proxies.get("all") or None
@@ -250,9 +244,7 @@ def request_headers(
     for name, value in _end_to_end(headers):
         if name in (b"host", b"expect") or name.startswith(_OWN_HEADER):
             continue
-        if (name == b"authorization" and is_own_key(value)) or (
-            name == b"x-api-key" and value.strip().startswith(_OWN_KEY)
-        ):
+        if own_key(name, value):
             if not upstream_key:
                 variable = "OPENAI_API_KEY" if key_header == b"authorization" else "ANTHROPIC_API_KEY"
                 raise NotAuthorizedError(
@@ -274,20 +266,9 @@ def answer_headers(headers: Iterable[tuple[bytes, bytes]]) -> Headers:
     transfer encoding.
     """
     raw = [(name.lower(), value) for name, value in headers]
-    encoded = any(name == b"transfer-encoding" for name, _ in raw)
-    return [
-        (name, value)
-        for name, value in _end_to_end(raw)
-        if name not in _NOT_FOR_CLIENTS
-        and not name.startswith(_OWN_HEADER)
-        and not (encoded and name == b"content-length")
-    ]
-
-
-def is_own_key(authorization: bytes) -> bool:
-    """Whether an Authorization header holds a key of this service."""
-    scheme, _, token = authorization.strip().partition(b" ")
-    return scheme.lower() == b"bearer" and token.lstrip().startswith(_OWN_KEY)
+    dropped = {b"content-length"} if any(name == b"transfer-encoding" for name, _ in raw) else set()
+    dropped |= {b"date", b"server", b"set-cookie", b"service-worker-allowed"}
+    return [(n, v) for n, v in _end_to_end(raw) if n not in dropped and not n.startswith(_OWN_HEADER)]
 
 
 def credential_of(headers: Iterable[tuple[bytes, bytes]]) -> str | None:

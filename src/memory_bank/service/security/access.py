@@ -78,6 +78,19 @@ def public_name(namespace: str | None, session_id: str) -> str:
     return session_id if namespace is None else session_id.removeprefix(f"{namespace}{NAMESPACE_END}")
 
 
+def own_key(name: bytes, value: bytes) -> str:
+    """The key of this service in a header in which clients send keys; "" without one."""
+    key = value.decode("latin-1").strip()
+    if name == b"authorization":
+        scheme, _, key = key.partition(" ")
+        key = key.strip() if scheme.lower() == "bearer" else ""
+    elif name == b"x-memory-key":
+        return key
+    elif name != b"x-api-key":
+        return ""
+    return key if key.startswith("mb_") else ""
+
+
 class Keyring:
     """The keys in the database, read again every second. For one event loop.
 

@@ -26,7 +26,7 @@ from memory_bank.errors import (
     TooLargeError,
 )
 from memory_bank.service import failures
-from memory_bank.service.security.access import LOCAL, NO_KEY, NOBODY, Caller, Keyring, RateLimits
+from memory_bank.service.security.access import LOCAL, NO_KEY, NOBODY, Caller, Keyring, RateLimits, own_key
 from memory_bank.service.security.hosts import AllowedHosts, address_of, check_loopback
 
 log = logging.getLogger("memory_bank.Service")
@@ -125,7 +125,12 @@ class Gate:
     async def _caller(self, scope: Scope, headers: dict[str, list[str]], local: str | None) -> Caller:
         keyring: Keyring = scope["app"].state.service.keyring
         await keyring.refresh()
-        keys, scope["state"]["key_header"] = _keys_in(headers)
+        keys: list[str] = []
+        for name in ("x-memory-key", "authorization", "x-api-key"):
+            keys = [k for v in headers.get(name, ()) if (k := own_key(name.encode(), v.encode("latin-1")))]
+            if keys:
+                scope["state"]["key_header"] = name
+                break
         if len(keys) > 1:
             raise NotAuthorizedError(NO_KEY)
         path: str = scope["path"]
@@ -145,21 +150,6 @@ class Gate:
 
 class ResponseAborted(Exception):
     """A response that cannot be completed: the server closes the connection, so that the client notices."""
-
-
-def _keys_in(headers: dict[str, list[str]]) -> tuple[list[str], str | None]:
-    """The keys of this service and the header that has them; ``x-memory-key`` has precedence."""
-    bearer: list[str] = []
-    for value in headers.get("authorization", ()):
-        scheme, _, key = value.strip().partition(" ")
-        if scheme.lower() == "bearer" and key.strip().startswith("mb_"):
-            bearer.append(key.strip())
-    given = {
-        "x-memory-key": [key.strip() for key in headers.get("x-memory-key", ())],
-        "authorization": bearer,
-        "x-api-key": [key for v in headers.get("x-api-key", ()) if (key := v.strip()).startswith("mb_")],
-    }
-    return next(((keys, name) for name, keys in given.items() if keys), ([], None))
 
 
 class _Guarded:
