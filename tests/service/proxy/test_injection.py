@@ -678,7 +678,7 @@ def test_every_answer_is_let_go_of(tmp_path, ending):
     sessions.rebuild(None, "task", MESSAGES)
     data = json.dumps({**PLAIN, "stream": True}).encode()
     memory = MemoryResult("unchanged", session="task", tools=DIALECTS[0].offer_tools(PLAIN))
-    asked = ModelRequest(DIALECTS[0], LOCAL, data, read_body(data, DIALECTS[0]), memory)
+    asked = ModelRequest(DIALECTS[0], LOCAL, data, {}, None, read_body(data, DIALECTS[0]), memory)
 
     async def send(*_):
         answer = script.pop(0)

@@ -96,8 +96,10 @@ class ModelRequest:
     dialect: Dialect
     caller: Caller
     data: bytes = field(repr=False)
-    body: Body | None = field(repr=False)
-    memory: MemoryResult
+    headers: Mapping[str, str] = field(repr=False)
+    upstream_key: str | None = field(repr=False)
+    body: Body | None = field(default=None, repr=False)
+    memory: MemoryResult = MemoryResult("passed")
 
     @property
     def value(self) -> JsonObject:
@@ -229,17 +231,21 @@ class _Share:
             log.warning("memory works again, after %d requests without it", self.failures)
         self.failures, self.causes = 0, {}
 
-    def count(self, client: bytes, body: Body, result: MemoryResult) -> MemoryResult:
+    def count(self, request: ModelRequest, result: MemoryResult) -> MemoryResult:
         """The result; its reason says how many requests had no call, where they are many.
 
-        They are those of a conversation, which are as many as the assistant's messages in it, or of a client.
+        They are those of a conversation, which are as many as the assistant's messages in it, or of a client: the
+        credential, the program and its session.
         """
+        session = client_session(request.headers, request.value.get("metadata"))
+        who = repr((request.upstream_key, request.headers.get("user-agent"), session))
+        client = hashlib.sha256(who.encode("utf-8", "surrogatepass")).digest()
         if result.session is not None:
             self.without_calls.pop(client, None)
         if result.reason != NOTHING_YET:
             return result
         own = self.without_calls[client] = self.without_calls.get(client, 0) + 1
-        messages = body.value.get("messages")
+        messages = request.value.get("messages")
         said = sum(kind_of(m) is MessageKind.SAY for m in messages) if isinstance(messages, list) else 0
         if max(own, said + 1) < UNSEEN:
             return result
@@ -288,30 +294,21 @@ class Rebuilder:
         self._lock = threading.Lock()
         self._stuck: set[_Job] = set()  # running, though nobody waits for them
 
-    async def rebuild(
-        self,
-        caller: Caller,
-        dialect: Dialect,
-        body: Body,
-        headers: Mapping[str, str],
-        upstream_key: str | None,
-    ) -> MemoryResult:
+    async def rebuild(self, request: ModelRequest, body: Body) -> MemoryResult:
         """Return the rebuilt context of a request, or the reason why the request is forwarded unchanged."""
         began = time.perf_counter()
-        share = self._share(caller.namespace)
+        share = self._share(request.caller.namespace)
         if len(self._stuck) >= MOST_STUCK or not share.breaker.allows():
             return MemoryResult("failed", "paused")
         job = _Job()
         result: MemoryResult | None = None
         outcome = share.breaker.abandoned
-
-        def work() -> MemoryResult:
-            return self._run(job, lambda: self._rebuild(job, caller, dialect, body, headers, upstream_key))
-
         try:
             with anyio.move_on_after(self._timeout):
                 async with share.threads:
-                    result = await to_thread.run_sync(work, abandon_on_cancel=True, limiter=self._limiter)
+                    result = await to_thread.run_sync(
+                        self._run, job, request, body, abandon_on_cancel=True, limiter=self._limiter
+                    )
             seconds = time.perf_counter() - began
             if result is None:
                 if job.is_running:  # otherwise no thread was free, but nothing hangs
@@ -327,8 +324,8 @@ class Rebuilder:
         if result is None:
             share.failed("timeout", f"it took longer than {self._timeout:g} s")
             return MemoryResult("failed", "timeout", seconds=seconds)
-        if not dialect.counts_only:
-            result = share.count(_client(upstream_key, headers, body), body, result)
+        if not request.dialect.counts_only:
+            result = share.count(request, result)
         if result.status == "failed" and job.failure:
             share.failed(result.reason or "", job.failure)
         elif job.rebuilt is not None and result.reason is None:
@@ -371,11 +368,11 @@ class Rebuilder:
         except Exception as e:  # the next step does it; the error's text may hold contents
             log.error("the work put off by a step failed with an unforeseen %s", type(e).__name__)
 
-    def _run(self, job: _Job, rebuild: Callable[[], MemoryResult]) -> MemoryResult:
-        """In a worker thread: run a rebuild, and turn its errors into results."""
+    def _run(self, job: _Job, request: ModelRequest, body: Body) -> MemoryResult:
+        """In a worker thread: rebuild a request, and turn errors into results."""
         job.is_running = True
         try:
-            return rebuild()
+            return self._rebuild(job, request, body)
         except NotRebuiltError as e:
             return MemoryResult("passed", str(e))
         except _BusyError:
@@ -392,15 +389,8 @@ class Rebuilder:
                 job.is_running = False
                 self._stuck.discard(job)
 
-    def _rebuild(
-        self,
-        job: _Job,
-        caller: Caller,
-        dialect: Dialect,
-        body: Body,
-        headers: Mapping[str, str],
-        upstream_key: str | None,
-    ) -> MemoryResult:
+    def _rebuild(self, job: _Job, request: ModelRequest, body: Body) -> MemoryResult:
+        dialect, headers, namespace = request.dialect, request.headers, request.caller.namespace
         history = dialect.history(body)
         is_summary = dialect.is_compaction(body.value) or _asks_for_summary(history.messages)
         model = body.value.get("model")
@@ -408,8 +398,8 @@ class Rebuilder:
         strategy = headers.get("x-memory-strategy") or None
         for _ in range(ATTEMPTS):
             match = self._identity.session_of(
-                caller.namespace,
-                upstream_key=upstream_key,
+                namespace,
+                upstream_key=request.upstream_key,
                 headers=headers,
                 body=body.value,
                 messages=history.messages,
@@ -418,13 +408,13 @@ class Rebuilder:
             )
             if match is None:
                 return MemoryResult("passed", NOTHING_YET)
-            safer = (caller.namespace, match.name) in self.ways
+            safer = (namespace, match.name) in self.ways
             offers = self._inject is True or (self._inject and body.value.get("tools"))
             offered = dialect.offer_tools(body.value) if offers and not safer else None
             tools = offered or own_tools(body.value)
             if dialect.counts_only:
                 context = self._sessions.preview(
-                    caller.namespace,
+                    namespace,
                     match.name,
                     history.messages,
                     strategy=strategy,
@@ -435,9 +425,9 @@ class Rebuilder:
                     return MemoryResult("unchanged")
                 arrays = {dialect.key: history.to_request(context), **({"tools": offered} if offered else {})}
                 return MemoryResult("rebuilt", data=render_body(body, arrays), arrays=arrays)
-            self._claim(job, stored_id(caller.namespace, match.name))
+            self._claim(job, stored_id(namespace, match.name))
             rebuilt = self._sessions.rebuild(
-                caller.namespace,
+                namespace,
                 match.name,
                 history.messages,
                 agent_id=headers.get("x-memory-agent") or None,
@@ -449,7 +439,7 @@ class Rebuilder:
                 beside="".join(compact(v) for m in ("tools", "functions") if (v := body.value.get(m))),
                 safer=safer,
             )
-            if self._identity.is_current(caller.namespace, match):
+            if self._identity.is_current(namespace, match):
                 job.rebuilt = rebuilt
                 break
         else:
@@ -487,13 +477,6 @@ class Rebuilder:
         with self._lock:
             if job.is_running:
                 self._stuck.add(job)
-
-
-def _client(upstream_key: str | None, headers: Mapping[str, str], body: Body) -> bytes:
-    """What tells clients of a namespace apart: the credential, the program and its session, hashed."""
-    session = client_session(headers, body.value.get("metadata"))
-    who = repr((upstream_key, headers.get("user-agent"), session))
-    return hashlib.sha256(who.encode("utf-8", "surrogatepass")).digest()
 
 
 def _unseen(count: int) -> str:

@@ -300,14 +300,15 @@ class _ProxiedRequest:
 
     async def _rebuild(self, dialect: Dialect, data: bytes, headers: Headers) -> ModelRequest:
         """The request with its context from memory."""
+        caller, incoming = self.caller, self.incoming.headers
+        request = ModelRequest(dialect, caller, data, incoming, credential_of(headers))
         try:
             body = await in_thread_if_large(data, read_body, data, dialect, self.proxy.cache)
         except BodyError as e:
-            return ModelRequest(dialect, self.caller, data, None, MemoryResult("passed", str(e)))
-        memory = await self.proxy.rebuilder.rebuild(
-            self.caller, dialect, body, self.incoming.headers, credential_of(headers)
-        )
-        request = ModelRequest(dialect, self.caller, data, body, memory)
+            return replace(request, memory=MemoryResult("passed", str(e)))
+        request = replace(request, body=body)
+        memory = await self.proxy.rebuilder.rebuild(request, body)
+        request = replace(request, memory=memory)
         if memory.status not in ("rebuilt", "unchanged"):
             return request
         way = self._way(memory)
