@@ -1,5 +1,7 @@
 # make demo   a recorded agent run, replayed with memory (installs the base package, no model)
-# make test   every test (installs all extras, with a CPU build of torch, once)
+# make test   what the README promises, in some minutes (installs all extras, with a CPU build of torch, once)
+# make test-long   what takes long: kills, fuzz, many seeds and examples, the browser in full
+# make test-all    both
 # make attack the tests of what an attacker can do, on loopback
 # make lint   style and types
 # make readme the README's commands as written, in an empty environment (asks the package index)
@@ -18,7 +20,7 @@ export PYTHONDONTWRITEBYTECODE :=
 # One thread per process for numerical libraries: the tests use all cores already.
 export OMP_NUM_THREADS := 1
 
-.PHONY: demo test test-base attack readme lint docs format wheel hashes integrations clients clean
+.PHONY: demo test test-long test-all test-base attack readme lint docs format wheel hashes integrations clients clean
 
 demo: $(VENV)/.base
 	@$(VENV)/bin/memory-bank demo
@@ -26,7 +28,13 @@ demo: $(VENV)/.base
 test: $(VENV)/.full
 	$(VENV)/bin/python -m pytest $(ON_ALL_CORES)
 
-# docs/security.md says what each of them shows. They are part of `make test`, and so of .ci/run.
+# Properties run again there, with more examples.
+test-long: $(VENV)/.full
+	$(VENV)/bin/python -m pytest $(ON_ALL_CORES) -m '(long and not short) or hypothesis' --hypothesis-profile long
+
+test-all: test test-long
+
+# docs/security.md says what each of them shows. They are part of `make test-all`, and so of .ci/run.
 ATTACKS := tests/service/test_connections.py \
 	tests/service/test_isolation.py \
 	tests/service/test_gate.py \
@@ -43,7 +51,7 @@ ATTACKS := tests/service/test_connections.py \
 	tests/cli/test_transfer.py::test_a_packed_file_that_grows_too_much_is_refused
 
 attack: $(VENV)/.full
-	$(VENV)/bin/python -m pytest $(ON_ALL_CORES) $(ATTACKS)
+	$(VENV)/bin/python -m pytest $(ON_ALL_CORES) -m 'not installs' $(ATTACKS)
 
 test-base: $(BASE)/.dev
 	$(BASE)/bin/python -m pytest $(ON_ALL_CORES)

@@ -9,7 +9,7 @@ there; the recorded run with pieces of it removed, repeated and replaced; and bo
 document describes (cut JSON, NaN, lone surrogates, huge numbers, deep nesting, quoted slashes, methods).
 Every answer to the first is held against the document (status, headers, content type, shape), every error
 against the one shape of errors. At the end the service must still answer, end when told to, and leave a
-database that ``memory-bank verify`` finds clean. Prints a Markdown table; exit code 1 when anything was
+database that ``memory-bank bank verify`` finds clean. Prints a Markdown table; exit code 1 when anything was
 found. ``--url`` takes a service that runs already.
 """
 
@@ -353,7 +353,9 @@ def ended(process: subprocess.Popen[bytes], database: Path, run: Run) -> None:
         run.note("the service did not end", "30 s after SIGTERM")
         return
     done = subprocess.run(
-        [sys.executable, "-m", "memory_bank", "verify", "--db", str(database)], capture_output=True, text=True
+        [sys.executable, "-m", "memory_bank", "bank", "verify", "--db", str(database)],
+        capture_output=True,
+        text=True,
     )
     if done.returncode != 0:
         run.note("the database is not clean", done.stdout + done.stderr)

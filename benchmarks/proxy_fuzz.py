@@ -440,7 +440,7 @@ def fuzz_part(files: list[Path], count: int, seed: int, routes: Sequence[str]) -
                 found.wrong.append("the service has ended")
         _, *traced = log.read_text(errors="replace").split("Traceback")
         verified = subprocess.run(
-            [sys.executable, "-m", "memory_bank", "verify", "--db", f"{folder}/bank.db"],
+            [sys.executable, "-m", "memory_bank", "bank", "verify", "--db", f"{folder}/bank.db"],
             capture_output=True, text=True, check=False,
         )  # fmt: skip
         if verified.returncode:

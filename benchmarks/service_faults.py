@@ -12,7 +12,7 @@ acknowledged by its 200 (through the proxy: where the header says that memory di
    out of order, no answer may have held a broken pair of call and result,
 2. a worker whose clock is ahead of the dead ones' leases ends all jobs: none may be left, every record must
    have its insight,
-3. ``memory-bank verify`` must find nothing.
+3. ``memory-bank bank verify`` must find nothing.
 
 Prints a Markdown table; exit code 1 when anything is wrong.
 """

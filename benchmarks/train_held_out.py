@@ -10,7 +10,7 @@ features change.
 
     python benchmarks/train_held_out.py --own livemcpbench --out own
 
-adapts the weights that never saw a set to the first half of its traces, as ``memory-bank train --db`` does with a
+adapts the weights that never saw a set to the first half of its traces, as ``memory-bank lab train --db`` does with a
 bank's sessions: prints the loss on the second half before and after, and writes ``own_SET.json`` and the second
 half, ``SET.jsonl``, for ``evidence.py``.
 """

@@ -146,7 +146,7 @@ class Found:
     stuck: int = 0  # jobs that no worker ends
     orphaned: int = 0  # jobs for records that are not there
     unsummarised: int = 0  # records without an insight, or insights without a record
-    unsound: int = 0  # what `memory-bank verify` finds
+    unsound: int = 0  # what `memory-bank bank verify` finds
 
     def add(self, other: Found) -> None:
         """Sum both."""
@@ -175,7 +175,7 @@ def check_session(database: Database, session: str, acknowledged: int, parallel:
 
 
 def check_bank(database: Database) -> Found:
-    """What holds for a bank as a whole once its workers are done, ``memory-bank verify`` included."""
+    """What holds for a bank as a whole once its workers are done, ``memory-bank bank verify`` included."""
     found = Found(orphaned=orphaned_jobs(database), unsound=sum(1 for _ in verify(database)))
     has_insight = sa.exists().where(
         insights.c.session_id == records.c.session_id, insights.c.trace_id == records.c.trace_id

@@ -34,8 +34,8 @@ GROUPS = {
         "handle_tool_call",
         "is_memory_tool",
     ),
-    "Plans and reports": ("Plan", "Decision", "Fate", "ContextReport"),
-    "Stores and records": ("InteractionRecord", "Insight", "Hit", "FactStore", "InsightStore"),
+    "Plans and reports": ("Plan", "Decision", "Fate"),
+    "Stores and records": ("InteractionRecord", "Insight", "FactStore", "InsightStore"),
     "Single steps": (
         "extract_tool_outputs",
         "observe_tool_output",
@@ -148,6 +148,8 @@ def cell(text: str) -> str:
 
 def settings_table(model: Any) -> list[str]:
     """The fields of a pydantic model as a table."""
+    from memory_bank import config
+
     lines = ["", "| setting | type | default | meaning |", "|---|---|---|---|"]
     for name, field in model.model_fields.items():
         if name in ("type", "memory_strategies", "service"):
@@ -161,7 +163,7 @@ def settings_table(model: Any) -> list[str]:
             plain = json.dumps(default, default=lambda v: v.model_dump(exclude_defaults=True))
             shown = f"`{plain}`"
         lines.append(
-            f"| `{name}` | {type_name(field.annotation)} | {shown} | {cell(field.description or '')} |"
+            f"| `{name}` | {type_name(field.annotation)} | {shown} | {cell(config.meaning(model, name))} |"
         )
     return lines
 
@@ -170,13 +172,14 @@ SETTINGS_INTRO = """\
 # Settings
 
 The settings of a configuration file, of `load_config(FILE)` and of `--config FILE`. A file [changes the shipped
-configuration](../howto/strategies.md#a-configuration-file) setting by setting, and `memory-bank config show` prints
+configuration](../howto/strategies.md#a-configuration-file) setting by setting, and `memory-bank config --all` prints
 what is in effect. The environment overrides single values: `MEMORY_BANK_` and the path of the setting, parts joined
 by two underscores, as in `MEMORY_BANK_MEMORY_STRATEGIES__memory_bank__TOP_K=5` and `MEMORY_BANK_SERVICE__PORT=0`.
 Lists and tables are JSON there. An unknown setting is an error that names the nearest known one.
 
-The defaults below are those of the code: a strategy of your own has them where it leaves a setting out. The values of
-the shipped strategies are in [config.toml](#configtoml) at the end of this page.
+A strategy of your own has the defaults below where it leaves a setting out, and so have the shipped ones: one
+of each type, under its name, except that `memory_bank` needs no model (`{memory_bank}`),
+`memory_bank_classic` has the defaults, and `memory_bank_local` is the same without a model.
 
 ## General"""
 
@@ -188,8 +191,9 @@ def settings_page() -> str:
     def first_line(model: Any) -> str:
         return (model.__doc__ or "").strip().split("\n\n")[0].replace("\n    ", " ")
 
+    shipped = ", ".join(f'{k} = "{v}"' for k, v in config.SHIPPED["memory_bank"].items())
     lines = [
-        SETTINGS_INTRO,
+        SETTINGS_INTRO.replace("{memory_bank}", shipped),
         *settings_table(config.Config),
     ]
     models = typing.get_args(config.AnyStrategy)
@@ -204,7 +208,13 @@ def settings_page() -> str:
         lines += ["", f"## {title}", "", first_line(model), *settings_table(model)]
     lines += ["", "## service", "", "`[service]`: settings of `memory-bank serve`."]
     lines += [*settings_table(config.ServiceSettings), "", "## config.toml", ""]
-    lines += ["The shipped configuration:", "", "```toml", (ROOT / "config.toml").read_text().rstrip(), "```"]
+    lines += [
+        "What people set, a file to begin with:",
+        "",
+        "```toml",
+        (ROOT / "config.toml").read_text().rstrip(),
+        "```",
+    ]
     return "\n".join(lines) + "\n"
 
 

@@ -5,6 +5,7 @@ import ipaddress
 import logging
 import os
 import shutil
+import signal
 import socket
 import tempfile
 from collections.abc import Iterator
@@ -15,9 +16,15 @@ from hypothesis import HealthCheck, settings
 
 from tests.postgres import Server, why_not
 
-settings.register_profile("default", deadline=None, suppress_health_check=list(HealthCheck), print_blob=True)
-settings.register_profile("ci", parent=settings.get_profile("default"), derandomize=True)
-settings.load_profile("ci" if os.environ.get("CI") else "default")
+settings.register_profile(
+    "long", deadline=None, suppress_health_check=list(HealthCheck), print_blob=True, max_examples=100,
+    derandomize="CI" in os.environ,
+)  # fmt: skip
+settings.register_profile("short", parent=settings.get_profile("long"), max_examples=15)
+settings.load_profile("short")
+signal.signal(
+    signal.SIGINT, signal.default_int_handler
+)  # a suite started in the background inherits that it is ignored
 
 LONG = (  # what starts many processes or loads a model: begun first, so that no core waits for it at the end
     "service/test_page_in_browser", "service/proxy/test_clients", "service/test_shared", "service/proxy/test_fuzz",
@@ -98,7 +105,7 @@ def postgres_url(postgres: Server) -> str:
     return postgres.url(postgres.emptied())
 
 
-@pytest.fixture(params=["SQLite", "PostgreSQL"])
+@pytest.fixture(params=["SQLite", pytest.param("PostgreSQL", marks=pytest.mark.long)])
 def bank_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """The URL of a bank that outlives its states, of either kind."""
     if request.param == "SQLite":

@@ -4,7 +4,8 @@ import json
 
 import pytest
 
-from memory_bank import MemoryBankSettings, MemoryBankState, MessagesError, apply_memory_bank_strategy
+from memory_bank import MemoryBankSettings, MemoryBankState, apply_memory_bank_strategy
+from memory_bank.errors import MessagesError
 from tests.chats import call, result, rounds, user
 from tests.growth import LINEAR, cpu_seconds, growth
 

@@ -18,7 +18,6 @@ from memory_bank import (
     load_config,
     retrieve_and_format,
 )
-from memory_bank.config import as_settings
 from memory_bank.errors import ConfigError, EmbedderLoadError, MemoryBankError
 from memory_bank.history import HierarchicalMemory, keep_last_n_steps, to_memory_bank
 from tests.models.test_observer import chat
@@ -102,7 +101,7 @@ def test_settings_of_other_strategies_in_a_mapping_have_no_effect_and_a_warning(
     [warning] = [r for r in caplog.records if "compact_threshold" in r.getMessage()]
     assert "no effect" in warning.getMessage()
     with pytest.raises(ConfigError, match="did you mean top_k"):
-        as_settings({"top_kk": 3, "compact_threshold": 9})
+        apply_memory_bank_strategy(chat(3), None, {"top_kk": 3, "compact_threshold": 9}, state)
     with pytest.raises(ConfigError, match="compact_threshold is no setting"):
         MemoryBankSettings(compact_threshold=9)
 

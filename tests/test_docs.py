@@ -158,7 +158,9 @@ PRINTED = {  # what a page's commands and code must print, besides running
 }
 
 
-@pytest.mark.parametrize("page", RUNNABLE)
+@pytest.mark.parametrize(
+    "page", [p if p in PRINTED else pytest.param(p, marks=pytest.mark.long) for p in RUNNABLE]
+)
 def test_every_page_runs(page, model, folder, monkeypatch, capsys):
     if any("memory-bank serve" in b.code for b in EVERY if b.page == page and not b.mark):
         pytest.importorskip("fastapi", reason="needs the extra service")
@@ -205,7 +207,7 @@ def test_the_proxy_of_the_readme(model, folder):
     )  # fmt: skip
     assert out.splitlines()[-1] == "ORD-1 is late."
     assert "rebuilt" in out
-    listed, _ = run_commands("memory-bank sessions --db bank.db --json", folder)
+    listed, _ = run_commands("memory-bank bank sessions --db bank.db --json", folder)
     assert json.loads(listed)["sessions"][0]["records"] == 8
 
 
@@ -230,7 +232,7 @@ def test_the_readme_in_an_empty_environment(model, tmp_path):
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
     out, _ = run_commands(
-        "\n".join([*commands, "memory-bank sessions --json", f"OPENAI_BASE_URL={model.base_url} python library.py"])
+        "\n".join([*commands, "memory-bank bank sessions --json", f"OPENAI_BASE_URL={model.base_url} python library.py"])
         .replace("8767", port),
         copy, HOME=str(home), XDG_DATA_HOME="", PYTHONPATH="", OPENAI_API_KEY="x", OPENAI_BASE_URL=model.base_url,
         MEMORY_BANK_SERVICE__PORT=port, PIP_QUIET="1", PIP_DISABLE_PIP_VERSION_CHECK="1",
@@ -298,7 +300,7 @@ def test_generated_pages_name_every_verb_setting_route_and_public_name():
     names = {*MemoryBankSettings.model_fields, *ServiceSettings.model_fields} - {"type"}
     assert [n for n in sorted(names) if f"| `{n}` |" not in settings] == []
     assert [t for t in STRATEGY_TYPES if f'type = "{t}"' not in settings] == []
-    for verb in ("serve", "replay", "keys create", "purge"):
+    for verb in ("serve", "lab replay", "keys create", "bank purge"):
         assert f"memory-bank {verb}" in pages["reference/cli.md"]
     for route in ("GET /v1/sessions", "POST /v1/sessions/{name}/context"):
         assert f"## {route}\n" in pages["reference/http.md"]

@@ -11,7 +11,7 @@ import pytest
 from tests.cli.conftest import environment
 
 ROOT = Path(__file__).parents[1]
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc and forks")
+pytestmark = [pytest.mark.long, pytest.mark.skipif(sys.platform != "linux", reason="reads /proc and forks")]
 
 
 def bench(name: str, *args: str) -> subprocess.CompletedProcess[str]:

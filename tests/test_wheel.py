@@ -10,6 +10,9 @@ import pytest
 
 from tests.cli.conftest import environment
 
+pytestmark = pytest.mark.long
+
+
 ROOT = Path(__file__).parents[1]
 
 
@@ -69,7 +72,7 @@ def test_it_works_from_any_folder(installed, tmp_path):
     assert demo.returncode == 0, demo.stderr
     assert "identical, byte for byte." in demo.stdout
     trace = str(ROOT / "examples" / "code-fix.jsonl")
-    replay = command(installed, tmp_path, "replay", trace, "--db", "bank.db", "--json")
+    replay = command(installed, tmp_path, "lab", "replay", trace, "--db", "bank.db", "--json")
     assert replay.returncode == 0, replay.stderr
     assert json.loads(replay.stdout)["traces"] == 1
     assert (tmp_path / "bank.db").exists()

@@ -11,16 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
 
-__all__ = [
+__all__ = [  # to give an agent a memory
     "TOOL_SCHEMAS",
-    "CallReport",
     "Config",
-    "Decision",
-    "FactStore",
-    "Fate",
-    "Insight",
-    "InsightStore",
-    "InteractionRecord",
     "LLMOrchestrator",
     "LexicalEmbedder",
     "MemoryBankError",
@@ -28,79 +21,55 @@ __all__ = [
     "MemoryBankState",
     "MemoryProcessor",
     "Plan",
-    "ProvenanceGuard",
     "apply_memory_bank_strategy",
-    "check_call",
-    "extract_tool_outputs",
-    "format_retrieved_memory",
     "handle_tool_call",
-    "ingest_tool_outputs",
     "is_memory_tool",
     "load_config",
     "load_embedder",
     "memory_tools",
+]
+__all__ += [  # single steps and their values, the parts of a plan, the guard against invented arguments
+    "CallReport",
+    "Decision",
+    "FactStore",
+    "Fate",
+    "Insight",
+    "InsightStore",
+    "InteractionRecord",
+    "ProvenanceGuard",
+    "check_call",
+    "extract_tool_outputs",
+    "format_retrieved_memory",
+    "ingest_tool_outputs",
     "observe_tool_output",
     "retrieve_and_format",
 ]
 
 _HOMES = {
-    "TOOL_SCHEMAS": "tools",
-    "CallReport": "provenance",
-    "Config": "config",
-    "Decision": "plan",
-    "FactStore": "bank.stores",
-    "Fate": "plan",
-    "Insight": "records",
-    "InsightStore": "bank.stores",
-    "InteractionRecord": "records",
-    "LLMOrchestrator": "orchestrator",
-    "LexicalEmbedder": "models.lexical",
-    "MemoryBankError": "errors",
-    "MemoryBankSettings": "config",
-    "MemoryBankState": "bank.session",
-    "MemoryProcessor": "processor",
-    "Plan": "plan",
-    "ProvenanceGuard": "provenance",
-    "apply_memory_bank_strategy": "processor",
-    "check_call": "provenance",
-    "extract_tool_outputs": "transcript.messages",
-    "format_retrieved_memory": "bank.retrieval",
-    "handle_tool_call": "tools",
-    "ingest_tool_outputs": "bank.ingestion",
-    "is_memory_tool": "tools",
-    "load_config": "config",
-    "load_embedder": "models.embedding",
-    "memory_tools": "tools",
-    "observe_tool_output": "models.observer",
-    "retrieve_and_format": "bank.retrieval",
+    "bank.ingestion": ("ingest_tool_outputs",),
+    "bank.retrieval": ("format_retrieved_memory", "retrieve_and_format"),
+    "bank.session": ("MemoryBankState",),
+    "bank.stores": ("FactStore", "InsightStore"),
+    "config": ("Config", "MemoryBankSettings", "load_config"),
+    "errors": ("MemoryBankError",),
+    "models.embedding": ("load_embedder",),
+    "models.lexical": ("LexicalEmbedder",),
+    "models.observer": ("observe_tool_output",),
+    "orchestrator": ("LLMOrchestrator",),
+    "plan": ("Decision", "Fate", "Plan"),
+    "processor": ("MemoryProcessor", "apply_memory_bank_strategy"),
+    "provenance": ("CallReport", "ProvenanceGuard", "check_call"),
+    "records": ("Insight", "InteractionRecord"),
+    "tools": ("TOOL_SCHEMAS", "handle_tool_call", "is_memory_tool", "memory_tools"),
+    "transcript.messages": ("extract_tool_outputs",),
 }
-_FORMER = {  # names that were imported from here before; they still are
-    "errors": (
-        "ConfigError", "DatabaseOpenError", "DatabaseVersionError", "EmbedderLoadError", "EmbedderMismatchError",
-        "EmbeddingError", "HistoryError", "ImageError", "LoopDetectedError", "MessagesError", "MissingExtraError",
-        "ModelError", "PromptError", "ProvenanceError", "RecordConflictError", "RecordError", "StepFileError",
-        "StepOrderError", "StorageError", "TokenBudgetError", "TraceFileError", "UnknownStrategyError",
-    ),
-    "history": (
-        "ActionStep", "AdaptiveMemoryManager", "AgentMemory", "FinalAnswerStep", "HierarchicalMemory",
-        "MemoryManager", "Observation", "PlanningStep", "ScratchpadStep", "SystemPromptStep", "TaskStep", "Timing",
-        "TokenUsage", "ToolCall", "chain", "fit_token_budget", "keep_last_n_steps", "keep_system_and_recent",
-        "no_pruning", "prune_old_observations", "semantic_pruning", "steps_from_messages", "summarize_old_steps",
-        "to_memory_bank",
-    ),
-    "plan": ("ContextReport",),
-    "records": ("Hit",),
-    "transcript.messages": ("parse_messages", "render_messages"),
-}  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:
-    home = _HOMES.get(name) or next((home for home, names in _FORMER.items() if name in names), None)
-    if home is None:
-        raise AttributeError(f"module 'memory_bank' has no attribute {name!r}")
-    value = getattr(importlib.import_module(f"memory_bank.{home}"), name)
-    globals()[name] = value
-    return value
+    for home, names in _HOMES.items():
+        if name in names:
+            return globals().setdefault(name, getattr(importlib.import_module(f"memory_bank.{home}"), name))
+    raise AttributeError(f"module 'memory_bank' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:

@@ -1,32 +1,34 @@
 """The configuration: settings of every strategy and of the service, read from a file and the environment.
 
-Settings are frozen and typed; unknown keys are refused.
+Each setting is written here once, with its default and what it does; `memory-bank config --all` prints them. Settings
+are frozen and typed; unknown names are refused.
 """
 
 from __future__ import annotations
 
+import ast
 import difflib
 import logging
 import os
 import re
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import lru_cache
-from numbers import Integral, Real
-from pathlib import Path, PurePath
-from typing import Annotated, Any, Literal, cast
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cache
+from itertools import pairwise
+from pathlib import Path
+from typing import Annotated, Any, Literal, NamedTuple, cast
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator
 from pydantic_core import to_jsonable_python
 from pydantic_settings import BaseSettings, EnvSettingsSource, SettingsError
 
 from memory_bank.errors import ConfigError, UnknownStrategyError
-from memory_bank.shipped import shipped_file
 
 log = logging.getLogger("memory_bank.MemoryBankStrategy")
 
 ENV_PREFIX = "MEMORY_BANK_"
 FAULT = "MEMORY_BANK_FAULT"  # no setting: see memory_bank.faults
+EXTRACTIVE = "extractive"
 
 
 def _no_boolean(value: Any) -> Any:
@@ -36,21 +38,50 @@ def _no_boolean(value: Any) -> Any:
 
 
 Int = Annotated[int, BeforeValidator(_no_boolean)]
-Number = Annotated[int | float, BeforeValidator(_no_boolean)]
 Float = Annotated[float, BeforeValidator(_no_boolean)]
+AtLeast0 = Annotated[Int, Field(ge=0)]
+AtLeast1 = Annotated[Int, Field(ge=1)]
+Share = Annotated[Float, Field(ge=0, le=1)]
+Seconds = Annotated[Float, Field(gt=0, le=3600)]
+Amount = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Name = Annotated[str, Field(min_length=1)]
 
 
 class Settings(BaseModel):
-    """Settings of one strategy."""
+    """Frozen values. Raises ConfigError, with a sentence for each mistake."""
 
-    type: str
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     def __init__(self, **values: Any) -> None:
         try:
             super().__init__(**values)
         except ValidationError as e:
-            raise ConfigError(*_sentences(e, type(self))) from None
+            name = type(self).__name__
+            raise ConfigError(
+                *sentences(e, type(self), lambda loc: ": ".join([name, *[".".join(loc)][: len(loc)]]))
+            ) from None
+
+    __init__.__pydantic_base_init__ = True  # type: ignore[attr-defined]  # values within a table: all mistakes at once
+
+
+@cache
+def _meanings() -> dict[tuple[str, str], str]:
+    """What each setting does, by its class and name: the text that stands below it in this module."""
+    classes = (
+        c for c in ast.parse(Path(__file__).read_text(encoding="utf-8")).body if isinstance(c, ast.ClassDef)
+    )
+    return {
+        (c.name, setting.target.id): str(below.value.value)
+        for c in classes
+        for setting, below in pairwise(c.body)
+        if isinstance(setting, ast.AnnAssign) and isinstance(setting.target, ast.Name)
+        if isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant)
+    }
+
+
+def meaning(model: type, name: str) -> str:
+    """What a setting of a class does, in a sentence; "" for none."""
+    return next((text for c in model.__mro__ if (text := _meanings().get((c.__name__, name)))), "")
 
 
 def hint(name: str, known: Any, otherwise: str, spell: Any = str) -> str:
@@ -59,21 +90,82 @@ def hint(name: str, known: Any, otherwise: str, spell: Any = str) -> str:
     return f"did you mean {spell(near[0])}?" if near else otherwise
 
 
-def _sentences(error: ValidationError, model: type[BaseModel]) -> Iterator[str]:
-    """Each validation error of settings as one sentence, without the value."""
-    for each in error.errors(include_url=False, include_input=False):
-        loc = [str(p) for p in each["loc"]]
-        place = ": ".join([model.__name__, *([".".join(loc)] if loc else [])])
-        if each["type"] == "extra_forbidden":
-            yield f"{place} is no setting: {hint(loc[-1], model.model_fields, 'remove it.')}"
-        else:
-            yield f"{place}: {message_of(each)}"
-
-
-def message_of(first: Any) -> str:
+def message_of(error: Any) -> str:
     """Pydantic's message as the end of a sentence."""
-    message = first["msg"].removeprefix("Value error, ")
+    message = error["msg"].removeprefix("Value error, ")
     return f"{message[0].lower()}{message[1:]}."
+
+
+def sentences(
+    error: ValidationError, model: type[BaseModel], place: Callable[[list[str]], str], strategies: Any = ()
+) -> Iterator[str]:
+    """Each mistake in values for ``model`` as one sentence without the value; ``place`` names a path in them."""
+    found: dict[str, list[str]] = {}  # a value that is none of several types is one mistake
+    for each in error.errors(include_url=False, include_input=False):
+        loc = [str(p) for p in each["loc"] if not re.search(r"\[|^(int|float|bool)$", str(p))]
+        fields = _fields_at(model, loc)
+        if loc[:1] == ["memory_strategies"] and len(loc) > 2 and loc[2] in _MODELS:
+            del loc[2]  # the type of the strategy, which pydantic puts between
+        found.setdefault(place(loc), []).append(_complaint(each, loc, fields, strategies))
+    return (where + "; or".join(dict.fromkeys(texts)) for where, texts in found.items())
+
+
+def _complaint(each: Any, loc: list[str], fields: Any, strategies: Any) -> str:
+    """The rest of the sentence about a place."""
+    if each["type"] == "extra_forbidden":
+        if fields is Config.model_fields and loc[0] in MemoryBankSettings.model_fields:
+            return " is no setting: it belongs to a strategy, under [memory_strategies.<key>]."
+        return f" is no setting: {hint(loc[-1], fields, 'remove it.')}"
+    types = f"its type must be one of {', '.join(STRATEGY_TYPES)}"
+    if each["type"] == "union_tag_invalid":
+        near = hint(str(each["ctx"]["tag"]), STRATEGY_TYPES, "")
+        return f": {types}{f'; {near}' if near else '.'}"
+    if each["type"] == "union_tag_not_found":
+        near = hint(loc[-1], [k for k in strategies if k != loc[-1]], f"{types}.")
+        return f": there is no strategy {loc[-1]!r} to change: {near}"
+    return f": {message_of(each)}"
+
+
+def _fields_at(model: type[BaseModel], loc: Sequence[str]) -> Iterable[str]:
+    """The names that are known where ``loc`` was found."""
+    if len(loc) == 1:
+        return model.model_fields
+    if loc[0] == "service":
+        return ServiceSettings.model_fields
+    if loc[0] == "memory_strategies" and len(loc) == 4:
+        return _MODELS[loc[2]].model_fields
+    return {*Price.model_fields, *ObserverBudget.model_fields, *ToolSettings.model_fields}
+
+
+class Price(Settings):
+    """Price of a model for a million tokens, in any one currency."""
+
+    prompt: Amount
+    """Of input tokens."""
+    completion: Amount
+    """Of output tokens."""
+    cached: Amount | None = None
+    """Of input tokens read from the provider's prefix cache; without it, as prompt."""
+    cache_write: Amount | None = None
+    """Of input tokens written to the provider's prefix cache; without it, as prompt."""
+
+
+class ObserverBudget(Settings):
+    """Limits of the Observer's model calls; without one: no limit. A day is a UTC day of the whole bank."""
+
+    calls_per_session: Annotated[int, Field(ge=0)] | None = None
+    calls_per_day: Annotated[int, Field(ge=0)] | None = None
+    tokens_per_session: Annotated[int, Field(ge=0)] | None = None
+    tokens_per_day: Annotated[int, Field(ge=0)] | None = None
+    cost_per_session: Amount | None = None
+    cost_per_day: Amount | None = None
+
+
+class ToolSettings(Settings):
+    """What is known of a tool: whether its calls change something, and whether contexts always or never show them."""
+
+    effect: Literal["read", "write"] | None = None
+    retain: Literal["always", "never"] | None = None
 
 
 class NoStrategySettings(Settings):
@@ -92,162 +184,76 @@ class KeepLastSettings(Settings):
     """System and user messages, and the last ``n`` interactions."""
 
     type: Literal["keep_last_n"] = "keep_last_n"
-    n: Int = Field(default=5, ge=1, description="interactions to keep, including the last one")
-
-
-FIXED_QUERY = "how to proceed with the task"
-
-
-class Price(BaseModel):
-    """Price of a model for a million tokens, in any one currency.
-
-    ``cached``: of input tokens read from the provider's prefix cache, ``cache_write``: of those written to it;
-    None: as ``prompt``.
-    """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-    prompt: float = Field(ge=0, allow_inf_nan=False)
-    completion: float = Field(ge=0, allow_inf_nan=False)
-    cached: float | None = Field(default=None, ge=0, allow_inf_nan=False)
-    cache_write: float | None = Field(default=None, ge=0, allow_inf_nan=False)
-
-
-class ObserverBudget(BaseModel):
-    """Limits of the Observer's model calls; None: no limit. A day is a UTC day of the whole bank."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-    calls_per_session: int | None = Field(default=None, ge=0)
-    calls_per_day: int | None = Field(default=None, ge=0)
-    tokens_per_session: int | None = Field(default=None, ge=0)
-    tokens_per_day: int | None = Field(default=None, ge=0)
-    cost_per_session: float | None = Field(default=None, ge=0, allow_inf_nan=False)
-    cost_per_day: float | None = Field(default=None, ge=0, allow_inf_nan=False)
-
-
-class ToolSettings(BaseModel):
-    """What is known of a tool: whether its calls change something, and whether contexts always or never show them."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-    effect: Literal["read", "write"] | None = None
-    retain: Literal["always", "never"] | None = None
+    n: AtLeast1 = 5
+    """Interactions to keep, the last one included."""
 
 
 class MemoryBankSettings(Settings):
-    """The memory bank, with the documented defaults."""
+    """The memory bank, with the documented defaults: the most similar records, summarised by a language model."""
 
     type: Literal["memory_bank"] = "memory_bank"
-    observer_model: str = Field(
-        default="gpt-4.1-mini",
-        min_length=1,
-        description="model that summarises each call; 'extractive' needs none",
+    selection: Literal["top_k", "evidence"] = "top_k"
+    """What a context shows of the past: whole records by similarity, or the values that the next calls may need."""
+    history_budget: Literal["auto"] | Annotated[int | float, BeforeValidator(_no_boolean), Field(ge=0)] = (
+        "auto"
     )
-    embedding_model: str = Field(
-        default="BAAI/bge-small-en-v1.5",
-        min_length=1,
-        description="FlagEmbedding model or local folder; 'openai:NAME'; 'lexical' needs no weights",
-    )
-    selection: Literal["top_k", "evidence"] = Field(
-        default="top_k",
-        description="'top_k': whole records by similarity; 'evidence': the values that the next calls may need",
-    )
-    history_budget: Literal["auto"] | Annotated[Number, Field(ge=0)] = Field(
-        default="auto",
-        description="evidence: tokens of a fold, or as a fraction up to 1.0 a share of the older history; auto: "
-        "15% of it, from 2,000 to 16,000 tokens",
-    )
-    layout: Literal["native", "block"] = Field(
-        default="native",
-        description="evidence: past turns as shortened messages in their places, or one block of excerpts",
-    )
-    keep_recent: Int = Field(
-        default=2,
-        ge=0,
-        description=(
-            "evidence: interactions before the last that a fold keeps whole, within a fifth of the budget; 0: none"
-        ),
-    )
-    tools: dict[str, ToolSettings] = Field(
-        default_factory=dict,
-        description="by tool name, whether its calls change something (evidence), and are always or never retained",
-    )
-    refresh_after: Literal["auto"] | Annotated[Int, Field(ge=0)] = Field(
-        default="auto",
-        description="evidence: tokens of new interactions after which the history is folded again; auto: where that "
-        "costs least; 0: at every step",
-    )
-    cache_retention: Float = Field(
-        default=300.0,
-        gt=0,
-        description="evidence: seconds after which the provider has forgotten a prefix, so that a fold is free",
-    )
-    shorten_last: Int = Field(
-        default=0,
-        ge=0,
-        description="evidence: shorten outputs of the tail to this many characters; 0: never",
-    )
-    evidence_model: str | None = Field(
-        default=None, description="evidence: a model file written by `memory-bank train`"
-    )
-    similarity_weight: Float = Field(
-        default=0.0,
-        ge=0,
-        le=10,
-        description="evidence: log-odds per standard deviation of embedding similarity; 0: embed nothing",
-    )
-    top_k: Int = Field(default=3, ge=0, description="past records to retrieve")
-    max_chars_per_record: Int = Field(default=2000, ge=0, description="characters of raw data of each record")
-    retrieval_query: Literal["fixed", "task", "adaptive"] = Field(
-        default="fixed",
-        description="search query: a fixed sentence, the task, or the task and the latest actions",
-    )
-    fixed_query: str = Field(
-        default=FIXED_QUERY, min_length=1, description="the sentence of retrieval_query 'fixed'"
-    )
-    memory_role: Literal["user", "system", "developer", "assistant"] = Field(
-        default="user", description="role of the message that holds the retrieved context"
-    )
-    repair_pairs: Literal["off", "complete", "drop"] = Field(
-        default="off",
-        description="interactions with broken call/result pairs: leave, complete, or drop the broken parts",
-    )
-    observer_mode: Literal["inline", "background", "off"] = Field(
-        default="inline",
-        description="when a model summarises: within the step, in the background, or never",
-    )
-    observer_min_chars: Int = Field(
-        default=0, ge=0, description="outputs with fewer characters are summarised by extraction"
-    )
-    observer_timeout: Float = Field(
-        default=60.0, gt=0, le=3600, description="timeout of a model call in seconds"
-    )
-    observer_attempts: Int = Field(
-        default=5, ge=1, le=100, description="background: attempts before the extractive summary is kept"
-    )
-    observer_budget: ObserverBudget = Field(
-        default=ObserverBudget(),
-        description="limits of calls, tokens and cost; extraction when they are reached",
-    )
-    observer_prices: dict[str, Price] = Field(
-        default_factory=dict, description="price of a million tokens by model"
-    )
-    on_storage_error: Literal["raise", "pass_through"] = Field(
-        default="raise",
-        description="when the database fails: raise, or return the messages unchanged with a warning",
-    )
-    scope: Literal["session", "agent", "all"] = Field(
-        default="session",
-        description="records that top_k and the memory tools search: of the session, of its agent, or all",
-    )
-    observer_max_chars: Int = Field(
-        default=10_000, ge=200, description="characters of an output that the Observer reads"
-    )
-    observer_concurrency: Int = Field(
-        default=8, ge=1, le=64, description="parallel Observer calls of one step"
-    )
-    observer_prompt: str | None = Field(default=None, description="path of a prompt file for the Observer")
-    token_encoding: str = Field(
-        default="o200k_base", min_length=1, description="tiktoken encoding; 'approximate' needs no vocabulary"
-    )
+    """Evidence: tokens of a fold, or a share of the older history (0.25); auto: 15% of it, from 2,000 to 16,000."""
+    refresh_after: Literal["auto"] | AtLeast0 = "auto"
+    """Evidence: tokens of new interactions before the next fold; auto: where a step costs least; 0: at every step."""
+    cache_retention: Annotated[Float, Field(gt=0)] = 300.0
+    """Evidence: seconds after which the provider has forgotten a prefix, so that a fold costs nothing more."""
+    layout: Literal["native", "block"] = "native"
+    """Evidence: past calls in their places with shortened results, or one message with excerpts."""
+    keep_recent: AtLeast0 = 2
+    """Evidence: interactions before the last that a fold keeps whole, within a fifth of the budget."""
+    shorten_last: AtLeast0 = 0
+    """Evidence: outputs of the last interaction with more characters are shortened by their structure; 0: never."""
+    tools: dict[str, ToolSettings] = {}
+    """By tool: whether its calls change something (effect); whether contexts always or never show them (retain)."""
+    evidence_model: str | None = None
+    """Evidence: another model file, as `memory-bank lab train` writes it."""
+    similarity_weight: Annotated[Float, Field(ge=0, le=10)] = 0.0
+    """Evidence: weight of embedding similarity in the score, in log-odds per standard deviation; 0: not used."""
+    top_k: AtLeast0 = 3
+    """Past records to retrieve."""
+    max_chars_per_record: AtLeast0 = 2000
+    """Characters of raw data that are shown of each retrieved record."""
+    retrieval_query: Literal["fixed", "task", "adaptive"] = "fixed"
+    """What is searched for: a fixed sentence, the user's task, or the task and the latest steps."""
+    fixed_query: Name = "how to proceed with the task"
+    """The sentence of retrieval_query "fixed"."""
+    scope: Literal["session", "agent", "all"] = "session"
+    """Records that top_k and the memory tools search: of the session, of all sessions of its agent, or all."""
+    memory_role: Literal["user", "system", "developer", "assistant"] = "user"
+    """Role of the message that holds retrieved records; "user" gives text of tools the least authority."""
+    repair_pairs: Literal["off", "complete", "drop"] = "off"
+    """What to do with broken call/result pairs: leave them, complete them, or drop the broken parts."""
+    on_storage_error: Literal["raise", "pass_through"] = "raise"
+    """When the database fails: raise, or return the messages unchanged with a warning."""
+    embedding_model: Name = "BAAI/bge-small-en-v1.5"
+    """A FlagEmbedding model or a local folder; "openai:NAME": an embeddings endpoint; "lexical" needs no weights."""
+    observer_model: Name = "gpt-4.1-mini"
+    """The model that summarises each call; "extractive" needs none."""
+    observer_mode: Literal["inline", "background", "off"] = "inline"
+    """When a model summarises: within the step, while the agent's own model call runs, or never."""
+    observer_prompt: str | None = None
+    """Another prompt file, with the parts and placeholders of prompts/observer.prompt.md."""
+    observer_min_chars: AtLeast0 = 0
+    """Outputs with fewer characters are summarised by extraction and never sent to the model."""
+    observer_max_chars: Annotated[Int, Field(ge=200)] = 10_000
+    """Characters of an output that the model reads."""
+    observer_concurrency: Annotated[Int, Field(ge=1, le=64)] = 8
+    """Calls of the model that run at once in a step."""
+    observer_timeout: Seconds = 60.0
+    """Seconds after which a call of the model is given up."""
+    observer_attempts: Annotated[Int, Field(ge=1, le=100)] = 5
+    """In the background: attempts before the extractive summary is kept."""
+    observer_budget: ObserverBudget = ObserverBudget()
+    """Limits of calls, tokens and cost, _per_session and _per_day (UTC); beyond them summaries are extractive."""
+    observer_prices: dict[str, Price] = {}
+    """Price of a million tokens by model, such as { "gpt-4.1-mini" = { prompt = 0.4, completion = 1.6 } }."""
+    token_encoding: Name = "o200k_base"
+    """The tiktoken encoding that counts; "approximate" needs no vocabulary."""
 
     @field_validator("history_budget")
     @classmethod
@@ -259,23 +265,16 @@ class MemoryBankSettings(Settings):
         return value
 
 
-EXTRACTIVE = "extractive"
-
-
 class StoredSettings(Settings):
     """A strategy that stores all records in a bank, so that ``get_record`` returns what a context leaves out."""
 
-    embedding_model: str = Field(
-        default="lexical",
-        min_length=1,
-        description="embedding model of the search; 'lexical' needs no weights",
-    )
-    token_encoding: str = Field(
-        default="o200k_base", min_length=1, description="tiktoken encoding; 'approximate' needs no vocabulary"
-    )
+    embedding_model: Name = "lexical"
+    """Embedding model of the search; "lexical" needs no weights."""
+    token_encoding: Name = "o200k_base"
+    """The tiktoken encoding that counts; "approximate" needs no vocabulary."""
 
     def bank(self) -> MemoryBankSettings:
-        """The settings by which records are stored."""
+        """The settings by which records are stored; a summary model is their Observer."""
         return MemoryBankSettings(
             observer_model=EXTRACTIVE,
             embedding_model=self.embedding_model,
@@ -287,48 +286,46 @@ class MaskingSettings(StoredSettings):
     """All messages; older tool outputs cut to their beginning and their trace_id."""
 
     type: Literal["observation_masking"] = "observation_masking"
-    keep_last: Int = Field(default=3, ge=1, description="last interactions whose outputs stay whole")
-    max_length: Int = Field(default=100, ge=0, description="characters kept of an older output")
+    keep_last: AtLeast1 = 3
+    """Last interactions whose outputs stay whole."""
+    max_length: AtLeast0 = 100
+    """Characters kept of an older output."""
 
 
 class ProgressiveSettings(StoredSettings):
     """Old interactions go into a running summary."""
 
     type: Literal["progressive_summarization"] = "progressive_summarization"
-    compact_threshold: Int = Field(default=8000, ge=1, description="tokens at which a context is compacted")
-    keep_last: Int = Field(
-        default=3, ge=1, description="interactions to keep whole if they fit, including the last one"
-    )
-    summary_tokens: Int = Field(default=1500, ge=1, description="most tokens of the running summary")
-    summary_model: str = Field(
-        default=EXTRACTIVE, min_length=1, description="model that writes the summary; 'extractive' needs none"
-    )
-    block: Int = Field(default=4, ge=1, description="fewest old interactions to summarise in one model call")
-    summary_timeout: Float = Field(
-        default=60.0, gt=0, le=3600, description="timeout of a model call in seconds"
-    )
+    compact_threshold: AtLeast1 = 8000
+    """Tokens at which a context is compacted; the summary stays the same until it has grown to them again."""
+    keep_last: AtLeast1 = 3
+    """Interactions to keep whole if they fit, the last one included."""
+    summary_tokens: AtLeast1 = 1500
+    """Most tokens of the running summary."""
+    summary_model: Name = EXTRACTIVE
+    """The model that writes the summary; "extractive" needs none."""
+    block: AtLeast1 = 4
+    """Fewest old interactions to summarise in one call of the model."""
+    summary_timeout: Seconds = 60.0
+    """Seconds after which a call of the model is given up."""
 
 
 class HierarchicalSettings(StoredSettings):
     """Recent interactions whole, older calls one line each, the oldest grouped by tool."""
 
     type: Literal["hierarchical"] = "hierarchical"
-    max_tokens: Int = Field(default=8000, ge=1, description="tokens of the whole context")
-    keep_last: Int = Field(
-        default=3, ge=1, description="interactions to keep whole if they fit, including the last one"
-    )
-    summarize_last: Int = Field(
-        default=12, ge=0, description="older calls with a line of their own; those before are grouped by tool"
-    )
-    summary_chars: Int = Field(default=500, ge=40, description="most characters of the summary of one call")
-    summary_model: str = Field(
-        default=EXTRACTIVE,
-        min_length=1,
-        description="model that summarises each call; 'extractive' needs none",
-    )
+    max_tokens: AtLeast1 = 8000
+    """Tokens of the whole context."""
+    keep_last: AtLeast1 = 3
+    """Interactions to keep whole if they fit, the last one included."""
+    summarize_last: AtLeast0 = 12
+    """Older calls with a line of their own; those before are grouped by tool."""
+    summary_chars: Annotated[Int, Field(ge=40)] = 500
+    """Most characters of the summary of one call."""
+    summary_model: Name = EXTRACTIVE
+    """The model that summarises each call; "extractive" needs none."""
 
     def bank(self) -> MemoryBankSettings:
-        """The same, with the summary model as Observer."""
         return super().bank().model_copy(update={"observer_model": self.summary_model})
 
 
@@ -336,39 +333,40 @@ class AdaptiveSettings(StoredSettings):
     """The first of several strategies whose context fits."""
 
     type: Literal["adaptive"] = "adaptive"
-    max_tokens: Int = Field(default=8000, ge=1, description="tokens of the whole context")
-    strategies: tuple[str, ...] = Field(
-        default=("no_strategy", "observation_masking", "semantic", "hierarchical", "truncation"),
-        min_length=1,
-        description="keys of the configuration or types of strategies, in the order in which they are tried",
-    )
+    max_tokens: AtLeast1 = 8000
+    """Tokens of the whole context."""
+    strategies: Annotated[tuple[str, ...], Field(min_length=1)] = (
+        "no_strategy", "observation_masking", "semantic", "hierarchical", "truncation",
+    )  # fmt: skip
+    """Keys of the configuration or types of strategies, in the order in which they are tried."""
 
 
 class SemanticSettings(StoredSettings):
     """Past interactions whole, chosen by relevance and diversity (MMR) under a budget."""
 
     type: Literal["semantic"] = "semantic"
-    history_budget: Int = Field(default=4000, ge=0, description="tokens for past interactions")
-    diversity: Float = Field(
-        default=0.3,
-        ge=0,
-        le=1,
-        description="weight of diversity against relevance, from 0 to 1",
-    )
-    retrieval_query: Literal["task", "adaptive"] = Field(
-        default="adaptive", description="relevance to the task, or to the task and the latest actions"
-    )
+    history_budget: AtLeast0 = 4000
+    """Tokens for past interactions."""
+    diversity: Share = 0.3
+    """Weight of diversity against relevance, from 0 to 1."""
+    retrieval_query: Literal["task", "adaptive"] = "adaptive"
+    """Relevance to the task, or to the task and the latest actions."""
 
 
 class ScratchpadSettings(StoredSettings):
     """A scratchpad of values, calls and failures in place of past interactions."""
 
     type: Literal["scratchpad"] = "scratchpad"
-    scratchpad_tokens: Int = Field(default=1500, ge=0, description="tokens of the scratchpad")
-    observations: Int = Field(default=5, ge=0, description="past calls listed with their outcome")
-    failures: Int = Field(default=3, ge=0, description="failed calls listed")
-    facts: Int = Field(default=60, ge=0, description="key values kept, the latest first")
-    observation_chars: Int = Field(default=400, ge=40, description="most characters of one listed call")
+    scratchpad_tokens: AtLeast0 = 1500
+    """Tokens of the scratchpad."""
+    observations: AtLeast0 = 5
+    """Past calls listed with their outcome."""
+    failures: AtLeast0 = 3
+    """Failed calls listed."""
+    facts: AtLeast0 = 60
+    """Key values kept, the latest first."""
+    observation_chars: Annotated[Int, Field(ge=40)] = 400
+    """Most characters of one listed call, at most 1,400."""
 
     @field_validator("observation_chars")
     @classmethod
@@ -376,86 +374,57 @@ class ScratchpadSettings(StoredSettings):
         return min(value, 1_400)
 
 
-class ServiceSettings(BaseModel):
+class ServiceSettings(Settings):
     """The HTTP service: where it listens, what it forwards to, what it keeps and allows."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
-    host: str = Field(
-        default="127.0.0.1",
-        min_length=1,
-        description="address to listen on; only loopback addresses unless there are API keys",
-    )
-    port: Int = Field(default=8767, ge=0, le=65535, description="port to listen on; 0: a free port")
-    workers: Int = Field(default=1, ge=1, le=64, description="number of server processes")
-    database: str = Field(
-        default="", description="file name or database URL; empty: bank.db in the user's data directory"
-    )
-    upstream: str = Field(
-        default="", description="base URL of the model's API; empty: OPENAI_BASE_URL, else OpenAI's own"
-    )
-    upstream_anthropic: str = Field(
-        default="",
-        description="base URL of the Messages API; empty: ANTHROPIC_BASE_URL, else Anthropic's own",
-    )
-    upstream_timeout: Float = Field(
-        default=600.0, gt=0, le=86_400, description="seconds to wait for a byte of the model's API"
-    )
-    strategy: str = Field(default="", description="key of the strategy; empty: default_strategy")
-    memory_timeout: Float = Field(
-        default=5.0, gt=0, le=600, description="seconds after which a request is forwarded unchanged"
-    )
-    holdout: Float = Field(
-        default=0.0,
-        ge=0,
-        le=1,
-        description="share of sessions that are sent without memory, as a control to compare with",
-    )
-    inject_tools: bool | Literal["auto"] = Field(
-        default="auto",
-        description="offer the memory tools to the agent and answer their calls in the proxy; auto: with rebuilt "
-        "contexts, to agents that send tools of their own",
-    )
-    cache_markers: Literal["auto", "off"] = Field(
-        default="auto",
-        description="mark requests of the Messages API for the provider's prefix cache that have no marks",
-    )
-    redact: tuple[str, ...] = Field(
-        default=(), description="regular expressions; text that matches is never stored"
-    )
-    redact_secrets: bool = Field(
-        default=True, description="keys, tokens and passwords of known forms are never stored"
-    )
-    max_body_bytes: Int = Field(default=64 * 2**20, ge=1024, description="longest request body accepted")
-    requests_per_minute: Int = Field(
-        default=0,
-        ge=0,
-        description="requests a minute of one API key, of all clients without keys; 0: no limit",
-    )
-    sessions_kept: Int = Field(default=256, ge=1, description="sessions held in memory by one worker")
-    tokens_kept: Int = Field(
-        default=4_000_000,
-        ge=1,
-        description="tokens of full histories that one worker holds (about 200 bytes each, or 64 of a request)",
-    )
-    steps_kept: Int = Field(
-        default=100, ge=0, description="latest steps of a session whose contexts are kept for the page"
-    )
-    learn_after: Int = Field(
-        default=0,
-        ge=0,
-        description="new sessions of a namespace after which its own evidence model is fitted; 0: never",
-    )
-    allowed_hosts: tuple[str, ...] = Field(
-        default=(), description="host names accepted besides the service's address and loopback"
-    )
-    allowed_origins: tuple[str, ...] = Field(
-        default=(),
-        description="origins of other web pages that may call the service, such as https://tools.example",
-    )
-    log_format: Literal["text", "json"] = Field(default="text", description="log lines as text or JSON")
-    shutdown_timeout: Float = Field(
-        default=10.0, ge=0, le=600, description="seconds that open requests and jobs get at shutdown"
-    )
+    host: Name = "127.0.0.1"
+    """Address to listen on; only loopback addresses unless there are API keys (`memory-bank keys create`)."""
+    port: Annotated[Int, Field(ge=0, le=65535)] = 8767
+    """Port to listen on; 0: a free port."""
+    workers: Annotated[Int, Field(ge=1, le=64)] = 1
+    """Number of server processes."""
+    database: str = ""
+    """A file, sqlite:///FILE or postgresql://USER@HOST/DATABASE; empty: bank.db in the user's data directory."""
+    upstream: str = ""
+    """Base URL of the OpenAI-compatible API to which requests are sent; empty: OPENAI_BASE_URL, else OpenAI's."""
+    upstream_anthropic: str = ""
+    """Base URL of Anthropic's Messages API; empty: ANTHROPIC_BASE_URL, else Anthropic's."""
+    upstream_timeout: Annotated[Float, Field(gt=0, le=86_400)] = 600.0
+    """Seconds without a byte from the upstream after which a request is given up."""
+    strategy: str = ""
+    """Key of the strategy that rebuilds contexts; empty: default_strategy."""
+    memory_timeout: Annotated[Float, Field(gt=0, le=600)] = 5.0
+    """Seconds after which a request is sent unchanged, if memory is not ready; a response header says so."""
+    holdout: Share = 0.0
+    """Share of sessions that are sent without memory, as a control with which the page compares the others."""
+    inject_tools: bool | Literal["auto"] = "auto"
+    """Offer the memory tools to the agent and answer their calls; auto: with rebuilt contexts, if it sends tools."""
+    cache_markers: Literal["auto", "off"] = "auto"
+    """Messages API: add marks for the prefix cache (cache_control) to requests that have none."""
+    redact: tuple[str, ...] = ()
+    """Regular expressions; text that matches is never stored."""
+    redact_secrets: bool = True
+    """API keys, tokens, private keys and passwords in URLs are never stored."""
+    max_body_bytes: Annotated[Int, Field(ge=1024)] = 64 * 2**20
+    """Longest request body accepted."""
+    requests_per_minute: AtLeast0 = 0
+    """Requests a minute of one API key, or of all clients without keys; 0: no limit."""
+    sessions_kept: AtLeast1 = 256
+    """Most sessions that a worker keeps in memory; others are read from the database when they go on."""
+    tokens_kept: AtLeast1 = 4_000_000
+    """Most tokens of history that a worker keeps in memory, about 200 bytes each, or 64 of a request."""
+    steps_kept: AtLeast0 = 100
+    """Latest steps of a session whose contents are kept for the page; the figures of all steps are kept."""
+    learn_after: AtLeast0 = 0
+    """New sessions of a namespace after which its own evidence model is fitted in the background; 0: never."""
+    allowed_hosts: tuple[str, ...] = ()
+    """Host names accepted besides the service's address and loopback."""
+    allowed_origins: tuple[str, ...] = ()
+    """Origins of other web pages that may call the service, such as https://tools.example."""
+    log_format: Literal["text", "json"] = "text"
+    """Format of the log."""
+    shutdown_timeout: Annotated[Float, Field(ge=0, le=600)] = 10.0
+    """Seconds that open requests and jobs have at shutdown; jobs that are left stay in the database."""
 
     @field_validator("redact")
     @classmethod
@@ -480,60 +449,67 @@ AnyStrategy = (
     | ScratchpadSettings
     | MemoryBankSettings
 )
-StrategySettings = Annotated[AnyStrategy, Field(discriminator="type")]
 _MODELS: dict[str, type[AnyStrategy]] = {
     model.model_fields["type"].default: model for model in AnyStrategy.__args__
 }
 STRATEGY_TYPES = tuple(_MODELS)
+_LOCAL: dict[str, Any] = {"type": "memory_bank", "observer_model": EXTRACTIVE, "embedding_model": "lexical"}
+SHIPPED: dict[str, dict[str, Any]] = {
+    "memory_bank": _LOCAL
+    | {"selection": "evidence", "observer_mode": "background", "observer_min_chars": 200},
+    "memory_bank_classic": {"type": "memory_bank"},
+    "memory_bank_local": _LOCAL | {"retrieval_query": "adaptive"},
+} | {name: {"type": name} for name in STRATEGY_TYPES if name != "memory_bank"}
+"""The strategies of ``load_config()``: the memory bank, the classic one with and without a model, all other types."""
 
 
-class Config(BaseModel):
+class Config(Settings):
     """A configuration of the values that are passed in, with the defaults of the code for all others.
 
-    ``load_config`` begins with the shipped configuration instead. Environment variables override both:
+    ``load_config`` begins with the shipped strategies instead. Environment variables override both:
     ``MEMORY_BANK_MEMORY_STRATEGIES__memory_bank__TOP_K=5`` sets one value. Raises ConfigError: an unknown
     key, a wrong value, in the arguments or in the environment.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
-    default_strategy: str = Field(
-        default="memory_bank", min_length=1, description="key of the strategy that is used when none is named"
-    )
-    memory_strategies: dict[str, StrategySettings] = Field(
-        default_factory=lambda: dict[str, StrategySettings](memory_bank=MemoryBankSettings())
-    )
-    loop_detection: Literal["off", "warn", "raise"] = Field(
-        default="warn", description="action when the agent repeats the same call with the same answer"
-    )
-    loop_threshold: Int = Field(default=3, ge=2, description="equal calls in a row that count as a loop")
-    prices: dict[str, Price] = Field(
-        default_factory=dict,
-        description="price of a million tokens by the beginning of a model's name",
-    )
-
-    service: ServiceSettings = Field(default=ServiceSettings(), description="settings of `memory-bank serve`")
+    default_strategy: Name = "memory_bank"
+    """Key of the strategy that is used when none is named."""
+    loop_detection: Literal["off", "warn", "raise"] = "warn"
+    """When an agent repeats a call with the same answer: nothing, a line in the log, or LoopDetectedError."""
+    loop_threshold: Annotated[Int, Field(ge=2)] = 3
+    """Equal calls with equal answers in a row that count as a loop."""
+    prices: dict[str, Price] = {}
+    """Price of a million tokens by the beginning of a model's name, for the page, the API and traces."""
+    memory_strategies: dict[str, Annotated[AnyStrategy, Field(discriminator="type")]] = {
+        "memory_bank": MemoryBankSettings()
+    }
+    """The strategies by key."""
+    service: ServiceSettings = ServiceSettings()
+    """Settings of `memory-bank serve`."""
 
     def __init__(self, **values: Any) -> None:
         strategies = values.get("memory_strategies", {"memory_bank": {"type": "memory_bank"}})
         known = strategies if isinstance(strategies, Mapping) else {}
         try:
-            super().__init__(**laid_over({"memory_strategies": strategies} | values, _environment(known)))
+            values = laid_over({"memory_strategies": strategies} | values, _environment(known))
+            BaseModel.__init__(self, **values)
         except ValidationError as e:
-            raise ConfigError(*_mistakes(e, known)) from None
+            raise ConfigError(*sentences(e, Config, _place, known)) from None
         except SettingsError as e:
             raise ConfigError(f"the environment, {ENV_PREFIX}…: its value is no JSON ({e}).") from None
         for key, settings in self.memory_strategies.items():
             if isinstance(settings, AdaptiveSettings):
-                self._check_rungs(key, settings)
-            if isinstance(settings, MemoryBankSettings):
-                _check_files(key, settings)
+                self._check_rungs(_place(["memory_strategies", key, "strategies"]), settings)
+            for name in ("evidence_model", "observer_prompt"):
+                file = getattr(settings, name, None)
+                if file is not None and not Path(file).is_file():
+                    place = _place(["memory_strategies", key, name])
+                    raise ConfigError(f"{place}: there is no file {file}: correct the path, or remove it.")
 
     def strategy(self, key: str) -> AnyStrategy:
         """The settings under a key. Raises UnknownStrategyError, which names the nearest known key."""
-        found = self.memory_strategies.get(key)
-        if found is None:
+        if key not in self.memory_strategies:
             raise UnknownStrategyError(_unknown(key, self.memory_strategies))
-        return found
+        return self.memory_strategies[key]
 
     def rung(self, name: str) -> AnyStrategy:
         """One of an adaptive strategy's ``strategies``: the settings under a key, or a type's defaults."""
@@ -541,10 +517,10 @@ class Config(BaseModel):
             return _MODELS[name]()
         return self.strategy(name)
 
-    def _check_rungs(self, key: str, settings: AdaptiveSettings) -> None:
-        place = _place(["memory_strategies", key, "strategies"])
+    def _check_rungs(self, place: str, settings: AdaptiveSettings) -> None:
+        known = {*self.memory_strategies, *STRATEGY_TYPES}
         for name in settings.strategies:
-            if name not in (known := {*self.memory_strategies, *STRATEGY_TYPES}):
+            if name not in known:
                 raise UnknownStrategyError(f"{place}: {_unknown(name, known)}")
             if isinstance(self.rung(name), AdaptiveSettings):
                 raise ConfigError(f"{place}: {name!r} is adaptive itself: name strategies of other types.")
@@ -554,15 +530,6 @@ def _unknown(key: object, strategies: Iterable[str]) -> str:
     known = sorted(strategies)
     nearest = hint(str(key), known, f"it has {', '.join(known) or 'none'}.", repr)
     return f"the configuration has no strategy {key!r}: {nearest}"
-
-
-def _check_files(key: str, settings: MemoryBankSettings) -> None:
-    """Raise ConfigError for a file that a strategy names and that is not there."""
-    for name in ("evidence_model", "observer_prompt"):
-        file = getattr(settings, name)
-        if file is not None and not Path(file).is_file():
-            place = _place(["memory_strategies", key, name])
-            raise ConfigError(f"{place}: there is no file {file}: correct the path, or remove it.")
 
 
 _LEVELS = {"service": 1, "memory_strategies": 2}
@@ -590,21 +557,21 @@ def _environment(strategies: Iterable[str]) -> dict[str, Any]:
     Variables that name no setting are in it too, to be refused.
     """
     ours = (v for v in os.environ if v.upper().startswith(ENV_PREFIX) and v != FAULT)
-    values: dict[str, Any] = {v[len(ENV_PREFIX) :].lower().split("__")[0]: None for v in ours}
-    values = {name: None for name in values if name not in Config.model_fields}
-    options: dict[str, Any] = {
-        "env_prefix": ENV_PREFIX,
-        "env_nested_delimiter": "__",
-        "env_ignore_empty": True,
-    }
-    values |= EnvSettingsSource(cast("type[BaseSettings]", Config), **options)()
+    names = {v[len(ENV_PREFIX) :].lower().split("__")[0] for v in ours}
+    values: dict[str, Any] = {name: None for name in names if name not in Config.model_fields}
+    values |= EnvSettingsSource(
+        cast("type[BaseSettings]", Config),
+        env_prefix=ENV_PREFIX,
+        env_nested_delimiter="__",
+        env_ignore_empty=True,
+    )()
     if isinstance(given := values.get("memory_strategies"), Mapping):
         spelled = {str(k).lower(): k for k in strategies}
         values["memory_strategies"] = {spelled.get(k.lower(), k): v for k, v in given.items()}
     return values
 
 
-def _has(values: Any, loc: Sequence[str]) -> bool:
+def has(values: Any, loc: Sequence[str]) -> bool:
     """Whether a configuration sets the value at a place."""
     for name in loc:
         if not isinstance(values, Mapping) or name not in values:
@@ -615,7 +582,7 @@ def _has(values: Any, loc: Sequence[str]) -> bool:
 
 def _variable(loc: Sequence[str]) -> str | None:
     """The environment variable that sets the value at a place of the configuration, if there is one."""
-    if not _has(_environment(loc[1:2]), loc):
+    if not has(_environment(loc[1:2]), loc):
         return None
     name = f"{ENV_PREFIX}{'__'.join(loc)}__".upper()
     found = (v for v, value in os.environ.items() if value)
@@ -628,10 +595,10 @@ def _place(loc: Sequence[str]) -> str:
     return f"the environment variable {variable}" if variable else f"Config: {'.'.join(loc)}"
 
 
-def _read(file: Path) -> dict[str, Any]:
+def _read(file: str | Path | None) -> dict[str, Any]:
+    """The values of a TOML file; none without a file."""
     try:
-        with open(file, "rb") as f:
-            return tomllib.load(f)
+        return {} if file is None else tomllib.loads(Path(file).read_text(encoding="utf-8"))
     except OSError as e:
         raise ConfigError(
             f"the configuration {file} cannot be read ({e.strerror or e}): give the path of a TOML file."
@@ -646,10 +613,8 @@ def load_config(path: str | Path | None = None) -> Config:
     Raises ConfigError, whose ``mistakes`` are all of the file's: a missing file, no TOML, an unknown key, a wrong
     value; UnknownStrategyError for a ``default_strategy`` or ``service.strategy`` that does not exist.
     """
-    values = _read(shipped_file("config.toml"))
-    file = values if path is None else _read(Path(path))
     try:
-        config = Config(**laid_over(values, file))
+        config = Config(**laid_over({"memory_strategies": SHIPPED}, _read(path)))
         for loc, key in (
             (["default_strategy"], config.default_strategy),
             (["service", "strategy"], config.service.strategy),
@@ -664,114 +629,57 @@ def load_config(path: str | Path | None = None) -> Config:
 
 def named_strategies(path: str | Path | None) -> list[str]:
     """The strategies that a configuration file names; all that are shipped if it names none, and without a file."""
-    named = {} if path is None else _read(Path(path)).get("memory_strategies", {})
-    return list(named or _read(shipped_file("config.toml"))["memory_strategies"])
+    return list(_read(path).get("memory_strategies") or SHIPPED)
 
 
-def effective_settings(path: str | Path | None = None) -> Iterator[tuple[tuple[str, ...], Any, str]]:
-    """All settings of ``load_config(path)``: the place, the value, and what sets it.
+class Setting(NamedTuple):
+    """A setting in effect: its path, its value, the file or variable that set it ("": default), what it does."""
 
-    That is the file, an environment variable, "shipped" or "default" (of the code). Raises as ``load_config``.
-    """
-    file = {} if path is None else _read(Path(path))
-    given = laid_over(_read(shipped_file("config.toml")), file)
-    given = laid_over(given, _environment(given["memory_strategies"]))
+    place: tuple[str, ...]
+    value: Any
+    source: str
+    meaning: str
 
-    def settings(loc: tuple[str, ...], value: Any) -> Iterator[tuple[tuple[str, ...], Any, str]]:
+
+def effective_settings(path: str | Path | None = None) -> Iterator[Setting]:
+    """All settings of ``load_config(path)``, which raises what is wrong."""
+    file = _read(path)
+
+    def settings(loc: tuple[str, ...], value: Any, about: str) -> Iterator[Setting]:
         if len(loc) <= _LEVELS.get((*loc, "")[0], 0):
             for name, member in dict(value).items():
-                yield from settings((*loc, name), member)
+                yield from settings((*loc, name), member, meaning(type(value), name))
         else:
-            source = _variable(loc) or (str(path) if _has(file, loc) else "shipped")
-            plain = to_jsonable_python(value, exclude_none=True)
-            yield loc, plain, source if _has(given, loc) else "default"
+            source = _variable(loc) or (str(path) if has(file, loc) else "")
+            yield Setting(loc, to_jsonable_python(value, exclude_none=True), source, about)
 
-    return settings((), load_config(path))
+    return settings((), load_config(path), "")
 
 
 def as_settings(settings: Any) -> MemoryBankSettings:
-    """MemoryBankSettings from themselves, None (defaults), a dict, or any object with those attributes.
+    """MemoryBankSettings from themselves, None (defaults), a dict of them, or an object with such attributes.
 
-    A dict is read as keywords: unknown keys are refused, but settings of other strategies (``compact_threshold``)
-    only have no effect, and a warning says so. Of other objects only plain values are read (text, numbers, paths).
-    Raises ConfigError for wrong values.
+    Keys of a dict that are settings of other strategies have no effect, and a warning says so; unknown ones are
+    refused. Raises ConfigError.
     """
     if isinstance(settings, MemoryBankSettings):
         return settings
-    if settings is None:
-        return MemoryBankSettings()
     if isinstance(settings, Settings):
         raise ConfigError(
             f"{type(settings).__name__} are no settings of a memory bank: pass MemoryBankSettings."
         )
+    known = MemoryBankSettings.model_fields.keys()
     if isinstance(settings, Mapping):
-        given = {str(k): _as_plain(v, v) for k, v in settings.items() if v is not None}
-        if foreign := tuple(sorted(given.keys() & _OF_OTHERS)):
-            _warn_of_foreign(foreign)
-        return MemoryBankSettings(**{k: v for k, v in given.items() if k not in foreign})
-    values = {}
-    for name in MemoryBankSettings.model_fields:
-        value = _as_plain(getattr(settings, name, None), None)
-        if value is not None and name != "type":
-            values[name] = value
-    return MemoryBankSettings(**values)
+        foreign = {name for model in _MODELS.values() for name in model.model_fields} - known
+        _warn_of(", ".join(sorted(foreign & settings.keys())))
+        return MemoryBankSettings(**{k: v for k, v in settings.items() if v is not None and k not in foreign})
+    given = {name: getattr(settings, name, None) for name in known - {"type"}}
+    return MemoryBankSettings(**{name: value for name, value in given.items() if value is not None})
 
 
-_OF_OTHERS = {name for model in _MODELS.values() for name in model.model_fields} - set(
-    MemoryBankSettings.model_fields
-)
-
-
-@lru_cache(maxsize=64)
-def _warn_of_foreign(names: tuple[str, ...]) -> None:
-    """Log once that settings of other strategies have no effect on a memory bank."""
-    log.warning(
-        "%s: settings of other strategies, which have no effect on a memory bank: remove them",
-        ", ".join(names),
-    )
-
-
-def _as_plain(value: Any, otherwise: Any) -> Any:
-    """Text, numbers and tables as Python's own types; anything else is ``otherwise``."""
-    if isinstance(value, (str, bool)):
-        return value
-    if isinstance(value, Integral):
-        return int(value)
-    if isinstance(value, Real):
-        return float(value)
-    if isinstance(value, (dict, BaseModel)):
-        return value
-    return str(value) if isinstance(value, PurePath) else otherwise
-
-
-def _mistakes(error: ValidationError, strategies: Iterable[str]) -> Iterator[str]:
-    """Each validation error of a configuration as one sentence that names the place."""
-    for each in error.errors(include_url=False, include_input=False):
-        loc = [str(p) for p in each["loc"]]
-        if loc[0] == "memory_strategies" and len(loc) > 2 and loc[2] in _MODELS:
-            del loc[2]  # the type of the strategy, which pydantic puts between
-        cause = each.get("ctx", {}).get("error")
-        if isinstance(cause, ConfigError):  # of a strategy: "Type: setting: …", "Type: setting is …"
-            for text in cause.mistakes:
-                name = re.split("[: ]", text.split(": ", 1)[1])[0]
-                rest = text.split(": ", 1)[1].removeprefix(name)
-                yield _place([*loc, *name.split(".")]) + rest
-        else:
-            yield _place(loc) + _complaint(each, loc, strategies)
-
-
-def _complaint(each: Any, loc: list[str], strategies: Iterable[str]) -> str:
-    """The rest of the sentence about a place."""
-    if each["type"] == "extra_forbidden":
-        if len(loc) == 1 and loc[0] in MemoryBankSettings.model_fields:
-            return " is no setting: it belongs to a strategy, under [memory_strategies.<key>]."
-        fields = (Config if len(loc) == 1 else ServiceSettings if loc[0] == "service" else Price).model_fields
-        return f" is no setting: {hint(loc[-1], fields, 'remove it.')}"
-    if each["type"].startswith("union_tag"):
-        given = each.get("ctx", {}).get("tag")
-        types = f"its type must be one of {', '.join(STRATEGY_TYPES)}"
-        if given is not None:
-            return f": {types}{f'; {near}' if (near := hint(str(given), STRATEGY_TYPES, '')) else '.'}"
-        near = hint(loc[-1], [k for k in strategies if k != loc[-1]], "")
-        return f": there is no strategy {loc[-1]!r} to change: {near or f'{types}.'}"
-    return f": {message_of(each)}"
+@cache
+def _warn_of(names: str) -> None:
+    if names:
+        log.warning(
+            "%s: settings of other strategies, which have no effect on a memory bank: remove them", names
+        )

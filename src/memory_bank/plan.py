@@ -292,7 +292,6 @@ _FIGURES = (
     "strategy", "chosen", "tokens", "full_tokens", "kept_tokens", "memory_tokens", "budget", "over", "unchanged",
     "why_unchanged", "model_calls", "query", "counter", "embedder", "observer",
 )  # fmt: skip
-ContextReport = Plan  # its former name where a strategy had a budget
 
 
 class Context(list[Any]):

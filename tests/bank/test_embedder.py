@@ -53,7 +53,7 @@ def test_another_embedder_is_refused_with_the_way_out(database: Database) -> Non
     for other in (Turned(), NumbersEmbedder("m3")):
         with pytest.raises(EmbedderMismatchError, match=r"numbers \(2 dimensions\)") as caught:
             InsightStore(other, database, "three")
-        command = f"memory-bank re-embed --db {database.name} --embedding-model {other.name}"
+        command = f"memory-bank bank re-embed --db {database.name} --embedding-model {other.name}"
         assert command in str(caught.value)
     with pytest.raises(EmbedderMismatchError, match="not of numbers \\(3 dimensions\\)"):
         store.add("x", "1 2 3")

@@ -218,6 +218,7 @@ def test_several_leaders_run_every_write_once(tmp_path: Path) -> None:
     database.close()
 
 
+@pytest.mark.long
 def test_64_threads_some_of_which_are_refused(bank_url: str) -> None:
     database = Database(bank_url)
     stores = [FactStore(database, f"s{k % 16}") for k in range(64)]  # four to a session

@@ -2,14 +2,8 @@
 
 import pytest
 
-from memory_bank import (
-    EmbeddingError,
-    FactStore,
-    InsightStore,
-    LexicalEmbedder,
-    RecordError,
-    ingest_tool_outputs,
-)
+from memory_bank import FactStore, InsightStore, LexicalEmbedder, ingest_tool_outputs
+from memory_bank.errors import EmbeddingError, RecordError
 from memory_bank.testing import ScriptedModel
 
 

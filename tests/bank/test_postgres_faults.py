@@ -24,6 +24,8 @@ from memory_bank.errors import (
     StorageError,
 )
 
+pytestmark = pytest.mark.long
+
 
 @pytest.fixture
 def database(postgres_url: str) -> Iterator[Database]:
@@ -108,6 +110,7 @@ def empty_name(url: str) -> str:
     return url.partition("@/")[2].partition("?")[0]
 
 
+@pytest.mark.short
 @pytest.mark.parametrize("url", [
     "postgresql+psycopg2://u:secret@h/d", "postgresql+asyncpg://u:secret@h/d", "postgresql://u:secret@h:port/d",
     "postgresql://u:sec@secret@h/d", "mysql://u:secret@h/d",
@@ -116,6 +119,7 @@ def test_urls_that_name_no_database(url: str) -> None:
     assert "secret" not in refused(url)
 
 
+@pytest.mark.short
 @pytest.mark.parametrize("scheme", ["postgresql", "postgresql+psycopg", "postgres"])
 def test_three_names_of_one_scheme(postgres: Server, postgres_url: str, scheme: str) -> None:
     database = Database(postgres_url.replace("postgresql", scheme, 1), must_exist=True)
@@ -160,6 +164,7 @@ def test_the_extension_may_not_be_made_or_is_not_there(users: Server) -> None:
     Database(users.url(bank, "plain")).close()
 
 
+@pytest.mark.short
 def test_without_the_driver_the_extra_is_named() -> None:
     script = """
 import sys

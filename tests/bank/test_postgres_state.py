@@ -7,7 +7,8 @@ import sys
 import pytest
 from tests.chats import call, result, rounds, system, user
 
-from memory_bank import MemoryBankSettings, MemoryBankState, StorageError, apply_memory_bank_strategy
+from memory_bank import MemoryBankSettings, MemoryBankState, apply_memory_bank_strategy
+from memory_bank.errors import StorageError
 
 SETTINGS = {
     "top_k": MemoryBankSettings(

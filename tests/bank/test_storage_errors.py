@@ -12,9 +12,10 @@ import pytest
 from tests.chats import rounds, system, user
 from tests.postgres import Server
 
-from memory_bank import MemoryBankSettings, MemoryBankState, StorageError, apply_memory_bank_strategy
+from memory_bank import MemoryBankSettings, MemoryBankState, apply_memory_bank_strategy
 from memory_bank.bank.database import Database
 from memory_bank.bank.maintenance import verify
+from memory_bank.errors import StorageError
 from memory_bank.tools import handle_tool_call
 
 
@@ -142,7 +143,7 @@ def test_a_full_disk(tmp_path: Path, more: Any) -> None:
 def test_a_full_disk_is_an_error_otherwise(tmp_path: Path) -> None:
     script = """
 import resource, sys
-from memory_bank import StorageError
+from memory_bank.errors import StorageError
 from memory_bank.bank.database import Database
 from memory_bank.bank.stores import FactStore
 from tests.contracts.stores import a_record

@@ -40,7 +40,7 @@ class Result:
 def cli(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> Callable[..., Result]:
-    """``cli("replay", path)`` in this process, with a data directory of the test's own."""
+    """``cli("lab", "replay", path)`` in this process, with a data directory of the test's own."""
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
 
     def run(*args: Any) -> Result:
@@ -113,5 +113,5 @@ def two(tmp_path: Path) -> Path:
 def bank(cli: Callable[..., Result], two: Path, tmp_path: Path) -> Path:
     """A bank with the sessions one and two."""
     db = tmp_path / "bank.db"
-    assert cli("replay", two, "--db", db).code == 0
+    assert cli("lab", "replay", two, "--db", db).code == 0
     return db

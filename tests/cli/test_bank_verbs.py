@@ -17,42 +17,42 @@ def odd(cli, tmp_path):
     messages = run_of("odd", 2, ODD)
     messages[2]["tool_calls"][0]["function"]["name"] = "t\x1b[31m[red]"
     db = tmp_path / "odd.db"
-    cli("replay", write(tmp_path / "odd.jsonl", line("s\x1b[31m", messages)), "--db", db)
-    first = json.loads(cli("export", "--db", db).out.splitlines()[0])
+    cli("lab", "replay", write(tmp_path / "odd.jsonl", line("s\x1b[31m", messages)), "--db", db)
+    first = json.loads(cli("bank", "export", "--db", db).out.splitlines()[0])
     return db, first["trace_id"]
 
 
 def test_without_db_it_is_the_bank_that_serve_uses(cli, bank, tmp_path, monkeypatch):
     exported = tmp_path / "all.jsonl"
-    assert cli("export", "--db", bank, "--out", exported).code == 0
+    assert cli("bank", "export", "--db", bank, "--out", exported).code == 0
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "home"))
     own = tmp_path / "home" / "memory-bank" / "bank.db"
-    done = cli("sessions")
+    done = cli("bank", "sessions")
     assert (done.code, str(own) in done.sentence(), own.exists()) == (2, True, False)
-    assert cli("import", exported).code == 0
+    assert cli("bank", "import", exported).code == 0
     assert own.parent.stat().st_mode & 0o077 == 0  # what tools said is the user's own
-    listed = cli("sessions", "--json").json()["sessions"]
+    listed = cli("bank", "sessions", "--json").json()["sessions"]
     assert {s["session_id"] for s in listed} == {"one", "two"}
-    lines = [json.loads(text) for text in cli("export").out.splitlines()]
+    lines = [json.loads(text) for text in cli("bank", "export").out.splitlines()]
     trace_id = next(line["trace_id"] for line in lines if "step_id" in line)
     for command in (
         ("show", trace_id), ("search", "order", "--session", "one"), ("verify",), ("observe", "--once"),
-        ("re-embed", "--embedding-model", "lexical"), ("purge", "--older-than", "1d"), ("reset", "one"),
+        ("re-embed", "--embedding-model", "lexical"), ("purge", "--older-than", "1d"), ("purge", "--session", "one"),
     ):  # fmt: skip
-        assert cli(*command).code == 0, command
-    [left] = [s for s in cli("sessions", "--json").json()["sessions"] if s["records"]]
+        assert cli("bank", *command).code == 0, command
+    [left] = [s for s in cli("bank", "sessions", "--json").json()["sessions"] if s["records"]]
     assert left["session_id"] == "two"
     other = tmp_path / "other.db"
     monkeypatch.setenv("MEMORY_BANK_SERVICE__DATABASE", str(other))
-    assert cli("import", exported).code == 0
+    assert cli("bank", "import", exported).code == 0
     assert other.exists()
 
 
 def test_sessions(cli, bank):
-    done = cli("sessions", "--db", bank)
+    done = cli("bank", "sessions", "--db", bank)
     assert done.code == 0
     assert [row.split()[0] for row in done.out.splitlines()] == ["session", "two", "one"]
-    listed = cli("sessions", "--db", f"sqlite:///{bank}", "--json").json()
+    listed = cli("bank", "sessions", "--db", f"sqlite:///{bank}", "--json").json()
     assert listed["embedder"] == "lexical-v1"
     assert {s["session_id"]: (s["records"], s["task"]) for s in listed["sessions"]} == {
         "one": (4, "alpha"),
@@ -63,13 +63,13 @@ def test_sessions(cli, bank):
 @pytest.mark.parametrize(
     "verb",
     [
-        ["sessions"],
-        ["show", "x"],
-        ["search", "x"],
-        ["reset", "x"],
-        ["export"],
-        ["observe"],
-        ["re-embed", "--embedding-model", "lexical"],
+        ["bank", "sessions"],
+        ["bank", "show", "x"],
+        ["bank", "search", "x"],
+        ["bank", "purge", "--session", "x"],
+        ["bank", "export"],
+        ["bank", "observe"],
+        ["bank", "re-embed", "--embedding-model", "lexical"],
     ],
 )
 def test_a_bank_that_is_missing_is_wrong_use_and_is_not_made(cli, tmp_path, verb):
@@ -83,27 +83,27 @@ def test_a_bank_that_is_missing_is_wrong_use_and_is_not_made(cli, tmp_path, verb
 
 
 def test_what_is_no_bank(cli, two):
-    done = cli("sessions", "--db", two)
+    done = cli("bank", "sessions", "--db", two)
     assert done.code == 1
     assert done.sentence()
-    assert "secret" not in cli("sessions", "--db", "mysql://me:secret@host/x").sentence()
+    assert "secret" not in cli("bank", "sessions", "--db", "mysql://me:secret@host/x").sentence()
 
 
 def test_show_raw_is_the_output_byte_for_byte(cli, odd, monkeypatch):
     db, trace_id = odd
     written = io.BytesIO()
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written))
-    assert cli("show", trace_id, "--db", db, "--raw").code == 0
+    assert cli("bank", "show", trace_id, "--db", db, "--raw").code == 0
     assert written.getvalue() == ODD.encode("utf-8", "surrogatepass")
 
 
 def test_nothing_reaches_the_terminal_raw(cli, odd):
     db, trace_id = odd
-    for args in (["show", trace_id], ["sessions"], ["search", "lone"]):
+    for args in (["bank", "show", trace_id], ["bank", "sessions"], ["bank", "search", "lone"]):
         done = cli(*args, "--db", db)
         assert done.code == 0
         assert not set(done.out) & set("\x1b\x07\x00\ud800\u202e\r"), args
-    shown = cli("show", trace_id, "--db", db).out
+    shown = cli("bank", "show", trace_id, "--db", db).out
     assert "[bold]markup[/bold]" in shown
     assert "\\x1b[31mred" in shown
     assert "t\\x1b[31m[red]" in shown
@@ -111,7 +111,7 @@ def test_nothing_reaches_the_terminal_raw(cli, odd):
 
 def test_show_as_json_is_exact(cli, odd):
     db, trace_id = odd
-    record = cli("show", trace_id, "--db", db, "--json").json()
+    record = cli("bank", "show", trace_id, "--db", db, "--json").json()
     assert record["output_text"] == ODD
     assert record["tool_name"] == "t\x1b[31m[red]"
     assert record["summary_source"] == "extractive"
@@ -121,44 +121,44 @@ def test_show_as_json_is_exact(cli, odd):
 def test_deep_outputs_are_shown_and_exported(cli, tmp_path, depth):
     deep = "[" * depth + "]" * depth
     db = tmp_path / "deep.db"
-    cli("replay", write(tmp_path / "deep.jsonl", line("d", run_of("deep", 1, deep))), "--db", db)
-    record = json.loads(cli("export", "--db", db).out)
+    cli("lab", "replay", write(tmp_path / "deep.jsonl", line("d", run_of("deep", 1, deep))), "--db", db)
+    record = json.loads(cli("bank", "export", "--db", db).out)
     assert record["output_text"] == deep
-    assert cli("show", record["trace_id"], "--db", db, "--json").json()["output_text"] == deep
-    assert deep[:100] in cli("show", record["trace_id"], "--db", db).out
+    assert cli("bank", "show", record["trace_id"], "--db", db, "--json").json()["output_text"] == deep
+    assert deep[:100] in cli("bank", "show", record["trace_id"], "--db", db).out
 
 
 def test_show_of_an_unknown_id(cli, bank):
-    done = cli("show", "nope\x1b[31m", "--db", bank)
+    done = cli("bank", "show", "nope\x1b[31m", "--db", bank)
     assert done.code == 1
     assert "no record has the trace_id nope\\x1b[31m" in done.sentence()
 
 
 def test_search(cli, bank):
-    done = cli("search", "order alpha-2", "--db", bank, "--session", "one", "--json", "--top-k", "2")
+    done = cli("bank", "search", "order alpha-2", "--db", bank, "--session", "one", "--json", "--top-k", "2")
     hits = done.json()["hits"]
     assert hits[0]["step"] == 3
     assert len(hits) == 2
-    table = cli("search", "order", "--db", bank, "--session", "one").out
+    table = cli("bank", "search", "order", "--db", bank, "--session", "one").out
     assert hits[0]["trace_id"] in table  # in a file no cell is folded
 
 
 def test_search_wants_to_know_the_session_where_there_are_several(cli, bank):
-    done = cli("search", "x", "--db", bank)
+    done = cli("bank", "search", "x", "--db", bank)
     assert done.code == 2
     assert "--session" in done.sentence()
-    done = cli("search", "x", "--db", bank, "--session", "three")
+    done = cli("bank", "search", "x", "--db", bank, "--session", "three")
     assert done.code == 1
     assert "'three'" in done.sentence()
 
 
 def test_search_of_a_bank_without_anything(cli, tmp_path):
     db = tmp_path / "empty.db"
-    cli("replay", write(tmp_path / "empty.jsonl"), "--db", db)
-    assert cli("search", "x", "--db", db).code == 0
-    assert cli("search", "x", "--db", db, "--json").json()["hits"] == []
-    cli("replay", write(tmp_path / "talk.jsonl", line("t", run_of("talk", 0))), "--db", db)
-    assert cli("search", "x", "--db", db, "--json").json()["hits"] == []
+    cli("lab", "replay", write(tmp_path / "empty.jsonl"), "--db", db)
+    assert cli("bank", "search", "x", "--db", db).code == 0
+    assert cli("bank", "search", "x", "--db", db, "--json").json()["hits"] == []
+    cli("lab", "replay", write(tmp_path / "talk.jsonl", line("t", run_of("talk", 0))), "--db", db)
+    assert cli("bank", "search", "x", "--db", db, "--json").json()["hits"] == []
 
 
 def test_search_with_another_embedder_and_re_embed(cli, bank, monkeypatch):
@@ -166,40 +166,40 @@ def test_search_with_another_embedder_and_re_embed(cli, bank, monkeypatch):
         monkeypatch.setenv("OPENAI_BASE_URL", server.base_url)
         monkeypatch.setenv("OPENAI_API_KEY", "k")
         other = ["--embedding-model", "openai:scripted-embedding"]
-        done = cli("search", "x", "--db", bank, "--session", "one", *other)
+        done = cli("bank", "search", "x", "--db", bank, "--session", "one", *other)
         assert done.code == 1
         assert "re-embed" in done.sentence()
-        done = cli("re-embed", "--db", bank, *other, "--json")
+        done = cli("bank", "re-embed", "--db", bank, *other, "--json")
         assert done.json()["insights"] == 8
-        found = cli("search", "x", "--db", bank, "--session", "one", "--json").json()
+        found = cli("bank", "search", "x", "--db", bank, "--session", "one", "--json").json()
         assert found["embedder"] == done.json()["embedder"] == "openai:scripted-embedding"
         assert len(found["hits"]) == 4
 
 
-def test_reset(cli, bank):
-    assert cli("reset", "one", "--db", bank, "--json").json() == {"session_id": "one", "records_removed": 4}
-    left = {s["session_id"]: s for s in cli("sessions", "--db", bank, "--json").json()["sessions"]}
+def test_a_session_is_emptied(cli, bank):
+    assert cli("bank", "purge", "--session", "one", "--db", bank, "--json").json()["records"] == 4
+    left = {s["session_id"]: s for s in cli("bank", "sessions", "--db", bank, "--json").json()["sessions"]}
     assert (left["one"]["records"], left["one"]["insights"], left["one"]["task"]) == (0, 0, "")
     assert left["two"]["records"] == 4
-    done = cli("reset", "three", "--db", bank)
+    done = cli("bank", "purge", "--session", "three", "--db", bank)
     assert done.code == 1
-    assert "memory-bank sessions" in done.sentence()
+    assert "memory-bank bank sessions" in done.sentence()
 
 
 def test_export(cli, bank, tmp_path):
-    lines = cli("export", "--db", bank, "--session", "two").out.splitlines()
+    lines = cli("bank", "export", "--db", bank, "--session", "two").out.splitlines()
     assert [json.loads(each)["raw_input"]["i"] for each in lines] == [0, 1, 2, 3]
     out = tmp_path / "all.json"
-    done = cli("export", "--db", bank, "--json", "--out", out)
+    done = cli("bank", "export", "--db", bank, "--json", "--out", out)
     assert "wrote 8 records" in done.sentence()
     assert len(json.loads(out.read_text())) == 8
 
 
 def test_export_never_writes_over_the_bank(cli, bank):
     before = bank.read_bytes()
-    assert cli("export", "--db", bank, "--out", bank).code == 2
+    assert cli("bank", "export", "--db", bank, "--out", bank).code == 2
     assert bank.read_bytes() == before
-    assert cli("export", "--db", bank, "--session", "nope").code == 1
+    assert cli("bank", "export", "--db", bank, "--session", "nope").code == 1
 
 
 def test_observe_makes_marked_insights_again(cli, tmp_path, monkeypatch):
@@ -211,11 +211,11 @@ def test_observe_makes_marked_insights_again(cli, tmp_path, monkeypatch):
     with ScriptedServer(lambda body: fail(400)) as server, MemoryBankState.open(db, "s") as state:
         chat = OpenAIChat(base_url=server.base_url, api_key="k", max_retries=0)
         apply_memory_bank_strategy(run_of("alpha", 2), chat, settings, state)
-    assert cli("sessions", "--db", db, "--json").json()["sessions"][0]["to_redo"] == 2
+    assert cli("bank", "sessions", "--db", db, "--json").json()["sessions"][0]["to_redo"] == 2
 
-    waiting = cli("observe", "--db", db, "--once")  # no model named: the marks stay
+    waiting = cli("bank", "observe", "--db", db, "--once")  # no model named: the marks stay
     assert (waiting.code, "2 insights are still" in waiting.out) == (0, True)
-    no_key = cli("observe", "--db", db, "--observer-model", "gpt-4-1-mini")
+    no_key = cli("bank", "observe", "--db", db, "--observer-model", "gpt-4-1-mini")
     assert no_key.code == 1
     assert "OPENAI_API_KEY" in no_key.sentence()
 
@@ -226,12 +226,14 @@ def test_observe_makes_marked_insights_again(cli, tmp_path, monkeypatch):
         config.write_text(
             'default_strategy = "mine"\n[memory_strategies.mine]\ntype = "memory_bank"\nobserver_attempts = 1\n'
         )
-        done = cli("observe", "--db", db, "--once", "--config", config, "--observer-model", "m", "--json")
+        done = cli(
+            "bank", "observe", "--db", db, "--once", "--config", config, "--observer-model", "m", "--json"
+        )
         assert (done.code, done.json()["still_marked"], done.json()["extracted"]) == (1, 2, 2)
         assert done.json()["pending"] == 0
     with ScriptedServer(lambda body: say("The order is open, says the model.")) as server:
         monkeypatch.setenv("OPENAI_BASE_URL", server.base_url)
-        done = cli("observe", "--db", db, "--once", "--observer-model", "gpt-4-1-mini", "--json")
+        done = cli("bank", "observe", "--db", db, "--once", "--observer-model", "gpt-4-1-mini", "--json")
         assert done.code == 0
         assert done.json() == {
             "queued": 2, "made": 2, "observed": 2, "extracted": 0, "retried": 0, "still_marked": 0, "pending": 0,
@@ -239,7 +241,7 @@ def test_observe_makes_marked_insights_again(cli, tmp_path, monkeypatch):
         }  # fmt: skip
         assert len(server.requests) == 2
         assert "alpha" in json.dumps(server.requests[0].body)  # the task was written down
-    hits = cli("search", "what does the model say", "--db", db, "--json").json()["hits"]
+    hits = cli("bank", "search", "what does the model say", "--db", db, "--json").json()["hits"]
     assert {h["summary"] for h in hits} == {"The order is open, says the model."}
 
 

@@ -1,8 +1,10 @@
-"""Configuration files of every kind: each is told what is wrong, or runs as `config show` prints it."""
+"""Configuration files of every kind: each is told what is wrong, or runs as `config` prints it."""
 
 from __future__ import annotations
 
+import re
 import tomllib
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -25,28 +27,28 @@ IN_BANK = "MEMORY_BANK_MEMORY_STRATEGIES__MEMORY_BANK__"
 
 WELL: dict[str, tuple[str, dict[str, str], dict[tuple[str, ...], tuple[Any, str]]]] = {
     # text, environment, some settings: their values and sources ("FILE": the file)
-    "empty": ("", {}, {("default_strategy",): ("memory_bank", "shipped")}),
+    "empty": ("", {}, {("default_strategy",): ("memory_bank", "default")}),
     "comments only": ("# nothing\n\n", {}, {("memory_strategies", "memory_bank", "top_k"): (3, "default")}),
     "one setting": ('loop_detection = "off"', {}, {("loop_detection",): ("off", "FILE")}),
     "another default": ('default_strategy = "semantic"', {}, {("default_strategy",): ("semantic", "FILE")}),
     "prices only": (
         PRICES, {},
         {("prices",): ({"gpt-4.1-mini": {"prompt": 0.4, "completion": 1.6, "cached": 0.1}}, "FILE"),
-         ("memory_strategies", "memory_bank", "embedding_model"): ("lexical", "shipped")},
+         ("memory_strategies", "memory_bank", "embedding_model"): ("lexical", "default")},
     ),
     "service only": (
         "[service]\nholdout = 0.25\n", {},
-        {("service", "holdout"): (0.25, "FILE"), ("service", "memory_timeout"): (5.0, "shipped")},
+        {("service", "holdout"): (0.25, "FILE"), ("service", "memory_timeout"): (5.0, "default")},
     ),
     "one table of a strategy": (
         "[memory_strategies.memory_bank]\nkeep_recent = 4\n", {},
         {("memory_strategies", "memory_bank", "keep_recent"): (4, "FILE"),
-         ("memory_strategies", "memory_bank", "selection"): ("evidence", "shipped")},
+         ("memory_strategies", "memory_bank", "selection"): ("evidence", "default")},
     ),
     "its own type again": (
         '[memory_strategies.memory_bank]\ntype = "memory_bank"\nhistory_budget = 0.25\n', {},
         {("memory_strategies", "memory_bank", "type"): ("memory_bank", "FILE"),
-         ("memory_strategies", "memory_bank", "observer_model"): ("extractive", "shipped")},
+         ("memory_strategies", "memory_bank", "observer_model"): ("extractive", "default")},
     ),
     "another type": (
         '[memory_strategies.semantic]\ntype = "keep_last_n"\n', {},
@@ -82,7 +84,7 @@ WELL: dict[str, tuple[str, dict[str, str], dict[tuple[str, ...], tuple[Any, str]
     ),
     "a section of the environment": (
         "", {"MEMORY_BANK_SERVICE": '{"steps_kept": 3}'},
-        {("service", "steps_kept"): (3, "MEMORY_BANK_SERVICE"), ("service", "holdout"): (0.0, "shipped")},
+        {("service", "steps_kept"): (3, "MEMORY_BANK_SERVICE"), ("service", "holdout"): (0.0, "default")},
     ),
     "a budget of the environment": (
         "", {f"{IN_BANK}OBSERVER_BUDGET__CALLS_PER_DAY": "3"},
@@ -125,7 +127,7 @@ WRONG: dict[str, tuple[str | bytes, dict[str, str], list[str]]] = {
     "several mistakes": (
         'loop_detection = "maybe"\n[service]\nport = "x"\nhots = 1\n'
         '[memory_strategies.semantic]\ndiversity = 2\nhistory_budget = "no"\n', {},
-        ["memory_strategies.semantic.history_budget: ", "memory_strategies.semantic.diversity: ", "loop_detection: ",
+        ["loop_detection: ", "memory_strategies.semantic.history_budget: ", "memory_strategies.semantic.diversity: ",
          "service.port: ", "service.hots is no setting: did you mean host?"],
     ),
     "a default that does not exist": (
@@ -178,13 +180,8 @@ def test_what_is_shown_is_what_runs(
     file.write_text(text, encoding="utf-8")
     for name, value in env.items():
         monkeypatch.setenv(name, value)
-    assert (
-        cli("config", "check", file).out
-        == cli("config", "check", "--config", file).out
-        == f"{file} is well.\n"
-    )
     config = load_config(file)
-    shown, listed = (cli("config", "show", "--config", file, *more) for more in ((), ("--json",)))
+    short, shown, listed = (cli("config", file, *more) for more in ((), ("--all",), ("--all", "--json")))
     told = {tuple(s["setting"]): (s["value"], s["source"].replace(str(file), "FILE")) for s in listed.json()}
     assert {place: told[place] for place in some} == some
     assert checked(config).strategy == config.default_strategy  # what `serve` checks, and says at its start
@@ -194,8 +191,9 @@ def test_what_is_shown_is_what_runs(
     for name in env:
         monkeypatch.delenv(name)
     again = tmp_path / "shown.toml"
-    again.write_text(shown.out, encoding="utf-8")
-    assert load_config(again) == running
+    for printed_form in (short, shown):
+        again.write_text(printed_form.out, encoding="utf-8")
+        assert load_config(again) == running
     printed = tomllib.loads(shown.out)
     for place, (value, _) in told.items():
         at: Any = printed
@@ -216,21 +214,20 @@ def test_each_mistake_is_one_sentence_with_its_place(
     file.write_bytes(text if isinstance(text, bytes) else text.encode())
     for name, value in env.items():
         monkeypatch.setenv(name, value)
-    done = cli("config", "check", file)
+    done = cli("config", file)
     sentences = done.err.replace(str(file), "FILE").splitlines()
     assert (done.code, done.out, len(sentences)) == (2, "", len(says))
     for sentence, said in zip(sentences, says, strict=True):
         assert sentence.startswith("memory-bank: ") and said in sentence
         assert sentence[-1] in ".?" and ".." not in sentence.replace("...", "")
-    for verb in (["config", "show"], ["serve", "--port", "0"]):  # the others tell the first one
-        refused = cli(*verb, "--config", file)
-        assert (refused.code, refused.out) == (2, "")
-        assert refused.err.replace(str(file), "FILE").splitlines() == sentences[:1]
+    refused = cli("serve", "--port", "0", "--config", file)  # which tells the first one
+    assert (refused.code, refused.out) == (2, "")
+    assert refused.err.replace(str(file), "FILE").splitlines() == sentences[:1]
 
 
 def test_an_embedder_that_is_missing_is_told_at_the_start(cli: Any, file: Path) -> None:
     file.write_text('[memory_strategies.memory_bank]\nembedding_model = "./no-such-folder"\n')
-    assert cli("config", "check", file).code == 0  # models are looked for when a service starts
+    assert cli("config", file).code == 0  # models are looked for when a service starts
     refused = cli("serve", "--port", "0", "--config", file)
     assert (refused.code, refused.out) == (2, "")
     assert (
@@ -242,11 +239,16 @@ def test_a_password_is_not_shown(cli: Any, file: Path) -> None:
     for url in ("postgresql://me:se/cr:et@host/bank", "postgresql://host/bank?password=se/cr:et"):
         file.write_text(f'[service]\ndatabase = "{url}"\n')
         for more in ((), ("--json",)):
-            shown = cli("config", "show", "--config", file, *more)
+            shown = cli("config", file, *more)
             assert shown.code == 0
             assert "cr:et" not in shown.out and "***" in shown.out
 
 
 def test_without_a_file(cli: Any) -> None:
-    assert cli("config", "check").out == "the shipped configuration is well.\n"
-    assert {s["source"] for s in cli("config", "show", "--json").json()} == {"shipped", "default"}
+    printed = cli("config").out
+    assert tomllib.loads(printed) == tomllib.loads(shipped_file("config.toml").read_text(encoding="utf-8"))
+    every = cli("config", "--all").out
+    for line, below in pairwise(every.splitlines()):  # a sentence stands above every setting
+        if re.match(r"\w+ = |# \w+ =$", below) and not below.startswith("type = "):
+            assert re.match(r"# [A-Z].*\.$", line), below
+    assert len(printed.splitlines()) < 40 < 200 < len(every.splitlines())

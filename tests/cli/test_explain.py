@@ -1,4 +1,4 @@
-"""``memory-bank explain`` and ``train``: the manifest as text, JSON and page; a model only when it wins."""
+"""``memory-bank lab explain`` and ``train``: the manifest as text, JSON and page; a model only when it wins."""
 
 import json
 import re
@@ -50,14 +50,14 @@ def odd_trace(tmp_path_factory) -> Path:
 
 
 def test_text_names_every_past_interaction():
-    done = run("explain", "examples/log-hunt.jsonl", cwd=ROOT)
+    done = run("lab", "explain", "examples/log-hunt.jsonl", cwd=ROOT)
     assert done.returncode == 0, done.stderr
     assert "shown in part" in done.stdout
     assert re.search(r"tokens instead of", done.stdout)
 
 
 def test_json_tells_pieces_reasons_near_misses_and_changes(odd_trace):
-    done = run("explain", odd_trace, "--step", 5, "--json", "--config", _config(odd_trace.parent, 300))
+    done = run("lab", "explain", odd_trace, "--step", 5, "--json", "--config", _config(odd_trace.parent, 300))
     manifest = json.loads(done.stdout)
     assert len(manifest["decisions"]) == 3
     assert manifest["pieces"]
@@ -80,7 +80,7 @@ def _config(folder: Path, budget: int) -> Path:
 @pytest.mark.parametrize("strategy", ["memory_bank", "memory_bank_local"])
 def test_the_page_is_self_contained_and_escapes_everything(odd_trace, tmp_path, strategy):
     page = tmp_path / "page.html"
-    done = run("explain", odd_trace, "--html", page, "--strategy", strategy)
+    done = run("lab", "explain", odd_trace, "--html", page, "--strategy", strategy)
     assert done.returncode == 0, done.stderr
     text = page.read_text()
     assert "<script>" not in text
@@ -99,7 +99,7 @@ def test_the_page_is_self_contained_and_escapes_everything(odd_trace, tmp_path, 
     ],
 )
 def test_wrong_use_is_one_sentence(odd_trace, args, code, told):
-    done = run("explain", odd_trace, *args)
+    done = run("lab", "explain", odd_trace, *args)
     assert done.returncode == code
     assert told in done.stderr
     assert done.stderr.count("\n") == 1
@@ -108,7 +108,7 @@ def test_wrong_use_is_one_sentence(odd_trace, args, code, told):
 def test_a_run_without_a_model_call_is_one_sentence(tmp_path):
     file = tmp_path / "runs.jsonl"
     file.write_text(json.dumps({"id": "a", "messages": [user("hello")]}))
-    done = run("explain", file)
+    done = run("lab", "explain", file)
     assert done.returncode == 1
     assert done.stderr == "memory-bank: the run a has no model call: choose another run with --id.\n"
 
@@ -125,14 +125,14 @@ def test_a_model_is_written_only_when_it_wins(tmp_path, odd_trace):
     file = tmp_path / "runs.jsonl"
     file.write_text("\n".join(lines))
     model = tmp_path / "model.json"
-    done = run("train", file, "--out", model, "--json")
+    done = run("lab", "train", file, "--out", model, "--json")
     assert done.returncode == 0, done.stderr
     figures = json.loads(done.stdout)
     assert figures["new"] < figures["present"]
-    again = run("train", file, "--out", tmp_path / "second.json", "--against", model)
+    again = run("lab", "train", file, "--out", tmp_path / "second.json", "--against", model)
     assert again.returncode == 1
     assert "does not win" in again.stdout
     assert not (tmp_path / "second.json").exists()
-    few = run("train", odd_trace, "--out", tmp_path / "x.json")
+    few = run("lab", "train", odd_trace, "--out", tmp_path / "x.json")
     assert few.returncode == 1
     assert "too few calls" in few.stderr

@@ -41,7 +41,7 @@ def one_sentence(err: str) -> str:
 def filled(cli: Any, tmp_path: Path, bank_url: str) -> str:
     """A bank with the sessions a, b, c."""
     runs = write(tmp_path / "runs.jsonl", *(line(name, run_of(name)) for name in "abc"))
-    assert cli("replay", runs, "--db", bank_url).code == 0
+    assert cli("lab", "replay", runs, "--db", bank_url).code == 0
     return bank_url
 
 
@@ -71,7 +71,14 @@ def test_purge_in_the_middle(filled: str, how: str) -> None:
         c.execute(sa.text('UPDATE records SET "timestamp" = "timestamp" - 60'))
     database.close()
     done = run(
-        "purge", "--db", filled, "--older-than", "30s", "--json", MEMORY_BANK_FAULT=f"purge.executed:2:{how}"
+        "bank",
+        "purge",
+        "--db",
+        filled,
+        "--older-than",
+        "30s",
+        "--json",
+        MEMORY_BANK_FAULT=f"purge.executed:2:{how}",
     )
     assert sizes(filled) == {"a": 0, "b": 4, "c": 4}  # the first transaction, and nothing of the second
     if how == "SIGKILL":
@@ -82,33 +89,37 @@ def test_purge_in_the_middle(filled: str, how: str) -> None:
     assert (told["complete"], [s["session_id"] for s in told["sessions"]]) == (False, ["a"])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("how", ["SIGINT", "SIGKILL"])
 def test_import_in_the_middle(filled: str, tmp_path: Path, how: str) -> None:
     file, db = tmp_path / "out.jsonl", tmp_path / "new.db"
     file.write_text("\n".join(content(filled)))
-    done = run("import", file, "--db", db, MEMORY_BANK_FAULT=f"import.executed:2:{how}")
+    done = run("bank", "import", file, "--db", db, MEMORY_BANK_FAULT=f"import.executed:2:{how}")
     assert sizes(str(db)) == {"a": 4}
     if how == "SIGINT":
         assert (done.returncode, done.stderr) == (130, "memory-bank: stopped.\n")
         assert "imported 4 records with 4 insights of 1 sessions" in done.stdout
         assert "stopped" in done.stdout
-    assert run("import", file, "--db", db).returncode == 0
+    assert run("bank", "import", file, "--db", db).returncode == 0
     assert content(str(db)) == content(filled)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("how", ["SIGINT", "SIGKILL"])
 def test_re_embed_in_the_middle_of_its_write(filled: str, how: str) -> None:
     before = content(filled)
     with _Embeddings() as url:
         more = {"OPENAI_BASE_URL": url, "OPENAI_API_KEY": "k"}
         done = run(
-            "re-embed", "--db", filled, "--embedding-model", "openai:m",
+            "bank", "re-embed", "--db", filled, "--embedding-model", "openai:m",
             MEMORY_BANK_FAULT=f"re_embed.executed:1:{how}", **more,
         )  # fmt: skip
         if how == "SIGINT":
             assert (done.returncode, done.stdout, done.stderr) == (130, "", "memory-bank: stopped.\n")
         assert content(filled) == before
-        assert run("re-embed", "--db", filled, "--embedding-model", "openai:m", **more).returncode == 0
+        assert (
+            run("bank", "re-embed", "--db", filled, "--embedding-model", "openai:m", **more).returncode == 0
+        )
     database = Database(filled)
     assert bank_embedder(database) == ("openai:m", 64)
     database.close()
@@ -128,6 +139,7 @@ def _Embeddings() -> Any:  # noqa: N802
     return Context()
 
 
+@pytest.mark.long
 def test_re_embed_while_it_asks_the_model(filled: str) -> None:
     before = content(filled)
     with socket.create_server(("127.0.0.1", 0)) as silent:  # takes a call and never answers
@@ -136,7 +148,7 @@ def test_re_embed_while_it_asks_the_model(filled: str) -> None:
             OPENAI_BASE_URL=f"http://127.0.0.1:{silent.getsockname()[1]}/v1", OPENAI_API_KEY="k"
         )
         running = subprocess.Popen(
-            [*COMMAND, "re-embed", "--db", filled, "--embedding-model", "openai:m"],
+            [*COMMAND, "bank", "re-embed", "--db", filled, "--embedding-model", "openai:m"],
             env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         )  # fmt: skip
         asked, _ = silent.accept()
@@ -162,12 +174,12 @@ def test_a_database_that_another_process_keeps_locked(cli: Any, bank: Path, tmp_
     assert held.stdout is not None
     assert held.stdout.readline() == "held\n"
     try:
-        assert cli("sessions", "--db", bank).code == 0  # reading goes on
-        assert cli("verify", "--db", bank).code == 0
+        assert cli("bank", "sessions", "--db", bank).code == 0  # reading goes on
+        assert cli("bank", "verify", "--db", bank).code == 0
         verbs = [
-            ["purge", "--db", bank, "--session", "one", "--json"],
-            ["import", tmp_path / "out.jsonl", "--db", bank, "--json"],
-            ["re-embed", "--db", bank, "--embedding-model", "lexical"],
+            ["bank", "purge", "--db", bank, "--session", "one", "--json"],
+            ["bank", "import", tmp_path / "out.jsonl", "--db", bank, "--json"],
+            ["bank", "re-embed", "--db", bank, "--embedding-model", "lexical"],
         ]
         running = [
             subprocess.Popen([*COMMAND, *map(str, v)], env=environment(), stdout=-1, stderr=-1, text=True)
@@ -182,7 +194,7 @@ def test_a_database_that_another_process_keeps_locked(cli: Any, bank: Path, tmp_
         held.kill()
         held.wait()
     assert content(str(bank)) == before
-    assert cli("purge", "--db", bank, "--session", "one").code == 0
+    assert cli("bank", "purge", "--db", bank, "--session", "one").code == 0
 
 
 # a broken file
@@ -201,21 +213,27 @@ def test_a_truncated_file(cli: Any, bank: Path) -> None:
     for share in (0.9, 0.5, 0.05):
         bank.write_bytes(whole[: int(len(whole) * share)])
         for verb in (
-            ["verify"],
-            ["verify", "--repair"],
-            ["sessions"],
-            ["export"],
-            ["purge", "--older-than", "1s"],
+            ["bank", "verify"],
+            ["bank", "verify", "--repair"],
+            ["bank", "sessions"],
+            ["bank", "export"],
+            ["bank", "purge", "--older-than", "1s"],
         ):
             done = cli(*verb, "--db", bank)
-            if verb == ["verify"]:
+            if verb == ["bank", "verify"]:
                 assert done.code == 1
             if done.code:
                 assert all(told.startswith("memory-bank: ") for told in done.err.splitlines())
 
 
 @pytest.mark.parametrize(
-    "verb", [["verify"], ["purge", "--older-than", "1d"], ["observe", "--once"], ["export"]]
+    "verb",
+    [
+        ["bank", "verify"],
+        ["bank", "purge", "--older-than", "1d"],
+        ["bank", "observe", "--once"],
+        ["bank", "export"],
+    ],
 )
 def test_what_is_no_bank_or_a_newer_one(cli: Any, tmp_path: Path, bank: Path, verb: list[str]) -> None:
     text = tmp_path / "notes.txt"
@@ -224,13 +242,13 @@ def test_what_is_no_bank_or_a_newer_one(cli: Any, tmp_path: Path, bank: Path, ve
     assert (done.code, "no database" in done.sentence() or "not a database" in done.sentence()) == (1, True)
     assert text.read_text() == "secret notes\n" * 500
     (tmp_path / "empty.jsonl").touch()
-    done = cli("import", tmp_path / "empty.jsonl", "--db", text)
+    done = cli("bank", "import", tmp_path / "empty.jsonl", "--db", text)
     assert (done.code, bool(done.sentence())) == (1, True)
     with sqlite3.connect(bank) as c:
         c.execute("UPDATE alembic_version SET version_num = '9999'")
     done = cli(*verb, "--db", bank)
     assert (done.code, "upgrade agent-memory-bank" in done.sentence()) == (1, True)
-    assert cli("import", tmp_path / "empty.jsonl", "--db", bank).code == 1
+    assert cli("bank", "import", tmp_path / "empty.jsonl", "--db", bank).code == 1
 
 
 # no room
@@ -256,14 +274,14 @@ def test_an_import_that_finds_no_room(tmp_path: Path, bank: Path) -> None:
     file, db = tmp_path / "out.jsonl", tmp_path / "new.db"
     file.write_text("\n".join(lines))
     Database(db).close()
-    done = limited(400_000, "import", file, "--db", db)
+    done = limited(400_000, "bank", "import", file, "--db", db)
     assert done.returncode == 1
     one_sentence(done.stderr)
     assert "imported 1 records" in done.stdout
     assert sizes(str(db)) == {"a small one": 1}
-    assert run("verify", "--db", db).returncode == 0
-    assert run("import", file, "--db", db).returncode == 0  # there is room again
+    assert run("bank", "verify", "--db", db).returncode == 0
+    assert run("bank", "import", file, "--db", db).returncode == 0  # there is room again
     assert content(str(db)) == lines
-    done = limited(100_000, "export", "--db", db, "--out", tmp_path / "again.jsonl")
+    done = limited(100_000, "bank", "export", "--db", db, "--out", tmp_path / "again.jsonl")
     assert done.returncode == 1
     one_sentence(done.stderr)

@@ -157,7 +157,7 @@ def test_odd_lines_are_survived_and_nothing_but_protocol_is_written(file):
     assert "There is no session of this name" in answers[3]["result"]["content"][0]["text"]
     code, told = ended(process)
     assert code == 0
-    assert "bank.db has no session 'nowhere' yet: `memory-bank sessions` lists them." in told
+    assert "bank.db has no session 'nowhere' yet: `memory-bank bank sessions` lists them." in told
     assert told.count("\n") == 1
 
 

@@ -10,21 +10,24 @@ import time
 import pytest
 from tests.cli.conftest import COMMAND, environment, line, run_of, shell, write
 
-VERBS = [
-    "demo", "replay", "bench", "sessions", "show", "search", "reset", "export", "import", "observe", "re-embed", "purge",
-    "verify",
-]  # fmt: skip
+VERBS = {
+    "": ["serve", "connect", "demo", "audit", "config", "mcp", "keys", "bank", "lab"],
+    "keys": ["create", "list", "revoke"],
+    "bank": ["sessions", "show", "search", "export", "import", "purge", "verify", "observe", "re-embed"],
+    "lab": ["replay", "explain", "bench", "train"],
+}
 
 
 def test_help_and_version(cli):
-    listed = cli("--help")
-    assert listed.code == 0
-    assert [v for v in VERBS if re.search(rf"^  {v} ", listed.out, re.MULTILINE)] == VERBS
     assert re.fullmatch(r"memory-bank \d+\.\d+\.\d+\n", cli("--version").out)
-    for verb in VERBS:
-        own = cli(verb, "--help")
-        assert (own.code, own.err) == (0, "")
-        assert ("--json" in own.out) == (verb != "demo")
+    for group, verbs in VERBS.items():
+        listed = cli(*filter(None, [group]), "--help")
+        assert (listed.code, listed.err) == (0, "")
+        assert re.findall(r"^  ([a-z-]+) ", listed.out.partition("Commands:")[2], re.MULTILINE) == verbs
+        for verb in verbs if group else []:
+            own = cli(group, verb, "--help")
+            assert (own.code, own.err) == (0, "")
+            assert "--json" in own.out
 
 
 @pytest.mark.parametrize(
@@ -32,11 +35,11 @@ def test_help_and_version(cli):
     [
         (["bogus"], "bogus"),
         (["--nope"], "--nope"),
-        (["search"], "query"),
-        (["search", "x", "--db", "x", "--top-k", "0"], "--top-k"),
-        (["search", "x", "--db", "x", "--top-k", "many"], "--top-k"),
+        (["bank", "search"], "query"),
+        (["bank", "search", "x", "--db", "x", "--top-k", "0"], "--top-k"),
+        (["bank", "search", "x", "--db", "x", "--top-k", "many"], "--top-k"),
         (["demo", "extra"], "extra"),
-        (["re-embed", "--db", "x"], "--embedding-model"),
+        (["bank", "re-embed", "--db", "x"], "--embedding-model"),
     ],
 )
 def test_wrong_use_is_one_sentence_that_names_the_help(cli, args, says):
@@ -59,7 +62,7 @@ def test_a_bug_is_a_sentence_too(cli, two, monkeypatch):
         raise ZeroDivisionError("of all\nthings")
 
     monkeypatch.setattr(memory_bank.lab.replay, "replay_trace", broken)
-    done = cli("replay", two)
+    done = cli("lab", "replay", two)
     assert done.code == 1
     assert "ZeroDivisionError" in done.sentence()
 
@@ -74,9 +77,9 @@ def test_as_a_module_and_as_a_program(tmp_path):
 def test_outputs_that_end_early(two, bank):
     done = shell(
         f"""
-        $MB export --db {bank} | head -1 >/dev/null; echo "pipe ${{PIPESTATUS[0]}}"
-        $MB sessions --db {bank} --json >/dev/full; echo "full $?"
-        $MB sessions --db {bank} >&-; echo "closed $?"
+        $MB bank export --db {bank} | head -1 >/dev/null; echo "pipe ${{PIPESTATUS[0]}}"
+        $MB bank sessions --db {bank} --json >/dev/full; echo "full $?"
+        $MB bank sessions --db {bank} >&-; echo "closed $?"
         $MB bogus 2>&-; echo "silent $?"
         """
     )
@@ -86,7 +89,7 @@ def test_outputs_that_end_early(two, bank):
 
 
 def test_a_pipe_is_read_as_a_file(two):
-    done = shell(f"$MB replay <(cat {two}) --json")
+    done = shell(f"$MB lab replay <(cat {two}) --json")
     assert json.loads(done.stdout)["traces"] == 2
 
 
@@ -94,7 +97,7 @@ def test_ctrl_c_keeps_what_was_written(tmp_path):
     many = write(tmp_path / "many.jsonl", *(line(f"t{i}", run_of(f"p{i}")) for i in range(4_000)))
     out = tmp_path / "out.jsonl"
     running = subprocess.Popen(
-        [*COMMAND, "replay", str(many), "--out", str(out), "--json"],
+        [*COMMAND, "lab", "replay", str(many), "--out", str(out), "--json"],
         env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
     until = time.monotonic() + 60
@@ -109,9 +112,9 @@ def test_ctrl_c_keeps_what_was_written(tmp_path):
 
 def test_the_environment_sets_single_values(two):
     name = "MEMORY_BANK_MEMORY_STRATEGIES__memory_bank_local__"
-    one = shell(f"$MB replay {two} --json", **{f"{name}TOP_K": "1"})
+    one = shell(f"$MB lab replay {two} --json", **{f"{name}TOP_K": "1"})
     assert json.loads(one.stdout)["steps"] == 10
-    typo = shell(f"$MB replay {two}", **{f"{name}TOPK": "1"})
+    typo = shell(f"$MB lab replay {two}", **{f"{name}TOPK": "1"})
     assert (typo.returncode, typo.stdout) == (2, "")
     assert f"{name}TOPK is no setting: did you mean top_k?" in typo.stderr
 
@@ -144,6 +147,7 @@ def test_demo_with_the_embedder_it_is_given(cli):
     assert "Broken call/result pairs in all rebuilt prompts: 0." in done.out
 
 
+@pytest.mark.long
 def test_demo_in_ascii(tmp_path):
     done = shell("$MB demo --embedding-model lexical", PYTHONIOENCODING="ascii", PYTHONUTF8="0", LC_ALL="C")
     assert done.returncode == 0

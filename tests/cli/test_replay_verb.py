@@ -1,4 +1,4 @@
-"""``memory-bank replay``: good files, bad files, banks, outputs."""
+"""``memory-bank lab replay``: good files, bad files, banks, outputs."""
 
 import gzip
 import json
@@ -11,11 +11,11 @@ from memory_bank.cli import output
 
 
 def records(cli, db):
-    return [json.loads(entry) for entry in cli("export", "--db", db).out.splitlines()]
+    return [json.loads(entry) for entry in cli("bank", "export", "--db", db).out.splitlines()]
 
 
 def test_summary_as_json(cli, two):
-    summary = cli("replay", two, "--json").json()
+    summary = cli("lab", "replay", two, "--json").json()
     assert (summary["strategy"], summary["traces"], summary["steps"]) == ("memory_bank", 2, 10)
     assert summary["mean_full_tokens"] > 0
     assert summary["ratio"] == pytest.approx(summary["mean_context_tokens"] / summary["mean_full_tokens"])
@@ -26,14 +26,14 @@ def test_summary_as_json(cli, two):
 
 
 def test_summary_for_people(cli, two):
-    done = cli("replay", two)
+    done = cli("lab", "replay", two)
     assert (done.code, done.err) == (0, "")
     for label in ("traces", "steps", "mean full tokens", "mean context tokens", "ratio"):
         assert label in done.out
 
 
 def test_no_strategy_changes_nothing_and_says_what_counted(cli, two):
-    summary = cli("replay", two, "--strategy", "no_strategy", "--json").json()
+    summary = cli("lab", "replay", two, "--strategy", "no_strategy", "--json").json()
     assert summary["ratio"] == 1
     assert summary["token_counter"]
 
@@ -42,20 +42,20 @@ def test_plain_and_packed_files_together(cli, two, tmp_path):
     packed = write(tmp_path / "more.jsonl.gz", line("three", run_of("gamma")))
     unnamed = tmp_path / "no-suffix"
     unnamed.write_bytes(packed.read_bytes())
-    assert cli("replay", two, packed, unnamed, "--json").json()["traces"] == 4
+    assert cli("lab", "replay", two, packed, unnamed, "--json").json()["traces"] == 4
 
 
 def test_broken_lines_are_skipped_counted_and_named(cli, tmp_path):
     good = line("one", run_of("alpha"))
     lines = [good, "{oops", "[1]", '{"id": 1}', "[" * 100_000, "", '{"messages": {}}', "\ufeff" + good, good]
     file = write(tmp_path / "broken.jsonl", *lines)
-    done = cli("replay", file, "--json")
+    done = cli("lab", "replay", file, "--json")
     assert done.code == 0
     assert done.json()["traces"] == 2
     numbers = [told.split("line ")[1].split(":")[0] for told in done.json()["skipped_lines"]]
     assert numbers == ["2", "3", "4", "5", "7", "8"]
     assert len(done.err.splitlines()) == 6
-    assert "skipped lines        6" in cli("replay", file).out
+    assert "skipped lines        6" in cli("lab", "replay", file).out
 
 
 def test_messages_that_are_no_messages(cli, tmp_path):
@@ -63,12 +63,12 @@ def test_messages_that_are_no_messages(cli, tmp_path):
     odd += [{"role": "assistant", "tool_calls": "zzz"}, {"role": "assistant", "tool_calls": [1, {"id": 4}]}]
     odd += [{"role": "tool", "content": "orphan"}, {"role": "assistant", "content": 3.5}]
     file = write(tmp_path / "odd.jsonl", line("odd", odd), line(None, run_of("a")), line("none", []))
-    done = cli("replay", file, "--json")
+    done = cli("lab", "replay", file, "--json")
     assert (done.code, done.json()["traces"]) == (0, 3)
 
 
 def test_empty_file(cli, tmp_path):
-    done = cli("replay", write(tmp_path / "empty.jsonl"), "--json")
+    done = cli("lab", "replay", write(tmp_path / "empty.jsonl"), "--json")
     assert (done.code, done.json()["traces"], done.json()["mean_full_tokens"]) == (0, 0, 0)
 
 
@@ -77,7 +77,7 @@ def test_a_cut_file_gives_what_is_whole_and_the_other_files_are_played(cli, two,
     cut = tmp_path / "cut.jsonl.gz"
     packed = gzip.compress(lines.encode())
     cut.write_bytes(packed[: len(packed) * 3 // 4])
-    done = cli("replay", cut, two, "--json")
+    done = cli("lab", "replay", cut, two, "--json")
     assert done.code == 1
     assert "cut.jsonl.gz cannot be read beyond line" in done.sentence()
     assert done.json()["unreadable_files"] == [str(cut)]
@@ -101,14 +101,14 @@ def test_a_cut_file_gives_what_is_whole_and_the_other_files_are_played(cli, two,
 def test_wrong_use(cli, two, monkeypatch, args, says):
     monkeypatch.chdir(two.parent)
     before = two.read_bytes()
-    done = cli("replay", *args)
+    done = cli("lab", "replay", *args)
     assert (done.code, done.out) == (2, "")
     assert says in done.sentence()
     assert two.read_bytes() == before
 
 
 def test_a_bank_that_is_none(cli, two):
-    done = cli("replay", two, "--db", two)
+    done = cli("lab", "replay", two, "--db", two)
     assert (done.code, done.out) == (1, "")
     assert done.sentence()
 
@@ -117,7 +117,7 @@ def test_out_has_a_line_a_step_whatever_the_messages_hold(cli, tmp_path):
     messages = run_of("odd", 3, ODD)
     file = write(tmp_path / "odd.jsonl", line("o\x1b[31m", messages))
     out = tmp_path / "out.jsonl"
-    assert cli("replay", file, "--out", out).code == 0
+    assert cli("lab", "replay", file, "--out", out).code == 0
     steps = [json.loads(each) for each in out.read_bytes().decode("ascii").splitlines()]
     assert [s["step"] for s in steps] == [1, 2, 3, 4]
     assert {s["id"] for s in steps} == {"o\x1b[31m"}
@@ -129,7 +129,7 @@ def test_out_has_a_line_a_step_whatever_the_messages_hold(cli, tmp_path):
 def test_ids_that_repeat_share_no_memory(cli, tmp_path):
     file = write(tmp_path / "same.jsonl", line("x", run_of("alpha")), line("x", run_of("beta")))
     out = tmp_path / "out.jsonl"
-    cli("replay", file, "--out", out)
+    cli("lab", "replay", file, "--out", out)
     steps = [json.loads(each) for each in out.read_text().splitlines()]
     assert "alpha" in json.dumps(steps[4]["messages"])
     assert not any("alpha" in json.dumps(s["messages"]) for s in steps[5:])
@@ -140,8 +140,8 @@ def test_ids_that_repeat_in_a_bank_are_sessions_of_their_own(cli, tmp_path):
     file = write(tmp_path / "same.jsonl", same, line("x", run_of("beta")), same)
     db = tmp_path / "bank.db"
     out = tmp_path / "out.jsonl"
-    cli("replay", file, "--db", db, "--out", out)
-    sessions = cli("sessions", "--db", db, "--json").json()["sessions"]
+    cli("lab", "replay", file, "--db", db, "--out", out)
+    sessions = cli("bank", "sessions", "--db", db, "--json").json()["sessions"]
     assert {s["session_id"]: s["records"] for s in sessions} == {"x": 4, "x#2": 4}
     steps = [json.loads(each) for each in out.read_text().splitlines()]
     assert not any("alpha" in json.dumps(s["messages"]) for s in steps[5:10])
@@ -149,35 +149,35 @@ def test_ids_that_repeat_in_a_bank_are_sessions_of_their_own(cli, tmp_path):
 
 def test_a_second_run_stores_nothing_twice_and_says_so(cli, two, bank):
     before = records(cli, bank)
-    summary = cli("replay", two, "--db", bank, "--json").json()
+    summary = cli("lab", "replay", two, "--db", bank, "--json").json()
     assert summary["continued"] == 2
     assert records(cli, bank) == before
-    assert "continued sessions   2" in cli("replay", two, "--db", bank).out
+    assert "continued sessions   2" in cli("lab", "replay", two, "--db", bank).out
 
 
 def test_long_and_odd_ids_are_sessions_of_their_own(cli, tmp_path):
     ids = ["a" * 400, "a" * 399, "nul\0", "nul\x01", "", "\ud800"]
     file = write(tmp_path / "ids.jsonl", *(line(i, run_of(f"n{n}", 1)) for n, i in enumerate(ids)))
     db = tmp_path / "bank.db"
-    assert cli("replay", file, "--db", db).code == 0
-    sessions = cli("sessions", "--db", db, "--json").json()["sessions"]
+    assert cli("lab", "replay", file, "--db", db).code == 0
+    sessions = cli("bank", "sessions", "--db", db, "--json").json()["sessions"]
     assert len(sessions) == 6
     assert "ids.jsonl:5" in {s["session_id"] for s in sessions}
 
 
 def test_a_full_disk_is_one_sentence(cli, two):
-    done = cli("replay", two, "--out", "/dev/full")
+    done = cli("lab", "replay", two, "--out", "/dev/full")
     assert done.code == 1
     assert "No space left" in done.sentence()
 
 
 def test_a_bar_on_a_terminal_only(cli, two, monkeypatch):
-    assert cli("replay", two).err == ""
+    assert cli("lab", "replay", two).err == ""
     shown = []
     monkeypatch.setattr(verb, "is_terminal", lambda: True)
     monkeypatch.setattr(output, "is_terminal", lambda: True)
     monkeypatch.setattr(output.ProgressBar, "advance", lambda bar, done, total=None: shown.append(done))
-    assert cli("replay", two, "--json").json()["traces"] == 2
+    assert cli("lab", "replay", two, "--json").json()["traces"] == 2
     assert shown == [1, 2]
     with output.ProgressBar("replayed", "traces", total=2) as bar:
         assert bar._bar.tasks[0].total == 2

@@ -1,4 +1,4 @@
-"""``memory-bank train --db``: a bank learns from its own sessions, for their namespace alone, and only if that wins."""
+"""``memory-bank lab train --db``: a bank learns from its own sessions, for their namespace alone, and only if that wins."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def bank(tmp_path: Path) -> Path:
 def test_a_namespace_gets_a_model_that_wins_on_its_newest_sessions(
     cli: Callable[..., Any], bank: Path
 ) -> None:
-    figures = cli("train", "--db", bank, "--namespace", "a", "--json").json()
+    figures = cli("lab", "train", "--db", bank, "--namespace", "a", "--json").json()
     assert figures["kept"] and figures["sessions"] == SESSIONS
     assert figures["new"] < figures["present"]
     database = Database(bank)
@@ -57,12 +57,12 @@ def test_a_namespace_gets_a_model_that_wins_on_its_newest_sessions(
     assert learned_of(database, None) is None  # of the other namespace nothing is known
     assert MemoryBankState.open(database, "own").learned_model() is None
     database.close()
-    assert "deleted the model" in cli("train", "--db", bank, "--namespace", "a", "--forget").out
-    assert "no model" in cli("train", "--db", bank, "--namespace", "a", "--forget").out
+    assert "deleted the model" in cli("lab", "train", "--db", bank, "--namespace", "a", "--forget").out
+    assert "no model" in cli("lab", "train", "--db", bank, "--namespace", "a", "--forget").out
 
 
 def test_too_few_calls_are_told_in_one_sentence(cli: Callable[..., Any], bank: Path) -> None:
-    done = cli("train", "--db", bank)
+    done = cli("lab", "train", "--db", bank)
     assert done.code == 1
     assert "too few calls" in done.sentence()
 
@@ -71,9 +71,10 @@ def test_too_few_calls_are_told_in_one_sentence(cli: Callable[..., Any], bank: P
     "args", [["x.jsonl", "--db", "bank.db"], ["x.jsonl"], [], ["x.jsonl", "--out", "m.json", "--forget"]]
 )
 def test_files_or_a_bank(cli: Callable[..., Any], args: list[str]) -> None:
-    assert cli("train", *args).code == 2
+    assert cli("lab", "train", *args).code == 2
 
 
+@pytest.mark.long
 def test_a_model_that_is_not_better_is_not_taken(cli: Callable[..., Any], tmp_path: Path) -> None:
     database = Database(tmp_path / "bank.db")
     for n in range(SESSIONS):
@@ -82,7 +83,7 @@ def test_a_model_that_is_not_better_is_not_taken(cli: Callable[..., Any], tmp_pa
         FactStore(database, f"a/{n:02}").store_many(records(n, row=11 if n < SESSIONS - 2 else 0))
     own = {s.session_id: s.generation for s in newest_sessions(database, "a")}
     assert keep_model(database, "a", own, Path(evidence_file()).read_text())
-    done = cli("train", "--db", tmp_path / "bank.db", "--namespace", "a", "--json")
+    done = cli("lab", "train", "--db", tmp_path / "bank.db", "--namespace", "a", "--json")
     assert done.code == 1
     figures = json.loads(done.out)
     assert not figures["kept"]

@@ -10,11 +10,12 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tests.chats import JSON, TEXT
 from tests.cli.conftest import COMMAND, environment
 from tests.contracts.stores import a_record, together
+from tests.examples import examples
 
 from memory_bank import InteractionRecord, LexicalEmbedder, MemoryBankState
 from memory_bank.bank.database import Database
@@ -117,7 +118,7 @@ NASTY = st.lists(
 )
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@examples(60)
 @given(records=NASTY, summary=TEXT, task=TEXT)
 def test_nasty_texts_move_without_loss(
     postgres: Any,
@@ -199,23 +200,23 @@ def test_the_session_of_another_agent_is_refused(tmp_path: Path) -> None:
 @pytest.fixture
 def exported(cli: Any, bank: Path, tmp_path: Path) -> Path:
     out = tmp_path / "out.jsonl"
-    assert cli("export", "--db", bank, "--out", out).code == 0
+    assert cli("bank", "export", "--db", bank, "--out", out).code == 0
     return out
 
 
 def test_import_makes_a_bank_and_is_exact(cli: Any, exported: Path, tmp_path: Path, bank_url: str) -> None:
     bank_url = bank_url.replace("bank.db", "new.db")
-    done = cli("import", exported, "--db", bank_url, "--json").json()
+    done = cli("bank", "import", exported, "--db", bank_url, "--json").json()
     assert (done["complete"], done["records"], done["known"], done["insights"]) == (True, 8, 0, 8)
-    assert cli("import", exported, "--db", bank_url).out.startswith(
+    assert cli("bank", "import", exported, "--db", bank_url).out.startswith(
         "imported 0 records with 0 insights of 2 sessions; 8"
     )
     again = tmp_path / "again.jsonl"
-    cli("export", "--db", bank_url, "--out", again)
+    cli("bank", "export", "--db", bank_url, "--out", again)
     assert again.read_bytes() == exported.read_bytes()
     packed = tmp_path / "out.jsonl.gz"
     packed.write_bytes(gzip.compress(exported.read_bytes()))
-    assert cli("import", packed, "--db", tmp_path / "packed.db", "--json").json()["records"] == 8
+    assert cli("bank", "import", packed, "--db", tmp_path / "packed.db", "--json").json()["records"] == 8
     with MemoryBankState.open(bank_url, "one", "lexical") as state:
         assert (state.fact_store.size(), state.pending) == (4, 0)
 
@@ -261,14 +262,16 @@ def test_broken_lines_cost_their_session(
 ) -> None:
     file, db = tmp_path / "broken.jsonl", tmp_path / "new.db"
     file.write_text("\n".join(change(exported.read_text().splitlines())) + "\n")
-    done = cli("import", file, "--db", db, "--json")
+    done = cli("bank", "import", file, "--db", db, "--json")
     assert done.code == 1
     told = done.sentence()
     assert says in told
     assert f"line {line}" in told
     assert [s["session_id"] for s in done.json()["sessions"]] == ["one"]
     assert len(done.json()["refused"]) == 1
-    assert [s["session_id"] for s in cli("sessions", "--db", db, "--json").json()["sessions"]] == ["one"]
+    assert [s["session_id"] for s in cli("bank", "sessions", "--db", db, "--json").json()["sessions"]] == [
+        "one"
+    ]
 
 
 def test_times_of_earlier_versions_are_shown(cli: Any, bank: Path) -> None:
@@ -276,7 +279,7 @@ def test_times_of_earlier_versions_are_shown(cli: Any, bank: Path) -> None:
     with database.write() as c:
         c.execute(sa.update(records).values(timestamp=1e308))
     database.close()
-    assert cli("sessions", "--db", bank).code == 0
+    assert cli("bank", "sessions", "--db", bank).code == 0
 
 
 def test_a_packed_file_that_grows_too_much_is_refused(cli: Any, tmp_path: Path, monkeypatch: Any) -> None:
@@ -284,7 +287,11 @@ def test_a_packed_file_that_grows_too_much_is_refused(cli: Any, tmp_path: Path, 
     bomb = tmp_path / "bomb.jsonl.gz"
     bomb.write_bytes(gzip.compress(b'{"id": "a", "messages": ["' + b"x" * 8 * 2**20 + b'"]}\n'))
     assert bomb.stat().st_size * traces.UNPACKED_TIMES < 8 * 2**20
-    for verb in (["import", bomb, "--db", tmp_path / "new.db"], ["replay", bomb], ["audit", bomb]):
+    for verb in (
+        ["bank", "import", bomb, "--db", tmp_path / "new.db"],
+        ["lab", "replay", bomb],
+        ["audit", bomb],
+    ):
         done = cli(*verb)
         assert done.code == 1, verb
         assert "gunzip" in done.err, verb
@@ -296,17 +303,17 @@ def test_a_packed_file_that_grows_too_much_is_refused(cli: Any, tmp_path: Path, 
 
 def test_what_is_no_export(cli: Any, bank: Path, two: Path, tmp_path: Path) -> None:
     db = tmp_path / "new.db"
-    assert cli("import", tmp_path / "missing", "--db", db).code == 2
-    assert cli("import", tmp_path, "--db", db).code == 2
+    assert cli("bank", "import", tmp_path / "missing", "--db", db).code == 2
+    assert cli("bank", "import", tmp_path, "--db", db).code == 2
     assert not db.exists()
-    assert cli("import", two, "--db", ":memory:").code == 2
-    assert "no session_id" in cli("import", two, "--db", db).sentence()
+    assert cli("bank", "import", two, "--db", ":memory:").code == 2
+    assert "no session_id" in cli("bank", "import", two, "--db", db).sentence()
     array = tmp_path / "array.json"
-    cli("export", "--db", bank, "--json", "--out", array)
-    assert "without --json" in cli("import", array, "--db", db).sentence()
-    assert cli("import", bank, "--db", db).code == 1  # a database
+    cli("bank", "export", "--db", bank, "--json", "--out", array)
+    assert "without --json" in cli("bank", "import", array, "--db", db).sentence()
+    assert cli("bank", "import", bank, "--db", db).code == 1  # a database
     (tmp_path / "cut.gz").write_bytes(gzip.compress(two.read_bytes() * 50)[:-20])
-    cut = cli("import", tmp_path / "cut.gz", "--db", db)
+    cut = cli("bank", "import", tmp_path / "cut.gz", "--db", db)
     assert (cut.code, "cannot be read" in cut.err) == (1, True)
 
 
@@ -317,19 +324,21 @@ def test_embeddings_of_another_model(cli: Any, exported: Path, tmp_path: Path, m
         monkeypatch.setenv("OPENAI_API_KEY", "k")
         with MemoryBankState.open(db, "mine", "openai:scripted-embedding") as state:
             state.insight_store.add("a", "a summary")
-        done = cli("import", exported, "--db", db)
+        done = cli("bank", "import", exported, "--db", db)
         assert done.code == 1
         assert "--embedding-model openai:scripted-embedding" in done.sentence()
-        assert cli("import", exported, "--db", db, "--embedding-model", "lexical").code == 1
-        assert len(cli("sessions", "--db", db, "--json").json()["sessions"]) == 1
+        assert cli("bank", "import", exported, "--db", db, "--embedding-model", "lexical").code == 1
+        assert len(cli("bank", "sessions", "--db", db, "--json").json()["sessions"]) == 1
         model = ["--embedding-model", "openai:scripted-embedding"]
-        assert cli("import", exported, "--db", db, *model, "--json").json()["insights"] == 8
-        assert cli("import", exported, "--db", db).code == 0  # all is there: nothing to embed
-        assert cli("search", "order", "--db", db, "--session", "one", "--json").json()["hits"]
+        assert cli("bank", "import", exported, "--db", db, *model, "--json").json()["insights"] == 8
+        assert cli("bank", "import", exported, "--db", db).code == 0  # all is there: nothing to embed
+        assert cli("bank", "search", "order", "--db", db, "--session", "one", "--json").json()["hits"]
 
 
 def test_a_session_named_is_exported_alone(cli: Any, bank: Path) -> None:
-    lines = [json.loads(line) for line in cli("export", "--db", bank, "--session", "two").out.splitlines()]
+    lines = [
+        json.loads(line) for line in cli("bank", "export", "--db", bank, "--session", "two").out.splitlines()
+    ]
     assert {line["session_id"] for line in lines} == {"two"}
     assert lines[0]["session"]["embedder"] == {"name": "lexical-v1", "dimension": LexicalEmbedder().dimension}
     assert "session" not in lines[1]
@@ -339,6 +348,6 @@ def test_a_pipe_from_bank_to_bank(bank: Path, tmp_path: Path) -> None:
     import subprocess
 
     mb = " ".join(COMMAND)
-    line = f"{mb} export --db {bank} | {mb} import /dev/stdin --db {tmp_path / 'copy.db'}"
+    line = f"{mb} bank export --db {bank} | {mb} bank import /dev/stdin --db {tmp_path / 'copy.db'}"
     done = subprocess.run(["bash", "-c", line], env=environment(), capture_output=True, text=True, timeout=60)
     assert (done.returncode, "imported 8 records" in done.stdout) == (0, True), done.stderr

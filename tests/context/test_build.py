@@ -3,7 +3,6 @@
 import pytest
 from tests.chats import rounds, system, user
 
-import memory_bank
 from memory_bank import (
     InteractionRecord,
     MemoryBankSettings,
@@ -84,8 +83,3 @@ def test_records_from_elsewhere_take_the_same_path_once(state):
     assert not state.insight_store.is_empty()
     assert state.step_count == 9
     assert state.pending == 0
-
-
-def test_a_former_name_is_the_same_class():
-    assert memory_bank.ContextReport is Plan
-    assert len(memory_bank.__all__) <= 30

@@ -5,9 +5,10 @@ import re
 from itertools import pairwise, takewhile
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tests.chats import any_chats, call, good_chats, result, rounds, say, system, user
+from tests.examples import examples
 
 from memory_bank import TOOL_SCHEMAS, MemoryBankSettings, MemoryBankState, apply_memory_bank_strategy
 from memory_bank.context.native import _quotes_by_text
@@ -59,7 +60,7 @@ def test_a_history_that_fits_is_left_untouched():
     assert state.last_plan.why_unchanged == "the older history is shorter than a fold and its growth"
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(good_chats(), st.sampled_from([0, 1, 5, 40, 200, 0.0, 0.1, 0.5, 1.0]), st.integers(0, 2))
 def test_never_over_budget_never_dearer_never_a_broken_pair(messages, budget, recent):
     if pairing_errors(messages):
@@ -79,7 +80,7 @@ def test_never_over_budget_never_dearer_never_a_broken_pair(messages, budget, re
         assert tokens - kept <= allowed
 
 
-@settings(max_examples=30)
+@examples(30)
 @given(any_chats())
 def test_any_list_goes_through(messages):
     state = MemoryBankState("lexical")
@@ -192,14 +193,14 @@ def test_growing_step_by_step_gives_the_same_as_at_once():
 
 @pytest.mark.parametrize("budget", [-1, 1.5, True, "many"])
 def test_wrong_budgets_are_refused(budget):
-    from memory_bank import ConfigError
+    from memory_bank.errors import ConfigError
 
     with pytest.raises(ConfigError, match="history_budget"):
         MemoryBankSettings(history_budget=budget)
 
 
 def test_a_wrong_model_file_is_one_clear_error(tmp_path):
-    from memory_bank import ConfigError
+    from memory_bank.errors import ConfigError
 
     file = tmp_path / "model.json"
     for text in ("{", "{}", '{"features": ["x"]}'):
@@ -321,7 +322,7 @@ def test_a_result_whose_image_comes_later_is_no_past_call(selection):
         assert "a picture" not in context[2]["content"]
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(
     good_chats(),
     st.sampled_from([0, 5, 40, 200, 0.1, 0.5, 1.0]),
@@ -495,7 +496,7 @@ def test_what_was_done_is_told_whatever_else_is_shown(layout):
         assert all(told(context, "issue_refund", f"ORD-{i}001") for i in range(n + 1))
 
 
-@settings(max_examples=15)
+@examples(15)
 @given(
     st.lists(
         st.tuples(st.sampled_from(["get_order", "issue_refund", "bash"]), st.text("abc ", max_size=300)),
@@ -566,7 +567,7 @@ def test_without_the_tool_its_tokens_go_to_evidence():
     assert sum(quoted(None, b) for b in budgets) > sum(quoted(TOOL_SCHEMAS, b) for b in budgets)
 
 
-@settings(max_examples=15)
+@examples(15)
 @given(good_chats(), st.integers(0, 2))
 def test_the_native_form_of_any_turn_keeps_pairs_and_quotes_its_records(messages, recent):
     messages = [*messages, *orders(12, rows=8)]

@@ -5,9 +5,10 @@ import math
 from itertools import pairwise
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tests.chats import call, good_chats, result, say, system, user
+from tests.examples import examples, first_short
 from tests.shops import messages_of, shop_run
 
 from memory_bank import MemoryBankSettings, MemoryBankState, MemoryProcessor, apply_memory_bank_strategy
@@ -115,7 +116,7 @@ def test_a_fold_at_every_step():
     assert not any(stands(a, b) for a, b in pairwise(late))
 
 
-@settings(max_examples=25, deadline=None)
+@examples(25)
 @given(
     good_chats(max_rounds=12),
     st.sampled_from([0, 40, 300, 1_600, "auto", 0.3]),
@@ -250,7 +251,7 @@ def test_a_cold_cache_folds_no_history_that_fits():
 # lists that were rewound, forks
 
 
-@settings(max_examples=12, deadline=None)
+@examples(12)
 @given(st.lists(st.tuples(st.integers(1, 8), st.integers(0, 14)), min_size=1, max_size=4), st.booleans())
 def test_no_undone_call_stands_in_its_place_in_a_list_that_was_rewound(turns, forked):
     """Steps forward and back; ``forked``: the calls that follow are other ones with the same ids.
@@ -355,7 +356,7 @@ def test_of_a_turn_of_parallel_calls_only_the_chosen_ones_are_shown():
 
 
 @pytest.mark.parametrize("shell", [False, True], ids=["own tools", "one shell"])
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", first_short(range(3), 1))
 def test_no_id_is_missing_in_a_shop_of_twelve_orders(seed, shell):
     turns = list(shop_run(seed, 12, shell=shell))
     chat = messages_of(turns)
@@ -369,7 +370,7 @@ def test_no_id_is_missing_in_a_shop_of_twelve_orders(seed, shell):
     assert tokens < 0.7 * processor.state("memory_bank").last_plan.full_tokens
 
 
-@settings(max_examples=10, deadline=None)
+@examples(10)
 @given(st.integers(0, 10**6), st.booleans(), st.sampled_from([700, 1_600, 3_000]), st.booleans())
 def test_a_session_that_grew_chooses_as_a_fresh_one(seed, shell, budget, block):
     """With a fold at every step: what earlier steps chose and kept has no influence."""

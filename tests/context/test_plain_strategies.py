@@ -4,9 +4,10 @@ import copy
 import json
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tests.chats import any_chats, good_chats, rounds, say, system, user
+from tests.examples import examples
 
 from memory_bank import MemoryProcessor, handle_tool_call
 from memory_bank.transcript.pairing import pairing_errors
@@ -20,7 +21,7 @@ def processor():
     return MemoryProcessor()
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(good_chats(), st.sampled_from(KEYS))
 def test_whole_pairs_stay_whole_and_nothing_is_changed(processor, messages, key):
     before = copy.deepcopy(messages)
@@ -39,7 +40,7 @@ def test_whole_pairs_stay_whole_and_nothing_is_changed(processor, messages, key)
 
 
 @given(any_chats(), st.sampled_from(KEYS))
-@settings(max_examples=40)
+@examples(40)
 def test_any_list_goes_through(processor, messages, key):
     processor.apply_strategy(messages, key)
 

@@ -5,10 +5,11 @@ import json
 import logging
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tests.chats import any_chats, call, good_chats, result, rounds, system, user
 from tests.contracts.strategy import StrategyContract, recorded_run
+from tests.examples import examples
 
 from memory_bank import TOOL_SCHEMAS, MemoryBankState, MemoryProcessor, handle_tool_call, load_config
 from memory_bank.config import STRATEGY_TYPES, Config
@@ -81,7 +82,7 @@ def test_the_shipped_file_has_every_type_under_its_name():
         assert config.strategy(type_).type == type_
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(st.one_of(any_chats(), good_chats()), st.sampled_from(sorted(TIGHT)))
 def test_any_list_goes_through(messages, type_):
     tight = {k: 1 for k in ("max_tokens", "compact_threshold", "keep_last") if k in TIGHT[type_]}

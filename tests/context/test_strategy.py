@@ -7,17 +7,13 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tests.chats import any_chats, call, good_chats, result, rounds, say, system, user
+from tests.examples import examples
 
-from memory_bank import (
-    EmbeddingError,
-    InteractionRecord,
-    MemoryBankSettings,
-    MemoryBankState,
-    apply_memory_bank_strategy,
-)
+from memory_bank import InteractionRecord, MemoryBankSettings, MemoryBankState, apply_memory_bank_strategy
+from memory_bank.errors import EmbeddingError
 from memory_bank.testing import ScriptedModel
 from memory_bank.transcript.messages import carries_only_media
 from memory_bank.transcript.pairing import pairing_errors
@@ -164,7 +160,7 @@ def test_records_of_an_earlier_part_of_the_session_are_found_and_explained():
 # --- pairs
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(good_chats(), st.integers(0, 4))
 def test_whole_pairs_stay_whole(messages, top_k):
     if pairing_errors(messages):
@@ -177,7 +173,7 @@ def test_whole_pairs_stay_whole(messages, top_k):
     assert tokens == sum(map(state.counter.count_message, context))
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(any_chats(), st.sampled_from(["off", "complete", "drop"]))
 def test_any_list_goes_through(messages, repair):
     state = MemoryBankState("lexical")
@@ -241,7 +237,7 @@ def test_orphaned_data_is_not_lost():
 # --- ingestion within the step
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(good_chats(), st.data())
 def test_applying_again_or_in_parts_stores_nothing_twice_and_nothing_less(messages, data):
     at_once, growing = MemoryBankState("lexical"), MemoryBankState("lexical")

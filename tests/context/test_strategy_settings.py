@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.examples import first_short
 
 from memory_bank.config import Config, load_config
 from memory_bank.errors import ConfigError, UnknownStrategyError
@@ -75,7 +76,7 @@ def test_the_environment_reaches_them(monkeypatch):
     assert config.strategy("semantic").history_budget == 123
 
 
-@pytest.mark.parametrize("key", LOCAL)
+@pytest.mark.parametrize("key", first_short(LOCAL))
 def test_every_key_replays_as_it_comes(key):
     trace = next(iter(read_traces(ROOT / "examples" / "shop-refunds.jsonl")))
     steps = list(replay_trace(trace, load_config(), key))
@@ -85,16 +86,18 @@ def test_every_key_replays_as_it_comes(key):
     )
 
 
+@pytest.mark.long
 def test_the_audit_tries_every_one():
     tried = plan_audit(load_config(), [k for k in LOCAL if k != "no_strategy"])
     names = {s.name.partition("?")[0] for s in tried.strategies}
     assert names >= set(LOCAL) - {"no_strategy"}
 
 
+@pytest.mark.long
 def test_the_verb_and_the_benchmark_by_name(tmp_path):
     file = ROOT / "examples" / "shop-refunds.jsonl"
     runs = [
-        ["-m", "memory_bank", "replay", "--strategy", "observation_masking", "--json", str(file)],
+        ["-m", "memory_bank", "lab", "replay", "--strategy", "observation_masking", "--json", str(file)],
         [str(ROOT / "benchmarks" / "evidence.py"), str(file), "--strategy", "hierarchical", "--strategy", "scratchpad",
          "--counter", "approximate"],
     ]  # fmt: skip

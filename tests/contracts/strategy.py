@@ -12,12 +12,13 @@ import pytest
 
 from memory_bank.transcript.pairing import pairing_errors
 from memory_bank.transcript.tokens import open_counter
+from tests.examples import first_short
 
 Messages = list[dict[str, Any]]
 Apply = Callable[[Messages], tuple[list[Any], int]]
 Walked = tuple[Messages, Messages, list[Any], int]
 
-SEEDS = range(6)
+SEEDS = first_short(range(6))
 
 
 def recorded_run(seed: int, interactions: int = 24) -> Messages:

@@ -6,9 +6,10 @@ import time
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tests.chats import any_chats, good_chats
+from tests.examples import examples
 from tests.history.test_steps import STEPS, text_pairs
 
 from memory_bank import LexicalEmbedder, MemoryBankState, handle_tool_call
@@ -113,7 +114,7 @@ def histories(draw):
     return manager.steps
 
 
-@settings(max_examples=100)
+@examples(100)
 @given(histories(), st.lists(prunings(), min_size=1, max_size=4))
 def test_chains_in_any_order_keep_the_invariants(steps, chosen):
     before = json.dumps([s.dict() for s in steps])

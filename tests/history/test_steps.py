@@ -6,9 +6,10 @@ import json
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tests.chats import JSON, TEXT, any_chats, good_chats
+from tests.examples import examples
 
 from memory_bank.errors import HistoryError, ImageError
 from memory_bank.history import (
@@ -199,7 +200,7 @@ def test_messages_to_steps_and_back_are_the_same_messages(messages):
     assert [s.step_number for s in steps] == sorted(s.step_number for s in steps)
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(any_chats(), st.sampled_from(["tools", "text"]))
 def test_any_list_at_all_becomes_steps_and_is_given_back(messages, wire):
     before = repr(messages)

@@ -17,9 +17,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tests.chats import FOLDING
+from tests.examples import examples
 
 from memory_bank.config import load_config
 from memory_bank.errors import (
@@ -153,7 +154,7 @@ def test_a_short_history_goes_through_as_it_is():
     assert all(a is b for a, b in zip(bridge.rebuild(natives), natives, strict=True))
 
 
-@settings(max_examples=30)
+@examples(30)
 @given(
     st.integers(1, 12),
     st.integers(1, 5),

@@ -16,8 +16,9 @@ from itertools import count
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from tests.examples import examples, first_short
 
 from memory_bank import MemoryBankState, MemoryProcessor, Plan
 from memory_bank.context.render import render
@@ -516,7 +517,7 @@ def check(form: Form, turns: list[Turn], key: str) -> None:
         assert all(id(n) in same for n in sent if any(n == native for native in natives))
 
 
-@pytest.mark.parametrize("key", STRATEGIES)
+@pytest.mark.parametrize("key", first_short(STRATEGIES))
 @pytest.mark.parametrize("name", FORMS)
 def test_what_is_sent_is_what_the_plan_shows(name: str, key: str) -> None:
     form = opened(name)
@@ -525,7 +526,7 @@ def test_what_is_sent_is_what_the_plan_shows(name: str, key: str) -> None:
 
 
 @pytest.mark.parametrize("name", CHEAP)
-@settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
+@examples(12)
 @given(data=st.data())
 def test_what_is_sent_is_what_the_plan_shows_of_any_conversation(name: str, data: st.DataObject) -> None:
     form = opened(name)

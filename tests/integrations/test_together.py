@@ -12,6 +12,9 @@ with importing():
     import integrations
 
 
+pytestmark = pytest.mark.long
+
+
 @pytest.mark.parametrize("name", ["crewai", "openhands-sdk", "openai-agents"])
 def test_a_framework_keeps_its_newest_version(name: str) -> None:
     try:
@@ -25,6 +28,7 @@ def test_a_framework_keeps_its_newest_version(name: str) -> None:
     assert beside["mcp"].split(".")[0] in ("1", "2")
 
 
+@pytest.mark.short
 def test_the_page_tells_every_framework() -> None:
     page = (Path(__file__).parents[2] / "docs" / "howto" / "frameworks.md").read_text()
     rows = page.split("## What installs together")[1]

@@ -19,18 +19,13 @@ import pytest
 from tests.chats import call, result, rounds, user
 from tests.contracts.embedder import TEXTS, EmbedderContract
 
-from memory_bank import (
-    EmbedderMismatchError,
-    MemoryBankSettings,
-    MemoryBankState,
-    apply_memory_bank_strategy,
-)
-from memory_bank.errors import EmbedderLoadError
+from memory_bank import MemoryBankSettings, MemoryBankState, apply_memory_bank_strategy
+from memory_bank.errors import EmbedderLoadError, EmbedderMismatchError
 from memory_bank.models import flag
 from memory_bank.models.embedding import load_embedder
 from memory_bank.models.flag import BGE_INSTRUCTIONS, FlagEmbedder
 
-pytestmark = pytest.mark.bge
+pytestmark = [pytest.mark.long, pytest.mark.bge]
 if (
     find_spec("FlagEmbedding") is None
 ):  # not imported here: that takes 10 s in each process that collects tests
@@ -270,6 +265,7 @@ def test_loads_once_for_many_threads_and_says_so(
     np.testing.assert_array_equal(found[0].encode(TEXTS), minilm.encode(TEXTS))
 
 
+@pytest.mark.short
 def test_meaning_is_found_where_no_word_is_shared(minilm_folder: Path, tmp_path: Path) -> None:
     model = str(minilm_folder)
     settings = MemoryBankSettings(

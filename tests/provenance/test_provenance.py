@@ -9,14 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.chats import JSON, TEXT, any_chats, call, result, rounds, say, system, user
 
-from memory_bank import (
-    ConfigError,
-    MemoryBankError,
-    MemoryBankSettings,
-    MemoryBankState,
-    MessagesError,
-    apply_memory_bank_strategy,
-)
+from memory_bank import MemoryBankError, MemoryBankSettings, MemoryBankState, apply_memory_bank_strategy
+from memory_bank.errors import ConfigError, MessagesError
 from memory_bank.provenance import Origin, ProvenanceError, ProvenanceGuard, check_call
 from memory_bank.provenance.identifiers import ValueKind, find, hard_runs, kind_of_text, normal
 from memory_bank.provenance.index import distance

@@ -6,8 +6,9 @@ import json
 from dataclasses import replace
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from tests.examples import examples
 from tests.selection.texts import ANY_TEXT
 
 from memory_bank.lab.training.copying import COPIED, CopiedText, CopySamples, argument_texts, fit_copied
@@ -27,7 +28,7 @@ def filled(*outputs: str, arguments: str = "{}") -> EvidenceIndex:
     return index
 
 
-@settings(max_examples=80, deadline=None)
+@examples(80)
 @given(st.lists(st.tuples(ANY_TEXT, ANY_TEXT), min_size=1, max_size=4))
 def test_every_segment_has_finite_features_and_a_chance(calls):
     index = EvidenceIndex()

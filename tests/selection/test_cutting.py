@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
+from tests.examples import examples
 from tests.selection.texts import ANY_TEXT
 
 from memory_bank.selection.candidates import find_candidates, fold, words_of
@@ -34,7 +35,7 @@ def stretches(cut: CutText, places: list[int]) -> list[str]:
     return [unquote_lines("\n".join(lines)) for lines in found if lines]
 
 
-@settings(max_examples=300, deadline=None)
+@examples(300)
 @given(st.one_of(ANY_TEXT, FRAME_LIKE), st.data())
 def test_what_stands_between_gap_marks_stands_so_in_the_text(text, data):
     cut = cut_text(text)
@@ -48,7 +49,7 @@ def test_what_stands_between_gap_marks_stands_so_in_the_text(text, data):
     assert cut.sources[:1] == (text,)
 
 
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(ANY_TEXT)
 def test_segments_are_spans_in_order_that_do_not_overlap(text):
     cut = cut_text(text)
@@ -61,7 +62,7 @@ def test_segments_are_spans_in_order_that_do_not_overlap(text):
         assert all(0 <= start <= end <= len(segment.text) for _, start, end in segment.cells)
 
 
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(st.lists(st.from_regex(r"[ \t]{0,4}[a-z(){}=.,:_\[\]\"' 0-9]{0,40}\r?", fullmatch=True), max_size=60))
 def test_quoting_all_segments_of_lines_gives_every_word(lines):
     text = "\n".join(lines)
@@ -70,7 +71,7 @@ def test_quoting_all_segments_of_lines_gives_every_word(lines):
     assert words_of(cut.quote(range(len(cut.segments)))) == words_of(text)
 
 
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(ANY_TEXT)
 def test_candidates_are_spelled_as_in_their_segment(text):
     cut = cut_text(text)
@@ -277,7 +278,7 @@ def is_shortened(short: object, value: object) -> bool:
     return type(short) is type(value) and short == value
 
 
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(OBJECTS, st.sampled_from([None, 1]), st.booleans())
 def test_the_short_form_of_a_whole_object_is_valid_json(value, indent, ascii_only):
     text = json.dumps(value, indent=indent, ensure_ascii=ascii_only)
@@ -289,7 +290,7 @@ def test_the_short_form_of_a_whole_object_is_valid_json(value, indent, ascii_onl
     assert len(quote) <= len(text)
 
 
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(st.one_of(ANY_TEXT, OBJECTS.map(json.dumps), OBJECTS.map(repr)), st.data())
 def test_a_short_form_is_the_text_but_for_its_cuts(text, data):
     assume(GAP not in text)

@@ -10,9 +10,10 @@ import time
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tests.chats import call, result, rounds, user
+from tests.examples import examples
 from tests.selection.texts import ANY_TEXT, CHARACTERS, TEXTS
 
 from memory_bank import MemoryBankState, apply_memory_bank_strategy, load_config
@@ -64,7 +65,7 @@ def fill(calls: list[tuple[str, str, str, str]], count=words) -> EvidenceIndex:
     return index
 
 
-@settings(max_examples=120, deadline=None)
+@examples(120)
 @given(
     st.lists(CALL, min_size=1, max_size=6),
     st.sampled_from([0, 1, 2, 5, 17, 60, 200, 1000]),
@@ -75,7 +76,7 @@ def test_budget_is_never_exceeded(calls, budget, count):
     assert chosen.tokens == count(chosen.text) <= budget
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(st.lists(CALL, min_size=2, max_size=8))
 def test_scores_that_grow_are_those_of_the_features(calls):
     index = EvidenceIndex(count_tokens=words)
@@ -91,7 +92,7 @@ def test_scores_that_grow_are_those_of_the_features(calls):
         np.testing.assert_allclose(index._scores.score(step)[ids], wanted, atol=2e-4)
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(st.lists(CALL, min_size=2, max_size=5))
 def test_selecting_changes_nothing(calls):
     once, often = fill(calls), EvidenceIndex(count_tokens=words)
@@ -166,7 +167,7 @@ def test_time_grows_with_the_length_of_an_output(unit):
     assert seconds[1] < 100 * max(seconds[0], 0.01)
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(st.lists(st.from_regex(r"[A-Za-z0-9_]{1,30}", fullmatch=True), min_size=1, max_size=200))
 def test_no_word_is_cut(tokens):
     text = " ".join(tokens)
@@ -219,7 +220,7 @@ def test_a_token_that_only_begins_like_an_address_is_a_path(token):
     assert context[0] == messages[0]
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(
     st.lists(st.tuples(CHARACTERS, ANY_TEXT, ANY_TEXT, TEXTS), min_size=2, max_size=5),
     st.lists(ANY_TEXT, max_size=2),

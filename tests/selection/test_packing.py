@@ -6,8 +6,9 @@ import json
 from collections.abc import Callable
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from tests.examples import examples
 from tests.selection.texts import ANY_TEXT
 
 from memory_bank.selection.candidates import fold
@@ -59,7 +60,7 @@ ROWS = st.lists(
 LINE = "and nothing else that could be of any use to anyone who reads it later on "
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(
     st.lists(
         ROWS.map(json.dumps) | ROWS.map(lambda rows: json.dumps(rows, indent=1)), min_size=1, max_size=4
@@ -76,7 +77,7 @@ def test_a_value_that_was_chosen_stands_in_the_quote(outputs, data):
     assert stands_in(value, quotes(index, selection))
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(st.lists(ANY_TEXT | ROWS.map(json.dumps), min_size=1, max_size=4), st.randoms(), st.integers(10, 600))
 def test_short_forms_show_the_values_that_they_are_said_to_show(outputs, random, budget):
     index = filled(*[("{}", output) for output in outputs])
@@ -112,7 +113,7 @@ def test_a_value_that_is_cut_off_is_not_shown_by_a_longer_one():
     assert not chosen(index, {"c-30": 1.0}).short
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(st.integers(10, 99_999), st.sampled_from(["order_id", "query", "path"]), st.booleans())
 def test_what_its_arguments_show_is_not_quoted_again_from_an_output(number, key, as_json):
     form = f"ord-{number}"

@@ -3,9 +3,10 @@
 import json
 import re
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tests.chats import JSON, TEXT
+from tests.examples import examples
 
 from memory_bank.selection.calltext import outcome
 from memory_bank.selection.plans import decisions_in, plan_in_call, plan_in_note
@@ -125,7 +126,7 @@ _CALLS = st.lists(
 )
 
 
-@settings(max_examples=150)
+@examples(150)
 @given(_CALLS, st.integers(0, 400), st.sets(st.integers(1, 30)))
 def test_the_thread_keeps_its_room_and_names_what_it_says_it_tells(calls, room, shown):
     made = thread(*calls)
@@ -182,7 +183,7 @@ def test_outcomes_do_not_repeat_what_earlier_ones_or_the_arguments_told():
     assert other.outcome_of(1) == other.outcome_of(2)
 
 
-@settings(max_examples=80)
+@examples(80)
 @given(
     st.lists(
         st.tuples(
@@ -220,7 +221,7 @@ def test_calls_that_brought_back_ids_have_room_of_their_own():
     assert told.tokens <= 390
 
 
-@settings(max_examples=100)
+@examples(100)
 @given(_CALLS, st.integers(0, 400), st.integers(0, 300), st.sets(st.integers(1, 30)))
 def test_what_was_told_first_has_its_lines_still_when_other_calls_are_shown_elsewhere(
     calls, room, ids, shown

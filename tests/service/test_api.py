@@ -10,9 +10,10 @@ from urllib.parse import quote
 import pytest
 from fastapi import Request
 from fastapi.testclient import TestClient
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tests.chats import JSON, call, good_chats, result, rounds, system, user
+from tests.examples import examples
 from tests.service.api_server import client, configured, serving
 
 from memory_bank.bank.stores import FactStore
@@ -137,7 +138,7 @@ def test_messages_that_stay_come_back_to_the_byte(http):
 
 
 @given(good_chats() | st.lists(JSON.map(lambda v: {"role": "user", "content": v}), max_size=4))
-@settings(max_examples=25)
+@examples(25)
 def test_what_is_unchanged_is_what_was_sent(messages):
     with api() as http:
         body = json.dumps({"messages": messages, "strategy": "no_strategy"}, ensure_ascii=True)
@@ -313,7 +314,7 @@ def test_nothing_is_a_session_too(http):
 
 
 @given(JSON, JSON)
-@settings(max_examples=40)
+@examples(40)
 def test_any_value_is_stored_as_it_is(given_, came):
     with api() as http:
         body = {"tool_outputs": [{"tool_name": "t", "raw_input": given_, "raw_output": came}]}

@@ -6,7 +6,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from tests.service.api_server import configured, serving
+
+pytestmark = pytest.mark.long
+
 
 FUZZ = Path(__file__).parents[2] / "benchmarks" / "fuzz_service.py"
 REQUESTS = 300

@@ -8,9 +8,10 @@ import time
 
 import anyio
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tests.chats import JSON, TEXT
+from tests.examples import examples
 from tests.service.api_server import client, configured, serving
 from tests.service.test_api import api, ingested, told
 
@@ -135,7 +136,7 @@ def test_an_id_with_a_slash_is_found(http):
 
 
 @given(TEXT | JSON, TEXT | JSON)
-@settings(max_examples=30)
+@examples(30)
 def test_what_is_stored_is_what_is_given(came, given_):
     with api() as http:
         sent = {"tool_outputs": [{"tool_name": "t", "raw_input": given_, "raw_output": came}]}
@@ -253,7 +254,7 @@ def test_selections_that_contradict_are_refused(http, query):
     st.none() | st.sampled_from(["a", "x+", "(", "."]),
     st.integers(1, 3_000),
 )
-@settings(max_examples=12)
+@examples(12)
 def test_the_process_beside_gives_what_is_given_here(text, path, lines, pattern, room):
     asked = {"path": path, "lines": lines, "pattern": pattern, "max_chars": room}
 

@@ -30,6 +30,7 @@ def fill(database: Database, namespace: str, count: int) -> None:
         FactStore(database, name).store_many(records(n))
 
 
+@pytest.mark.long
 def test_a_namespace_with_enough_new_sessions_gets_its_model(bank_url: str) -> None:
     database = Database(bank_url)
     fill(database, "a", 10)

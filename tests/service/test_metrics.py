@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from memory_bank.service.operations.metrics import Metrics, QueueState, forget_worker
@@ -67,6 +68,7 @@ def test_two_applications_in_one_process_count_apart() -> None:
     assert values(two.scrape(None).decode())["memory_bank_database_errors_total"] == 0
 
 
+@pytest.mark.long
 def test_workers_add_up_and_one_that_died_holds_nothing(tmp_path: Path) -> None:
     env = {"PROMETHEUS_MULTIPROC_DIR": str(tmp_path)}
 

@@ -31,7 +31,7 @@ from memory_bank.config import Config
 from memory_bank.records import InteractionRecord
 from memory_bank.testing import ScriptedServer, say
 
-pytestmark = pytest.mark.skipif(why_not() is not None, reason=why_not() or "")
+pytestmark = [pytest.mark.long, pytest.mark.skipif(why_not() is not None, reason=why_not() or "")]
 
 DOCS = Path(__file__).parents[2] / "docs"
 SHOP = recorded("shop-refunds")
@@ -150,6 +150,7 @@ def choose(page, name):
 # -- what is there
 
 
+@pytest.mark.short
 def test_a_session_shows_its_steps_its_curve_and_what_was_sent_last(opened, service):
     page = opened("#/s/shop-refunds", ready=f"document.querySelector({STEP!r})")
     assert page.text("#session-title") == "shop-refunds"
@@ -330,6 +331,7 @@ def test_a_record_is_there_to_the_letter_summarised_searched_and_copied(opened, 
     assert page.js("window.copied") == text
 
 
+@pytest.mark.short
 def test_pin_exclude_and_forget_are_pressed_and_the_next_context_obeys(opened, service):
     chat = [user("Look."), *rounds(6, size=300)]
     sent(service, "marks", chat)
@@ -365,6 +367,7 @@ def test_pin_exclude_and_forget_are_pressed_and_the_next_context_obeys(opened, s
     assert service.ask(path).json()["output_text"] == "[forgotten]"
 
 
+@pytest.mark.short
 def test_a_search_finds_what_is_exact_and_leads_to_it(opened):
     page = opened("#/s/shop-refunds/search")
     page.click("#find-text")
@@ -417,6 +420,7 @@ def test_the_pictures_of_the_docs_are_made_here(opened, name, tmp_path):
     assert 5_000 < (folder / name).stat().st_size < 200_000
 
 
+@pytest.mark.short
 def test_the_docs_show_every_picture():
     text = (DOCS / "howto" / "page.md").read_text()
     for name in PICTURES:
@@ -749,6 +753,7 @@ def test_what_is_not_there_is_said(opened):
 # -- what others wrote
 
 
+@pytest.mark.short
 def test_nothing_that_others_wrote_becomes_markup(opened, service):
     fed(service, HOSTILE_NAME, [hostile_chat()[:-2], hostile_chat()], strategy="memory_bank")
     name = quote(HOSTILE_NAME, safe="")
@@ -1224,6 +1229,7 @@ def test_an_answer_of_many_megabytes_is_left_where_it_is(opened, service):
 # -- keys
 
 
+@pytest.mark.short
 def test_a_service_with_keys_asks_for_one_and_keeps_it_in_the_tab(browser, tmp_path):
     bank = tmp_path / "bank.db"
     keys = [

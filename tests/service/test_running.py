@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 
 import pytest
 from tests.cli.conftest import COMMAND, cli, environment  # noqa: F401
+from tests.examples import first_short
 from tests.service.processes import Process, serve, start, until
 from tests.service.proxied import Held
 
@@ -178,7 +179,9 @@ def test_a_service_that_would_forward_to_itself() -> None:
     assert len(started.lines) == 1
 
 
-@pytest.mark.parametrize("package", ["fastapi", "uvicorn", "httpx2", "prometheus_client", "opentelemetry"])
+@pytest.mark.parametrize(
+    "package", first_short(["fastapi", "uvicorn", "httpx2", "prometheus_client", "opentelemetry"])
+)
 def test_without_the_extra(tmp_path: Path, package: str) -> None:
     script = f"import sys; sys.modules[{package!r}] = None; sys.argv = ['memory-bank', 'serve']\n"
     done = subprocess.run(
@@ -211,6 +214,7 @@ def test_open_requests_end_and_new_ones_are_refused(tmp_path: Path, held: Held) 
         assert service.wait() == 0
 
 
+@pytest.mark.long
 def test_after_the_time_set_open_requests_are_cut(tmp_path: Path, held: Held) -> None:
     env = {"MEMORY_BANK_SERVICE__SHUTDOWN_TIMEOUT": "0.2"}
     with serve("--db", tmp_path / "b.db", "--upstream", held.base_url, **env) as service:
@@ -242,6 +246,7 @@ def test_a_stream_goes_on_to_its_end(tmp_path: Path) -> None:
         assert service.wait() == 0
 
 
+@pytest.mark.long
 def test_a_stream_that_takes_longer_is_cut(tmp_path: Path) -> None:
     env = {"MEMORY_BANK_SERVICE__SHUTDOWN_TIMEOUT": "0.5"}
     with (
@@ -256,6 +261,7 @@ def test_a_stream_that_takes_longer_is_cut(tmp_path: Path) -> None:
     assert "Traceback" not in service.log
 
 
+@pytest.mark.long
 def test_ctrl_c_again_ends_it_at_once(tmp_path: Path, held: Held) -> None:
     env = {"MEMORY_BANK_SERVICE__SHUTDOWN_TIMEOUT": "600"}
     with serve("--db", tmp_path / "b.db", "--upstream", held.base_url, **env) as service:
@@ -272,6 +278,7 @@ def test_ctrl_c_again_ends_it_at_once(tmp_path: Path, held: Held) -> None:
     assert "stopped" not in service.log
 
 
+@pytest.mark.long
 def test_what_hangs_in_a_thread_does_not_keep_it_alive(tmp_path: Path) -> None:
     """A thread that never ends is left behind after the time set and five seconds more."""
     script = (
@@ -296,6 +303,7 @@ def test_what_hangs_in_a_thread_does_not_keep_it_alive(tmp_path: Path) -> None:
     assert "shutdown took too long" in process.log
 
 
+@pytest.mark.long
 def test_nobody_listens_to_what_it_says(tmp_path: Path) -> None:
     """Closed streams end no service."""
     port = free_port()
@@ -324,6 +332,7 @@ def test_nobody_listens_to_what_it_says(tmp_path: Path) -> None:
         running.wait()
 
 
+@pytest.mark.long
 def test_a_database_that_goes_away_while_it_begins(tmp_path: Path) -> None:
     """What the application itself cannot begin with is one sentence, too."""
     from memory_bank.service.server import process, startup
@@ -337,6 +346,7 @@ def test_a_database_that_goes_away_while_it_begins(tmp_path: Path) -> None:
     assert told == []
 
 
+@pytest.mark.long
 def test_services_that_begin_together_on_a_new_database(bank_url: str) -> None:
     """Each migrates or waits for the one that does."""
     started = [start("--db", bank_url) for _ in range(4)]

@@ -7,10 +7,10 @@ import pytest
 from tests.chats import FOLDING, call, result, system, user
 from tests.growth import cpu_seconds
 
-from memory_bank import ConfigError, handle_tool_call
+from memory_bank import handle_tool_call
 from memory_bank.bank.database import Database
 from memory_bank.config import Config, load_config
-from memory_bank.errors import NotFoundError, UnknownStrategyError
+from memory_bank.errors import ConfigError, NotFoundError, UnknownStrategyError
 from memory_bank.service.proxy.identity import named_session
 from memory_bank.service.security.access import public_name, stored_id
 from memory_bank.service.sessions import Sessions

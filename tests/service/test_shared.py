@@ -26,6 +26,9 @@ from memory_bank.bank.stores import FactStore
 from memory_bank.testing import ScriptedServer, say
 from memory_bank.transcript.pairing import pairing_errors
 
+pytestmark = pytest.mark.long
+
+
 ROOT = Path(__file__).parents[2]
 WELL = ("rebuilt", "unchanged")  # what memory says where it did its part
 
@@ -46,6 +49,7 @@ def two(bank_url: str) -> Iterator[list[Process]]:
         yield [one, other]
 
 
+@pytest.mark.short
 def test_two_hosts_and_two_agents_whose_requests_alternate(two: list[Process], bank_url: str) -> None:
     """Each step is answered by the host that has not seen the one before; the contexts are those of one host."""
     agents = {"ada": 0, "bob": 1}
@@ -155,6 +159,7 @@ def test_the_proxy_goes_on_while_the_database_is_away(postgres: Server, postgres
     database.close()
 
 
+@pytest.mark.short
 def test_the_proxy_goes_on_where_the_disk_is_full(tmp_path: Path) -> None:
     with (
         ScriptedServer(lambda body: say("yes")) as upstream,
@@ -163,7 +168,7 @@ def test_the_proxy_goes_on_where_the_disk_is_full(tmp_path: Path) -> None:
         assert chatted(service, "s", conversation("s", 8, 3_000)) in WELL
         pid = service.process.pid
         soft, hard = resource.prlimit(pid, resource.RLIMIT_FSIZE)
-        resource.prlimit(pid, resource.RLIMIT_FSIZE, (4_096, hard))  # also where a journal is written again
+        resource.prlimit(pid, resource.RLIMIT_FSIZE, (0, hard))  # every write to a file fails
         assert chatted(service, "s", conversation("s", 20, 3_000)) == "failed"
         assert upstream.requests[-1].body["messages"] == conversation("s", 20, 3_000)
         resource.prlimit(pid, resource.RLIMIT_FSIZE, (soft, hard))

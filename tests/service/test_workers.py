@@ -14,6 +14,8 @@ import pytest
 from tests.service.processes import Process, serve, start, until
 from tests.service.proxied import Held
 
+pytestmark = pytest.mark.long
+
 
 @pytest.fixture
 def two(tmp_path: Path) -> Any:
@@ -37,6 +39,7 @@ def alive(pid: int) -> bool:
     return "Z" not in Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
 
 
+@pytest.mark.short
 def test_one_that_dies_is_replaced_and_its_figures_stay(two: Process) -> None:
     assert ", 2 workers\n" in two.log
     for _ in range(10):
@@ -97,6 +100,7 @@ def test_open_requests_of_all_end_and_ctrl_c_again_ends_them_at_once(tmp_path: P
         until(lambda: not any(map(alive, workers)))
 
 
+@pytest.mark.short
 def test_workers_that_cannot_begin_are_one_sentence(tmp_path: Path) -> None:
     """What only they find out, here a limit without a price of a strategy that a request may name, is told by one of them."""
     env = {

@@ -7,9 +7,10 @@ from collections import Counter
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import pytest
-from hypothesis import HealthCheck, event, given, settings
+from hypothesis import event, given
 from openai import OpenAI
 from openai.types.responses import ResponseInputItemParam
+from tests.examples import examples
 from tests.items import (
     APART,
     BONDS,
@@ -49,7 +50,7 @@ EVIDENCE = MemoryBankSettings(
     history_budget=60,
     refresh_after=0,
 )
-SLOW = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+SLOW = examples(60)
 
 
 def rebuilt(items: list[Any], state: Any, strategy: MemoryBankSettings = EVIDENCE) -> list[Any]:

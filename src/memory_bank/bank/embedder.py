@@ -67,7 +67,7 @@ def mismatch(
     ours = f"{name} ({dimension} dimensions)" if dimension else name
     return EmbedderMismatchError(
         f"{where} holds embeddings of {old_name} ({old_dimension} dimensions), not of {ours}: open it with "
-        f"{old_name}, or run  memory-bank re-embed --db {where} --embedding-model {name}"
+        f"{old_name}, or run  memory-bank bank re-embed --db {where} --embedding-model {name}"
     )
 
 

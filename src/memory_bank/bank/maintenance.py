@@ -315,7 +315,7 @@ class _Verification:
             self.dimension = _dimension(c)
             some = c.execute(sa.select(_i.seq).limit(1)).first() is not None
         if some and self.dimension is None:
-            yield Defect("embedder", "the bank does not know its embedder: run  memory-bank re-embed")
+            yield Defect("embedder", "the bank does not know its embedder: run  memory-bank bank re-embed")
 
     def records(self) -> Iterator[Defect]:
         """Every record is readable; an id derived from content is the hash of that content."""

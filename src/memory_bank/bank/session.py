@@ -73,11 +73,6 @@ class Session:
     def store(self, view: View, *, insights_later: bool = False) -> None:
         """Store what is new in a view. This class stores nothing."""
 
-    @property
-    def last_report(self) -> Plan | None:
-        """``last_plan`` under its former name."""
-        return self.last_plan
-
     def cache(self, kind: Callable[[], T]) -> T:
         """An instance of a class in which a policy keeps what it derived; made when first asked for.
 

@@ -352,7 +352,7 @@ def _parse_line(text: str | None) -> Line:
     except ValueError:
         raise _BrokenLine("it is not JSON") from None
     if not isinstance(value, dict):
-        raise _BrokenLine("it is not a JSON object: use `memory-bank export` without --json")
+        raise _BrokenLine("it is not a JSON object: use `memory-bank bank export` without --json")
     return value
 
 

@@ -22,39 +22,56 @@ from memory_bank.errors import ConfigError, MemoryBankError
 # typer has its own copy of click since 0.2x and exports only this subclass of its usage errors
 _UsageError: Any = typer.BadParameter.__bases__[0]
 
-app = typer.Typer(
-    name="memory-bank",
-    help="Memory for tool-calling agents: prompts stay small, and every tool output can be fetched by its id.",
+
+def _group(about: str, verbs: dict[str, Callable[..., None]], **options: Any) -> typer.Typer:
+    group = typer.Typer(
+        help=about, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None, **options
+    )
+    for name, verb in verbs.items():
+        group.command(name)(verb)
+    return group
+
+
+app = _group(
+    "Memory for tool-calling agents: prompts stay small, and every tool output can be fetched by its id.",
+    {
+        "serve": service.serve,
+        "connect": connect,
+        "demo": demo,
+        "audit": lab.audit,
+        "config": config,
+        "mcp": service.mcp,
+    },
     invoke_without_command=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,
 )
-_VERBS: dict[str, Callable[..., None]] = {
-    "demo": demo,
-    "replay": lab.replay,
-    "audit": lab.audit,
-    "bench": lab.bench,
-    "explain": lab.explain,
-    "train": lab.train,
+_KEYS: dict[str, Callable[..., None]] = {
+    "create": service.create_key,
+    "list": service.list_keys,
+    "revoke": service.revoke_key,
+}
+_BANK: dict[str, Callable[..., None]] = {
     "sessions": bank.sessions,
     "show": bank.show,
     "search": bank.search,
-    "reset": bank.reset,
     "export": bank.export,
     "import": bank.import_,
-    "observe": observe,
-    "re-embed": bank.re_embed,
     "purge": bank.purge,
     "verify": bank.verify,
-    "serve": service.serve,
-    "mcp": service.mcp,
-    "connect": connect,
+    "observe": observe,
+    "re-embed": bank.re_embed,
 }
-for name, verb in _VERBS.items():
-    app.command(name)(verb)
-app.add_typer(service.keys, name="keys")
-app.add_typer(config, name="config")
+_LAB: dict[str, Callable[..., None]] = {
+    "replay": lab.replay,
+    "explain": lab.explain,
+    "bench": lab.bench,
+    "train": lab.train,
+}
+for name, about, verbs in (
+    ("keys", "Create, list and revoke API keys of the service.", _KEYS),
+    ("bank", "Look into a bank, copy it and maintain it.", _BANK),
+    ("lab", "Replay, explain and compare recorded runs; train on them.", _LAB),
+):
+    app.add_typer(_group(about, verbs), name=name)
 
 
 def _version(wanted: bool) -> None:

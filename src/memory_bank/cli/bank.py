@@ -1,4 +1,4 @@
-"""The verbs on a bank: sessions, show, search, reset, re-embed, purge, verify, export, import."""
+"""The verbs on a bank: sessions, show, search, re-embed, purge, verify, export, import."""
 
 from __future__ import annotations
 
@@ -71,7 +71,9 @@ def the_session(database: Database, wanted: str | None) -> str:
     if wanted is not None:
         if not has_session(database, wanted):
             name = one_line(wanted, 80)
-            raise StorageError(f"{database.name} has no session {name!r}: `memory-bank sessions` lists them.")
+            raise StorageError(
+                f"{database.name} has no session {name!r}: `memory-bank bank sessions` lists them."
+            )
         return wanted
     known = list_sessions(database)
     if len(known) != 1:
@@ -211,23 +213,6 @@ def bank_embedder_of(database: Database, wanted: str | None) -> NamedEmbedder:
             f"the bank was built with {known[0]}: name that model or its folder with --embedding-model."
         )
     return model
-
-
-def reset(
-    session: str = typer.Argument(..., help="The session to empty."),
-    db: str | None = DB,
-    as_json: bool = JSON,
-) -> None:
-    """Delete the records and insights of one session."""
-    from memory_bank.bank.maintenance import purge
-
-    database = open_bank(db)
-    the_session(database, session)
-    gone = sum(purged.records for purged in purge(database, session_id=session))
-    if as_json:
-        print_json({"session_id": session, "records_removed": gone})
-    else:
-        print(f"removed {gone:,} records of session {visible(session)}.")
 
 
 def re_embed(
@@ -382,7 +367,7 @@ def export(
     out: Path | None = typer.Option(None, help="Write to this file; default: standard output."),
     as_json: bool = typer.Option(False, "--json", help="One JSON array instead of JSON lines."),
 ) -> None:
-    """Write sessions as JSON lines, complete and exact: what `memory-bank import` reads."""
+    """Write sessions as JSON lines, complete and exact: what `memory-bank bank import` reads."""
     from memory_bank.bank.transfer import export_lines
 
     database = open_bank(db)
@@ -406,7 +391,7 @@ def export(
 
 
 def import_(
-    files: list[Path] = typer.Argument(..., help="What `memory-bank export` wrote, plain or .gz."),
+    files: list[Path] = typer.Argument(..., help="What `memory-bank bank export` wrote, plain or .gz."),
     db: str | None = DB,
     embedding_model: str | None = typer.Option(
         None, help="The bank's embedder, to embed summaries again that another one embedded."

@@ -1,9 +1,10 @@
-"""The commands `memory-bank config show` and `memory-bank config check`."""
+"""The verb ``config``: print and check a configuration."""
 
 from __future__ import annotations
 
 import json
 import re
+import tomllib
 from collections.abc import Mapping
 from itertools import groupby
 from pathlib import Path
@@ -12,58 +13,55 @@ from typing import Any
 import typer
 
 from memory_bank.cli.bank import JSON
-from memory_bank.cli.lab import CONFIG
 from memory_bank.cli.output import one_line, print_json, tell
 from memory_bank.errors import ConfigError
+from memory_bank.shipped import shipped_file
 
-config = typer.Typer(help="Show and check configurations.", no_args_is_help=True, rich_markup_mode=None)
 _PASSWORD = re.compile(r"(://[^:/@]*:|[?&]password=)[^@&]*(@|&|$)")
 
 
-@config.command()
-def show(file: Path | None = CONFIG, as_json: bool = JSON) -> None:
-    """Print all settings in effect as TOML, each with its source: the file, a variable, shipped, or default.
-
-    What is printed can be used as a configuration file. A password in the database's URL is not shown.
-    """
-    from memory_bank.config import effective_settings
-
-    settings = [
-        (place, _PASSWORD.sub(r"\1***\2", value) if place == ("service", "database") else value, source)
-        for place, value, source in effective_settings(file)
-    ]
-    if as_json:
-        print_json(
-            [{"setting": place, "value": value, "source": source} for place, value, source in settings]
-        )
-        return
-    settings.sort(key=lambda s: len(s[0]))  # tables come last
-    for table, members in groupby(settings, lambda s: s[0][:-1]):
-        if table:
-            print(f"\n[{'.'.join(map(_key, table))}]")
-        for place, value, source in members:
-            line = f"# {place[-1]} is not set" if value is None else f"{_key(place[-1])} = {_toml(value)}"
-            print(f"{line}  # {one_line(source, 500)}")
-
-
-@config.command()
-def check(
-    file: Path | None = typer.Argument(None, help="A configuration file."), config: Path | None = CONFIG
+def config(
+    file: Path | None = typer.Argument(
+        None, help="A configuration file; default: the shipped configuration."
+    ),
+    every: bool = typer.Option(False, "--all", help="Print every setting."),
+    as_json: bool = JSON,
 ) -> None:
-    """Check a configuration file, and the environment variables that change it.
+    """Check a configuration and print it as TOML: what people set, and what the file and the environment change.
 
-    Prints one sentence for each mistake and exits with code 2, or says that the file is well. Whether models can be
-    loaded and reached is checked by `memory-bank serve` when it starts.
+    Each setting has a sentence, and the file or the variable that sets it. What is printed is a configuration file,
+    without a password in the database's URL. Each mistake is one sentence on standard error, with exit code 2.
     """
-    from memory_bank.config import load_config
+    from memory_bank.config import effective_settings, has
 
     try:
-        load_config(file or config)
+        settings = [*effective_settings(file)]
     except ConfigError as e:
         for mistake in e.mistakes:
             tell(mistake)
         raise typer.Exit(2) from None
-    print(f"{file or config or 'the shipped configuration'} is well.")
+    usual = tomllib.loads(shipped_file("config.toml").read_text(encoding="utf-8"))
+    shown = [s for s in settings if every or s.source or has(usual, s.place)]
+    if as_json:
+        print_json(
+            [{"setting": s.place, "value": _public(s), "source": s.source or "default"} for s in shown]
+        )
+        return
+    shown.sort(key=lambda s: len(s.place))  # tables come last
+    for table, members in groupby(shown, lambda s: s.place[:-1]):
+        if table:
+            print(f"\n[{'.'.join(map(_key, table))}]")
+        for s in members:
+            if about := " ".join(
+                filter(None, (s.meaning, s.source and f"Set by {one_line(s.source, 500)}."))
+            ):
+                print(f"# {about}")
+            print(f"# {s.place[-1]} =" if s.value is None else f"{_key(s.place[-1])} = {_toml(_public(s))}")
+
+
+def _public(setting: Any) -> Any:
+    is_url = setting.place == ("service", "database")
+    return _PASSWORD.sub(r"\1***\2", setting.value) if is_url else setting.value
 
 
 def _key(name: str) -> str:

@@ -130,7 +130,7 @@ def connect(
 def _tell_check(url: str) -> None:
     tell(
         f"start `memory-bank serve`, let the client make some calls of tools, and look at {url}/ or at "
-        "`memory-bank sessions`: the session is there, and answers have the header x-memory-status."
+        "`memory-bank bank sessions`: the session is there, and answers have the header x-memory-status."
     )
 
 

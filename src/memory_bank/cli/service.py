@@ -100,7 +100,7 @@ def mcp(
         sessions = Sessions(database, loaded if config is not None else with_embedder_of(loaded, database))
         if session is not None and not sessions.exists(None, session):
             named = one_line(session, 80)
-            tell(f"{database.name} has no session {named!r} yet: `memory-bank sessions` lists them.")
+            tell(f"{database.name} has no session {named!r} yet: `memory-bank bank sessions` lists them.")
         came = anyio.run(_serve_stdio, create_server(sessions, session))
         sessions.close()
     finally:
@@ -191,11 +191,7 @@ class _StdinLines:
         return self._receive.__aiter__()
 
 
-keys = typer.Typer(help="Create, list and revoke API keys of the service.", rich_markup_mode=None)
-
-
-@keys.command()
-def create(
+def create_key(
     name: str = typer.Argument(..., help="The agent or person that the key is for."),
     db: str | None = DB,
     config: Path | None = CONFIG,
@@ -235,8 +231,7 @@ def create(
     tell("this is the key; it is stored nowhere, so keep it now.")
 
 
-@keys.command("list")
-def list_(db: str | None = DB, config: Path | None = CONFIG, as_json: bool = JSON) -> None:
+def list_keys(db: str | None = DB, config: Path | None = CONFIG, as_json: bool = JSON) -> None:
     """List all keys, revoked ones too. The keys themselves are not stored."""
     from memory_bank.bank.keys import DEFAULT, Keys
 
@@ -254,8 +249,7 @@ def list_(db: str | None = DB, config: Path | None = CONFIG, as_json: bool = JSO
     table(head, rows, right=frozenset({4, 5}), whole=frozenset({0}))
 
 
-@keys.command()
-def revoke(
+def revoke_key(
     key: str = typer.Argument(..., metavar="KEY_ID_OR_NAME", help="As `keys list` shows it."),
     db: str | None = DB,
     config: Path | None = CONFIG,

@@ -36,7 +36,7 @@ def open_results(path: Path, plan, name: str = "results.jsonl") -> Results:
 
 def test_the_command_writes_results_and_a_table(cli, experiment, tmp_path):
     path = experiment()
-    done = cli("bench", "--config", str(path), "--out", str(tmp_path / "out"))
+    done = cli("lab", "bench", "--config", str(path), "--out", str(tmp_path / "out"))
     assert (done.code, done.err) == (0, "")
     lines = results_of(tmp_path / "out")
     assert len(lines) == 12 == len({line["unit"] for line in lines})
@@ -49,7 +49,7 @@ def test_the_command_writes_results_and_a_table(cli, experiment, tmp_path):
         "| truncation",
         "| keep_last_n?n=2",
     ]
-    rows = cli("bench", "--config", str(path), "--out", str(tmp_path / "out"), "--json").json()
+    rows = cli("lab", "bench", "--config", str(path), "--out", str(tmp_path / "out"), "--json").json()
     by_name = {row["strategy"]: row for row in rows}
     assert by_name["full"]["evidence"] == 1.0
     assert by_name["truncation"]["evidence"] == 0.0
@@ -91,6 +91,7 @@ def test_a_longer_prefix_is_cheaper(experiment):
     assert share[0] > share[1]
 
 
+@pytest.mark.long
 def test_several_processes_find_the_same(experiment):
     path = experiment()
     plan = plan_of(path)
@@ -108,7 +109,7 @@ def test_several_processes_find_the_same(experiment):
 
 def test_it_goes_on_after_a_crash_and_does_no_unit_twice(cli, experiment, tmp_path):
     path, out = experiment(), tmp_path / "out"
-    args = ("bench", "--config", str(path), "--out", str(out))
+    args = ("lab", "bench", "--config", str(path), "--out", str(out))
     assert cli(*args).code == 0
     whole = (out / "results.jsonl").read_bytes().splitlines(keepends=True)
     (out / "results.jsonl").write_bytes(b"".join(whole[:6]) + whole[6][: len(whole[6]) // 2])
@@ -122,6 +123,7 @@ def test_it_goes_on_after_a_crash_and_does_no_unit_twice(cli, experiment, tmp_pa
     assert (out / "table.md").read_text() == before
 
 
+@pytest.mark.long
 def test_ctrl_c_keeps_what_is_done(experiment, tmp_path):
     text = REPLAY.replace('["full"', '["toy_slow:slow", "full"').replace(
         'name = "small"', 'name = "small"\njobs = 2'
@@ -130,7 +132,7 @@ def test_ctrl_c_keeps_what_is_done(experiment, tmp_path):
         "import time\ndef slow(messages, state):\n    time.sleep(0.15)\n    return messages\n"
     )
     path, out = experiment(text, runs=8), tmp_path / "out"
-    command = [sys.executable, "-m", "memory_bank", "bench", "--config", str(path), "--out", str(out)]
+    command = [sys.executable, "-m", "memory_bank", "lab", "bench", "--config", str(path), "--out", str(out)]
     source = Path(__file__).parents[3] / "src"
     env = environment(PYTHONPATH=f"{source}:{tmp_path}")
     process = subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
@@ -153,13 +155,14 @@ def test_ctrl_c_keeps_what_is_done(experiment, tmp_path):
     assert len(lines) == 32 == len({line["unit"] for line in lines})
 
 
+@pytest.mark.long
 def test_a_worker_that_is_killed_ends_it_in_one_sentence(experiment, tmp_path):
     text = REPLAY.replace('["full"', '["full", "toy_dying:die"').replace(
         'name = "small"', 'name = "small"\njobs = 2'
     )
     (tmp_path / "toy_dying.py").write_text("import os\ndef die(messages, state):\n    os._exit(9)\n")
     path, out = experiment(text), tmp_path / "out"
-    command = [sys.executable, "-m", "memory_bank", "bench", "--config", str(path), "--out", str(out)]
+    command = [sys.executable, "-m", "memory_bank", "lab", "bench", "--config", str(path), "--out", str(out)]
     source = Path(__file__).parents[3] / "src"
     env = environment(PYTHONPATH=f"{source}:{tmp_path}")
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=120)
@@ -169,38 +172,39 @@ def test_a_worker_that_is_killed_ends_it_in_one_sentence(experiment, tmp_path):
     assert (out / "table.md").exists()
 
 
+@pytest.mark.long
 def test_two_runs_do_not_write_one_file(cli, experiment, tmp_path):
     path = experiment()
     plan = plan_of(path)
     (tmp_path / "out").mkdir()
     with open_results(path, plan, "out/results.jsonl"):
-        refused = cli("bench", "--config", str(path), "--out", str(tmp_path / "out"))
+        refused = cli("lab", "bench", "--config", str(path), "--out", str(tmp_path / "out"))
     assert refused.code == 2
     assert "another run" in refused.sentence()
 
 
 def test_the_results_of_another_experiment_are_left_alone(cli, experiment, tmp_path):
     path, out = experiment(), tmp_path / "out"
-    assert cli("bench", "--config", str(path), "--out", str(out)).code == 0
+    assert cli("lab", "bench", "--config", str(path), "--out", str(out)).code == 0
     before = (out / "results.jsonl").read_bytes()
     table = (out / "table.md").read_bytes()
     path.write_text(REPLAY.replace("n=2", "n=3"))
-    refused = cli("bench", "--config", str(path), "--out", str(out))
+    refused = cli("lab", "bench", "--config", str(path), "--out", str(out))
     assert refused.code == 2
     assert "another experiment" in refused.sentence()
     assert (out / "results.jsonl").read_bytes() == before
     assert (out / "table.md").read_bytes() == table
     for text in ("something else\n", "without an end of line", '{"a": 1}', '{"a": 1}\n'):
         (out / "results.jsonl").write_text(text)
-        assert "no results file" in cli("bench", "--config", str(path), "--out", str(out)).sentence()
+        assert "no results file" in cli("lab", "bench", "--config", str(path), "--out", str(out)).sentence()
         assert (out / "results.jsonl").read_text() == text
     (out / "results.jsonl").write_text('{"format":1,"exp')  # a crash in the first line
-    assert cli("bench", "--config", str(path), "--out", str(out)).code == 0
+    assert cli("lab", "bench", "--config", str(path), "--out", str(out)).code == 0
 
 
 def test_several_suites_have_a_table_over_all(cli, experiment, tmp_path):
     text = REPLAY + '[[suites]]\nkind = "replay"\nname = "again"\nfiles = ["runs.jsonl"]\n'
-    done = cli("bench", "--config", str(experiment(text)), "--out", str(tmp_path / "out"))
+    done = cli("lab", "bench", "--config", str(experiment(text)), "--out", str(tmp_path / "out"))
     assert done.code == 0
     table = (tmp_path / "out" / "table.md").read_text().splitlines()
     assert table[0] == "## evidence / tokens / cache-priced / ms"
@@ -276,7 +280,7 @@ def test_a_strategy_with_a_threshold_of_its_own_gets_that_one_set(experiment):
 )  # fmt: skip
 def test_what_is_wrong_is_one_sentence(cli, experiment, tmp_path, old, new, says):
     path = experiment(REPLAY.replace(old, new))
-    done = cli("bench", "--config", str(path), "--out", str(tmp_path / "out"))
+    done = cli("lab", "bench", "--config", str(path), "--out", str(tmp_path / "out"))
     assert done.code in (1, 2)
     assert says in done.sentence()
     assert not (tmp_path / "out").exists()

@@ -59,7 +59,13 @@ def bench(cli, tmp_path, monkeypatch):
         monkeypatch.setenv("OPENAI_BASE_URL", server.base_url)
         monkeypatch.setenv("OPENAI_API_KEY", "x")
         return cli(
-            "bench", "--config", str(tmp_path / "experiment.toml"), "--out", str(tmp_path / "out"), *args
+            "lab",
+            "bench",
+            "--config",
+            str(tmp_path / "experiment.toml"),
+            "--out",
+            str(tmp_path / "out"),
+            *args,
         )
 
     return run

@@ -51,7 +51,7 @@ def browse(profile: Path, address: str, *options: str) -> str:
 
 @pytest.fixture
 def report(cli, experiment, tmp_path) -> Path:
-    done = cli("bench", "--config", str(experiment()), "--out", str(tmp_path / "out"))
+    done = cli("lab", "bench", "--config", str(experiment()), "--out", str(tmp_path / "out"))
     assert done.code == 0
     return tmp_path / "out" / "report.html"
 
@@ -63,7 +63,7 @@ def test_one_command_over_the_shared_sets(cli, tmp_path):
     suites = [f'[[suites]]\nkind = "replay"\nfiles = ["{f}"]\n' for f in files]
     head = 'strategies = ["full", "truncation", "keep_last_n", "observation_masking"]\nbenchmark_sample_size = 2\n'
     (tmp_path / "e.toml").write_text(head + 'counter = "approximate"\n' + "".join(suites))
-    assert cli("bench", "--config", str(tmp_path / "e.toml"), "--out", str(tmp_path / "out")).code == 0
+    assert cli("lab", "bench", "--config", str(tmp_path / "e.toml"), "--out", str(tmp_path / "out")).code == 0
     address = (tmp_path / "out" / "report.html").as_uri()
     page = Page(browse(tmp_path / "profile", address, "--dump-dom"))
     assert [t for t, _ in page.elements].count("svg") == len(files)

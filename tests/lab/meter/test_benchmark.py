@@ -10,6 +10,9 @@ from pathlib import Path
 import pytest
 from tests.cli.conftest import environment
 
+pytestmark = pytest.mark.long
+
+
 ROOT = Path(__file__).parents[3]
 HERE = Path(__file__).parent
 TOY = "tests.lab.meter.toys:keep_last?n=2"
@@ -52,6 +55,7 @@ def test_a_point_apart_from_the_reference_is_a_failure(tmp_path, bound_old, code
     assert ("apart by more than a point: orders" in done.stdout) == bool(code)
 
 
+@pytest.mark.short
 def test_wrong_use_is_one_sentence(tmp_path):
     for args in (["nope"], ["--data-dir", tmp_path], ["orders", "--data-dir", HERE, "--strategy", "nope"]):
         done = bench(*args)

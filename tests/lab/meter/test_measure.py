@@ -159,6 +159,7 @@ def test_a_strategy_that_is_none(config, name, error):
         parse_strategy(name, config)
 
 
+@pytest.mark.long
 def test_one_process_or_two_the_figures_are_the_same(traces, config):
     names = ["local", TOYS + "keep_last?n=2", TOYS + "raises_late", TOYS + "lists_ids", "oracle"]
     strategies = [parse_strategy(n, config) for n in names]
@@ -188,6 +189,7 @@ print(json.dumps([{k: v for k, v in o.figures.as_dict().items() if not k.startsw
 """
 
 
+@pytest.mark.long
 def test_the_figures_do_not_depend_on_hash_seeds():
     file = Path(__file__).parent / "orders.jsonl"
     told = {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from tests.examples import first_short
 from tests.service.proxied import proxied
 from tests.service.proxy.test_clients import CALLS, MEMORY, sent
 from tests.service.tasks import STEPS, SYSTEM, TASK, check_budget, get_order, get_parcel, script
@@ -38,7 +39,7 @@ async def run(base_url, api, stream, headers):
         return result
 
 
-@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("stream", first_short([False, True]))
 @pytest.mark.parametrize("api", ["chat", "responses"])
 def test_a_long_task(tmp_path, api, stream):
     with (

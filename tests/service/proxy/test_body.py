@@ -8,8 +8,9 @@ from random import Random
 from typing import Any
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
+from tests.examples import examples
 from tests.items import rounds, user
 
 from memory_bank import MemoryBankSettings, MemoryBankState, apply_memory_bank_strategy
@@ -133,7 +134,7 @@ def test_what_is_not_changed_keeps_its_bytes(messages, before, after, bom, rando
 @given(st.binary(max_size=30) | st.text(max_size=30).map(str.encode), st.integers(0, 80), st.integers(0, 10))
 @example(b"", 0, 80)
 @example(b"\xed\xa0\x80", 30, 0)
-@settings(max_examples=300)
+@examples(300)
 def test_what_json_refuses_is_refused_and_nothing_else(noise: bytes, at: int, cut: int) -> None:
     good = b'\xef\xbb\xbf{"model": "m", "messages": [{"role": "user", "content": "\xc3\xa9\\ud800"}, [1, NaN]], "x": {}} \n'
     raw = good[:at] + noise + good[at + cut :]

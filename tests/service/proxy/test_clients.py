@@ -85,6 +85,7 @@ def test_a_stream(long_task):
     assert all(e.streamed for e in p.exchanges)
 
 
+@pytest.mark.long
 def test_asynchronously(long_task):
     server, p = long_task
 
@@ -193,6 +194,7 @@ def rounds_of(mark, count, random_ids=False):
     return messages
 
 
+@pytest.mark.long
 def test_a_hundred_streams_at_once(tmp_path):
     """Each has its own session, its own answer, and its own memory."""
     with (
@@ -220,6 +222,7 @@ def test_a_hundred_streams_at_once(tmp_path):
             assert len(set(re.findall("own[0-9]+", json.dumps(request.body)))) == 1
 
 
+@pytest.mark.long
 def test_agents_without_a_name_that_say_the_same(tmp_path):
     """Interleaved and retried, with one prompt and one key: each finds its own session by what it holds."""
     with (

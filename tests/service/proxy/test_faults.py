@@ -262,6 +262,7 @@ def test_a_database_that_hangs_costs_little_and_comes_back(tmp_path):
         quiet(p)
 
 
+@pytest.mark.long
 def test_a_database_that_is_gone_and_back(postgres, postgres_url, tmp_path):
     with (
         RawUpstream(lambda got: whole(OK)) as upstream,

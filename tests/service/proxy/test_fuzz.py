@@ -7,7 +7,7 @@ import sys
 import pytest
 from tests.test_soak import bench, cells
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+pytestmark = [pytest.mark.long, pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")]
 
 
 @pytest.mark.parametrize("route", ["chat", "responses", "messages"])
@@ -22,6 +22,7 @@ def test_whatever_comes(route: str) -> None:
     assert any("passed" in line for line in memory)
 
 
+@pytest.mark.short
 def test_the_tables() -> None:
     done = bench("proxy.py", "--part", "history,rss", "--requests", "50", "--rounds", "1", "--history", "10")
     assert done.returncode == 0, done.stdout + done.stderr

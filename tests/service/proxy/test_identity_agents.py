@@ -1,9 +1,9 @@
 """Many agents with the same prompts: stepped, retried, forked, compacted in any order; each sees its own past."""
 
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, multiple, rule
 from tests.chats import call, result, say, system, user
+from tests.examples import examples
 from tests.service.proxy.conversing import MASKED, World, random_id
 
 from memory_bank.bank.database import Database
@@ -231,6 +231,6 @@ class NamedAgents(Agents):
 
 
 TestAgents = Agents.TestCase
-TestAgents.settings = settings(max_examples=100, stateful_step_count=30)
+TestAgents.settings = examples(100, stateful_step_count=30)
 TestNamedAgents = NamedAgents.TestCase
-TestNamedAgents.settings = settings(max_examples=100, stateful_step_count=30)
+TestNamedAgents.settings = examples(100, stateful_step_count=30)

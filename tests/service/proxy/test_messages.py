@@ -95,7 +95,9 @@ def thinking_script():
     return [Reply(r.content, r.tool_calls, reasoning=f"thought {i}") for i, r in enumerate(script())]
 
 
-@pytest.mark.parametrize(("stream", "thinking"), [(False, None), (True, ADAPTIVE)])
+@pytest.mark.parametrize(
+    ("stream", "thinking"), [(True, ADAPTIVE), pytest.param(False, None, marks=pytest.mark.long)]
+)
 def test_a_long_task(tmp_path, stream, thinking):
     replies = thinking_script() if thinking else script()
     members = {"thinking": thinking} if thinking else {}

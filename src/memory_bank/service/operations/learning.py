@@ -22,7 +22,7 @@ MOST_SECONDS = 1_800.0  # that one namespace may take
 
 
 class ServiceLearning:
-    """Runs ``memory-bank train --db`` for a namespace whenever it has ``new_sessions`` more; 0: never.
+    """Runs ``memory-bank lab train --db`` for a namespace whenever it has ``new_sessions`` more; 0: never.
 
     One namespace at a time. Several processes may work on one database: each namespace is trained by one of them.
     Raises ConfigError for a bank in memory, which no other process can read.
@@ -74,7 +74,7 @@ class ServiceLearning:
 
     def _train(self, namespace: str) -> None:
         url, secret = self.address()
-        command = [sys.executable, "-m", "memory_bank", "train", "--db", url, "--namespace", namespace]
+        command = [sys.executable, "-m", "memory_bank", "lab", "train", "--db", url, "--namespace", namespace]
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", **secret}
         until = time.monotonic() + self._most_seconds
         none, pipe = subprocess.DEVNULL, subprocess.PIPE
