@@ -274,8 +274,8 @@ class _Search:
         """The digest of the messages before the first call but the system messages."""
         kinds = [kind_of(m) for m in self.messages]
         said = zip(takewhile(lambda k: k is not MessageKind.CALL, kinds), self.messages, strict=False)
-        parts = [self.identity.canonical(m) for kind, m in said if kind is not MessageKind.SYSTEM]
-        return self.digest("opening", *(part for pair in parts for part in pair))
+        parts = (self.identity.canonical(m) for kind, m in said if kind is not MessageKind.SYSTEM)
+        return self.digest("opening", *parts)
 
     def _take(self, digests: Sequence[str]) -> None:
         """Take in the sessions of the namespace that know these digests."""
@@ -541,7 +541,7 @@ class DigestChain:
     latest: Sequence[MarkedInteraction] = field(repr=False)
 
 
-Canonical: TypeAlias = Callable[[object], tuple[bytes, bytes]]
+Canonical: TypeAlias = Callable[[object], bytes]
 
 
 def chain_seed(namespace: str | None, upstream_key: str | None, cache_key: str | None = None) -> bytes:
@@ -570,15 +570,12 @@ def digest_chain(
     rolling = hashlib.sha256(seed)
     digests: list[str] = []  # digests[i] is that of the messages up to first + i
     for i, message in enumerate(messages):
-        members, text = canonical(message)
-        chunks = b"%d,%d;" % (len(members), len(text)), members, text
-        for chunk in chunks:
-            rolling.update(chunk)
+        data = canonical(message)
+        rolling.update(data)
         if i >= first:
             digests.append(rolling.copy().hexdigest())
         if i < past_until and kinds[i] is not MessageKind.SYSTEM:
-            for chunk in chunks:
-                past.update(chunk)
+            past.update(data)
         if marks.get(i + 1, "") is None:
             marks[i + 1] = past.hexdigest()
     ends = [d for i, d in enumerate(digests, first) if _may_end(kinds, i)]
@@ -629,22 +626,27 @@ _CACHE_MARK = "cache_control"  # clients move it from message to message
 _dump = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode
 
 
-def canonical_bytes(message: object) -> tuple[bytes, bytes]:
-    """A message as bytes: its members without a content that is text, and that text.
+def canonical_bytes(message: object) -> bytes:
+    """A message as bytes: its members without a content that is text, and that text, with their lengths.
 
     Equal for messages that differ only in the order of members, in members that are null or absent, in
     whether a text is a string or a single part, and in cache control.
     """
-    if not isinstance(message, dict):
-        return _dumped(message), b""
-    content = message.get("content")
-    text = content if isinstance(content, str) else _single_text(content)
-    if text is not None:
-        return _dumped({k: v for k, v in message.items() if k != "content"}), b"=" + _encode(text)
-    if isinstance(content, list):
-        parts = [_without_mark(p) if isinstance(p, dict) else p for p in content]
-        message = {k: parts if k == "content" else v for k, v in message.items()}
-    return _dumped(message), b""
+    text = b""
+    if isinstance(message, dict):
+        content = message.get("content")
+        said = content if isinstance(content, str) else _single_text(content)
+        if said is not None:
+            message, text = {k: v for k, v in message.items() if k != "content"}, b"=" + _encode(said)
+        elif isinstance(content, list):
+            parts = [_without_mark(p) if isinstance(p, dict) else p for p in content]
+            message = {**message, "content": parts}
+        message = _without_mark(message)
+    try:
+        members = _encode(_dump(_without_null(message)))
+    except RecursionError:
+        members = _encode(flat_text(message))
+    return b"%d,%d;%b%b" % (len(members), len(text), members, text)
 
 
 def _single_text(content: object) -> str | None:
@@ -655,15 +657,6 @@ def _single_text(content: object) -> str | None:
     if is_text_part(part) and all(k in ("type", "text", _CACHE_MARK) or v is None for k, v in part.items()):
         return str(part["text"])
     return None
-
-
-def _dumped(value: object) -> bytes:
-    if isinstance(value, dict):
-        value = _without_mark(value)
-    try:
-        return _encode(_dump(_without_null(value)))
-    except RecursionError:
-        return _encode(flat_text(value))
 
 
 def _without_mark(members: dict[str, object]) -> dict[str, object]:

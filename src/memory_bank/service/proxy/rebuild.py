@@ -38,21 +38,10 @@ PAUSE = 10.0
 LARGE = 65_536
 """Bytes from which a body is parsed and written in a thread."""
 THREADS = 8
-FINISHERS = 2
-FINISH_DELAY = 0.01
-"""Seconds between a context and the work that was put off for it, in which the request goes upstream."""
-MOST_STUCK = 64
 THREADS_OF_A_KEY = 4
 """Of THREADS, so that one key's slow steps leave threads for the others."""
-MOST_NAMESPACES = 1_024
 MOST_REFUSED = 1_024
 """Sessions that are remembered with how their requests are sent; also the models in ``Proxy.proven``."""
-MOST_CLIENTS = 256
-"""Clients of a namespace whose requests without a tool call are counted."""
-SLOW = 0.5
-"""The share of the time limit after which a failure counts as a hang."""
-ATTEMPTS = 3
-"""At finding a session that no other conversation has continued meanwhile."""
 
 COMPACTION = "compaction request"
 """The reason of a request for a summary of the conversation, which is to be made of the real one."""
@@ -213,7 +202,7 @@ class _Share:
     def __init__(self, pause: float, threads: int) -> None:
         self.breaker = CircuitBreaker(pause=pause)
         self.threads = anyio.CapacityLimiter(threads)
-        self.without_calls: LRUCache[bytes, int] = LRUCache(MOST_CLIENTS)  # requests in a row, by client
+        self.without_calls: LRUCache[bytes, int] = LRUCache(256)  # requests in a row, by client
         self.failures = 0  # requests in a row that memory failed for
         self.causes: dict[str, str] = {}  # their reasons, with the latest sentence
 
@@ -287,9 +276,9 @@ class Rebuilder:
         self._timeout = timeout
         self._pause = pause
         self._inject = inject
-        self._shares: LRUCache[str | None, _Share] = LRUCache(MOST_NAMESPACES)
+        self._shares: LRUCache[str | None, _Share] = LRUCache(1_024)
         self._limiter = anyio.CapacityLimiter(THREADS)
-        self._finishers = anyio.CapacityLimiter(FINISHERS)
+        self._finishers = anyio.CapacityLimiter(2)
         self._tasks: set[asyncio.Task[None]] = set()
         self._lock = threading.Lock()
         self._stuck: set[_Job] = set()  # running, though nobody waits for them
@@ -298,7 +287,7 @@ class Rebuilder:
         """Return the rebuilt context of a request, or the reason why the request is forwarded unchanged."""
         began = time.perf_counter()
         share = self._share(request.caller.namespace)
-        if len(self._stuck) >= MOST_STUCK or not share.breaker.allows():
+        if len(self._stuck) >= 64 or not share.breaker.allows():
             return MemoryResult("failed", "paused")
         job = _Job()
         result: MemoryResult | None = None
@@ -313,7 +302,7 @@ class Rebuilder:
             if result is None:
                 if job.is_running:  # otherwise no thread was free, but nothing hangs
                     outcome = share.breaker.hung
-            elif result.status == "failed" and seconds > SLOW * self._timeout:
+            elif result.status == "failed" and seconds > self._timeout / 2:
                 outcome = share.breaker.hung
             else:
                 outcome = share.breaker.worked
@@ -362,7 +351,7 @@ class Rebuilder:
 
     async def _finish(self, rebuilt: Rebuilt) -> None:
         """Do the work that was put off for a context, once its request is on its way."""
-        await asyncio.sleep(FINISH_DELAY)
+        await asyncio.sleep(0.01)  # in which the request goes upstream
         try:
             await to_thread.run_sync(self._sessions.finish, rebuilt, limiter=self._finishers)
         except Exception as e:  # the next step does it; the error's text may hold contents
@@ -396,7 +385,7 @@ class Rebuilder:
         model = body.value.get("model")
         model = model if isinstance(model, str) else ""
         strategy = headers.get("x-memory-strategy") or None
-        for _ in range(ATTEMPTS):
+        for _ in range(3):  # another conversation may continue the session meanwhile
             match = self._identity.session_of(
                 namespace,
                 upstream_key=request.upstream_key,
