@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from memory_bank.bank.database import Database
-from memory_bank.bank.schema import metadata
+from memory_bank.bank.schema import metadata, schema_version
 
 MIGRATED = "migrated"  # an empty bank, from which others are copied
 
@@ -55,7 +55,7 @@ class Server:
         """The name of a bank that is emptied at each call, which is faster than a new one."""
         if self._emptied is None:
             self._emptied = self.new()
-        tables = ", ".join(table.name for table in metadata.sorted_tables)
+        tables = ", ".join(t.name for t in metadata.sorted_tables if t is not schema_version)
         self.sql(f"TRUNCATE {tables} RESTART IDENTITY", self._emptied)
         return self._emptied
 

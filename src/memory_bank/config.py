@@ -212,8 +212,6 @@ class MemoryBankSettings(Settings):
     """By tool: whether its calls change something (effect); whether contexts always or never show them (retain)."""
     evidence_model: str | None = None
     """Evidence: another model file, as `memory-bank lab train` writes it."""
-    similarity_weight: Annotated[Float, Field(ge=0, le=10)] = 0.0
-    """Evidence: weight of embedding similarity in the score, in log-odds per standard deviation; 0: not used."""
     top_k: AtLeast0 = 3
     """Past records to retrieve."""
     max_chars_per_record: AtLeast0 = 2000

@@ -9,7 +9,7 @@ import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -21,8 +21,6 @@ from memory_bank.pricing import PrefixCache, SentContext, Usage, cost, price_of
 from memory_bank.processor import MemoryProcessor, OpenState
 from memory_bank.transcript.messages import check_messages
 from memory_bank.transcript.tokens import open_counter
-
-KEPT = 1_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,33 +67,19 @@ class Totals:
 
     def plus(self, sent: Sent) -> Totals:
         """With one call more."""
-        return Totals(
-            self.calls + 1,
-            self.failed + bool(sent.error),
-            self.counted_tokens + sent.counted_tokens,
-            self.full_tokens + sent.full_tokens,
-            self.prompt_tokens + sent.prompt_tokens,
-            self.completion_tokens + sent.completion_tokens,
-            self.cost + (sent.cost or 0.0),
-        )
+        added = {f.name: getattr(sent, f.name, 0) or 0 for f in fields(self)}
+        added |= {"calls": 1, "failed": int(bool(sent.error))}
+        return Totals(**{name: value + getattr(self, name) for name, value in added.items()})
 
 
 @dataclass(slots=True)
-class _Context:
-    memory_key: str | None = None
-    session_id: str | None = None
-    model: str | None = None
-
-
-@dataclass(slots=True)
-class _Open:
-    """A call that is being made."""
+class _Call:
+    """A call that is being made: what is sent, as the trace has it and as the client gets it."""
 
     sent: Sent
     messages: list[Any]
-    options: dict[str, Any] = field(default_factory=dict)
+    options: dict[str, Any]
     prefix: tuple[PrefixCache, SentContext] | None = None
-    began: float = field(default_factory=time.perf_counter)
 
 
 class LLMOrchestrator:
@@ -122,7 +106,7 @@ class LLMOrchestrator:
         open_state: OpenState | None = None,
         summary_client: Any = None,
         prices: Mapping[str, Price | Mapping[str, float]] | None = None,
-        keep: int = KEPT,
+        keep: int = 1_000,
     ) -> None:
         if client is None:
             raise ConfigError("LLMOrchestrator needs a client: an openai.OpenAI, or one with generate_plain.")
@@ -139,10 +123,10 @@ class LLMOrchestrator:
         self._chat = None if self._async else as_chat_model(client)
         self._summaries: Any = as_chat_model(summary_client) or (None if self._async else self)
         self._counter = open_counter()
-        self._context = _Context()
+        self._active: dict[str, str | None] = dict.fromkeys(("memory_key", "session_id", "model"))
         self._trace: deque[Sent] = deque(maxlen=keep)
         self._totals = Totals()
-        self._numbers = 0
+        self._number = 0
         self._lock = threading.Lock()
         self.set_active_context(memory_key, session_id, model)
 
@@ -156,12 +140,11 @@ class LLMOrchestrator:
         if memory_key is not None:
             self.processor.config.strategy(memory_key)
         given = {"memory_key": memory_key, "session_id": session_id, "model": model}
-        self._context = replace(self._context, **{k: v for k, v in given.items() if v is not None})
+        self._active = self._active | {k: v for k, v in given.items() if v is not None}
 
     def reset_session(self, session_id: str | None = None) -> None:
         """The end of a task: a session's memory (default: the active one's) is emptied; the trace stays."""
-        session = self._context.session_id if session_id is None else session_id
-        self.processor.reset_state(session)
+        self.processor.reset_state(self._active["session_id"] if session_id is None else session_id)
 
     @property
     def trace(self) -> list[Sent]:
@@ -214,8 +197,8 @@ class LLMOrchestrator:
         **options: Any,
     ) -> Any:
         """As ``generate``, for asynchronous programs: with either kind of client."""
-        opened = await asyncio.to_thread(self._with_memory, messages, model, memory_key, session_id, options)
-        return await self._acall(opened)
+        call = await asyncio.to_thread(self._with_memory, messages, model, memory_key, session_id, options)
+        return await self._acall(call)
 
     async def agenerate_plain(
         self, *, input_messages: list[dict[str, Any]], model: str | None = None, **options: Any
@@ -233,125 +216,116 @@ class LLMOrchestrator:
     def __exit__(self, *error: object) -> None:
         self.close()
 
-    # ------------------------------------------------------------------
-
     def _with_memory(
         self,
-        messages: Sequence[Any],
+        messages: Any,
         model: str | None,
         memory_key: str | None,
         session_id: str | None,
         options: dict[str, Any],
-    ) -> _Open:
-        active = self._context
+    ) -> _Call:
         name = self._model(model)
-        key = memory_key or active.memory_key or self.processor.config.default_strategy
-        session = active.session_id if session_id is None else session_id
-        given: Any = messages
+        key = memory_key or self._active["memory_key"] or self.processor.config.default_strategy
+        session = self._active["session_id"] if session_id is None else session_id
         context, tokens = self.processor.apply_strategy(
-            given, key, None, self._summaries, session_id=session, model=name, tools=options.get("tools")
+            messages, key, None, self._summaries, session_id=session, model=name, tools=options.get("tools")
         )
         state = self.processor.state(key, session)
         if state is not None and state.last_plan is not None:
             full = state.last_plan.full_tokens
         else:
-            full = sum(map(self._counter.count_message, given))
-        opened = self._open(Sent(0, "memory", name, (), tokens, full, key, session), context, options)
+            full = sum(map(self._counter.count_message, messages))
+        call = self._made(Sent(0, "memory", name, (), tokens, full, key, session), context, options)
         if isinstance(state, MemoryBankState):
             cache, retention = state.prefix_cache, state.settings.cache_retention
-            opened.prefix = cache, cache.send(context, name, state.counter.count_message, retention)
-        return opened
+            call.prefix = cache, cache.send(context, name, state.counter.count_message, retention)
+        return call
 
-    def _plain(self, messages: Any, model: str | None, options: dict[str, Any]) -> _Open:
+    def _plain(self, messages: Any, model: str | None, options: dict[str, Any]) -> _Call:
         messages = list(check_messages(messages))
         tokens = sum(map(self._counter.count_message, messages))
-        session = self._context.session_id
+        session = self._active["session_id"]
         sent = Sent(0, "plain", self._model(model), (), tokens, tokens, session_id=session)
-        return self._open(sent, messages, options)
+        return self._made(sent, messages, options)
 
-    def _open(self, sent: Sent, messages: list[Any], options: dict[str, Any]) -> _Open:
-        streamed = bool(options.get("stream"))
-        copied = tuple(_copied(messages)) if self._trace.maxlen else ()
-        return _Open(replace(sent, messages=copied, streamed=streamed), messages, options)
+    def _made(self, sent: Sent, messages: list[Any], options: dict[str, Any]) -> _Call:
+        copied: list[Any] = []
+        if self._trace.maxlen:
+            try:
+                copied = copy.deepcopy(messages)
+            except Exception:  # too deep, or holding what cannot be copied
+                copied = list(messages)
+        sent = replace(sent, messages=tuple(copied), streamed=bool(options.get("stream")))
+        return _Call(sent, messages, options)
 
     def _model(self, model: str | None) -> str:
-        name = model or self._context.model
+        name = model or self._active["model"]
         if not name:
             raise ConfigError("no model is named: pass model=, or set_active_context(model=…).")
         return name
 
-    def _call(self, opened: _Open) -> Any:
+    def _call(self, call: _Call) -> Any:
         if self._async:
             raise ConfigError("the client is asynchronous: use agenerate and agenerate_plain.")
-        name = opened.sent.model
-        with self._closing(opened):
-            if opened.sent.streamed and self._create is not None:
-                answer = self._create(messages=opened.messages, model=name, **opened.options)
+        name = call.sent.model
+        with self._recorded(call) as answers:
+            if call.sent.streamed and self._create is not None:
+                answers.append(self._create(messages=call.messages, model=name, **call.options))
             else:
                 chat: Any = self._chat  # takes the options that its client takes
-                answer = chat.generate_plain(input_messages=opened.messages, model=name, **opened.options)
-        self._close(opened, answer)
-        return answer
+                answers.append(chat.generate_plain(input_messages=call.messages, model=name, **call.options))
+        return answers[0]
 
-    async def _acall(self, opened: _Open) -> Any:
+    async def _acall(self, call: _Call) -> Any:
         if not self._async:
-            return await asyncio.to_thread(self._call, opened)
-        assert self._create is not None
-        name = opened.sent.model
+            return await asyncio.to_thread(self._call, call)
+        name = call.sent.model
         try:
-            with self._closing(opened):
-                answer = await self._create(messages=opened.messages, model=name, **opened.options)
-                if not opened.sent.streamed and getattr(answer, "choices", None) is None:
+            with self._recorded(call) as answers:
+                answer = await self._create(messages=call.messages, model=name, **call.options)
+                if not call.sent.streamed and getattr(answer, "choices", None) is None:
                     raise ModelError(
                         f"the endpoint answered, but with no chat completion: check base_url of {name!a}"
                     )
+                answers.append(answer)
         except Exception as e:
-            if opened.sent.streamed or isinstance(e, ModelError):
+            if call.sent.streamed or isinstance(e, ModelError):
                 raise
             raise model_error(e, name, self._client) from e
-        self._close(opened, answer)
         return answer
 
     @contextmanager
-    def _closing(self, opened: _Open) -> Iterator[None]:
-        """Write a call down if it fails."""
+    def _recorded(self, call: _Call) -> Iterator[list[Any]]:
+        """Write a call down at its end; its answer is put into the list."""
+        sent, answers, error, began = call.sent, list[Any](), "", time.perf_counter()
         try:
-            yield
+            yield answers
         except BaseException as e:
-            self._close(opened, None, type(e).__name__)
+            error = type(e).__name__
             raise
-
-    def _close(self, opened: _Open, answer: Any, error: str = "") -> None:
-        """Write a call down."""
-        sent = opened.sent
-        prompt, completion = (0, 0) if answer is None or sent.streamed else usage_of(answer)
-        if opened.prefix is not None and answer is not None and not sent.streamed:
-            cache, context = opened.prefix
-            cache.answered(context, cached_of(answer))
-        price = price_of(self.processor.config.prices, sent.model)
-        charged = prompt or (0 if error else sent.counted_tokens)
-        with self._lock:
-            self._numbers += 1
-            done = replace(
-                sent,
-                number=self._numbers,
-                prompt_tokens=prompt,
-                completion_tokens=completion,
-                cost=None if price is None else cost(Usage(charged, output=completion), price),
-                seconds=time.perf_counter() - opened.began,
-                error=error,
-            )
-            self._trace.append(done)
-            self._totals = self._totals.plus(done)
+        finally:
+            prompt = completion = 0
+            if answers and not sent.streamed:
+                prompt, completion = usage_of(answers[0])
+                if call.prefix is not None:
+                    cache, context = call.prefix
+                    cache.answered(context, cached_of(answers[0]))
+            price = price_of(self.processor.config.prices, sent.model)
+            charged = prompt or (0 if error else sent.counted_tokens)
+            with self._lock:
+                self._number += 1
+                done = replace(
+                    sent,
+                    number=self._number,
+                    prompt_tokens=prompt,
+                    completion_tokens=completion,
+                    cost=None if price is None else cost(Usage(charged, output=completion), price),
+                    seconds=time.perf_counter() - began,
+                    error=error,
+                )
+                self._trace.append(done)
+                self._totals = self._totals.plus(done)
 
 
 def _prices(prices: Mapping[str, Any]) -> dict[str, Price]:
     return Config(prices={k: p.model_dump() if isinstance(p, Price) else p for k, p in prices.items()}).prices
-
-
-def _copied(messages: list[Any]) -> list[Any]:
-    """The messages as they are now, whatever their owner does to them later."""
-    try:
-        return copy.deepcopy(messages)
-    except Exception:  # too deep, or holding what cannot be copied
-        return list(messages)

@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from memory_bank.bank.session import MemoryBankState, Session
-from memory_bank.config import AnyStrategy, Config, MemoryBankSettings, as_settings, load_config
-from memory_bank.context.build import build_context
+from memory_bank.config import Config, MemoryBankSettings, as_settings, load_config
+from memory_bank.context.build import Policy, build_context
 from memory_bank.context.policies import policy_of
 from memory_bank.errors import ConfigError, LoopDetectedError, StorageError
 from memory_bank.pricing import price_of
-from memory_bank.transcript.anthropic import AnthropicChat, from_anthropic, is_anthropic, to_anthropic
+from memory_bank.transcript.anthropic import from_anthropic, is_anthropic, to_anthropic
 from memory_bank.transcript.foreign import check_shape
 from memory_bank.transcript.messages import Interaction, check_messages, same_objects
 from memory_bank.transcript.pairing import repeated_calls
@@ -34,9 +34,8 @@ def apply_memory_bank_strategy(
 ) -> Applied:
     """Rebuild the context of the next model call: ``(messages, token_count)``.
 
-    Every interaction that is not stored yet is stored, oldest first; then the context is built of the anchor,
-    what is retrieved, and the last interaction with everything after it. Without history the messages come
-    back as they are.
+    Every interaction that is not stored yet is stored; then the context is built of the anchor, what is retrieved,
+    and the last interaction with everything after it. Without history the messages come back as they are.
 
     Args:
         messages: OpenAI-style chat messages, dicts or SDK objects, or dicts of Anthropic's Messages API, which come
@@ -60,35 +59,14 @@ def apply_memory_bank_strategy(
 
         context, tokens = apply_memory_bank_strategy(messages, None, load_config(), state)
     """
+    wrong = ""
     if not isinstance(state, MemoryBankState):
-        raise ConfigError(_ARGUMENTS.format(f"the fourth is {_kind(state)}, not a MemoryBankState"))
-    if isinstance(settings, MemoryBankState):
-        raise ConfigError(_ARGUMENTS.format("the third is a MemoryBankState, not settings"))
-    check_shape(check_messages(messages))
-    if is_anthropic(messages):
-        chat = from_anthropic(messages)
-        applied = _apply_bank([*chat.messages], llm_client, _bank_settings(settings), state, tools)
-        return _written(applied, chat, state)
-    return _apply_bank(messages, llm_client, _bank_settings(settings), state, tools)
-
-
-def _written(applied: Applied, chat: AnthropicChat, session: Session | None) -> Applied:
-    """A context as messages of the Messages API, and their tokens."""
-    context, tokens = applied
-    messages = to_anthropic(context, chat)
-    if session is not None and not same_objects(messages, chat.source):
-        tokens = session.recount(context, from_anthropic(messages).messages)
-    return messages, tokens
-
-
-_ARGUMENTS = "the arguments are (messages, llm_client, settings, state): {}."
-
-
-def _kind(value: object) -> str:
-    return "None" if value is None else f"a {type(value).__name__}"
-
-
-def _bank_settings(settings: Any) -> MemoryBankSettings:
+        kind = "None" if state is None else f"a {type(state).__name__}"
+        wrong = f"the fourth is {kind}, not a MemoryBankState"
+    elif isinstance(settings, MemoryBankState):
+        wrong = "the third is a MemoryBankState, not settings"
+    if wrong:
+        raise ConfigError(f"the arguments are (messages, llm_client, settings, state): {wrong}.")
     if isinstance(settings, Config):
         chosen = settings.strategy(settings.default_strategy)
         if not isinstance(chosen, MemoryBankSettings):
@@ -96,24 +74,42 @@ def _bank_settings(settings: Any) -> MemoryBankSettings:
                 f"the configuration's default strategy {settings.default_strategy!r} is of type {chosen.type!r}: "
                 "pass config.strategy(KEY) of a memory bank, or use MemoryProcessor."
             )
-        return chosen
-    return as_settings(settings)
+    else:
+        chosen = as_settings(settings)
+    check_shape(check_messages(messages))
+    policy = policy_of(chosen, llm_client)
+    return _in_form(messages, lambda chat: (_apply(chat, state, policy, tools), state))
 
 
-def _apply_bank(
-    messages: Any, llm_client: Any, settings: MemoryBankSettings, state: MemoryBankState, tools: Tools
-) -> Applied:
-    with state.lock:
+def _in_form(messages: Any, apply: Callable[[Any], tuple[Applied, Session | None]]) -> Applied:
+    """The context that ``apply`` makes of chat messages, in the form of the API that the messages are of."""
+    if not is_anthropic(messages):
+        return apply(messages)[0]
+    chat = from_anthropic(messages)
+    (context, tokens), session = apply([*chat.messages])
+    written = to_anthropic(context, chat)
+    if session is not None and not same_objects(written, chat.source):
+        tokens = session.recount(context, from_anthropic(written).messages)
+    return written, tokens
+
+
+def _apply(messages: Any, session: Session, policy: Policy, tools: Tools) -> Applied:
+    """The context of a strategy; with ``on_storage_error="pass_through"`` the messages, where the database fails."""
+    with session.lock:
         try:
-            context = build_context(messages, state, policy_of(settings, llm_client), tools)
+            context = build_context(messages, session, policy, tools)
         except StorageError as e:
-            if settings.on_storage_error == "raise":
+            if (
+                not isinstance(session, MemoryBankState)
+                or not policy.bank
+                or policy.bank.on_storage_error == "raise"
+            ):
                 raise
-            state.storage_errors += 1
-            state.last_plan = None
+            session.storage_errors += 1
+            session.last_plan = None
             log.warning("the messages go through unchanged: %s", e)
             passed = list(check_messages(messages))
-            return passed, sum(map(state.counter.count_message, passed))
+            return passed, sum(map(session.counter.count_message, passed))
     return context, context.plan.tokens
 
 
@@ -160,55 +156,29 @@ class MemoryProcessor:
         LoopDetectedError, after the strategy has stored what is new.
         """
         check_shape(check_messages(messages))
-        applied: Applied
-        if is_anthropic(messages):
-            chat = from_anthropic(messages)
-            applied = self.apply_strategy(
-                [*chat.messages],
-                memory_key,
-                input_token_count,
-                llm_client,
-                session_id=session_id,
-                model=model,
-                tools=tools,
-            )
-            return _written(applied, chat, self.state(memory_key or self.config.default_strategy, session_id))
         key = memory_key or self.config.default_strategy
         settings = self.config.strategy(key)
-        parsed = None
-        if settings.type == "no_strategy" and input_token_count is not None:
-            applied = list(check_messages(messages)), input_token_count
-            session = self.state(key, session_id)
-        else:
-            applied = self._apply(messages, llm_client, settings, key, session_id, model, tools)
-            session = self.state(key, session_id)
-            plan = None if session is None else session.last_plan
-            if plan is not None and plan.view.messages is messages:  # no other thread's step
-                parsed = plan.view.interactions
-        if self.config.loop_detection == "warn" and session is not None:
-            session.run_later("loops", partial(self._check_loops, messages, parsed))
-        elif self.config.loop_detection != "off":
-            self._check_loops(messages, parsed)
-        return applied
 
-    def _apply(
-        self,
-        messages: Any,
-        llm_client: Any,
-        settings: AnyStrategy,
-        key: str,
-        session_id: str | None,
-        model: str | None,
-        tools: Tools,
-    ) -> Applied:
-        policy = policy_of(settings, llm_client, self.config.rung)
-        session = self._session(key, session_id, stored=policy.bank is not None)
-        if model:
-            session.prefix_cache.take_price(price_of(self.config.prices, model), model)
-        if isinstance(settings, MemoryBankSettings) and isinstance(session, MemoryBankState):
-            return _apply_bank(messages, llm_client, settings, session, tools)
-        context = build_context(messages, session, policy, tools)
-        return context, context.plan.tokens
+        def apply(chat: Any) -> tuple[Applied, Session | None]:
+            parsed = None
+            if settings.type == "no_strategy" and input_token_count is not None:
+                applied, session = (list(chat), input_token_count), self.state(key, session_id)
+            else:
+                policy = policy_of(settings, llm_client, self.config.rung)
+                session = self._session(key, session_id, stored=policy.bank is not None)
+                if model:
+                    session.prefix_cache.take_price(price_of(self.config.prices, model), model)
+                applied = _apply(chat, session, policy, tools)
+                plan = session.last_plan
+                if plan is not None and plan.view.messages is chat:  # no other thread's step
+                    parsed = plan.view.interactions
+            if self.config.loop_detection == "warn" and session is not None:
+                session.run_later("loops", partial(self._check_loops, chat, parsed))
+            elif self.config.loop_detection != "off":
+                self._check_loops(chat, parsed)
+            return applied, session
+
+        return _in_form(messages, apply)
 
     def _check_loops(self, messages: list[Any], parsed: Sequence[Interaction] | None) -> None:
         threshold = self.config.loop_threshold
@@ -252,28 +222,24 @@ class MemoryProcessor:
             with self._lock:
                 if place in self._states:
                     return self._states[place]
-            try:
-                made = self._open(session_id) if stored else Session()
-                with self._lock:
-                    return self._states.setdefault(place, made)
-            finally:
-                with self._lock:
-                    self._opening.pop(place, None)
+            made = self._open(session_id) if stored else Session()
+            with self._lock:
+                self._opening.pop(place, None)
+                return self._states.setdefault(place, made)
 
     def _open(self, session_id: str | None) -> MemoryBankState:
-        if self._open_state is None:
-            return MemoryBankState() if session_id is None else MemoryBankState(session_id=session_id)
-        if session_id is None:
-            return self._open_state()
-        try:
-            takes_it = "session_id" in inspect.signature(self._open_state).parameters
-        except (TypeError, ValueError):
-            takes_it = False
-        if not takes_it:
-            raise ConfigError(
-                "open_state has no parameter session_id, so the sessions would share one memory: add it."
-            )
-        return self._open_state(session_id=session_id)
+        named = {} if session_id is None else {"session_id": session_id}
+        if self._open_state is not None and named:
+            try:
+                takes_it = "session_id" in inspect.signature(self._open_state).parameters
+            except (TypeError, ValueError):
+                takes_it = False
+            if not takes_it:
+                raise ConfigError(
+                    "open_state has no parameter session_id, so the sessions would share one memory: add it."
+                )
+        opened: OpenState = self._open_state or MemoryBankState
+        return opened(**named)
 
 
 def _as_config(config: Any) -> Config:

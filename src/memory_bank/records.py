@@ -5,9 +5,8 @@ from __future__ import annotations
 import hashlib
 import time
 import uuid
-from collections.abc import Iterator, Sequence
 from dataclasses import astuple, dataclass, field
-from typing import Any, overload
+from typing import Any, NamedTuple
 
 NAMESPACE_END = "␟"
 """Separates namespace and name in a session_id of the service; no name contains it."""
@@ -50,21 +49,6 @@ class InteractionRecord:
 
 
 @dataclass(frozen=True, slots=True)
-class RecordLine:
-    """A record in a list; ``number`` is its position in its session (1 is the oldest).
-
-    ``arguments`` is the beginning of the arguments' text, ``output_bytes`` the output's length in UTF-8.
-    """
-
-    number: int
-    trace_id: str
-    step_id: int
-    tool_name: str
-    arguments: str
-    output_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
 class Insight:
     """The summary of one record.
 
@@ -78,8 +62,7 @@ class Insight:
     redo: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Hit:
+class Hit(NamedTuple):
     """A record found by search: its trace_id and its cosine similarity to the query, in -1 to 1.
 
     ``session_id`` is None for a record of the session that searched.
@@ -107,50 +90,6 @@ class Spent:
     def less(self, other: Spent) -> Spent:
         """The difference."""
         return Spent(*(a - b for a, b in zip(astuple(self), astuple(other), strict=True)))
-
-
-class Ranking(Sequence[Hit]):
-    """Hits, best first, held as columns so that ranking thousands of records costs no objects.
-
-    ``sessions`` are the hits' session_ids where several sessions were searched, else None.
-    """
-
-    __slots__ = ("scores", "sessions", "trace_ids")
-
-    def __init__(
-        self,
-        trace_ids: Sequence[str],
-        scores: Sequence[float],
-        sessions: Sequence[str | None] | None = None,
-    ) -> None:
-        self.trace_ids = trace_ids
-        self.scores = scores
-        self.sessions = sessions
-
-    def __len__(self) -> int:
-        return len(self.trace_ids)
-
-    @overload
-    def __getitem__(self, i: int) -> Hit: ...
-
-    @overload
-    def __getitem__(self, i: slice) -> Ranking: ...
-
-    def __getitem__(self, i: int | slice) -> Hit | Ranking:
-        sessions = self.sessions
-        if isinstance(i, slice):
-            return Ranking(self.trace_ids[i], self.scores[i], None if sessions is None else sessions[i])
-        return Hit(self.trace_ids[i], float(self.scores[i]), None if sessions is None else sessions[i])
-
-    def __iter__(self) -> Iterator[Hit]:
-        sessions = self.sessions or [None] * len(self.trace_ids)
-        return (Hit(t, float(s), o) for t, s, o in zip(self.trace_ids, self.scores, sessions, strict=True))
-
-    def as_dict(self) -> dict[str, float]:
-        """Scores by trace_id; of the searching session's own records where several sessions were searched."""
-        if self.sessions is not None:
-            return {hit.trace_id: hit.score for hit in self if hit.session_id is None}
-        return {t: float(s) for t, s in zip(self.trace_ids, self.scores, strict=True)}
 
 
 def content_key(*parts: str | bytes) -> bytes:

@@ -84,3 +84,39 @@ def _invalid(name: str, n: int, what: str) -> EmbeddingError:
         f"the embedder {name!r} returned {what} for {n} texts: its encode must take a list of strings and "
         "return an (n, d) array of finite numbers"
     )
+
+
+def choose_diverse(
+    vectors: npt.NDArray[np.floating],
+    relevance: npt.NDArray[np.floating],
+    diversity: float,
+    costs: Sequence[int],
+    budget: int,
+) -> list[int]:
+    """The positions of the items that are relevant and not all alike, in order; at most ``budget`` in cost.
+
+    Maximal marginal relevance (Carbonell and Goldstein, SIGIR 1998), greedily: the next item is the one that
+    fits with the greatest ``(1 - diversity) * relevance - diversity * similarity``, where similarity is the
+    greatest to an item already chosen, at least 0. Of equal items (to 6 digits) the last is chosen.
+
+    Args:
+        vectors: one unit vector an item.
+        relevance: one number an item, such as its similarity to the query.
+        diversity: 0 (relevance only) to 1.
+        costs: of the items; 1 each, and ``budget`` is their number.
+    """
+    cost = np.asarray(costs)
+    nearest = np.zeros_like(relevance)
+    is_left = np.ones(len(cost), dtype=bool)
+    chosen: list[int] = []
+    while True:
+        is_left &= cost <= budget
+        if not is_left.any():
+            return sorted(chosen)
+        worth = ((1 - diversity) * relevance - diversity * nearest).astype(np.float64).round(6)
+        worth[~is_left] = -np.inf
+        best = len(worth) - 1 - int(np.argmax(worth[::-1]))
+        is_left[best] = False
+        chosen.append(best)
+        budget -= costs[best]
+        nearest = np.maximum(nearest, vectors @ vectors[best])

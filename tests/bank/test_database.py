@@ -12,16 +12,12 @@ import traceback
 from pathlib import Path
 
 import pytest
-import sqlalchemy as sa
-from alembic.autogenerate import compare_metadata
-from alembic.migration import MigrationContext
 from tests.contracts.stores import a_record, together
 
 from memory_bank.bank import sqlite as module
 from memory_bank.bank.database import Database
 from memory_bank.bank.embedder import bank_embedder
-from memory_bank.bank.migrations import known_revisions, upgrade
-from memory_bank.bank.schema import HEAD, metadata
+from memory_bank.bank.schema import VERSION
 from memory_bank.bank.sqlite import schema_script
 from memory_bank.bank.stores import FactStore
 from memory_bank.errors import ConfigError, DatabaseOpenError, DatabaseVersionError, StorageError
@@ -34,40 +30,24 @@ def pragma(database: Database, name: str) -> object:
 
 def schema(connection: sqlite3.Connection) -> set[str]:
     rows = connection.execute("SELECT sql FROM sqlite_master WHERE sql IS NOT NULL")
-    return {" ".join(sql.split()) for (sql,) in rows if "alembic_version" not in sql}
+    return {" ".join(sql.split()) for (sql,) in rows}
 
 
-def test_a_fresh_file_is_migrated_and_safe(tmp_path: Path) -> None:
+def test_a_fresh_file_has_the_tables_and_is_safe(tmp_path: Path) -> None:
     database = Database(tmp_path / "bank.db")
     assert pragma(database, "journal_mode") == "wal"
     assert pragma(database, "synchronous") == 2  # FULL
     assert pragma(database, "busy_timeout") == module.BUSY_TIMEOUT_MS == 5_000
     with database.write() as c:
         assert c.exec_driver_sql("PRAGMA synchronous").scalar() == 2
-        assert c.exec_driver_sql("SELECT version_num FROM alembic_version").scalar() == HEAD
+        assert c.exec_driver_sql("SELECT version_num FROM schema_version").scalar() == VERSION
 
 
-def test_the_newest_migration_is_the_head() -> None:
-    assert HEAD in known_revisions()
-
-
-def test_migrations_make_what_the_metadata_says(tmp_path: Path) -> None:
-    database = Database(tmp_path / "bank.db")
-    with database.read() as c:
-        context = MigrationContext.configure(c, opts={"compare_server_default": True})
-        assert compare_metadata(context, metadata) == []
+def test_memory_and_a_file_have_the_same_tables(tmp_path: Path) -> None:
+    Database(tmp_path / "bank.db").close()
     memory = sqlite3.connect(":memory:")
     memory.executescript(schema_script())
     assert schema(memory) == schema(sqlite3.connect(tmp_path / "bank.db"))
-    engine = sa.create_engine("sqlite://")
-    with engine.connect() as connection:
-        metadata.create_all(connection)
-        assert schema(connection.connection.dbapi_connection) == schema(memory)  # type: ignore[arg-type]
-
-
-def test_a_migration_needs_a_transaction() -> None:
-    with sa.create_engine("sqlite://").connect() as connection, pytest.raises(RuntimeError):
-        upgrade(connection)
 
 
 @pytest.mark.parametrize("where", ["", ":memory:", "sqlite://", "sqlite:///:memory:"])
@@ -140,8 +120,11 @@ def test_the_database_of_another_application(tmp_path: Path, with_alembic: bool)
 def test_a_newer_schema(tmp_path: Path) -> None:
     Database(tmp_path / "bank.db").close()
     with sqlite3.connect(tmp_path / "bank.db") as connection:
-        connection.execute("UPDATE alembic_version SET version_num = '9999'")
+        connection.execute("UPDATE schema_version SET version_num = '9999'")
     assert "newer memory_bank" in refused(tmp_path / "bank.db", DatabaseVersionError)
+    with sqlite3.connect(tmp_path / "bank.db") as connection:  # as a bank from before the first release
+        connection.execute("ALTER TABLE schema_version RENAME TO alembic_version")
+    assert "(schema 9999" in refused(tmp_path / "bank.db", DatabaseVersionError)
 
 
 @pytest.mark.parametrize(
@@ -170,8 +153,7 @@ import os
 from memory_bank.errors import DatabaseOpenError
 from memory_bank.bank.database import Database
 from memory_bank.bank.embedder import bank_embedder
-from memory_bank.bank.migrations import known_revisions
-Database(), known_revisions()  # import everything while it may be read
+Database()  # import everything while it may be read
 if os.geteuid() == 0:
     os.setgroups([]); os.setegid(65534); os.seteuid(65534)
 for where in ({str(closed / "new.db")!r}, {str(bank)!r}):
@@ -244,27 +226,14 @@ def test_threads_that_open_fresh_files_at_once(tmp_path: Path) -> None:
         assert [FactStore(Database(f)).size() for f in files] == [2, 2, 1, 1]
 
 
-KILL_IN_MIGRATION = """
-import os, signal, sys
-from alembic import op
-from memory_bank.bank.database import Database
-from memory_bank.bank.embedder import bank_embedder
-made = 0
-create_table = op.create_table
-def create_and_die(*a, **k):
-    global made
-    create_table(*a, **k)
-    made += 1
-    if made == 3:
-        os.kill(os.getpid(), signal.SIGKILL)
-op.create_table = create_and_die
-Database(sys.argv[1])
-"""
-
-
-def test_a_kill_in_a_migration_leaves_nothing(tmp_path: Path) -> None:
-    worker = python(KILL_IN_MIGRATION, tmp_path / "bank.db")
-    assert worker.wait(60) == -signal.SIGKILL
+def test_a_kill_while_the_tables_are_created_leaves_nothing(tmp_path: Path) -> None:
+    opening = "import sys; from memory_bank.bank.database import Database; Database(sys.argv[1])"
+    killed = subprocess.run(
+        [sys.executable, "-c", opening, tmp_path / "bank.db"],
+        env={**os.environ, "MEMORY_BANK_FAULT": "write.executed"},
+        check=False,
+    )
+    assert killed.returncode == -signal.SIGKILL
     with sqlite3.connect(tmp_path / "bank.db") as connection:
         assert connection.execute("SELECT count(*) FROM sqlite_master").fetchone() == (0,)
     FactStore(Database(tmp_path / "bank.db")).store(a_record(1))

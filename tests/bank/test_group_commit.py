@@ -121,7 +121,7 @@ def test_a_commit_that_fails_fails_all_of_its_writes_and_no_later_one(database: 
             if broken.is_set():
                 raise OSError("the disk is full")
 
-    writer = GroupWriter(transaction, lambda _c, ids, _bank: ids)
+    writer = GroupWriter(transaction, lambda _c, ids: ids)
     line = Line(writer)
     line.start("a", put("a"))
     line.start("b", put("b"))
@@ -173,7 +173,7 @@ def test_ctrl_c_in_a_waiting_thread_lets_the_others_go_on(database: Database, pl
 
 
 def test_whose_session_is_another_transactions_goes_by_itself(database: Database) -> None:
-    def hold(_c: Connection, ids: Collection[str], _bank: bool) -> Collection[str]:
+    def hold(_c: Connection, ids: Collection[str]) -> Collection[str]:
         return [i for i in ids if i != "busy"]
 
     writer = GroupWriter(database.write, hold)
@@ -194,7 +194,7 @@ def test_the_failure_of_another_is_not_that_of_a_write_that_goes_by_itself(datab
     def fail(_c: Connection) -> None:
         raise RecordConflictError("another record has this trace_id.")
 
-    writer = GroupWriter(database.write, lambda _c, ids, _bank: [i for i in ids if i != "busy"])
+    writer = GroupWriter(database.write, lambda _c, ids: [i for i in ids if i != "busy"])
     line = Line(writer)
     line.start("a", fail)
     result: list[str] = []
@@ -210,7 +210,7 @@ def test_the_failure_of_another_is_not_that_of_a_write_that_goes_by_itself(datab
 
 def test_several_leaders_run_every_write_once(tmp_path: Path) -> None:
     database = Database(tmp_path / "bank.db")
-    writer = GroupWriter(database.write, lambda _c, ids, _bank: ids, leaders=3)
+    writer = GroupWriter(database.write, lambda _c, ids: ids, leaders=3)
     together(*[lambda k=k: [writer.run(put(f"{k}/{i}"), "s") for i in range(10)] for k in range(24)])
     assert len(keys(database)) == 240
     assert writer._free == 3

@@ -129,7 +129,7 @@ def test_three_names_of_one_scheme(postgres: Server, postgres_url: str, scheme: 
 
 def test_a_newer_schema(postgres: Server) -> None:
     bank = postgres.new()
-    postgres.sql("UPDATE alembic_version SET version_num = '9999'", bank)
+    postgres.sql("UPDATE schema_version SET version_num = '9999'", bank)
     assert "newer memory_bank (schema 9999" in refused(postgres.url(bank), DatabaseVersionError)
 
 
@@ -242,26 +242,15 @@ def test_a_server_that_goes_away_during_a_write(postgres: Server, database: Data
     assert database.generation("default") == 0
 
 
-KILL_IN_MIGRATION = """
-import os, signal, sys
-from alembic import op
-from memory_bank.bank.database import Database
-made = 0
-create_table = op.create_table
-def create_and_die(*a, **k):
-    global made
-    create_table(*a, **k)
-    made += 1
-    if made == 3:
-        os.kill(os.getpid(), signal.SIGKILL)
-op.create_table = create_and_die
-Database(sys.argv[1])
-"""
-
-
-def test_a_kill_in_a_migration_leaves_nothing(postgres: Server) -> None:
+def test_a_kill_while_the_tables_are_created_leaves_nothing(postgres: Server) -> None:
     name = postgres.new("template0")
-    assert python(KILL_IN_MIGRATION, postgres.url(name)).wait(60) == -signal.SIGKILL
+    opening = "import sys; from memory_bank.bank.database import Database; Database(sys.argv[1])"
+    killed = subprocess.run(
+        [sys.executable, "-c", opening, postgres.url(name)],
+        env={**os.environ, "MEMORY_BANK_FAULT": "write.executed"},
+        check=False,
+    )
+    assert killed.returncode == -signal.SIGKILL
     assert postgres.sql("SELECT count(*) FROM pg_tables WHERE schemaname = 'public'", name) == [(0,)]
     database = Database(postgres.url(name))
     FactStore(database).store(a_record(1))

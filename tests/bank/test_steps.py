@@ -16,9 +16,9 @@ from tests.contracts.stores import together
 from memory_bank.bank.database import Database
 from memory_bank.bank.maintenance import purge
 from memory_bank.bank.schema import sessions
-from memory_bank.bank.usage import (
-    NewStep,
-    StepOutcome,
+from memory_bank.bank.steps import (
+    StepFigures,
+    StepToStore,
     add_steps,
     ends_of,
     get_step,
@@ -39,7 +39,9 @@ def database(bank_url: str) -> Iterator[Database]:
     database.close()
 
 
-def a_step(session: str = "a", tokens: int = 100, full: int = 1000, created: float = 5e9, **more) -> NewStep:
+def a_step(
+    session: str = "a", tokens: int = 100, full: int = 1000, created: float = 5e9, **more
+) -> StepToStore:
     values = {
         "messages": 3,
         "records": 1,
@@ -47,7 +49,10 @@ def a_step(session: str = "a", tokens: int = 100, full: int = 1000, created: flo
         "strategy": "memory_bank",
         "milliseconds": 1.5,
     }
-    return NewStep(session, created, full, tokens, **{**values, **more})
+    if usage := more.pop("usage", None):
+        more |= {"sent": usage, "full": usage}
+    stored = {k: more.pop(k) for k in ("manifest", "generation", "outcome") if k in more}
+    return StepToStore(StepFigures(session, created, full, tokens, **{**values, **more}), **stored)
 
 
 def numbers(database: Database, session: str, **asked) -> list[int]:
@@ -138,7 +143,7 @@ def test_names_that_a_database_refuses_are_stored_in_part(database: Database) ->
     """A role and a model's name are what a client or provider sends."""
     used = Usage(100, 0, 0, 10)
     odd = "\ud800\0role"
-    outcome = StepOutcome("a", 5e9, 70, 90, "refused", odd, used, used)
+    outcome = a_step(tokens=70, full=90, status="refused", model=odd, usage=used, outcome=True)
     add_steps(database, [a_step(changed=odd, changed_at=1), outcome], 100)
     (step,) = list_steps(database, "a")
     assert (step.changed, step.model) == ("??role", "??role")
@@ -146,7 +151,7 @@ def test_names_that_a_database_refuses_are_stored_in_part(database: Database) ->
 
 
 def test_an_outcome_without_usage_changes_the_figures_alone(database: Database) -> None:
-    add_steps(database, [a_step(), StepOutcome("a", 5e9, 70, 60, "rebuilt")], 100)
+    add_steps(database, [a_step(), a_step(tokens=70, full=60, outcome=True)], 100)
     (step,) = list_steps(database, "a")
     assert (step.tokens, step.full_tokens, step.model, step.sent) == (70, 60, None, None)
 
@@ -182,10 +187,11 @@ def test_processes_never_number_two_steps_alike(bank_url: str) -> None:
     code = (
         "import sys\n"
         "from memory_bank.bank.database import Database\n"
-        "from memory_bank.bank.usage import NewStep, add_steps, packed\n"
+        "from memory_bank.bank.steps import StepFigures, StepToStore, add_steps, packed\n"
         "d = Database(sys.argv[1])\n"
         "for i in range(20):\n"
-        "    add_steps(d, [NewStep('a', 5e9, 2, 1, 1, 1, 'rebuilt', 's', 1.0, packed({}))], 5)\n"
+        "    figures = StepFigures('a', 5e9, 2, 1, 1, 1, 'rebuilt', 's', 1.0)\n"
+        "    add_steps(d, [StepToStore(figures, packed({}))], 5)\n"
     )
     running = [
         subprocess.Popen([sys.executable, "-c", code, bank_url], env=environment(), stderr=subprocess.PIPE)

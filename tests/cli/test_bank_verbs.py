@@ -11,6 +11,12 @@ from memory_bank.cli.output import one_line, visible
 from memory_bank.testing import ScriptedServer, fail, say
 
 
+def exported_records(cli, *args):
+    """The records among the lines of an export."""
+    lines = [json.loads(text) for text in cli("bank", "export", *args).out.splitlines()]
+    return [line["record"] for line in lines if "record" in line]
+
+
 @pytest.fixture
 def odd(cli, tmp_path):
     """A bank whose only record holds what terminals obey; its trace_id."""
@@ -18,8 +24,7 @@ def odd(cli, tmp_path):
     messages[2]["tool_calls"][0]["function"]["name"] = "t\x1b[31m[red]"
     db = tmp_path / "odd.db"
     cli("lab", "replay", write(tmp_path / "odd.jsonl", line("s\x1b[31m", messages)), "--db", db)
-    first = json.loads(cli("bank", "export", "--db", db).out.splitlines()[0])
-    return db, first["trace_id"]
+    return db, exported_records(cli, "--db", db)[0]["trace_id"]
 
 
 def test_without_db_it_is_the_bank_that_serve_uses(cli, bank, tmp_path, monkeypatch):
@@ -33,8 +38,7 @@ def test_without_db_it_is_the_bank_that_serve_uses(cli, bank, tmp_path, monkeypa
     assert own.parent.stat().st_mode & 0o077 == 0  # what tools said is the user's own
     listed = cli("bank", "sessions", "--json").json()["sessions"]
     assert {s["session_id"] for s in listed} == {"one", "two"}
-    lines = [json.loads(text) for text in cli("bank", "export").out.splitlines()]
-    trace_id = next(line["trace_id"] for line in lines if "step_id" in line)
+    trace_id = exported_records(cli)[0]["trace_id"]
     for command in (
         ("show", trace_id), ("search", "order", "--session", "one"), ("verify",), ("observe", "--once"),
         ("re-embed", "--embedding-model", "lexical"), ("purge", "--older-than", "1d"), ("purge", "--session", "one"),
@@ -122,8 +126,8 @@ def test_deep_outputs_are_shown_and_exported(cli, tmp_path, depth):
     deep = "[" * depth + "]" * depth
     db = tmp_path / "deep.db"
     cli("lab", "replay", write(tmp_path / "deep.jsonl", line("d", run_of("deep", 1, deep))), "--db", db)
-    record = json.loads(cli("bank", "export", "--db", db).out)
-    assert record["output_text"] == deep
+    [record] = exported_records(cli, "--db", db)
+    assert record["output"] == deep
     assert cli("bank", "show", record["trace_id"], "--db", db, "--json").json()["output_text"] == deep
     assert deep[:100] in cli("bank", "show", record["trace_id"], "--db", db).out
 
@@ -187,12 +191,12 @@ def test_a_session_is_emptied(cli, bank):
 
 
 def test_export(cli, bank, tmp_path):
-    lines = cli("bank", "export", "--db", bank, "--session", "two").out.splitlines()
-    assert [json.loads(each)["raw_input"]["i"] for each in lines] == [0, 1, 2, 3]
+    records = exported_records(cli, "--db", bank, "--session", "two")
+    assert [json.loads(each["input"])["i"] for each in records] == [0, 1, 2, 3]
     out = tmp_path / "all.json"
     done = cli("bank", "export", "--db", bank, "--json", "--out", out)
     assert "wrote 8 records" in done.sentence()
-    assert len(json.loads(out.read_text())) == 8
+    assert sum("record" in value for value in json.loads(out.read_text())) == 8
 
 
 def test_export_never_writes_over_the_bank(cli, bank):

@@ -22,6 +22,7 @@ from memory_bank.bank.database import Database
 from memory_bank.bank.jobs import JobQueue
 from memory_bank.bank.listing import list_sessions
 from memory_bank.bank.schema import records
+from memory_bank.bank.spending import Spending
 from memory_bank.bank.stores import FactStore, InsightStore
 from memory_bank.bank.transfer import (
     ImportedSession,
@@ -31,7 +32,6 @@ from memory_bank.bank.transfer import (
     export_lines,
     import_lines,
 )
-from memory_bank.bank.usage import Spending
 from memory_bank.config import ObserverBudget
 from memory_bank.lab import traces
 from memory_bank.records import Insight, Spent
@@ -97,7 +97,7 @@ def test_there_and_back_byte_for_byte(tmp_path: Path, postgres_url: str) -> None
     store = FactStore(third, "one")
     assert store.get_many(list(store.steps()))[0] == FactStore(first, "one").get("trace-00001")
     query = "summary 3"
-    found = [InsightStore(LexicalEmbedder(), d, "one").rank(query).as_dict() for d in (first, third)]
+    found = [InsightStore(LexicalEmbedder(), d, "one").rank(query) for d in (first, third)]
     assert found[0] == found[1]
     for database in (first, second, third):
         database.close()
@@ -221,47 +221,78 @@ def test_import_makes_a_bank_and_is_exact(cli: Any, exported: Path, tmp_path: Pa
         assert (state.fact_store.size(), state.pending) == (4, 0)
 
 
-def changed(line: str, **values: Any) -> str:
-    return json.dumps(json.loads(line) | values)
+def first_of(lines: list[str], kind: str) -> int:
+    """The index of the first line of a kind in the second session."""
+    return next(i for i, line in enumerate(lines) if '"two"' in line and kind in json.loads(line))
 
 
-def begun(line: str, **values: Any) -> str:
-    """The first line of a session with other values of the session."""
-    return changed(line, session=json.loads(line)["session"] | values)
+def changed(kind: str, **values: Any) -> Any:
+    """The lines with other values in the first of a kind in the second session; the number of that line."""
+
+    def change(lines: list[str]) -> tuple[list[str], int]:
+        at = first_of(lines, kind)
+        line = json.loads(lines[at])
+        line[kind] |= values
+        return [*lines[:at], json.dumps(line), *lines[at + 1 :]], at + 1
+
+    return change
 
 
-def json_of(text: str) -> dict[str, Any]:
-    """An output that is not text, with a claim about its stored text."""
-    return {"raw_output": {"v": 1}, "output_text": None, "output_json": text}
+def replaced(kind: str, *new: str, after: int = 0) -> Any:
+    """The lines with others in the place of the first of a kind in the second session."""
+
+    def change(lines: list[str]) -> tuple[list[str], int]:
+        at = first_of(lines, kind)
+        return [
+            *lines[:at],
+            *(lines[at] if n == "same" else n for n in new),
+            *lines[at + 1 :],
+        ], at + 1 + after
+
+    return change
+
+
+def ended(lines: list[str]) -> tuple[list[str], int]:
+    at = first_of(lines, "session")
+    return [*lines[:at], "{broken"], at + 1
+
+
+def cut(lines: list[str]) -> tuple[list[str], int]:
+    return lines[:-1], first_of(lines, "session") + 1
 
 
 @pytest.mark.parametrize(
-    ("change", "says", "line"),
+    ("change", "says"),
     [
-        (lambda lines: [*lines[:5], "{broken", *lines[6:]], "it is not JSON", 6),
-        (lambda lines: [*lines[:4], "{broken"], "it is not JSON", 5),
-        (lambda lines: [*lines[:5], "[]", *lines[6:]], "not a JSON object", 6),
-        (lambda lines: lines[:-1], "3 of 4 records", 5),
-        (lambda lines: [*lines[:5], *lines[6:]], "3 of 4 records", 5),
-        (lambda lines: [*lines[:4], *lines[5:]], "the beginning of session 'two' is missing", 5),
-        (lambda lines: [*lines[:6], lines[5], *lines[6:]], "occurs twice", 7),
-        (lambda lines: [*lines[:5], lines[5].replace('"step_id": ', '"step_id": 1.'), *lines[6:]], "step_id", 6),
-        (lambda lines: [*lines[:5], lines[5].replace('"embedding": "', '"embedding": "AAAA'), *lines[6:]], "dimension", 6),
-        (lambda lines: [*lines[:5], changed(lines[5], timestamp=1e308), *lines[6:]], "timestamp", 6),
-        (lambda lines: [*lines[:4], begun(lines[4], created=1e308), *lines[5:]], "time is not a number", 5),
-        (lambda lines: [*lines[:4], begun(lines[4], spending=[["2026-01-01", "m", 1, 2**61, 1, 0.1]]), *lines[5:]], "spending", 5),
-        (lambda lines: [*lines[:4], begun(lines[4], spending=[["2026-01-01", "m", 1, 1, 1, 1e308]]), *lines[5:]], "spending", 5),
-        (lambda lines: [*lines[:5], changed(lines[5], **json_of('{"v": [1,')), *lines[6:]], "output_json", 6),
-        (lambda lines: [*lines[:5], changed(lines[5], **json_of('1,"trace_id":"x"')), *lines[6:]], "output_json", 6),
-        (lambda lines: [*lines[:5], changed(lines[5], **json_of('{"v": 2}')), *lines[6:]], "output_json", 6),
-        (lambda lines: [*lines[:4], lines[4].replace('"format": 1', '"format": 99'), *lines[5:]], "newer memory_bank", 5),
+        (replaced("record", "{broken"), "it is not JSON"),
+        (ended, "it is not JSON"),
+        (replaced("record", "[]"), "not a JSON object"),
+        (replaced("record", '{"session_id": "two"}'), "not a row of a session"),
+        (cut, "3 of 4 insights"),
+        (replaced("session"), "the beginning of session 'two' is missing"),
+        (replaced("record", "same", "same", after=1), "occurs twice"),
+        (changed("record", step_id=1.0), "step_id"),
+        (changed("record", trace_id=""), "trace_id"),
+        (changed("record", mark="loved"), "mark"),
+        (changed("record", timestamp=1e308), "timestamp"),
+        (changed("record", output_verbatim=False, output='{"v": [1,'), "should be JSON"),
+        (changed("record", output={"$utf8": "no base64"}), "output"),
+        (changed("insight", embedding="AAAA"), "dimension"),
+        (changed("insight", embedding=5), "embedding"),
+        (changed("insight", source=None), "source"),
+        (changed("session", created=1e308), "time is not a number"),
+        (changed("session", embedder="lexical"), "embedder"),
+        (changed("session", rows={"record": 4}), "how many rows"),
+        (changed("session", format=99), "newer memory_bank"),
+        (changed("session", task=[]), "task"),
     ],
-)  # fmt: skip
+)
 def test_broken_lines_cost_their_session(
-    cli: Any, exported: Path, tmp_path: Path, change: Any, says: str, line: int
+    cli: Any, exported: Path, tmp_path: Path, change: Any, says: str
 ) -> None:
     file, db = tmp_path / "broken.jsonl", tmp_path / "new.db"
-    file.write_text("\n".join(change(exported.read_text().splitlines())) + "\n")
+    lines, line = change(exported.read_text().splitlines())
+    file.write_text("\n".join(lines) + "\n")
     done = cli("bank", "import", file, "--db", db, "--json")
     assert done.code == 1
     told = done.sentence()

@@ -221,50 +221,6 @@ def test_a_fork_that_answers_an_older_call_late_is_taken_in():
     assert len(evidence_of(state).numbers) == state.fact_store.size()
 
 
-class Counted:
-    """A stand-in embedder whose vectors say whether a text is about ships; it counts what it is given."""
-
-    name = "counted"
-
-    def __init__(self):
-        self.texts = []
-
-    def encode(self, texts):
-        self.texts += texts
-        return [[1.0, 0.1] if "vessel" in t or "sails" in t else [0.1, 1.0] for t in texts]
-
-
-def test_similarity_is_one_more_feature_and_embeds_a_piece_once():
-    def topic(i):
-        about = ["garden", "vessel", "kitchen", "bridge", "orchard", "tunnel", "library", "station"][i]
-        rows = [{"id": f"{about[:3].upper()}-{i}{r:02}", "what": f"{about} number {r}"} for r in range(20)]
-        return [call((f"c{i}", "look", {"n": i})), result(f"c{i}", json.dumps(rows))]
-
-    messages = [system(), user("Which of them sails?")]
-    embedder = Counted()
-    state, plain = MemoryBankState(embedder), MemoryBankState(Counted())
-    for i in range(8):
-        messages += topic(i)
-        context, _ = apply(messages, state, history_budget=200, similarity_weight=4.0)
-        without, _ = apply(messages, plain, history_budget=200)
-    assert json.dumps(context).count("VES-") > json.dumps(without).count("VES-")
-    shown = state.last_plan.choice.reasons.pieces()
-    told = [feature for piece in shown for _, _, features in piece.reasons for feature, _ in features]
-    assert "similarity" in told
-    pieces = [t for t in embedder.texts if t.startswith("id | what")]
-    assert len(pieces) == len(set(pieces))
-
-
-def test_another_weight_in_the_same_session_takes_effect():
-    messages = [system(), user("Which ship is it?"), *orders(5)]
-    embedder = Counted()
-    state = MemoryBankState(embedder)
-    apply(messages, state, history_budget=300)
-    before = len(embedder.texts)
-    apply(messages, state, history_budget=300, similarity_weight=1.0)
-    assert len(embedder.texts) > before
-
-
 # refresh_after: what was chosen stays for some steps
 
 

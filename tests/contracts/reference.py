@@ -1,4 +1,4 @@
-"""Both stores in plain memory: the reference that every backend must agree with."""
+"""An InsightStore in plain memory: the reference that every backend must agree with."""
 
 from __future__ import annotations
 
@@ -9,75 +9,13 @@ from typing import Any
 import numpy as np
 
 from memory_bank.bank.rows import (
-    ARGUMENT_BYTES,
-    RecordRow,
-    check_same,
-    from_row,
     latest_insights,
-    text_of,
-    to_rows,
 )
 from memory_bank.bank.search import best_first
 from memory_bank.errors import EmbedderMismatchError
 from memory_bank.ports import Embedder
-from memory_bank.records import Insight, InteractionRecord, Ranking, RecordLine
+from memory_bank.records import Hit, Insight
 from memory_bank.vectors import encode_documents, encode_queries
-
-
-class InMemoryFactStore:
-    """A FactStore in a dict of encoded rows, so that it shares no mutable value with callers."""
-
-    def __init__(self) -> None:
-        self._rows: dict[str, RecordRow] = {}
-        self.to_observe: dict[str, None] = {}
-        self._lock = threading.RLock()
-
-    def store(self, record: InteractionRecord) -> None:
-        self.store_many([record])
-
-    def store_many(self, batch: Sequence[InteractionRecord], to_observe: Collection[str] = ()) -> None:
-        """See FactStorePort. There is no worker: ``to_observe`` is only kept."""
-        rows = to_rows(batch, "")
-        with self._lock:
-            for trace_id in rows.keys() & self._rows.keys():
-                check_same(rows.pop(trace_id), self._rows[trace_id])
-            self._rows.update(rows)
-            self.to_observe.update(dict.fromkeys(to_observe))
-
-    def get(self, trace_id: str) -> InteractionRecord | None:
-        row = self._rows.get(trace_id)
-        return None if row is None else from_row(row)
-
-    def get_many(self, trace_ids: Sequence[str]) -> list[InteractionRecord]:
-        return [record for t in trace_ids if (record := self.get(t)) is not None]
-
-    def steps(self) -> dict[str, int]:
-        with self._lock:
-            return {trace_id: row["step_id"] for trace_id, row in self._rows.items()}
-
-    def page(self, after: int = 0, limit: int = 50, tool: str | None = None) -> list[RecordLine]:
-        with self._lock:
-            rows = list(enumerate(self._rows.values(), 1))
-        found = [(n, r) for n, r in rows if n > after and tool in (None, r["tool_name"])][:limit]
-        return [
-            RecordLine(
-                n,
-                r["trace_id"],
-                r["step_id"],
-                r["tool_name"],
-                text_of(r["input"].encode("utf-8", "surrogatepass")[:ARGUMENT_BYTES]),
-                len(r["output"].encode("utf-8", "surrogatepass")),
-            )
-            for n, r in found
-        ]
-
-    def clear(self) -> None:
-        with self._lock:
-            self._rows.clear()
-            self.to_observe.clear()
-
-    def size(self) -> int:
-        return len(self._rows)
 
 
 class InMemoryInsightStore:
@@ -105,11 +43,11 @@ class InMemoryInsightStore:
     def search(self, query: str, top_k: int = 3) -> list[str]:
         return [hit.trace_id for hit in self.rank(query, limit=max(0, top_k))]
 
-    def rank(self, query: str, exclude: Collection[str] = (), limit: int | None = None) -> Ranking:
+    def rank(self, query: str, exclude: Collection[str] = (), limit: int | None = None) -> list[Hit]:
         with self._lock:
             ids = list(self._insights)
             if not ids:
-                return Ranking([], [])
+                return []
             vector = encode_queries(self.embedding_model, [query])[0]
             self._check_dimension(len(vector))
             scores = np.array(
@@ -118,7 +56,7 @@ class InMemoryInsightStore:
         order, scores = best_first(scores, np.arange(len(ids)))
         hidden = set(exclude)
         keep = [k for k, i in enumerate(order) if ids[i] not in hidden][:limit]
-        return Ranking([ids[order[k]] for k in keep], [float(scores[k]) for k in keep])
+        return [Hit(ids[order[k]], float(scores[k])) for k in keep]
 
     def get_summary(self, trace_id: str) -> str | None:
         insight = self.get_insight(trace_id)

@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 
 from memory_bank.errors import ConfigError, RecordConflictError, RecordError
-from memory_bank.ports import FactStorePort
 from memory_bank.records import InteractionRecord
 
 VALUES: list[Any] = [
@@ -70,12 +69,11 @@ class FactStoreContract:
     """The tests of the contract. A backend implements ``make_store`` and declares its capabilities.
 
     ``durable``: records outlive the object (``reopen``). ``shared``: two objects may use one session at a
-    time (``second``). ``sessions``: invalid session ids are refused.
+    time (``second``).
     """
 
     durable = False
     shared = False
-    sessions = True
 
     def make_store(self, session_id: str = "default") -> Any:
         """A store of a session: of the same bank within one test, of a new one in every test."""
@@ -92,9 +90,6 @@ class FactStoreContract:
     @pytest.fixture
     def store(self) -> Any:
         return self.make_store()
-
-    def test_it_has_the_ports_methods(self, store: Any) -> None:
-        assert isinstance(store, FactStorePort)
 
     @pytest.mark.parametrize("value", VALUES, ids=lambda v: ascii(v)[:30])
     def test_every_json_value_comes_back(self, store: Any, value: Any) -> None:
@@ -255,8 +250,6 @@ class FactStoreContract:
         assert other.get("trace-00001").raw_output == "the other's"
 
     def test_impossible_session_ids_are_refused(self) -> None:
-        if not self.sessions:
-            pytest.skip(f"{type(self).__name__} has no sessions by name")
         for session_id in ("", "x" * 256, "a\0b", "\ud800", None, 5):
             with pytest.raises(ConfigError, match="session_id"):
                 self.make_store(session_id)  # type: ignore[arg-type]

@@ -71,9 +71,9 @@ class Counting(ActionStep):
 
     rendered = 0
 
-    def _render(self, summary_mode, wire):
+    def to_messages(self, summary_mode=False, *, wire="tools"):
         Counting.rendered += 1
-        return super()._render(summary_mode, wire)
+        return super().to_messages(summary_mode, wire=wire)
 
 
 def test_over_3_000_steps_each_is_rendered_and_counted_once():

@@ -276,7 +276,7 @@ def test_a_summary_takes_the_earlier_one_in_and_a_failing_model_leaves_an_extrac
     with caplog.at_level(logging.WARNING):
         assert "ORD-1000" in summarize_old_steps(3, broken)(steps)[2].text
         assert "ORD-1000" in summarize_old_steps(3, lambda text: "")(steps)[2].text
-    assert "RuntimeError" in caplog.text and "returned nothing" in caplog.text
+    assert "RuntimeError" in caplog.text and "answered nothing" in caplog.text
 
 
 def test_what_is_pruned_into_the_bank_comes_back_exactly_by_its_id():

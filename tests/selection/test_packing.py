@@ -12,8 +12,7 @@ from tests.examples import examples
 from tests.selection.texts import ANY_TEXT
 
 from memory_bank.selection.candidates import fold
-from memory_bank.selection.index import EvidenceIndex
-from memory_bank.selection.packing import Selection, select_segments
+from memory_bank.selection.index import EvidenceIndex, Selection
 from memory_bank.selection.tables import stands_in
 
 
@@ -42,7 +41,7 @@ def chosen(
     by_value = np.zeros(t.values.size)
     for form, gain in worth.items():
         by_value[t.ids[form]] = gain
-    return select_segments(t, index._lines, by_value, t.records.size, budget, opening or (lambda _: 20))
+    return index.choose(by_value, t.records.size, budget, opening or (lambda _: 20))
 
 
 def quotes(index: EvidenceIndex, selection: Selection) -> str:
@@ -81,9 +80,9 @@ def test_a_value_that_was_chosen_stands_in_the_quote(outputs, data):
 @given(st.lists(ANY_TEXT | ROWS.map(json.dumps), min_size=1, max_size=4), st.randoms(), st.integers(10, 600))
 def test_short_forms_show_the_values_that_they_are_said_to_show(outputs, random, budget):
     index = filled(*[("{}", output) for output in outputs])
-    t, lines = index.tables, index._lines
+    t = index.tables
     for segment in range(t.segments.size):
-        form = lines.short_form(segment)
+        form = index.short_form(segment)
         if form is not None:
             record = int(t.segments["record"][segment])
             place = segment - t.first_segment[record]

@@ -71,17 +71,6 @@ def test_long_texts_are_in_no_cache(function):
     assert all(cache.cache_info().maxsize == candidates.CACHED for cache in caches)
 
 
-def test_the_costs_that_a_thread_keeps_are_bounded():
-    told = thread.Thread(len)
-    for number in range(1, 400):
-        told.add(number=number, interaction=number, tool=f"t{number}", arguments="{}", output="ok")
-        if number % 20 == 0:
-            told.tell(number, 4000)
-    for number in range(thread.MAX_COSTS + 10):
-        told._cost(f"text {number}")
-    assert len(told._costs) <= thread.MAX_COSTS
-
-
 def test_what_a_thread_keeps_does_not_change_what_it_tells():
     def add(to: thread.Thread, number: int) -> None:
         arguments = json.dumps({"path": f"/src/a/{number % 7}.py", "n": number // 3, "mode": "x" * 40})

@@ -25,8 +25,8 @@ from tests.service.test_figures import BANK, BODIES, FETCH, PRICES
 from tests.service.test_strategy_that_cannot_work import SECRET, failing_memory
 
 from memory_bank.bank.database import Database
+from memory_bank.bank.steps import StepFigures, StepToStore, add_steps, get_step, packed
 from memory_bank.bank.stores import FactStore
-from memory_bank.bank.usage import NewStep, add_steps, get_step, packed
 from memory_bank.config import Config
 from memory_bank.records import InteractionRecord
 from memory_bank.testing import ScriptedServer, say
@@ -1127,8 +1127,11 @@ def crowd(tmp_path_factory):
             plan["fates"]["left out"] = {"interactions": n, "tokens": 100 * n}
             made = packed(manifest)
             steps = [
-                NewStep(
-                    name, 1.79e9 + i, 500 * i, 4_000 + i % 500, 2 * i, i, "rebuilt", "memory_bank", 9.5, made
+                StepToStore(
+                    StepFigures(
+                        name, 1.79e9 + i, 500 * i, 4_000 + i % 500, 2 * i, i, "rebuilt", "memory_bank", 9.5
+                    ),
+                    made,
                 )
                 for i in range(1, n + 1)
             ]

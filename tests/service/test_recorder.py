@@ -11,7 +11,7 @@ from tests.service.processes import until
 from tests.service.runs import orders
 
 from memory_bank.bank.database import Database
-from memory_bank.bank.usage import get_step, list_steps
+from memory_bank.bank.steps import get_step, list_steps
 from memory_bank.config import Config, load_config
 from memory_bank.errors import StorageError
 from memory_bank.service.page import recorder as recording

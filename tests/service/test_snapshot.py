@@ -7,7 +7,7 @@ from tests.chats import FOLDING, call, result, system, user
 from tests.service.runs import orders, recorded
 
 from memory_bank.bank.database import Database
-from memory_bank.bank.usage import packed, unpacked
+from memory_bank.bank.steps import packed, unpacked
 from memory_bank.config import MemoryBankSettings, load_config
 from memory_bank.plan import Choice, Decision, Fate, Piece, Plan
 from memory_bank.service.page import snapshot as made_of

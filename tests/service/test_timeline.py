@@ -1,7 +1,5 @@
 """The routes of a session's steps: listed, as a curve, in full; of one's own sessions only."""
 
-import json
-
 import pytest
 from tests.service.processes import FOLDING, serve, until
 from tests.service.runs import orders, recorded
@@ -147,19 +145,6 @@ def test_a_reset_takes_the_steps_and_they_begin_anew(service):
     assert until(lambda: got(service, "reset/steps")["last"]) == 1
     assert service.ask("/v1/sessions/reset", "DELETE").status == 204
     assert service.ask("/v1/sessions/reset/steps").status == 404
-
-
-def test_they_are_in_the_document_with_examples(service):
-    document = service.ask("/openapi.json").json()
-    for path, model in (("steps", "StepPage"), ("curve", "Curve"), ("steps/{number}", "StepDetail")):
-        told = document["paths"]["/v1/sessions/{name}/" + path]["get"]
-        shape = told["responses"]["200"]["content"]["application/json"]["schema"]
-        assert shape == {"$ref": f"#/components/schemas/{model}"}
-        assert document["components"]["schemas"][model]["examples"]
-        assert "404" in told["responses"]
-    for model, name in ((StepPage, "StepPage"), (Curve, "Curve"), (StepDetail, "StepDetail")):
-        for example in document["components"]["schemas"][name]["examples"]:
-            assert model.model_validate(json.loads(json.dumps(example)))
 
 
 def test_what_waits_is_noted_before_the_service_ends(tmp_path):

@@ -1,19 +1,11 @@
-"""The reference stores in plain memory keep the contracts too."""
+"""The reference store in plain memory keeps the contract too."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from tests.contracts.insights import InsightStoreContract
-from tests.contracts.reference import InMemoryFactStore, InMemoryInsightStore
-from tests.contracts.stores import FactStoreContract
-
-
-class TestReferenceFacts(FactStoreContract):
-    sessions = False
-
-    def make_store(self, session_id: str = "default") -> InMemoryFactStore:
-        return InMemoryFactStore()
+from tests.contracts.reference import InMemoryInsightStore
 
 
 class TestReferenceInsights(InsightStoreContract):

@@ -1,31 +1,32 @@
-"""The database of a bank: opening, migrating, transactions, sessions; driver errors become ours."""
+"""The database of a bank: opening, transactions, sessions; driver errors become ours."""
 
 from __future__ import annotations
 
+import string
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from importlib import import_module
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar, cast
 
 import sqlalchemy as sa
-from sqlalchemy.engine import Connection, make_url
+from sqlalchemy.engine import Connection, Engine, RowMapping, make_url
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
-from memory_bank.bank.backend import Backend
 from memory_bank.bank.group_commit import GroupWriter
 from memory_bank.bank.rows import is_session_id
 from memory_bank.bank.schema import (
-    HEAD,
-    SESSION,
+    VERSION,
     bank,
     count_of,
+    metadata,
     of_session,
     records,
+    schema_version,
     sessions,
 )
-from memory_bank.bank.sqlite import Sqlite
 from memory_bank.errors import ConfigError, DatabaseOpenError, DatabaseVersionError, StorageError
 from memory_bank.faults import fault_point
 from memory_bank.records import NAMESPACE_END
@@ -34,28 +35,22 @@ T = TypeVar("T")
 _WIPE_SECONDS = 1.0
 _RECENT = 60.0  # seconds for which a failed write is remembered
 _ROOM = 16 * 2**20  # bytes that a disk should have left: a step may be that long
+_LOWER = {ord(c): c.lower() for c in string.ascii_uppercase}
+_SQLITE, _POSTGRES = ("sqlite", "Sqlite"), ("postgres", "Postgres")  # modules and classes, imported when used
+_KINDS = {
+    "sqlite": _SQLITE, "sqlite+pysqlite": _SQLITE,
+    "postgres": _POSTGRES, "postgresql": _POSTGRES, "postgresql+psycopg": _POSTGRES,
+}  # fmt: skip
 ANY: Any = object()
 """Any namespace, as an argument."""
 
 _s = sessions.c
-_mine = _s.session_id == SESSION
-_GENERATION = sa.select(_s.generation).where(_mine)
+_GENERATION = sa.select(_s.generation).where(of_session(sessions))
 _EXTENT = sa.select(
-    _GENERATION.scalar_subquery(),
-    count_of(records).where(of_session(records)).scalar_subquery(),
+    _GENERATION.scalar_subquery(), count_of(records).where(of_session(records)).scalar_subquery()
 )
-_AGENT = sa.select(_s.agent_id).where(_mine)
-_OWNERS = sa.select(_s.agent_id, _s.namespace, _s.deleted).where(_mine)
-_REVIVE = sa.update(sessions).where(_mine, _s.deleted.is_not(None)).values(deleted=None)
-_DELETE = sa.update(sessions).where(_mine).values(deleted=sa.bindparam("at"))
-_SET_AGENT = (  # with a new generation, so that searches over the agent's sessions notice
-    sa.update(sessions)
-    .where(_mine, _s.agent_id.is_(None))
-    .values(agent_id=sa.bindparam("new_agent"), generation=_s.generation + 1)
-)
-_TOUCH = sa.text("UPDATE alembic_version SET version_num = version_num")
-_TASK = sa.select(_s.task).where(_mine)
-_SET_TASK = sa.update(sessions).where(_mine).values(task=sa.bindparam("new_task"))
+_OWNERS = sa.select(_s.agent_id, _s.namespace, _s.deleted).where(of_session(sessions))
+_SET = sa.update(sessions).where(of_session(sessions))
 
 
 def database_url(where: str | Path) -> sa.URL:
@@ -79,14 +74,6 @@ def database_url(where: str | Path) -> sa.URL:
         ) from None
 
 
-class _CompiledInsert(NamedTuple):
-    """An INSERT as SQL; the order of its positional parameters, None if they are named; their converters."""
-
-    sql: str
-    order: list[str] | None
-    processors: dict[str, Callable[[object], object] | None]
-
-
 def as_database(given: Database | str | Path | None) -> Database:
     """A database as it is, the one of a file name or URL, or one in memory for None.
 
@@ -107,87 +94,170 @@ class Database:
     Thread-safe: writes wait up to 5 s for one another; with SQLite, those of one process take turns.
     Raises DatabaseOpenError if it cannot be opened or is not a bank, DatabaseVersionError if a newer
     memory_bank wrote it, and StorageError if an operation fails later.
+
+    ``name`` is its URL without secrets. ``in_memory``: all threads share one connection, and closing it deletes the
+    data. ``ranks``: the database computes similarities itself. ``read_only``: it cannot be written here.
     """
+
+    name: str
+    in_memory = False
+    ranks = False
+    read_only = False
+    leaders = 1
+    """How many shared transactions a process runs at a time; with 0 every write has its own."""
+    elsewhere = ""
+    """Advice for a database that belongs to another program."""
+
+    def __new__(cls, where: str | Path = "", *, must_exist: bool = False) -> Database:  # noqa: ARG004
+        driver = database_url(where).drivername
+        if driver in _KINDS:
+            module, kind = _KINDS[driver]
+            return cast(Database, object.__new__(getattr(import_module(f"memory_bank.bank.{module}"), kind)))
+        raise DatabaseOpenError(
+            f"a {driver} database cannot be opened: use  sqlite:///FILE , a file name, or  "
+            "postgresql://USER@HOST/DATABASE ."
+        )
 
     def __init__(self, where: str | Path = "", *, must_exist: bool = False) -> None:
         self.url = database_url(where)
         self.write_lock = threading.RLock()
-        self._backend = self._backend_of(self.url)
-        self.name = self._backend.name
-        self.in_memory = self._backend.in_memory
-        self.ranks = self._backend.ranks
-        self._backend.check(must_exist)
         self.failed: Callable[[], None] | None = None  # called at every operation that fails
         self._closed = False
         self._failed_write: tuple[float, str] | None = None  # when, and the error, if the latest one failed
         self._inserts: dict[str, sa.Insert] = {}
-        self._compiled: dict[tuple[str, bool, tuple[str, ...]], _CompiledInsert] = {}
-        self._open_session = self._backend.insert_or_ignore(sessions)
-        self._engine = self._backend.create_engine()
-        self._reader = self._backend.reading(self._engine)
-        leaders = self._backend.leaders
-        self._writer = GroupWriter(self._transaction, self._backend.hold, leaders) if leaders else None
+        self.check_url(must_exist)
+        self._engine = self.create_engine()
+        self._reader = self.reading(self._engine)
+        self._writer = GroupWriter(self._transaction, self.hold, self.leaders) if self.leaders else None
         try:
-            with self._opening():
-                self._migrate(must_exist)
+            try:
+                self._create(must_exist)
+            except (SQLAlchemyError, ValueError, OSError) as e:
+                raise DatabaseOpenError(f"{self.name} cannot be opened: {self.say_unopened(e)}.") from e
             self._wipe(0)  # after a crash the log still holds what had been deleted
         except BaseException:
             self._engine.dispose()
             raise
 
-    def _backend_of(self, url: sa.URL) -> Backend:
-        if url.drivername in ("sqlite", "sqlite+pysqlite"):
-            return Sqlite(url, self.write_lock)
-        if url.drivername in ("postgres", "postgresql", "postgresql+psycopg"):
-            from memory_bank.bank.postgres import Postgres
+    # what SQLite and PostgreSQL do each in its own way
 
-            return Postgres(url)
-        raise DatabaseOpenError(
-            f"a {url.drivername} database cannot be opened: use  sqlite:///FILE , a file name, or  "
-            "postgresql://USER@HOST/DATABASE ."
-        )
+    def check_url(self, must_exist: bool) -> None:
+        """Set ``name`` and check the URL before a driver does. Raises DatabaseOpenError."""
+        raise NotImplementedError
 
-    def _migrate(self, must_exist: bool) -> None:
-        """Run the missing migrations, in one transaction, in one process at a time."""
+    def create_engine(self) -> Engine:
+        """An engine with configured connections. Raises DatabaseOpenError if the driver is missing."""
+        raise NotImplementedError
+
+    def reading(self, engine: Engine) -> Engine:
+        """The engine for connections that only read."""
+        return engine
+
+    def begin_snapshot(self, c: Connection) -> None:
+        """Begin a transaction that only reads, all of it from the state at its first statement."""
+        raise NotImplementedError
+
+    def begin_write(self, c: Connection) -> None:
+        """Begin a transaction that writes. Raises StorageError if the database can only be read."""
+        raise NotImplementedError
+
+    def begin_creation(self, c: Connection) -> None:
+        """As ``begin_write``; other processes that create the bank wait until it has ended."""
+        raise NotImplementedError
+
+    def prepare(self, c: Connection) -> None:
+        """Create what the tables need. Raises DatabaseOpenError if that is not permitted."""
+
+    def tables(self, c: Connection) -> set[str]:
+        """The names of all tables. Raises DatabaseOpenError if tables cannot be created."""
+        raise NotImplementedError
+
+    def turn(self) -> AbstractContextManager[object]:
+        """The lock that a writer holds among the threads of its process."""
+        return nullcontext()
+
+    def room(self) -> int | None:
+        """The bytes that are free where the database is stored; None where that is not known."""
+        return None
+
+    def wipe(self, seconds: float) -> None:
+        """Remove copies of deleted content that the database keeps beside its tables, if others let it."""
+
+    def now(self, c: Connection) -> float:
+        """Unix seconds by the clock that all processes share."""
+        raise NotImplementedError
+
+    def new_insert_or_ignore(self, table: sa.Table) -> sa.Insert:
+        """An INSERT that skips existing rows."""
+        raise NotImplementedError
+
+    def lock_bank(self, c: Connection, *, exclusive: bool = False) -> bool:
+        """Within a write, lock the bank's embedder: shared, or exclusively to change it.
+
+        False if every write is exclusive anyway. Must come before ``lock_session``, or two writes deadlock.
+        """
+        return False
+
+    def lock_session(self, c: Connection, session_id: str | None) -> None:
+        """Within a write, lock a session (None: all), so that ``seq`` is the order of commits in it."""
+
+    def lock_name(self, c: Connection, name: str) -> None:
+        """Within a write, and before its other locks: lock a name."""
+
+    def hold(self, c: Connection, session_ids: Collection[str]) -> Collection[str]:
+        """Lock the bank and several sessions; skip sessions that another transaction holds, and return the others."""
+        return session_ids
+
+    def read_part(self, c: Connection, column: sa.Column[Any], seq: int, start: int, size: int) -> bytes:
+        """``size`` bytes of one row's value from ``start`` on, without reading the rest into memory."""
+        raise NotImplementedError
+
+    def holds(self, column: sa.Column[Any], text: str) -> sa.ColumnElement[bool]:
+        """The condition that a stored text contains a text, ignoring the case of ASCII letters."""
+        raise NotImplementedError
+
+    def say(self, error: BaseException) -> str:
+        """The reason why a statement failed, on one line and without values."""
+        return first_line(error)
+
+    def say_unopened(self, error: BaseException) -> str:
+        """The reason why a database cannot be opened, and what to do, on one line."""
+        return first_line(error)
+
+    # opening
+
+    def _create(self, must_exist: bool) -> None:
+        """Create the tables if there are none, in one transaction, in one process at a time."""
         if self.in_memory:
             return
         with self._reader.connect() as connection:
-            revision = self._revision(connection)
-        if revision == HEAD:
-            return
-        if must_exist and revision is None and self.url.get_backend_name() != "sqlite":
+            if self._is_bank(connection):
+                return
+        if must_exist and self.url.get_backend_name() != "sqlite":
             raise DatabaseOpenError(f"{self.name} holds no bank yet: check the URL given by --db.")
-        from memory_bank.bank.migrations import known_revisions, upgrade
+        with self._transaction(creating=True) as connection:
+            if not self._is_bank(connection):  # another process may have created it meanwhile
+                self.prepare(connection)
+                metadata.create_all(connection, checkfirst=False)
+                connection.execute(sa.insert(schema_version), {"version_num": VERSION})
 
-        with self._transaction(migrating=True) as connection:
-            revision = self._revision(connection)  # another process may have migrated meanwhile
-            if revision is not None and revision not in known_revisions():
-                raise DatabaseVersionError(
-                    f"{self.name} was written by a newer memory_bank (schema {revision}, this one "
-                    f"knows {HEAD}): upgrade agent-memory-bank."
-                )
-            if revision is None:
-                self._backend.prepare(connection)
-            upgrade(connection)
-
-    def _revision(self, connection: Connection) -> str | None:
-        """The schema's revision, None for an empty database."""
-        tables = self._backend.tables(connection)
+    def _is_bank(self, connection: Connection) -> bool:
+        """Whether the database is a bank of this version; False if it is empty."""
+        tables = self.tables(connection)
         if not tables:
-            return None
-        if not {"alembic_version", bank.name} <= tables:
-            raise DatabaseOpenError(
-                f"{self.name} is a database of another program: {self._backend.elsewhere}."
+            return False
+        table = next((t for t in (schema_version.name, "alembic_version") if {t, bank.name} <= tables), None)
+        if table is None:
+            raise DatabaseOpenError(f"{self.name} is a database of another program: {self.elsewhere}.")
+        version = connection.exec_driver_sql(f"SELECT version_num FROM {table}").scalar()
+        if version != VERSION:
+            raise DatabaseVersionError(
+                f"{self.name} was written by a newer memory_bank (schema {version}, this one "
+                f"knows {VERSION}): upgrade agent-memory-bank."
             )
-        version = connection.exec_driver_sql("SELECT version_num FROM alembic_version").scalar()
-        return None if version is None else str(version)
+        return True
 
-    @contextmanager
-    def _opening(self) -> Iterator[None]:
-        try:
-            yield
-        except (SQLAlchemyError, ValueError, OSError) as e:
-            raise DatabaseOpenError(f"{self.name} cannot be opened: {self._backend.say_unopened(e)}.") from e
+    # reading
 
     @contextmanager
     def read(self) -> Iterator[Connection]:
@@ -205,59 +275,36 @@ class Database:
         with self.read() as c:
             return list(c.execute(statement, values).scalars())
 
+    def rows(self, statement: sa.Select[*tuple[Any, ...]], **values: object) -> Sequence[RowMapping]:
+        """All rows, by the names of their columns."""
+        with self.read() as c:
+            return c.execute(statement, values).mappings().all()
+
     def read_bytes(self, column: sa.Column[Any], seq: int, start: int, size: int) -> bytes:
         """``size`` bytes of a value of the row ``seq`` from ``start`` on, without reading the rest.
 
         Raises StorageError, also if the row was deleted.
         """
         with self.read() as c:
-            return self._backend.read_bytes(c, column, seq, start, size)
-
-    def holds(self, column: sa.Column[Any], text: str) -> sa.ColumnElement[bool]:
-        """The condition that a stored text contains a text, ignoring the case of ASCII letters."""
-        return self._backend.holds(column, text)
+            return self.read_part(c, column, seq, start, size)
 
     @contextmanager
     def snapshot(self) -> Iterator[Connection]:
         """A connection for several reads of one state of the bank."""
         with self._mapped(), self._guard(), self._engine.connect() as connection:
-            self._backend.begin_snapshot(connection)
+            self.begin_snapshot(connection)
             try:
                 yield connection
             finally:
                 connection.rollback()
+
+    # writing
 
     @contextmanager
     def write(self) -> Iterator[Connection]:
         """A connection in a transaction, committed at the end and rolled back on any error."""
         with self._writing(), self._transaction() as connection:
             yield connection
-
-    @contextmanager
-    def _writing(self) -> Iterator[None]:
-        try:
-            with self._mapped():
-                yield
-        except StorageError as e:
-            self._failed_write = time.monotonic(), str(e)
-            raise
-
-    def check_writing(self) -> None:
-        """Raise StorageError if the database can only be read, its disk is nearly full, or writes fail.
-
-        Writes nothing unless a write of this process failed over a minute ago, and no records were written since
-        then. A shorter write does not count: there may be room for it and none for a record.
-        """
-        room = self._backend.room()
-        if room is not None and room < _ROOM:
-            raise StorageError(f"{self.name}: its disk has {room / 2**20:.1f} MiB left: make room on it.")
-        failed = self._failed_write
-        if failed is not None and time.monotonic() - failed[0] < _RECENT:
-            raise StorageError(failed[1])
-        if self._backend.read_only or (failed is not None and not self.in_memory):
-            with self.write() as c:
-                c.execute(_TOUCH)
-            self._failed_write = None
 
     @contextmanager
     def erase(self) -> Iterator[Connection]:
@@ -271,10 +318,6 @@ class Database:
                 connection.exec_driver_sql("PRAGMA secure_delete=ON")
             yield connection
         self._wipe(_WIPE_SECONDS)
-
-    def _wipe(self, seconds: float) -> None:
-        with suppress(SQLAlchemyError):  # the deletion itself is committed
-            self._backend.wipe(self._engine, seconds)
 
     def submit(self, operation: Callable[[Connection], T], session_id: str) -> T:
         """Run a write to a session and return its result once it is committed.
@@ -291,17 +334,57 @@ class Database:
         self._failed_write = None
         return result
 
-    def now(self, c: Connection) -> float:
-        """Unix seconds, by the clock of the server if there is one."""
-        return self._backend.now(c)
+    def insert_or_ignore(self, table: sa.Table) -> sa.Insert:
+        """An INSERT that skips existing rows; its ``rowcount`` is the number of inserted ones."""
+        if table.name not in self._inserts:
+            insert = self.new_insert_or_ignore(table).execution_options(preserve_rowcount=True)
+            self._inserts[table.name] = insert
+        return self._inserts[table.name]
+
+    def insert_new(self, c: Connection, table: sa.Table, rows: Sequence[Mapping[str, object]]) -> int:
+        """Within a write, insert rows, skip existing ones, and return how many were inserted."""
+        return c.execute(self.insert_or_ignore(table), rows).rowcount
+
+    def check_writing(self) -> None:
+        """Raise StorageError if the database can only be read, its disk is nearly full, or writes fail.
+
+        Writes nothing unless a write of this process failed over a minute ago, and no records were written since
+        then. A shorter write does not count: there may be room for it and none for a record.
+        """
+        room = self.room()
+        if room is not None and room < _ROOM:
+            raise StorageError(f"{self.name}: its disk has {room / 2**20:.1f} MiB left: make room on it.")
+        failed = self._failed_write
+        if failed is not None and time.monotonic() - failed[0] < _RECENT:
+            raise StorageError(failed[1])
+        if self.read_only or (failed is not None and not self.in_memory):
+            with self.write() as c:
+                c.execute(sa.update(schema_version).values(version_num=schema_version.c.version_num))
+            self._failed_write = None
+
+    def close(self) -> None:
+        """Close all connections; later use opens them again, but a bank in memory is lost."""
+        with self.write_lock:
+            self._closed = self.in_memory
+            self._engine.dispose()
 
     @contextmanager
-    def _transaction(self, migrating: bool = False) -> Iterator[Connection]:
-        with self._backend.turn(), self._engine.connect() as connection:
-            if migrating:
-                self._backend.begin_migration(connection)
-            else:
-                self._backend.begin_write(connection)
+    def _writing(self) -> Iterator[None]:
+        try:
+            with self._mapped():
+                yield
+        except StorageError as e:
+            self._failed_write = time.monotonic(), str(e)
+            raise
+
+    def _wipe(self, seconds: float) -> None:
+        with suppress(SQLAlchemyError):  # the deletion itself is committed
+            self.wipe(seconds)
+
+    @contextmanager
+    def _transaction(self, creating: bool = False) -> Iterator[Connection]:
+        with self.turn(), self._engine.connect() as connection:
+            (self.begin_creation if creating else self.begin_write)(connection)
             fault_point("write.begun")
             try:
                 yield connection
@@ -316,67 +399,10 @@ class Database:
                 if not e.connection_invalidated:
                     raise
                 raise StorageError(
-                    f"{self.name}: {self._backend.say(e)} while a write was being committed: make the same "
+                    f"{self.name}: {self.say(e)} while a write was being committed: make the same "
                     "call again, what was kept is not stored twice."
                 ) from e
             fault_point("write.committed")
-
-    def insert_or_ignore(self, table: sa.Table) -> sa.Insert:
-        """An INSERT that skips existing rows; its ``rowcount`` is the number of inserted ones."""
-        found = self._inserts.get(table.name)
-        if found is None:
-            found = self._backend.insert_or_ignore(table).execution_options(preserve_rowcount=True)
-            self._inserts[table.name] = found
-        return found
-
-    def insert_new(
-        self,
-        c: Connection,
-        table: sa.Table,
-        rows: Sequence[Mapping[str, object]],
-        session_id: str | None = None,
-    ) -> int:
-        """Insert rows of the same columns, skip existing ones, and return how many were inserted.
-
-        ``session_id``: locks this session first (``lock_session``), in one round trip where possible. The
-        statement is compiled once: at every step, SQLAlchemy would take as much time as the database.
-        """
-        locking = None
-        if session_id is not None:
-            locking = self._backend.locking_insert(c, table, rows, session_id)
-            if locking is None:
-                self.lock_session(c, session_id)
-        key = (table.name, locking is not None, tuple(rows[0]))
-        found = self._compiled.get(key)
-        if found is None:
-            statement = self._backend.insert_or_ignore(table) if locking is None else locking()
-            compiled: Any = statement.compile(dialect=self._engine.dialect, column_keys=list(rows[0]))
-            processors = {k: compiled._bind_processors.get(k) for k in rows[0]}
-            found = _CompiledInsert(str(compiled), compiled.positiontup, processors)
-            self._compiled[key] = found
-        sql, order, processors = found
-        values: list[Any] = [
-            {k: v if (p := processors[k]) is None else p(v) for k, v in row.items()} for row in rows
-        ]
-        if order is not None:
-            values = [tuple([value[k] for k in order]) for value in values]
-        parameters = values if len(values) > 1 else values[0]
-        return c.exec_driver_sql(sql, parameters, execution_options={"preserve_rowcount": True}).rowcount
-
-    def lock_bank(self, c: Connection, *, exclusive: bool = False) -> bool:
-        """Within a write, lock the bank's embedder: shared, or exclusively to change it.
-
-        False if every write is exclusive anyway. Must come before ``lock_session``, or two writes deadlock.
-        """
-        return self._backend.lock_bank(c, exclusive=exclusive)
-
-    def lock_session(self, c: Connection, session_id: str | None) -> None:
-        """Within a write, lock a session (None: all), so that ``seq`` is the order of commits in it."""
-        self._backend.lock_session(c, session_id)
-
-    def lock_name(self, c: Connection, name: str) -> None:
-        """Within a write, and before its other locks: lock a name."""
-        self._backend.lock_name(c, name)
 
     @contextmanager
     def _guard(self) -> Iterator[None]:
@@ -396,14 +422,8 @@ class Database:
             if self.failed is not None:
                 self.failed()
             raise StorageError(
-                f"{self.name}: {self._backend.say(e)}; nothing was changed, the same call can be made again."
+                f"{self.name}: {self.say(e)}; nothing was changed, the same call can be made again."
             ) from e
-
-    def close(self) -> None:
-        """Close all connections; later use opens them again, but a bank in memory is lost."""
-        with self.write_lock:
-            self._closed = self.in_memory
-            self._engine.dispose()
 
     # sessions
 
@@ -418,19 +438,28 @@ class Database:
                 raise ConfigError(
                     f"{what} must be a text of 1 to 255 characters without NUL and lone surrogates."
                 )
+        mine = {"session": session_id}
         with self.read() as c:
-            known = c.execute(_OWNERS, {"session": session_id}).first()
+            known = c.execute(_OWNERS, mine).first()
         if known is None or (agent_id is not None and known[0] is None) or known[2] is not None:
             with self.write() as c:
-                new = {"session_id": session_id, "created": time.time(), "generation": 0, "task": None}
-                made_in = None if namespace is ANY else namespace
-                c.execute(self._open_session, {**new, "agent_id": agent_id, "namespace": made_in})
-                known = c.execute(_OWNERS, {"session": session_id}).one()
+                new = {
+                    "session_id": session_id,
+                    "created": time.time(),
+                    "generation": 0,
+                    "agent_id": agent_id,
+                }
+                new["namespace"] = None if namespace is ANY else namespace
+                c.execute(self.insert_or_ignore(sessions), new)
+                known = c.execute(_OWNERS, mine).one()
                 if namespace in (ANY, known[1]):
                     self.revive(c, session_id)
-                    if agent_id is not None:  # an existing session may have none
-                        c.execute(_SET_AGENT, {"session": session_id, "new_agent": agent_id})
-                        known = c.execute(_OWNERS, {"session": session_id}).one()
+                    if (
+                        agent_id is not None
+                    ):  # with a new generation, so that searches over the agent's sessions notice
+                        joins = {"agent_id": agent_id, "generation": _s.generation + 1}
+                        c.execute(_SET.where(_s.agent_id.is_(None)).values(joins), mine)
+                        known = c.execute(_OWNERS, mine).one()
         if namespace not in (ANY, known[1]):
             raise ConfigError(f"there can be no session {session_id!r} here: choose another session_id.")
         if agent_id is not None and known[0] != agent_id:
@@ -444,37 +473,45 @@ class Database:
 
     def revive(self, c: Connection, session_id: str) -> None:
         """Within a write, list a deleted session again."""
-        c.execute(_REVIVE, {"session": session_id})
+        c.execute(_SET.where(_s.deleted.is_not(None)).values(deleted=None), {"session": session_id})
 
     def mark_deleted(self, session_id: str) -> None:
         """Mark a session as deleted; its row, and what its Observer spent, stay."""
         with self.write() as c:
-            c.execute(_DELETE, {"session": session_id, "at": time.time()})
+            c.execute(_SET.values(deleted=time.time()), {"session": session_id})
 
     def agent_of(self, session_id: str) -> str | None:
         """The agent of a session, or None."""
-        return self.value(_AGENT, session=session_id)
+        return self.value(sa.select(_s.agent_id).where(of_session(sessions)), session=session_id)
 
-    def generation(self, session_id: str) -> int:
-        """The generation of a session: it grows whenever rows are deleted."""
+    def generation(self, session_id: str, c: Connection | None = None) -> int:
+        """The generation of a session: it grows whenever rows are deleted. ``c``: a connection within a write."""
+        if c is not None:
+            return c.execute(_GENERATION, {"session": session_id}).scalar() or 0
         return self.value(_GENERATION, session=session_id) or 0
 
     def extent(self, session_id: str) -> tuple[int, int]:
         """The generation of a session, and the number of its records."""
-        with self._mapped(), self._guard():
-            row = self._backend.first(self._reader, _EXTENT, {"session": session_id})
-            assert row is not None  # it has no FROM clause
-            return row[0] or 0, row[1]
-
-    def generation_within(self, c: Connection, session_id: str) -> int:
-        """Return the generation of a session, read on a connection that is in a write transaction."""
-        return c.execute(_GENERATION, {"session": session_id}).scalar() or 0
+        with self.read() as c:
+            generation, count = c.execute(_EXTENT, {"session": session_id}).one()
+        return generation or 0, count
 
     def set_task(self, session_id: str, task: str) -> None:
         """Store what the session's user asked for."""
         with self.write() as c:
-            c.execute(_SET_TASK, {"session": session_id, "new_task": task})
+            c.execute(_SET.values(task=task), {"session": session_id})
 
     def get_task(self, session_id: str) -> str:
         """What the session's user asked for."""
-        return self.value(_TASK, session=session_id) or ""
+        return self.value(sa.select(_s.task).where(of_session(sessions)), session=session_id) or ""
+
+
+def ascii_lower(text: str) -> str:
+    """A text with its ASCII letters in lower case."""
+    return text.translate(_LOWER)
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of a driver's error, without the statement and its parameters, which hold contents."""
+    cause = error.orig if isinstance(error, DBAPIError) and error.orig is not None else error
+    return str(cause).strip().split("\n", 1)[0].rstrip(".") or type(cause).__name__

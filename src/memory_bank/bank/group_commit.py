@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from contextlib import AbstractContextManager
-from typing import Any, Generic, Protocol, TypeGuard, TypeVar
+from typing import Any, Generic, TypeVar
 
 from sqlalchemy.engine import Connection
 
@@ -24,17 +24,8 @@ T = TypeVar("T")
 Operation = Callable[[Connection], T]
 
 
-class Mergeable(Protocol):
-    """An operation on rows of its session only, of which several are cheaper done as one."""
-
-    def __call__(self, c: Connection) -> None: ...
-
-    def merged(self, c: Connection, operations: Sequence[Any]) -> None:
-        """Do several operations of this class, this one included; raises if they must run one by one."""
-
-
-def _is_mergeable(operation: object) -> TypeGuard[Mergeable]:
-    return hasattr(operation, "merged")
+class _OneFailed(Exception):
+    """One of several writes failed."""
 
 
 class _Write(Generic[T]):
@@ -55,15 +46,14 @@ class _Write(Generic[T]):
 class GroupWriter:
     """Runs writes in shared transactions; ``transaction()`` opens one and commits it at its end.
 
-    ``hold(c, sessions, bank)`` is called first if there are several writes. It locks those sessions that no
-    other transaction holds, without waiting, and returns them; ``bank``: the writes may set the embedder.
-    ``leaders``: how many transactions run at a time.
+    ``hold(c, sessions)`` is called first if there are several writes. It locks those sessions that no other
+    transaction holds, without waiting, and returns them. ``leaders``: how many transactions run at a time.
     """
 
     def __init__(
         self,
         transaction: Callable[[], AbstractContextManager[Connection]],
-        hold: Callable[[Connection, Collection[str], bool], Collection[str]],
+        hold: Callable[[Connection, Collection[str]], Collection[str]],
         leaders: int = 1,
     ) -> None:
         self._transaction = transaction
@@ -138,9 +128,10 @@ class GroupWriter:
 
     def _commit(self, batch: list[_Write[Any]]) -> None:
         try:
-            if len(batch) > 1 and self._run_together(batch):
-                return
-            self._run_with_savepoints([w for w in batch if not w.alone])
+            try:
+                self._run(batch, savepoints=False)
+            except _OneFailed:
+                self._run([w for w in batch if not w.alone], savepoints=True)
         except Exception as e:
             _fail(batch, e)
         except BaseException as e:  # Ctrl-C in the leader: the others get a StorageError
@@ -152,49 +143,23 @@ class GroupWriter:
             _fail(batch, error)
             raise
 
-    def _run_together(self, batch: list[_Write[Any]]) -> bool:
-        """Run the writes in one transaction; False if one failed, and then nothing is written."""
-        failed = False
-        try:
-            with self._transaction() as c:
-                mergeable: dict[type, list[Mergeable]] = {}
-                plain: list[_Write[Any]] = []
-                bank = any(not _is_mergeable(w.operation) for w in batch)
-                held = self._hold(c, {w.session_id for w in batch}, bank)
-                for write in batch:
-                    write.alone = write.session_id not in held
-                    if write.alone:
-                        continue
-                    operation = write.operation
-                    if _is_mergeable(operation):
-                        write.result = None
-                        mergeable.setdefault(type(operation), []).append(operation)
-                    else:
-                        plain.append(write)
-                failed = True
-                for operations in mergeable.values():
-                    operations[0].merged(c, operations)
-                for write in plain:
-                    write.result = write.operation(c)
-                failed = False
-        except Exception:
-            if failed:
-                return False
-            raise
-        return True
-
-    def _run_with_savepoints(self, batch: list[_Write[Any]]) -> None:
-        """Run the writes in one transaction; one that fails undoes only itself."""
+    def _run(self, batch: list[_Write[Any]], *, savepoints: bool) -> None:
+        """Run the writes in one transaction; one that fails undoes all, or only itself with savepoints."""
         with self._transaction() as c:
-            if len(batch) > 1:
-                held = self._hold(c, {w.session_id for w in batch}, True)
-                for write in batch:
-                    write.alone = write.session_id not in held
+            if len(batch) == 1:
+                batch[0].result = batch[0].operation(c)
+                return
+            held = self._hold(c, {w.session_id for w in batch})
             for write in batch:
-                if len(batch) == 1:
-                    write.result = write.operation(c)
-                elif not write.alone:
+                write.alone = write.session_id not in held
+            for write in (w for w in batch if not w.alone):
+                if savepoints:
                     _run_within_savepoint(c, write)
+                    continue
+                try:
+                    write.result = write.operation(c)
+                except Exception as e:
+                    raise _OneFailed from e
 
 
 def _fail(batch: list[_Write[Any]], error: BaseException) -> None:

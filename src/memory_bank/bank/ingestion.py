@@ -7,9 +7,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from memory_bank.bank.retrieval import check_stores
+from memory_bank.bank.stores import FactStore, InsightStore
 from memory_bank.models.chat import as_chat_model
 from memory_bank.models.observer import EXTRACTIVE, Observer
-from memory_bank.ports import FactStorePort, InsightStorePort
 from memory_bank.records import InteractionRecord
 from memory_bank.transcript.messages import Interaction
 
@@ -19,8 +19,8 @@ log = logging.getLogger("memory_bank.Ingestion")
 def ingest_tool_outputs(
     tool_outputs: Sequence[tuple[str, Any, Any]],
     user_query: str,
-    fact_store: FactStorePort,
-    insight_store: InsightStorePort,
+    fact_store: FactStore,
+    insight_store: InsightStore,
     llm_client: Any,
     observer_model: str,
     step_id: int,

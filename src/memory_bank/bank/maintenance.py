@@ -5,11 +5,10 @@ Records are never deleted automatically.
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import sqlalchemy as sa
@@ -19,22 +18,12 @@ from memory_bank.bank.database import Database
 from memory_bank.bank.embedder import embedder_of
 from memory_bank.bank.jobs import add_jobs
 from memory_bank.bank.learned import forget_model, is_model_text, lock_model
-from memory_bank.bank.rows import (
-    RecordRow,
-    derivation,
-    from_row,
-    is_derived,
-    is_session_id,
-    is_time,
-    is_trace_id,
-)
+from memory_bank.bank.rows import derivation, fits, from_row, is_derived, is_json, is_session_id
 from memory_bank.bank.schema import (
     INSIGHT_OF_RECORD,
     JOB_OF_RECORD,
-    LAST,
     NEXT_GENERATION,
-    SESSION,
-    N,
+    ExactText,
     as_bytes,
     byte_length,
     count_of,
@@ -51,58 +40,12 @@ from memory_bank.bank.schema import (
 )
 from memory_bank.errors import StorageError
 from memory_bank.faults import fault_point
+from memory_bank.models.observer import EXTRACTIVE
 
 _BATCH = 256
-_EXTRACTIVE = "extractive"
-
-_r, _i, _j = records.c, insights.c, jobs.c
+_r, _i, _j, _s = records.c, insights.c, jobs.c, sessions.c
 
 # Purging
-
-_BEFORE: sa.BindParameter[float] = sa.bindparam("before", type_=sa.Float)
-_old_ids = sa.select(_r.trace_id).where(of_session(records), _r.timestamp < _BEFORE)
-
-
-def _sum(size: sa.ColumnElement[int]) -> sa.ColumnElement[int]:
-    return sa.cast(sum_of(size), sa.BigInteger)
-
-
-# What is deleted of each table: with ``before`` the old rows only, without it all; and how many bytes it has.
-_TABLES: tuple[tuple[sa.Table, sa.ColumnElement[bool], sa.ColumnElement[int]], ...] = (
-    (insights, _i.trace_id.in_(_old_ids), _sum(byte_length(_i.summary))),
-    (jobs, _j.trace_id.in_(_old_ids), sa.literal(0)),
-    (records, _r.timestamp < _BEFORE, _sum(byte_length(_r.input) + byte_length(_r.output))),
-)
-_conditions = {
-    old: [of_session(t) & is_old if old else of_session(t) for t, is_old, _ in _TABLES]
-    for old in (False, True)
-}
-_COUNTS = {
-    old: [
-        sa.select(sa.func.count(), size).select_from(t).where(condition)
-        for (t, _, size), condition in zip(_TABLES, conditions, strict=True)
-    ]
-    for old, conditions in _conditions.items()
-}
-# A step's manifest has parts of records in it, so steps are deleted by age, too.
-_DELETES = {
-    old: [
-        *(sa.delete(t).where(which) for (t, _, _), which in zip(_TABLES, conditions, strict=True)),
-        sa.delete(steps).where(of_session(steps), *([steps.c.created < _BEFORE] if old else [])),
-    ]
-    for old, conditions in _conditions.items()
-}
-_SIZES = [count_of(t).where(of_session(t)) for t in (records, insights)]
-_NO_TASK = (
-    sa.update(sessions).where(sessions.c.session_id == SESSION).values(task=None, head=None, head_calls=None)
-)
-_NO_LINEAGE = sa.delete(lineage).where(of_session(lineage))
-_OTHER_CONTENT = (
-    sa.select(sessions.c.task).where(sessions.c.session_id == SESSION),
-    count_of(steps).where(of_session(steps)),
-    count_of(lineage).where(of_session(lineage)),
-)
-_WITH_OLD = sa.select(_r.session_id).where(_r.timestamp < _BEFORE).distinct()
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,59 +73,81 @@ def purge(
     """Delete a session's content, or what was stored before a time (Unix seconds), or the intersection.
 
     One transaction a session: what is yielded is deleted, and the evidence model that was fitted to the sessions
-    of its namespace. An emptied session keeps its row, its agent and
-    what its Observer spent, so that other processes notice and limits hold; its task is deleted. ``dry_run``
-    only counts.
+    of its namespace. An emptied session keeps its row, its agent and what its Observer spent, so that other
+    processes notice and limits hold; its task is deleted. ``dry_run`` only counts.
 
     Raises StorageError.
     """
-    if session_id is None and before is None:
+    if session_id is not None:
+        names = [session_id]
+    elif before is not None:
+        names = sorted(database.column(sa.select(_r.session_id).where(_r.timestamp < before).distinct()))
+    else:
         raise ValueError("name a session, a time, or both")
-    names = [session_id] if session_id is not None else []
-    if session_id is None:
-        names = sorted(database.column(_WITH_OLD, before=before))
     for name in names:
-        values = {"session": name} if before is None else {"session": name, "before": before}
+        doomed = _doomed(before)
         if dry_run:
             with database.read() as c:
-                found = _count(c, values)
+                found = _count(c, name, before, doomed)
         else:
             with database.erase() as c:
                 model = lock_model(database, c, name)
                 database.lock_session(c, name)
-                found = _count(c, values)
+                found = _count(c, name, before, doomed)
                 if found is not None:
-                    _delete(c, values, found.emptied)
+                    _delete(c, name, doomed, found.emptied)
                     forget_model(c, model)
         if found is not None:
             yield found
 
 
-def _count(c: Connection, values: dict[str, Any]) -> Purged | None:
+def _doomed(before: float | None) -> dict[sa.Table, sa.ColumnElement[bool]]:
+    """Which rows of the session to delete. Steps go by age, too: a manifest has parts of records in it."""
+    mine = {table: of_session(table) for table in (insights, jobs, records, steps)}
+    if before is None:
+        return mine
+    old = sa.select(_r.trace_id).where(of_session(records), _r.timestamp < before)
+    return {
+        insights: mine[insights] & _i.trace_id.in_(old),
+        jobs: mine[jobs] & _j.trace_id.in_(old),
+        records: mine[records] & (_r.timestamp < before),
+        steps: mine[steps] & (steps.c.created < before),
+    }
+
+
+def _count(
+    c: Connection, name: str, before: float | None, doomed: dict[sa.Table, sa.ColumnElement[bool]]
+) -> Purged | None:
     """What ``_delete`` would delete; None for nothing."""
-    old, name = "before" in values, values["session"]
-    (n_insights, summaries), (n_jobs, _), (n_records, raw) = (
-        c.execute(query, values).one() for query in _COUNTS[old]
-    )
-    if not (n_records or n_insights or n_jobs) and (
-        old or not any(c.execute(query, {"session": name}).scalar() for query in _OTHER_CONTENT)
-    ):
-        return None
-    emptied = not old or [c.execute(query, {"session": name}).scalar() for query in _SIZES] == [
-        n_records,
-        n_insights,
-    ]
-    return Purged(name, n_records, n_insights, n_jobs, int(raw) + int(summaries), emptied)
+    session = {"session": name}
+
+    def size(table: sa.Table, *texts: sa.Column[Any]) -> tuple[int, int]:
+        length = sa.cast(sum_of(sum(map(byte_length, texts), sa.literal(0))), sa.BigInteger)
+        count, total = c.execute(sa.select(sa.func.count(), length).where(doomed[table]), session).one()
+        return count, int(total)
+
+    facts, raw = size(records, _r.input, _r.output)
+    summaries, short = size(insights, _i.summary)
+    waiting, _ = size(jobs)
+    left = [c.execute(count_of(t).where(of_session(t)), session).scalar() for t in (records, insights)]
+    if not (facts or summaries or waiting):
+        task = c.execute(sa.select(_s.task).where(of_session(sessions)), session).scalar()
+        other = (c.execute(count_of(t).where(of_session(t)), session).scalar() for t in (steps, lineage))
+        if before is not None or not (task or any(other)):
+            return None
+    emptied = before is None or left == [facts, summaries]
+    return Purged(name, facts, summaries, waiting, raw + short, emptied)
 
 
-def _delete(c: Connection, values: dict[str, Any], emptied: bool) -> None:
-    session = {"session": values["session"]}
-    for statement in _DELETES["before" in values]:
-        c.execute(statement, values)
+def _delete(c: Connection, name: str, doomed: dict[sa.Table, sa.ColumnElement[bool]], emptied: bool) -> None:
+    session = {"session": name}
+    for table, which in doomed.items():
+        c.execute(sa.delete(table).where(which), session)
     fault_point("purge.executed")
     if emptied:
-        c.execute(_NO_LINEAGE, session)
-        c.execute(_NO_TASK, session)
+        c.execute(sa.delete(lineage).where(of_session(lineage)), session)
+        nothing = {"task": None, "head": None, "head_calls": None}
+        c.execute(sa.update(sessions).where(of_session(sessions)).values(nothing), session)
     c.execute(NEXT_GENERATION, session)
 
 
@@ -190,40 +155,6 @@ def _delete(c: Connection, values: dict[str, Any], emptied: bool) -> None:
 
 Report = Callable[[str, int, int], None]
 """Called with the name of a table, the number of rows checked, and of all."""
-
-
-def _raw(column: sa.Column[Any]) -> sa.ColumnElement[bytes]:
-    """A text as bytes: invalid text is to be reported, not raised."""
-    return as_bytes(column).label(column.name)
-
-
-_TEXTS = ("call_id", "tool_name", "input", "output")
-_RECORDS = (
-    sa.select(*(_raw(c) if c.name in _TEXTS else c for c in _r), _i.seq.label("insight"))
-    .outerjoin(insights, INSIGHT_OF_RECORD)
-    .where(_r.seq > LAST).order_by(_r.seq).limit(N)
-)  # fmt: skip
-_no_record = ~sa.exists(_r.seq).where(JOB_OF_RECORD)
-_JOBS = (
-    sa.select(_j.seq, _j.session_id, _j.trace_id, _r.seq.label("record"))
-    .outerjoin(records, JOB_OF_RECORD)
-    .where(_j.seq > LAST).order_by(_j.seq).limit(N)
-)  # fmt: skip
-_WITHOUT_SESSION = sa.union(
-    *(
-        sa.select(t.c.session_id).where(~sa.exists().where(sessions.c.session_id == t.c.session_id))
-        for t in (records, insights, jobs, spending)
-    )
-)
-_p = spending.c
-_NEGATIVE = sa.select(_p.session_id, _p.day).where(
-    (_p.calls < 0) | (_p.prompt_tokens < 0) | (_p.completion_tokens < 0) | (_p.cost < -1e-6)
-)
-_MODELS = sa.select(
-    models.c.namespace,
-    _raw(models.c.model),
-    sa.exists().where(sa.func.coalesce(sessions.c.namespace, "") == models.c.namespace).label("used"),
-).where(models.c.model.is_not(None))
 
 
 @dataclass(frozen=True, slots=True)
@@ -281,117 +212,105 @@ class _Verification:
         self.repair = repair
         self.report = report
         self.dimension: int | None = None
-        # The bytes of an embedding; where the database ranks, its dimension.
-        self.vector: sa.ColumnElement[Any] = _raw(_i.embedding)
-        if database.ranks:
-            self.vector = sa.func.vector_dims(_i.embedding, type_=sa.Integer).label("embedding")
 
     def file(self) -> Iterator[Defect]:
         """The integrity check of SQLite."""
-        if self.database.url.get_backend_name() != "sqlite":
-            return
-        with self.database.read() as c:
-            lines = [str(row[0]) for row in c.exec_driver_sql("PRAGMA integrity_check(20)")]
-        for line in lines:
-            if line != "ok":
-                yield Defect("damaged", f"SQLite finds the file damaged ({' '.join(line.split())[:300]})")
+        if self.database.url.get_backend_name() == "sqlite":
+            with self.database.read() as c:
+                lines = [str(row[0]) for row in c.exec_driver_sql("PRAGMA integrity_check(20)")]
+            for line in lines:
+                if line != "ok":
+                    yield Defect("damaged", f"SQLite finds the file damaged ({' '.join(line.split())[:300]})")
 
     def sessions(self) -> Iterator[Defect]:
         """Every row belongs to an existing session."""
         self.counts.sessions = self.database.value(count_of(sessions)) or 0
+        without = (
+            sa.select(t.c.session_id).where(~sa.exists().where(_s.session_id == t.c.session_id))
+            for t in (records, insights, jobs, spending)
+        )
         with self.database.read() as c:
-            missing = sorted(c.execute(_WITHOUT_SESSION).scalars())
+            missing = sorted(c.execute(sa.union(*without)).scalars())
         for name in missing:
             mended = self.repair and is_session_id(name)
             if mended:
                 with self.database.write() as c:
                     row = {"session_id": name, "created": time.time(), "generation": 1}
-                    c.execute(self.database.insert_or_ignore(sessions), row)
+                    self.database.insert_new(c, sessions, [row])
             yield Defect("session", "its session is missing", name, mended=mended)
 
     def embedder(self) -> Iterator[Defect]:
         """A bank with insights has an embedder."""
-        with self.database.read() as c:
-            self.dimension = _dimension(c)
-            some = c.execute(sa.select(_i.seq).limit(1)).first() is not None
-        if some and self.dimension is None:
+        self.dimension = self._dimension()
+        if self.dimension is None and self.database.value(sa.select(_i.seq).limit(1)) is not None:
             yield Defect("embedder", "the bank does not know its embedder: run  memory-bank bank re-embed")
+
+    def _dimension(self) -> int | None:
+        with self.database.read() as c:
+            embedder = embedder_of(c)
+        return None if embedder is None else embedder[1]
 
     def records(self) -> Iterator[Defect]:
         """Every record is readable; an id derived from content is the hash of that content."""
-        for row in self._pages("records", records, _RECORDS):
+        query = sa.select(*_stored(records), _i.seq.label("insight")).outerjoin(insights, INSIGHT_OF_RECORD)
+        for row in self._pages(records, query):
             self.counts.records += 1
             self.counts.unobserved += row["insight"] is None
-            what = self._check_record(row)
-            if what:
+            if what := self._check_record(row):
                 yield Defect("record", what, _name(row["session_id"]), _name(row["trace_id"]))
 
     def _check_record(self, row: RowMapping) -> str:
-        try:
-            texts = {name: _text(row[name]) for name in _TEXTS}
-        except (TypeError, ValueError):
-            return "its text is not readable"
-        if not (is_session_id(row["session_id"]) and is_trace_id(row["trace_id"])):
-            return "its id is not valid"
-        if None in (texts["tool_name"], texts["input"], texts["output"]):
-            return "a part of it is missing"
-        if not isinstance(row["step_id"], int) or not is_time(row["timestamp"]):
-            return "its step or time is not a number"
+        values, what = _values(records, row)
+        if what:
+            return what
         for side in ("input", "output"):
-            if not row[f"{side}_verbatim"] and not _is_json(str(texts[side])):
+            if not values[f"{side}_verbatim"] and not is_json(values[side]):
                 return f"its {side} should be JSON and is not"
-        record = from_row(cast(RecordRow, {**row, **texts}))
+        record = from_row(values)
         if is_derived(record.trace_id) and record.call_id is not None:
-            if derivation(str(row["session_id"]), record, str(texts["output"])) is None:
+            if derivation(values["session_id"], record, values["output"]) is None:
                 return "its id is not the hash of its content"
             self.counts.checked_ids += 1
         return ""
 
+    def _insights(self) -> sa.Select[Any]:
+        vector = (
+            sa.func.vector_dims(_i.embedding, type_=sa.Integer)
+            if self.database.ranks
+            else as_bytes(_i.embedding)
+        )
+        columns = (c for c in _stored(insights) if c.name != "embedding")
+        query = sa.select(*columns, vector.label("embedding"), _r.seq.label("record"))
+        return query.outerjoin(records, INSIGHT_OF_RECORD)
+
     def insights(self) -> Iterator[Defect]:
         """Every insight has a record and a usable embedding."""
         broken: list[int] = []
-        for row in self._pages("insights", insights, self._insights(_i.seq > LAST).limit(N)):
+        for row in self._pages(insights, self._insights()):
             self.counts.insights += 1
             defect = self._check_insight(row)
             if defect is not None and not self.repair:
                 yield defect
             elif defect is not None:
                 broken.append(row["seq"])
-                if len(broken) >= _BATCH:
-                    yield from self._mend_insights(broken)
-                    broken = []
-        if broken:
-            yield from self._mend_insights(broken)
-
-    def _insights(self, condition: sa.ColumnElement[bool]) -> sa.Select[Any]:
-        columns = (_i.seq, _i.session_id, _i.trace_id, _i.source, _r.seq.label("record"), self.vector)
-        query = sa.select(*columns, _raw(_i.summary), _raw(_i.redo))
-        return (
-            query.select_from(insights.outerjoin(records, INSIGHT_OF_RECORD))
-            .where(condition)
-            .order_by(_i.seq)
-        )
+        for start in range(0, len(broken), _BATCH):
+            yield from self._mend_insights(broken[start : start + _BATCH])
 
     def _check_insight(self, row: RowMapping) -> Defect | None:
         where = _name(row["session_id"]), _name(row["trace_id"])
         if row["record"] is None:
             return Defect("insight", "it has no record", *where)
-        try:
-            _text(row["summary"]), _text(row["redo"])
-        except (TypeError, ValueError):
-            return Defect("insight", "its summary is not readable", *where)
-        vector = row["embedding"]
+        if what := _values(insights, {**row, "embedding": b""})[1]:
+            return Defect("insight", what, *where)
         if self.dimension is None:
             return None  # reported once, by ``embedder``
-        if self.database.ranks:
-            size = vector
-        elif isinstance(vector, bytes):
-            size = len(vector) / 4
-        else:
+        vector = row["embedding"]
+        if not isinstance(vector, int | bytes):
             return Defect("embedding", "its embedding is not readable", *where)
+        size = vector if isinstance(vector, int) else len(vector) / 4
         if size != self.dimension:
             return Defect("embedding", f"its embedding has {size:g} of {self.dimension} dimensions", *where)
-        if not self.database.ranks and not np.isfinite(np.frombuffer(vector, "<f4")).all():
+        if isinstance(vector, bytes) and not np.isfinite(np.frombuffer(vector, "<f4")).all():
             return Defect("embedding", "its embedding has values that are not finite", *where)
         return None
 
@@ -401,13 +320,14 @@ class _Verification:
         with self.database.write() as c:
             self.database.lock_bank(c)
             self.database.lock_session(c, None)
-            self.dimension = _dimension(c)
-            for row in c.execute(self._insights(_i.seq.in_(seqs))).mappings().all():
+            embedder = embedder_of(c)
+            self.dimension = None if embedder is None else embedder[1]
+            for row in c.execute(self._insights().where(_i.seq.in_(seqs)).order_by(_i.seq)).mappings().all():
                 defect = self._check_insight(row)
                 if defect is None:
                     continue
                 c.execute(sa.delete(insights).where(_i.seq == row["seq"]))
-                if row["record"] is not None and row["source"] != _EXTRACTIVE:
+                if row["record"] is not None and row["source"] != EXTRACTIVE:
                     add_jobs(c, self.database, row["session_id"], [row["trace_id"]])
                 mended.append(
                     Defect(defect.kind, defect.what, defect.session_id, defect.trace_id, mended=True)
@@ -418,73 +338,77 @@ class _Verification:
 
     def jobs(self) -> Iterator[Defect]:
         """Every job has a record."""
-        for row in self._pages("jobs", jobs, _JOBS):
+        query = sa.select(_j.seq, _j.session_id, _j.trace_id, _r.seq.label("record"))
+        for row in self._pages(jobs, query.outerjoin(records, JOB_OF_RECORD)):
             self.counts.jobs += 1
-            if row["record"] is not None:
-                continue
-            if self.repair:
-                with self.database.write() as c:
-                    c.execute(sa.delete(jobs).where(_j.seq == row["seq"], _no_record))
-            yield Defect("job", "its record is missing", row["session_id"], row["trace_id"], self.repair)
+            if row["record"] is None:
+                if self.repair:
+                    with self.database.write() as c:
+                        orphaned = ~sa.exists(_r.seq).where(JOB_OF_RECORD)
+                        c.execute(sa.delete(jobs).where(_j.seq == row["seq"], orphaned))
+                yield Defect("job", "its record is missing", row["session_id"], row["trace_id"], self.repair)
 
     def spending(self) -> Iterator[Defect]:
         """No sum is negative."""
-        with self.database.read() as c:
-            rows = c.execute(_NEGATIVE).all()
-        for session_id, day in rows:
-            yield Defect("spending", f"the sum of what it spent on {day} is negative", session_id)
+        p = spending.c
+        negative = (p.calls < 0) | (p.prompt_tokens < 0) | (p.completion_tokens < 0) | (p.cost < -1e-6)
+        for row in self.database.rows(sa.select(p.session_id, p.day).where(negative)):
+            what = f"the sum of what it spent on {row['day']} is negative"
+            yield Defect("spending", what, row["session_id"])
 
     def models(self) -> Iterator[Defect]:
         """Every evidence model is readable and belongs to a namespace with sessions."""
-        with self.database.read() as c:
-            rows = c.execute(_MODELS).all()
-        for namespace, model, used in rows:
-            if used and is_model_text(bytes(model)):
+        m = models.c
+        used = sa.exists().where(sa.func.coalesce(_s.namespace, "") == m.namespace).label("used")
+        for row in self.database.rows(
+            sa.select(m.namespace, as_bytes(m.model).label("model"), used).where(m.model.is_not(None))
+        ):
+            if row["used"] and is_model_text(bytes(row["model"])):
                 continue
-            what = "its evidence model cannot be read" if used else "it has an evidence model and no session"
+            what = (
+                "its evidence model cannot be read"
+                if row["used"]
+                else "it has an evidence model and no session"
+            )
             if self.repair:
                 with self.database.erase() as c:
-                    forget_model(c, namespace)
-            yield Defect("model", f"namespace {namespace or 'default'}: {what}", mended=self.repair)
+                    forget_model(c, row["namespace"])
+            yield Defect("model", f"namespace {row['namespace'] or 'default'}: {what}", mended=self.repair)
 
-    def _pages(self, what: str, table: sa.Table, query: sa.Select[Any]) -> Iterator[RowMapping]:
+    def _pages(self, table: sa.Table, query: sa.Select[Any]) -> Iterator[RowMapping]:
         """All rows, a batch at a time, each over a connection of its own."""
         total = self.database.value(count_of(table)) or 0
         done, last = 0, -(2**62)
         while True:
-            with self.database.read() as c:
-                rows = c.execute(query, {"last": last, "n": _BATCH}).mappings().all()
+            rows = self.database.rows(query.where(table.c.seq > last).order_by(table.c.seq).limit(_BATCH))
             yield from rows
             done += len(rows)
-            self.report(what, done, max(done, total))
+            self.report(table.name, done, max(done, total))
             if len(rows) < _BATCH:
                 return
             last = rows[-1]["seq"]
 
 
-def _dimension(c: Connection) -> int | None:
-    embedder = embedder_of(c)
-    return None if embedder is None else embedder[1]
+def _stored(table: sa.Table) -> list[sa.ColumnElement[Any]]:
+    """The columns, texts as bytes: invalid text is to be reported, not raised."""
+    return [as_bytes(c).label(c.name) if isinstance(c.type, ExactText) else c for c in table.c]
+
+
+def _values(table: sa.Table, row: Any) -> tuple[dict[str, Any], str]:
+    """The values of a row that was read by ``_stored``, and what is wrong with one, or ""."""
+    values: dict[str, Any] = {}
+    for column in table.c:
+        value = row[column.name]
+        try:
+            if isinstance(column.type, ExactText) and value is not None:
+                value = memoryview(value).tobytes().decode("utf-8", "surrogatepass")
+        except (TypeError, ValueError):
+            return values, f"its {column.name} is not readable"
+        if not (fits(column.type, value) or (value is None and column.nullable)):
+            return values, f"its {column.name} is not valid"
+        values[column.name] = value
+    return values, ""
 
 
 def _name(value: object) -> str:
     return value if isinstance(value, str) else repr(value)[:80]
-
-
-def _text(value: object) -> str | None:
-    """The text of stored bytes. Raises TypeError, ValueError."""
-    if value is None:
-        return None
-    if not isinstance(value, (bytes, memoryview)):
-        raise TypeError
-    return bytes(value).decode("utf-8", "surrogatepass")
-
-
-def _is_json(text: str) -> bool:
-    try:
-        json.loads(text)
-    except RecursionError:  # nested deeper than the parser allows: kept as text
-        return True
-    except ValueError:
-        return False
-    return True

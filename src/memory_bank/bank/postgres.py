@@ -1,11 +1,11 @@
-"""PostgreSQL with pgvector: connecting, locking, migrating, and advice for its errors."""
+"""PostgreSQL with pgvector: connecting, locking, and advice for its errors."""
 
 from __future__ import annotations
 
 import re
 import select
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
 import sqlalchemy as sa
@@ -14,7 +14,7 @@ from sqlalchemy.dialects import postgresql
 from sqlalchemy.engine import Connection, Engine
 from sqlalchemy.exc import DBAPIError, InvalidatePoolError
 
-from memory_bank.bank.backend import Backend, ascii_lower, first_line
+from memory_bank.bank.database import Database, ascii_lower, first_line
 from memory_bank.bank.schema import bank, sessions
 from memory_bank.errors import DatabaseOpenError
 
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
     from sqlalchemy.pool import ConnectionPoolEntry
 
 LOCK_TIMEOUT_MS = 5_000
-MIGRATION_TIMEOUT_MS = 60_000
+CREATION_TIMEOUT_MS = 60_000
 _CONNECTIONS = 15
 _ASKED_AFTER = 10.0  # seconds without use before a connection is tested by a query
 _HELD, _USED = "memory_bank.held", "memory_bank.used"  # keys of a connection's info
-_MIGRATING = 0x6D656D62616E6B  # "membank": the advisory lock of migrations
+_CREATING = 0x6D656D62616E6B  # "membank": the advisory lock of those who create a bank
 _SECRETS = ("password", "sslpassword")
 
 # Parameters of libpq that the URL may override: no call waits long for an unreachable server.
@@ -70,22 +70,18 @@ _ADVICE = (
 )  # fmt: skip
 
 
-class Postgres(Backend):
-    """See Backend. Statements wait up to 5 s for a lock; connections are tested before they are used."""
+class Postgres(Database):
+    """See Database. Statements wait up to 5 s for a lock; connections are tested before they are used."""
 
-    in_memory = False
-    read_only = False
     ranks = True
     leaders = 4  # a transaction that waits for a session of another process does not block the others
     elsewhere = (
         "name an empty one, or give the bank a schema of its own by  ?options=-csearch_path=NAME,public"
     )
 
-    def __init__(self, url: sa.URL) -> None:
-        self.url = url.set(drivername="postgresql+psycopg")
-        self.name = url.difference_update_query(_SECRETS).render_as_string(hide_password=True)
-
-    def check(self, must_exist: bool) -> None:  # noqa: ARG002  only the server knows
+    def check_url(self, must_exist: bool) -> None:  # noqa: ARG002  only the server knows
+        self.url = self.url.set(drivername="postgresql+psycopg")
+        self.name = self.url.difference_update_query(_SECRETS).render_as_string(hide_password=True)
         if "@" in (self.url.host or ""):
             raise DatabaseOpenError("the database URL has an @ in user or password: write it as %40.")
 
@@ -117,27 +113,21 @@ class Postgres(Backend):
         return engine
 
     def reading(self, engine: Engine) -> Engine:
-        """See Backend. A read is one statement and needs no transaction."""
+        """See Database. A read is one statement and needs no transaction."""
         return engine.execution_options(isolation_level="AUTOCOMMIT")
 
-    def first(
-        self, reader: Engine, statement: sa.Select[*tuple[Any, ...]], values: Mapping[str, object]
-    ) -> Sequence[Any] | None:
-        with reader.connect() as c:
-            return c.execute(statement, values).first()
-
     def begin_snapshot(self, c: Connection) -> None:
-        """See Backend. Without the timeout: the reader may be slow."""
+        """See Database. Without the timeout: the reader may be slow."""
         c.exec_driver_sql("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
         c.exec_driver_sql("SET LOCAL idle_in_transaction_session_timeout = 0")
 
     def begin_write(self, c: Connection) -> None:
-        """See Backend. The transaction begins with its first statement."""
+        """See Database. The transaction begins with its first statement."""
         c.info.pop(_HELD, None)
 
-    def begin_migration(self, c: Connection) -> None:
-        c.exec_driver_sql(f"SET LOCAL lock_timeout = {MIGRATION_TIMEOUT_MS}")
-        c.exec_driver_sql(f"SELECT pg_advisory_xact_lock({_MIGRATING})")
+    def begin_creation(self, c: Connection) -> None:
+        c.exec_driver_sql(f"SET LOCAL lock_timeout = {CREATION_TIMEOUT_MS}")
+        c.exec_driver_sql(f"SELECT pg_advisory_xact_lock({_CREATING})")
 
     def prepare(self, c: Connection) -> None:
         try:
@@ -175,14 +165,13 @@ class Postgres(Backend):
     def now(self, c: Connection) -> float:
         return float(c.exec_driver_sql("SELECT extract(epoch FROM clock_timestamp())").scalar_one())
 
-    def insert_or_ignore(self, table: sa.Table) -> sa.Insert:
+    def new_insert_or_ignore(self, table: sa.Table) -> sa.Insert:
         return postgresql.insert(table).on_conflict_do_nothing()
 
-    def lock_bank(self, c: Connection, *, exclusive: bool) -> bool:
-        """See Backend. Neither mode blocks reads."""
-        if not exclusive and _HELD in c.info:
-            return True
-        c.exec_driver_sql(f"LOCK TABLE {bank.name} IN {'EXCLUSIVE' if exclusive else 'ROW SHARE'} MODE")
+    def lock_bank(self, c: Connection, *, exclusive: bool = False) -> bool:
+        """See Database. Neither mode blocks reads."""
+        if exclusive or _HELD not in c.info:
+            c.exec_driver_sql(f"LOCK TABLE {bank.name} IN {'EXCLUSIVE' if exclusive else 'ROW SHARE'} MODE")
         return True
 
     def lock_session(self, c: Connection, session_id: str | None) -> None:
@@ -196,32 +185,13 @@ class Postgres(Backend):
     def lock_name(self, c: Connection, name: str) -> None:
         c.execute(_LOCK_NAME, {"name": name})
 
-    def hold(self, c: Connection, session_ids: Collection[str], bank: bool) -> Collection[str]:
-        if bank:
-            self.lock_bank(c, exclusive=False)
+    def hold(self, c: Connection, session_ids: Collection[str]) -> Collection[str]:
+        self.lock_bank(c)
         held = set(c.execute(_HOLD, {"wanted": list(session_ids)}).scalars())
         c.info[_HELD] = held
         return held
 
-    def locking_insert(
-        self, c: Connection, table: sa.Table, rows: Sequence[Mapping[str, object]], session_id: str
-    ) -> Callable[[], sa.Insert] | None:
-        """See Backend. The subquery takes the lock, and only then ``seq`` is drawn from its sequence."""
-        if len(rows) > 1 or session_id in c.info.get(_HELD, ()):
-            return None
-
-        def statement() -> sa.Insert:
-            mine = sessions.c.session_id == sa.bindparam("session_id", type_=sessions.c.session_id.type)
-            held = sa.select(sa.literal_column("1").label("one")).where(mine).with_for_update().cte("held")
-            counted = sa.select(sa.func.count().label("n")).select_from(held).subquery("counted")
-            types = {name: table.c[name].type for name in rows[0]}  # explicit: NULL alone would be text
-            values = [sa.cast(sa.bindparam(name, type_=kind), kind) for name, kind in types.items()]
-            query = sa.select(*values).select_from(counted)
-            return postgresql.insert(table).from_select(list(rows[0]), query).on_conflict_do_nothing()
-
-        return statement
-
-    def read_bytes(self, c: Connection, column: sa.Column[Any], seq: int, start: int, size: int) -> bytes:
+    def read_part(self, c: Connection, column: sa.Column[Any], seq: int, start: int, size: int) -> bytes:
         part = sa.func.substr(sa.type_coerce(column, sa.LargeBinary), start + 1, size, type_=sa.LargeBinary)
         found = c.execute(sa.select(part).where(column.table.c.seq == seq)).scalar()
         if found is None:
@@ -229,7 +199,7 @@ class Postgres(Backend):
         return bytes(found)
 
     def holds(self, column: sa.Column[Any], text: str) -> sa.ColumnElement[bool]:
-        """See Backend. Compares the escape format of bytea, which also invalid UTF-8 has."""
+        """See Database. Compares the escape format of bytea, which also invalid UTF-8 has."""
         stored = sa.func.lower(sa.func.encode(sa.type_coerce(column, sa.LargeBinary), "escape"))
         given = "".join(
             chr(b) if 0 < b < 128 and b != 92 else "\\\\" if b == 92 else f"\\{b:03o}"

@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from memory_bank.bank.stores import FactStore, InsightStore, WiderScope
 from memory_bank.errors import ConfigError
-from memory_bank.ports import FactStorePort, InsightStorePort, WiderScopePort
-from memory_bank.records import NAMESPACE_END, InteractionRecord, Ranking
+from memory_bank.records import NAMESPACE_END, Hit, InteractionRecord
 from memory_bank.transcript.messages import content_text, read, readable_output
 from memory_bank.transcript.quoting import quote_lines
 from memory_bank.transcript.shortening import Shortened, shorten
@@ -47,8 +47,8 @@ class Retrieved:
 
 def retrieve_and_format(
     query: str,
-    fact_store: FactStorePort,
-    insight_store: InsightStorePort,
+    fact_store: FactStore,
+    insight_store: InsightStore,
     top_k: int,
     max_chars: int,
 ) -> list[dict[str, str]]:
@@ -76,13 +76,13 @@ def check_stores(fact_store: object, insight_store: object) -> None:
 
 
 def retrieve(
-    ranking: Ranking,
-    fact_store: FactStorePort,
-    insight_store: InsightStorePort,
+    ranking: Sequence[Hit],
+    fact_store: FactStore,
+    insight_store: InsightStore,
     top_k: int,
     max_chars: int,
     cache: dict[tuple[str, int], Shortened] | None = None,
-    wider: WiderScopePort | None = None,
+    wider: WiderScope | None = None,
 ) -> list[Retrieved]:
     """The first ``top_k`` of a ranking with summary and raw data. ``cache`` holds raw data already shortened.
 

@@ -7,16 +7,16 @@ import uuid
 from collections import defaultdict
 from collections.abc import Iterable
 from operator import itemgetter
-from typing import Any, TypedDict
+from typing import Any
 
+import sqlalchemy as sa
 from sqlalchemy.engine import RowMapping
 
+from memory_bank.bank.schema import Embedding, ExactText
 from memory_bank.errors import RecordConflictError, RecordError
 from memory_bank.records import Insight, InteractionRecord, call_key, derive_trace_id
 from memory_bank.transcript.jsontext import RAW, compact, dump_value, parse_arguments, parse_output
 
-ARGUMENT_BYTES = 1_000
-"""How many bytes of a record's arguments a list shows."""
 EQUALS = 1_024
 """The most equal calls of one session that ``derivation`` tries."""
 FORGOTTEN = "forgotten"
@@ -29,49 +29,25 @@ _MAX_STEP = 2**31 - 1
 _MAX_TIME = 8_640_000_000_000  # seconds: the last time that a browser can show
 
 
-class RecordRow(TypedDict):
-    """The columns of a record but ``seq``."""
-
-    session_id: str
-    trace_id: str
-    step_id: int
-    call_id: str | None
-    tool_name: str
-    input: str
-    input_verbatim: bool
-    output: str
-    output_verbatim: bool
-    timestamp: float
-
-
-class InsightRow(TypedDict):
-    """The columns of an insight but ``seq``."""
-
-    session_id: str
-    trace_id: str
-    summary: str
-    embedding: bytes
-    source: str
-    redo: str | None
-
-
+Row = RowMapping | dict[str, Any]
+"""The columns of a record or of an insight, by name."""
 _content = itemgetter("call_id", "tool_name", "input", "input_verbatim", "output", "output_verbatim")
 
 
-def to_rows(batch: Iterable[InteractionRecord], session_id: str) -> dict[str, RecordRow]:
+def to_rows(batch: Iterable[InteractionRecord], session_id: str) -> dict[str, dict[str, Any]]:
     """The rows of records by trace_id, in their order; equal records once.
 
     Raises RecordError for a value that cannot be stored, RecordConflictError for two different records with
     one trace_id.
     """
-    rows: dict[str, RecordRow] = {}
+    rows: dict[str, dict[str, Any]] = {}
     for record in batch:
         row = to_row(record, session_id)
         check_same(row, rows.setdefault(row["trace_id"], row))
     return rows
 
 
-def to_row(record: InteractionRecord, session_id: str) -> RecordRow:
+def to_row(record: InteractionRecord, session_id: str) -> dict[str, Any]:
     """The row of a record. Raises RecordError for values that neither JSON nor the database can hold."""
     if not isinstance(record, InteractionRecord):
         raise RecordError(f"a {type(record).__name__} is not a record: use InteractionRecord.create.")
@@ -101,7 +77,7 @@ def to_row(record: InteractionRecord, session_id: str) -> RecordRow:
     }
 
 
-def from_row(row: RowMapping | RecordRow) -> InteractionRecord:
+def from_row(row: Row) -> InteractionRecord:
     """The record of a row; the parsed values are new with every call."""
     input_, output = row["input"], row["output"]
     return InteractionRecord(
@@ -117,14 +93,14 @@ def from_row(row: RowMapping | RecordRow) -> InteractionRecord:
     )
 
 
-def insight_of(row: RowMapping) -> Insight | None:
+def insight_of(row: Row) -> Insight | None:
     """The insight of a row of records joined with insights; None for a record without one."""
     if row["summary"] is None:
         return None
     return Insight(row["trace_id"], row["summary"], row["source"], row["redo"])
 
 
-def check_same(a: RowMapping | RecordRow, b: RowMapping | RecordRow) -> None:
+def check_same(a: Row, b: Row) -> None:
     """Raise RecordConflictError unless two rows have the same content; step and timestamp may differ."""
     if a is not b and _content(a) != _content(b):
         raise RecordConflictError(
@@ -147,7 +123,7 @@ def latest_insights(batch: Iterable[Insight]) -> list[Insight]:
         _check_text(insight.summary, f"the summary {what}")
         if insight.redo is not None:
             _check_text(insight.redo, f"the mark {what}")
-        if not _is_name(insight.source, _MAX_SOURCE):
+        if not is_name(insight.source, _MAX_SOURCE):
             raise RecordError(f"the source {what} must be a text of 1 to {_MAX_SOURCE} plain characters.")
         latest.pop(insight.trace_id, None)
         latest[insight.trace_id] = insight
@@ -156,7 +132,7 @@ def latest_insights(batch: Iterable[Insight]) -> list[Insight]:
 
 def is_trace_id(value: object) -> bool:
     """Whether a value is a valid trace_id: text of 1 to 64 characters without NUL and lone surrogates."""
-    return _is_name(value, _MAX_ID)
+    return is_name(value, _MAX_ID)
 
 
 def is_time(value: object) -> bool:
@@ -166,10 +142,11 @@ def is_time(value: object) -> bool:
 
 def is_session_id(value: object) -> bool:
     """Whether a value is a valid session_id: as a trace_id, of 1 to 255 characters."""
-    return _is_name(value, 255)
+    return is_name(value, 255)
 
 
-def _is_name(value: object, at_most: int) -> bool:
+def is_name(value: object, at_most: int) -> bool:
+    """Whether a value is a text of 1 to ``at_most`` characters without NUL and lone surrogates."""
     if not isinstance(value, str) or not 0 < len(value) <= at_most:
         return False
     return "\0" not in value and (value.isascii() or not any("\ud800" <= c <= "\udfff" for c in value))
@@ -201,14 +178,31 @@ def _dump(value: Any, what: str) -> str:
     return text
 
 
-def stored_text(value: Any) -> str:
-    """The text under which a value is stored that was not received as text. Raises RecordError."""
-    return _dump(value, "the value")
+def is_json(text: str) -> bool:
+    """Whether a stored text that was not received as text is the JSON of a value."""
+    try:
+        json.loads(text)
+    except RecursionError:  # nested deeper than the parser allows: kept as text
+        return True
+    except ValueError:
+        return False
+    return True
 
 
-def text_of(head: bytes) -> str:
-    """The text of the first bytes of a stored value; an incomplete character becomes U+FFFD."""
-    return bytes(head).decode("utf-8", "replace")
+def fits(kind: Any, value: Any) -> bool:
+    """Whether a value may stand in a column of a type, within limits that no sum over sessions exceeds."""
+    if isinstance(kind, ExactText):
+        return isinstance(value, str)
+    if isinstance(kind, Embedding):
+        return isinstance(value, bytes)
+    if isinstance(kind, sa.String):
+        return is_name(value, kind.length or 0)
+    if isinstance(kind, sa.Boolean):
+        return value is True or value is False
+    if isinstance(kind, sa.Integer):  # BigInteger is one
+        most = 2**40 if isinstance(kind, sa.BigInteger) else _MAX_STEP
+        return isinstance(value, int) and not isinstance(value, bool) and abs(value) <= most
+    return is_time(value)
 
 
 def _load(text: str) -> Any:

@@ -1,6 +1,6 @@
 """The tables of a bank, and the parts of SQL statements that several modules share.
 
-A change to a table needs a new numbered migration; existing migrations are never edited.
+A change to a table needs a new VERSION and, once a version is released, a way to bring older banks to it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from sqlalchemy.engine import Dialect
 from sqlalchemy.types import LargeBinary, TypeDecorator, TypeEngine, UserDefinedType
 
 T = TypeVar("T")
-HEAD = "0006"  # the revision of the newest migration
+VERSION = "1"
 
 
 class ExactText(TypeDecorator[str]):
@@ -69,6 +69,8 @@ metadata = sa.MetaData(
 
 # AUTOINCREMENT never reuses a number, so other processes see that a row has replaced the newest one.
 _Serial = sa.BigInteger().with_variant(sa.Integer, "sqlite")
+
+schema_version = sa.Table("schema_version", metadata, sa.Column("version_num", sa.String(32), nullable=False))
 
 bank = sa.Table(  # key-value pairs of the bank as a whole: its embedder
     "bank",
@@ -246,10 +248,9 @@ def of_session(table: sa.Table) -> sa.ColumnElement[bool]:
     return table.c.session_id == SESSION
 
 
-def of_namespace(named: bool) -> sa.ColumnElement[bool]:
-    """The condition that a session is in the parameter ``namespace``, in the two forms that use the index."""
-    column = sessions.c.namespace
-    return column == sa.bindparam("namespace") if named else column.is_(None)
+def of_namespace(namespace: str | None) -> sa.ColumnElement[bool]:
+    """The condition that a session is in a namespace."""
+    return sessions.c.namespace.is_(None) if namespace is None else sessions.c.namespace == namespace
 
 
 def count_of(table: sa.FromClause) -> sa.Select[int]:

@@ -14,7 +14,7 @@ from memory_bank.bank.database import Database
 from memory_bank.bank.embedder import is_known, mismatch
 from memory_bank.bank.schema import LAST, SESSION, Embedding, N, bank, insights, sessions
 from memory_bank.ports import Scope
-from memory_bank.records import Ranking
+from memory_bank.records import Hit
 
 Vectors = npt.NDArray[Any]
 Key = tuple[str | None, str]
@@ -25,7 +25,6 @@ _MANY = 2**31  # a higher limit is no limit
 _TIE = 1e-6  # scores this close to the next better one are equal
 _GAP = 1e-4  # scores further apart than this are in different groups of ties
 _SPARE = 16
-_DEAD = 64  # up to this many replaced rows never cause a rebuild
 
 # Which sessions a search includes
 
@@ -111,7 +110,9 @@ def best_first(scores: Vectors, rows: Vectors) -> tuple[Vectors, Vectors]:
     return rows[order], scores[order]
 
 
-def _first(limit: int | None, hidden: int, fetch: Callable[[int | None], tuple[Ranking, bool]]) -> Ranking:
+def _first(
+    limit: int | None, hidden: int, fetch: Callable[[int | None], tuple[list[Hit], bool]]
+) -> list[Hit]:
     """The first ``limit`` of a ranking, which is fetched as far as ties require.
 
     ``fetch(n)`` ranks the ``n`` nearest rows (None: all), of which it may leave out ``hidden``, and says
@@ -124,7 +125,7 @@ def _first(limit: int | None, hidden: int, fetch: Callable[[int | None], tuple[R
         found, complete = fetch(wanted)
         # After a clear gap nothing is tied with the last one returned.
         if complete or (
-            len(found) > limit and (limit == 0 or found.scores[limit - 1] - found.scores[-1] > _GAP)
+            len(found) > limit and (limit == 0 or found[limit - 1].score - found[-1].score > _GAP)
         ):
             return found[:limit]
         wanted *= 4
@@ -134,99 +135,61 @@ class VectorIndex:
     """A flat inner-product index in FAISS with the key of each row.
 
     ``generation`` is the sum of the sessions' when the rows were read, ``last_seq`` the number of the newest
-    row. A replaced row stays as dead until there are enough of them for a rebuild (``rebuilds``).
+    row.
     """
 
     def __init__(self, generation: int = -1) -> None:
         self.generation = generation
         self.last_seq = -1
         self.dimension = 0
-        self.rebuilds = 0
         self._faiss: Any = None
-        self._rows: dict[Key, int] = {}  # those that are not dead
-        self._count = 0  # of all rows
-        self._keys: Vectors = np.empty((64, 2), dtype=object)
-        self._alive: Vectors = np.zeros(64, dtype=bool)
+        self._keys: list[Key] = []
+        self._rows: dict[Key, int] = {}
 
     @property
     def size(self) -> int:
         """How many rows a search can return."""
-        return len(self._rows)
-
-    @property
-    def dead(self) -> int:
-        """How many rows were replaced and are still in the index."""
-        return self._count - len(self._rows)
+        return len(self._keys)
 
     def extend(self, rows: Sequence[tuple[int, Key, bytes]]) -> None:
-        """Add rows ``(seq, key, embedding)`` in the order of ``seq``; earlier rows of their keys die."""
+        """Add rows ``(seq, key, embedding)`` in the order of ``seq``; they replace earlier rows of their keys."""
         if not rows:
             return
+        import faiss
+
         vectors = np.frombuffer(b"".join(e for _, _, e in rows), dtype="<f4").reshape(len(rows), -1)
         if self._faiss is None:
             self.dimension = vectors.shape[1]
-            self._faiss = _flat_index(self.dimension)
+            self._faiss = faiss.IndexFlatIP(self.dimension)
+        replaced = {self._rows[key] for _, key, _ in rows if key in self._rows}
+        if replaced:  # the others keep their order
+            self._faiss.remove_ids(np.array(sorted(replaced), dtype=np.int64))
+            self._keys = [key for row, key in enumerate(self._keys) if row not in replaced]
+            self._rows = {key: row for row, key in enumerate(self._keys)}
         self._faiss.add(np.ascontiguousarray(vectors, dtype=np.float32))
-        while self._count + len(rows) > len(self._keys):
-            self._keys = np.concatenate([self._keys, np.empty_like(self._keys)])
-            self._alive = np.concatenate([self._alive, np.zeros_like(self._alive)])
         for _, key, _ in rows:
-            old = self._rows.get(key)
-            if old is not None:
-                self._alive[old] = False
-            self._rows[key] = self._count
-            self._keys[self._count] = key
-            self._alive[self._count] = True
-            self._count += 1
+            self._rows[key] = len(self._keys)
+            self._keys.append(key)
         self.last_seq = rows[-1][0]
-        if self.dead > _DEAD and self.dead > self.size:
-            self._rebuild()
 
-    def _rebuild(self) -> None:
-        """Remove the dead rows; the others keep their order."""
-        alive = np.flatnonzero(self._alive[: self._count])
-        vectors = self._faiss.reconstruct_n(0, self._count)[alive]
-        self._faiss = _flat_index(self.dimension)
-        self._faiss.add(np.ascontiguousarray(vectors))
-        self._count = len(alive)
-        self._keys[: self._count] = self._keys[alive]
-        self._keys[self._count :] = None
-        self._alive[:] = False
-        self._alive[: self._count] = True
-        self._rows = {(s, t): row for row, (s, t) in enumerate(self._keys[: self._count])}
-        self.rebuilds += 1
-
-    def rank(self, query: Vectors, exclude: Collection[str], limit: int | None, *, wider: bool) -> Ranking:
+    def rank(self, query: Vectors, exclude: Collection[str], limit: int | None) -> list[Hit]:
         """At most ``limit`` rows, best first, for a query of shape (1, dimension).
 
-        ``exclude`` are trace_ids of the session that searches. With ``wider`` the hits name their session.
+        ``exclude`` are trace_ids of the session that searches.
         """
+        hidden = {self._rows.get((None, t)) for t in exclude}
 
-        def fetch(n: int | None) -> tuple[Ranking, bool]:
-            k = self._count if n is None else min(n, self._count)
-            return self._nearest(query, exclude, k, wider), k == self._count
+        def fetch(n: int | None) -> tuple[list[Hit], bool]:
+            k = self.size if n is None else min(n, self.size)
+            scores, found = (column[0] for column in self._faiss.search(query, k))
+            order, scores = best_first(scores, found)
+            ranked = zip(order.tolist(), scores.tolist(), strict=True)
+            keys = self._keys
+            return [
+                Hit(keys[row][1], score, keys[row][0]) for row, score in ranked if row not in hidden
+            ], k == self.size
 
-        return _first(limit, len(exclude) + min(self.dead, limit or 0), fetch)
-
-    def _nearest(self, query: Vectors, exclude: Collection[str], k: int, wider: bool) -> Ranking:
-        scores, found = (column[0] for column in self._faiss.search(query, k))
-        if self.dead:  # before ties are resolved: a dead row must not connect two groups
-            alive = self._alive[found]
-            scores, found = scores[alive], found[alive]
-        order, scores = best_first(scores, found)
-        if exclude:
-            hidden = np.zeros(self._count, dtype=bool)
-            hidden[[self._rows[None, t] for t in exclude if (None, t) in self._rows]] = True
-            shown = ~hidden[order]
-            order, scores = order[shown], scores[shown]
-        keys = self._keys[order]
-        return Ranking(keys[:, 1].tolist(), scores.tolist(), keys[:, 0].tolist() if wider else None)
-
-
-def _flat_index(dimension: int) -> Any:
-    import faiss
-
-    return faiss.IndexFlatIP(dimension)
+        return _first(limit, len(exclude), fetch)
 
 
 class InsightSearch(ABC):
@@ -239,11 +202,10 @@ class InsightSearch(ABC):
         self.session_id = session_id
         self.embedder_name = embedder_name
         self.scope = scope
-        self.wider = scope != "session"
         self.forget()
 
     @abstractmethod
-    def rank(self, query: Callable[[], Vectors], exclude: Collection[str], limit: int | None) -> Ranking:
+    def rank(self, query: Callable[[], Vectors], exclude: Collection[str], limit: int | None) -> list[Hit]:
         """The insights but the excluded, best first; ``query`` is called only if there are any.
 
         ``exclude`` are trace_ids of the session itself. Raises EmbedderMismatchError.
@@ -256,28 +218,20 @@ class InsightSearch(ABC):
         return None if session_id == self.session_id else session_id, trace_id
 
 
-def open_search(
-    database: Database, session_id: str, embedder_name: str, scope: Scope = "session"
-) -> InsightSearch:
-    """The search for this kind of database."""
-    kind = DatabaseSearch if database.ranks else IndexSearch
-    return kind(database, session_id, embedder_name, scope)
-
-
 class IndexSearch(InsightSearch):
     """Searches a FAISS index that is derived from the rows and follows them."""
 
     _index: VectorIndex
 
-    def rank(self, query: Callable[[], Vectors], exclude: Collection[str], limit: int | None) -> Ranking:
+    def rank(self, query: Callable[[], Vectors], exclude: Collection[str], limit: int | None) -> list[Hit]:
         index = self._refresh()
         if not index.size:
-            return Ranking([], [])
+            return []
         vector = query()
         if vector.shape[1] != index.dimension:
             name = self.embedder_name
             raise mismatch(self.database.name, name, index.dimension, name, vector.shape[1])
-        return index.rank(vector, exclude, limit, wider=self.wider)
+        return index.rank(vector, exclude, limit)
 
     def forget(self) -> None:
         self._index = VectorIndex()
@@ -305,9 +259,9 @@ class IndexSearch(InsightSearch):
 class DatabaseSearch(InsightSearch):
     """Exact inner products by pgvector over the rows of the scope."""
 
-    def rank(self, query: Callable[[], Vectors], exclude: Collection[str], limit: int | None) -> Ranking:
+    def rank(self, query: Callable[[], Vectors], exclude: Collection[str], limit: int | None) -> list[Hit]:
         if not self._has_insights(None):
-            return Ranking([], [])
+            return []
         vector = query()
         dimension = vector.shape[1]
         values = {
@@ -317,7 +271,7 @@ class DatabaseSearch(InsightSearch):
         }
         hidden = {(None, t) for t in exclude}
 
-        def fetch(n: int | None) -> tuple[Ranking, bool]:
+        def fetch(n: int | None) -> tuple[list[Hit], bool]:
             n = n if n is None or n < _MANY else None
             with self.database.read() as c:
                 if n is None:
@@ -326,18 +280,15 @@ class DatabaseSearch(InsightSearch):
                     rows = c.execute(_BEST[self.scope], {**values, "n": n}).all()
             if not rows:
                 self._has_insights(dimension)
-                return Ranking([], []), True
+                return [], True
             self._check(rows[0].embedder, rows[0].dimension, dimension)
             keys = {row.seq: self._key(row.session_id, row.trace_id) for row in rows}
             order, scores = best_first(
                 np.array([-row.distance for row in rows]), np.array(list(keys), dtype=np.intp)
             )
-            shown = [k for k, seq in enumerate(order.tolist()) if keys[seq] not in hidden]
-            found = [keys[int(order[k])] for k in shown]
-            ranking = Ranking(
-                [t for _, t in found], scores[shown].tolist(), [s for s, _ in found] if self.wider else None
-            )
-            return ranking, n is None or len(rows) < n
+            ranked = zip(map(keys.__getitem__, order.tolist()), scores.tolist(), strict=True)
+            found = [Hit(t, score, s) for (s, t), score in ranked if (s, t) not in hidden]
+            return found, n is None or len(rows) < n
 
         return _first(limit, len(hidden), fetch)
 

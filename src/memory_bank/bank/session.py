@@ -17,8 +17,8 @@ from memory_bank.bank.ingestion import log_ingested, records_of
 from memory_bank.bank.jobs import JobQueue, without_insight
 from memory_bank.bank.learned import model_of_session
 from memory_bank.bank.rows import to_rows
+from memory_bank.bank.spending import Spending
 from memory_bank.bank.stores import FactStore, InsightStore, WiderScope, clear_session
-from memory_bank.bank.usage import Spending
 from memory_bank.bank.worker import BackgroundObserver, Worker
 from memory_bank.config import MemoryBankSettings
 from memory_bank.errors import EmbeddingError, StorageError

@@ -6,9 +6,7 @@ import functools
 import os
 import shutil
 import sqlite3
-import threading
 import time
-from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import Any
@@ -20,43 +18,37 @@ from sqlalchemy.engine import Connection, Engine
 from sqlalchemy.pool import StaticPool
 from sqlalchemy.schema import CreateIndex, CreateTable
 
-from memory_bank.bank.backend import Backend, ascii_lower, first_line
+from memory_bank.bank.database import Database, ascii_lower, first_line
 from memory_bank.bank.schema import metadata
 from memory_bank.errors import DatabaseOpenError, StorageError
 
 BUSY_TIMEOUT_MS = 5_000
-MIGRATION_TIMEOUT_MS = 60_000
+CREATION_TIMEOUT_MS = 60_000
 
 
-class Sqlite(Backend):
-    """See Backend. Writers of one process take turns and wait up to 5 s for those of other processes.
+class Sqlite(Database):
+    """See Database. Writers of one process take turns and wait up to 5 s for those of other processes.
 
     ``?synchronous=normal`` in the URL omits the sync at each commit: after a loss of power (not of the
     process) the latest commits may be lost; the file stays consistent. A file that may only be read, or is on a
     read-only file system, is opened for reading; writes raise StorageError.
     """
 
-    ranks = False
     elsewhere = "give another file name"
+    _options = ""  # of the URI that opens a file for reading
 
-    def __init__(self, url: sa.URL, write_lock: threading.RLock) -> None:
-        self._query = dict(url.query)
-        self.url = url.set(query={})
-        self.name = url.render_as_string(hide_password=True)
-        self.in_memory = url.database in (None, "", ":memory:")
+    def check_url(self, must_exist: bool) -> None:
+        query = dict(self.url.query)
+        self.url = self.url.set(query={})
+        self.name = self.url.render_as_string(hide_password=True)
+        self.in_memory = self.url.database in (None, "", ":memory:")
         self.leaders = 0 if self.in_memory else 1
-        self.read_only = False
-        self._options = ""  # of the URI that opens a file for reading
-        self._write_lock = write_lock
-        self._compiled: dict[sa.Select[*tuple[Any, ...]], tuple[str, list[str]]] = {}
-
-    def check(self, must_exist: bool) -> None:
         if self.url.host or self.url.username or self.url.password:
             raise DatabaseOpenError(
                 "a SQLite URL has no host and no user: use  sqlite:///FILE  or a file name."
             )
-        wanted = self._query.pop("synchronous", "full")
-        if self._query or str(wanted).lower() not in ("full", "normal"):
+        wanted = query.pop("synchronous", "full")
+        if query or str(wanted).lower() not in ("full", "normal"):
             raise DatabaseOpenError(
                 "a SQLite URL takes one option: use  sqlite:///FILE  or  sqlite:///FILE?synchronous=normal ."
             )
@@ -118,38 +110,17 @@ class Sqlite(Backend):
 
         return engine
 
-    def first(
-        self, reader: Engine, statement: sa.Select[*tuple[Any, ...]], values: Mapping[str, object]
-    ) -> Sequence[Any] | None:
-        """See Backend. Calls the driver directly, in a quarter of the time of SQLAlchemy."""
-        sql, order = self._compiled.get(statement) or self._compile(statement)
-        try:
-            connection = reader.raw_connection()
-            try:
-                driver: sqlite3.Connection = connection.driver_connection  # type: ignore[assignment]
-                found: Sequence[Any] | None = driver.execute(sql, [values[n] for n in order]).fetchone()
-                return found
-            finally:
-                connection.close()
-        except sqlite3.Error as e:
-            raise sa.exc.OperationalError(sql, None, e) from e
-
-    def _compile(self, statement: sa.Select[*tuple[Any, ...]]) -> tuple[str, list[str]]:
-        compiled: Any = statement.compile(dialect=sqlite.dialect())
-        found = self._compiled[statement] = str(compiled), list(compiled.positiontup)
-        return found
-
     def turn(self) -> AbstractContextManager[object]:
-        return self._write_lock
+        return self.write_lock
 
-    def wipe(self, engine: Engine, seconds: float) -> None:
-        """See Backend. Empties the write-ahead log, which holds pages from before a deletion.
+    def wipe(self, seconds: float) -> None:
+        """See Database. Empties the write-ahead log, which holds pages from before a deletion.
 
         Waits so long for readers and writers of other connections.
         """
         if self.in_memory or self.read_only:
             return
-        with self._write_lock, engine.connect() as c:
+        with self.write_lock, self._engine.connect() as c:
             c.exec_driver_sql(f"PRAGMA busy_timeout={int(1000 * seconds)}")
             try:
                 c.exec_driver_sql("PRAGMA wal_checkpoint(TRUNCATE)")
@@ -166,16 +137,10 @@ class Sqlite(Backend):
                 f"{self.name} can only be read here: allow writing to the file and its folder, or use a copy."
             )
         if not self.in_memory:  # take the write lock at once, so that two readers cannot deadlock
-            try:  # by the driver: half the time of SQLAlchemy
-                c.connection.driver_connection.execute("BEGIN IMMEDIATE")  # type: ignore[union-attr]
-            except sqlite3.Error as e:
-                raise sa.exc.OperationalError("BEGIN IMMEDIATE", None, e) from e
+            c.exec_driver_sql("BEGIN IMMEDIATE")
 
-    def begin_migration(self, c: Connection) -> None:
-        """See Backend. Another migration may run, which takes longer than a write."""
-        if self.in_memory:
-            return
-        c.exec_driver_sql(f"PRAGMA busy_timeout={MIGRATION_TIMEOUT_MS}")
+    def begin_creation(self, c: Connection) -> None:
+        c.exec_driver_sql(f"PRAGMA busy_timeout={CREATION_TIMEOUT_MS}")
         try:
             self.begin_write(c)
         finally:
@@ -192,11 +157,11 @@ class Sqlite(Backend):
     def now(self, c: Connection) -> float:  # noqa: ARG002  all users are on one host
         return time.time()
 
-    def insert_or_ignore(self, table: sa.Table) -> sa.Insert:
+    def new_insert_or_ignore(self, table: sa.Table) -> sa.Insert:
         return sqlite.insert(table).on_conflict_do_nothing()
 
-    def read_bytes(self, c: Connection, column: sa.Column[Any], seq: int, start: int, size: int) -> bytes:
-        """See Backend. By blobopen: a SELECT would read the whole value; ``seq`` is the rowid."""
+    def read_part(self, c: Connection, column: sa.Column[Any], seq: int, start: int, size: int) -> bytes:
+        """See Database. By blobopen: a SELECT would read the whole value; ``seq`` is the rowid."""
         try:
             driver: sqlite3.Connection = c.connection.driver_connection  # type: ignore[assignment]
             with driver.blobopen(column.table.name, column.name, seq, readonly=True) as blob:
@@ -212,7 +177,7 @@ class Sqlite(Backend):
 
 @functools.cache
 def schema_script() -> str:
-    """The newest schema as one SQL script for databases in memory; equal to that of the migrations."""
+    """The schema as one SQL script, for databases in memory."""
     dialect = sqlite.dialect()
     parts: list[CreateTable | CreateIndex] = []
     for table in metadata.sorted_tables:

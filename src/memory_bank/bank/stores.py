@@ -7,7 +7,7 @@ from collections import OrderedDict
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection, RowMapping
@@ -16,18 +16,14 @@ from memory_bank.bank.database import Database, as_database
 from memory_bank.bank.embedder import bind, check_embedder
 from memory_bank.bank.jobs import Job, add_jobs, clear_jobs, finish_job
 from memory_bank.bank.learned import forget_model, lock_model
-from memory_bank.bank.listing import count_records, list_outlines
+from memory_bank.bank.listing import Outline, count_records, list_outlines
 from memory_bank.bank.rows import (
-    ARGUMENT_BYTES,
     FORGOTTEN,
-    InsightRow,
-    RecordRow,
     check_same,
     from_row,
     insight_of,
     is_trace_id,
     latest_insights,
-    text_of,
     to_rows,
 )
 from memory_bank.bank.schema import (
@@ -44,12 +40,12 @@ from memory_bank.bank.schema import (
     records,
     steps,
 )
-from memory_bank.bank.search import InsightSearch, Vectors, open_search, within
-from memory_bank.errors import ConfigError, RecordConflictError
+from memory_bank.bank.search import DatabaseSearch, IndexSearch, InsightSearch, Vectors, within
+from memory_bank.errors import ConfigError
 from memory_bank.faults import fault_point
 from memory_bank.models.embedding import load_embedder
 from memory_bank.ports import Embedder, Scope
-from memory_bank.records import Insight, InteractionRecord, Ranking, RecordLine
+from memory_bank.records import Hit, Insight, InteractionRecord
 from memory_bank.vectors import embedder_name, encode_documents, encode_queries
 
 FORGOTTEN_OUTPUT = "[forgotten]"
@@ -95,29 +91,6 @@ _FORGET_TOO = (
 _CLEAR_RECORDS = sa.delete(records).where(of_session(records))
 
 
-@dataclass(frozen=True, slots=True)
-class _StoreRecords:
-    """The write of ``FactStore.store_many``; the writes of several threads are merged to one INSERT."""
-
-    store: FactStore
-    rows: dict[str, RecordRow]
-    to_observe: Collection[str]
-
-    def __call__(self, c: Connection) -> None:
-        self.store.insert(c, self.rows, self.to_observe)
-
-    def merged(self, c: Connection, operations: Sequence[_StoreRecords]) -> None:
-        """See Mergeable. The sessions are locked."""
-        database = self.store.database
-        rows = [row for operation in operations for row in operation.rows.values()]
-        if database.insert_new(c, records, rows) != len(rows):
-            raise RecordConflictError("some records exist already: store them one by one")
-        for operation in operations:
-            if operation.to_observe:
-                add_jobs(c, database, operation.store.session_id, list(operation.to_observe))
-        fault_point("facts.executed")
-
-
 class FactStore:
     """The raw records of one session; without a database they live in memory.
 
@@ -145,13 +118,15 @@ class FactStore:
         rows = to_rows(batch, self.session_id)
         if not rows:
             return
-        self.database.submit(_StoreRecords(self, rows, to_observe), self.session_id)
+        self.database.submit(lambda c: self.insert(c, rows, to_observe), self.session_id)
         fault_point("facts.stored")
 
-    def insert(self, c: Connection, rows: dict[str, RecordRow], to_observe: Collection[str] = ()) -> None:
+    def insert(
+        self, c: Connection, rows: dict[str, dict[str, Any]], to_observe: Collection[str] = ()
+    ) -> None:
         """Within a write, insert the rows of ``to_rows`` that do not exist. Raises RecordConflictError."""
-        new = list(rows.values())
-        if self.database.insert_new(c, records, new, self.session_id) != len(rows):  # some exist already
+        self.database.lock_session(c, self.session_id)
+        if self.database.insert_new(c, records, list(rows.values())) != len(rows):  # some exist already
             for old in self._rows_of(c, list(rows)):
                 if old["mark"] != FORGOTTEN:
                     check_same(rows[old["trace_id"]], old)
@@ -229,15 +204,9 @@ class FactStore:
                 found.setdefault(call_id, []).append(trace_id)
         return found
 
-    def page(self, after: int = 0, limit: int = 50, tool: str | None = None) -> list[RecordLine]:
+    def page(self, after: int = 0, limit: int = 50, tool: str | None = None) -> list[Outline]:
         """The records with a number above ``after``, oldest first; of one tool, if given."""
-        return [
-            RecordLine(
-                o.number, o.trace_id, o.step_id, o.tool_name,
-                text_of(o.input_head[:ARGUMENT_BYTES]), o.output_bytes,
-            )
-            for o in list_outlines(self.database, self.session_id, limit, after, tool)
-        ]  # fmt: skip
+        return list_outlines(self.database, self.session_id, limit, after, tool)
 
     def clear(self) -> None:
         """Delete every record of the session and its jobs."""
@@ -269,7 +238,7 @@ _CLEAR_INSIGHTS = sa.delete(insights).where(of_session(insights))
 class PreparedInsights:
     """Rows with their embeddings, and the dimension of these."""
 
-    rows: list[InsightRow]
+    rows: list[dict[str, Any]]
     dimension: int
 
 
@@ -329,7 +298,7 @@ class InsightStore:
         if not latest:
             return PreparedInsights([], 0)
         vectors = encode_documents(self.embedding_model, [i.summary for i in latest])
-        rows: list[InsightRow] = [
+        rows: list[dict[str, Any]] = [
             {
                 "session_id": self.session_id,
                 "trace_id": i.trace_id,
@@ -352,7 +321,7 @@ class InsightStore:
             return
         bind(c, self.database, self.embedder_name, prepared.dimension)
         self.database.lock_session(c, self.session_id)
-        if generation is not None and self.database.generation_within(c, self.session_id) != generation:
+        if generation is not None and self.database.generation(self.session_id, c) != generation:
             return
         if self.database.insert_new(c, insights, rows) != len(rows):  # some exist already
             for part in in_parts([r["trace_id"] for r in rows]):
@@ -390,7 +359,7 @@ class InsightStore:
         limit: int | None = None,
         *,
         scope: Scope = "session",
-    ) -> Ranking:
+    ) -> list[Hit]:
         """At most ``limit`` insights but the excluded, best first; ties (1e-6): the newer first.
 
         ``scope``: ``"agent"`` and ``"all"`` include other sessions, whose hits then name their session.
@@ -400,8 +369,10 @@ class InsightStore:
         with self._lock:
             search = self._searches.get(scope)
             if search is None:
-                search = open_search(self.database, self.session_id, self.embedder_name, scope)
-                self._searches[scope] = search
+                kind = DatabaseSearch if self.database.ranks else IndexSearch
+                search = self._searches[scope] = kind(
+                    self.database, self.session_id, self.embedder_name, scope
+                )
             return search.rank(lambda: self._query_vector(query), exclude, limit)
 
     def get_summary(self, trace_id: str) -> str | None:
@@ -511,7 +482,7 @@ class WiderScope:
         self.scope = scope
         self.insight_store = insight_store
 
-    def rank(self, query: str, exclude: Collection[str] = (), limit: int | None = None) -> Ranking:
+    def rank(self, query: str, exclude: Collection[str] = (), limit: int | None = None) -> list[Hit]:
         """As ``InsightStore.rank``, over all sessions of the scope; hits of other sessions name theirs.
 
         ``exclude`` are trace_ids of the own session.

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 
 from memory_bank.bank.database import Database
 from memory_bank.bank.jobs import Job, JobQueue
+from memory_bank.bank.spending import Spending
 from memory_bank.bank.stores import FactStore, InsightStore
-from memory_bank.bank.usage import Spending
 from memory_bank.errors import EmbeddingError, MemoryBankError, StorageError
 from memory_bank.faults import fault_point
 from memory_bank.models.observer import Observer, Trouble

@@ -30,7 +30,7 @@ from memory_bank.errors import ConfigError, EmbedderMismatchError, StorageError
 
 if TYPE_CHECKING:
     from memory_bank.bank.database import Database
-    from memory_bank.bank.listing import SessionDetails
+    from memory_bank.bank.listing import SessionInfo
     from memory_bank.bank.maintenance import Purged
     from memory_bank.bank.transfer import ImportedSession
     from memory_bank.config import ServiceSettings
@@ -107,7 +107,7 @@ def sessions(db: str | None = DB, as_json: bool = JSON) -> None:
     table(["session", *numbers, "last written", "task"], rows, right=frozenset(range(1, 10)))
 
 
-def _session_values(session: SessionDetails) -> dict[str, object]:
+def _session_values(session: SessionInfo) -> dict[str, object]:
     keys = (
         "session_id", "records", "steps", "insights", "unobserved", "to_redo", "last_written", "task", "jobs",
         "failing", "attempts",
@@ -123,8 +123,7 @@ def show(
 ) -> None:
     """Show one record: the call, its raw output, its summary."""
     from memory_bank.bank.listing import find_record
-    from memory_bank.bank.transfer import record_line
-    from memory_bank.transcript.jsontext import compact, dump_value
+    from memory_bank.transcript.jsontext import RAW, compact, dump_value, is_deep
 
     found = find_record(open_bank(db), trace_id)
     if found is None:
@@ -137,7 +136,13 @@ def show(
         sys.stdout.buffer.flush()
         return
     if as_json:
-        print_json(record_line(session_id, record, insight))
+        values = {"session_id": session_id, **{n: getattr(record, n) for n in record.__dataclass_fields__}}
+        for name, text in (("raw_input", record.input_text), ("raw_output", output)):
+            if is_deep(values[name]):  # deeper than json.dumps allows: the text instead
+                values[name] = {RAW: text}
+        for name, field in (("summary", "summary"), ("summary_source", "source"), ("redo", "redo")):
+            values[name] = getattr(insight, field, None)
+        print_json(values)
         return
     print(f"session    {visible(session_id)}")
     print(f"trace_id   {record.trace_id}")
@@ -384,7 +389,7 @@ def export(
             line = json_line(value)
             target.write(("," if written else "") + line.rstrip("\n") if as_json else line)
             written += 1
-            count += "step_id" in value
+            count += "record" in value
         if as_json:
             target.write("]\n")
     tell(f"wrote {count:,} records.")

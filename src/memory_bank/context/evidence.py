@@ -14,7 +14,6 @@ from memory_bank.ports import TokenCounter
 from memory_bank.records import InteractionRecord
 from memory_bank.selection.index import EvidenceIndex, Reason, Selection
 from memory_bank.selection.model import MODEL_FILE, Model, load_model, parse_model
-from memory_bank.selection.similarity import Similarity
 from memory_bank.selection.thread import Thread
 from memory_bank.transcript.jsontext import compact
 from memory_bank.transcript.messages import Interaction, is_memory_tool, readable_output
@@ -43,13 +42,9 @@ class EvidenceMemory:
     """
 
     def __init__(
-        self,
-        counter: TokenCounter,
-        model: Model,
-        similarity: Similarity | None = None,
-        tools: Mapping[str, ToolSettings] | None = None,
+        self, counter: TokenCounter, model: Model, tools: Mapping[str, ToolSettings] | None = None
     ) -> None:
-        self.index = EvidenceIndex(model, counter.count_text, similarity=similarity)
+        self.index = EvidenceIndex(model, counter.count_text)
         effects = {name: of.effect for name, of in (tools or {}).items() if of.effect is not None}
         self.thread = Thread(counter.count_text, effects)
         self.numbers: dict[str, int] = {}
@@ -63,44 +58,34 @@ class EvidenceMemory:
     def add(self, record: InteractionRecord, note: str = "") -> None:
         """Take in a record, and what the agent said with its call; once.
 
-        A record that cannot be cut into pieces is told in the thread and logged.
+        A record that cannot be cut into pieces stands in the thread alone, which is logged.
         """
-        if record.trace_id in self.numbers:
+        trace_id, tool = record.trace_id, record.tool_name
+        if trace_id in self.numbers:
             return
-        number = self.numbers[record.trace_id] = len(self.numbers) + 1
-        self._latest = max(self._latest, record.step_id)
+        number = self.numbers[trace_id] = len(self.numbers) + 1
+        at = self._latest = max(self._latest, record.step_id)
         arguments = compact(record.raw_input) if record.input_text is None else record.input_text
-        output = "" if is_memory_tool(record.tool_name, record.output_text) else readable_output(record)[1]
+        output = "" if is_memory_tool(tool, record.output_text) else readable_output(record)[1]
+        parsed = self.index.tables.parsed
         try:
-            self._add_to_index(record, arguments, output, note)
+            if note.strip():
+                self._notes[len(parsed)] = trace_id
+                self.index.add_note(interaction=at, text=note)
+            place = len(parsed)
+            self.index.add_call(
+                trace_id=trace_id, interaction=at, tool=tool, arguments=arguments, output=output
+            )
+            self.places[trace_id] = place
         except Exception as e:
-            log.warning("no excerpts of record %s: %s", record.trace_id, type(e).__name__)
+            log.warning("no excerpts of record %s: %s", trace_id, type(e).__name__)
         try:
             self.thread.add(
-                number=number,
-                interaction=self._latest,
-                tool=record.tool_name,
-                arguments=arguments,
-                output=output,
-                note=note,
+                number=number, interaction=at, tool=tool, arguments=arguments, output=output, note=note
             )
         except Exception as e:
-            log.warning("record %s is told without its arguments: %s", record.trace_id, type(e).__name__)
-            self.thread.add(number=number, interaction=self._latest, tool="unknown", arguments="", output="")
-
-    def _add_to_index(self, record: InteractionRecord, arguments: str, output: str, note: str) -> None:
-        if note.strip():
-            self._notes[len(self.index.tables.parsed)] = record.trace_id
-            self.index.add_note(interaction=self._latest, text=note)
-        place = len(self.index.tables.parsed)
-        self.index.add_call(
-            trace_id=record.trace_id,
-            interaction=self._latest,
-            tool=record.tool_name,
-            arguments=arguments,
-            output=output,
-        )
-        self.places[record.trace_id] = place
+            log.warning("record %s is listed without its arguments: %s", trace_id, type(e).__name__)
+            self.thread.add(number=number, interaction=at, tool="unknown", arguments="", output="")
 
     def owner(self, place: int) -> str:
         """The trace_id of the record at a place of the index; of a note, that of the call it was said with."""
@@ -119,20 +104,24 @@ class EvidenceMemory:
 
         ``listed``: the list of past calls that the context has. ``shown``: the records that it has whole.
         """
-        without = [self.places[t] for t in shown if t in self.places]
-        without += [place for place, t in self._notes.items() if t in shown]
         return self.index.select(
             anchor=anchor,
             tail_interaction=first_visible_step,
             budget=budget,
             opening=opening,
             listed=listed,
-            without=without,
+            without=[
+                *(self.places[t] for t in shown if t in self.places),
+                *(place for place, t in self._notes.items() if t in shown),
+            ],
         )
 
 
 class EvidenceReasons:
-    """Reasons of a selection by evidence; see ``plan.Reasons``."""
+    """Reasons of a selection by evidence; see ``plan.Reasons``.
+
+    ``kept``: positions of interactions kept whole. ``told``: numbers of records whose calls the thread names.
+    """
 
     def __init__(
         self,
@@ -143,13 +132,9 @@ class EvidenceReasons:
         anchor: Sequence[str] = (),
         first_step: int = 0,
     ) -> None:
-        self._memory = memory
-        self._anchor = list(anchor)
-        self._first_step = first_step
-        self._selection = selection
-        self._kept = frozenset(kept)  # positions of interactions kept whole
-        self._told = frozenset(told)  # numbers of records whose calls the thread tells
-        self._worth_of_words: dict[str, list[float]] | None = None
+        self._memory, self._selection = memory, selection
+        self._anchor, self._first_step = list(anchor), first_step
+        self._kept, self._told = frozenset(kept), frozenset(told)
 
     @cached_property
     def _shown(self) -> list[int]:
@@ -178,13 +163,11 @@ class EvidenceReasons:
         worth: Mapping[int, float],
         reasons: Mapping[int, tuple[Reason, ...]],
     ) -> list[Piece]:
-        tables = self._memory.index.tables
         made = []
         for segment in segments:
-            record = int(tables.segments["record"][segment])
-            source = tables.parsed[record]
-            text = source.cut.segments[segment - tables.first_segment[record]].text
-            tool = source.tool or "(the agent's words)"
+            record, place = self._memory.index.tables.place_of(segment)
+            source = self._memory.index.tables.parsed[record]
+            tool, text = source.tool or "(the agent's words)", source.cut.segments[place].text
             why = reasons.get(segment, ())
             made.append(Piece(self._memory.owner(record), tool, text, worth.get(segment, 0.0), why))
         return made
@@ -195,56 +178,49 @@ class EvidenceReasons:
         found = [self._of(t) for t in interaction.trace_ids if t]
         if not found:
             return Fate.LEFT_OUT, None, "it has no record yet"
-        worth = [w for _, w, _ in found if w is not None]
-        order = [Fate.PART, Fate.KEPT, Fate.LISTED, Fate.LEFT_OUT]
-        fates = [f for f, _, _ in found]
-        fate = fates[0] if len(set(fates)) == 1 else min(fates, key=order.index)
+        fates, scores, reasons = zip(*found, strict=True)
+        worth = [w for w in scores if w is not None]
+        fate = min(fates, key=[Fate.PART, Fate.KEPT, Fate.LISTED, Fate.LEFT_OUT].index)
         if fate is Fate.KEPT and len(set(fates)) > 1:
             fate = Fate.PART
-        return fate, sum(worth) if worth else None, "; ".join(r for _, _, r in found)
+        return fate, sum(worth) if worth else None, "; ".join(reasons)
 
     def _of(self, trace_id: str) -> tuple[Fate, float | None, str]:
         number = self._memory.numbers.get(trace_id)
         if number is None:
             return Fate.LEFT_OUT, None, "it came after this plan"
-        record = self._memory.places.get(trace_id)
-        places = () if record is None else self._selection.shown.get(record, ())
-        if record is None or not places:
-            near = "" if record is None else self._near(record)
-            words = self._words(trace_id)
-            if words:
-                shown = f"{len(words)} pieces of its arguments or of the agent's words"
-                return Fate.PART, sum(words), f"#{number}: {shown}, nothing of its output{near}"
-            if number in self._told:
-                return Fate.LISTED, None, f"#{number} told in the list of calls, nothing of its output{near}"
-            return Fate.LEFT_OUT, None, f"#{number} counted in the list of calls{near}"
-        tables = self._memory.index.tables
-        segments = tables.parsed[record].cut.segments
-        first = tables.first_segment[record]
-        gains = {p: self._selection.gains.get(first + p, 0.0) for p in places}
-        best = max(gains, key=lambda p: gains[p])
-        whole = len(places) == len(segments) and not tables.parsed[record].cut.skipped
-        reason = f"#{number}: {len(places)} of {len(segments)} pieces, the best {segments[best].text[:80]!r}"
-        return (Fate.KEPT if whole else Fate.PART), sum(gains.values()), reason
+        record = self._memory.places.get(trace_id, -1)
+        if places := self._selection.shown.get(record, ()):
+            source = self._memory.index.tables.parsed[record]
+            gains = self._gains(record)
+            best = source.cut.segments[places[gains.index(max(gains))]].text[:80]
+            whole = len(places) == len(source.cut.segments) and not source.cut.skipped
+            reason = f"#{number}: {len(places)} of {len(source.cut.segments)} pieces, the best {best!r}"
+            return (Fate.KEPT if whole else Fate.PART), sum(gains), reason
+        edge = [
+            gain for s, gain in self._selection.edge if self._memory.index.tables.place_of(s)[0] == record
+        ]
+        near = f"; nearly shown: worth {max(edge):.3f}, beyond the budget" if edge else ""
+        if words := self._words.get(trace_id):
+            shown = f"{len(words)} pieces of its arguments or of the agent's words"
+            return Fate.PART, sum(words), f"#{number}: {shown}, nothing of its output{near}"
+        if number in self._told:
+            return Fate.LISTED, None, f"#{number} told in the list of calls, nothing of its output{near}"
+        return Fate.LEFT_OUT, None, f"#{number} counted in the list of calls{near}"
 
-    def _words(self, trace_id: str) -> list[float]:
-        """What each shown piece of a call's arguments, and of what the agent said with it, is worth."""
-        if self._worth_of_words is None:
-            self._worth_of_words = {}
-            tables = self._memory.index.tables
-            for record, places in self._selection.shown.items():
-                if tables.parsed[record].kind != "output":
-                    first = tables.first_segment[record]
-                    worth = self._worth_of_words.setdefault(self._memory.owner(record), [])
-                    worth += [self._selection.gains.get(first + p, 0.0) for p in places]
-        return self._worth_of_words.get(trace_id, [])
+    def _gains(self, record: int) -> list[float]:
+        """What each shown piece of a record is worth."""
+        first = self._memory.index.tables.first_segment[record]
+        return [self._selection.gains.get(first + p, 0.0) for p in self._selection.shown[record]]
 
-    def _near(self, record: int) -> str:
-        tables = self._memory.index.tables
-        first = tables.first_segment[record]
-        last = first + len(tables.parsed[record].cut.segments)
-        edge = [gain for segment, gain in self._selection.edge if first <= segment < last]
-        return f"; nearly shown: worth {max(edge):.3f}, beyond the budget" if edge else ""
+    @cached_property
+    def _words(self) -> dict[str, list[float]]:
+        """By call: what each shown piece of its arguments, and of what the agent said with it, is worth."""
+        found: dict[str, list[float]] = {}
+        for record in self._selection.shown:
+            if self._memory.index.tables.parsed[record].kind != "output":
+                found.setdefault(self._memory.owner(record), []).extend(self._gains(record))
+        return found
 
     def beyond(self, here: Collection[str]) -> list[Decision]:
         made = []

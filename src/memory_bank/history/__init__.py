@@ -1,8 +1,7 @@
 """Typed steps of an agent's run, with prunings and managers."""
 
 from memory_bank.history.banking import records_of, to_memory_bank
-from memory_bank.history.foreign import typed_steps
-from memory_bank.history.manager import AdaptiveMemoryManager, HierarchicalMemory, MemoryManager
+from memory_bank.history.manager import MemoryManager
 from memory_bank.history.pruning import (
     Pruning,
     chain,
@@ -15,7 +14,7 @@ from memory_bank.history.pruning import (
     semantic_pruning,
     summarize_old_steps,
 )
-from memory_bank.history.reading import steps_from_messages
+from memory_bank.history.reading import steps_from_messages, typed_steps
 from memory_bank.history.scratchpad import AgentMemory
 from memory_bank.history.steps import (
     ActionStep,
@@ -30,6 +29,7 @@ from memory_bank.history.steps import (
     TokenUsage,
     ToolCall,
 )
+from memory_bank.history.tiers import AdaptiveMemoryManager, HierarchicalMemory
 
 __all__ = [
     "ActionStep",

@@ -8,17 +8,15 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from memory_bank.history.steps import Step, TaskStep
+from memory_bank.history.steps import Step, describe
 from memory_bank.transcript.jsontext import compact
 from memory_bank.transcript.shortening import shorten_text
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-_SHOWN_CHARS = 600  # of a text, unless details are asked for
 
-
-def _step_facts(step: Step) -> str:
+def _facts(step: Step) -> str:
     """When a step was, how long it took, and the tokens that the model reported."""
     try:
         parts = [datetime.fromtimestamp(step.timestamp, UTC).strftime("%Y-%m-%d %H:%M:%S")]
@@ -40,23 +38,21 @@ def replay_steps(steps: Sequence[Step], console: Console | None = None, detailed
 
     console = console or Console()
     for step in steps:
-        title, rows = step.describe()
+        title, rows = describe(step)
         if detailed:
-            model_input = getattr(step, "model_input_messages", ())
-            rows = [*(("model saw", compact(m)) for m in model_input), *rows]
+            rows = [*(("model saw", compact(m)) for m in getattr(step, "model_input_messages", ())), *rows]
         body = Text()
         for i, (label, text) in enumerate(rows):
             body.append("\n" if i else "")
             body.append(f"{label}: " if label else "", style="bold red" if label == "error" else "bold")
-            body.append(_printable(text if detailed else shorten_text(text, _SHOWN_CHARS)))
-        console.print(Panel(body, title=Text(title), subtitle=Text(_step_facts(step)), title_align="left"))
+            body.append(_printable(text if detailed else shorten_text(text, 600)))
+        console.print(Panel(body, title=Text(title), subtitle=Text(_facts(step)), title_align="left"))
 
 
 def _printable(text: str) -> str:
     """A text without control characters, lone surrogates and marks that change the writing direction."""
-    return "".join(
-        c if c in "\n\t" or unicodedata.category(c) not in ("Cc", "Cf", "Cs") else "\ufffd" for c in text
-    )
+    hidden = {c for c in set(text) - {"\n", "\t"} if unicodedata.category(c) in ("Cc", "Cf", "Cs")}
+    return text.translate(dict.fromkeys(map(ord, hidden), "\ufffd"))
 
 
 _PAGE = """<!doctype html>
@@ -65,22 +61,22 @@ _PAGE = """<!doctype html>
 <meta name="viewport" content="width=device-width">
 <title>A run, step by step</title>
 <style>
-:root { color-scheme: light dark; --line: #8884; --soft: #888; }
+:root { color-scheme: light dark; --soft: #888; }
 body { font: 15px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; }
 details { border-left: 4px solid var(--soft); margin: .6rem 0; padding: .2rem .8rem; }
 summary { cursor: pointer; } summary small, dt { color: var(--soft); }
-.system_prompt { border-color: #888; } .task { border-color: #27a; } .planning { border-color: #85c; }
-.action { border-color: #2a7; } .failed { border-color: #c33; } .scratchpad { border-color: #c80; }
-.final_answer { border-color: #27a; }
+.task, .final_answer { border-color: #27a; } .planning { border-color: #85c; } .scratchpad { border-color: #c80; }
+.action { border-color: #2a7; } .failed { border-color: #c33; }
 pre { font: 13px/1.4 ui-monospace, monospace; white-space: pre-wrap; overflow-wrap: anywhere; margin: 0; }
 dd { margin: 0 0 .5rem 1rem; } img { max-width: 16rem; max-height: 12rem; }
 </style>
 <h1>A run, step by step</h1>
-<p><b>{{ count }}</b> steps ({{ kinds }}), <b>{{ tokens }}</b> tokens by {{ counter }}.</p>
-{% for step in steps %}
-<details class="{{ step.classes }}"{{ " open" if step.open }}>
-<summary>{{ step.title }} <small>{{ step.facts }}</small></summary>
-<dl>{% for label, text in step.rows %}<dt>{{ label }}<dd><pre>
+<p><b>{{ "{:,}".format(steps | length) }}</b> steps ({{ kinds }}),
+<b>{{ "{:,}".format(tokens) }}</b> tokens by {{ counter }}.</p>
+{% for step, (title, rows), facts in steps %}
+<details class="{{ step.type }}{{ " failed" if step.error }}"{{ " open" if step.type not in closed }}>
+<summary>{{ title }} <small>{{ facts }}</small></summary>
+<dl>{% for label, text in rows %}<dt>{{ label }}<dd><pre>
 {{ text }}</pre>{% endfor %}</dl>
 {% for url in step.images %}
 {% if url.startswith("data:image/") %}
@@ -102,23 +98,16 @@ def render_page(steps: Sequence[Step], tokens: int, counter: str) -> str:
     """
     from jinja2 import Environment
 
-    template = Environment(autoescape=True, trim_blocks=True).from_string(_PAGE)
-    rows = []
-    for step in steps:
-        title, texts = step.describe()
-        has_failed = getattr(step, "error", None) is not None
-        rows.append(
-            {
-                "classes": step.type + (" failed" if has_failed else ""),
-                "open": step.type not in ("system_prompt", "planning"),
-                "title": title,
-                "facts": _step_facts(step),
-                "rows": texts,
-                "images": step.images if isinstance(step, TaskStep) else (),
-            }
-        )
     kinds = ", ".join(f"{n:,} {t.replace('_', ' ')}" for t, n in Counter(s.type for s in steps).items())
-    page = template.render(
-        steps=rows, count=f"{len(steps):,}", kinds=kinds, tokens=f"{tokens:,}", counter=counter
+    page = (
+        Environment(autoescape=True, trim_blocks=True)
+        .from_string(_PAGE)
+        .render(
+            steps=[(s, describe(s), _facts(s)) for s in steps],
+            closed=("system_prompt", "planning"),
+            kinds=kinds,
+            tokens=tokens,
+            counter=counter,
+        )
     )
     return page.encode("utf-8", "replace").decode("utf-8")

@@ -1,50 +1,23 @@
-"""Managers of a run's steps: MemoryManager, and two that prune by themselves (adaptive, hierarchical)."""
+"""MemoryManager: the typed history of one agent, numbered, rendered, counted, pruned, saved and shown."""
 
 from __future__ import annotations
 
 import inspect
-import re
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from memory_bank.errors import HistoryError, StepFileError, StepOrderError
-from memory_bank.history.banking import StepBank, bank_steps, to_memory_bank
 from memory_bank.history.display import render_page, replay_steps
-from memory_bank.history.foreign import chat_message
-from memory_bank.history.pruning import (
-    Pruning,
-    Summarize,
-    chain,
-    check_steps,
-    count_tokens,
-    first_recent,
-    fit_token_budget,
-    keep_system_and_recent,
-    line_of,
-    no_pruning,
-    open_summarizer,
-    prune_old_observations,
-    summary_of,
-)
-from memory_bank.history.reading import steps_from_messages
+from memory_bank.history.pruning import Pruning, check_steps
+from memory_bank.history.reading import chat_message, steps_from_messages
 from memory_bank.history.stepfiles import load_steps, save_steps
-from memory_bank.history.steps import (
-    WIRES,
-    ActionStep,
-    ScratchpadStep,
-    Step,
-    SystemPromptStep,
-    Wire,
-    check_wire,
-    is_protected,
-    one_line,
-)
-from memory_bank.history.values import Json, freeze, positive, type_name
-from memory_bank.ports import ChatModel, TokenCounter
+from memory_bank.history.steps import ActionStep, Json, Step, SystemPromptStep, Wire, check_wire
+from memory_bank.history.values import freeze, positive, type_name
+from memory_bank.ports import TokenCounter
 from memory_bank.transcript.tokens import open_counter
 
 if TYPE_CHECKING:
@@ -97,10 +70,10 @@ class MemoryManager:
         self.max_steps_before_prune = positive(max_steps_before_prune, "max_steps_before_prune")
         self.wire: Wire = wire
         self.lock = threading.RLock()
+        self.agent = agent
         self._counter = counter
         self._counted = 0  # the number of messages that are in _tokens
         self._tokens = 0
-        self.agent = agent
         self._callbacks: list[tuple[type[Step], Callback]] = []
         for given in (callbacks or {}, step_callbacks or {}):
             by_class: Mapping[Any, Any] = given if isinstance(given, Mapping) else {ActionStep: given}
@@ -109,8 +82,7 @@ class MemoryManager:
                     self.on(step_class, callback)
         self._set_steps([])
         if system_prompt is not None:
-            prompt = system_prompt
-            self.add(SystemPromptStep(prompt) if isinstance(prompt, str) else prompt)
+            self.add(SystemPromptStep(system_prompt) if isinstance(system_prompt, str) else system_prompt)
 
     def __len__(self) -> int:
         return len(self._steps)
@@ -140,7 +112,11 @@ class MemoryManager:
             Exception: anything that a callback or the pruning raises; the step is added.
         """
         if not isinstance(step, Step):
-            raise HistoryError(_no_step(step))
+            kind = type_name(step)
+            how = "convert it by memory_bank.history.typed_steps"
+            if not kind.startswith("smolagents."):
+                how = "add a step, such as TaskStep, or read messages by from_messages"
+            raise HistoryError(f"a {kind} was added to a history: {how}.")
         with self.lock:
             last = self._steps[-1].step_number if self._steps else 0
             if step.step_number == 0 and (number := last + isinstance(step, ActionStep)):
@@ -284,7 +260,7 @@ class MemoryManager:
             if not recover or not Path(path).is_file():
                 raise
             steps, head = list(e.steps), {}
-        if head.get("wire") in WIRES:
+        if head.get("wire") in ("tools", "text"):
             options.setdefault("wire", head["wire"])
         return cls._of(steps, *args, **options)
 
@@ -320,7 +296,7 @@ class MemoryManager:
     def _set_steps(self, steps: list[Step]) -> None:
         """Replace the steps and drop everything that was computed from the old ones."""
         self._steps = steps
-        self._types = Counter(type(s) for s in steps)
+        self._types: Counter[type[Step]] = Counter(type(s) for s in steps)
         self._rendered: dict[bool, tuple[int, list[Json]]] = {}
         self._counted = self._tokens = 0
         self._pruned_at = 0  # the number of steps after the last pruning
@@ -333,230 +309,3 @@ def _takes_agent(callback: Callback) -> bool:
     except (TypeError, ValueError):  # no such parameter, or a built-in function, which has no signature
         return False
     return True
-
-
-def _no_step(value: object) -> str:
-    """Why a value cannot be added to a history, and what can."""
-    kind = type_name(value)
-    if kind.startswith("smolagents."):
-        return f"a {kind} was added to a history: convert it by memory_bank.history.typed_steps."
-    return (
-        f"a {kind} was added to a history: add a step, such as TaskStep, or read messages by from_messages."
-    )
-
-
-LADDER: tuple[tuple[str, Pruning], ...] = (
-    ("no_pruning", no_pruning),
-    ("observations before the last 5 to 1,000 characters", prune_old_observations(5, max_length=1_000)),
-    ("observations before the last 3 to 300 characters", prune_old_observations(3, max_length=300)),
-    ("observations before the last to 100 characters", prune_old_observations(1)),
-    ("the last 20 actions", chain(keep_system_and_recent(20), prune_old_observations(1))),
-    ("the last 5 actions", chain(keep_system_and_recent(5), prune_old_observations(1))),
-)
-"""The prunings of AdaptiveMemoryManager, the mildest first; ``fit_token_budget`` follows the last."""
-
-
-class AdaptiveMemoryManager(MemoryManager):
-    """A MemoryManager whose messages never exceed ``max_tokens``.
-
-    When a step exceeds them, the first pruning of the ladder that fits is applied, after the last one
-    ``fit_token_budget``. ``last_level`` is the name of the pruning applied last. ``add`` and ``prune`` raise
-    TokenBudgetError where system prompt, tasks and the last step alone exceed the limit; the step is kept.
-
-    Args:
-        max_tokens: the limit.
-        ladder: (name, pruning) pairs, the mildest first.
-        state: a MemoryBankState in which pruned content is stored.
-        args, options: as for MemoryManager.
-    """
-
-    def __init__(
-        self,
-        max_tokens: int,
-        *args: Any,
-        ladder: Sequence[tuple[str, Pruning]] = LADDER,
-        state: StepBank | None = None,
-        **options: Any,
-    ) -> None:
-        self.max_tokens = positive(max_tokens, "max_tokens")
-        self.ladder = tuple(ladder)
-        if not all(isinstance(r, tuple) and len(r) == 2 and callable(r[1]) for r in self.ladder):
-            raise HistoryError("a ladder is a list of (name, pruning), the mildest first.")
-        self.state = state
-        self.last_level = ""
-        super().__init__(*args, **options)
-
-    def prune(self, strategy: Pruning | None = None) -> int:
-        """Prune by ``strategy``, else by the mildest that fits; returns the number of removed steps."""
-        return super().prune(strategy or self._prune_mildly)
-
-    def _prune_if_due(self) -> None:
-        super()._prune_if_due()
-        if self.token_count > self.max_tokens:
-            self.prune()
-
-    def _prune_mildly(self, steps: Sequence[Step]) -> list[Step]:
-        for name, pruning in self.ladder:
-            left = check_steps(pruning(steps))
-            if self._fits(left) and self.state is not None:
-                left = to_memory_bank(self.state, pruning)(steps)
-            if self._fits(left):
-                self.last_level = name
-                return left
-        fit = fit_token_budget(self.max_tokens, counter=self.counter, wire=self.wire)
-        left = fit(steps)
-        if self.state is not None:
-            left = fit(to_memory_bank(self.state, fit)(steps))
-        self.last_level = "fit_token_budget"
-        return left
-
-    def _fits(self, steps: Sequence[Step]) -> bool:
-        return count_tokens(steps, self.counter, self.wire) <= self.max_tokens
-
-
-_THEME_IDS = 4  # trace_ids that the line of a theme names, the latest
-_THEME_LINE = re.compile(r"- (.+): (\d+) steps, (\d+) to (\d+)(?:; trace_id .*)?\Z")
-_STEP_LINE = re.compile(r"\[(.*?)\] (\d+)\. ")
-_TRACE_ID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
-
-
-class HierarchicalMemory(MemoryManager):
-    """A MemoryManager in three tiers, after system prompt and tasks: themes, lines, recent steps.
-
-    An older step is stored in ``state`` and becomes one line with its trace_ids. Beyond ``summarized`` lines
-    the oldest line joins its theme: a count, the span of steps, the latest trace_ids. The trace_ids of all
-    steps are in the note's ``trace_ids``.
-
-    Args:
-        state: a MemoryBankState.
-        recent: the number of actions that stay whole.
-        summarized: the number of lines.
-        summarizer: a function from text to text or a chat model that writes the lines; default: extraction.
-        model: the name that a chat model is asked for.
-        theme_of: the theme of a step; default: the names of its tools.
-        args, options: as for MemoryManager.
-
-    Raises:
-        HistoryError: a limit is below 1.
-    """
-
-    def __init__(
-        self,
-        state: StepBank,
-        *args: Any,
-        recent: int = 5,
-        summarized: int = 20,
-        summarizer: Summarize | ChatModel | None = None,
-        model: str = "",
-        theme_of: Callable[[Step], str] | None = None,
-        **options: Any,
-    ) -> None:
-        if not callable(getattr(state, "add", None)):
-            raise HistoryError(
-                f"HierarchicalMemory was given a {type(state).__name__} as its bank: "
-                "give a MemoryBankState first, then what MemoryManager takes."
-            )
-        self.state = state
-        self.recent = positive(recent, "recent")
-        self.summarized = positive(summarized, "summarized")
-        self.theme_of = theme_of or _tool_names
-        self._ask = None if summarizer is None else open_summarizer(summarizer, model)
-        super().__init__(*args, **options)
-
-    def prune(self, strategy: Pruning | None = None) -> int:
-        """Prune by ``strategy``, else sort the steps into the tiers; returns the number of removed steps."""
-        return super().prune(strategy or self.prune_strategy or self._to_tiers)
-
-    def _prune_if_due(self) -> None:
-        super()._prune_if_due()
-        if self.action_count > self.recent:
-            super().prune(self._to_tiers)
-
-    def _to_tiers(self, steps: Sequence[Step]) -> list[Step]:
-        first = first_recent(steps, self.recent) if self.action_count > self.recent else 0
-        old = [s for s in steps[:first] if not is_protected(s)]
-        lines: list[str] = []
-        themes: dict[str, _Theme] = {}
-        ids: list[str] = []
-        new: list[Step] = []
-        for step in old:
-            if isinstance(step, ScratchpadStep) and step.kind == "themes":
-                themes = _parse_themes(step.text)
-                ids += step.trace_ids
-            elif isinstance(step, ScratchpadStep) and step.kind == "summary" and _has_step_lines(step.text):
-                lines += step.text.splitlines()
-            else:
-                new.append(step)
-        if not new:
-            return list(steps)
-        known = bank_steps(self.state, new, steps)
-        lines += [self._line(step, step_ids) for step, step_ids in zip(new, known, strict=True)]
-        for line in lines[: -self.summarized]:
-            head = _STEP_LINE.match(line)
-            assert head is not None
-            number, line_ids = int(head[2]), _TRACE_ID.findall(line)
-            themes.setdefault(head[1], _Theme(number, number)).add(number, line_ids)
-            ids += line_ids
-        lines = lines[-self.summarized :]
-        notes = [("summary", "\n".join(lines), [t for line in lines for t in _TRACE_ID.findall(line)])]
-        if themes:
-            text = "\n".join(theme.line(name) for name, theme in themes.items())
-            notes.insert(0, ("themes", text, ids))
-        number, timestamp = old[-1].step_number, old[-1].timestamp
-        return [
-            *(s for s in steps[:first] if is_protected(s)),
-            *(
-                ScratchpadStep(
-                    text, kind, tuple(dict.fromkeys(shown)), step_number=number, timestamp=timestamp
-                )
-                for kind, text, shown in notes
-            ),
-            *steps[first:],
-        ]
-
-    def _line(self, step: Step, ids: Sequence[str]) -> str:
-        text = line_of(step)
-        if self._ask is not None:
-            text = one_line(summary_of([step], self._ask).text, 400)
-        text = text.removeprefix(f"{step.step_number}. ")
-        missing = [t for t in ids if t not in text]
-        mark = f" (trace_id {', '.join(missing)})" if missing else ""
-        theme = one_line(self.theme_of(step).replace("]", ")"), 60) or "other"
-        return f"[{theme}] {step.step_number}. {' '.join(text.split())}{mark}"
-
-
-def _tool_names(step: Step) -> str:
-    """The names of the tools that a step calls; the type of a step without calls."""
-    if isinstance(step, ActionStep) and step.tool_calls:
-        return ", ".join(sorted({c.name for c in step.tool_calls}))
-    return "thought" if isinstance(step, ActionStep) else step.type
-
-
-def _has_step_lines(text: str) -> bool:
-    """Whether each line is one that HierarchicalMemory wrote."""
-    return all(_STEP_LINE.match(line) for line in text.splitlines())
-
-
-@dataclass
-class _Theme:
-    """The steps of one theme: the first and last number, how many, the latest trace_ids."""
-
-    first: int
-    last: int
-    count: int = 0
-    ids: list[str] = field(default_factory=list)
-
-    def add(self, number: int, ids: Sequence[str]) -> None:
-        self.first, self.last = min(self.first, number), max(self.last, number)
-        self.count += 1
-        self.ids = [*self.ids, *ids][-_THEME_IDS:]
-
-    def line(self, name: str) -> str:
-        ids = f"; trace_id {', '.join(self.ids)}" if self.ids else ""
-        return f"- {name}: {self.count} steps, {self.first} to {self.last}{ids}"
-
-
-def _parse_themes(text: str) -> dict[str, _Theme]:
-    """The themes of a note that HierarchicalMemory wrote, by name."""
-    found = [(m, line) for line in text.splitlines() if (m := _THEME_LINE.match(line))]
-    return {m[1]: _Theme(int(m[3]), int(m[4]), int(m[2]), _TRACE_ID.findall(line)) for m, line in found}

@@ -1,12 +1,14 @@
-"""Chat messages to typed steps; the steps render to the same messages again."""
+"""Chat messages, and steps and messages of smolagents, as typed steps."""
 
 from __future__ import annotations
 
+import dataclasses
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import count
-from typing import Any, TypeGuard
+from operator import itemgetter
+from typing import Any
 
 from memory_bank.errors import HistoryError
 from memory_bank.history.steps import (
@@ -16,6 +18,7 @@ from memory_bank.history.steps import (
     PROCEED,
     ActionStep,
     FinalAnswerStep,
+    Json,
     Observation,
     PlanningStep,
     ScratchpadStep,
@@ -23,15 +26,17 @@ from memory_bank.history.steps import (
     Step,
     SystemPromptStep,
     TaskStep,
+    Timing,
+    TokenUsage,
     ToolCall,
     Wire,
     check_wire,
 )
+from memory_bank.history.values import freeze, image_url, type_name
 from memory_bank.transcript.messages import (
     Interaction,
     MessageKind,
     Segment,
-    Utterance,
     content_text,
     is_text_part,
     kind_of,
@@ -40,6 +45,8 @@ from memory_bank.transcript.messages import (
     read,
 )
 from memory_bank.transcript.textcalls import read_called
+
+# chat messages
 
 
 def steps_from_messages(
@@ -62,91 +69,122 @@ def steps_from_messages(
         HistoryError: ``wire`` is unknown.
     """
     check_wire(wire)
-    return _StepReader(parse_messages(messages), wire, timestamp).steps()
+    segments = parse_messages(messages)
+    timestamp = time.time() if timestamp is None else timestamp
+    steps: list[Step] = []
+    number = i = 0
+    has_task = False
+    while i < len(segments):
+        step, used = _step_at(segments, i, wire, has_task)
+        originals = [m for s in segments[i : i + used] for m in s.messages]
+        number += isinstance(step, ActionStep)
+        has_task = has_task or isinstance(step, TaskStep)
+        step = replace(step, step_number=number, timestamp=timestamp)
+        if not _renders_as(step, originals, wire):
+            step = replace(step, source=SourceMessages(tuple(originals), wire))
+        steps.append(step)
+        i += used
+    return steps
 
 
-class _StepReader:
-    """Turns the segments of a chat into steps, from the first to the last."""
+def _step_at(segments: Sequence[Segment], i: int, wire: Wire, has_task: bool) -> tuple[Step, int]:
+    """The step that begins at segment ``i``, and the number of segments that it covers."""
+    segment = segments[i]
+    if isinstance(segment, Interaction):
+        return _action(segment), 1
+    kind, content = _said(segments, i)
+    text = content_text(content)
+    if kind is MessageKind.SYSTEM:
+        return SystemPromptStep(text), 1
+    if kind is MessageKind.USER:
+        return _task_or_note(content, text), 1
+    if kind is not MessageKind.SAY:
+        return ScratchpadStep(text), 1
+    if wire == "text" and (action := _text_action(segments, i, text)) is not None:
+        return action
+    following, next_content = _said(segments, i + 1)
+    if following is MessageKind.USER and next_content == PROCEED:
+        return PlanningStep(text), 2
+    if has_task and (i + 1 == len(segments) or following is MessageKind.USER):
+        return FinalAnswerStep(text), 1
+    return ActionStep(text), 1
 
-    def __init__(self, segments: Sequence[Segment], wire: Wire, timestamp: float | None) -> None:
-        self.segments = segments
-        self.wire = wire
-        self.timestamp = time.time() if timestamp is None else timestamp
 
-    def steps(self) -> list[Step]:
-        steps: list[Step] = []
-        number = i = 0
-        has_task = False
-        while i < len(self.segments):
-            step, used = self._step_at(i, has_task)
-            originals = [m for s in self.segments[i : i + used] for m in s.messages]
-            number += isinstance(step, ActionStep)
-            has_task = has_task or isinstance(step, TaskStep)
-            step = replace(step, step_number=number, timestamp=self.timestamp)
-            if not _renders_as(step, originals, self.wire):
-                step = replace(step, source=SourceMessages(tuple(originals), self.wire))
-            steps.append(step)
-            i += used
-        return steps
+def _said(segments: Sequence[Segment], i: int) -> tuple[MessageKind | None, Any]:
+    """Kind and content of a message outside any interaction; None for anything else."""
+    if i >= len(segments) or isinstance(segment := segments[i], Interaction):
+        return None, None
+    return segment.kind, read(segment.message, "content")
 
-    def _step_at(self, i: int, has_task: bool) -> tuple[Step, int]:
-        """The step that begins at segment ``i``, and the number of segments that it covers."""
-        segment = self.segments[i]
-        if isinstance(segment, Interaction):
-            return _action(segment), 1
-        content = read(segment.message, "content")
-        text = content_text(content)
-        if segment.kind is MessageKind.SYSTEM:
-            return SystemPromptStep(text), 1
-        if segment.kind is MessageKind.USER:
-            return _task_or_note(content, text), 1
-        if segment.kind is not MessageKind.SAY:
-            return ScratchpadStep(text), 1
-        if self.wire == "text" and (action := self._text_action(i, text)) is not None:
-            return action
-        following = self._segment(i + 1)
-        if _is_utterance(following, MessageKind.USER) and read(following.message, "content") == PROCEED:
-            return PlanningStep(text), 2
-        if has_task and (following is None or _is_utterance(following, MessageKind.USER)):
-            return FinalAnswerStep(text), 1
-        return ActionStep(text), 1
 
-    def _segment(self, i: int) -> Segment | None:
-        return self.segments[i] if i < len(self.segments) else None
+def _task_or_note(content: object, text: str) -> Step:
+    if isinstance(content, str):
+        for kind, head in NOTE_HEADS.items():
+            if content.startswith(head + "\n"):
+                return ScratchpadStep(content[len(head) + 1 :], kind)  # type: ignore[arg-type]
+    if isinstance(content, (list, tuple)):
+        urls = [read(read(p, "image_url"), "url") for p in content]
+        said = "\n".join(part_text(p) for p in content if is_text_part(p))
+        try:
+            return TaskStep(said, tuple(u for u in urls if isinstance(u, str) and u))
+        except HistoryError:  # an image that TaskStep refuses; the step keeps the message in ``source``
+            pass
+    return TaskStep(text)
 
-    def _text_action(self, i: int, text: str) -> tuple[Step, int] | None:
-        """The action in text form that begins at segment ``i``; None where none begins."""
-        found, used = read_called(text), 1
-        if found is None:  # a thought, its calls in the next message
-            following = self._segment(i + 1)
-            if not _is_utterance(following, MessageKind.SAY):
-                return None
-            found, used = read_called(content_text(read(following.message, "content"))), 2
-            if found is None or found[0]:
-                return None
-        thought = text if used == 2 else found[0].rstrip()
-        calls = _tool_calls(found[1])
-        if not calls:
+
+def _action(interaction: Interaction) -> ActionStep:
+    calls: list[ToolCall] = []
+    placed: list[tuple[int, Observation]] = []  # with the position of the result among the messages
+    ids: set[str | None] = {None}
+    numbers = count(1)
+    results = [read(m, "tool_call_id") for m in interaction.messages if kind_of(m) is MessageKind.RESULT]
+    for call, result in ((pair.call, pair.result) for pair in interaction.pairs):
+        call_id = None
+        if call is not None:
+            call_id = call.call_id
+            while call_id in ids:
+                call_id = f"call_{next(numbers)}"
+            ids.add(call_id)
+            calls.append(ToolCall(call.name, call.arguments, call_id))
+        if result is not None:
+            position = results.index(result.call_id) if call and result.call_id in results else len(results)
+            placed.append((position, Observation(result.text if result.extra else result.content, call_id)))
+    placed.sort(key=itemgetter(0))
+    said = [read(m, "content") for m in interaction.messages if read(m, "role") == "assistant"]
+    thought = said[0] if len(said) == 1 and isinstance(said[0], str) else interaction.note or None
+    return ActionStep(thought, tuple(calls), tuple(o for _, o in placed))
+
+
+def _text_action(segments: Sequence[Segment], i: int, text: str) -> tuple[Step, int] | None:
+    """The action in text form that begins at segment ``i``; None where none begins."""
+    found, used = read_called(text), 1
+    if found is not None:
+        thought = found[0].rstrip()
+    else:  # a thought, its calls in the next message
+        kind, content = _said(segments, i + 1)
+        found = read_called(content_text(content)) if kind is MessageKind.SAY else None
+        thought, used = text, 2
+        if found is None or found[0]:
             return None
-        observations: list[Observation] = []
-        error = None
-        while _is_utterance(following := self._segment(i + used), MessageKind.USER):
-            content = read(following.message, "content")
-            body = content_text(content)
-            if body.startswith(OBSERVATION):
-                position = len(observations)
-                call_id = calls[position].id if position < len(calls) else None
-                observations.append(Observation(_without_heading(content, body), call_id))
-            elif body.startswith((ERROR, "Call id:")) and error is None:
-                error = body.partition(ERROR)[2]
-            else:
-                break
-            used += 1
-        return ActionStep(thought or None, tuple(calls), tuple(observations), error), used
-
-
-def _is_utterance(segment: Segment | None, kind: MessageKind) -> TypeGuard[Utterance]:
-    return isinstance(segment, Utterance) and segment.kind is kind
+    try:
+        calls = ActionStep(tool_calls=found[1]).tool_calls  # type: ignore[arg-type]
+    except HistoryError:
+        return None
+    observations: list[Observation] = []
+    error = None
+    while _said(segments, i + used)[0] is MessageKind.USER:
+        content = _said(segments, i + used)[1]
+        body = content_text(content)
+        if body.startswith(OBSERVATION):
+            n = len(observations)
+            seen = _without_heading(content, body)
+            observations.append(Observation(seen, calls[n].id if n < len(calls) else None))
+        elif body.startswith((ERROR, "Call id:")) and error is None:
+            error = body.partition(ERROR)[2]
+        else:
+            break
+        used += 1
+    return ActionStep(thought or None, calls, tuple(observations), error), used
 
 
 def _without_heading(content: object, text: str) -> Any:
@@ -159,61 +197,129 @@ def _without_heading(content: object, text: str) -> Any:
     return [{"type": "text", "text": said.removeprefix(OBSERVATION)}, *media]
 
 
-def _tool_calls(listed: list[Any]) -> list[ToolCall]:
-    """The calls of a turn in text form; none where one of them is no call."""
-    try:
-        calls = [ToolCall.from_dict(c) for c in listed]
-        ActionStep(tool_calls=tuple(calls))
-    except HistoryError:
-        return []
-    return calls
-
-
-def _task_or_note(content: object, text: str) -> Step:
-    if isinstance(content, str):
-        for kind, head in NOTE_HEADS.items():
-            if content.startswith(head + "\n"):
-                return ScratchpadStep(content[len(head) + 1 :], kind)
-    if isinstance(content, (list, tuple)):
-        texts = [part_text(p) for p in content if is_text_part(p)]
-        urls = [read(read(p, "image_url"), "url") for p in content]
-        try:
-            return TaskStep("\n".join(texts), tuple(u for u in urls if isinstance(u, str) and u))
-        except HistoryError:  # an image that TaskStep refuses; the step keeps the message in ``source``
-            pass
-    return TaskStep(text)
-
-
-def _action(interaction: Interaction) -> ActionStep:
-    calls: list[ToolCall] = []
-    placed: list[tuple[int, Observation]] = []  # with the position of the result among the messages
-    ids: set[str | None] = {None}
-    numbers = count(1)
-    order: dict[object, int] = {}
-    for message in interaction.messages:
-        if kind_of(message) is MessageKind.RESULT:
-            order.setdefault(read(message, "tool_call_id"), len(order))
-    for pair in interaction.pairs:
-        call_id = None
-        if pair.call is not None:
-            call_id = pair.call.call_id
-            while call_id in ids:
-                call_id = f"call_{next(numbers)}"
-            ids.add(call_id)
-            calls.append(ToolCall(pair.call.name, pair.call.arguments, call_id))
-        if pair.result is not None:
-            content = pair.result.text if pair.result.extra else pair.result.content
-            position = order.get(pair.result.call_id, len(order)) if pair.call else len(order)
-            placed.append((position, Observation(content, call_id)))
-    placed.sort(key=lambda p: p[0])
-    said = [read(m, "content") for m in interaction.messages if read(m, "role") == "assistant"]
-    thought = said[0] if len(said) == 1 and isinstance(said[0], str) else interaction.note or None
-    return ActionStep(thought, tuple(calls), tuple(o for _, o in placed))
-
-
 def _renders_as(step: Step, originals: Sequence[object], wire: Wire) -> bool:
     """Whether a step renders to exactly the messages that it was read from."""
     try:
         return all(type(m) is dict for m in originals) and step.to_messages(wire=wire) == originals
     except Exception:  # nested too deep, or foreign objects that refuse to be compared
         return False
+
+
+# smolagents, whose objects are read without importing it
+
+
+def typed_steps(steps: Iterable[object]) -> list[Step]:
+    """Steps of smolagents (``agent.memory.steps``, or the dicts of ``get_full_steps()``) as typed steps, numbered.
+
+    Nothing is lost but a provider's ``raw`` answer, and objects that are not JSON in outputs: they become
+    ``{"_not_kept": "module.Class"}``, and a warning names them. Several calls of a step, whose outputs smolagents
+    joins to one text, become one call with that text. Raises HistoryError for anything that is no such step.
+    """
+    typed: list[Step] = []
+    last = 0
+    for native in steps:
+        step = native if isinstance(native, Step) else _typed_step(native)
+        if isinstance(step, ActionStep):  # every run of an agent counts from 1
+            last = step.step_number if step.step_number > last else last + 1
+        typed.append(replace(step, step_number=last))
+    return typed
+
+
+def _typed_step(native: object) -> Step:
+    def has(name: str) -> bool:
+        return name in native if isinstance(native, Mapping) else _is_value(native) and hasattr(native, name)
+
+    if has("task"):
+        return TaskStep(read(native, "task"), tuple(map(_image, read(native, "task_images") or ())))
+    if has("system_prompt"):
+        return SystemPromptStep(read(native, "system_prompt"))
+    if has("plan"):
+        return PlanningStep(read(native, "plan"), **_of_model(native))
+    if has("step_number"):
+        return _native_action(native)
+    if has("output"):
+        return FinalAnswerStep(read(native, "output"))
+    if type(native).__name__ == "RetrievedStep" and isinstance(text := read(native, "text"), str):
+        return ScratchpadStep(text)
+    raise HistoryError(
+        f"a {type_name(native)} is no step of smolagents: give TaskStep, PlanningStep, ActionStep, FinalAnswerStep, "
+        "or their dicts."
+    )
+
+
+def _is_value(native: object) -> bool:
+    return dataclasses.is_dataclass(native) and not isinstance(native, type)
+
+
+def _native_action(native: object) -> ActionStep:
+    bodies = [(read(c, "function") or c, read(c, "id")) for c in read(native, "tool_calls") or ()]
+    calls = [ToolCall(read(body, "name"), read(body, "arguments"), i) for body, i in bodies]
+    if len(calls) > 1:  # with one output
+        name = "+".join(dict.fromkeys(c.name for c in calls))
+        calls = [ToolCall(name, {"calls": [c.dict() for c in calls]}, calls[0].id)]
+    error, seen = read(native, "error"), read(native, "observations")
+    if images := [_image_part(i) for i in read(native, "observations_images") or ()]:
+        seen = [*([] if seen is None else [{"type": "text", "text": seen}]), *images]
+    said = read(native, "model_output")
+    return ActionStep(
+        said if isinstance(said, str) or said is None else content_text(freeze(said)),
+        tuple(calls),
+        () if seen is None else (Observation(seen, calls[0].id if calls else None),),
+        None if error is None else str(read(error, "message") or error),
+        error_type=None if error is None else read(error, "type") or type(error).__name__,
+        is_final=bool(read(native, "is_final_answer")),
+        action_output=read(native, "action_output"),
+        step_number=read(native, "step_number"),
+        **_of_model(native),
+    )
+
+
+def _of_model(native: object) -> dict[str, Any]:
+    """The fields that action and planning steps share: model input and output, token usage, start and end times."""
+    usage, timing = read(native, "token_usage"), read(native, "timing")
+    said = read(native, "model_output_message")
+    values: dict[str, Any] = {
+        "model_input_messages": tuple(_message(m) for m in read(native, "model_input_messages") or ()),
+        "model_output_message": None if said is None else _message(said),
+    }
+    if usage is not None:
+        values["token_usage"] = TokenUsage(read(usage, "input_tokens"), read(usage, "output_tokens"))
+    if timing is not None:
+        values["timing"] = Timing(read(timing, "start_time"), read(timing, "end_time"))
+        values["timestamp"] = values["timing"].end or values["timing"].start
+    return values
+
+
+def _message(message: object) -> Json:
+    """A ChatMessage with all its fields but ``raw``; images in its content as URLs."""
+    found: Json = freeze(message)
+    parts = found.get("content")
+    if not isinstance(parts, list):
+        return found
+    images = (p.get("image") if isinstance(p, dict) and p.get("type") == "image" else None for p in parts)
+    content = [image if isinstance(image, dict) else p for image, p in zip(images, parts, strict=True)]
+    return {**found, "content": content}
+
+
+def chat_message(message: object) -> object:
+    """A ChatMessage of smolagents as a chat message of the text form; anything else as it is."""
+    is_pydantic = callable(getattr(message, "model_dump", None))
+    if not _is_value(message) or is_pydantic or not isinstance(read(message, "role"), str):
+        return message
+    found = _message(message)
+    content = found["content"]
+    if isinstance(content, list) and all(isinstance(p, dict) and p.get("type") == "text" for p in content):
+        content = "\n".join(str(p.get("text", "")) for p in content)
+    calls = {"tool_calls": found["tool_calls"]} if found.get("tool_calls") else {}
+    roles = {"tool-call": "assistant", "tool-response": "user"}  # as smolagents sends them
+    return {"role": roles.get(found["role"], found["role"]), "content": content, **calls}
+
+
+def _image(image: object) -> str:
+    return image if isinstance(image, str) else image_url(image)
+
+
+def _image_part(image: object) -> Json:
+    if isinstance(image, (bytes, str)) and not str(image).startswith("data:"):  # bytes of get_full_steps()
+        return {"type": "text", "text": "[an image, of which the log has no format]"}
+    return {"type": "image_url", "image_url": {"url": _image(image)}}

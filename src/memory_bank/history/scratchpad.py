@@ -14,13 +14,11 @@ from typing import Any
 
 from memory_bank.errors import HistoryError, RecordError
 from memory_bank.history.steps import ScratchpadStep, cut
-from memory_bank.history.values import positive
+from memory_bank.history.values import positive, type_name
 from memory_bank.transcript.jsontext import compact, dump_value
 
-_OBSERVATIONS_SHOWN = 5
-_FAILURES_SHOWN = 3
 _TAG = "$type"  # the key under which JSON names the type of a value that JSON does not have
-_TEXTS: dict[type, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
+_KEPT: dict[type, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
     dt.datetime: (dt.datetime.isoformat, dt.datetime.fromisoformat),
     dt.date: (dt.date.isoformat, dt.date.fromisoformat),
     dt.time: (dt.time.isoformat, dt.time.fromisoformat),
@@ -30,14 +28,15 @@ _TEXTS: dict[type, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
     Decimal: (str, Decimal),
     uuid.UUID: (str, uuid.UUID),
     PurePath: (str, PurePath),
+    tuple: (lambda v: [_packed(i) for i in v], lambda v: tuple(map(_unpacked, v))),
+    set: (lambda v: sorted(map(_packed, v), key=compact), lambda v: set(map(_unpacked, v))),
+    frozenset: (lambda v: sorted(map(_packed, v), key=compact), lambda v: frozenset(map(_unpacked, v))),
+    dict: (
+        lambda v: [[_packed(k), _packed(i)] for k, i in v.items()],
+        lambda v: {_unpacked(k): _unpacked(i) for k, i in v},
+    ),
 }
-"""Types that are kept as text or numbers: how they are written and read. A datetime is also a date."""
-_LISTS: tuple[type, ...] = (tuple, set, frozenset)
-_READERS: dict[str, Callable[[Any], Any]] = {
-    **{t.__name__: read for t, (_, read) in _TEXTS.items()},
-    **{t.__name__: t for t in _LISTS},
-    "dict": dict,
-}
+"""Types that are written as other JSON values: how they are written and read. A datetime is also a date."""
 
 
 class AgentMemory:
@@ -72,34 +71,33 @@ class AgentMemory:
         self._failures: deque[str] = deque(maxlen=max_failures)
 
     def __repr__(self) -> str:
-        return (
-            f"<AgentMemory: {len(self._items)} values, {len(self._observations)} observations, "
-            f"{len(self._failures)} failures>"
-        )
+        counts = f"{len(self._items)} values, {len(self._observations)} observations"
+        return f"<AgentMemory: {counts}, {len(self._failures)} failures>"
 
     def store(self, key: str, value: object) -> None:
         """Store a value under a name; it replaces an older one.
 
         Kept as they are: None, numbers, text, bytes, lists, tuples, sets, dicts with keys of any of these types,
-        dates and times, Decimals, UUIDs, paths. Three things are not kept: subclasses become the type that they
-        are of (a named tuple a tuple), a time zone its offset, and a float of numpy a float. Raises HistoryError
-        for a name that is not text, and for a value of any other type or too large.
+        dates and times, Decimals, UUIDs, paths. Subclasses become the type that they are of (a named tuple a
+        tuple), a time zone its offset. Raises HistoryError for a name that is not text, and for a value of any
+        other type or too large.
         """
         if not isinstance(key, str) or not key:
             raise HistoryError("a value is stored under a name: store('order_id', value).")
+        name, most = repr(key[:60]), self.limits["max_chars"]
         try:
             packed = _packed(value)
             size = len(dump_value(packed, f"the value {key!r}"))
         except (RecordError, TypeError) as e:
-            raise HistoryError(f"the value {key[:60]!r} cannot be stored: {e}") from e
+            raise HistoryError(f"the value {name} cannot be stored: {e}") from e
         except RecursionError:
             raise HistoryError(
-                f"the value {key[:60]!r} contains itself, or nests too deep: store parts of it."
+                f"the value {name} contains itself, or nests too deep: store parts of it."
             ) from None
-        if size > self.limits["max_chars"]:
+        if size > most:
             raise HistoryError(
-                f"the value {key[:60]!r} has {size:,} characters: store at most "
-                f"{self.limits['max_chars']:,} (max_chars), or what names it (an id, a file)."
+                f"the value {name} has {size:,} characters: store at most {most:,} (max_chars), or what names it "
+                "(an id, a file)."
             )
         self._items.pop(key, None)
         self._items[key] = packed
@@ -117,6 +115,11 @@ class AgentMemory:
     def fail(self, text: object) -> None:
         """Add a failure (a text or an exception), so that it is not tried again."""
         self._failures.append(self._short(text))
+
+    def _short(self, text: object) -> str:
+        if isinstance(text, BaseException):
+            text = f"{type(text).__name__}: {text}"
+        return cut(text if isinstance(text, str) else compact(text), self.limits["max_chars"])
 
     @property
     def keys(self) -> list[str]:
@@ -137,8 +140,8 @@ class AgentMemory:
         """The pad as text for a prompt: all values, the last 5 observations, the last 3 failures."""
         parts = [
             ("Stored", [f"{k} = {compact(_shown(v))}" for k, v in self._items.items()]),
-            ("Observed", self.observations[-_OBSERVATIONS_SHOWN:]),
-            ("Failed", self.failures[-_FAILURES_SHOWN:]),
+            ("Observed", self.observations[-5:]),
+            ("Failed", self.failures[-3:]),
         ]
         return "\n".join(f"{head}:\n" + "\n".join(f"- {row}" for row in rows) for head, rows in parts if rows)
 
@@ -148,20 +151,13 @@ class AgentMemory:
 
     def clear(self) -> None:
         """Remove everything."""
-        self._items.clear()
-        self._observations.clear()
-        self._failures.clear()
+        for held in (self._items, self._observations, self._failures):
+            held.clear()
 
     def to_json(self) -> str:
         """The pad with its limits as JSON."""
-        return dump_value(
-            {
-                "limits": self.limits,
-                "items": self._items,
-                "observations": self.observations,
-                "failures": self.failures,
-            }
-        )
+        lists = {"observations": self.observations, "failures": self.failures}
+        return dump_value({"limits": self.limits, "items": self._items, **lists})
 
     @classmethod
     def from_json(cls, text: str) -> AgentMemory:
@@ -186,14 +182,8 @@ class AgentMemory:
 
         Raises HistoryError where the namespace has something else under that name.
         """
-        if namespace.get(name, self) is not self:
+        if namespace.setdefault(name, self) is not self:
             raise HistoryError(f"the namespace already has a {name!r}: inject the pad under another name.")
-        namespace[name] = self
-
-    def _short(self, text: object) -> str:
-        if isinstance(text, BaseException):
-            text = f"{type(text).__name__}: {text}"
-        return cut(text if isinstance(text, str) else compact(text), self.limits["max_chars"])
 
 
 def _packed(value: object) -> Any:
@@ -209,18 +199,16 @@ def _packed(value: object) -> Any:
     if isinstance(value, Mapping):
         if all(isinstance(k, str) for k in value) and _TAG not in value:
             return {str(k): _packed(v) for k, v in value.items()}
-        return {_TAG: "dict", "value": [[_packed(k), _packed(v)] for k, v in value.items()]}
-    for kind in _LISTS:
-        if isinstance(value, kind):
-            items = [_packed(v) for v in value]  # type: ignore[attr-defined]
-            return {_TAG: kind.__name__, "value": items if kind is tuple else sorted(items, key=compact)}
-    for kind, (write, _) in _TEXTS.items():
-        if isinstance(value, kind):
-            return {_TAG: kind.__name__, "value": write(value)}
-    name = f"{type(value).__module__}.{type(value).__qualname__}".removeprefix("builtins.")
+        return {_TAG: "dict", "value": _KEPT[dict][0](value)}
+    for kept, (write, _) in _KEPT.items():
+        if isinstance(value, kept):
+            return {_TAG: kept.__name__, "value": write(value)}
     raise TypeError(
-        f"it holds a {name}, which a scratchpad cannot give back; store its data, or a name for it."
+        f"it holds a {type_name(value)}, which a scratchpad cannot give back; store its data, or a name for it."
     )
+
+
+_READERS = {kind.__name__: read for kind, (_, read) in _KEPT.items()}
 
 
 def _unpacked(packed: Any) -> Any:
@@ -230,7 +218,7 @@ def _unpacked(packed: Any) -> Any:
     if not isinstance(packed, dict):
         return packed
     if _TAG in packed:
-        return _READERS[packed[_TAG]](_unpacked(packed["value"]))
+        return _READERS[packed[_TAG]](packed["value"])
     return {k: _unpacked(v) for k, v in packed.items()}
 
 

@@ -9,8 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from memory_bank.errors import HistoryError, RecordError, StepFileError
-from memory_bank.history.steps import Step
-from memory_bank.history.values import Json
+from memory_bank.history.steps import Json, Step
 from memory_bank.transcript.jsontext import dump_value
 
 _HEAD = "memory_bank_history"

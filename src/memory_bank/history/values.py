@@ -1,44 +1,66 @@
-"""The values that steps are made of: JSON that cannot be changed, images as URLs, checked limits."""
+"""The values that steps are made of: checked fields, JSON that cannot be changed, images as URLs."""
 
 from __future__ import annotations
 
 import base64
-import binascii
+import copy
 import dataclasses
 import datetime as dt
+import functools
 import io
 import logging
-import math
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from decimal import Decimal
 from pathlib import Path, PurePath
-from typing import Any, NoReturn, TypeGuard
+from typing import Annotated, Any, NoReturn, TypeVar, dataclass_transform
+
+from pydantic import BeforeValidator, ConfigDict, Field, Strict, ValidationError
+from pydantic.dataclasses import dataclass
 
 from memory_bank.errors import HistoryError, ImageError
 from memory_bank.transcript.jsontext import plain
+from memory_bank.transcript.media import media_type
 
-Json = dict[str, Any]
-"""A JSON object."""
-
-NOT_KEPT = "_not_kept"
-"""The key under which a value that is not JSON is named by its type."""
 log = logging.getLogger("memory_bank.History")
-_IMAGE_HELP = "give PNG, JPEG, GIF or WebP as bytes, a file, a PIL image, a data: or an https: URL."
+T = TypeVar("T")
 
 
-def positive(value: object, name: str) -> int:
-    """The limit ``value``. Raises HistoryError unless it is a whole number of at least 1."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise HistoryError(f"{name} is {value!r}: give a whole number of at least 1.")
-    return value
+@dataclass_transform(frozen_default=True, field_specifiers=(dataclasses.field,))
+def value(cls: type[T]) -> type[T]:
+    """Make a class an immutable dataclass that checks its fields; a wrong one raises HistoryError."""
+    made: Any = dataclass(frozen=True, config=ConfigDict(extra="forbid"))(cls)
+    init = made.__init__
+
+    @functools.wraps(init)
+    def checked(self: object, *args: object, **fields: object) -> None:
+        try:
+            init(self, *args, **fields)
+        except ValidationError as e:
+            raise _mistake(made, e) from None
+
+    made.__init__ = checked
+    return made  # type: ignore[no-any-return]
 
 
-def is_amount(value: object) -> TypeGuard[float]:
-    """Whether a value is a finite number of at least 0."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        return False
-    return math.isfinite(value) and value >= 0
+def _mistake(cls: Any, e: ValidationError) -> HistoryError:
+    """The first mistake in one sentence."""
+    found = e.errors(include_url=False, include_input=False)[0]
+    cause = found.get("ctx", {}).get("error")
+    if isinstance(cause, HistoryError):
+        return cause
+    names = [f.name for f in dataclasses.fields(cls)]
+    place = ".".join(
+        names[p] if i == 0 and isinstance(p, int) else str(p) for i, p in enumerate(found["loc"])
+    )
+    return HistoryError(f"{place} of a {cls.__name__}: {found['msg'][0].lower()}{found['msg'][1:]}.")
+
+
+def positive(limit: object, name: str) -> int:
+    """The limit. Raises HistoryError unless it is a whole number of at least 1."""
+    if isinstance(limit, bool) or not isinstance(limit, int) or limit < 1:
+        raise HistoryError(f"{name} is {limit!r}: give a whole number of at least 1.")
+    return limit
 
 
 # JSON that cannot be changed
@@ -52,16 +74,15 @@ class FrozenDict(dict[str, Any]):
     """A dict that cannot be changed. It equals the plain dict; ``copy.deepcopy`` returns a plain dict."""
 
     __slots__ = ()
-    __setitem__ = __delitem__ = __ior__ = _refuse
-    clear = pop = popitem = setdefault = update = _refuse
+    __setitem__ = __delitem__ = __ior__ = clear = pop = popitem = setdefault = update = _refuse
 
     def __hash__(self) -> int:  # type: ignore[override]
         return hash(frozenset(self))
 
-    def __deepcopy__(self, memo: object) -> Json:
-        return {k: thaw(v) for k, v in self.items()}
+    def __deepcopy__(self, memo: dict[int, Any]) -> dict[str, Any]:
+        return {k: copy.deepcopy(v, memo) for k, v in self.items()}
 
-    def __reduce__(self) -> tuple[type[FrozenDict], tuple[Json]]:
+    def __reduce__(self) -> tuple[type[FrozenDict], tuple[dict[str, Any]]]:
         return FrozenDict, (dict(self),)
 
 
@@ -69,130 +90,108 @@ class FrozenList(list[Any]):
     """A list that cannot be changed. It equals the plain list; ``copy.deepcopy`` returns a plain list."""
 
     __slots__ = ()
-    __setitem__ = __delitem__ = __iadd__ = __imul__ = _refuse
-    append = clear = extend = insert = pop = remove = reverse = sort = _refuse
+    __setitem__ = __delitem__ = __iadd__ = __imul__ = append = clear = extend = insert = _refuse
+    pop = remove = reverse = sort = _refuse
 
     def __hash__(self) -> int:  # type: ignore[override]
         return hash(len(self))
 
-    def __deepcopy__(self, memo: object) -> list[Any]:
-        return [thaw(v) for v in self]
+    def __deepcopy__(self, memo: dict[int, Any]) -> list[Any]:
+        return [copy.deepcopy(v, memo) for v in self]
 
     def __reduce__(self) -> tuple[type[FrozenList], tuple[list[Any]]]:
         return FrozenList, (list(self),)
 
 
-def freeze(value: object) -> Any:
-    """A copy that cannot be changed: dicts and lists frozen, tuples and sets as lists, SDK objects as dicts.
+def freeze(given: object) -> Any:
+    """A copy as JSON that cannot be changed: tuples and sets as lists, SDK objects as dicts, images as URLs.
 
     Dates, Decimals, UUIDs and paths become text; any other object becomes ``{"_not_kept": "module.Class"}``, and a
     warning names it. A value that nests too deep for recursion becomes its text.
     """
     try:
-        return _freeze(value)
+        return _frozen(given)
     except RecursionError:
-        return _freeze(plain(value))
+        return _frozen(plain(given))
 
 
-def _freeze(value: object) -> Any:
-    if value is None or isinstance(value, (str, int, float, bool, FrozenDict, FrozenList)):
-        return value
-    if isinstance(value, Mapping):
-        return FrozenDict((k if isinstance(k, str) else str(k), _freeze(v)) for k, v in value.items())
-    if isinstance(value, (list, tuple)):
-        return FrozenList(_freeze(v) for v in value)
-    return _freeze(as_json(value))
+def _frozen(given: object) -> Any:
+    if given is None or isinstance(given, (bool, int, float, FrozenDict, FrozenList)):
+        return given
+    if isinstance(given, str):
+        return str.__str__(given)  # also of an enum
+    if isinstance(given, Mapping):
+        return FrozenDict((k if isinstance(k, str) else str(k), _frozen(v)) for k, v in given.items())
+    if isinstance(given, (list, tuple, set, frozenset)):
+        return FrozenList(map(_frozen, given))
+    if isinstance(given, (dt.date, dt.time, Decimal, uuid.UUID, PurePath)):
+        return str(given)
+    if dataclasses.is_dataclass(given) and not isinstance(given, type):
+        return _frozen({f.name: getattr(given, f.name) for f in dataclasses.fields(given) if f.name != "raw"})
+    if callable(getattr(given, "model_dump", None)):
+        return _frozen(plain(given))
+    if callable(getattr(given, "save", None)) and hasattr(given, "size"):
+        return _frozen({"type": "image_url", "image_url": {"url": image_url(given)}})
+    log.warning("a %s is not JSON and is not kept in the history: only its type is", type_name(given))
+    return FrozenDict({"_not_kept": type_name(given)})
 
 
-def as_json(value: object) -> Any:
-    """What stands for an object that is no JSON value: see ``freeze``. What it holds is not looked at."""
-    if isinstance(value, (set, frozenset)):
-        return list(value)
-    if isinstance(value, (dt.date, dt.time, Decimal, uuid.UUID, PurePath)):
-        return str(value)
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {f.name: getattr(value, f.name) for f in dataclasses.fields(value) if f.name != "raw"}
-    if callable(getattr(value, "model_dump", None)):
-        return plain(value)
-    name = type_name(value)
-    log.warning("a %s is not JSON and is not kept in the history: only its type is", name)
-    return {NOT_KEPT: name}
-
-
-def type_name(value: object) -> str:
+def type_name(given: object) -> str:
     """The type of a value with its module, such as ``pandas.core.frame.DataFrame``."""
-    return f"{type(value).__module__}.{type(value).__qualname__}".removeprefix("builtins.")
-
-
-def thaw(value: object) -> Any:
-    """A plain copy of a frozen value."""
-    if isinstance(value, dict):
-        return {k: thaw(v) for k, v in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [thaw(v) for v in value]
-    return value
+    return f"{type(given).__module__}.{type(given).__qualname__}".removeprefix("builtins.")
 
 
 # images
+
+_IMAGE_HELP = "give PNG, JPEG, GIF or WebP as bytes, a file, a PIL image, a data: or an https: URL."
 
 
 def image_url(image: object, what: str = "the image") -> str:
     """The URL of an image: ``http(s)://…`` unchanged, everything else as ``data:image/…;base64,…``.
 
-    Args:
-        image: a URL, bytes, a ``pathlib.Path``, or an object with ``save(file, format=)`` as PIL images have.
-        what: how an error names the image.
-
-    Raises:
-        ImageError: the value is none of these. Only the first bytes are checked.
+    ``image``: a URL, bytes, a ``pathlib.Path``, or an object with ``save(file, format=)`` as PIL images have.
+    ``what`` names it in an error. Raises ImageError for anything else; only the first bytes are checked.
     """
     if isinstance(image, str):
-        if image.startswith(("http://", "https://")) and image.split("://", 1)[1].strip():
+        scheme, _, rest = image.partition(":")
+        if scheme in ("http", "https") and rest.startswith("//") and rest[2:].strip():
             return image
-        if image.startswith("data:"):
-            _check_data_url(image, what)
+        head, _, body = rest.partition(",")
+        is_known = head.endswith(";base64") and media_type(body).startswith("image/")
+        if scheme == "data" and head.startswith("image/") and (is_known or head.startswith("image/svg")):
             return image
         raise ImageError(f"{what} is a text that is not the URL of an image: {_IMAGE_HELP}")
-    if isinstance(image, Path):
-        try:
+    try:
+        if isinstance(image, Path):
             image = image.read_bytes()
-        except OSError as e:
-            raise ImageError(f"{what} cannot be read from {e.filename} ({e.strerror}): {_IMAGE_HELP}") from e
-    elif callable(save := getattr(image, "save", None)):
-        file = io.BytesIO()
-        try:
+        elif callable(save := getattr(image, "save", None)):
+            file = io.BytesIO()
             save(file, format="PNG")
-        except Exception as e:
-            raise ImageError(f"{what} cannot be written as PNG ({type(e).__name__}): {_IMAGE_HELP}") from e
-        image = file.getvalue()
+            image = file.getvalue()
+    except Exception as e:  # a foreign object may raise anything
+        raise ImageError(f"{what} cannot be read ({type(e).__name__}): {_IMAGE_HELP}") from e
     if not isinstance(image, (bytes, bytearray, memoryview)):
         raise ImageError(f"{what} is a {type(image).__name__}: {_IMAGE_HELP}")
-    data = bytes(image)
-    kind = _image_format(data)
-    if kind is None:
-        raise ImageError(f"{what} is {len(data):,} bytes of an unknown image format: {_IMAGE_HELP}")
-    return f"data:image/{kind};base64,{base64.b64encode(data).decode('ascii')}"
+    body = base64.b64encode(image).decode("ascii")
+    kind = media_type(body)
+    if not kind.startswith("image/"):
+        raise ImageError(f"{what} is {len(bytes(image)):,} bytes of an unknown image format: {_IMAGE_HELP}")
+    return f"data:{kind};base64,{body}"
 
 
-def _check_data_url(url: str, what: str) -> None:
-    head, _, body = url.partition(",")
-    try:
-        start = base64.b64decode(body[:64], validate=True) if head.endswith(";base64") else b""
-        base64.b64decode(body[-64:] if len(body) % 4 == 0 else body, validate=True)
-    except (binascii.Error, ValueError):
-        start = b""
-    is_svg = head.startswith("data:image/svg")
-    if not head.startswith("data:image/") or (_image_format(start) is None and not is_svg):
-        raise ImageError(f"{what} is a data: URL without an image in it: {_IMAGE_HELP}")
+# fields
 
 
-def _image_format(data: bytes) -> str | None:
-    if data.startswith(b"\x89PNG\r\n\x1a\n"):
-        return "png"
-    if data.startswith(b"\xff\xd8\xff"):
-        return "jpeg"
-    if data.startswith((b"GIF87a", b"GIF89a")):
-        return "gif"
-    if data[:4] == b"RIFF" and data[8:12] == b"WEBP":
-        return "webp"
-    return None
+def _listed(given: object) -> tuple[object, ...]:
+    """A tuple of a list; of one for a single value, an empty one for None."""
+    if isinstance(given, Iterable) and not isinstance(given, (str, bytes, Mapping)):
+        return tuple(given)
+    return () if given is None else (given,)
+
+
+Text = Annotated[str, Strict()]
+Flag = Annotated[bool, Strict()]
+Whole = Annotated[int, Strict(), Field(ge=0)]
+Seconds = Annotated[float, Strict(), Field(ge=0, allow_inf_nan=False)]
+Frozen = Annotated[Any, BeforeValidator(freeze)]
+LISTED = BeforeValidator(_listed)

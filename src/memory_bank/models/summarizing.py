@@ -41,38 +41,37 @@ class Summarizer:
         chat = as_chat_model(llm_client)
         return None if chat is None else cls(chat, model, timeout)
 
-    def blocks(self, calls: Sequence[str]) -> list[list[str]]:
-        """The calls grouped into as few requests as can hold them."""
-        found: list[list[str]] = [[]]
-        size = 0
-        for call in calls:
-            if found[-1] and size + len(call) > _BLOCK_CHARS:
-                found.append([])
-                size = 0
-            found[-1].append(call)
-            size += len(call)
-        return found
+    def extend(self, summary: str, calls: Sequence[str], task: str, words: int) -> tuple[str | None, int]:
+        """A new summary of the old one and the calls, and the number of requests that it took.
 
-    def extend(self, summary: str, calls: Sequence[str], task: str, words: int) -> str | None:
-        """A new summary of the old one and the calls; None, with a WARNING, when the model fails."""
-        messages = fill_prompt(
-            load_prompt("summary"),
-            {
-                "task": shorten(None, _TASK_CHARS, text=task).text or "(not known)",
-                "summary": summary or "(none yet)",
-                "calls": "\n\n".join(calls),
-                "words": str(words),
-            },
-        )
-        try:
-            text = reply_text(ask(self.chat, messages, self.model, self.timeout)).strip()
-        except Exception as e:  # a model may raise anything; the records are stored already
-            log.warning("the summary's model failed with %s: an extractive one stands in", type(e).__name__)
-            return None
-        if not text:
-            log.warning("the summary's model answered nothing: an extractive summary stands in")
-            return None
-        return text
+        The summary is None, with a WARNING, when the model fails.
+        """
+        blocks: list[list[str]] = [[]]
+        for call in calls:
+            if blocks[-1] and sum(map(len, blocks[-1])) + len(call) > _BLOCK_CHARS:
+                blocks.append([])
+            blocks[-1].append(call)
+        for number, block in enumerate(blocks, 1):
+            messages = fill_prompt(
+                load_prompt("summary"),
+                {
+                    "task": shorten(None, _TASK_CHARS, text=task).text or "(not known)",
+                    "summary": summary or "(none yet)",
+                    "calls": "\n\n".join(block),
+                    "words": str(words),
+                },
+            )
+            try:
+                summary = reply_text(ask(self.chat, messages, self.model, self.timeout)).strip()
+            except Exception as e:  # a model may raise anything; the records are stored already
+                log.warning(
+                    "the summary's model failed with %s: an extractive one stands in", type(e).__name__
+                )
+                return None, number
+            if not summary:
+                log.warning("the summary's model answered nothing: an extractive summary stands in")
+                return None, number
+        return summary, len(blocks)
 
 
 def call_line(number: int, record: InteractionRecord, note: str = "") -> str:

@@ -11,11 +11,14 @@ from itertools import islice
 
 from memory_bank.selection.candidates import KIND, kind_of
 from memory_bank.selection.effects import is_failure
+from memory_bank.selection.parsing import clean
 from memory_bank.transcript.jsontext import Leaf, inner_json, leaves, parse_arguments
 from memory_bank.transcript.quoting import one_line
 
 LEAST_CHARS = 24
 """Characters that are shown of every value, at least, where it has so many."""
+ARGUMENT_CHARS = (-1, 0, 24, 40, 72)
+"""Characters of arguments in ``call_line``, from its shortest form (its number only) to its longest."""
 LONG_ARGUMENT = 160
 """Characters from which a text in the arguments of a call is shortened."""
 ARGUMENT_START = 80
@@ -263,3 +266,60 @@ def _error_text(text: str) -> str:
     if text.startswith("Traceback"):
         return text.rstrip().rsplit("\n", 1)[-1]
     return _LABEL.sub("", text[:_READ_CHARS])
+
+
+def call_line(number: int, tool: str, arguments: str, chars: int = ARGUMENT_CHARS[-1]) -> str:
+    """Return one line for a call, ``#number tool key=value, …``, with about `chars` characters of arguments.
+
+    With 0 characters it is the number and the first word of the tool's name, with -1 the number alone.
+    """
+    if chars < 0:
+        return f"#{number}"
+    name = clean(tool)[:80]
+    if not chars:
+        return f"#{number} {name.partition(' ')[0]}"
+    body = _arguments_text(arguments, chars)
+    return f"#{number} {name}" + (f" {body}" if body else "")
+
+
+def _arguments_text(arguments: str, chars: int) -> str:
+    """Return arguments as ``key=value, …``, never cut inside a word; ``…`` marks a cut."""
+    try:
+        value: object = json.loads(arguments) if arguments else {}
+    except (ValueError, RecursionError):
+        value = arguments
+    if not isinstance(value, dict):
+        return _first_words(arguments, chars)
+    parts: list[str] = []
+    room = chars
+    for key, item in value.items():
+        if item in ("", None, [], {}):
+            continue
+        if not isinstance(item, str):
+            try:
+                item = json.dumps(item, ensure_ascii=False)
+            except (ValueError, RecursionError):
+                item = "…"
+        part = f"{clean(str(key))[:40]}={_first_words(item, max(24, room))}"
+        if parts and len(part) > room:
+            parts.append("…")
+            break
+        parts.append(part)
+        room -= len(part) + 2
+    return ", ".join(parts)
+
+
+def _first_words(text: str, chars: int) -> str:
+    """Return the first words of a text on one line, at most about `chars` characters."""
+    text = clean(" ".join(text[: chars * 8 + 400].split()))
+    if len(text) <= chars:
+        return text
+    cut = 0
+    for match in _WORD_END.finditer(text, 0, chars + 1):
+        cut = match.start()
+    if not cut:
+        after = _WORD_END.search(text, 0, chars * 4)
+        if after is None:
+            return text if len(text) <= chars * 4 else f"[{len(text)} characters]"
+        cut = after.start()
+    return text[:cut] + "…"

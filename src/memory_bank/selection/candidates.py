@@ -8,11 +8,13 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import islice
 from typing import Literal, NamedTuple
 
 from memory_bank.selection.cutting import CutText, Segment, cut_text
 from memory_bank.selection.files import FileAccess, file_access
 from memory_bank.selection.parsing import unescape
+from memory_bank.transcript.jsontext import inner_json, leaves
 
 LONGEST = 120
 """Characters of the longest value."""
@@ -22,9 +24,8 @@ LONGEST_LINE = 80
 """Characters of the longest line of text that is a value as a whole."""
 LONGEST_ERROR = 3000
 """Characters of the longest output that may only report a failure."""
-MAX_USES = 300
-MAX_LEAVES = 5000
-"""Values in the arguments of one call that are read."""
+MAX_LEAVES, MAX_USES = 5_000, 300
+"""Scalars in the arguments of one call that are read, and values in them that count."""
 MAX_WORDS = 60
 """Different words of a segment that are compared with the task and the latest messages."""
 KINDS = (
@@ -209,6 +210,8 @@ def parse_record(
     """
     own_arguments = kind == "arguments"
     cut = cut_text(arguments, unfold=True) if own_arguments else cut_text(output)
+    gaps = [len(cut.gap_before(n)) for n in range(len(cut.segments))]
+    error = kind == "output" and len(output) <= LONGEST_ERROR
     return ParsedRecord(
         interaction,
         trace_id,
@@ -219,23 +222,13 @@ def parse_record(
         tuple(tuple(dict.fromkeys(words_of(s.text)))[:MAX_WORDS] for s in cut.segments),
         () if own_arguments else tuple(find_uses(arguments)[:MAX_USES]),
         tuple(count_tokens(s.text + "\n") for s in cut.segments),
-        tuple(_gap_tokens(cut.gap_before(n)) for n in range(len(cut.segments))),
+        tuple(
+            2 if chars < 2 else 3 + chars // 3 for chars in gaps
+        ),  # about: exactly takes longer than it is worth
         kind,
-        kind == "output" and _is_error(output),
+        error and bool(_ERROR.search(output, 0, 120) or _ERROR_FLAG.search(output)),
         file_access(tool, arguments) if tool else None,
     )
-
-
-def _gap_tokens(mark: str) -> int:
-    """About the tokens of a gap mark; counting each exactly takes longer than it is worth."""
-    return 2 if len(mark) < 2 else 3 + len(mark) // 3
-
-
-def _is_error(output: str) -> bool:
-    """Whether an output only reports a failure."""
-    if len(output) > LONGEST_ERROR:
-        return False
-    return _ERROR.search(output, 0, 120) is not None or _ERROR_FLAG.search(output) is not None
 
 
 def _by_segment(cut: CutText) -> list[tuple[Candidate, ...]]:
@@ -368,41 +361,22 @@ def find_uses(arguments: str) -> list[Use]:
     except (ValueError, RecursionError):
         value = arguments
     uses: dict[str, Use] = {}
-    stack: list[tuple[str, object]] = [("", value)]
-    for _ in range(MAX_LEAVES):
-        if not stack:
-            break
-        key, item = stack.pop()
-        if isinstance(item, dict):
-            stack.extend((str(k), v) for k, v in reversed(item.items()))
-        elif isinstance(item, list):
-            stack.extend((key, v) for v in reversed(item))
-        elif isinstance(item, str):
-            _add_uses(item[:20_000], key.casefold(), uses)
+    for leaf in islice(leaves(value, opened=inner_json), MAX_LEAVES):
+        item, key = leaf.value, leaf.key.casefold()
+        if isinstance(item, str):
+            text = item[:20_000]
+            form = fold(text)
+            if len(form) <= LONGEST and "\n" not in text and not trivial(form):
+                uses.setdefault(form, Use(form, True, key))
+            for mentioned in forms_in(text):
+                uses.setdefault(mentioned, Use(mentioned, False, key))
         elif isinstance(item, (int, float)) and not isinstance(item, bool):
             form = repr(item)
             if not trivial(form):
-                uses.setdefault(form, Use(form, True, key.casefold()))
+                uses.setdefault(form, Use(form, True, key))
             if form.endswith(".0"):
-                uses.setdefault(form[:-2], Use(form[:-2], True, key.casefold()))
+                uses.setdefault(form[:-2], Use(form[:-2], True, key))
     return list(uses.values())
-
-
-def _add_uses(text: str, key: str, uses: dict[str, Use]) -> None:
-    """Add the uses in one string argument, which may hold JSON."""
-    try:
-        inner = json.loads(text) if text[:1] in ("{", "[") else None
-    except (ValueError, RecursionError):
-        inner = None
-    if inner is not None:
-        for use in find_uses(text):
-            uses.setdefault(use.form, Use(use.form, use.leaf, use.key or key))
-        return
-    form = fold(text)
-    if len(form) <= LONGEST and "\n" not in text and not trivial(form):
-        uses.setdefault(form, Use(form, True, key))
-    for mentioned in forms_in(text):
-        uses.setdefault(mentioned, Use(mentioned, False, key))
 
 
 def forms_in(text: str) -> list[str]:

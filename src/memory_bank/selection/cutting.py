@@ -105,7 +105,12 @@ class CutText:
 
         for place in sorted(self._with_heads(places)):
             segment = self.segments[place]
-            if last is None or place != last_place + 1 or not self._adjoin(last, segment):
+            if (
+                last is None
+                or place != last_place + 1
+                or last.source != segment.source
+                or self.sources[segment.source][last.end : segment.start].strip()
+            ):
                 end_stretch()
                 if gap := self.gap_before(place, last):
                     out.append(gap)
@@ -138,23 +143,12 @@ class CutText:
         if last is None and not place:
             return ""
         path = self.paths[segment.source]
-        if last is not None and (
-            last.source == segment.source or self._names(last, place, path.rpartition(".")[2])
-        ):
-            path = ""
+        if last is not None:
+            key = path.rpartition(".")[2]  # which the segment before may end with
+            named = self.segments[place - 1] is last and key in last.text[-len(key) - 6 :]
+            path = "" if named or last.source == segment.source else path
         where = " ".join(f"{path} {segment.label}".split())
         return f"{GAP} {where}:" if where else GAP
-
-    def _names(self, last: Segment, place: int, key: str) -> bool:
-        """Whether the segment before ends with the key of the string that begins with this one."""
-        return self.segments[place - 1] is last and key in last.text[-len(key) - 6 :]
-
-    def _adjoin(self, last: Segment, segment: Segment) -> bool:
-        """Whether nothing but white space stands between two neighbours."""
-        if last.source != segment.source:
-            return False
-        between = self.sources[segment.source][last.end : segment.start]
-        return not between or between.isspace()
 
 
 _LABEL = re.compile(r'[\s\-*•>#\d.)"\']{0,12}([^\W\d_][\w /\-]{0,30}?)["\'*]{0,2}\s?[:=]["\'*]{0,2}\s?(?=\S)')
@@ -253,7 +247,8 @@ class _Cutter:
         beside, self._after_string = before_string or self._after_string, False
         start = _indent_before(self._text, start)
         text = self._text[start:end].rstrip()
-        if not text or (beside and not any(map(self._is_content, cells))):
+        content = any(k not in _EMPTY_KEYS and self._text[s:e] not in _EMPTY for k, s, e in cells)
+        if not text or (beside and not content):
             return
         end = start + len(text)
         self.segments.append(
@@ -269,10 +264,6 @@ class _Cutter:
             )
         )
 
-    def _is_content(self, cell: Cell) -> bool:
-        key, start, end = cell
-        return key not in _EMPTY_KEYS and self._text[start:end] not in _EMPTY
-
     # -- texts -----------------------------------------------------------------
     def add_source(self, text: str, path: str, depth: int) -> None:
         """Add a text by the structure that is found in it, else as lines."""
@@ -283,8 +274,10 @@ class _Cutter:
         if len(text) <= MAX_TEXT:
             self._add_part(0, len(text), depth)
         else:
-            first = _last_break(text, MAX_TEXT * 2 // 3)
-            last = _next_break(text, len(text) - MAX_TEXT // 3)
+            first, last = MAX_TEXT * 2 // 3, len(text) - MAX_TEXT // 3  # moved to where no word is cut
+            first = max(text.rfind(space, first - 4000, first) for space in "\n ") + 1 or first
+            after = re.compile(r"\s").search(text, last, last + 4000)
+            last = after.end() if after else last
             if not (len(text) <= MAX_ESCAPED and self._add_escaped(0, len(text), depth)):
                 self.skipped += last - first
                 self._add_part(0, first, depth)
@@ -393,7 +386,12 @@ class _Cutter:
                 near = at - self._start
                 if near >= ROW_WIDTH or near + item.end - item.start > self.width or (tabular and number < 2):
                     self._close(at)
-            if item.items and not item.named and item.end - item.start <= 2 * self.width and _is_flat(item):
+            if (
+                item.items
+                and not item.named
+                and item.end - item.start <= 2 * self.width
+                and all(i.items is None for i in item.items)
+            ):
                 self._add_row(item, at, names)
             else:
                 self._add_node(item, at, inner, depth)
@@ -554,10 +552,6 @@ def _shown_path(path: str) -> str:
     return ".".join(parts[-3:])[-80:]
 
 
-def _is_flat(node: Node) -> bool:
-    return all(i.items is None for i in node.items or ())
-
-
 def _is_header(items: list[Node], text: str) -> bool:
     """Whether the first of several lists names the columns of the others."""
     first = items[0].items
@@ -573,12 +567,9 @@ def _is_header(items: list[Node], text: str) -> bool:
 class _Table:
     """A table in lines: its delimiter, its column names, the lines that rule off its header."""
 
-    __slots__ = ("count", "left", "mark", "names", "rules")
-
     def __init__(self, mark: str, header: str, rules: int) -> None:
         self.mark, self.rules, self.left = mark, rules, 0
         self.names = [n.strip(' "')[:LONGEST_KEY] for n in header.split(mark)]
-        self.count = header.count(mark)
 
     def holds(self, line: str) -> bool:
         """Whether a line is a row of the table."""
@@ -631,17 +622,6 @@ def _indent_before(text: str, at: int) -> int:
     """Return the start of the line if only its indentation stands before `at`, else `at`."""
     line = text.rfind("\n", max(0, at - MAX_INDENT), at) + 1
     return line if line and not text[line:at].strip(" \t") else at
-
-
-def _last_break(text: str, at: int) -> int:
-    """Return a place before `at` at which no word is cut."""
-    return max(text.rfind("\n", at - 4000, at), text.rfind(" ", at - 4000, at)) + 1 or at
-
-
-def _next_break(text: str, at: int) -> int:
-    """Return a place after `at` at which no word is cut."""
-    match = re.compile(r"\s").search(text, at, at + 4000)
-    return match.end() if match else at
 
 
 def wrap(text: str, start: int, stop: int, width: int, first: int) -> Iterator[tuple[int, int]]:

@@ -11,17 +11,17 @@ from memory_bank.transcript.jsontext import inner_json, leaves, parse_arguments
 Effect = Literal["read", "write"]
 
 
-def _words(text: str) -> frozenset[str]:
+def word_set(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-_READS = _words(
+_READS = word_set(
     "analyze ask browse calculate cat check compare compute count describe diff download explain fetch find get glob "
     "goto grep head help hover inspect list load look lookup ls lsp navigate open peek plan preview query read "
     "recall resolve retrieve route scan screenshot scroll search select show snapshot stat status summarize tail "
     "test think todo validate verify view wait walk watch web"
 )
-_WRITES = _words(
+_WRITES = word_set(
     "add append apply approve archive assign block book buy cancel charge claim click close comment commit connect "
     "copy create deactivate delete deploy disable drop edit email enable enroll exchange fill fork forward grant "
     "import insert install invite issue kill launch make mark merge message modify move notify order overwrite "
@@ -29,14 +29,14 @@ _WRITES = _words(
     "reset restart restore return revoke save scale schedule send set share start stop submit subscribe swap "
     "sync terminate transfer trigger type uninstall unsubscribe update upload upsert write"
 )
-_RUNS = _words(
+_RUNS = word_set(
     "bash cmd code command console eval exec execute interpreter invoke notebook python repl run script shell sql "
     "terminal"
 )
 _WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])")
 
 _NAME_KEYS = frozenset({"tool", "tool_name", "action", "operation", "function", "command_name"})
-_CODE_KEYS = _words("code cmd command commands input script source sql statement _raw")
+_CODE_KEYS = word_set("code cmd command commands input script source sql statement _raw")
 _SQL = re.compile(
     r"\s*(?:--[^\n]*\n\s*|/\*.*?\*/\s*)*(select|show|describe|desc|explain|pragma|with|values|use|insert|update|"
     r"delete|create|drop|alter|truncate|replace|merge|grant|revoke|begin|commit|call|copy|set)\b",
@@ -61,7 +61,7 @@ _SHELL_SPLIT = re.compile(r"\|\||&&|[;|\n&]")
 _QUOTED = re.compile(r"'[^']*'|\"(?:[^\"\\]|\\.)*\"", re.S)
 _REDIRECT = re.compile(r"(?<![<=\-])>{1,2}(?!&)\s*(?!/dev/null|&)[^\s>]")
 _SHELL_CODE = re.compile(r"(?:^|[\s;&|(])(?:python[\d.]*|node|ruby|perl)\s+(?:-\w\s+)*(?:-c\b|-e\b|-\s|<<)")
-_SHELL_READS = _words(
+_SHELL_READS = word_set(
     "[ awk basename cat cd cmp comm cut date df diff dig dirname du echo egrep env false fgrep file find fold free "
     "grep groups head hexdump host hostname id jq less ls lsof man md5sum more mypy netstat nl nslookup od ping "
     "printenv printf ps pwd pytest readlink realpath rg sed set sha256sum sleep sort ss stat strings tac tail test "
@@ -78,7 +78,7 @@ _SHELL_SUBCOMMANDS = {
     "gh": "api search status",
     "ruff": "check",
 }
-_PREFIXES = _words("sudo time timeout nice do then else if while ! xargs")
+_PREFIXES = word_set("sudo time timeout nice do then else if while ! xargs")
 _ASSIGNMENT = re.compile(r"\w+=\S*\s+")
 _MUTATING_FLAG = re.compile(
     r"\s(?:-i\b|--in-place|-delete|-exec|--fix|-X\s*(?!GET|HEAD)\w|--data|--upload-file|-d\s|-T\s|"

@@ -6,35 +6,22 @@ import json
 import re
 from typing import Literal, NamedTuple
 
+from memory_bank.selection.effects import word_set
+
 Access = Literal["read", "write", "edit"]
 
 _PATH_KEYS = ("file_path", "filepath", "filePath", "path", "filename", "file_name", "file", "notebook_path")
-_PART_KEYS = frozenset(
-    (
-        *("offset", "limit", "start", "end", "start_line", "end_line", "view_range", "head", "tail", "lines"),
-        *(
-            "page",
-            "pages",
-            "start_page",
-            "end_page",
-            "sheet",
-            "sheet_name",
-            "range",
-            "start_cell",
-            "end_cell",
-        ),
-    )
+_PART_KEYS = word_set(
+    "offset limit start end start_line end_line view_range head tail lines page pages start_page end_page sheet "
+    "sheet_name range start_cell end_cell"
 )
 _WORDS = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])")
-_EDITS = frozenset(("edit", "replace", "insert", "patch", "update", "append", "modify", "multiedit"))
-_WRITES = frozenset(("write", "create", "save", "overwrite", "put"))
-_READS = frozenset(("read", "view", "open", "cat", "get", "load", "show"))
-_OTHERS = frozenset(
-    (
-        *("list", "search", "grep", "glob", "find", "tree", "directory", "directories", "info"),
-        *("delete", "remove", "move", "rename"),
-    )
-)
+_VERBS: dict[Access, frozenset[str]] = {
+    "edit": word_set("edit replace insert patch update append modify multiedit"),
+    "write": word_set("write create save overwrite put"),
+    "read": word_set("read view open cat get load show"),
+}
+_OTHERS = word_set("list search grep glob find tree directory directories info delete remove move rename")
 
 
 class FileAccess(NamedTuple):
@@ -48,11 +35,7 @@ class FileAccess(NamedTuple):
 def file_access(tool: str, arguments: str) -> FileAccess | None:
     """Return the file whose text a call shows or changes, by the tool's name and arguments; None for others."""
     words = {w.casefold() for w in _WORDS.findall(tool)}
-    access: Access | None = None
-    if not words & _OTHERS:
-        access = (
-            "edit" if words & _EDITS else "write" if words & _WRITES else "read" if words & _READS else None
-        )
+    access = next((a for a, verbs in _VERBS.items() if words & verbs and not words & _OTHERS), None)
     if access is None:
         return None
     try:

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from memory_bank.selection.calltext import ARGUMENT_CHARS, call_line, shown_arguments
 from memory_bank.selection.candidates import RecordKind, fold, parse_record
 from memory_bank.selection.copying import describe_segments
 from memory_bank.selection.cutting import WIDTH
 from memory_bank.selection.features import FEATURE_NAMES, CurrentStep, LinearScores, describe
 from memory_bank.selection.model import Model, load_model
-from memory_bank.selection.packing import CallLines, Selection, by_record, quote_of, select_segments
-from memory_bank.selection.similarity import Similarity
-from memory_bank.selection.tables import OWN, Array, EvidenceTables
+from memory_bank.selection.packing import ShortForm, pack
+from memory_bank.selection.tables import OWN, Array, EvidenceTables, stands_in
+
+EXCERPT_HEAD, SHORT_HEAD = "Excerpts (…: parts left out):\n", "Excerpts:\n"
 
 # Chosen over all recorded sets together.
 LONG_ARGUMENTS = 160
@@ -29,10 +31,30 @@ STALE = 0.7  # share by which values in the stale copy of a file are worth less
 ERROR_WORTH = 0.25  # of values in a report of a failure
 LISTED_WORTH = 0.0  # of values that the list of past calls shows
 REPEATED_WORTH = 0.1  # besides, of values in it that the agent wrote first
+OFFERS, OFFERS_SHARE = 150, 0.125  # segments that are packed: so many, and so many for a token of the budget
+LINE_LENGTHS = (160, 1300, 1600, 3000)  # budgets from which a call's line takes its next longer form
+MIN_HEADING, MIN_LONG_HEADING = 200, 600  # budgets from which each is shown
+END_GAP = 2  # tokens of the gap mark at the end of an excerpt
 
 
 Reason = tuple[str, float, tuple[tuple[str, float], ...]]
 """Why a value was worth showing: (value, its chance, its strongest features with their log-odds)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """What is chosen, with a memory text where the index writes it.
+
+    `shown`: by record the places of its segments; `gains`: worth by segment, in the order of choice; `edge`:
+    the best (segment, worth) that did not fit; `short`: segments that are shown in their short form.
+    """
+
+    text: str = ""
+    tokens: int = 0
+    shown: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    gains: dict[int, float] = field(default_factory=dict)
+    edge: tuple[tuple[int, float], ...] = ()
+    short: frozenset[int] = frozenset()
 
 
 class EvidenceIndex:
@@ -42,29 +64,66 @@ class EvidenceIndex:
         self,
         model: Model | None = None,
         count_tokens: Callable[[str], int] = lambda s: (len(s) + 3) // 4,
-        similarity: Similarity | None = None,
     ) -> None:
         self.model = model if model is not None else load_model()
         self.count = count_tokens
-        self.similarity = similarity
         self.tables = EvidenceTables()
         self._scores = LinearScores(self.model.weights)
-        self._lines = CallLines(self.tables, count_tokens)
+        # By record: how many calls there are up to it, the values that its call uses, those that the call shows in
+        # its place, the tokens of its blocks' headings.
+        self._calls: list[int] = []
+        self._used: list[list[tuple[str, int]]] = []
+        self._in_call: list[Array] = []
+        self._head_tokens: list[list[int]] = []
+        self._headers: dict[tuple[int, int], tuple[str, int]] = {}
+        self._short: dict[int, ShortForm | None] = {}  # by segment, once asked for
 
     def add_call(self, *, trace_id: str, interaction: int, tool: str, arguments: str, output: str) -> None:
         """Add one call and its output."""
         kinds: tuple[RecordKind, ...] = ("output", "arguments")
         for kind in kinds[: 1 + (len(arguments) > LONG_ARGUMENTS)]:
-            item = parse_record(interaction, output, self.count, trace_id, tool, arguments, kind)
-            self.tables.add(item)
-            self._lines.add(item)
+            self._add(interaction, output, trace_id, tool, arguments, kind)
 
     def add_note(self, *, interaction: int, text: str) -> None:
         """Add what the agent wrote with its calls."""
         if text.strip():
-            item = parse_record(interaction, text, self.count, kind="note")
-            self.tables.add(item)
-            self._lines.add(item)
+            self._add(interaction, text, kind="note")
+
+    def _add(
+        self,
+        interaction: int,
+        text: str,
+        trace_id: str = "",
+        tool: str = "",
+        arguments: str = "",
+        kind: RecordKind = "output",
+    ) -> None:
+        t = self.tables
+        item = parse_record(interaction, text, self.count, trace_id, tool, arguments, kind)
+        t.add(item)
+        self._calls.append((self._calls[-1] if self._calls else 0) + (kind == "output"))
+        self._used.append([(u.form, t.ids[u.form]) for u in item.uses if u.form in t.ids])
+        self._in_call.append(self._values_in(len(t.parsed) - 1, shown_arguments(item.arguments)))
+        self._head_tokens.append([self.count(head + "\n") if head else 0 for head in item.cut.heads])
+
+    def _values_in(self, record: int, text: str) -> Array:
+        """The values used by the call of an output that stand in a text."""
+        folded = fold(text) if self.tables.parsed[record].kind == "output" else ""
+        return np.array([v for form, v in self._used[record] if folded and stands_in(form, folded)], np.int32)
+
+    def _header(self, record: int, length: int) -> tuple[str, int]:
+        """That line in one of the lengths of ARGUMENT_CHARS, and its tokens."""
+        if (record, length) not in self._headers:
+            item, number = self.tables.parsed[record], self._calls[record]
+            line = f"note before #{number + 1}" if item.note else f"#{number} arguments"
+            if item.kind == "output":
+                line = call_line(number, item.tool, item.arguments, ARGUMENT_CHARS[length])
+            self._headers[record, length] = line, self.count(line + "\n")
+        return self._headers[record, length]
+
+    def header(self, record: int) -> str:
+        """Return the line that stands above the excerpts of a record."""
+        return self._header(record, len(ARGUMENT_CHARS) - 1)[0]
 
     def select(
         self,
@@ -86,7 +145,7 @@ class EvidenceIndex:
         t = self.tables
         older = t.records_before(tail_interaction)
         if budget <= 0 or not older:
-            return Selection("", 0, older=older)
+            return Selection()
         t.set_anchor(anchor)
         step = CurrentStep(t, tail_interaction)
         ids, chance = self.chances(tail_interaction, step)
@@ -113,23 +172,103 @@ class EvidenceIndex:
         worth[t.values["kind"] == 0] *= WORD_WORTH
         if listed:
             worth[t.standing_in(fold(listed))] *= LISTED_WORTH
-        return select_segments(t, self._lines, worth, older, budget, opening)
+        return self.choose(worth, older, budget, opening)
+
+    def choose(
+        self, worth: Array, older: int, budget: int, opening: Callable[[int], int] | None = None
+    ) -> Selection:
+        """Return what is chosen from the first `older` records; `worth` is by value, the rest as in `select`."""
+        t = self.tables
+        last = t.first_segment[older] if older < t.records.size else t.segments.size
+        gain = t.sum_by_segment(worth, last)
+        gain *= t.segments["factor"][:last]
+        gain += t.segments["copied"][:last]
+        top, most = np.flatnonzero(gain > 0), int(OFFERS + budget * OFFERS_SHARE)
+        if len(top) > most:
+            ratio = gain[top] / (t.segments["tokens"][top] + 4)
+            top = np.sort(top[np.argpartition(-ratio, most)[:most]])
+        records = np.unique(t.segments["record"][top]).tolist()
+        short = self._short_forms(top, worth)
+        shown_by = {r: self._in_call[r] for r in records}
+        head, headers = "", {}
+        if opening is None:
+            length = sum(budget >= limit for limit in LINE_LENGTHS)
+            if budget >= MIN_HEADING:
+                head = EXCERPT_HEAD if budget >= MIN_LONG_HEADING else SHORT_HEAD
+            headers = {r: self._header(r, length) for r in records}
+            if length < len(LINE_LENGTHS):
+                shown_by = {}
+            else:
+                shown_by = {r: self._values_in(r, headers[r][0]) for r in records}
+        prices = {r: headers[r][1] + END_GAP if opening is None else opening(r) for r in records}
+        room = budget - (self.count(head) if head else 0)
+        packing = pack(t, top, worth, prices, self._head_tokens, room, shown_by, short)
+        selection = Selection(edge=tuple(packing.edge), short=frozenset(short))
+        selection = self._of(selection, packing.gains)
+        while (
+            opening is None
+        ):  # the tokens of a text may be more than those of its parts: leave out the last then
+            excerpts = [
+                f"{headers[r][0]}\n{self.quote(r, places, selection)}\n"
+                for r, places in selection.shown.items()
+            ]
+            text = "".join([head, *excerpts]) if excerpts else ""
+            tokens = self.count(text) if text else 0
+            over = tokens - budget
+            if over <= 0:
+                return replace(selection, text=text, tokens=tokens)
+            selection = self.without_last(selection, over)
+        return selection
+
+    def _short_forms(self, segments: Array, worth: Array) -> dict[int, ShortForm]:
+        """Return the short forms that are worth more for their tokens than the whole segments."""
+        t, found = self.tables, {}
+        for segment in segments.tolist():
+            form = self.short_form(segment)
+            if form is None:
+                continue
+            values = worth[t.values_of(segment)]
+            factor, copied = t.segments["factor"][segment], t.segments["copied"][segment]
+            gap, tokens = t.segments["gap"][segment], t.segments["tokens"][segment]
+            whole = (factor * values.sum() + copied) / (tokens + gap)
+            share = form.tokens / tokens
+            if (factor * values[form.shown].sum() + copied * share) / (form.tokens + gap) > whole:
+                found[segment] = form
+        return found
+
+    def short_form(self, segment: int) -> ShortForm | None:
+        """The short form of a segment of an output; None where it has no long value."""
+        if segment not in self._short:
+            record, place = self.tables.place_of(segment)
+            item, found = self.tables.parsed[record], None
+            if item.kind == "output" and (text := item.cut.segments[place]).long_values():
+                short = text.short()
+                folded = fold(short)
+                shown = np.array([stands_in(c.form, folded) for c in item.candidates[place]], bool)
+                found = ShortForm(self.count(short), shown)
+            self._short[segment] = found
+        return self._short[segment]
 
     def without_last(self, selection: Selection, tokens: int) -> Selection:
         """Return a selection without its last chosen segments, so many that they have `tokens`, at least one."""
-        chosen = list(selection.gains)
-        while chosen and tokens > 0:
-            tokens -= int(self.tables.segments["tokens"][chosen.pop()])
-        gains = {s: selection.gains[s] for s in chosen}
-        return replace(selection, shown=by_record(self.tables, chosen), gains=gains)
+        gains = dict(selection.gains)
+        while gains and tokens > 0:
+            tokens -= int(self.tables.segments["tokens"][gains.popitem()[0]])
+        return self._of(selection, gains)
+
+    def _of(self, selection: Selection, gains: dict[int, float]) -> Selection:
+        """A selection with these segments."""
+        shown: dict[int, tuple[int, ...]] = {}
+        for segment in sorted(gains):
+            record, place = self.tables.place_of(segment)
+            shown[record] = (*shown.get(record, ()), place)
+        return replace(selection, shown=shown, gains=gains)
 
     def quote(self, record: int, places: Sequence[int], selection: Selection) -> str:
         """Return the quote of some places of a record, as a selection shows them."""
-        return quote_of(self.tables, record, places, selection.short)
-
-    def header(self, record: int) -> str:
-        """Return the line that stands above the excerpts of a record."""
-        return self._lines.texts[record][-1][0]
+        first = self.tables.first_segment[record]
+        short = {place for place in places if first + place in selection.short}
+        return self.tables.parsed[record].cut.quote(places, short)
 
     def eligible(self, tail: int) -> Array:
         """Return the values that older outputs or notes showed and neither anchor nor tail shows."""
@@ -147,19 +286,7 @@ class EvidenceIndex:
                 top = np.argpartition(-odds, TREES_ON)[:TREES_ON]
             trees = self.model.boosted(describe(step, ids[top]))
             odds[top] = (1 - self.model.mix) * odds[top] + self.model.mix * trees
-        if self.similarity is not None and len(ids):
-            odds += self._near(self.similarity, tail)[self.tables.values["segment"][ids]]
         return ids, 1 / (1 + np.exp(-odds))
-
-    def _near(self, similarity: Similarity, tail: int) -> Array:
-        """Log-odds by segment: its similarity to the task and the notes, calls and outputs of the tail."""
-        t = self.tables
-        older = t.records_before(tail)
-        latest = [t.anchor[-1][-500:] if t.anchor else ""]
-        for record, item in enumerate(t.parsed[older:], older):
-            call = self._lines.texts[record][-1][0] if item.kind == "output" else ""
-            latest.append(" ".join([call, *(segment.text for segment in item.cut.segments[:4])])[:600])
-        return similarity.by_segment(t, "\n".join(latest), older)
 
     def explain(
         self, segments: Sequence[int], *, anchor: Sequence[str], tail_interaction: int, top: int = 4
@@ -178,9 +305,6 @@ class EvidenceIndex:
         place = np.full(t.values.size, -1)
         place[ids] = np.arange(len(ids))
         mean = describe(step, ids[:: max(1, len(ids) // 500)]).mean(axis=1)
-        near = np.zeros(t.segments.size)
-        if self.similarity is not None:
-            near = self._near(self.similarity, tail_interaction)
         likeliest = []
         for segment in segments:
             inside = np.unique(place[t.values_of(segment)])
@@ -191,17 +315,11 @@ class EvidenceIndex:
         best = np.argsort(-np.abs(parts), axis=0, kind="stable")[:top]
         reasons: list[tuple[Reason, ...]] = []
         by_segment = np.split(columns, np.cumsum([len(inside) for inside in likeliest])[:-1])
-        for segment, places in zip(segments, by_segment, strict=True):
+        for places in by_segment:
             found: list[Reason] = []
             for column in places:
                 number = numbers[column]
                 why = [(FEATURE_NAMES[f], round(float(parts[f, column]), 3)) for f in best[:, column]]
-                if near[segment]:
-                    why = [("similarity", round(float(near[segment]), 3)), *why[: top - 1]]
-                form = t.forms[int(ids[number])]
-                found.append((form, float(chance[number]), tuple(why)))
+                found.append((t.forms[int(ids[number])], float(chance[number]), tuple(why)))
             reasons.append(tuple(found))
         return reasons
-
-
-__all__ = ["EvidenceIndex", "Reason", "Selection"]

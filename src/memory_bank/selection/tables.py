@@ -456,6 +456,10 @@ class EvidenceTables:
         start = int(self.segments["start"][segment])
         return self.pairs["value"][start : start + int(self.segments["count"][segment])]
 
+    def place_of(self, segment: int) -> tuple[int, int]:
+        """Return the record of a segment, and its place there."""
+        return int(self.segments["record"][segment]), int(self.segments["place"][segment])
+
     def standing_in(self, text: str) -> Array:
         """Return the values that stand in a folded text, those without letters and digits at the start aside."""
         inside = self.runs.flags(_RUN.findall(text))[self.values["run"]]

@@ -10,6 +10,7 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from operator import is_
 
 from memory_bank.selection.calltext import (
@@ -30,7 +31,6 @@ HEAD = "Calls so far{}:\n"
 """The headings have a place for what ``transcript.messages.in_full`` says of the tool that returns a record."""
 PARTS_HEAD = "An output that ends with [… #n] is shortened{}.\n"
 """The first line of a context that has no list of calls, because every call stands in its place."""
-SHORT_HEAD = "Calls #{first} to #{last}{hint}.\n"
 PLAN_HEAD = "The agent's latest plan:\n"
 DECISIONS_HEAD = "The agent's words:\n"
 LINE_CHARS = 84  # of the arguments of a call on a line of its own
@@ -77,15 +77,6 @@ class _Call:
     failed: bool
     told: tuple[Argument, ...] | None = None  # what distinguishes it; None where that may have changed
 
-    def is_change(self) -> bool:
-        return self.changed
-
-    def is_failure(self) -> bool:
-        return self.failed and not self.changed
-
-    def found_an_id(self) -> bool:
-        return not self.failed and tells_id(self.outcome)
-
 
 @dataclass(slots=True)
 class _Shown:
@@ -96,14 +87,6 @@ class _Shown:
     line: str
     value_cost: int
     line_cost: int
-
-
-@dataclass(slots=True)
-class _Words:
-    """What the agent wrote for itself at an interaction."""
-
-    interaction: int
-    text: str
 
 
 class Thread:
@@ -119,9 +102,9 @@ class Thread:
         self._values: dict[str, Counter[str]] = {}  # by tool: in how many of its calls each value stands
         self._holders: dict[tuple[str, str], list[_Call]] = {}  # the calls of a tool in which a value stands
         self._shown: dict[tuple[int, int], _Shown] = {}  # by number and length of values
-        self._plans: list[_Words] = []
-        self._decisions: list[_Words] = []
-        self._costs: dict[str, int] = {}
+        self._plans: list[tuple[int, str]] = []  # with their interactions, as are the next
+        self._decisions: list[tuple[int, str]] = []
+        self._cost = lru_cache(MAX_COSTS)(count_tokens)
         self._told: dict[str, set[str]] = {}  # by tool: the values in its outcomes
 
     def add(
@@ -145,12 +128,9 @@ class Thread:
             for other in holders:
                 other.told = None
             holders.append(call)
-        plan = plan_in_note(note) if note else ""
-        if written := plan_in_call(tool, arguments):
-            plan = written
-        if plan:
-            self._plans.append(_Words(interaction, plan))
-        self._decisions.extend(_Words(interaction, quote_lines(said)) for said in decisions_in(note))
+        if plan := plan_in_call(tool, arguments) or plan_in_note(note):
+            self._plans.append((interaction, plan))
+        self._decisions.extend((interaction, quote_lines(said)) for said in decisions_in(note))
 
     def changed(self, before: int) -> list[int]:
         """The numbers of the calls of interactions before ``before`` that changed something."""
@@ -193,59 +173,35 @@ class Thread:
                 if words:
                     words = ""
                     continue
-                return self._shortest(calls, room, hint)
-
-    def _shortest(self, calls: Sequence[_Call], room: int, hint: str) -> ThreadText:
-        if calls:
-            for text in (
-                SHORT_HEAD.format(first=calls[0].number, last=calls[-1].number, hint=hint),
-                f"#{calls[0].number} to #{calls[-1].number}\n",
-            ):
-                tokens = self._count(text)
-                if tokens <= room:
-                    return ThreadText(text, tokens)
+                break
+        span = f"#{calls[0].number} to #{calls[-1].number}" if calls else ""
+        for text in (f"Calls {span}{hint}.\n", f"{span}\n") if calls else ():
+            if (tokens := self._count(text)) <= room:
+                return ThreadText(text, tokens)
         return ThreadText("", 0)
 
     def _words(self, before: int, room: int) -> str:
         """The latest plan and the latest decisions; each has a share of the room, in tokens."""
-        text = ""
-        plans = [p for p in self._plans if p.interaction < before]
-        if plans:
-            lines = plans[-1].text.split("\n")
-            text += self._fitting(PLAN_HEAD, lines, int(room * PLAN_SHARE), last=False)
-        decided = list(dict.fromkeys(d.text for d in self._decisions if d.interaction < before))[
-            -MAX_DECISIONS:
-        ]
-        return text + self._fitting(DECISIONS_HEAD, decided, int(room * DECISIONS_SHARE), last=True)
-
-    def _fitting(self, head: str, lines: Sequence[str], room: int, *, last: bool) -> str:
-        """The first, or the last, of some lines that fit under their heading; a gap mark for the rest."""
-        left = room - self._cost(head) - 2
-        kept: list[str] = []
-        for line in reversed(lines) if last else lines:
-            left -= self._cost(line + "\n")
-            if left < 0:
-                break
-            kept.append(line)
-        if not kept:
-            return ""
-        if last:
-            kept.reverse()
-        gap = "…\n" if len(kept) < len(lines) and not last else ""
-        return head + "".join(f"{line}\n" for line in kept) + gap
-
-    def _cost(self, text: str) -> int:
-        cost = self._costs.get(text)
-        if cost is None:
-            if len(self._costs) >= MAX_COSTS:
-                self._costs.clear()
-            cost = self._costs[text] = self._count(text)
-        return cost
-
-    def _distinguishing(self, call: _Call) -> tuple[Argument, ...]:
-        if call.told is None:
-            call.told = distinguishing(call.arguments, self._values[call.tool])
-        return call.told
+        plans = [text for at, text in self._plans if at < before]
+        decided = dict.fromkeys(text for at, text in self._decisions if at < before)
+        texts = []
+        for head, lines, share in (
+            (PLAN_HEAD, plans[-1].split("\n") if plans else [], PLAN_SHARE),
+            (DECISIONS_HEAD, list(decided)[: -MAX_DECISIONS - 1 : -1], DECISIONS_SHARE),  # the latest first
+        ):
+            left = int(room * share) - self._cost(head) - 2
+            kept: list[str] = []
+            for line in lines:
+                left -= self._cost(line + "\n")
+                if left < 0:
+                    break
+                kept.append(line + "\n")
+            if kept and head is DECISIONS_HEAD:
+                kept.reverse()
+            elif kept and len(kept) < len(lines):
+                kept.append("…\n")
+            texts += [head, *kept] if kept else []
+        return "".join(texts)
 
 
 class _Telling:
@@ -272,7 +228,9 @@ class _Telling:
         }
         latest: dict[str, int] = {}
         for call in self._named:
-            told = self._told[call.number] = thread._distinguishing(call)
+            if call.told is None:
+                call.told = distinguishing(call.arguments, thread._values[call.tool])
+            told = self._told[call.number] = call.told
             other = latest.get(call.tool)
             if other is not None:
                 self._beside[call.number][0] = self._told[other]
@@ -326,10 +284,13 @@ class _Telling:
                     self._steps.append((call.number, False, price))
 
     def _add_lines(self, calls: Sequence[_Call], own: set[int]) -> None:
-        for wanted in (_Call.is_change, _Call.is_failure, _Call.found_an_id):
-            beyond = self._left_more if wanted is _Call.found_an_id else 0
-            for call in calls:
-                if call.number in self._paid and call.number not in own and wanted(call):
+        changed = [c for c in calls if c.changed]
+        failed = [c for c in calls if c.failed and not c.changed]
+        found_ids = [c for c in calls if not c.failed and tells_id(c.outcome)]
+        for wanted in (changed, failed, found_ids):
+            beyond = self._left_more if wanted is found_ids else 0
+            for call in wanted:
+                if call.number in self._paid and call.number not in own:
                     price = max(1, self._line_cost(call) - self._paid[call.number])
                     if price <= self._left + beyond:
                         own.add(call.number)

@@ -16,15 +16,21 @@ from anyio import to_thread
 
 from memory_bank import __version__
 from memory_bank.bank.database import Database
-from memory_bank.bank.usage import CONTROL, StepOutcome
+from memory_bank.bank.steps import CONTROL
 from memory_bank.config import Config, ServiceSettings
-from memory_bank.errors import ConfigError, MemoryBankError, MissingExtraError, NotFoundError
+from memory_bank.errors import (
+    ConfigError,
+    InvalidRequestError,
+    MemoryBankError,
+    MissingExtraError,
+    NotFoundError,
+)
 from memory_bank.pricing import Usage, full_usage, price_of
 from memory_bank.service import failures
 from memory_bank.service.api import memory, records, sessions
 from memory_bank.service.api.models import validation_message
 from memory_bank.service.api.openapi import describe
-from memory_bank.service.api.requests import EncodedSlashes
+from memory_bank.service.api.requests import JSON, EncodedSlashes, json_bytes
 from memory_bank.service.operations.health import Operations, add_operations
 from memory_bank.service.operations.learning import ServiceLearning
 from memory_bank.service.operations.metrics import Metrics
@@ -55,7 +61,7 @@ from memory_bank.service.sessions import Rebuilt, Sessions
 try:
     from fastapi import FastAPI, Request
     from fastapi.exceptions import RequestValidationError
-    from fastapi.responses import JSONResponse
+    from fastapi.responses import Response
     from starlette.exceptions import HTTPException
     from starlette.routing import Match, Route
     from starlette.types import Receive, Scope, Send
@@ -173,8 +179,9 @@ class Service:
             self.sessions.answered(step, cached, by_marks=exchange.route == "messages")
         model = None if sent is None else exchange.model or ""
         status = CONTROL if step.control else "refused" if exchange.reason == REFUSED else exchange.memory
-        outcome = StepOutcome(step.session_id, step.created, tokens, full_tokens, status, model, sent, full)
-        self.recorder.take_outcome(outcome)
+        self.recorder.take_outcome(
+            step, tokens=tokens, full_tokens=full_tokens, status=status, model=model, sent=sent, full=full
+        )
         self._count_tokens(full_tokens, tokens)
         if sent is not None and full is not None:
             self.metrics.used(sent, full, price_of(self.config.prices, model or ""))
@@ -366,19 +373,19 @@ class McpEndpoint:
 def _handle_errors(app: FastAPI) -> None:
     """Answer expected errors in the one form; the gate answers unexpected ones."""
 
-    async def ours(request: Request, error: Exception) -> JSONResponse:  # noqa: ARG001
+    async def ours(request: Request, error: Exception) -> Response:  # noqa: ARG001
         assert isinstance(error, MemoryBankError)
         status, body, headers = failures.failure(error)
-        return JSONResponse(body, status, headers)
+        return Response(json_bytes(body), status, headers, JSON)
 
-    async def theirs(request: Request, error: Exception) -> JSONResponse:  # noqa: ARG001
+    async def theirs(request: Request, error: Exception) -> Response:  # noqa: ARG001
         assert isinstance(error, HTTPException)
         body = failures.body(str(error.detail), "http_error", error.status_code)
-        return JSONResponse(body, error.status_code, error.headers)
+        return Response(json_bytes(body), error.status_code, error.headers, JSON)
 
-    async def invalid(request: Request, error: Exception) -> JSONResponse:  # noqa: ARG001
+    async def invalid(request: Request, error: Exception) -> Response:
         assert isinstance(error, RequestValidationError)
-        return JSONResponse(failures.body(validation_message(error.errors()), "invalid_request", 422), 422)
+        return await ours(request, InvalidRequestError(validation_message(error.errors())))
 
     app.add_exception_handler(MemoryBankError, ours)
     app.add_exception_handler(HTTPException, theirs)

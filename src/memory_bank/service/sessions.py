@@ -21,8 +21,8 @@ from memory_bank.bank.learned import Learned, keep_model, learned_of
 from memory_bank.bank.maintenance import purge
 from memory_bank.bank.schema import sessions
 from memory_bank.bank.session import MemoryBankState, Session
+from memory_bank.bank.steps import CONTROL
 from memory_bank.bank.stores import FactStore
-from memory_bank.bank.usage import CONTROL
 from memory_bank.config import Config, MemoryBankSettings, NoStrategySettings
 from memory_bank.errors import ConfigError, EmbeddingError, NotFoundError, StorageError
 from memory_bank.plan import Context, Plan
@@ -68,8 +68,8 @@ class Rebuilt:
     ``plan`` is the step's plan; ``milliseconds`` the time that rebuilding took; ``created`` when that was, in
     Unix seconds. ``known_tokens``: of the messages of the full history that the request before had too.
     ``proxied``: the proxy sends the request, and reports how many tokens it sent in all. ``counter`` counted them.
-    ``changed_at`` and ``changed``: see ``bank.usage.NewStep``. ``changes_again``: neither this context nor the one
-    before begins as its predecessor. ``control``: the session is left without memory. ``sent``: the context for
+    ``changed_at`` and ``changed``: see ``StepFigures``. ``changes_again``: neither this context nor the one before
+    begins as its predecessor. ``control``: the session is left without memory. ``sent``: the context for
     ``answered``.
     """
 

@@ -13,7 +13,7 @@ from memory_bank.bank.listing import Outline
 from memory_bank.bank.retrieval import raw_data, session_name
 from memory_bank.errors import ConfigError, MemoryBankError
 from memory_bank.provenance.identifiers import normal
-from memory_bank.records import InteractionRecord, RecordLine
+from memory_bank.records import InteractionRecord
 from memory_bank.tools.search import search_session
 from memory_bank.tools.selection import (
     MAX_HITS,
@@ -194,7 +194,7 @@ def _answer(tool: str, state: Any, given: Mapping[str, Any], room: int) -> ToolA
 
 
 def _described(
-    record: InteractionRecord | Outline | RecordLine, session_id: str | None = None, **more: Any
+    record: InteractionRecord | Outline, session_id: str | None = None, **more: Any
 ) -> dict[str, Any]:
     """What a program gets of a record; ``session_id`` None: it is the searched session's own."""
     described = {"trace_id": record.trace_id, "step_id": record.step_id}
@@ -419,7 +419,7 @@ def _list(state: Any, given: Mapping[str, Any], room: int) -> ToolAnswer:
     if tool is not None and not isinstance(tool, str):
         raise RefusedCall("tool is the name of a tool, or null for all.")
     tool, after = tool or None, min(int(number[:12]), _MAX_NUMBER)
-    lines: list[RecordLine] = state.fact_store.page(after, PAGE + 1, tool)
+    lines: list[Outline] = state.fact_store.page(after, PAGE + 1, tool)
     total: int = state.fact_store.size()
     if not total:
         raise NothingFound(_NOTHING_STORED)

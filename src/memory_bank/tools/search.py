@@ -11,7 +11,7 @@ from memory_bank.bank.listing import Outline, holding, outlines, whole
 from memory_bank.errors import EmbeddingError
 from memory_bank.provenance.identifiers import find, identifiers_in, normal, runs
 from memory_bank.provenance.index import Source
-from memory_bank.records import Ranking
+from memory_bank.records import Hit
 from memory_bank.transcript.messages import is_memory_tool
 
 _MAX_EXACT_CHARS = 200  # longer texts are not searched for exactly
@@ -69,7 +69,7 @@ def search_session(state: Any, query: str, top_k: int) -> SearchResult:
                 break
             exact.setdefault(outline.trace_id, (outline, text, place))
     trouble, embedded = None, state.insight_store is not None
-    ranking = Ranking([], [])
+    ranking: list[Hit] = []
     try:
         if embedded and state.wider is not None:
             ranking = state.wider.rank(query, limit=_MAX_RANKED)

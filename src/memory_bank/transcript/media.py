@@ -81,7 +81,7 @@ def media_of(part: object) -> Media | None:
         return None
     label = str(given.get("type", "file")).removeprefix("input_").removesuffix("_url")
     sound = first("format") and f"{label}/{first('format')}"
-    kind = first(*_KIND) or (is_url and head.removeprefix("data:")) or sound or _kind_of(data) or label
+    kind = first(*_KIND) or (is_url and head.removeprefix("data:")) or sound or media_type(data) or label
     return Media(kind, data, first(*_NAME) or address)
 
 
@@ -91,10 +91,11 @@ def without_base64(text: str) -> str:
 
 
 def _named(run: re.Match[str]) -> str:
-    kind, start = run[1] or _kind_of(run[2]), run[2][:_UNKNOWN]
+    kind, start = run[1] or media_type(run[2]), run[2][:_UNKNOWN]
     is_mixed = len(set(start)) >= 32 and all(re.search(c, start) for c in ("[a-z]", "[A-Z]", "[0-9]"))
     return Media(kind or "base64", run[2]).line if kind or (is_mixed and len(start) == _UNKNOWN) else run[0]
 
 
-def _kind_of(data: str) -> str:
+def media_type(data: str) -> str:
+    """The media type of base64 by its first characters; "" for an unknown one."""
     return next((kind for begins, kind in _BEGINNINGS.items() if data.startswith(begins)), "")

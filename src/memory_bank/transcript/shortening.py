@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -91,6 +92,33 @@ def shorten_text(text: str, room: int) -> str:
             mark = f"\n[… {missing:,} more lines …]\n" if missing else "\n"
             return f"{head}{mark}{tail}".strip("\n")[:room]
     return cut_at_edge(text, room, marked=True)
+
+
+def fit_text(text: str, budget: int, count: Callable[[str], int]) -> str:
+    """The text in at most ``budget`` tokens, cut between lines and words; each cut says how much is missing.
+
+    Args:
+        count: returns the tokens of a text.
+
+    Returns:
+        The text itself where it fits; "" where the budget is too small for any part of it.
+    """
+    if budget <= 0:
+        return ""
+    if count(text) <= budget:
+        return text
+    low, high = 0, min(len(text), budget * 8)
+    best = ""
+    while low < high:  # the longest that fits, to within 8 characters
+        middle = (low + high + 1) // 2
+        shown = shorten_text(text, middle)
+        if count(shown) <= budget:
+            low, best = middle, shown
+        else:
+            high = middle - 1
+        if high - low < 8:
+            break
+    return best
 
 
 def _whole_lines(text: str, room: int) -> str:

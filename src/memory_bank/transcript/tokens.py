@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -193,4 +193,22 @@ def encoding_counter(encoding: Any) -> TextCounter:
         except UnicodeEncodeError:  # lone surrogates
             return len(encoding.encode_ordinary(text.encode("utf-8", "replace").decode("utf-8")))
 
+    return count
+
+
+def newest_within(costs: Sequence[int], budget: int, most: int | None = None) -> int:
+    """How many of the last items cost at most ``budget`` together, ``most`` at most.
+
+    Args:
+        costs: of the items, the oldest first; none is negative.
+
+    Example:
+        >>> newest_within([5, 1, 2, 3], 6)
+        3
+    """
+    count = 0
+    limit = len(costs) if most is None else min(most, len(costs))
+    while count < limit and costs[-count - 1] <= budget:
+        count += 1
+        budget -= costs[-count]
     return count

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from memory_bank.bank.session import MemoryBankState
 from memory_bank.context.render import memory_message
-from memory_bank.history.budgets import fit_text, newest_within
 from memory_bank.models.extraction import extract_summary
 from memory_bank.transcript.messages import Interaction, in_full
-from memory_bank.transcript.shortening import cut_at_edge
+from memory_bank.transcript.shortening import cut_at_edge, fit_text
+from memory_bank.transcript.tokens import newest_within
 
-HEADING = "Earlier tool calls, shortened{}."
 _LINES_SHARE = 0.7  # of a budget that does not hold a line for every call
-_NOTE_CHARS = 160
 _THEMES = ((True, 160), (True, 80), (False, 160), (False, 80), (False, 40), (False, 0))
-
-Count = Callable[[str], int]
 
 
 class _Summaries(dict[str, str]):
@@ -40,7 +36,7 @@ class Item:
 
     def line(self, chars: int) -> str:
         """The call in one line."""
-        said = f" (the agent: {cut_at_edge(self.note, _NOTE_CHARS)})" if self.note else ""
+        said = f" (the agent: {cut_at_edge(self.note, 160)})" if self.note else ""
         return (
             f"#{self.number} [trace_id {self.trace_id}] {cut_at_edge(self.summary, chars, marked=True)}{said}"
         )
@@ -54,22 +50,20 @@ class Item:
 def items_of(interactions: Iterable[Interaction], session: MemoryBankState) -> list[Item]:
     """The calls of some interactions with their summaries, as the bank has them or by extraction."""
     interactions = list(interactions)
-    known = session.cache(_Summaries)
-    wanted = [t for e in interactions for t in e.trace_ids if t]
-    if missing := [t for t in wanted if t not in known]:
+    known, numbers = session.cache(_Summaries), numbers_of(session)
+    if missing := [t for e in interactions for t in e.trace_ids if t and t not in known]:
         found = session.insight_store.get_insights(missing)
-        bare = [t for t in missing if t not in found]
         summaries = {t: insight.summary for t, insight in found.items()}
-        summaries.update((r.trace_id, extract_summary(r)) for r in session.fact_store.get_many(bare))
+        bare = session.fact_store.get_many([t for t in missing if t not in found])
+        summaries |= {r.trace_id: extract_summary(r) for r in bare}
         known.update((t, " ".join(text.split())) for t, text in summaries.items())
-    numbers = numbers_of(session)
     items = []
     for interaction in interactions:
         note = " ".join(interaction.note.split())
         for pair, trace_id in zip(interaction.pairs, interaction.trace_ids, strict=True):
             if trace_id is not None:
-                summary = known.get(trace_id, "")
-                items.append(Item(numbers.get(trace_id, 0), trace_id, pair.tool_name, summary, note))
+                number = numbers.get(trace_id, 0)
+                items.append(Item(number, trace_id, pair.tool_name, known.get(trace_id, ""), note))
                 note = ""
     return items
 
@@ -97,40 +91,37 @@ def digest(
     """
     if not items or room <= 0:
         return ""
-    count, heading = session.counter.count_text, HEADING.format(in_full(session.record_tool))
+    count = session.counter.count_text
+    heading = f"Earlier tool calls, shortened{in_full(session.record_tool)}."
     left = room - count(heading) - 8
     most = len(items) if most_lines is None else most_lines
     lines = [item.line(chars) for item in items[max(0, len(items) - most) :]]
     costs = [count(line) + 1 for line in lines]
     share = left if len(lines) == len(items) and sum(costs) <= left else int(left * _LINES_SHARE)
     n = newest_within(costs, share)
-    shown = lines[len(lines) - n :]
-    old = items[: len(items) - n]
     parts = [heading]
-    if old:
-        parts.append(themes(old, left - sum(costs[len(costs) - n :]), count))
-    return fit_text("\n".join(p for p in [*parts, *shown] if p), room, count)
+    if n < len(items):
+        parts.append(_themes(items[: len(items) - n], left - sum(costs[len(costs) - n :]), session))
+    return fit_text("\n".join(p for p in [*parts, *lines[len(lines) - n :]] if p), room, count)
 
 
-def themes(items: Sequence[Item], room: int, count: Count) -> str:
+def _themes(items: Sequence[Item], room: int, session: MemoryBankState) -> str:
     """The calls by tool: how many, which, and what they were about, as far as the room goes."""
     groups: dict[str, list[Item]] = {}
     for item in items:
         groups.setdefault(item.tool, []).append(item)
     text = ""
     for with_ids, chars in _THEMES:
-        text = "\n".join(_theme(tool, group, with_ids, chars) for tool, group in groups.items())
-        if count(text) <= room:
+        lines = []
+        for tool, group in groups.items():
+            head = f"{tool}, {len(group)} calls ({ranges([i.number for i in group])})"
+            ids = f", trace_ids {' '.join(i.trace_id for i in group)}" if with_ids else ""
+            gists = "; ".join(g for i in group if (g := i.gist(chars))) if chars else ""
+            lines.append(f"{head}{ids}: {gists}" if gists else head + ids)
+        text = "\n".join(lines)
+        if session.counter.count_text(text) <= room:
             return text
-    return fit_text(text, room, count)
-
-
-def _theme(tool: str, items: Sequence[Item], with_ids: bool, chars: int) -> str:
-    head = f"{tool}, {len(items)} calls ({ranges([i.number for i in items])})"
-    if with_ids:
-        head += f", trace_ids {' '.join(i.trace_id for i in items)}"
-    gists = "; ".join(g for i in items if (g := i.gist(chars))) if chars else ""
-    return f"{head}: {gists}" if gists else head
+    return fit_text(text, room, session.counter.count_text)
 
 
 def ranges(numbers: Sequence[int]) -> str:

@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
 from operator import is_
-from typing import Any
 
 from memory_bank.bank.session import MemoryBankState
 from memory_bank.config import MemoryBankSettings
@@ -16,12 +15,9 @@ from memory_bank.context.evidence import EvidenceMemory, EvidenceReasons, eviden
 from memory_bank.context.native import NativeTurns
 from memory_bank.context.render import memory_message
 from memory_bank.errors import MemoryBankError
-from memory_bank.history.budgets import newest_within
 from memory_bank.plan import Choice, Replacement, ShortenedTurn
-from memory_bank.ports import Embedder
 from memory_bank.pricing import growth_that_pays
 from memory_bank.selection.index import Selection
-from memory_bank.selection.similarity import Similarity
 from memory_bank.selection.thread import PARTS_HEAD, ThreadText, thread_room
 from memory_bank.transcript.jsontext import parse_output
 from memory_bank.transcript.messages import (
@@ -36,10 +32,10 @@ from memory_bank.transcript.messages import (
 )
 from memory_bank.transcript.quoting import quote_lines
 from memory_bank.transcript.shortening import shorten
+from memory_bank.transcript.tokens import newest_within
 from memory_bank.transcript.transcript import View, copy_of
-from memory_bank.vectors import encode_documents, encode_queries
 
-NOTHING = Selection("", 0)
+NOTHING = Selection()
 NATIVE_BUDGET = 1_500
 """Tokens from which past turns are shown in their native form; the frames of messages cost too much below."""
 LEAST_FOLD, FOLD_SHARE, MOST_FOLD = 2_000, 0.15, 16_000
@@ -74,7 +70,12 @@ def choose_evidence(view: View, session: MemoryBankState, *, settings: MemoryBan
         repair_pairs=settings.repair_pairs,
         replaced=_shortened_tail(view, session, settings.shorten_last),
     )
-    growth = _growth(past[-_LATEST:], session, settings, budget)
+    latest, cache = past[-_LATEST:], session.prefix_cache
+    growth = (
+        growth_that_pays(budget, sum(e.tokens for e in latest) / max(1, len(latest)), cache.read, cache.write)
+        if settings.refresh_after == "auto"
+        else int(settings.refresh_after)
+    )
     state = session.cache(_EvidenceState)
     kept = state.kept if state.kept is not None and state.kept.memory is memory else None
     since = None if kept is None else kept.interactions_since(view, settings, kept.growth if growth else 0)
@@ -125,38 +126,9 @@ def fold_budget(budget: int | float | str, older: int) -> int:
     return int(older * budget) if isinstance(budget, float) else int(budget)
 
 
-def _growth(
-    latest: Sequence[Interaction], session: MemoryBankState, settings: MemoryBankSettings, budget: int
-) -> int:
-    """Tokens of new interactions until the next fold."""
-    if settings.refresh_after != "auto":
-        return int(settings.refresh_after)
-    cache = session.prefix_cache
-    mean = sum(e.tokens for e in latest) / max(1, len(latest))
-    return growth_that_pays(budget, mean, cache.read, cache.write)
-
-
-def _fitting(costs: Mapping[str, int], room: int) -> dict[str, int]:
-    """The first of some costs that fit together into a room."""
-    fit = {}
-    for name, cost in costs.items():
-        if cost > room:
-            break
-        room -= cost
-        fit[name] = cost
-    return fit
-
-
-def _copies(messages: Sequence[Any], own: Sequence[Any]) -> list[Any]:
-    """Messages, copied but for those that are among ``own``."""
-    kept = set(map(id, own))
-    return [m if id(m) in kept else copy_of(m) for m in messages]
-
-
 def _before(view: View, past: Sequence[Interaction]) -> list[int]:
     """The positions of what is never dropped up to the end of some past interactions."""
-    end = past[-1].stop if past else 0
-    return [p for p in view.kept if p < end]
+    return [p for p in view.kept if past and p < past[-1].stop]
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,7 +204,11 @@ class _Step:
         whole = [*self.whole, *([self._view.tail] if self._view.tail else [])]
         room = self._room - told.tokens
         newest = turns.newest_of_tools({p.tool_name for e in whole for p in e.pairs})
-        besides = _fitting(newest, int(room * _TOOLS_SHARE))
+        besides: dict[str, int] = {}
+        for trace_id, cost in newest.items():  # the first of them that fit
+            if sum(besides.values()) + cost > int(room * _TOOLS_SHARE):
+                break
+            besides[trace_id] = cost
         room -= sum(besides.values())
         selection = NOTHING
         if room > 0:
@@ -291,8 +267,9 @@ class _KeptChoice:
             None
             if shown.in_place is None
             else {
-                start: replace(turn, messages=_copies(turn.messages, view.messages[start : turn.stop]))
+                start: replace(turn, messages=[m if id(m) in own else copy_of(m) for m in turn.messages])
                 for start, turn in shown.in_place.items()
+                for own in [set(map(id, view.messages[start : turn.stop]))]
             }
         )
         starts = [e.start for e in whole]
@@ -337,16 +314,11 @@ class _EvidenceState:
 def _memory(session: MemoryBankState, settings: MemoryBankSettings) -> EvidenceMemory:
     """The session's evidence; made anew where the settings or the order of its records changed."""
     state = session.cache(_EvidenceState)
-    made_with = (
-        settings.evidence_model, settings.similarity_weight, settings.tools, session.order_changes,
-        session.embedder_name,
-    )  # fmt: skip
+    made_with = (settings.evidence_model, settings.tools, session.order_changes)
     if state.memory is None or state.made_with != made_with:
-        store = session.insight_store  # none before the first call
-        similarity = None if store is None else _similarity(store.embedding_model, settings.similarity_weight)
         learned = session.learned_model() if settings.evidence_model is None else None
         model = evidence_model(settings.evidence_model, learned)
-        state.memory = EvidenceMemory(session.counter, model, similarity, settings.tools)
+        state.memory = EvidenceMemory(session.counter, model, settings.tools)
         state.made_with = made_with
     return state.memory
 
@@ -373,13 +345,6 @@ def _feed(view: View, session: MemoryBankState, settings: MemoryBankSettings) ->
                 )
             elif trace_id in records:  # a record purged meanwhile: the next step loads the session again
                 memory.add(records[trace_id], notes.get(trace_id, ""))
-
-
-def _similarity(embedder: Embedder, weight: float) -> Similarity | None:
-    """Similarity by the session's embedder; None where its weight is 0."""
-    if not weight:
-        return None
-    return Similarity(partial(encode_documents, embedder), partial(encode_queries, embedder), weight)
 
 
 def _notes(view: View, trace_ids: set[str]) -> dict[str, str]:

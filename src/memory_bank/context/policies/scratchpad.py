@@ -3,61 +3,51 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
 
 from memory_bank.bank.session import MemoryBankState
 from memory_bank.config import ScratchpadSettings
 from memory_bank.context.policies.digest import Item, items_of, text_room
-from memory_bank.history.budgets import fit_text
 from memory_bank.plan import Choice, Shown
-from memory_bank.records import InteractionRecord
-from memory_bank.transcript.jsontext import RAW
-from memory_bank.transcript.messages import Interaction, in_full
-from memory_bank.transcript.shortening import cut_at_edge, unfold
+from memory_bank.selection.effects import is_failure
+from memory_bank.transcript.jsontext import inner_json, leaves
+from memory_bank.transcript.messages import in_full, readable_output
+from memory_bank.transcript.shortening import cut_at_edge, fit_text
 from memory_bank.transcript.transcript import View
 
-HEADING = "Scratchpad of the earlier tool calls{}."
-_FAILED = re.compile(r"\b(?:error|exception|traceback|failed|failure|denied|fatal|not found)\b", re.I)
-_FAILED_KEY = re.compile(r"(?:^|_)(?:error|errors|exception|failure)(?:_|$)", re.I)
 _KEY = re.compile(
     r"(?:id|ids|uuid|key|code|number|sku|name|title|email|path|file|url|status|date|token)$", re.I
 )
-_HEAD_CHARS = 300  # of a text, where it tells of a failure
 _LEAVES = 400  # of one output
-_VALUE_CHARS = 120
 _VALUES = 12  # of one key
+Notes = tuple[bool, dict[tuple[str, str], None]]
+"""Whether a call failed, and its keys with their values."""
 
 
-class _Notes(dict[str, tuple[bool, list[tuple[str, str]]]]):
-    """Whether each call failed, and its key values, by trace_id."""
+class _Notes(dict[str, Notes]):
+    """The notes on every call, by trace_id."""
 
 
 def choose_scratchpad(view: View, session: MemoryBankState, *, settings: ScratchpadSettings) -> Choice:
-    """A scratchpad of at most ``scratchpad_tokens`` tokens in place of all past interactions."""
+    """A scratchpad of at most ``scratchpad_tokens`` tokens in place of all past interactions.
+
+    Observations and failures first, then as many key values as there is room for, the latest first.
+    """
     budget = view.kept_tokens + settings.scratchpad_tokens
     if not view.past:
         return Choice(unchanged="there was no history yet", budget=budget)
-    text = _scratchpad(view.past, settings, session, text_room(settings.scratchpad_tokens, session))
-    return Choice(text=text, reasons=Shown(listed=view.past), budget=budget)
-
-
-def _scratchpad(
-    interactions: Sequence[Interaction], settings: ScratchpadSettings, session: MemoryBankState, room: int
-) -> str:
-    """Observations and failures first, then as many key values as there is room for, the latest first."""
-    items = items_of(interactions, session)
+    count, room = session.counter.count_text, text_room(settings.scratchpad_tokens, session)
+    items = items_of(view.past, session)
     noted = _notes(items, session)
     failed = [i for i in items if noted[i.trace_id][0]]
-    parts = [HEADING.format(in_full(session.record_tool))]
-    for title, chosen in (
-        ("Last failures", failed[-settings.failures :] if settings.failures else []),
-        ("Last calls", items[-settings.observations :] if settings.observations else []),
+    parts = [f"Scratchpad of the earlier tool calls{in_full(session.record_tool)}."]
+    for title, of_kind, most in (
+        ("Last failures:", failed, settings.failures),
+        ("Last calls:", items, settings.observations),
     ):
-        if chosen:
-            parts.append(f"{title}:")
-            parts += [i.line(settings.observation_chars) for i in chosen]
-    count = session.counter.count_text
+        if most and of_kind:
+            parts += [title, *(i.line(settings.observation_chars) for i in of_kind[-most:])]
     text = fit_text("\n".join(parts), room, count)
     left = room - count(text) - 8
     lines: list[str] = []
@@ -66,62 +56,39 @@ def _scratchpad(
         if left < 0:
             break
         lines.append(line)
-    return fit_text("\n".join([text, "Key values:", *lines]), room, count) if lines else text
+    if lines:
+        text = fit_text("\n".join([text, "Key values:", *lines]), room, count)
+    return Choice(text=text, reasons=Shown(listed=view.past), budget=budget)
 
 
-def _facts(items: Sequence[Item], noted: dict[str, Any], most: int) -> Iterator[str]:
+def _facts(items: Sequence[Item], noted: Mapping[str, Notes], most: int) -> Iterator[str]:
     """``key: value (#1), value (#2)``; the key met last comes first, and of a key its last values."""
     facts: dict[str, dict[str, int]] = {}
     for item in items:
         for key, value in noted[item.trace_id][1]:
-            values = facts.setdefault(key, {})
+            values = facts.pop(key, {})
             values.pop(value, None)
             values[value] = item.number
-            facts[key] = facts.pop(key)
-    for key, values in list(reversed(facts.items()))[:most]:
+            facts[key] = values
+    for key, values in islice(reversed(facts.items()), most):
         latest = list(values.items())[-_VALUES:]
         earlier = f"; {len(values) - len(latest)} earlier ones" if len(values) > len(latest) else ""
         yield f"{key}: {', '.join(f'{v} (#{n})' for v, n in latest)}{earlier}"
 
 
-def _notes(items: Sequence[Item], session: MemoryBankState) -> dict[str, tuple[bool, list[tuple[str, str]]]]:
-    """Whether each call failed, and its key values; looked at once."""
+def _notes(items: Sequence[Item], session: MemoryBankState) -> dict[str, Notes]:
+    """The notes on some calls; every output is looked at once."""
     known = session.cache(_Notes)
     missing = [i.trace_id for i in items if i.trace_id not in known]
+    known.update(dict.fromkeys(missing, (False, {})))
     for record in session.fact_store.get_many(missing) if missing else ():
-        known[record.trace_id] = _note(record)
-    for trace_id in missing:
-        known.setdefault(trace_id, (False, []))
+        value, text = readable_output(record)
+        found: dict[tuple[str, str], None] = {}
+        for given in (record.raw_input, value):
+            shallow_first = leaves(given, opened=inner_json, breadth_first=True)
+            for leaf in islice(shallow_first, _LEAVES):
+                node, key = leaf.value, leaf.key
+                if node not in (None, "") and not isinstance(node, bool) and _KEY.search(key):
+                    found[key[:60], " ".join(cut_at_edge(str(node)[:400], 120).split())] = None
+        known[record.trace_id] = is_failure(text), found
     return known
-
-
-def _note(record: InteractionRecord) -> tuple[bool, list[tuple[str, str]]]:
-    value = record.raw_output
-    if isinstance(value, dict) and list(value) == [RAW]:
-        text = str(value[RAW])
-        return bool(_FAILED.search(text[:_HEAD_CHARS])), _values(record.raw_input)
-    try:
-        value = unfold(value)
-    except RecursionError:
-        return False, []
-    failed = isinstance(value, dict) and any(_FAILED_KEY.search(str(k)) and v for k, v in value.items())
-    return failed, [*_values(record.raw_input), *_values(value)]
-
-
-def _values(value: Any) -> list[tuple[str, str]]:
-    """Keys that name things with their values, the shallow ones first."""
-    found: dict[tuple[str, str], None] = {}
-    level: list[tuple[str, Any]] = [("", value)]
-    seen = 0
-    while level and seen < _LEAVES:
-        deeper: list[tuple[str, Any]] = []
-        for key, node in level[:_LEAVES]:
-            seen += 1
-            if isinstance(node, dict):
-                deeper += [(str(k), v) for k, v in node.items()]
-            elif isinstance(node, list):
-                deeper += [(key, v) for v in node]
-            elif node not in (None, "") and not isinstance(node, bool) and _KEY.search(key):
-                found[key[:60], " ".join(cut_at_edge(str(node)[:400], _VALUE_CHARS).split())] = None
-        level = deeper
-    return list(found)

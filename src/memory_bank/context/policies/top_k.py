@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import islice
 
 from memory_bank.bank.retrieval import (
@@ -18,16 +18,12 @@ from memory_bank.bank.retrieval import (
 from memory_bank.bank.session import MemoryBankState
 from memory_bank.config import MemoryBankSettings
 from memory_bank.plan import Choice, Decision, Fate, Piece
-from memory_bank.records import Ranking
+from memory_bank.records import Hit
 from memory_bank.transcript.messages import Interaction
 from memory_bank.transcript.shortening import Shortened
 from memory_bank.transcript.transcript import View
 
-_NEAR_MISSES = 5
 _NOTHING_YET = "there was no history yet"
-_SHORTENED_KEPT = 256
-
-
 log = logging.getLogger("memory_bank.MemoryBankStrategy")
 
 
@@ -41,26 +37,22 @@ def choose_top_k(view: View, session: MemoryBankState, *, settings: MemoryBankSe
     A wider scope ranks other sessions' records together with the session's own, even without any history.
     """
     session.scope = settings.scope
+    base = Choice(role=settings.memory_role, repair_pairs=settings.repair_pairs)
     if session.insight_store is None:  # nothing was stored yet
-        return Choice(role=settings.memory_role, repair_pairs=settings.repair_pairs, unchanged=_NOTHING_YET)
+        return replace(base, unchanged=_NOTHING_YET)
     store, wider = session.insight_store, session.wider
     rank = store.rank if wider is None else wider.rank
     query = query_of_view(view, settings.retrieval_query, settings.fixed_query)
-    in_tail = view.tail.record_ids if view.tail else frozenset[str]()
-    shown = [e.record_ids for e in view.history if e.start in view.pinned]
-    in_tail = in_tail.union(*shown, session.retained[1])  # neither a second time, nor what is excluded
-    base = Choice(
-        role=settings.memory_role, repair_pairs=settings.repair_pairs, query=query, may_cost_more=True
-    )
-
-    def rank_all() -> Ranking:
-        return rank(query, in_tail)
-
-    if wider is None and len(session.steps) <= len(in_tail) and store.is_empty():
+    base = replace(base, query=query, may_cost_more=True)
+    # neither a second time, nor what is excluded
+    shown = [e.record_ids for e in view.interactions if e is view.tail or e.start in view.pinned]
+    without = frozenset[str](session.retained[1]).union(*shown)
+    rank_all = partial(rank, query, without)
+    if wider is None and len(session.steps) <= len(without) and store.is_empty():
         return replace(base, unchanged=_NOTHING_YET, reasons=TopKReasons([], rank_all))
-    ranking = rank(query, in_tail, limit=max(1, settings.top_k))
+    ranking = rank(query, without, limit=max(1, settings.top_k))
     cache = session.cache(_ShortenedOutputs)
-    if len(cache) > _SHORTENED_KEPT:
+    if len(cache) > 256:
         cache.clear()
     limit = settings.max_chars_per_record
     found = retrieve(ranking, session.fact_store, store, settings.top_k, limit, cache, wider)
@@ -78,18 +70,18 @@ def choose_top_k(view: View, session: MemoryBankState, *, settings: MemoryBankSe
 class TopKReasons:
     """Reasons of the classic selection: rank and score of every record; see ``plan.Reasons``."""
 
-    def __init__(self, retrieved: Sequence[Retrieved], rank_all: Callable[[], Ranking]) -> None:
+    def __init__(self, retrieved: Sequence[Retrieved], rank_all: Callable[[], list[Hit]]) -> None:
         self.retrieved = tuple(retrieved)
         self._shown = {r.trace_id: (i, r) for i, r in enumerate(retrieved, 1) if r.session_id is None}
         self._rank_all = rank_all
 
     @cached_property
-    def _ranking(self) -> Ranking:
+    def _ranking(self) -> list[Hit]:
         return self._rank_all()
 
     @cached_property
     def _scores(self) -> dict[str, float]:
-        return self._ranking.as_dict()  # every interaction is of the session itself
+        return {h.trace_id: h.score for h in self._ranking if h.session_id is None}
 
     @cached_property
     def _places(self) -> dict[str, int]:
@@ -104,9 +96,7 @@ class TopKReasons:
     def near_misses(self) -> list[Piece]:
         shown = {(r.session_id, r.trace_id) for r in self.retrieved}
         rest = (h for h in self._ranking if (h.session_id, h.trace_id) not in shown)
-        return [
-            Piece(h.trace_id, _session_phrase(h.session_id), "", h.score) for h in islice(rest, _NEAR_MISSES)
-        ]
+        return [Piece(h.trace_id, _session_phrase(h.session_id), "", h.score) for h in islice(rest, 5)]
 
     def decide(self, interaction: Interaction) -> tuple[Fate, float | None, str]:
         ids = [t for t in interaction.trace_ids if t]

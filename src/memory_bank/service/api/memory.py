@@ -2,64 +2,58 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Header, Query, Request
-from fastapi.responses import Response
+from fastapi import APIRouter, Header, Query
 
+from memory_bank.bank.ingestion import records_of
 from memory_bank.errors import BodyError, InvalidRequestError, MessagesError
-from memory_bank.service.api.ingesting import Kept, keep_messages, keep_outputs
+from memory_bank.records import InteractionRecord, content_key, derive_trace_id
 from memory_bank.service.api.models import (
     BuiltContext,
     ContextRequest,
     Hits,
     Ingested,
     IngestRequest,
+    SearchHit,
     SearchQuery,
+    ToolOutput,
 )
-from memory_bank.service.api.openapi import errors, json_body
-from memory_bank.service.api.records import beginning, record_row
-from memory_bank.service.api.requests import (
-    Api,
-    ApiContext,
-    RawJson,
-    SessionName,
-    body_of,
-    json_response,
-)
+from memory_bank.service.api.records import beginning, record_input
+from memory_bank.service.api.requests import Api, ApiContext, JsonBody, RawJson, SessionName, route
 from memory_bank.service.api.sessions import with_public_names
-from memory_bank.service.proxy.body import Body, render_array
+from memory_bank.service.proxy.body import render_array
 from memory_bank.tools import search
-from memory_bank.transcript.messages import check_messages
+from memory_bank.transcript.jsontext import dump_value, parse_output
+from memory_bank.transcript.messages import Call, check_messages
+from memory_bank.transcript.tokens import approximate_counter
+from memory_bank.transcript.transcript import Transcript
 
 router = APIRouter(prefix="/v1", tags=["memory"])
 
 _EXCERPT_CHARS = 700
+_OF_BODIES = (404, 409, 413, 415, 422, 501, 502)
 
 
-@router.post(
+@route(
+    router,
+    "POST",
     "/sessions/{name}/context",
-    summary="Build the context of the next model call",
-    response_model=BuiltContext,
-    responses=errors(404, 409, 413, 415, 422, 501, 502),
-    openapi_extra=json_body(ContextRequest),
+    "Build the context of the next model call",
+    *_OF_BODIES,
+    body=ContextRequest,
 )
-async def build_context(api: Api, name: SessionName, request: Request) -> Response:
+def build_context(api: Api, name: SessionName, body: JsonBody) -> BuiltContext:
     """Store what is new in a conversation and return the messages to send to the model instead.
 
     The session is created if it does not exist. The same conversation again stores nothing twice.
     """
-    body = await body_of(request, "messages")
-    return await json_response(_context, api, name, body)
-
-
-def _context(api: ApiContext, name: str, body: Body) -> dict[str, Any]:
     query = ContextRequest.parse(body.value)
-    messages = _checked(query.messages)
     step = api.sessions.rebuild(
         api.namespace,
         name,
-        messages,
+        _checked(query.messages),
         agent_id=query.agent_id,
         strategy=query.strategy,
         size=len(body.data),
@@ -71,24 +65,12 @@ def _context(api: ApiContext, name: str, body: Body) -> dict[str, Any]:
             plan = step.plan.manifest()
         with_public_names(api, plan["decisions"])
     api.sessions.finish(step)  # so that a search finds what this request has stored
-    return {
-        "messages": _rendered(body, step.messages),
-        "tokens": step.tokens,
-        "full_tokens": step.full_tokens,
-        "strategy": step.strategy,
-        "unchanged": step.unchanged,
-        "records": step.record_count,
-        "plan": plan,
-        "report": step.plan.figures() if step.plan is not None else None,
-    }
-
-
-def _rendered(body: Body, messages: list[Any]) -> RawJson | list[Any]:
-    """The messages; those of the request in the bytes in which they were sent."""
-    try:
-        return RawJson(render_array(body, "messages", messages))
+    try:  # messages of the request go out in the bytes in which they came
+        messages: Any = RawJson(render_array(body, "messages", step.messages))
     except BodyError:  # a new message is nested deeper than the encoder goes
-        return messages
+        messages = step.messages
+    report = step.plan.figures() if step.plan is not None else None
+    return BuiltContext.of(step, messages=messages, records=step.record_count, plan=plan, report=report)
 
 
 def _checked(messages: list[Any]) -> list[Any]:
@@ -101,66 +83,107 @@ def _checked(messages: list[Any]) -> list[Any]:
     return messages
 
 
-@router.post(
-    "/sessions/{name}/ingest",
-    summary="Store a conversation, or tool outputs",
-    response_model=Ingested,
-    responses=errors(404, 409, 413, 415, 422, 501, 502),
-    openapi_extra=json_body(IngestRequest),
+Key = Header(
+    min_length=1,
+    max_length=200,
+    description="distinguishes equal tool outputs without call_id; the same key again stores nothing",
 )
-async def ingest(
-    api: Api,
-    name: SessionName,
-    request: Request,
-    idempotency_key: Annotated[
-        str | None,
-        Header(
-            min_length=1,
-            max_length=200,
-            description="distinguishes equal tool outputs without call_id; the same key again stores nothing",
-        ),
-    ] = None,
-) -> Response:
+
+
+@route(
+    router,
+    "POST",
+    "/sessions/{name}/ingest",
+    "Store a conversation, or tool outputs",
+    *_OF_BODIES,
+    body=IngestRequest,
+)
+def ingest(
+    api: Api, name: SessionName, body: JsonBody, idempotency_key: Annotated[str | None, Key] = None
+) -> Ingested:
     """Store records and summaries without building a context. The session is created if it does not exist.
 
     A trace_id is derived from call id, tool, input and output: the same request again stores nothing. Without
     `call_id`, equal outputs in one request are several calls, and equal outputs in another request are the
     same calls again; give each request its own `idempotency-key` if they are not.
     """
-    body = await body_of(request, "messages", "tool_outputs")
-    return await json_response(_ingest, api, name, body, idempotency_key)
-
-
-def _ingest(api: ApiContext, name: str, body: Body, key: str | None) -> Kept:
     query = IngestRequest.parse(body.value)
     given = query.model_fields_set & {"messages", "tool_outputs"}
     if len(given) != 1:
         raise InvalidRequestError("give either messages or tool_outputs.")
-    if given == {"messages"}:
-        if query.task:
-            raise InvalidRequestError(
-                "task goes with tool_outputs: with messages the first user message is the task."
+    if given == {"tool_outputs"}:
+        return _keep_outputs(api, name, query, idempotency_key)
+    if query.task:
+        raise InvalidRequestError(
+            "task goes with tool_outputs: with messages the first user message is the task."
+        )
+    seen = [api.sessions.redacted(m) for m in _checked(query.messages)]
+    with api.sessions.writing(api.namespace, name, agent_id=query.agent_id) as state:
+        view = Transcript(state.session_id, approximate_counter()).update(seen)  # its tokens are not used
+        ids = [t for interaction in view.interactions for t in interaction.trace_ids if t]
+        records, _ = records_of(view.interactions, state.steps, state.step_count)
+        return Ingested(trace_ids=ids, new=state.add(records, task=view.task))
+
+
+def _keep_outputs(api: ApiContext, name: str, query: IngestRequest, key: str | None) -> Ingested:
+    """Store tool outputs as one step.
+
+    The same outputs again store nothing: a trace_id is made of call id, name, input, output and the ordinal
+    among equals in the list. ``key`` tells equal outputs without a call id apart that come from different
+    calls.
+    """
+    outputs = [_redacted(api, output) for output in query.tool_outputs]
+    task = query.task and api.sessions.redacted({"role": "user", "content": query.task})["content"]
+    with api.sessions.writing(api.namespace, name, agent_id=query.agent_id) as state:
+        occurred: Counter[bytes] = Counter()
+        records = []
+        for output in outputs:
+            raw, call = output.raw_output, Call(output.call_id, output.tool_name, output.raw_input)
+            text = raw if isinstance(raw, str) else dump_value(raw, "raw_output")
+            parts = [
+                output.call_id or "",
+                output.tool_name,
+                call.text,
+                text,
+            ]  # as of a call in a message list
+            if key is not None and output.call_id is None:
+                parts.append(key)
+            identity = content_key(*parts)
+            record = InteractionRecord(
+                trace_id=derive_trace_id(state.session_id, identity, occurred[identity]),
+                step_id=state.step_count + 1,
+                tool_name=output.tool_name,
+                raw_input=call.raw_input,
+                raw_output=parse_output(raw) if isinstance(raw, str) else raw,
+                call_id=output.call_id,
+                input_text=output.raw_input if isinstance(output.raw_input, str) else None,
+                output_text=raw if isinstance(raw, str) else None,
             )
-        messages = _checked(query.messages)
-        return keep_messages(api.sessions, api.namespace, name, messages, agent_id=query.agent_id)
-    outputs, agent_id = query.tool_outputs, query.agent_id
-    return keep_outputs(
-        api.sessions, api.namespace, name, outputs, task=query.task, agent_id=agent_id, key=key
+            occurred[identity] += 1
+            records.append(record)
+        return Ingested(trace_ids=[r.trace_id for r in records], new=state.add(records, task=task))
+
+
+def _redacted(api: ApiContext, output: ToolOutput) -> ToolOutput:
+    """The output as it may be stored, hidden in it what would be in the messages of its call."""
+    function: Any = {"name": output.tool_name, "arguments": output.raw_input}
+    calls = [{"id": output.call_id, "type": "function", "function": function}]
+    said: Any = api.sessions.redacted({"role": "assistant", "tool_calls": calls})
+    came = api.sessions.redacted(
+        {"role": "tool", "tool_call_id": output.call_id, "content": output.raw_output}
     )
+    function = said["tool_calls"][0]["function"]
+    hidden = {
+        "tool_name": function["name"],
+        "raw_input": function["arguments"],
+        "raw_output": came["content"],
+    }
+    return output.model_copy(update=hidden)
 
 
-@router.get(
-    "/sessions/{name}/search",
-    summary="Search a session",
-    response_model=Hits,
-    responses=errors(404, 422, 501),
-)
-async def search_session(api: Api, name: SessionName, query: Annotated[SearchQuery, Query()]) -> Response:
+@route(router, "GET", "/sessions/{name}/search", "Search a session", 404, 422, 501)
+def search_session(api: Api, name: SessionName, query: Annotated[SearchQuery, Query()]) -> Hits:
     """Records whose output contains the words, or an identifier in them, exactly; then similar records."""
-    return await json_response(_search, api, name, query)
-
-
-def _search(api: ApiContext, name: str, query: SearchQuery) -> dict[str, Any]:
     words = query.q.strip()
     if not words:
         raise InvalidRequestError("q is empty: give words, or an id to search for.")
@@ -170,16 +193,17 @@ def _search(api: ApiContext, name: str, query: SearchQuery) -> dict[str, Any]:
     ):
         found = search.search_session(state, words, query.top_k)
     note = None if found.trouble is None else f"only exact words were searched: {found.trouble}"
-    return {"hits": [_hit(api, m) for m in found.matches], "note": note}
+    return Hits.of(hits=[_hit(api, m) for m in found.matches], note=note)
 
 
-def _hit(api: ApiContext, match: search.SearchMatch) -> dict[str, Any]:
+def _hit(api: ApiContext, match: search.SearchMatch) -> SearchHit:
     o = match.outline
-    return {
-        **record_row(o),
-        "session": api.public(o.session_id),
-        "score": None if match.score is None else round(match.score, 6),
-        "holds": match.holds,
-        "place": match.place or None,
-        "excerpt": beginning(o.output_head, o.output_bytes, _EXCERPT_CHARS),
-    }
+    return SearchHit.of(
+        o,
+        match,
+        input=record_input(o),
+        session=api.public(o.session_id),
+        score=None if match.score is None else round(match.score, 6),
+        place=match.place or None,
+        excerpt=beginning(o.output_head, o.output_bytes, _EXCERPT_CHARS),
+    )

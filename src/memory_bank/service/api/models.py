@@ -15,30 +15,25 @@ from pydantic import (
     WithJsonSchema,
 )
 
+from memory_bank.bank.steps import StepRange
 from memory_bank.config import message_of
 from memory_bank.errors import InvalidRequestError
+from memory_bank.pricing import Usage
+from memory_bank.records import Spent
 from memory_bank.service.security.access import LONGEST_NAME
 from memory_bank.tools.handlers import LONGEST_ARGUMENTS
 
 TRACE_ID = "0f8fad5b-d9cb-569f-a165-70867728950e"
-CALL: dict[str, Any] = {
-    "role": "assistant",
-    "content": None,
-    "tool_calls": [
-        {
-            "id": "call_1",
-            "type": "function",
-            "function": {"name": "get_order", "arguments": '{"id": "ORD-7"}'},
-        }
-    ],
-}
+_FUNCTION = {"name": "get_order", "arguments": '{"id": "ORD-7"}'}
 MESSAGES: list[Any] = [
     {"role": "user", "content": "Is order ORD-7 late?"},
-    CALL,
+    {
+        "role": "assistant",
+        "content": None,
+        "tool_calls": [{"id": "call_1", "type": "function", "function": _FUNCTION}],
+    },
     {"role": "tool", "tool_call_id": "call_1", "content": '{"id": "ORD-7", "due": "2026-03-01"}'},
 ]
-
-
 Json = Annotated[Any, Field(description="any JSON value")]
 Message = Annotated[
     Any,
@@ -62,13 +57,21 @@ class ResponseModel(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
+    @classmethod
+    def of(cls, *values: object, **more: Any) -> Self:
+        """The response with ``more``, and for its other members the attributes of ``values`` with their names.
+
+        It is not validated: pydantic refuses texts with lone surrogates, which tools do return.
+        """
+        for name in cls.model_fields.keys() - more:
+            more[name] = getattr(next(v for v in values if hasattr(v, name)), name)
+        return cls.model_construct(**more)
+
 
 class ErrorDetail(ResponseModel):
     """What went wrong, and what to do about it."""
 
-    message: str = Field(
-        description="one sentence, no stored content", examples=["there is no such session."]
-    )
+    message: str = Field(description="one sentence, no content", examples=["there is no such session."])
     type: Literal["invalid_request_error", "server_error"]
     param: None = None
     code: str = Field(description="machine-readable", examples=["not_found"])
@@ -80,21 +83,15 @@ class Failure(ResponseModel):
     error: ErrorDetail
 
 
+# sessions
+
+
 class Queue(ResponseModel):
     """Records that wait for the Observer's model."""
 
     open: Count
     failing: Count = Field(description="of these, those whose last attempt failed")
-    attempts: Count | None = Field(None, description="attempts of the job that failed most")
-
-
-class Spend(ResponseModel):
-    """Calls, tokens and cost of the Observer's model."""
-
-    calls: int
-    prompt_tokens: int
-    completion_tokens: int
-    cost: float = Field(description="by the configured prices")
+    attempts: Count | None = Field(default=None, description="attempts of the job that failed most")
 
 
 class TokenSums(ResponseModel):
@@ -102,19 +99,8 @@ class TokenSums(ResponseModel):
 
     steps: Count = Field(description="contexts built")
     full: Count = Field(description="tokens of the requests as they came, tools included")
-    sent: Count = Field(
-        description="tokens of all that was sent for them, hidden turns and added tools included"
-    )
+    sent: Count = Field(description="of all that was sent for them, hidden turns and added tools included")
     compared: str = Field(description='in words, such as "21% more than without memory"')
-
-
-class ReportedTokens(ResponseModel):
-    """Tokens of model calls. ``input`` includes ``cached`` and ``written``."""
-
-    input: Count
-    cached: Count = Field(description="read from the provider's prefix cache")
-    written: Count = Field(description="written to the provider's prefix cache")
-    output: Count
 
 
 class ModelCost(ResponseModel):
@@ -122,8 +108,8 @@ class ModelCost(ResponseModel):
 
     model: str
     calls: Count
-    sent: ReportedTokens
-    full: ReportedTokens = Field(description="of the full histories with the provider's cache, estimated")
+    sent: Usage
+    full: Usage = Field(description="of the full histories with the provider's cache, estimated")
     sent_cost: float | None = Field(description="null: the configuration has no price for the model")
     full_cost: float | None
 
@@ -147,13 +133,6 @@ class Group(ResponseModel):
     full_tokens_per_step: float
     input_per_step: float | None = Field(description="as the provider counts; null without usage")
     cost_per_step: float | None = Field(description="of the steps with usage and a price; null without")
-
-
-class Groups(ResponseModel):
-    """Sessions with memory and the control group without."""
-
-    memory: Group
-    control: Group
 
 
 class SessionFigures(ResponseModel):
@@ -182,12 +161,8 @@ class SessionPage(ResponseModel):
 
     sessions: list[SessionRow]
     next: str | None = Field(description="value of `after` for the next page; null on the last page")
-    notice: str | None = Field(
-        description="what the proxy has to tell of requests without a session: that many in a row had no tool call"
-    )
-    trouble: str | None = Field(
-        description="why memory fails for the caller's requests; null while it works, and until three failed in a row"
-    )
+    notice: str | None = Field(description="if many requests in a row had no tool call: a sentence on it")
+    trouble: str | None = Field(description="why memory fails, once three requests in a row have failed")
 
 
 class SessionDetail(SessionFigures):
@@ -196,7 +171,7 @@ class SessionDetail(SessionFigures):
     unobserved: Count = Field(description="records without a summary that should have one")
     to_redo: Count = Field(description="summaries that will be made again")
     queue: Queue
-    spend: Spend
+    spend: Spent
     tokens: TokenSums
     control: bool = Field(description="left without memory as a control (`holdout`)")
     cost: CallCosts
@@ -209,10 +184,15 @@ class Stats(ResponseModel):
     records: Count
     insights: Count
     queue: Queue
-    spend: Spend = Field(description="deleted sessions included")
+    spend: Spent = Field(description="deleted sessions included")
     tokens: TokenSums
     cost: CallCosts
-    groups: Groups | None = Field(description="null while no session is in the control group")
+    groups: dict[Literal["memory", "control"], Group] | None = Field(
+        description="null without a control group"
+    )
+
+
+# memory
 
 
 class BuiltContext(ResponseModel):
@@ -224,12 +204,8 @@ class BuiltContext(ResponseModel):
     strategy: str = Field(description="key of the strategy")
     unchanged: bool = Field(description="whether the messages are those of the request")
     records: Count = Field(description="records of the session")
-    plan: dict[str, Any] | None = Field(
-        description="what happened to every past interaction, and why; null if it was not asked for"
-    )
-    report: dict[str, Any] | None = Field(
-        description="token counts of the step, its budget, and why the messages are unchanged if they are"
-    )
+    plan: dict[str, Any] | None = Field(description="what became of every past interaction, and why")
+    report: dict[str, Any] | None = Field(description="tokens of the step, its budget, why it is unchanged")
 
 
 class Ingested(ResponseModel):
@@ -237,6 +213,9 @@ class Ingested(ResponseModel):
 
     trace_ids: list[str] = Field(description="of every call, in order", examples=[[TRACE_ID]])
     new: Count = Field(description="how many of them are new")
+
+
+# records
 
 
 class RecordItem(ResponseModel):
@@ -248,9 +227,7 @@ class RecordItem(ResponseModel):
     tool_name: str
     timestamp: Time
     summary: str | None
-    source: str | None = Field(
-        description="what made the summary", examples=["extractive", "llm:gpt-4.1-mini"]
-    )
+    source: str | None = Field(description="what made the summary", examples=["llm:gpt-4.1-mini"])
     mark: str | None = Field(description="pinned, excluded or forgotten, by a person")
     input: str = Field(description="the beginning of its arguments")
     output_bytes: Count = Field(description="length of the output in UTF-8")
@@ -295,12 +272,8 @@ class RecordJob(ResponseModel):
     error: str | None = Field(description="why the last attempt failed")
 
 
-class Record(ResponseModel):
-    """One tool call with its arguments and output.
-
-    If arguments or output arrived as text, ``input_text`` and ``output_text`` are exactly that text and the
-    raw values are the parsed text (``{"_raw": text}`` if it is not JSON); otherwise they are null.
-    """
+class RecordHead(ResponseModel):
+    """A record without its arguments and output."""
 
     trace_id: str = Field(examples=[TRACE_ID])
     session: str
@@ -314,11 +287,18 @@ class Record(ResponseModel):
     job: RecordJob | None
     input_bytes: Count
     output_bytes: Count
+
+
+class Record(RecordHead):
+    """One tool call with its arguments and output.
+
+    If arguments or output arrived as text, ``input_text`` and ``output_text`` are exactly that text and the
+    raw values are the parsed text (``{"_raw": text}`` if it is not JSON); otherwise they are null.
+    """
+
     raw_input: Json
     input_text: str | None
-    raw_output: Json = Field(
-        description="null if output_text is over 2 MiB: parse that, or select a part by path"
-    )
+    raw_output: Json = Field(description="null if output_text is over 2 MiB: parse that, or select by path")
     output_text: str | None
 
 
@@ -342,12 +322,8 @@ class Part(ResponseModel):
 
     trace_id: str = Field(examples=[TRACE_ID])
     text: str
-    values: list[SelectedValue] | None = Field(
-        description="the values at a path; null without a path, or if incomplete"
-    )
-    lines: list[SelectedLine] | None = Field(
-        description="the selected lines; JSON on one line has one line per value, with its path"
-    )
+    values: list[SelectedValue] | None = Field(description="null without a path, or if incomplete")
+    lines: list[SelectedLine] | None = Field(description="JSON on one line has one line per value")
     count: Count = Field(description="all lines of the output, or all values at the path")
     complete: bool = Field(description="false: cut at max_chars")
     next: str | None = Field(description="value of `lines` for the rest")
@@ -355,73 +331,10 @@ class Part(ResponseModel):
 
 # steps
 
-_STEP: dict[str, Any] = {
-    "number": 12,
-    "created": 1790000000.5,
-    "tokens": 4213,
-    "full_tokens": 31004,
-    "messages": 57,
-    "records": 31,
-    "status": "rebuilt",
-    "strategy": "memory_bank",
-    "milliseconds": 18.4,
-    "detailed": True,
-    "changed_at": 3,
-    "changed": "memory",
-    "model": "gpt-4.1-mini",
-    "sent": {"input": 4700, "cached": 3072, "written": 0, "output": 120},
-    "full": {"input": 31491, "cached": 29880, "written": 0, "output": 120},
-    "sent_cost": 0.0011504,
-    "full_cost": 0.0038244,
-}
-_PIECE: dict[str, Any] = {
-    "trace_id": TRACE_ID,
-    "number": 6,
-    "tool": "get_order",
-    "text": "order_id: ORD-50128; tracking: KP3020267685",
-    "score": 0.61,
-    "values": [{"value": "KP3020267685", "probability": 0.42, "features": {"age_used": 0.8}}],
-}
-_MANIFEST: dict[str, Any] = {
-    "context": [
-        {
-            "part": "anchor",
-            "step": None,
-            "new": False,
-            "role": "user",
-            "parts": [{"text": "Refund what was charged twice."}],
-            "calls": [],
-            "tool": None,
-        }
-    ],
-    "context_messages": 1,
-    "plan": {
-        "memory_tokens": 2102,
-        "fates": {"left out": {"interactions": 4, "tokens": 2210}},
-        "decisions": [
-            {
-                "step": 1,
-                "trace_ids": [TRACE_ID],
-                "numbers": [6],
-                "tools": ["get_order"],
-                "fate": "left out",
-                "score": None,
-                "reason": "#6 left out",
-                "tokens": 710,
-            }
-        ],
-        "decisions_omitted": 0,
-        "pieces": [{**_PIECE, "new": True}],
-        "near_misses": [],
-        "gone": [],
-    },
-}
-
 
 class StepItem(ResponseModel):
     """One step. ``detailed``: its manifest is still stored."""
 
-    model_config = ConfigDict(json_schema_extra={"examples": [_STEP]})
     number: Count = Field(description="1 is the session's first step")
     created: Time
     tokens: Count = Field(description="of all that was sent, hidden turns and tools included")
@@ -432,15 +345,11 @@ class StepItem(ResponseModel):
     strategy: str
     milliseconds: float = Field(description="time that building the context took")
     detailed: bool
-    changed_at: int | None = Field(
-        description="position of the first message that differs from the step before, where a cache ends"
-    )
+    changed_at: int | None = Field(description="position of the first message that is not the last step's")
     changed: str | None = Field(description='what that message is: "memory", its role, or "end"')
     model: str | None = Field(description="null where the provider reported no usage")
-    sent: ReportedTokens | None = Field(description="as the provider reported")
-    full: ReportedTokens | None = Field(
-        description="of the full history with the provider's cache, estimated"
-    )
+    sent: Usage | None = Field(description="as the provider reported")
+    full: Usage | None = Field(description="of the full history with the provider's cache, estimated")
     sent_cost: float | None = Field(description="null without usage or a price")
     full_cost: float | None
 
@@ -448,45 +357,16 @@ class StepItem(ResponseModel):
 class StepPage(ResponseModel):
     """Steps, oldest first."""
 
-    model_config = ConfigDict(
-        json_schema_extra={"examples": [{"steps": [_STEP], "next": 12, "first": 1, "last": 40}]}
-    )
     steps: list[StepItem]
     next: int | None = Field(description="value of `after` for the next page; null on the last page")
     first: int | None = Field(description="number of the first stored step")
     last: int | None = Field(description="number of the last stored step")
 
 
-class CurvePoint(ResponseModel):
-    """One point of the curve: ``steps`` steps, the last of which is ``number``."""
-
-    number: int
-    steps: int
-    tokens: int = Field(description="the largest context")
-    least_tokens: int = Field(description="the smallest context")
-    full_tokens: int = Field(description="the longest full history")
-
-
 class Curve(ResponseModel):
     """All steps as a curve with a bounded number of points, and their totals."""
 
-    model_config = ConfigDict(
-        json_schema_extra={
-            "examples": [
-                {
-                    "points": [
-                        {"number": 1, "steps": 1, "tokens": 310, "least_tokens": 310, "full_tokens": 310}
-                    ],
-                    "first": 1,
-                    "last": 1,
-                    "steps": 1,
-                    "tokens": 310,
-                    "full_tokens": 310,
-                }
-            ]
-        }
-    )
-    points: list[CurvePoint]
+    points: list[StepRange]
     first: int | None
     last: int | None
     steps: int
@@ -505,9 +385,6 @@ class StepDetail(ResponseModel):
     before, null if that step has no manifest.
     """
 
-    model_config = ConfigDict(
-        json_schema_extra={"examples": [{"step": _STEP, "manifest": _MANIFEST, "changes": []}]}
-    )
     step: StepItem
     manifest: dict[str, Any] | None
     changes: list[dict[str, Any]] | None
@@ -542,6 +419,8 @@ AgentId = Annotated[
     WithJsonSchema({"type": "string", "minLength": 1, "maxLength": LONGEST_NAME}),
 ]
 Name = Annotated[Any, AfterValidator(_nonempty), WithJsonSchema({"type": "string", "minLength": 1})]
+Limit = Annotated[int, Field(ge=1, le=500, description="maximum number")]
+After = Field(0, ge=0, le=10**9, description="`next` of the previous page")
 
 
 class RequestModel(BaseModel):
@@ -571,7 +450,7 @@ def validation_message(errors: Sequence[Any]) -> str:
 class SessionsQuery(RequestModel):
     """Query of ``list_sessions``."""
 
-    limit: Annotated[int, Field(ge=1, le=500, description="maximum number")] = 50
+    limit: Limit = 50
     after: str | None = Field(None, description="`next` of the previous page", min_length=1, max_length=180)
     q: str = Field("", max_length=1000, description="text that the name or task contains, ignoring case")
 
@@ -579,15 +458,15 @@ class SessionsQuery(RequestModel):
 class RecordsQuery(RequestModel):
     """Query of ``list_records``."""
 
-    limit: Annotated[int, Field(ge=1, le=500, description="maximum number")] = 50
-    after: Annotated[int, Field(ge=0, le=10**9, description="`next` of the previous page")] = 0
+    limit: Limit = 50
+    after: int = After
 
 
 class StepsQuery(RequestModel):
     """Query of ``list_steps``."""
 
-    limit: Annotated[int, Field(ge=1, le=500, description="maximum number")] = 100
-    after: Annotated[int, Field(ge=0, le=2**31 - 1, description="`next` of the previous page")] = 0
+    limit: Limit = 100
+    after: int = After
 
 
 class CurveQuery(RequestModel):
@@ -608,23 +487,17 @@ class SearchQuery(RequestModel):
     top_k: Annotated[int, Field(ge=1, le=50, description="maximum number of hits")] = 10
 
 
+def _selecting(name: str, description: str) -> Any:
+    return Field(None, max_length=LONGEST_ARGUMENTS[name], description=description)
+
+
 class RecordQuery(RequestModel):
     """Query of ``get_record``."""
 
     raw: bool = Field(False, description="the output alone, byte for byte, as a download")
-    path: str | None = Field(
-        None,
-        max_length=LONGEST_ARGUMENTS["path"],
-        description='a JSON path: items[3].sku, items[*].sku, items[2:5], ["odd key"]',
-    )
-    lines: str | None = Field(
-        None, max_length=LONGEST_ARGUMENTS["lines"], description="lines: 10-25, 7, or -20 for the last 20"
-    )
-    pattern: str | None = Field(
-        None,
-        max_length=LONGEST_ARGUMENTS["pattern"],
-        description="a regular expression; lines around a match are included",
-    )
+    path: str | None = _selecting("path", 'a JSON path: items[3].sku, items[*].sku, items[2:5], ["odd key"]')
+    lines: str | None = _selecting("lines", "lines: 10-25, 7, or -20 for the last 20")
+    pattern: str | None = _selecting("pattern", "a regular expression; lines around a match are included")
     max_chars: Annotated[int, Field(ge=1, le=10_000_000, description="maximum length of the part")] = 100_000
 
 
@@ -637,6 +510,9 @@ class MarkRequest(RequestModel):
     )
 
 
+_OWNER = Field(None, description="the agent that the session belongs to, for a wider scope")
+
+
 class ContextRequest(RequestModel):
     """Body of ``build_context``."""
 
@@ -645,9 +521,7 @@ class ContextRequest(RequestModel):
     )
     messages: list[Message] = Field(description="the whole conversation, as it would be sent to the model")
     strategy: str | None = Field(None, description="key of a strategy in the configuration")
-    agent_id: AgentId | None = Field(
-        None, description="the agent that the session belongs to, for a wider scope"
-    )
+    agent_id: AgentId | None = _OWNER
     plan: StrictBool = Field(True, description="false omits the plan, which is long after thousands of calls")
     tools: list[Any] | None = Field(
         None, description="the tools of the call: the context names get_record where it is among them"
@@ -665,25 +539,22 @@ class ToolOutput(RequestModel):
     )
 
 
+_OUTPUTS: list[Any] = [
+    {
+        "tool_name": "get_order",
+        "raw_input": {"id": "ORD-7"},
+        "raw_output": '{"id": "ORD-7", "due": "2026-03-01"}',
+        "call_id": "call_1",
+    }
+]
+
+
 class IngestRequest(RequestModel):
     """Body of ``ingest``: ``messages``, or ``tool_outputs`` of one step."""
 
     model_config = ConfigDict(
         json_schema_extra={
-            "examples": [
-                {
-                    "task": "Is order ORD-7 late?",
-                    "tool_outputs": [
-                        {
-                            "tool_name": "get_order",
-                            "raw_input": {"id": "ORD-7"},
-                            "raw_output": '{"id": "ORD-7", "due": "2026-03-01"}',
-                            "call_id": "call_1",
-                        }
-                    ],
-                },
-                {"messages": MESSAGES},
-            ],
+            "examples": [{"task": "Is order ORD-7 late?", "tool_outputs": _OUTPUTS}, {"messages": MESSAGES}],
             "oneOf": [{"required": ["messages"]}, {"required": ["tool_outputs"]}],
         }
     )
@@ -693,6 +564,4 @@ class IngestRequest(RequestModel):
     )
     tool_outputs: list[ToolOutput] = Field(default_factory=list, description="the outputs of one step")
     task: Text = Field("", description="the user's task, with tool_outputs")
-    agent_id: AgentId | None = Field(
-        None, description="the agent that the session belongs to, for a wider scope"
-    )
+    agent_id: AgentId | None = _OWNER

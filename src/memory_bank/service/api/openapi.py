@@ -10,9 +10,8 @@ from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
-from memory_bank.service.api.models import ContextRequest, Failure, IngestRequest
+from memory_bank.service.api.models import ContextRequest, Failure, IngestRequest, MarkRequest
 
-_BODIES: tuple[type[BaseModel], ...] = (ContextRequest, IngestRequest)
 _REFS = "#/components/schemas/{model}"
 _DESCRIPTION = """\
 Memory for agents that call tools: sessions, their records, and the contexts built from them.
@@ -85,14 +84,12 @@ def describe(app: FastAPI) -> None:
             ],
         )
         parts = made.setdefault("components", {})
-        _, bodies = models_json_schema([(model, "validation") for model in _BODIES], ref_template=_REFS)
-        parts.setdefault("schemas", {}).update(bodies["$defs"])
+        bodies = (ContextRequest, IngestRequest, MarkRequest)
+        _, schemas = models_json_schema([(b, "validation") for b in bodies], ref_template=_REFS)
+        parts.setdefault("schemas", {}).update(schemas["$defs"])
         parts["securitySchemes"] = _SCHEMES
         made["security"] = [{}, *({name: []} for name in _SCHEMES)]
-        for unused in (
-            "HTTPValidationError",
-            "ValidationError",
-        ):  # FastAPI's own, never sent
+        for unused in ("HTTPValidationError", "ValidationError"):  # FastAPI's own, never sent
             parts["schemas"].pop(unused, None)
         for operations in made["paths"].values():
             for operation in operations.values():

@@ -6,7 +6,7 @@ import re
 from collections.abc import AsyncIterator, Iterator
 from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Query, Request
+from fastapi import APIRouter, Query
 from fastapi.responses import Response, StreamingResponse
 
 from memory_bank.bank.listing import (
@@ -21,19 +21,31 @@ from memory_bank.bank.listing import (
     whole,
 )
 from memory_bank.errors import InvalidRequestError, NotFoundError
-from memory_bank.service.api.models import MarkRequest, Part, Record, RecordPage, RecordQuery, RecordsQuery
-from memory_bank.service.api.openapi import errors, json_body
-from memory_bank.service.api.record_parts import LONG_OUTPUT, PartQuery, part_of, part_of_long
+from memory_bank.service.api.models import (
+    MarkRequest,
+    Part,
+    Record,
+    RecordHead,
+    RecordInsight,
+    RecordItem,
+    RecordJob,
+    RecordPage,
+    RecordQuery,
+    RecordsQuery,
+)
+from memory_bank.service.api.openapi import errors
+from memory_bank.service.api.record_parts import LONG_OUTPUT, part_of, part_of_long
 from memory_bank.service.api.requests import (
     JSON,
     Api,
     ApiContext,
+    JsonBody,
     RecordId,
     SessionName,
-    body_of,
     json_bytes,
     json_response,
     json_utf8,
+    route,
 )
 from memory_bank.service.threads import in_thread
 from memory_bank.tools.handlers import PREFIX
@@ -47,42 +59,22 @@ _ARGUMENT_CHARS = 300  # of arguments in a list
 _MAX_PARSED = 2 * 2**20  # bytes of a text whose parsed value is included
 _CHUNK = 2**16  # bytes of a chunk of a streamed response, at least
 _IDS_SHOWN = 5
-_ROW = (
-    "trace_id", "number", "step_id", "tool_name", "timestamp", "summary", "source", "mark", "output_bytes",
-)  # fmt: skip
-_HEAD = (
-    "trace_id", "number", "step_id", "tool_name", "call_id", "timestamp", "mark", "input_bytes", "output_bytes",
-)  # fmt: skip
 _NOT_IN_FILE_NAMES = re.compile(r"[^\w.-]+")
 _NUMBER = re.compile(r"#?(\d{1,9})\Z", re.ASCII)
 
 
-@router.get(
-    "/sessions/{name}/records",
-    summary="List a session's records, oldest first",
-    response_model=RecordPage,
-    responses=errors(404, 422),
-)
-async def list_records(api: Api, name: SessionName, query: Annotated[RecordsQuery, Query()]) -> Response:
+@route(router, "GET", "/sessions/{name}/records", "List a session's records, oldest first", 404, 422)
+def list_records(api: Api, name: SessionName, query: Annotated[RecordsQuery, Query()]) -> RecordPage:
     """The call, its summary and the size of its output; a page at a time."""
-    return await json_response(_record_page, api, name, query)
-
-
-def _record_page(api: ApiContext, name: str, query: RecordsQuery) -> dict[str, Any]:
     found = list_outlines(api.database, api.known(name), query.limit + 1, query.after)
     shown = found[: query.limit]
-    return {
-        "records": [record_row(o) for o in shown],
-        "next": shown[-1].number if len(found) > len(shown) else None,
-    }
+    rows = [RecordItem.of(o, input=record_input(o)) for o in shown]
+    return RecordPage.of(records=rows, next=shown[-1].number if len(found) > len(shown) else None)
 
 
-def record_row(o: Outline) -> dict[str, Any]:
-    """A record as lists and search results show it."""
-    return {
-        **{name: getattr(o, name) for name in _ROW},
-        "input": beginning(o.input_head, o.input_bytes, _ARGUMENT_CHARS),
-    }
+def record_input(o: Outline) -> str:
+    """The arguments of a record as lists and search results show them."""
+    return beginning(o.input_head, o.input_bytes, _ARGUMENT_CHARS)
 
 
 def beginning(head: bytes, size: int, room: int) -> str:
@@ -93,18 +85,12 @@ def beginning(head: bytes, size: int, room: int) -> str:
     return f"{cut_at_edge(text, room - 2)} …"
 
 
+_SCHEMA = [{"$ref": "#/components/schemas/Record"}, {"$ref": "#/components/schemas/Part"}]
 _RECORD_OR_PART: dict[int | str, dict[str, Any]] = {
     200: {
         "description": "The record; with `path`, `lines` or `pattern` a part of it; with `raw` its bytes.",
         "content": {
-            "application/json": {
-                "schema": {
-                    "anyOf": [
-                        {"$ref": "#/components/schemas/Record"},
-                        {"$ref": "#/components/schemas/Part"},
-                    ]
-                }
-            },
+            "application/json": {"schema": {"anyOf": _SCHEMA}},
             "application/octet-stream": {"schema": {"type": "string", "format": "binary"}},
         },
     }
@@ -131,11 +117,18 @@ async def get_record(
     if "max_chars" in query.model_fields_set and not partly:
         raise InvalidRequestError("max_chars limits a part: give it with path, lines or pattern.")
     outline = await in_thread("api", _outline, api, name, trace_id)
-    if query.raw:
-        return await _download(api, outline)
     if partly:
         return await json_response(_part, api, outline, query, long=outline.output_bytes > LONG_OUTPUT)
-    return StreamingResponse(await _streamed(_record_json(api, outline)), media_type=JSON)
+    if not query.raw:
+        return StreamingResponse(await _streamed(_record_json(api, outline)), media_type=JSON)
+    file = _NOT_IN_FILE_NAMES.sub("_", outline.trace_id).encode("ascii", "replace").decode()
+    headers = {  # a download, which no browser shows as a page of this service
+        "content-length": str(outline.output_bytes),
+        "content-disposition": f'attachment; filename="{file}.txt"',
+        "x-content-type-options": "nosniff",
+    }
+    stored = await _streamed(pieces(api.database, outline, "output"))
+    return StreamingResponse(stored, headers=headers, media_type="application/octet-stream")
 
 
 def _outline(api: ApiContext, name: str, wanted: str) -> Outline:
@@ -167,36 +160,29 @@ def _outline(api: ApiContext, name: str, wanted: str) -> Outline:
     )
 
 
-@router.put(
+@route(
+    router,
+    "PUT",
     "/sessions/{name}/records/{trace_id}/mark",
-    summary="Pin a record, or exclude it from contexts",
-    status_code=204,
-    responses=errors(404, 413, 415, 422),
-    openapi_extra=json_body(MarkRequest),
+    "Pin a record, or exclude it from contexts",
+    *(404, 413, 415, 422),
+    body=MarkRequest,
 )
-async def mark_record(api: Api, name: SessionName, trace_id: RecordId, request: Request) -> Response:
+def mark_record(api: Api, name: SessionName, trace_id: RecordId, body: JsonBody) -> None:
     """A pinned record is in every context, within the budget; an excluded one in none, and is still returned here.
 
     The session's next step uses it.
     """
-    query = MarkRequest.parse((await body_of(request)).value)
-    await in_thread("api", _mark, api, name, trace_id, query.mark)
-    return Response(status_code=204)
+    _mark(api, name, trace_id, MarkRequest.parse(body.value).mark)
 
 
-@router.delete(
-    "/sessions/{name}/records/{trace_id}",
-    summary="Forget a record",
-    status_code=204,
-    responses=errors(404),
-)
-async def forget_record(api: Api, name: SessionName, trace_id: RecordId) -> Response:
+@route(router, "DELETE", "/sessions/{name}/records/{trace_id}", "Forget a record", 404)
+def forget_record(api: Api, name: SessionName, trace_id: RecordId) -> None:
     """Delete its arguments, output and summary for good, and the recorded contexts of its session.
 
     Its number stays, and it is not stored again from a conversation that still has it.
     """
-    await in_thread("api", _mark, api, name, trace_id, "forgotten")
-    return Response(status_code=204)
+    _mark(api, name, trace_id, "forgotten")
 
 
 def _mark(
@@ -208,57 +194,37 @@ def _mark(
 
 
 async def _streamed(chunks: Iterator[bytes]) -> AsyncIterator[bytes]:
-    """Produce chunks in a thread. The first is read now, so that an error before it has its own status."""
-    chunks = _joined(chunks)
-    first = await in_thread("api", next, chunks, b"")
+    """Produce chunks in a thread, joined to larger ones: each costs a switch of threads.
+
+    The first is read now, so that an error before it has its own status.
+    """
+
+    def joined() -> bytes:
+        data = b""
+        while len(data) < _CHUNK and (more := next(chunks, None)) is not None:
+            data += more
+        return data
+
+    first = await in_thread("api", joined)
 
     async def stream() -> AsyncIterator[bytes]:
         chunk = first
         while chunk:
             yield chunk
-            chunk = await in_thread("api", next, chunks, b"")
+            chunk = await in_thread("api", joined)
 
     return stream()
-
-
-def _joined(chunks: Iterator[bytes]) -> Iterator[bytes]:
-    """The same bytes in larger chunks: each costs a switch of threads."""
-    parts: list[bytes] = []
-    size = 0
-    for chunk in chunks:
-        parts.append(chunk)
-        size += len(chunk)
-        if size >= _CHUNK:
-            yield b"".join(parts)
-            parts, size = [], 0
-    if parts:
-        yield b"".join(parts)
-
-
-async def _download(api: ApiContext, outline: Outline) -> Response:
-    """The stored output as a download, which no browser shows as a page of this service."""
-    file = _NOT_IN_FILE_NAMES.sub("_", outline.trace_id).encode("ascii", "replace").decode()
-    headers = {
-        "content-length": str(outline.output_bytes),
-        "content-disposition": f'attachment; filename="{file}.txt"',
-        "x-content-type-options": "nosniff",
-    }
-    stored = pieces(api.database, outline, "output")
-    return StreamingResponse(await _streamed(stored), headers=headers, media_type="application/octet-stream")
 
 
 def _record_json(api: ApiContext, outline: Outline) -> Iterator[bytes]:
     """A record as JSON, its texts one piece at a time."""
     o = outline
-    insight = None
-    if o.summary is not None:
-        insight = {"summary": o.summary, "source": o.source, "redo": o.redo}
-    head = {
-        **{name: getattr(o, name) for name in _HEAD},
-        "session": api.public(o.session_id),
-        "insight": insight,
-        "job": None if o.attempts is None else {"attempts": o.attempts, "error": o.error},
-    }
+    head = RecordHead.of(
+        o,
+        session=api.public(o.session_id),
+        insight=None if o.summary is None else RecordInsight.of(o),
+        job=None if o.attempts is None else RecordJob.of(o),
+    )
     yield json_bytes(head)[:-1]
     yield from _value_and_text(api, outline, "input", o.input_verbatim, o.input_bytes)
     yield from _value_and_text(api, outline, "output", o.output_verbatim, o.output_bytes)
@@ -291,23 +257,16 @@ def _text_pieces(api: ApiContext, outline: Outline, text: Text) -> Iterator[str]
     rest = b""
     for piece in pieces(api.database, outline, text):
         data = rest + piece
-        end = len(data)
-        while end and len(data) - end < 4 and data[end - 1] & 0xC0 == 0x80:
-            end -= 1
-        end = end - 1 if end and data[end - 1] >= 0xC0 else len(data)
+        end = len(data) - 1
+        while end > 0 and data[end] & 0xC0 == 0x80:
+            end -= 1  # the last character may go on in the next piece
         rest = data[end:]
         yield data[:end].decode("utf-8", "surrogatepass")
-    if rest:
-        yield rest.decode("utf-8", "surrogatepass")
+    yield rest.decode("utf-8", "surrogatepass")
 
 
-def _part(api: ApiContext, outline: Outline, query: RecordQuery) -> dict[str, Any]:
-    wanted: PartQuery = {
-        "path": query.path,
-        "lines": query.lines,
-        "pattern": query.pattern,
-        "max_chars": query.max_chars,
-    }
+def _part(api: ApiContext, outline: Outline, query: RecordQuery) -> Part:
+    wanted = query.model_dump(exclude={"raw"})
     try:
         if outline.output_bytes > LONG_OUTPUT:
             part = part_of_long(pieces(api.database, outline, "output"), wanted)
@@ -315,4 +274,4 @@ def _part(api: ApiContext, outline: Outline, query: RecordQuery) -> dict[str, An
             part = part_of(whole(api.database, outline, "output"), wanted)
     except RefusedCall as e:
         raise InvalidRequestError(str(e)) from None
-    return {"trace_id": outline.trace_id, **part}
+    return Part.of(trace_id=outline.trace_id, **part)

@@ -1,30 +1,34 @@
-"""What the API's handlers share: the caller's sessions, names in paths, JSON bodies and JSON responses."""
+"""What the API's routes share: the caller's sessions, names in paths, JSON bodies and JSON responses."""
 
 from __future__ import annotations
 
+import inspect
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
-from typing import Annotated, Any
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, fields, is_dataclass
+from typing import Annotated, Any, TypeVar
 from urllib.parse import unquote_to_bytes
 
-from fastapi import Depends, Path, Request
+from fastapi import APIRouter, Depends, Path, Request
 from fastapi.responses import Response
-from pydantic import AfterValidator
+from pydantic import AfterValidator, BaseModel
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from memory_bank.bank.database import Database
 from memory_bank.errors import BodyError, InvalidRequestError
-from memory_bank.service.api.models import TRACE_ID
+from memory_bank.service.api.models import TRACE_ID, RequestModel
+from memory_bank.service.api.openapi import errors, json_body
 from memory_bank.service.proxy.body import Body, parse_body
-from memory_bank.service.security.access import LONGEST_NAME, caller_of, public_name, stored_id
+from memory_bank.service.security.access import LONGEST_NAME, caller_of, public_name
 from memory_bank.service.sessions import Sessions
 from memory_bank.service.threads import in_thread
-from memory_bank.transcript.jsontext import compact
+from memory_bank.transcript.jsontext import flat_text
+
+Handler = TypeVar("Handler", bound=Callable[..., Any])
 
 JSON = "application/json"
 SESSIONS_PATH = "/v1/sessions/"
@@ -45,11 +49,6 @@ class ApiContext:
         """The bank."""
         return self.sessions.database
 
-    @property
-    def prefix(self) -> str:
-        """The common beginning of the namespace's session_ids."""
-        return stored_id(self.namespace, "x")[:-1]
-
     def known(self, name: str) -> str:
         """The session_id of an existing session. Raises NotFoundError."""
         return self.sessions.known(self.namespace, name)
@@ -57,10 +56,6 @@ class ApiContext:
     def public(self, session_id: str) -> str:
         """The name by which the caller knows a session of the namespace."""
         return public_name(self.namespace, session_id)
-
-    def public_or_none(self, session_id: str | None) -> str | None:
-        """As ``public``; None for None."""
-        return None if session_id is None else self.public(session_id)
 
 
 def api_context(request: Request) -> ApiContext:
@@ -112,22 +107,20 @@ class EncodedSlashes:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and scope["path"].startswith(SESSIONS_PATH):
-            scope["path"] = _with_encoded_slashes(scope["path"], scope.get("raw_path"))
+            raw = scope.get("raw_path") or b""
+            if raw.startswith(SESSIONS_PATH.encode()):
+                segments = [unquote_to_bytes(s).decode("utf-8", "surrogateescape") for s in raw.split(b"/")]
+            else:
+                segments = scope["path"].split("/")
+            scope["path"] = "/".join(s.replace("%", "%25").replace("/", "%2F") for s in segments)
         await self.app(scope, receive, send)
-
-
-def _with_encoded_slashes(path: str, raw: bytes | None) -> str:
-    if raw is None or not raw.startswith(SESSIONS_PATH.encode()):
-        return path.replace("%", "%25")
-    segments = [unquote_to_bytes(s).decode("utf-8", "surrogateescape") for s in raw.split(b"/")]
-    return "/".join(s.replace("%", "%25").replace("/", "%2F") for s in segments)
 
 
 # JSON: NaN, lone surrogates and integers of any length are accepted and returned unchanged
 
 
-async def body_of(request: Request, *arrays: str) -> Body:
-    """Parse a request's body. Elements of the named arrays keep their bytes (see ``render_array``).
+async def body_of(request: Request) -> Body:
+    """Parse a request's body. Elements of ``messages`` keep their bytes (see ``render_array``).
 
     Raises InvalidRequestError, HTTPException (415, 400).
     """
@@ -137,12 +130,15 @@ async def body_of(request: Request, *arrays: str) -> Body:
         data = await request.body()
     except ClientDisconnect:
         raise HTTPException(400, "the client disconnected before its body was complete.") from None
-    return await in_thread("api", _parsed, data, arrays)
+    return await in_thread("api", _parsed, data)
 
 
-def _parsed(data: bytes, arrays: tuple[str, ...]) -> Body:
+JsonBody = Annotated[Body, Depends(body_of)]
+
+
+def _parsed(data: bytes) -> Body:
     try:
-        return parse_body(data, *arrays)
+        return parse_body(data, "messages", "tool_outputs")
     except BodyError as e:
         raise InvalidRequestError(_why_invalid(data, e)) from None
 
@@ -162,6 +158,57 @@ def _why_invalid(data: bytes, error: BodyError) -> str:
     return f"the body is invalid ({error}): send one JSON object in UTF-8."
 
 
+def route(
+    router: APIRouter,
+    method: str,
+    path: str,
+    summary: str,
+    *statuses: int,
+    body: type[RequestModel] | None = None,
+) -> Callable[[Handler], Handler]:
+    """Add a handler to a router. It may block: it runs in a thread, and its response is sent as JSON, None as 204.
+
+    Its return type and docstring, the model of its ``body`` and the ``statuses`` of its errors are in the OpenAPI
+    document.
+    """
+
+    def added(handler: Handler) -> Handler:
+        signature = inspect.signature(handler, eval_str=True)
+        model = signature.return_annotation
+
+        async def answer(**given: Any) -> Response:
+            return await json_response(handler, **given)
+
+        answer.__name__, answer.__doc__ = handler.__name__, handler.__doc__
+        answer.__signature__ = signature.replace(return_annotation=Response)  # type: ignore[attr-defined]
+        router.add_api_route(
+            path,
+            answer,
+            methods=[method],
+            summary=summary,
+            status_code=200 if model else 204,
+            response_model=model,
+            responses=errors(*statuses),
+            openapi_extra=json_body(body) if body else None,
+        )
+        return handler
+
+    return added
+
+
+async def json_response(
+    work: Callable[..., object], *args: Any, long: bool = False, **given: Any
+) -> Response:
+    """Run ``work`` and encode its result in a thread. ``long``: it may take many seconds."""
+
+    def encoded_result() -> bytes | None:
+        result = work(*args, **given)
+        return None if result is None else b"".join(json_object(result))
+
+    data = await in_thread("long" if long else "api", encoded_result)
+    return Response(status_code=204) if data is None else Response(data, media_type=JSON)
+
+
 @dataclass(frozen=True, slots=True)
 class RawJson:
     """A member that is JSON text already."""
@@ -169,19 +216,10 @@ class RawJson:
     text: str
 
 
-async def json_response(work: Callable[..., Mapping[str, Any]], *args: Any, long: bool = False) -> Response:
-    """Run ``work(*args)`` and encode its result in a thread. ``long``: it may take many seconds."""
-
-    def encoded_result() -> bytes:
-        return b"".join(json_object(work(*args)))
-
-    return Response(await in_thread("long" if long else "api", encoded_result), media_type=JSON)
-
-
-def json_object(value: Mapping[str, Any]) -> Iterator[bytes]:
+def json_object(value: object) -> Iterator[bytes]:
     """Encode an object, one member or list element at a time, so that other threads can run in between."""
     begin = b"{"
-    for key, member in value.items():
+    for key, member in _members(value).items():
         yield begin + json_bytes(key) + b":"
         begin = b","
         if isinstance(member, RawJson):
@@ -197,9 +235,21 @@ def json_object(value: Mapping[str, Any]) -> Iterator[bytes]:
     yield b"{}" if begin == b"{" else b"}"
 
 
+def _members(value: Any) -> dict[str, Any]:
+    """The members of a model, a dataclass or a dict."""
+    if isinstance(value, BaseModel):
+        return value.__dict__
+    if is_dataclass(value):
+        return {f.name: getattr(value, f.name) for f in fields(value)}
+    return dict(value)
+
+
 def json_bytes(value: object) -> bytes:
-    """Encode a JSON value in UTF-8, with lone surrogates escaped."""
-    return json_utf8(compact(value))
+    """Encode a JSON value, or a model, in UTF-8, with lone surrogates escaped."""
+    try:
+        return json_utf8(json.dumps(value, ensure_ascii=False, separators=(",", ":"), default=_members))
+    except (RecursionError, ValueError):  # nested deeper than the encoder goes
+        return json_utf8(flat_text(value))
 
 
 def json_utf8(text: str) -> bytes:

@@ -3,135 +3,122 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import asdict, astuple
-from typing import Annotated, Any
+from dataclasses import astuple
+from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Path, Query, Request
-from fastapi.responses import Response
 
-from memory_bank.bank import usage
-from memory_bank.bank.listing import SessionInfo, Tokens, list_page, namespace_totals, session_details
+from memory_bank.bank import steps
+from memory_bank.bank.listing import (
+    NamespaceTotals,
+    SessionInfo,
+    list_page,
+    namespace_totals,
+    session_details,
+)
+from memory_bank.bank.steps import UsageSums
 from memory_bank.errors import InvalidRequestError, NotFoundError
 from memory_bank.pricing import Usage, cost, price_of
 from memory_bank.service.api.models import (
+    CallCosts,
     Curve,
     CurveQuery,
+    Group,
+    ModelCost,
+    Queue,
     SessionDetail,
     SessionPage,
+    SessionRow,
     SessionsQuery,
     Stats,
     StepDetail,
+    StepItem,
     StepPage,
     StepsQuery,
+    TokenSums,
 )
-from memory_bank.service.api.openapi import errors
-from memory_bank.service.api.requests import Api, ApiContext, SessionName, json_response
+from memory_bank.service.api.requests import Api, ApiContext, SessionName, route
 from memory_bank.service.security.access import stored_id
-from memory_bank.service.threads import in_thread
 from memory_bank.transcript.shortening import cut_at_edge
 
 router = APIRouter(prefix="/v1", tags=["sessions"])
 steps_router = APIRouter(prefix="/v1/sessions/{name}", tags=["steps"])
 
 _TASK_CHARS = 300  # of a task in a list
-_FIGURES = ("created", "last_written", "task", "records", "steps", "insights")
 
 Manifest = dict[str, Any]
 StepNumber = Annotated[int, Path(ge=1, le=2**31 - 1, description="the step's number")]
 
 
-@router.get(
-    "/sessions",
-    summary="List sessions, newest first",
-    response_model=SessionPage,
-    responses=errors(422),
-)
-async def list_sessions(api: Api, request: Request, query: Annotated[SessionsQuery, Query()]) -> Response:
+@route(router, "GET", "/sessions", "List sessions, newest first", 422)
+def list_sessions(api: Api, request: Request, query: Annotated[SessionsQuery, Query()]) -> SessionPage:
     """The caller's sessions, a page at a time."""
-    rebuilder = request.app.state.service.proxy.rebuilder
-    told = {"notice": rebuilder.notice(api.namespace), "trouble": rebuilder.trouble(api.namespace)}
-    return await json_response(_session_page, api, query, told)
-
-
-def _session_page(api: ApiContext, query: SessionsQuery, told: dict[str, str | None]) -> dict[str, Any]:
     after = None if query.after is None else stored_id(api.namespace, query.after)
-    found = list_page(api.database, api.namespace, query.limit, after, query.q.strip(), api.prefix)
+    prefix = stored_id(api.namespace, "x")[:-1]
+    found = list_page(api.database, api.namespace, query.limit, after, query.q.strip(), prefix)
     if found is None:
         raise InvalidRequestError("after names no session of the list: omit it to begin at the first page.")
     lines, more = found
-    rows = [
-        {
-            **_session(api, line),
-            "task": cut_at_edge(line.task, _TASK_CHARS, marked=True),
-            "jobs": line.jobs,
-            "failing": line.failing,
-        }
-        for line in lines
-    ]
-    return {"sessions": rows, "next": rows[-1]["name"] if more else None, **told}
+    rebuilder = request.app.state.service.proxy.rebuilder
+    return SessionPage.of(
+        sessions=[
+            SessionRow.of(line, task=cut_at_edge(line.task, _TASK_CHARS, marked=True), **_names(api, line))
+            for line in lines
+        ],
+        next=api.public(lines[-1].session_id) if more else None,
+        notice=rebuilder.notice(api.namespace),
+        trouble=rebuilder.trouble(api.namespace),
+    )
 
 
-def _session(api: ApiContext, line: SessionInfo) -> dict[str, Any]:
-    return {
-        "name": api.public(line.session_id),
-        "agent": api.public_or_none(line.agent_id),
-        "forked_from": api.public_or_none(line.forked_from),
-        **{name: getattr(line, name) for name in _FIGURES},
-    }
+def _names(api: ApiContext, info: Any) -> dict[str, str | None]:
+    ids = {"name": info.session_id, "agent": info.agent_id, "forked_from": info.forked_from}
+    return {key: None if id_ is None else api.public(id_) for key, id_ in ids.items()}
 
 
-@router.get(
-    "/sessions/{name}",
-    summary="Get one session",
-    response_model=SessionDetail,
-    responses=errors(404),
-)
-async def get_session(api: Api, name: SessionName) -> Response:
+@route(router, "GET", "/sessions/{name}", "Get one session", 404)
+def get_session(api: Api, name: SessionName) -> SessionDetail:
     """Its counts, the Observer's queue and cost, and the tokens of its contexts."""
-    return await json_response(_session_detail, api, name)
-
-
-def _session_detail(api: ApiContext, name: str) -> dict[str, Any]:
     found = session_details(api.database, api.namespace, api.known(name))
     if found is None:
         raise NotFoundError("the session has just been deleted.")
-    return {
-        **_session(api, found),
-        "unobserved": found.unobserved,
-        "to_redo": found.to_redo,
-        "queue": {"open": found.jobs, "failing": found.failing, "attempts": found.attempts},
-        "spend": asdict(found.spent),
-        "tokens": _tokens(found.tokens),
-        "control": api.sessions.is_control(found.session_id),
-        "cost": _costs(api, usage.usage_of_session(api.database, found.session_id)),
-    }
+    return SessionDetail.of(
+        found,
+        **_names(api, found),
+        **_sums(api, found, steps.usage_of_session(api.database, found.session_id)),
+        queue=Queue(open=found.jobs, failing=found.failing, attempts=found.attempts),
+        control=api.sessions.is_control(found.session_id),
+    )
 
 
-def _costs(api: ApiContext, sums: list[usage.UsageSums]) -> dict[str, Any]:
+def _sums(api: ApiContext, found: SessionInfo | NamespaceTotals, used: list[UsageSums]) -> dict[str, Any]:
+    """What a session and all sessions of a caller have in common."""
+    tokens = TokenSums.of(found.tokens, compared=_compared(found.tokens.sent, found.tokens.full))
+    return {"spend": found.spent, "tokens": tokens, "cost": _costs(api, used)}
+
+
+def _costs(api: ApiContext, sums: list[UsageSums]) -> CallCosts:
     """What the calls of some steps cost, by model and in all."""
-    by_model: dict[str, list[usage.UsageSums]] = {}
+    by_model: dict[str, list[UsageSums]] = {}
     for s in sums:
         if s.model is not None:
             by_model.setdefault(s.model, []).append(s)
-    models: list[dict[str, Any]] = []
+    models = []
     for model, own in by_model.items():
         sent, full = _total(s.sent for s in own), _total(s.full for s in own)
-        calls = sum(s.steps for s in own)
-        figures = {"model": model, "calls": calls, "sent": asdict(sent), "full": asdict(full)}
-        models.append(figures | _priced(api, model, sent, full))
-    priced = [m for m in models if m["sent_cost"] is not None]
-    paid, in_full = sum(m["sent_cost"] for m in priced), sum(m["full_cost"] for m in priced)
-    return {
-        "sent": paid if priced else None,
-        "full": in_full if priced else None,
-        "compared": _compared(paid, in_full),
-        "unpriced": sorted(m["model"] for m in models if m["sent_cost"] is None),
-        "models": sorted(models, key=lambda m: (-m["calls"], m["model"])),
-    }
-
-
-def _tokens(tokens: Tokens) -> dict[str, Any]:
-    return asdict(tokens) | {"compared": _compared(tokens.sent, tokens.full)}
+        calls, priced = sum(s.steps for s in own), _priced(api, model, sent, full)
+        models.append(ModelCost.of(model=model, calls=calls, sent=sent, full=full, **priced))
+    costs = [
+        (m.sent_cost, m.full_cost) for m in models if m.sent_cost is not None and m.full_cost is not None
+    ]
+    paid, in_full = sum(c[0] for c in costs), sum(c[1] for c in costs)
+    return CallCosts.of(
+        sent=paid if costs else None,
+        full=in_full if costs else None,
+        compared=_compared(paid, in_full),
+        unpriced=sorted(m.model for m in models if m.sent_cost is None),
+        models=sorted(models, key=lambda m: (-m.calls, m.model)),
+    )
 
 
 def _compared(sent: float, full: float) -> str:
@@ -156,147 +143,85 @@ def _priced(api: ApiContext, model: str | None, sent: Usage | None, full: Usage 
     }
 
 
-def _group(api: ApiContext, sums: list[usage.UsageSums], sessions: int) -> dict[str, Any]:
+def _group(api: ApiContext, sums: list[UsageSums], sessions: int) -> Group:
     """The figures of the sessions with memory, or of the control group."""
     count = sum(s.steps for s in sums)
     used = [s for s in sums if s.model is not None]
     calls = sum(s.steps for s in used)
     costs = _costs(api, sums)
-    priced = sum(m["calls"] for m in costs["models"] if m["sent_cost"] is not None)
-    return {
-        "sessions": sessions,
-        "steps": count,
-        "tokens_per_step": sum(s.tokens for s in sums) / max(1, count),
-        "full_tokens_per_step": sum(s.full_tokens for s in sums) / max(1, count),
-        "input_per_step": sum(s.sent.input for s in used) / calls if calls else None,
-        "cost_per_step": costs["sent"] / priced if priced else None,
-    }
+    priced = sum(m.calls for m in costs.models if m.sent_cost is not None)
+    return Group(
+        sessions=sessions,
+        steps=count,
+        tokens_per_step=sum(s.tokens for s in sums) / max(1, count),
+        full_tokens_per_step=sum(s.full_tokens for s in sums) / max(1, count),
+        input_per_step=sum(s.sent.input for s in used) / calls if calls else None,
+        cost_per_step=None if costs.sent is None else costs.sent / priced,
+    )
 
 
-@router.post(
-    "/sessions/{name}/reset",
-    summary="Empty a session",
-    status_code=204,
-    responses=errors(404),
-)
-async def reset_session(api: Api, name: SessionName) -> Response:
+@route(router, "POST", "/sessions/{name}/reset", "Empty a session", 404)
+def reset_session(api: Api, name: SessionName) -> None:
     """Delete the session's records and insights; the session itself and its cost stay."""
-    await in_thread("api", api.sessions.reset, api.namespace, name)
-    return Response(status_code=204)
+    api.sessions.reset(api.namespace, name)
 
 
-@router.delete(
-    "/sessions/{name}",
-    summary="Delete a session",
-    status_code=204,
-    responses=errors(404),
-)
-async def delete_session(api: Api, name: SessionName) -> Response:
+@route(router, "DELETE", "/sessions/{name}", "Delete a session", 404)
+def delete_session(api: Api, name: SessionName) -> None:
     """Delete the session with its records. A later request with its name creates a new one."""
-    await in_thread("api", api.sessions.delete, api.namespace, name)
-    return Response(status_code=204)
+    api.sessions.delete(api.namespace, name)
 
 
-@router.get(
-    "/stats",
-    summary="Get the totals of all sessions",
-    response_model=Stats,
-    responses=errors(),
-)
-async def get_stats(api: Api) -> Response:
+@route(router, "GET", "/stats", "Get the totals of all sessions")
+def get_stats(api: Api) -> Stats:
     """Totals of all sessions of the caller."""
-    return await json_response(_stats, api)
-
-
-def _stats(api: ApiContext) -> dict[str, Any]:
     totals = namespace_totals(api.database, api.namespace)
-    sums, sessions = usage.usage_of_namespace(api.database, api.namespace)
-    groups = None
+    sums, sessions = steps.usage_of_namespace(api.database, api.namespace)
+    groups: dict[Literal["memory", "control"], Group] | None = None
     if sessions.get(True):
+        without = {control: [s for s in sums if s.control == control] for control in (False, True)}
         groups = {
-            name: _group(api, [s for s in sums if s.control == control], sessions.get(control, 0))
-            for name, control in (("memory", False), ("control", True))
+            "memory": _group(api, without[False], sessions.get(False, 0)),
+            "control": _group(api, without[True], sessions[True]),
         }
-    return {
-        "sessions": totals.sessions,
-        "records": totals.records,
-        "insights": totals.insights,
-        "queue": {"open": totals.jobs, "failing": totals.failing},
-        "spend": asdict(totals.spent),
-        "tokens": _tokens(totals.tokens),
-        "cost": _costs(api, sums),
-        "groups": groups,
-    }
+    queue = Queue(open=totals.jobs, failing=totals.failing)
+    return Stats.of(totals, queue=queue, **_sums(api, totals, sums), groups=groups)
 
 
-@steps_router.get(
-    "/steps",
-    summary="List a session's steps, oldest first",
-    response_model=StepPage,
-    responses=errors(404, 422),
-)
-async def list_steps(api: Api, name: SessionName, query: Annotated[StepsQuery, Query()]) -> Response:
+@route(steps_router, "GET", "/steps", "List a session's steps, oldest first", 404, 422)
+def list_steps(api: Api, name: SessionName, query: Annotated[StepsQuery, Query()]) -> StepPage:
     """The tokens of every context; a page at a time."""
-    return await json_response(_step_page, api, name, query)
-
-
-def _step_page(api: ApiContext, name: str, query: StepsQuery) -> dict[str, Any]:
     session_id = api.known(name)
-    found = usage.list_steps(api.database, session_id, query.after, query.limit)
-    first, last = usage.ends_of(api.database, session_id) or (None, None)
+    found = steps.list_steps(api.database, session_id, query.after, query.limit)
+    first, last = steps.ends_of(api.database, session_id) or (None, None)
     more = len(found) == query.limit and last is not None and found[-1].number < last
-    return {
-        "steps": [_step(api, s) for s in found],
-        "next": found[-1].number if more else None,
-        "first": first,
-        "last": last,
-    }
+    shown = [_step(api, s) for s in found]
+    return StepPage.of(steps=shown, next=found[-1].number if more else None, first=first, last=last)
 
 
-def _step(api: ApiContext, step: usage.StepFigures) -> dict[str, Any]:
-    return asdict(step) | _priced(api, step.model, step.sent, step.full)
+def _step(api: ApiContext, step: steps.StepFigures) -> StepItem:
+    return StepItem.of(step, **_priced(api, step.model, step.sent, step.full))
 
 
-@steps_router.get(
-    "/curve",
-    summary="Get the tokens of all steps as a curve",
-    response_model=Curve,
-    responses=errors(404, 422),
-)
-async def get_curve(api: Api, name: SessionName, query: Annotated[CurveQuery, Query()]) -> Response:
+@route(steps_router, "GET", "/curve", "Get the tokens of all steps as a curve", 404, 422)
+def get_curve(api: Api, name: SessionName, query: Annotated[CurveQuery, Query()]) -> Curve:
     """Tokens of the contexts and of the full histories, in a bounded number of points."""
-    return await json_response(_curve, api, name, query.points)
+    totals, points = steps.token_curve(api.database, api.known(name), query.points)
+    return Curve.of(totals, points=points)
 
 
-def _curve(api: ApiContext, name: str, points: int) -> dict[str, Any]:
-    totals, found = usage.token_curve(api.database, api.known(name), points)
-    return {"points": [asdict(p) for p in found], **asdict(totals)}
-
-
-@steps_router.get(
-    "/steps/{number}",
-    summary="Get one step with its context",
-    response_model=StepDetail,
-    responses=errors(404, 422),
-)
-async def get_step(api: Api, name: SessionName, number: StepNumber) -> Response:
+@route(steps_router, "GET", "/steps/{number}", "Get one step with its context", 404, 422)
+def get_step(api: Api, name: SessionName, number: StepNumber) -> StepDetail:
     """The context as sent, the decision on every past call and its reason, changes since the last step."""
-    return await json_response(_step_detail, api, name, number)
-
-
-def _step_detail(api: ApiContext, name: str, number: int) -> dict[str, Any]:
     session_id = api.known(name)
-    found = usage.get_step(api.database, session_id, number)
+    found = steps.get_step(api.database, session_id, number)
     if found is None:
         raise NotFoundError("this session has no such step: GET …/steps lists its steps.")
     figures, manifest = found
-    before = usage.get_step(api.database, session_id, number - 1) if manifest else None
+    before = steps.get_step(api.database, session_id, number - 1) if manifest else None
     with_public_names(api, _decisions(manifest))
-    return {
-        "step": _step(api, figures),
-        "manifest": manifest,
-        "changes": _changes(manifest, before[1] if before else None),
-    }
+    changes = _changes(manifest, before[1] if before else None)
+    return StepDetail.of(step=_step(api, figures), manifest=manifest, changes=changes)
 
 
 def with_public_names(api: ApiContext, decisions: list[dict[str, Any]]) -> None:

@@ -7,9 +7,10 @@ import threading
 import time
 from collections import deque
 from dataclasses import replace
+from typing import Any
 
 from memory_bank.bank.database import Database
-from memory_bank.bank.usage import CONTROL, NewStep, StepOutcome, add_steps, packed
+from memory_bank.bank.steps import CONTROL, StepFigures, StepToStore, add_steps, packed
 from memory_bank.errors import StorageError
 from memory_bank.service.page.snapshot import snapshot
 from memory_bank.service.sessions import Rebuilt
@@ -43,9 +44,9 @@ class Recorder:
         self.kept = kept
         self.patience = patience
         self.lost = 0
-        self._new: deque[tuple[NewStep | StepOutcome, Rebuilt | None, float]] = deque()
+        self._new: deque[tuple[StepToStore, Rebuilt | None, float]] = deque()
         self._detailed = 0  # of the new ones, those that wait for a manifest
-        self._ready: deque[NewStep | StepOutcome] = deque()
+        self._ready: deque[StepToStore] = deque()
         self._open = 0  # steps taken that are neither written nor lost
         self._change = threading.Condition()
         self._closing = threading.Event()
@@ -54,27 +55,13 @@ class Recorder:
 
     def take(self, step: Rebuilt) -> None:
         """Record a step later. Never blocks."""
-        figures = NewStep(
-            session_id=step.session_id,
-            created=step.created,
-            full_tokens=step.full_tokens,
-            tokens=step.tokens,
-            messages=step.message_count,
-            records=step.record_count,
-            status=CONTROL if step.control else "unchanged" if step.unchanged else "rebuilt",
-            strategy=step.strategy,
-            milliseconds=step.milliseconds,
-            generation=getattr(step.state, "generation", None),
-            changed_at=step.changed_at,
-            changed=step.changed,
-        )
-        self._take(figures, step)
+        self._take(StepToStore(_figures(step), generation=getattr(step.state, "generation", None)), step)
 
-    def take_outcome(self, outcome: StepOutcome) -> None:
-        """Record what a step's request came to, after the step. Never blocks."""
-        self._take(outcome, None)
+    def take_outcome(self, step: Rebuilt, **came_to: Any) -> None:
+        """Record what a step's request came to, as fields of StepFigures, after the step. Never blocks."""
+        self._take(StepToStore(replace(_figures(step), **came_to), outcome=True), None)
 
-    def _take(self, figures: NewStep | StepOutcome, step: Rebuilt | None) -> None:
+    def _take(self, new: StepToStore, step: Rebuilt | None) -> None:
         with self._change:
             if self._closing.is_set():
                 self.lost += 1
@@ -84,7 +71,7 @@ class Recorder:
             whole = step is not None and self.kept > 0
             whole = whole and self._detailed < DETAILED and len(self._ready) < _TOGETHER
             self._detailed += whole
-            self._new.append((figures, step if whole else None, time.monotonic() + _SETTLED))
+            self._new.append((new, step if whole else None, time.monotonic() + _SETTLED))
             self._open += 1
             if not self._threads:
                 for work, name in (
@@ -130,15 +117,15 @@ class Recorder:
                 self._change.wait_for(lambda: bool(self._new) or self._closing.is_set())
                 if not self._new:
                     return
-                figures, step, due = self._new.popleft()
+                new, step, due = self._new.popleft()
                 self._detailed -= step is not None
             if step is not None:
                 self._closing.wait(max(0.0, due - time.monotonic()))
             began = time.monotonic()
-            if step is not None and isinstance(figures, NewStep) and began < self._until:
-                figures = replace(figures, manifest=_manifest(step))
+            if step is not None and began < self._until:
+                new = replace(new, manifest=_manifest(step))
             with self._change:
-                self._ready.append(figures)
+                self._ready.append(new)
                 self._change.notify_all()
                 has_more = self._detailed > 0
             if has_more:
@@ -164,7 +151,7 @@ class Recorder:
                 self.lost += 0 if written else len(batch)
                 self._change.notify_all()
 
-    def _written(self, batch: list[NewStep | StepOutcome]) -> bool:
+    def _written(self, batch: list[StepToStore]) -> bool:
         """Write steps and return True. While the database fails, try again, until ``patience`` seconds are over.
 
         Returns False if the steps could not be written: the time is over, or an error came up that no retry mends.
@@ -190,6 +177,22 @@ class Recorder:
             if self._closing.is_set():
                 time.sleep(max(0.0, min(_PAUSES[0], self._until - time.monotonic())))
             pause = min(2 * pause, _PAUSES[1])
+
+
+def _figures(step: Rebuilt) -> StepFigures:
+    return StepFigures(
+        session_id=step.session_id,
+        created=step.created,
+        full_tokens=step.full_tokens,
+        tokens=step.tokens,
+        messages=step.message_count,
+        records=step.record_count,
+        status=CONTROL if step.control else "unchanged" if step.unchanged else "rebuilt",
+        strategy=step.strategy,
+        milliseconds=step.milliseconds,
+        changed_at=step.changed_at,
+        changed=step.changed,
+    )
 
 
 def _manifest(step: Rebuilt) -> bytes | None:

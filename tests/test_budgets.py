@@ -4,7 +4,9 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memory_bank.history.budgets import choose_diverse, fit_text, newest_within
+from memory_bank.transcript.shortening import fit_text
+from memory_bank.transcript.tokens import newest_within
+from memory_bank.vectors import choose_diverse
 
 COSTS = st.lists(st.integers(0, 9), max_size=12)
 

@@ -1,0 +1,275 @@
+"""The recorded steps of sessions: sizes and composition of their contexts, and what the provider reported.
+
+Whatever uses the database may raise StorageError.
+"""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection, RowMapping
+
+from memory_bank.bank.database import Database
+from memory_bank.bank.schema import of_namespace, of_session, sessions, steps, sum_of
+from memory_bank.pricing import Usage
+
+CONTROL = "control"
+"""The status of steps of a session that is left without memory to compare with."""
+_SWEEP = 256
+"""Steps between two deletions of all old manifests; in between, only those that the newest replace go."""
+
+_t = steps.c
+_USED = (
+    _t.input_tokens, _t.cached_tokens, _t.written_tokens, _t.output_tokens,
+    _t.full_input_tokens, _t.full_cached_tokens, _t.full_written_tokens,
+)  # fmt: skip
+_LISTED = (*(c for c in _t if c.name != "manifest"), _t.manifest.is_not(None).label("detailed"))
+
+
+@dataclass(frozen=True, slots=True)
+class StepFigures:
+    """The figures of a step. ``number`` counts a session's steps, 0 before it is stored; ``created`` in Unix seconds.
+
+    ``tokens`` of all that was sent, ``full_tokens`` of the request as it came; ``messages`` counts the full history,
+    ``records`` those stored at that time. ``status``: "rebuilt", "unchanged", "passed" (a request for a summary),
+    "refused" (sent as it came, since upstream refused a context of the session) or CONTROL. ``changed_at`` is the
+    position of the first message that is not that of the step before, where the provider's prefix cache ends, and
+    ``changed`` what that message is: "memory", or its role; None where the context begins as the one before.
+    ``sent``: the usage that the provider reported, ``full``: that of the full history (estimated); None with their
+    ``model`` where there is none. ``detailed``: the step's manifest is stored.
+    """
+
+    session_id: str
+    created: float
+    full_tokens: int
+    tokens: int
+    messages: int
+    records: int
+    status: str
+    strategy: str
+    milliseconds: float
+    changed_at: int | None = None
+    changed: str | None = None
+    model: str | None = None
+    sent: Usage | None = None
+    full: Usage | None = None
+    number: int = 0
+    detailed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class StepToStore:
+    """Figures to store. ``manifest`` as ``packed`` makes it; ``generation`` is the session's when the step was made.
+
+    ``outcome``: what the step stored at this time came to replaces its tokens, status, model and usage.
+    """
+
+    figures: StepFigures
+    manifest: bytes | None = None
+    generation: int | None = None
+    outcome: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class StepRange:
+    """``steps`` steps up to ``number``: the most tokens of a full history, the most and the least sent."""
+
+    number: int
+    steps: int
+    tokens: int
+    least_tokens: int
+    full_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class StepSums:
+    """All steps of a session: the numbers of the first and the last (None: there are none), and sums."""
+
+    first: int | None
+    last: int | None
+    steps: int
+    tokens: int
+    full_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class UsageSums:
+    """Steps with one model (None: the provider reported no usage) of sessions with memory, or of control ones.
+
+    ``tokens`` and ``full_tokens`` as memory counts them; ``sent`` and ``full`` as in StepFigures.
+    """
+
+    control: bool
+    model: str | None
+    steps: int
+    sent: Usage
+    full: Usage
+    tokens: int
+    full_tokens: int
+
+
+def packed(manifest: Mapping[str, object]) -> bytes:
+    """A manifest as it is stored: ASCII JSON, which keeps lone surrogates, compressed."""
+    return zlib.compress(json.dumps(manifest, separators=(",", ":")).encode("ascii"), 3)
+
+
+def unpacked(stored: bytes) -> dict[str, Any]:
+    """The manifest of its stored form."""
+    values: dict[str, Any] = json.loads(zlib.decompress(stored))
+    return values
+
+
+def add_steps(database: Database, new: Sequence[StepToStore], kept: int) -> None:
+    """Store steps in one transaction, numbered on from the last step of their session, and what stored steps came to.
+
+    Only the latest ``kept`` steps of a session keep their manifests. A step newer than the deletion of its
+    session revives the session, an older one is dropped; a manifest is dropped if the session was emptied
+    since.
+    """
+    by_session: dict[str, list[StepToStore]] = {}
+    for step in new:
+        by_session.setdefault(step.figures.session_id, []).append(step)
+    with database.write() as c:
+        for session_id in sorted(by_session):  # one order, so that two processes cannot deadlock
+            database.lock_session(c, session_id)
+            _add(database, c, session_id, [s for s in by_session[session_id] if not s.outcome], kept)
+            for outcome in (s.figures for s in by_session[session_id] if s.outcome):
+                row = _row(outcome)
+                same = of_session(steps), _t.created == outcome.created
+                values = {
+                    k: row[k] for k in ("tokens", "full_tokens", "status", "model", *(u.name for u in _USED))
+                }
+                c.execute(sa.update(steps).where(*same).values(values), {"session": session_id})
+
+
+def _add(database: Database, c: Connection, session_id: str, new: list[StepToStore], kept: int) -> None:
+    session = {"session": session_id}
+    known = c.execute(
+        sa.select(sessions.c.generation, sessions.c.deleted).where(of_session(sessions)), session
+    ).first()
+    new = [s for s in new if known and (known.deleted is None or s.figures.created > known.deleted)]
+    if not new or known is None:
+        return
+    before = c.execute(sa.select(sa.func.max(_t.number)).where(of_session(steps)), session).scalar() or 0
+    last = before + len(new)
+    rows = []
+    for number, step in enumerate(new, before + 1):
+        whole = number > last - kept and step.generation in (None, known.generation)
+        rows.append({**_row(step.figures), "number": number, "manifest": step.manifest if whole else None})
+    c.execute(sa.insert(steps), rows)
+    above = 0 if before // _SWEEP != last // _SWEEP else before - kept
+    old = _t.number > above, _t.number <= last - kept, _t.manifest.is_not(None)
+    c.execute(sa.update(steps).where(of_session(steps), *old).values(manifest=None), session)
+    database.revive(c, session_id)
+
+
+def _storable(text: str, length: int) -> str:
+    """The first ``length`` characters of a text, with ``?`` for NUL and lone surrogates, which databases refuse."""
+    return text[:length].replace("\0", "?").encode("utf-8", "replace").decode("utf-8")
+
+
+def _row(step: StepFigures) -> dict[str, Any]:
+    sent, full = step.sent, step.full
+    counts: Sequence[int | None] = [None] * len(_USED)
+    if sent is not None and full is not None:
+        counts = (sent.input, sent.cached, sent.written, sent.output, full.input, full.cached, full.written)
+    row: dict[str, Any] = {c.name: getattr(step, c.name) for c in _t if hasattr(step, c.name)}
+    for name, length in (("status", 32), ("strategy", 255), ("changed", 16), ("model", 255)):
+        row[name] = row[name] and _storable(row[name], length)
+    return row | {c.name: n for c, n in zip(_USED, counts, strict=True)}
+
+
+def _figures(row: RowMapping) -> StepFigures:
+    values = {k: row[k] for k in StepFigures.__dataclass_fields__ if k not in ("sent", "full")}
+    counts = [row[c.name] for c in _USED]
+    sent, full = (None, None) if counts[-1] is None else _both(counts)
+    return StepFigures(**values, sent=sent, full=full)
+
+
+def _both(counts: Sequence[int]) -> tuple[Usage, Usage]:
+    """Usage of the context that was sent, and of the full history, which has the same output tokens."""
+    total, cached, written, output, full, full_cached, full_written = counts
+    return Usage(total, cached, written, output), Usage(full, full_cached, full_written, output)
+
+
+def list_steps(database: Database, session_id: str, after: int = 0, limit: int = 100) -> list[StepFigures]:
+    """Up to ``limit`` steps with a number above ``after``, oldest first."""
+    page = sa.select(*_LISTED).where(of_session(steps), _t.number > after).order_by(_t.number).limit(limit)
+    return [_figures(row) for row in database.rows(page, session=session_id)]
+
+
+def ends_of(database: Database, session_id: str) -> tuple[int, int] | None:
+    """The numbers of a session's first and last step; None without steps."""
+    ends = sa.select(sa.func.min(_t.number), sa.func.max(_t.number)).where(of_session(steps))
+    with database.read() as c:
+        first, last = c.execute(ends, {"session": session_id}).one()
+    return None if first is None else (first, last)
+
+
+def get_step(
+    database: Database, session_id: str, number: int
+) -> tuple[StepFigures, dict[str, Any] | None] | None:
+    """A step and its manifest, if that is stored; None for an unknown step."""
+    one = sa.select(*_LISTED, _t.manifest).where(of_session(steps), _t.number == number)
+    for row in database.rows(one, session=session_id):
+        return _figures(row), None if row["manifest"] is None else unpacked(row["manifest"])
+    return None
+
+
+def token_curve(database: Database, session_id: str, points: int) -> tuple[StepSums, list[StepRange]]:
+    """The sums of a session's steps, and the steps in at most ``points`` ranges, oldest first."""
+    ends = sa.func.min(_t.number), sa.func.max(_t.number), sa.func.count()
+    with database.snapshot() as c:
+        first, last, count, tokens, full = c.execute(
+            sa.select(*ends, sum_of(_t.tokens), sum_of(_t.full_tokens)).where(of_session(steps)),
+            {"session": session_id},
+        ).one()
+        sums = StepSums(first, last, count, int(tokens), int(full))
+        if first is None:
+            return sums, []
+        bucket = (_t.number - first) // -(-(last - first + 1) // points)
+        b = (  # a subquery: PostgreSQL does not see that two expressions with parameters are equal
+            sa.select(bucket.label("bucket"), _t.number, _t.tokens, _t.full_tokens)
+            .where(of_session(steps))
+            .subquery()
+            .c
+        )
+        most, least = sa.func.max, sa.func.min
+        figures = most(b.number), sa.func.count(), most(b.tokens), least(b.tokens), most(b.full_tokens)
+        curve = sa.select(*figures).group_by(b.bucket).order_by(b.bucket)
+        return sums, [StepRange(*row) for row in c.execute(curve, {"session": session_id})]
+
+
+# What model calls cost
+
+_is_control = (_t.status == sa.literal_column(f"'{CONTROL}'")).label("control")
+_sums = tuple(map(sum_of, (*_USED, _t.tokens, _t.full_tokens)))
+_USAGE_SUMS = sa.select(_is_control, _t.model, sa.func.count(), *_sums).group_by(_is_control, _t.model)
+
+
+def usage_of_session(database: Database, session_id: str) -> list[UsageSums]:
+    """The sums of a session's steps by model."""
+    with database.read() as c:
+        return _usage_sums(c, _t.session_id == session_id)
+
+
+def usage_of_namespace(database: Database, namespace: str | None) -> tuple[list[UsageSums], dict[bool, int]]:
+    """The sums of the steps of a namespace by model, and the number of sessions: of control ones under True."""
+    present = sa.select(sessions.c.session_id).where(of_namespace(namespace), sessions.c.deleted.is_(None))
+    here = _t.session_id.in_(present)
+    counted = sa.select(_is_control, sa.func.count(sa.distinct(_t.session_id))).group_by(_is_control)
+    with database.snapshot() as c:
+        return _usage_sums(c, here), {bool(k): n for k, n in c.execute(counted.where(here))}
+
+
+def _usage_sums(c: Connection, here: sa.ColumnElement[bool]) -> list[UsageSums]:
+    found = []
+    for control, model, count, *counts in c.execute(_USAGE_SUMS.where(here)).all():
+        n = [int(x) for x in counts]
+        found.append(UsageSums(bool(control), model, count, *_both(n[:7]), *n[7:]))
+    return found
