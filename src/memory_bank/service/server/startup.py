@@ -69,7 +69,7 @@ class StartupInfo:
 def with_options(config: Config, given: Mapping[str, Any]) -> Config:
     """The configuration with settings of the command line. Raises ConfigError."""
     try:
-        service = ServiceSettings(**{**config.service.model_dump(exclude_unset=True), **given})
+        service = ServiceSettings.model_validate({**config.service.model_dump(exclude_unset=True), **given})
     except ValidationError as e:
         first = e.errors(include_url=False, include_input=False)[0]
         name = str(first["loc"][0])
