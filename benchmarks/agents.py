@@ -46,7 +46,7 @@ from memory_bank.lab.tables import markdown_table
 from memory_bank.pricing import cost
 from memory_bank.testing import ScriptedServer
 from memory_bank.transcript import open_counter
-from memory_bank.transcript.responses import from_items, to_items
+from memory_bank.transcript.responses import from_items
 
 SIZES = (12, 30, 60)
 KINDS = ("native", "shell", "files")
@@ -136,7 +136,8 @@ class ResponsesAgent(ChatAgent):
 
     def rebuilt(self, history: list[Any], memory: MemoryProcessor) -> list[Any]:
         chat = from_items(history)
-        return to_items(super().rebuilt(chat.messages, memory), chat)
+        context = super().rebuilt(chat.messages, memory)
+        return chat.write(context.entries)
 
     def ask(self, history: list[Any], tools: list[Any]) -> Turn:
         answer = self.client.responses.create(

@@ -39,7 +39,7 @@ class ChatDialect(Dialect):
             again = read_text_calls(written)
             return written if again is None else again.messages
 
-        return RequestHistory(chat.messages, chat.write, read)
+        return RequestHistory([*chat.messages], lambda context: chat.write(context.entries), read)
 
     def offer_tools(self, request: JsonObject) -> list[object] | None:
         """See Dialect. Not with several answers, nor with ``functions``, the older form of tools."""

@@ -8,6 +8,7 @@ from enum import Enum
 from typing import Any, Literal
 
 from memory_bank.errors import HistoryError
+from memory_bank.plan import Context
 from memory_bank.service import failures
 from memory_bank.service.proxy.body import Body, JsonObject
 from memory_bank.service.proxy.events import Event, rewrite_event
@@ -34,10 +35,10 @@ class RequestHistory:
     """
 
     messages: list[object]
-    write: Callable[[Sequence[object]], Sequence[object]]
+    write: Callable[[Context], Sequence[object]]
     read: Callable[[Sequence[object]], Sequence[object]]
 
-    def to_request(self, context: Sequence[object]) -> Sequence[object]:
+    def to_request(self, context: Context) -> Sequence[object]:
         """The array that ``write`` makes of a context. Raises NotRebuiltError where it cannot be written."""
         try:
             return self.write(context)

@@ -29,7 +29,6 @@ from memory_bank.transcript.anthropic import (
     from_anthropic,
     strip_thinking,
     thinking_rule,
-    to_anthropic,
     with_cache_marks,
 )
 from memory_bank.transcript.jsontext import parse_arguments
@@ -53,13 +52,13 @@ class MessagesDialect(Dialect):
         request = body.value
         if request.get("thread"):
             raise NotRebuiltError("thread")
-        chat = from_anthropic(self.conversation(request), request.get("system"), body.derive)
         rule = thinking_rule(request.get("thinking"))
+        chat = from_anthropic(self.conversation(request), request.get("system"), body.derive, rule)
 
         def read(messages: Sequence[object]) -> Sequence[object]:
             return from_anthropic(messages, request.get("system"), body.derive).messages
 
-        return RequestHistory([*chat.messages], lambda context: to_anthropic(context, chat, rule), read)
+        return RequestHistory([*chat.messages], lambda context: chat.write(context.entries), read)
 
     def is_compaction(self, request: JsonObject) -> bool:
         """See Dialect."""

@@ -19,6 +19,7 @@ from anyio import to_thread
 from cachetools import LRUCache
 
 from memory_bank.errors import MemoryBankError
+from memory_bank.plan import Context
 from memory_bank.service.failures import code_of
 from memory_bank.service.proxy.body import Body, JsonObject, render_body
 from memory_bank.service.proxy.dialect import Dialect, NotRebuiltError, own_tools
@@ -410,7 +411,7 @@ class Rebuilder:
                     model=model,
                     tools=tools,
                 )
-                if same_objects(context, history.messages):
+                if not isinstance(context, Context) or same_objects(context, history.messages):
                     return MemoryResult("unchanged")
                 arrays = {dialect.key: history.to_request(context), **({"tools": offered} if offered else {})}
                 return MemoryResult("rebuilt", data=render_body(body, arrays), arrays=arrays)

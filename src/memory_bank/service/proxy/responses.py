@@ -19,7 +19,7 @@ from memory_bank.service.proxy.dialect import (
     with_memory_tools,
 )
 from memory_bank.tools import TOOL_SCHEMAS, ToolAnswer
-from memory_bank.transcript.responses import OUTPUT_OF, from_items, item_type, stands_alone, to_items
+from memory_bank.transcript.responses import OUTPUT_OF, from_items, item_type, stands_alone
 
 _STARTED = ("response.created", "response.queued", "response.in_progress")
 _ENDED = ("response.completed", "response.incomplete", "response.failed")
@@ -41,7 +41,7 @@ class ResponsesDialect(Dialect):
         chat = from_items(items, instructions)
         return RequestHistory(
             [*chat.messages],
-            lambda context: to_items(context, chat),
+            lambda context: chat.write(context.entries),
             lambda written: from_items(written, instructions).messages,
         )
 
