@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 from itertools import islice
 
 import sqlalchemy as sa
@@ -83,17 +82,6 @@ class LineageEntry:
     begins: bool = False
 
 
-class Begun(StrEnum):
-    """The result of ``Lineage.begin``.
-
-    ``KNOWN``: another session has just begun with the same request. ``TAKEN``: the session_id is in use.
-    """
-
-    MADE = "made"
-    KNOWN = "known"
-    TAKEN = "taken"
-
-
 class Lineage:
     """The lineage of all sessions of a database. Every method may raise StorageError."""
 
@@ -134,17 +122,17 @@ class Lineage:
 
     def begin(
         self, session_id: str, namespace: str | None, entry: LineageEntry, fork: ForkPoint | None = None
-    ) -> Begun:
+    ) -> bool:
         """Create a session from a request; with ``fork``, with what the other session had at that point.
 
-        Changes nothing if the session exists, or if there is one whose head is this request.
+        Returns False and changes nothing if the session exists, or if there is one whose head is this request.
         """
         forked_from = None if fork is None else fork.session_id
         with self.database.write() as c:
             self.database.lock_name(c, entry.whole)
             twin = sa.select(_s.session_id).join(lineage, _s.session_id == _l.session_id)
             if c.execute(twin.where(_l.digest == entry.whole, _s.head == entry.head).limit(1)).first():
-                return Begun.KNOWN
+                return False
             task = sa.select(_s.task).where(_s.session_id == forked_from)
             row = {  # its agent is set by the step that follows
                 "session_id": session_id, "created": time.time(), "generation": 0,
@@ -154,7 +142,7 @@ class Lineage:
             if fork is not None and fork.upto:
                 self.database.lock_bank(c)
             if self.database.insert_new(c, sessions, [row]) != 1:
-                return Begun.TAKEN
+                return False
             if fork is not None:
                 if fork.upto:
                     _copy_beginning(c, self.database, fork, session_id)
@@ -167,7 +155,7 @@ class Lineage:
                     _leave(c, fork)
             self._add(c, session_id, entry)
             fault_point("lineage.executed")
-        return Begun.MADE
+        return True
 
     def _add(self, c: Connection, session_id: str, entry: LineageEntry) -> None:
         """Within a write that holds the session, insert the digests of a request and delete the oldest."""
