@@ -6,10 +6,10 @@ import string
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from importlib import import_module
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, ClassVar, TypeVar, cast
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection, Engine, RowMapping, make_url
@@ -103,10 +103,16 @@ class Database:
     in_memory = False
     ranks = False
     read_only = False
+    exclusive = False
+    """Whether the writers of a process take turns."""
     leaders = 1
     """How many shared transactions a process runs at a time; with 0 every write has its own."""
+    reading: ClassVar[Mapping[str, Any]] = {}
+    """Options of connections that only read."""
     elsewhere = ""
     """Advice for a database that belongs to another program."""
+    insert: Callable[[sa.Table], Any]
+    """The INSERT of the dialect."""
 
     def __new__(cls, where: str | Path = "", *, must_exist: bool = False) -> Database:  # noqa: ARG004
         if cls is not Database:
@@ -129,7 +135,7 @@ class Database:
         self._inserts: dict[str, sa.Insert] = {}
         self.check_url(must_exist)
         self._engine = self.create_engine()
-        self._reader = self.reading(self._engine)
+        self._reader = self._engine.execution_options(**self.reading)
         self._writer = GroupWriter(self._transaction, self.hold, self.leaders) if self.leaders else None
         try:
             try:
@@ -151,10 +157,6 @@ class Database:
         """An engine with configured connections. Raises DatabaseOpenError if the driver is missing."""
         raise NotImplementedError
 
-    def reading(self, engine: Engine) -> Engine:
-        """The engine for connections that only read."""
-        return engine
-
     def begin_snapshot(self, c: Connection) -> None:
         """Begin a transaction that only reads, all of it from the state at its first statement."""
         raise NotImplementedError
@@ -164,19 +166,15 @@ class Database:
         raise NotImplementedError
 
     def begin_creation(self, c: Connection) -> None:
-        """As ``begin_write``; other processes that create the bank wait until it has ended."""
-        raise NotImplementedError
+        """As ``begin_write``; other processes that create the bank wait until it has ended.
 
-    def prepare(self, c: Connection) -> None:
-        """Create what the tables need. Raises DatabaseOpenError if that is not permitted."""
+        Raises DatabaseOpenError if what the tables need may not be created.
+        """
+        raise NotImplementedError
 
     def tables(self, c: Connection) -> set[str]:
         """The names of all tables. Raises DatabaseOpenError if tables cannot be created."""
         raise NotImplementedError
-
-    def turn(self) -> AbstractContextManager[object]:
-        """The lock that a writer holds among the threads of its process."""
-        return nullcontext()
 
     def room(self) -> int | None:
         """The bytes that are free where the database is stored; None where that is not known."""
@@ -187,10 +185,6 @@ class Database:
 
     def now(self, c: Connection) -> float:
         """Unix seconds by the clock that all processes share."""
-        raise NotImplementedError
-
-    def new_insert_or_ignore(self, table: sa.Table) -> sa.Insert:
-        """An INSERT that skips existing rows."""
         raise NotImplementedError
 
     def lock_bank(self, c: Connection, *, exclusive: bool = False) -> bool:
@@ -209,10 +203,6 @@ class Database:
     def hold(self, c: Connection, session_ids: Collection[str]) -> Collection[str]:
         """Lock the bank and several sessions; skip sessions that another transaction holds, and return the others."""
         return session_ids
-
-    def read_part(self, c: Connection, column: sa.Column[Any], seq: int, start: int, size: int) -> bytes:
-        """``size`` bytes of one row's value from ``start`` on, without reading the rest into memory."""
-        raise NotImplementedError
 
     def holds(self, column: sa.Column[Any], text: str) -> sa.ColumnElement[bool]:
         """The condition that a stored text contains a text, ignoring the case of ASCII letters."""
@@ -239,7 +229,6 @@ class Database:
             raise DatabaseOpenError(f"{self.name} holds no bank yet: check the URL given by --db.")
         with self._transaction(creating=True) as connection:
             if not self._is_bank(connection):  # another process may have created it meanwhile
-                self.prepare(connection)
                 metadata.create_all(connection, checkfirst=False)
                 connection.execute(sa.insert(schema_version), {"version_num": VERSION})
 
@@ -287,8 +276,7 @@ class Database:
 
         Raises StorageError, also if the row was deleted.
         """
-        with self.read() as c:
-            return self.read_part(c, column, seq, start, size)
+        raise NotImplementedError
 
     @contextmanager
     def snapshot(self) -> Iterator[Connection]:
@@ -339,8 +327,8 @@ class Database:
     def insert_or_ignore(self, table: sa.Table) -> sa.Insert:
         """An INSERT that skips existing rows; its ``rowcount`` is the number of inserted ones."""
         if table.name not in self._inserts:
-            insert = self.new_insert_or_ignore(table).execution_options(preserve_rowcount=True)
-            self._inserts[table.name] = insert
+            insert = type(self).insert(table).on_conflict_do_nothing()
+            self._inserts[table.name] = insert.execution_options(preserve_rowcount=True)
         return self._inserts[table.name]
 
     def insert_new(self, c: Connection, table: sa.Table, rows: Sequence[Mapping[str, object]]) -> int:
@@ -385,7 +373,7 @@ class Database:
 
     @contextmanager
     def _transaction(self, creating: bool = False) -> Iterator[Connection]:
-        with self.turn(), self._engine.connect() as connection:
+        with self.write_lock if self.exclusive else nullcontext(), self._engine.connect() as connection:
             (self.begin_creation if creating else self.begin_write)(connection)
             fault_point("write.begun")
             try:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import sqlalchemy as sa
@@ -122,6 +122,14 @@ _INFO = sa.select(
     _of_each(jobs, sa.func.count(_j.error)).label("failing"),
 )  # fmt: skip
 _TOKENS = (sa.func.count(), sum_of(_t.full_tokens), sum_of(_t.tokens))
+_failed = sa.case((_j.error.is_not(None), _j.attempts), else_=0)
+_DETAILS = _INFO.add_columns(
+    _of_each(insights, sa.func.count(_i.redo)).label("to_redo"),
+    sa.func.coalesce(_of_each(jobs, sa.func.max(_failed)), 0).label("attempts"),
+    *(_of_each(spending, value) for value in SPENT_SUMS),
+    *(_of_each(steps, value) for value in _TOKENS),
+)
+_DETAILED = [*(c.name for c in _INFO.selected_columns), "to_redo", "attempts"]
 
 
 def has_session(database: Database, session_id: str) -> bool:
@@ -133,15 +141,15 @@ def has_session(database: Database, session_id: str) -> bool:
 def list_sessions(database: Database) -> list[SessionInfo]:
     """All sessions of a bank, deleted ones included, the most recently written first."""
     with database.snapshot() as c:
-        found = _details(c, c.execute(_INFO).mappings().all())
+        found = _details(c, _DETAILS)
     return sorted(found, key=lambda info: (-(info.last_written or 0.0), info.session_id))
 
 
 def session_details(database: Database, namespace: str | None, session_id: str) -> SessionInfo | None:
     """A session of a namespace; None if it does not exist."""
-    one = _INFO.where(_s.session_id == session_id, of_namespace(namespace), _s.deleted.is_(None))
+    one = _DETAILS.where(_s.session_id == session_id, of_namespace(namespace), _s.deleted.is_(None))
     with database.snapshot() as c:
-        return next(iter(_details(c, c.execute(one).mappings().all())), None)
+        return next(iter(_details(c, one)), None)
 
 
 def list_page(
@@ -213,32 +221,17 @@ def namespace_totals(database: Database, namespace: str | None) -> NamespaceTota
     )
 
 
-def _details(c: Connection, rows: Sequence[RowMapping]) -> list[SessionInfo]:
+def _details(c: Connection, query: sa.Select[*tuple[Any, ...]]) -> list[SessionInfo]:
     found: list[SessionInfo] = []
-    for part in in_parts(rows, _AT_ONCE):
-        ids = [row["session_id"] for row in part]
-
-        def by_session(table: sa.Table, *values: sa.ColumnElement[Any]) -> dict[str, tuple[Any, ...]]:
-            mine = table.c.session_id.in_(ids)  # noqa: B023
-            query = sa.select(table.c.session_id, *values).where(mine).group_by(table.c.session_id)
-            return {row[0]: tuple(row[1:]) for row in c.execute(query)}
-
-        to_redo = by_session(insights, sa.func.count(_i.redo))
-        attempts = by_session(jobs, sa.func.max(sa.case((_j.error.is_not(None), _j.attempts), else_=0)))
-        spent, tokens = by_session(spending, *SPENT_SUMS), by_session(steps, *_TOKENS)
-        unobserved = _unobserved(c, ids)
+    for part in in_parts(c.execute(query).all(), _AT_ONCE):
+        unobserved = _unobserved(c, [row.session_id for row in part])
         for row in part:
-            session_id = row["session_id"]
-            info = SessionInfo(**{**row, "task": row["task"] or ""})
-            info = replace(
-                info,
-                unobserved=unobserved[session_id],
-                to_redo=to_redo.get(session_id, (0,))[0],
-                attempts=attempts.get(session_id, (0,))[0],
-                spent=spent_of(spent.get(session_id, (0, 0, 0, 0))),
-                tokens=Tokens(*map(int, tokens.get(session_id, ()))),
+            *values, calls, prompt, completion, cost, n, full, sent = row
+            named = dict(zip(_DETAILED, values, strict=True)) | {"task": row.task or ""}
+            spent, tokens = spent_of((calls, prompt, completion, cost)), Tokens(n, int(full), int(sent))
+            found.append(
+                SessionInfo(**named, unobserved=unobserved[row.session_id], spent=spent, tokens=tokens)
             )
-            found.append(info)
     return found
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 import select
 import time
-from collections.abc import Collection
-from typing import TYPE_CHECKING, Any
+from collections.abc import Collection, Mapping
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import sqlalchemy as sa
 from sqlalchemy import event
@@ -74,6 +74,10 @@ class Postgres(Database):
     """See Database. Statements wait up to 5 s for a lock; connections are tested before they are used."""
 
     ranks = True
+    reading: ClassVar[Mapping[str, Any]] = {
+        "isolation_level": "AUTOCOMMIT"
+    }  # a read is one statement and needs no transaction
+    insert = staticmethod(postgresql.insert)
     leaders = 4  # a transaction that waits for a session of another process does not block the others
     elsewhere = (
         "name an empty one, or give the bank a schema of its own by  ?options=-csearch_path=NAME,public"
@@ -112,10 +116,6 @@ class Postgres(Database):
         event.listen(engine, "checkin", _note_use)
         return engine
 
-    def reading(self, engine: Engine) -> Engine:
-        """See Database. A read is one statement and needs no transaction."""
-        return engine.execution_options(isolation_level="AUTOCOMMIT")
-
     def begin_snapshot(self, c: Connection) -> None:
         """See Database. Without the timeout: the reader may be slow."""
         c.exec_driver_sql("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
@@ -128,8 +128,6 @@ class Postgres(Database):
     def begin_creation(self, c: Connection) -> None:
         c.exec_driver_sql(f"SET LOCAL lock_timeout = {CREATION_TIMEOUT_MS}")
         c.exec_driver_sql(f"SELECT pg_advisory_xact_lock({_CREATING})")
-
-    def prepare(self, c: Connection) -> None:
         try:
             c.exec_driver_sql("CREATE EXTENSION IF NOT EXISTS vector")
         except DBAPIError as e:
@@ -165,9 +163,6 @@ class Postgres(Database):
     def now(self, c: Connection) -> float:
         return float(c.exec_driver_sql("SELECT extract(epoch FROM clock_timestamp())").scalar_one())
 
-    def new_insert_or_ignore(self, table: sa.Table) -> sa.Insert:
-        return postgresql.insert(table).on_conflict_do_nothing()
-
     def lock_bank(self, c: Connection, *, exclusive: bool = False) -> bool:
         """See Database. Neither mode blocks reads."""
         if exclusive or _HELD not in c.info:
@@ -191,11 +186,12 @@ class Postgres(Database):
         c.info[_HELD] = held
         return held
 
-    def read_part(self, c: Connection, column: sa.Column[Any], seq: int, start: int, size: int) -> bytes:
+    def read_bytes(self, column: sa.Column[Any], seq: int, start: int, size: int) -> bytes:
         part = sa.func.substr(sa.type_coerce(column, sa.LargeBinary), start + 1, size, type_=sa.LargeBinary)
-        found = c.execute(sa.select(part).where(column.table.c.seq == seq)).scalar()
-        if found is None:
-            raise sa.exc.InvalidRequestError("the row is no longer there")
+        with self.read() as c:
+            found = c.execute(sa.select(part).where(column.table.c.seq == seq)).scalar()
+            if found is None:
+                raise sa.exc.InvalidRequestError("the row is no longer there")
         return bytes(found)
 
     def holds(self, column: sa.Column[Any], text: str) -> sa.ColumnElement[bool]:

@@ -7,7 +7,7 @@ import os
 import shutil
 import sqlite3
 import time
-from contextlib import AbstractContextManager, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +34,9 @@ class Sqlite(Database):
     read-only file system, is opened for reading; writes raise StorageError.
     """
 
+    exclusive = True
     elsewhere = "give another file name"
+    insert = staticmethod(sqlite.insert)
     _options = ""  # of the URI that opens a file for reading
 
     def check_url(self, must_exist: bool) -> None:
@@ -110,9 +112,6 @@ class Sqlite(Database):
 
         return engine
 
-    def turn(self) -> AbstractContextManager[object]:
-        return self.write_lock
-
     def wipe(self, seconds: float) -> None:
         """See Database. Empties the write-ahead log, which holds pages from before a deletion.
 
@@ -157,18 +156,16 @@ class Sqlite(Database):
     def now(self, c: Connection) -> float:  # noqa: ARG002  all users are on one host
         return time.time()
 
-    def new_insert_or_ignore(self, table: sa.Table) -> sa.Insert:
-        return sqlite.insert(table).on_conflict_do_nothing()
-
-    def read_part(self, c: Connection, column: sa.Column[Any], seq: int, start: int, size: int) -> bytes:
+    def read_bytes(self, column: sa.Column[Any], seq: int, start: int, size: int) -> bytes:
         """See Database. By blobopen: a SELECT would read the whole value; ``seq`` is the rowid."""
-        try:
+        with self.read() as c:
             driver: sqlite3.Connection = c.connection.driver_connection  # type: ignore[assignment]
-            with driver.blobopen(column.table.name, column.name, seq, readonly=True) as blob:
-                blob.seek(start)
-                return blob.read(size)
-        except sqlite3.Error as e:
-            raise sa.exc.OperationalError("blobopen", None, e) from e
+            try:
+                with driver.blobopen(column.table.name, column.name, seq, readonly=True) as blob:
+                    blob.seek(start)
+                    return blob.read(size)
+            except sqlite3.Error as e:
+                raise sa.exc.OperationalError("blobopen", None, e) from e
 
     def holds(self, column: sa.Column[Any], text: str) -> sa.ColumnElement[bool]:
         stored = sa.func.lower(sa.cast(sa.type_coerce(column, sa.LargeBinary), sa.Text))
