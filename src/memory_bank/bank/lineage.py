@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection, RowMapping
@@ -121,17 +120,6 @@ class LineageEntry:
     begins: bool = False
 
 
-class Begun(StrEnum):
-    """The result of ``Lineage.begin``.
-
-    ``KNOWN``: another session has just begun with the same request. ``TAKEN``: the session_id is in use.
-    """
-
-    MADE = "made"
-    KNOWN = "known"
-    TAKEN = "taken"
-
-
 class Lineage:
     """The lineage of all sessions of a database. Every method may raise StorageError."""
 
@@ -174,16 +162,16 @@ class Lineage:
 
     def begin(
         self, session_id: str, namespace: str | None, entry: LineageEntry, fork: ForkPoint | None = None
-    ) -> Begun:
+    ) -> bool:
         """Create a session from a request; with ``fork``, with what the other session had at that point.
 
-        Changes nothing if the session exists, or if there is one whose head is this request.
+        Returns False and changes nothing if the session exists, or if there is one whose head is this request.
         """
         forked_from = None if fork is None else fork.session_id
         with self.database.write() as c:
             self.database.lock_name(c, entry.whole)
             if c.execute(_TWIN, {"digest": entry.whole, "head": entry.head}).first() is not None:
-                return Begun.KNOWN
+                return False
             row = {
                 "session_id": session_id,
                 "created": time.time(),
@@ -198,7 +186,7 @@ class Lineage:
             if fork is not None and fork.upto:
                 self.database.lock_bank(c)
             if c.execute(self.database.insert_or_ignore(sessions), [row]).rowcount != 1:
-                return Begun.TAKEN
+                return False
             if fork is not None:
                 if fork.upto:
                     _copy_beginning(c, self.database, fork, session_id)
@@ -208,7 +196,7 @@ class Lineage:
                     _leave(c, fork)
             self._add(c, session_id, entry)
             fault_point("lineage.executed")
-        return Begun.MADE
+        return True
 
     def _add(self, c: Connection, session_id: str, entry: LineageEntry) -> None:
         """Within a write that holds the session, insert the digests of a request and delete the oldest."""

@@ -47,8 +47,6 @@ from memory_bank.service.proxy.routes import (
     REFUSED,
     Exchange,
     Proxy,
-    Responder,
-    forward,
     model_routes,
     upstream_routes,
 )
@@ -129,7 +127,7 @@ class Service:
         self.proxy = Proxy(
             {"openai": self.upstream, "anthropic": self.anthropic},
             rebuilder,
-            responder=_responder(self.settings, self.sessions),
+            injection=Injection(self.sessions, timeout),
             cache=cache,
             add_trace=telemetry.carry,
             record=self.tell,
@@ -236,13 +234,6 @@ def _usage_of(exchange: Exchange) -> tuple[Usage, Usage] | None:
         caches = cached + written > 0
     tokens = exchange.answered_tokens, exchange.full_tokens, step.known_tokens
     return sent, full_usage(sent, *tokens, caches=caches)
-
-
-def _responder(settings: ServiceSettings, sessions: Sessions) -> Responder:
-    """What answers model requests: upstream alone, or with the memory tools."""
-    if settings.inject_tools is False:
-        return forward
-    return Injection(sessions, settings.memory_timeout)
 
 
 def upstream_of(settings: ServiceSettings) -> str:
