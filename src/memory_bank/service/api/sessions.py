@@ -90,21 +90,19 @@ def _costs(api: ApiContext, sums: list[UsageSums]) -> models.CallCosts:
     for s in sums:
         if s.model is not None:
             by_model.setdefault(s.model, []).append(s)
-    models = []
+    used = []
     for model, own in by_model.items():
         sent, full = _total(s.sent for s in own), _total(s.full for s in own)
         calls, priced = sum(s.steps for s in own), _priced(api, model, sent, full)
-        models.append(models.ModelCost.of(model=model, calls=calls, sent=sent, full=full, **priced))
-    costs = [
-        (m.sent_cost, m.full_cost) for m in models if m.sent_cost is not None and m.full_cost is not None
-    ]
+        used.append(models.ModelCost.of(model=model, calls=calls, sent=sent, full=full, **priced))
+    costs = [(m.sent_cost, m.full_cost) for m in used if m.sent_cost is not None and m.full_cost is not None]
     paid, in_full = sum(c[0] for c in costs), sum(c[1] for c in costs)
     return models.CallCosts.of(
         sent=paid if costs else None,
         full=in_full if costs else None,
         compared=_compared(paid, in_full),
-        unpriced=sorted(m.model for m in models if m.sent_cost is None),
-        models=sorted(models, key=lambda m: (-m.calls, m.model)),
+        unpriced=sorted(m.model for m in used if m.sent_cost is None),
+        models=sorted(used, key=lambda m: (-m.calls, m.model)),
     )
 
 
