@@ -282,7 +282,7 @@ def cut(lines: list[str]) -> tuple[list[str], int]:
         (changed("insight", source=None), "source"),
         (changed("session", created=1e308), "its created"),
         (changed("session", embedder="lexical"), "embedder"),
-        (changed("session", rows={"record": 4}), "its rows"),
+        (changed("session", rows=4), "its rows"),
         (changed("session", format=99), "newer memory_bank"),
         (changed("session", task=[]), "task"),
     ],

@@ -158,13 +158,6 @@ class _Embedder(BaseModel):
     dimension: int
 
 
-class _Rows(BaseModel):
-    record: int
-    insight: int
-    job: int
-    spending: int
-
-
 class _Header(BaseModel):
     """The values of a session as a whole, and how many rows follow."""
 
@@ -174,7 +167,7 @@ class _Header(BaseModel):
     task: Annotated[str, BeforeValidator(decode_text)] | None = None
     agent_id: Annotated[str, _checked(is_session_id)] | None = None
     embedder: _Embedder | None = None
-    rows: _Rows
+    rows: dict[str, int]
 
 
 @dataclass(slots=True)
@@ -190,7 +183,7 @@ class _ReadSession:
     def missing(self) -> str:
         """Which of the announced rows are missing, or ""."""
         for kind, rows in self.rows.items():
-            if len(rows) != (announced := getattr(self.header.rows, kind)):
+            if len(rows) != (announced := self.header.rows.get(kind, 0)):
                 return f"it has {len(rows):,} of {announced:,} {kind}s: the file is incomplete or was changed"
         return ""
 

@@ -142,7 +142,7 @@ def _bracketed(host: str) -> str:
 def checked(config: Config) -> StartupInfo:
     """Check what a service and its strategy need, and the evidence models of all, as a request may name each.
 
-    Creates or migrates the database, so that workers find it ready. Raises ConfigError, StorageError, EmbeddingError.
+    Creates the database if there is none. Raises ConfigError, StorageError, EmbeddingError.
     """
     settings = config.service
     name = settings.strategy or config.default_strategy
