@@ -7,29 +7,325 @@
 
 Two shares, no model needed: the past calls that a context still tells of (all; those that change something), and the
 text that the next call copies from the older history and that stands verbatim in the context (from outputs; from what
-the agent wrote itself; over the ends of lines). Data sets, strategies and options are those of
+the agent wrote itself; over the ends of lines). They are taken at every turn that has an interaction before the last
+one; the reference meter defines them (``evbench.acting``). Data sets, strategies and options are those of
 ``benchmarks/evidence.py``. ``--html`` plots every share over the price, ``--svg`` the copied text of the first set.
 Intervals come from 500 resamples of the traces with seed 0.
 """
 
 from __future__ import annotations
 
-from memory_bank.lab.meter.acting import ACTING_COLUMNS, ActingFigures, measure_acting
+import re
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import accumulate
+from typing import Any
+
+from memory_bank.lab.costs import Costs
+from memory_bank.lab.meter.copies import (
+    Tally,
+    TextIndex,
+    as_copied,
+    characters_kept,
+    copied_stretches,
+)
+from memory_bank.lab.meter.figures import Figures, half_interval, intervals_of, ratio_of_sums, sum_up
+from memory_bank.lab.meter.measure import measure_by
+from memory_bank.lab.meter.text import normalise, parsed_arguments, scalars
 from memory_bank.lab.pages import PlottedShare
+from memory_bank.lab.replay import PlayedTurn, play
+from memory_bank.lab.tables import Column, milliseconds, percent, whole
+from memory_bank.lab.traces import Trace, content_texts, is_turn
+from memory_bank.transcript import MessageKind, calls_of, kind_of, read
 from meters import Meter, run
 
+# A verb in a tool's name that changes something.
+CHANGING_NAME = re.compile(
+    r"(?:^|[-_.:/ ])(?:create|update|delete|send|write|edit|insert|add|remove|move|rename|set|post|put|patch|upload"
+    r"|cancel|refund|issue|book|pay|transfer|reply|submit|append|copy|replace|modify|exchange|return|forward|merge"
+    r"|commit|push|close|assign|schedule|register|buy|order|deploy|drop|grant|overwrite|fill|click|type)"
+    r"(?:$|[-_.:/ ])",
+    re.I,
+)
+RUNS_CODE = re.compile(r"bash|shell|python|execute|sql|code|query|command|run", re.I)
+CHANGING_CODE = re.compile(
+    r"(?:^|[\n;&|]\s*)(?:sed -i|mv|cp|rm|mkdir|touch|pip install|patch|tee|chmod"
+    r"|git (?:add|commit|apply|checkout|stash))\b"
+    r"|>>?\s*[-./~\w]+"  # output into a file
+    r"|<<\s*'?\"?\w+"  # a here-document
+    r"|\b(?:INSERT|UPDATE|DELETE|CREATE|DROP|ALTER)\b"
+    r"|open\([^)]*['\"][wa]b?['\"]"
+    r"|\.(?:write|write_text|save|to_csv|commit|insert_many)\(",
+    re.I,
+)
 
-def counts(f: ActingFigures) -> str:
-    """What was measured on a set."""
-    characters = f"{f.characters_outputs:,} of outputs, {f.characters_own:,} of own writing"
-    return f"{f.traces} traces, {f.steps:,} steps, copied characters: {characters}"
+
+@dataclass(frozen=True)
+class PastCall:
+    """A call of a trace: its tool, the scalars of its arguments as text, and whether it changed something."""
+
+    name: str
+    values: tuple[str, ...]
+    changes: bool
+
+
+def past_calls(message: object) -> Iterator[PastCall]:
+    """The calls of an assistant message."""
+    for call in calls_of(message):
+        values = tuple(map(str, scalars(parsed_arguments(call.arguments))))
+        yield PastCall(call.name, values, changes_something(call.name, values))
+
+
+def changes_something(name: str, values: Iterable[str]) -> bool:
+    """Whether a call changes something, judged by the tool's name and by what shells and code do."""
+    if CHANGING_NAME.search(re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name)):
+        return True
+    return RUNS_CODE.search(name) is not None and any(CHANGING_CODE.search(as_copied(v)) for v in values)
+
+
+normal = lru_cache(maxsize=50_000)(normalise.__wrapped__)
+"""A line, a name or a value in normal form; the cache of texts is too small for all lines."""
+
+
+def short(value: str) -> str:
+    """The part of an argument that a line must show."""
+    return normal(value)[:24].strip()
+
+
+def words_to_tell(calls: Sequence[PastCall]) -> list[tuple[str, tuple[str, ...]]]:
+    """For each call what one line must hold to tell of it: the tool's name, and its rarest value.
+
+    A second value is asked for when the rarest one occurs in several calls of the tool.
+    """
+    uses: defaultdict[str, Counter[str]] = defaultdict(Counter)
+    for call in calls:
+        uses[call.name].update(set(map(short, call.values)))
+    found = []
+    for call in calls:
+        count = uses[call.name]
+        values = dict.fromkeys(short(v) for v in call.values if len(v) >= 2 and len(short(v)) >= 2)
+        rarest = sorted(values, key=lambda v: (count[v], -min(len(v), 12)))
+        most = 2 if rarest and count[rarest[0]] > 1 else 1
+        found.append((normal(call.name), tuple(rarest[:most])))
+    return found
+
+
+def lines_of(context: Iterable[object]) -> list[str]:
+    """The lines of a context in normal form that may tell of a call: all but those of outputs; a call is a line."""
+    lines: list[str] = []
+    for message in context:
+        kind = kind_of(message)
+        for call in calls_of(message) if kind is MessageKind.CALL else ():
+            lines.append(" ".join([call.name, *map(str, scalars(parsed_arguments(call.arguments)))]))
+        if kind is not MessageKind.RESULT:
+            for text in content_texts(read(message, "content")):
+                lines += text.splitlines()
+    return [normal(line) for line in lines]
+
+
+def told(wanted: Sequence[tuple[str, tuple[str, ...]]], lines: Sequence[str]) -> list[bool]:
+    """Whether some line tells of each call."""
+    by_name = {name: [line for line in lines if name in line] for name in {n for n, _ in wanted}}
+    return [any(all(v in line for v in values) for line in by_name[name]) for name, values in wanted]
+
+
+@dataclass(frozen=True)
+class ActingTurn:
+    """What a context could tell at one turn, and the stretches that the turn's calls copy from older history.
+
+    ``past`` says of the calls older than the last interaction what tells of them, ``changes`` whether they changed
+    something; ``from_outputs`` and ``from_own`` are stretches of past outputs and of the agent's own words and
+    arguments. ``last_start`` is where the last interaction begins.
+    """
+
+    position: int
+    last_start: int
+    past: list[tuple[str, tuple[str, ...]]]
+    changes: list[bool]
+    from_outputs: tuple[str, ...]
+    from_own: tuple[str, ...]
+
+
+def acting_turns(trace: Trace) -> list[ActingTurn]:
+    """The turns of a trace that have an interaction before the last one."""
+    kinds = [kind_of(m) for m in trace.messages]
+    outputs, own, asked = TextIndex(), TextIndex(), TextIndex()
+    calls: list[PastCall] = []
+    starts: list[int] = []  # of interactions that have a result
+    indexed = 0  # messages that are in the indexes
+    turns = []
+    for position, message in enumerate(trace.messages):
+        if kinds[position] is MessageKind.RESULT and position and kinds[position - 1] is MessageKind.CALL:
+            starts.append(position - 1)
+        if not is_turn(message) or len(starts) < 2:
+            continue
+        for older, kind in zip(trace.messages[indexed : starts[-1]], kinds[indexed:], strict=False):
+            if kind in (MessageKind.SYSTEM, MessageKind.USER):
+                asked.add_message(older)
+            elif kind is MessageKind.RESULT:
+                outputs.add_message(older)
+            elif is_turn(older):
+                own.add_message(older)
+                calls += past_calls(older)
+        indexed = starts[-1]
+        recent = TextIndex()
+        for latest in trace.messages[indexed:position]:
+            recent.add_message(latest)
+        from_outputs = copied_stretches(message, outputs, asked, recent)
+        from_own = [s for s in copied_stretches(message, own, asked, recent) if s not in from_outputs]
+        past, changes = words_to_tell(calls), [call.changes for call in calls]
+        turns.append(ActingTurn(position, indexed, past, changes, tuple(from_outputs), tuple(from_own)))
+    return turns
+
+
+@dataclass(frozen=True)
+class ActingRow:
+    """One turn under a strategy: tokens, time, calls told of, and characters of copied text that are kept.
+
+    ``near`` are the tokens of the anchor and of everything from the last interaction on.
+    """
+
+    tokens: int
+    full: int
+    near: int
+    seconds: float
+    error: str  # the type of the exception that the strategy raised, or ""
+    broken: bool  # the context has broken pairs that the trace itself does not have
+    told: Tally
+    told_changing: Tally
+    outputs: Tally
+    own: Tally
+    over_lines: Tally
+
+
+def prepare(trace: Trace, costs: Costs) -> Callable[[Any], list[ActingRow]]:
+    """What measures a strategy on a trace: a row for each acting turn; it is asked at every model call."""
+    turns = {turn.position: turn for turn in acting_turns(trace)}
+    positions = [i for i, message in enumerate(trace.messages) if is_turn(message)]
+    counts = [costs.of(m) for m in trace.messages]
+    asked = [kind_of(m) in (MessageKind.SYSTEM, MessageKind.USER) for m in trace.messages]
+    tokens = list(accumulate(counts, initial=0))
+    anchor = list(accumulate((n * a for n, a in zip(counts, asked, strict=True)), initial=0))
+
+    def rows(strategy: Any) -> list[ActingRow]:
+        found = []
+        for step in play(trace, strategy, ((i, ()) for i in positions)):
+            if turn := turns.get(step.position):
+                near = anchor[turn.last_start] + tokens[turn.position] - tokens[turn.last_start]
+                found.append(row(turn, step, costs.total(step.context), tokens[turn.position], near))
+        return found
+
+    return rows
+
+
+def row(turn: ActingTurn, step: PlayedTurn, tokens: int, full: int, near: int) -> ActingRow:
+    """What a context has of what it could have."""
+    heard = told(turn.past, lines_of(step.context))
+    changing = [h for h, changes in zip(heard, turn.changes, strict=True) if changes]
+    needed = [*turn.from_outputs, *turn.from_own]
+    context = TextIndex()
+    for message in step.context if needed else ():
+        context.add_message(message)
+    return ActingRow(
+        tokens=tokens,
+        full=full,
+        near=near,
+        seconds=step.seconds,
+        error=step.error_name,
+        broken=step.broken_pairs > 0,
+        told=Tally(sum(heard), len(heard)),
+        told_changing=Tally(sum(changing), len(changing)),
+        outputs=characters_kept(turn.from_outputs, context),
+        own=characters_kept(turn.from_own, context),
+        over_lines=characters_kept([s for s in needed if "\n" in s.strip()], context),
+    )
+
+
+def mean_part(name: str) -> Callable[[Sequence[ActingRow]], tuple[float, float]]:
+    """Of a trace: the sum and the number of its turns' shares."""
+
+    def part(trace: Sequence[ActingRow]) -> tuple[float, float]:
+        shares = [t.has / t.of for t in (getattr(row, name) for row in trace) if t.of]
+        return sum(shares), len(shares)
+
+    return part
+
+
+def sum_part(*names: str) -> Callable[[Sequence[ActingRow]], tuple[float, float]]:
+    """Of a trace: the sums of what contexts have, and of what they could have."""
+
+    def part(trace: Sequence[ActingRow]) -> tuple[float, float]:
+        tallies = [getattr(row, name) for row in trace for name in names]
+        return sum(t.has for t in tallies), sum(t.of for t in tallies)
+
+    return part
+
+
+PARTS: dict[str, Callable[[Sequence[ActingRow]], tuple[float, float]]] = {
+    "told": mean_part("told"),
+    "told_changing": mean_part("told_changing"),
+    "copied": sum_part("outputs", "own"),
+    "copied_outputs": sum_part("outputs"),
+    "copied_own": sum_part("own"),
+    "copied_over_lines": sum_part("over_lines"),
+    "share_of_history": lambda trace: (
+        sum(max(0, row.tokens - row.near) for row in trace),
+        sum(row.full - row.near for row in trace),
+    ),
+}
+
+
+def acting_figures(traces: Sequence[Sequence[ActingRow]]) -> Figures:
+    """The figures of a strategy, from the rows of every trace.
+
+    ``told`` and ``told_changing`` are means over turns of each turn's share of past calls; the copied shares are
+    over all characters.
+    """
+    rows = [row for trace in traces for row in trace]
+    values = sum_up(
+        rows,
+        traces=len(traces),
+        characters_outputs=sum(row.outputs.of for row in rows),
+        characters_own=sum(row.own.of for row in rows),
+        characters_over_lines=sum(row.over_lines.of for row in rows),
+        **{name: ratio_of_sums(map(part, traces)) for name, part in PARTS.items()},
+    )
+    return Figures(values, intervals_of(traces, PARTS))
+
+
+COLUMNS: tuple[Column[Figures], ...] = (
+    Column("told", lambda f: f.told, percent,
+           "past calls older than the last interaction that one line tells of, mean over turns, %"),
+    Column("changing", lambda f: f.told_changing, percent, "the same for calls that change something, %"),
+    Column("outputs", lambda f: f.copied_outputs, percent,
+           "characters that the next call copies from older outputs and that stand verbatim in the context, %"),
+    Column("own", lambda f: f.copied_own, percent, "the same for what the agent wrote itself, %"),
+    Column("over lines", lambda f: f.copied_over_lines, percent,
+           "the same for copied stretches that go over the end of a line, %"),
+    Column("copied", lambda f: f.copied, percent, "outputs and own writing together, %"),
+    Column("±", half_interval("copied"), percent, "half of the 95% interval of copied, points"),
+    Column("of history", lambda f: f.share_of_history, percent,
+           "tokens beyond anchor and last interaction, % of the older ones"),
+    Column("tokens", lambda f: f.tokens, whole, "mean tokens of a context"),
+    Column("ms", lambda f: f.ms, milliseconds, "mean milliseconds a step"),
+    Column("ms p95", lambda f: f.ms_p95, milliseconds, "milliseconds that 95% of the steps stay below"),
+    Column("errors", lambda f: f.exceptions, whole, "steps at which the strategy raised"),
+    Column("broken", lambda f: f.broken, whole, "contexts with broken call/result pairs"),
+)  # fmt: skip
+
+
+def measure_acting(traces: Sequence[Trace], strategies: Sequence[Any], **options: Any) -> list[Any]:
+    """A measurement of each strategy, in their order. See ``memory_bank.lab.meter.measure.measure``."""
+    return measure_by(prepare, acting_figures, traces, strategies, **options)
 
 
 METER = Meter(
     command="benchmarks/acting.py",
     title="What an agent can act on, and its price",
     measure=measure_acting,
-    columns=ACTING_COLUMNS,
+    columns=COLUMNS,
     shares=(
         PlottedShare("copied", "copied text kept"),
         PlottedShare("copied_outputs", "text copied from outputs kept"),
@@ -38,7 +334,10 @@ METER = Meter(
         PlottedShare("told", "past calls told"),
         PlottedShare("told_changing", "past calls that change something told"),
     ),
-    counts=counts,
+    counts=lambda f: (
+        f"{f.traces} traces, {f.steps:,} steps, copied characters: {f.characters_outputs:,} of outputs, "
+        f"{f.characters_own:,} of own writing"
+    ),
     reference="evbench.acting",
     compared={
         "hist": "share_of_history",

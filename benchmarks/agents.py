@@ -27,9 +27,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import platform
-import subprocess
 import sys
 import tempfile
 import time
@@ -42,15 +39,15 @@ from typing import Any
 
 from agents_model import SUMMARISE, TOOLS, Shop, Upstream, run_tool
 from clients import CLIENTS, Run, output_of_client, place_of, serving, version_of
+from harness import about, command_line
 from memory_bank import MemoryProcessor, load_config
 from memory_bank.lab.costs import PRICE_TABLES
 from memory_bank.lab.tables import markdown_table
 from memory_bank.pricing import cost
 from memory_bank.testing import ScriptedServer
 from memory_bank.transcript import open_counter
-from memory_bank.transcript.responses import from_items, to_items
+from memory_bank.transcript.responses import from_items
 
-ROOT = Path(__file__).resolve().parents[1]
 SIZES = (12, 30, 60)
 KINDS = ("native", "shell", "files")
 APIS = ("chat", "responses", "messages", "unmarked")
@@ -139,7 +136,8 @@ class ResponsesAgent(ChatAgent):
 
     def rebuilt(self, history: list[Any], memory: MemoryProcessor) -> list[Any]:
         chat = from_items(history)
-        return to_items(super().rebuilt(chat.messages, memory), chat)
+        context = super().rebuilt(chat.messages, memory)
+        return chat.write(context.entries)
 
     def ask(self, history: list[Any], tools: list[Any]) -> Turn:
         answer = self.client.responses.create(
@@ -369,19 +367,19 @@ def readme(rows: Sequence[Row]) -> str:
 
 def settings(args: argparse.Namespace) -> dict[str, Any]:
     """The commit, the machine and what was run with."""
-    git = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False, cwd=ROOT)
     config = load_config()
-    return {
-        "commit": git.stdout.strip(), "python": platform.python_version(), "machine": platform.machine(),
-        "cores": os.cpu_count(), "counter": open_counter().name, "seeds": [f"run-{i}" for i in range(args.runs)],
-        "served": config.service.strategy or config.default_strategy, "in-process": config.default_strategy,
-        "settings": {
-            key: config.strategy(key).model_dump(mode="json")
-            for key in {config.service.strategy or config.default_strategy, config.default_strategy}
+    served = config.service.strategy or config.default_strategy
+    return about(
+        counter=open_counter().name,
+        seeds=[f"run-{i}" for i in range(args.runs)],
+        served=served,
+        settings={
+            key: config.strategy(key).model_dump(mode="json") for key in {served, config.default_strategy}
         },
-        "compact_at": COMPACT_AT,
-        "prices": {n: p.model_dump() for n, p in PRICE_TABLES.items()},
-    }  # fmt: skip
+        compact_at=COMPACT_AT,
+        prices={n: p.model_dump() for n, p in PRICE_TABLES.items()},
+        **{"in-process": config.default_strategy},
+    )
 
 
 def planned(args: argparse.Namespace) -> list[tuple[list[Row], Callable[[Row], Row]]]:
@@ -401,9 +399,7 @@ def planned(args: argparse.Namespace) -> list[tuple[list[Row], Callable[[Row], R
 
 def main() -> int:
     """Run from the command line; 1 if an agent did not finish its task or was refused a request."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_line(__doc__)
     parser.add_argument(
         "--sizes", nargs="+", type=int, default=SIZES, metavar="N", help="orders of the shops"
     )
@@ -423,9 +419,9 @@ def main() -> int:
         parser.error("a shop has at least 4 orders: the fourth is refunded")
     if args.all:
         args.tools, args.apis, args.clients, args.strategies = KINDS, APIS, CODING, STRATEGIES
-    about = settings(args)
+    made = settings(args)
     for name in ("commit", "machine", "cores", "counter", "seeds", "served", "in-process"):
-        print(f"{name}: {about[name]}")
+        print(f"{name}: {made[name]}")
     print("\n" + markdown_table(TITLES, []), flush=True)
     done: list[Row] = []
     bases: dict[tuple[int, str, str], list[Row]] = {}
@@ -441,7 +437,7 @@ def main() -> int:
     if args.readme:
         print("\n" + readme(done))
     if args.json:
-        args.json.write_text(json.dumps(about | {"rows": [asdict(r) for r in done]}, indent=1))
+        args.json.write_text(json.dumps(made | {"rows": [asdict(r) for r in done]}, indent=1))
     return int(any(not r.told and (not r.right or r.refused) for r in done))
 
 

@@ -14,7 +14,6 @@ itself copes with odd outputs is measured by odd_outputs.py, and random requests
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import functools
 import http.client
@@ -30,7 +29,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from proxy_ends import PATH, Service, service
+from harness import command_line
+from proxy_ends import PATHS, Service, service
 
 SIZES = (1, 2, 4, 8)
 LIMIT = 24.0
@@ -78,7 +78,9 @@ def model_call(body: Callable[[int], object]) -> Attack:
 
     def made(size: int) -> Request:
         value = body(size)
-        return Request("POST", PATH, value if isinstance(value, bytes) else json.dumps(value).encode(), JSON)
+        return Request(
+            "POST", PATHS["chat"], value if isinstance(value, bytes) else json.dumps(value).encode(), JSON
+        )
 
     return made
 
@@ -270,9 +272,7 @@ def measured(running: Service, kind: str, name: str, size: int, run: Callable[[i
 
 def main() -> int:
     """Print the table; 1 where something grew too fast or failed."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_line(__doc__)
     parser.add_argument("--only", default=",".join([*ATTACKS, "connections"]), help="kinds, with commas")
     parser.add_argument("--scale", type=float, default=1.0, help="of all sizes")
     args = parser.parse_args()

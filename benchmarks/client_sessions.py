@@ -13,7 +13,6 @@ tools as JSON, and of all other texts).
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import json
 import re
@@ -38,6 +37,7 @@ from clients import (
     serving,
     tool_names,
 )
+from harness import command_line
 from memory_bank.testing import Reply, ScriptedServer, calls, fail, say
 from memory_bank.transcript.tokens import open_counter
 
@@ -341,9 +341,7 @@ HEAD = (
 
 def main() -> int:
     """Run from the command line; 1 where a case is not as it should be."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_line(__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(CASES)}; default: all")
     parser.add_argument("--installed", action="store_true", help="only clients that are installed already")
     asked = parser.parse_args()

@@ -13,7 +13,6 @@ requests were answered with 4xx, and whether the client printed both ids.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import json
 import os
@@ -31,6 +30,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from harness import command_line
 from integrations import HOME, ROOT, environment
 from memory_bank.config import Config, load_config
 from memory_bank.testing import Reply, ScriptedServer, calls, say
@@ -518,9 +518,7 @@ def check(name: str, *, installed: bool) -> Row:
 
 def main() -> int:
     """Run from the command line; 1 if a client that ran is not as it should be."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_line(__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(CLIENTS)}; default: all")
     parser.add_argument("--installed", action="store_true", help="only clients that are installed already")
     parser.add_argument("--verbose", action="store_true", help="print what each client printed")

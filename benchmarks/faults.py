@@ -20,7 +20,6 @@ processes do to one another loses nothing that the system was given.
 
 from __future__ import annotations
 
-import argparse
 import collections
 import dataclasses
 import importlib
@@ -36,12 +35,12 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import sqlalchemy as sa
 
 import workload
+from harness import command_line, print_head, print_row, verdict
 from memory_bank import faults
 from memory_bank.bank.database import Database
 from memory_bank.bank.schema import insights
@@ -257,9 +256,7 @@ def kill_servers(server: workload.Postgres, times: int, seed: int) -> list[Outco
 
 def main() -> None:
     """Run and print the table."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_line(__doc__)
     parser.add_argument("--kills", type=int, default=360, help="over all databases")
     parser.add_argument("--database", default="sqlite,postgres")
     parser.add_argument("--jobs", type=int, default=2)
@@ -270,55 +267,38 @@ def main() -> None:
     started = time.monotonic()
     workload.warm_up()
     outcomes: list[Outcome] = []
-    with tempfile.TemporaryDirectory(prefix="mb-", ignore_cleanup_errors=True) as folder:
-        server = workload.Postgres(Path(folder) / "pg", fsync=False) if "postgres" in kinds else None
-        try:
-            shares: list[tuple[list[Task], str]] = []
-            for kind in kinds:
-                planned = tasks(kind, args.kills // len(kinds), args.seed)
-                for j in range(args.jobs):
-                    if server is not None and kind == "postgres":
-                        where = server.new()
-                    else:
-                        where = f"{folder}/template{j}.db"
-                        Database(where).close()
-                    shares.append((planned[j :: args.jobs], where))
-            fork = multiprocessing.get_context("fork")
-            with ProcessPoolExecutor(args.jobs, mp_context=fork) as pool:
-                for part in pool.map(work, shares):
-                    outcomes += part
-            if server is not None:
-                outcomes += kill_servers(server, args.servers, args.seed)
-        finally:
-            if server is not None:
-                server.close()
+    with workload.banks(kinds, fsync=False) as (new, server):
+        shares: list[tuple[list[Task], str]] = []
+        for kind in kinds:
+            planned = tasks(kind, args.kills // len(kinds), args.seed)
+            for j in range(args.jobs):
+                where = new(kind)
+                Database(where).close()
+                shares.append((planned[j :: args.jobs], where))
+        fork = multiprocessing.get_context("fork")
+        with ProcessPoolExecutor(args.jobs, mp_context=fork) as pool:
+            for part in pool.map(work, shares):
+                outcomes += part
+        if server is not None:
+            outcomes += kill_servers(server, args.servers, args.seed)
     sys.exit(report(outcomes, time.monotonic() - started))
 
 
 def report(outcomes: list[Outcome], seconds: float) -> int:
     """Print the table and what went wrong; the exit code."""
-    print(
-        "| database | killed at | kills | acknowledged | lost | twice | stuck | disordered, orphaned, bare |"
-    )
-    print("|---|---|---|---|---|---|---|---|")
+    print_head("database", "killed at", "kills", *Found.TITLES)
     rows: dict[tuple[str, str], tuple[int, Found]] = {}
     for outcome in outcomes:
         for key in ((outcome.task.kind, outcome.task.point), ("all", "")):
             kills, found = rows.setdefault(key, (0, Found()))
             found.add(outcome.found)
             rows[key] = kills + outcome.killed, found
-    for (kind, point), (kills, f) in sorted(rows.items(), key=lambda r: (r[0][0] == "all", r[0])):
-        other = f"{f.disordered}, {f.orphaned}, {f.unsummarised}"
-        print(
-            f"| {kind} | {point} | {kills} | {f.acknowledged:,} | {f.lost} | {f.twice} | {f.stuck} "
-            f"| {other} |"
-        )
+    for (kind, point), (kills, found) in sorted(rows.items(), key=lambda r: (r[0][0] == "all", r[0])):
+        print_row(kind, point, kills, *found.cells())
     bad = [o for o in outcomes if o.trouble or o.found.wrong]
     unkilled = sum(not o.killed for o in outcomes)
     print(f"\n{len(outcomes)} processes, {unkilled} not killed, {len(bad)} with trouble, {seconds:.0f} s")
-    for outcome in bad[:20]:
-        print(f"- {outcome}")
-    return 1 if bad else 0
+    return verdict(bad)
 
 
 if __name__ == "__main__":

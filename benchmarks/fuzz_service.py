@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import copy
 import json
 import random
 import signal
@@ -39,6 +38,7 @@ from schemathesis import GenerationMode
 from schemathesis.checks import CHECKS, load_all_checks
 
 from proxy_ends import service
+from proxy_fuzz import CHANGES
 
 ROOT = Path(__file__).parents[1]
 # What a document cannot say: that `after` names a session, a name is printable, `raw` goes without `path`.
@@ -174,40 +174,14 @@ class ByHand:
     def mutated(self) -> None:
         """A recorded run with something wrong in it."""
         most = len(self.messages) if self.rng.random() < 0.1 else LATEST
-        messages = json.loads(json.dumps(self.messages[: self.rng.randint(1, most)]))
+        said = {"messages": json.loads(json.dumps(self.messages[: self.rng.randint(1, most)]))}
         for _ in range(self.rng.randint(1, 6)):
-            self._tamper(messages)
+            if said:  # all of it may have been removed
+                self.rng.choice(CHANGES)(said, "messages", self.rng)
         verb = self.rng.choice(["context", "ingest"])
         more = {"plan": False} if verb == "context" and self.rng.random() < 0.7 else {}
-        body = json.dumps({"messages": messages, **more}, ensure_ascii=self.rng.random() < 0.5)
+        body = json.dumps({**said, **more}, ensure_ascii=self.rng.random() < 0.5)
         self._send("recorded runs, mutated", "POST", f"{self._session()}/{verb}", _bytes(body))
-
-    def _tamper(self, messages: list[Any]) -> None:
-        rng = self.rng
-        place: Any = messages
-        for _ in range(rng.randint(0, 4)):
-            inner = [
-                v
-                for v in (place if isinstance(place, list) else place.values())
-                if isinstance(v, (dict, list)) and v
-            ]
-            if not inner:
-                break
-            place = rng.choice(inner)
-        if not place:
-            return
-        keys: Any = range(len(place)) if isinstance(place, list) else list(place)
-        key = rng.choice(keys)
-        what = rng.randrange(4)
-        if what == 0:
-            del place[key]
-        elif what == 1 and isinstance(place, list):
-            place.insert(rng.randrange(len(place) + 1), place[key])
-        elif what == 2 and isinstance(place[key], str):
-            at = rng.randint(0, len(place[key]))
-            place[key] = place[key][:at] + rng.choice(ODD_TEXTS) + place[key][at:]
-        else:
-            place[key] = copy.deepcopy(rng.choice(ODD_VALUES))
 
     def odd(self) -> None:
         """What no document describes."""
@@ -295,10 +269,6 @@ ODD_QUERIES = [
     *ODD_TEXTS, "1", "-1", "9" * 30, "(a+)+$", "[", "*", "$..x", "1-99999999", "[*].*", "order", "ORD",
 ]  # fmt: skip
 PARAMETERS = ["q", "limit", "after", "top_k", "path", "lines", "pattern", "raw", "max_chars"]
-ODD_VALUES: list[Any] = [
-    None, True, 2**70, -1, 1e308, float("nan"), float("inf"), "", "\ud800", [], {}, [[[[[]]]]],
-    {"": {"": None}}, "x" * 20_000, {"role": "tool", "tool_call_id": "nobody", "content": "orphan"},
-]  # fmt: skip
 
 
 def _bytes(text: str) -> bytes:
@@ -365,17 +335,16 @@ def report(run: Run) -> str:
     """The figures, and an example of everything that is wrong."""
     seconds = time.monotonic() - run.started
     server = sum(n for status, n in run.statuses.items() if status >= 500)
-    lines = ["| requests | count |", "|---|---|"]
-    lines += [f"| {kind} | {n:,} |" for kind, n in sorted(run.sent.items())]
     statuses = ", ".join(f"{n:,} × {status}" for status, n in sorted(run.statuses.items()))
-    lines += [
-        f"| **all** | {run.sent.total():,} |",
-        f"| statuses | {statuses} |",
-        f"| 5xx | {server} |",
-        f"| without an answer in time | {run.hangs} |",
-        f"| the slowest answer | {run.slowest:.2f} s |",
-        f"| in all | {seconds:.0f} s |",
-    ]
+    rows = {kind: f"{n:,}" for kind, n in sorted(run.sent.items())} | {
+        "**all**": f"{run.sent.total():,}",
+        "statuses": statuses,
+        "5xx": str(server),
+        "without an answer in time": str(run.hangs),
+        "the slowest answer": f"{run.slowest:.2f} s",
+        "in all": f"{seconds:.0f} s",
+    }
+    lines = ["| requests | count |", "|---|---|", *(f"| {name} | {value} |" for name, value in rows.items())]
     for what, example in list(run.found.items())[:SHOWN]:
         lines += ["", f"FOUND {what}", f"  {example}"]
     return "\n".join(lines)

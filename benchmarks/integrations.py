@@ -11,7 +11,6 @@ are distributions then; the default is every framework that a page of the docume
 
 from __future__ import annotations
 
-import argparse
 import os
 import re
 import shutil
@@ -22,6 +21,8 @@ import tomllib
 import venv
 from collections.abc import Sequence
 from pathlib import Path
+
+from harness import command_line
 
 ROOT = Path(__file__).parents[1]
 HOME = ROOT / ".venv-integrations"
@@ -137,9 +138,7 @@ def install_together(names: Sequence[str]) -> int:
 
 def main() -> int:
     """Run from the command line; 1 if a test failed."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_line(__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(FRAMEWORKS)}; default: all")
     parser.add_argument("--fresh", action="store_true", help="make the environments anew")
     parser.add_argument("--together", action="store_true", help="ask uv what installs together")

@@ -6,9 +6,6 @@ import argparse
 import importlib
 import json
 import math
-import os
-import platform
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -18,21 +15,40 @@ from typing import Any
 
 import numpy as np
 
+from harness import DATA, about, command_line, print_head, print_row
 from memory_bank.config import Config, load_config, named_strategies
 from memory_bank.errors import MemoryBankError
-from memory_bank.lab.costs import REFERENCE, named_counter
+from memory_bank.lab.costs import named_counter
 from memory_bank.lab.pages import PageSection, PlottedShare, figures_page, plot_file
 from memory_bank.lab.strategies import Strategy, parse_strategy, with_budgets
 from memory_bank.lab.tables import Column, markdown_table
-from memory_bank.lab.traces import Trace, TraceFiles
+from memory_bank.lab.traces import Trace, TraceFiles, message_texts
 
-ROOT = Path(__file__).resolve().parents[1]
-DATA = ROOT.parent / "shared" / "data"
 WITHIN = 1.0  # points that a figure may differ from the reference meter's
+REFERENCE = "reference"
 SET = "{set}"  # in a strategy: the name of the data set
 
 Figures = Any  # Figures or ActingFigures: shares as attributes, share_of_history, intervals, as_dict()
 Results = dict[str, dict[str, Figures]]  # data set → strategy → figures
+
+
+class ReferenceCounter:
+    """Counts as the reference meter does (``evbench.text``): 4 a message and its texts by cl100k_base.
+
+    A call is one text, its name and arguments separated by a space; texts are encoded 4,000 characters at a time.
+    """
+
+    name = REFERENCE
+    approximate = False
+
+    def count_text(self, text: str) -> int:
+        """Tokens of a text."""
+        counter = named_counter("cl100k_base")
+        return sum(counter.count_text(text[i : i + 4_000]) for i in range(0, len(text), 4_000))
+
+    def count_message(self, message: object) -> int:
+        """Tokens of a message."""
+        return 4 + sum(map(self.count_text, message_texts(message)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,9 +79,7 @@ def run(meter: Meter, description: str) -> None:
 
 
 def _arguments(description: str) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_line(description)
     parser.add_argument("data", nargs="*", help="trace files or names; default: every file of --data-dir")
     parser.add_argument("--data-dir", type=Path, default=DATA)
     parser.add_argument(
@@ -110,7 +124,7 @@ def _run(meter: Meter, args: argparse.Namespace) -> int:
     paths = [find(n, args.data_dir) for n in args.data] or sorted(args.data_dir.glob("*.jsonl*"))
     if not paths:
         raise SystemExit(f"{args.data_dir} holds no trace files: name some, or give another --data-dir")
-    about = _about(args, counter, names, config)
+    made = _about(args, counter, names, config)
     results: Results = {}
     apart: list[str] = []
     for path in paths:
@@ -119,7 +133,12 @@ def _run(meter: Meter, args: argparse.Namespace) -> int:
         start = time.perf_counter()
         strategies = _strategies(names, args, config, name)
         outcomes = meter.measure(
-            traces, strategies, counter=counter, jobs=args.jobs, limit=args.limit, progress=_progress(name)
+            traces,
+            strategies,
+            counter=ReferenceCounter() if counter == REFERENCE else counter,
+            jobs=args.jobs,
+            limit=args.limit,
+            progress=_progress(name),
         )
         seconds = time.perf_counter() - start
         results[name] = {o.strategy.name: o.figures for o in outcomes}
@@ -129,7 +148,7 @@ def _run(meter: Meter, args: argparse.Namespace) -> int:
         if args.lines:
             with args.lines.open("a", encoding="utf-8") as file:
                 for strategy, figures in results[name].items():
-                    row = {"set": name, "strategy": strategy, **figures.as_dict(), "about": about}
+                    row = {"set": name, "strategy": strategy, **figures.as_dict(), "about": made}
                     file.write(json.dumps(row) + "\n")
         if args.compare_reference:
             apart += _print_comparison(meter, args, path, traces, strategies, results[name])
@@ -138,9 +157,7 @@ def _run(meter: Meter, args: argparse.Namespace) -> int:
         rows = list(next(iter(results.values())))
         print(_markdown(meter, {n: [r[n] for r in results.values()] for n in rows}))
     if args.json:
-        document = about | {
-            "results": {d: {s: f.as_dict() for s, f in r.items()} for d, r in results.items()}
-        }
+        document = made | {"results": {d: {s: f.as_dict() for s, f in r.items()} for d, r in results.items()}}
         args.json.write_text(json.dumps(document, indent=1))
     sections = [PageSection(name, list(rows.items()), shares=meter.shares) for name, rows in results.items()]
     if args.html:
@@ -193,14 +210,11 @@ def _print_gains(meter: Meter, figures: Mapping[str, Figures], baselines: Sequen
     )
     if not points:
         return
-    print(
-        "\n| points over the baselines at equal tokens | " + " | ".join(s.name for s in meter.shares) + " |"
-    )
-    print("|---|" + "---:|" * len(meter.shares))
+    print()
+    print_head("points over the baselines at equal tokens", *(s.name for s in meter.shares))
     for name, own in figures.items():
         if name not in baselines:
-            cells = [_gain(own, [figures[b] for _, b in points], share.name) for share in meter.shares]
-            print(f"| {name} | {' | '.join(cells)} |", flush=True)
+            print_row(name, *(_gain(own, [figures[b] for _, b in points], s.name) for s in meter.shares))
 
 
 def _gain(own: Figures, baselines: Sequence[Figures], share: str) -> str:
@@ -235,8 +249,8 @@ def _print_comparison(
     figures: Mapping[str, Figures],
 ) -> list[str]:
     """The differences to the reference meter as a table; returns those that are too large."""
-    print(f"\n| ours less the reference, points | {' | '.join(meter.compared)} |")
-    print("|---|" + "---:|" * len(meter.compared))
+    print()
+    print_head("ours less the reference, points", *meter.compared)
     limit = args.limit if args.limit and args.limit < len(traces) else None
     apart = []
     for strategy in strategies:
@@ -246,7 +260,7 @@ def _print_comparison(
         theirs = meter.evaluate(module, strategy.name, str(path.resolve()), limit)
         own = figures[strategy.name]
         points = {k: _points(getattr(own, name), theirs[k]) for k, name in meter.compared.items()}
-        print(f"| {strategy.name} | {' | '.join(f'{p:+.3f}' for p in points.values())} |", flush=True)
+        print_row(strategy.name, *(f"{p:+.3f}" for p in points.values()))
         apart += [
             f"{data_name(path)}, {strategy.name}, {k}: {p:+.2f}" for k, p in points.items() if _differs(p)
         ]
@@ -265,18 +279,11 @@ def _differs(points: float) -> bool:
 
 def _about(args: argparse.Namespace, counter: str, names: Sequence[str], config: Config) -> dict[str, Any]:
     """The commit, the machine and the settings of the strategies."""
-    git = subprocess.run(
-        ["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False, cwd=ROOT
-    ).stdout.strip()
     keys = {n.partition("?")[0] for n in names}
-    return {
-        "commit": git,
-        "python": platform.python_version(),
-        "machine": platform.machine(),
-        "cores": os.cpu_count(),
-        "seed": 0,
-        "jobs": args.jobs,
-        "limit": args.limit,
-        "counter": named_counter(counter).name,
-        "settings": {k: s.model_dump() for k, s in config.memory_strategies.items() if k in keys},
-    }
+    return about(
+        seed=0,
+        jobs=args.jobs,
+        limit=args.limit,
+        counter=counter if counter == REFERENCE else named_counter(counter).name,
+        settings={k: s.model_dump() for k, s in config.memory_strategies.items() if k in keys},
+    )

@@ -12,7 +12,6 @@ times the size is more than 24 times that of one: quadratic growth is 64. Times 
 
 from __future__ import annotations
 
-import argparse
 import gc
 import json
 import random
@@ -22,6 +21,7 @@ import time
 import tracemalloc
 from collections.abc import Callable, Iterator
 
+from harness import command_line
 from memory_bank import (
     MemoryBankSettings,
     MemoryBankState,
@@ -225,9 +225,7 @@ def peak_bytes(prepare: Callable[[str], Callable[[], object]], output: str) -> i
 
 def main() -> int:
     """Print the tables; 1 where something grew faster than it should."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_line(__doc__)
     parser.add_argument("--size", type=int, default=10_000, help="characters of the smallest outputs")
     parser.add_argument("--only", default="", help="outputs whose name has this")
     parser.add_argument(
@@ -236,7 +234,7 @@ def main() -> int:
     parser.add_argument("--all", action="store_true", help="print every output")
     args = parser.parse_args()
     by_size = [dict(odd_outputs(args.size * n)) for n in SIZES]
-    names = [name for name in by_size[0] if args.only in name]
+    names = [name for name in by_size[0] if args.only.lower() in name.lower()]
     bad = 0
     times = " | ".join(f"{n} × (ms)" for n in SIZES)
     print(f"| work | output | {times} | growth | 1 × (MB) | {SIZES[-1]} × (MB) | growth |")

@@ -18,12 +18,9 @@ default files are ``../shared/data/*.jsonl.gz`` beside the repository, where the
 
 from __future__ import annotations
 
-import argparse
 import json
-import platform
 import random
 import statistics
-import subprocess
 import sys
 import time
 from collections import Counter, defaultdict
@@ -32,6 +29,7 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from harness import DATA, about, command_line, print_head
 from memory_bank import MemoryBankState
 from memory_bank.lab.traces import Trace, read_traces
 from memory_bank.provenance import Origin, check_call
@@ -41,7 +39,6 @@ from memory_bank.transcript.messages import Call, calls_of
 
 WAYS = ("swap", "replace", "other")
 COLUMNS = (*WAYS, "swap of names", "replace of names")
-DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 IDENTIFIER_KINDS = {str(k) for k in IDENTIFIERS}
 
 
@@ -207,9 +204,7 @@ def at_many_calls(calls: int = 1_000) -> dict[str, float]:
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_line(__doc__)
     parser.add_argument("files", nargs="*", type=Path)
     parser.add_argument("--limit", type=int, default=0, help="traces a file")
     parser.add_argument("--seed", type=int, default=0)
@@ -221,11 +216,10 @@ def main() -> None:
     if not files:
         sys.exit(f"no trace files: name some, or put them into {DATA}")
     results: dict[str, Any] = {}
-    print(
-        "| data | calls | values | alarms / 1,000 values | calls with an alarm "
-        "| of these, not absent in every form | " + " | ".join(COLUMNS) + " | proposed | ms, p95 |"
-    )
-    print("|---|---|---|---|---|" + "---|" * (len(COLUMNS) + 3))
+    print_head(
+        "data", "calls", "values", "alarms / 1,000 values", "calls with an alarm",
+        "of these, not absent in every form", *COLUMNS, "proposed", "ms, p95",
+    )  # fmt: skip
     details = []
     with ProcessPoolExecutor(args.jobs) as pool:
         jobs = [(str(f), args.limit, args.seed, part) for f in files for part in (0, 1)]
@@ -265,14 +259,8 @@ def main() -> None:
         + ", ".join(f"{k} {v:.2f}" for k, v in speed.items())
     )
     if args.out:
-        head = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False)
-        info = {
-            "commit": head.stdout.strip(),
-            "python": platform.python_version(),
-            "machine": platform.machine(),
-            "seed": args.seed,
-        }
-        args.out.write_text(json.dumps({**info, "results": results, "ms": speed}, indent=1))
+        document = about(seed=args.seed, results=results, ms=speed)
+        args.out.write_text(json.dumps(document, indent=1))
 
 
 def _line(name: str, r: dict[str, Any]) -> str:

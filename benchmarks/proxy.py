@@ -18,7 +18,6 @@ pair that was whole.
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import statistics
 import sys
@@ -27,6 +26,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from harness import command_line
 from proxy_ends import PATHS, Ends, Load, Service, Timed, both_ends, service
 
 STREAMS = (1, 10, 100)
@@ -35,9 +35,7 @@ HISTORY = (10, 30, 100, 300, 1000)
 
 def main() -> None:
     """Run and print the tables."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_line(__doc__)
     parser.add_argument("files", nargs="*", type=Path, help="traces for the part fuzz")
     parser.add_argument("--part", default="streams,history,rss", help="streams, history, rss, fuzz")
     parser.add_argument("--history", default=",".join(map(str, HISTORY)), help="calls, in that part")

@@ -9,13 +9,13 @@ and how many texts have something replaced, by kind. No text is printed.
 
 from __future__ import annotations
 
-import argparse
 import re
 import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
+from harness import command_line
 from memory_bank.lab.traces import Trace, message_texts, read_traces
 from memory_bank.service.security.redaction import Redaction
 
@@ -31,9 +31,7 @@ def seconds(work: Callable[[str], str], texts: list[str]) -> tuple[float, list[s
 
 def main() -> None:
     """Measure the files and print one line for each."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_line(__doc__)
     parser.add_argument("traces", nargs="+", type=Path)
     for path in parser.parse_args().traces:
         traces = [trace for trace in read_traces(path) if isinstance(trace, Trace)]

@@ -19,7 +19,6 @@ Prints a Markdown table; exit code 1 when anything is wrong.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import dataclasses
 import http.client
@@ -34,12 +33,12 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 import workload
+from harness import command_line, print_head, print_row, verdict
 from memory_bank import faults
 from memory_bank.bank.database import Database
 from memory_bank.models.lexical import LexicalEmbedder
@@ -265,26 +264,9 @@ def tried(
     return run
 
 
-@contextlib.contextmanager
-def banks(kinds: list[str], folder: Path) -> Iterator[dict[str, Any]]:
-    """How a new bank of each kind is named."""
-    server = workload.Postgres(folder / "pg", fsync=False) if "postgres" in kinds else None
-    numbers = itertools.count()
-    try:
-        known: dict[str, Any] = {"sqlite": lambda: str(folder / f"bank{next(numbers)}.db")}
-        if server is not None:
-            known["postgres"] = server.new
-        yield known
-    finally:
-        if server is not None:
-            server.close()
-
-
 def main() -> None:
     """Run and print the table."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_line(__doc__)
     parser.add_argument("--kills", type=int, default=60, help="over all databases, ways and strategies")
     parser.add_argument("--database", default="sqlite,postgres")
     parser.add_argument("--way", default="context")
@@ -297,40 +279,20 @@ def main() -> None:
     plans = list(itertools.product(kinds, args.way.split(","), args.strategy.split(",")))
     runs = []
     began = time.monotonic()
-    with tempfile.TemporaryDirectory(prefix="mb-", ignore_cleanup_errors=True) as name:
-        folder = Path(name)
-        with banks(kinds, folder) as known:
-            for kind, way, strategy in plans:
-                each = max(1, args.kills // len(plans))
-                run = Run(kind, way, strategy)
-                runs.append(
-                    tried(
-                        run, known[kind](), folder, kills=each, services=args.services, load=args.agents,
-                        seed=args.seed,
-                    )
-                )  # fmt: skip
-    sys.exit(report(runs, time.monotonic() - began))
-
-
-def report(runs: list[Run], seconds: float) -> int:
-    """Print the table and what went wrong; the exit code."""
-    print(
-        "| database | way | strategy | kills | requests (sent again) | records acknowledged | lost | twice "
-        "| out of order | jobs stuck | bare | broken pairs | verify |"
+    with tempfile.TemporaryDirectory() as folder, workload.banks(kinds, fsync=False) as (new, _):
+        for kind, way, strategy in plans:
+            run = Run(kind, way, strategy)
+            each = max(1, args.kills // len(plans))
+            counts = {"kills": each, "services": args.services, "load": args.agents, "seed": args.seed}
+            runs.append(tried(run, new(kind), Path(folder), **counts))
+    print_head(
+        "database", "way", "strategy", "kills", "requests", "again", *Found.TITLES, "broken pairs", "verify"
     )
-    print("|---|---|---|---|---|---|---|---|---|---|---|---|---|")
     for r in runs:
-        f = r.found
-        print(
-            f"| {r.kind} | {r.way} | {r.strategy} | {r.kills} | {r.requests:,} ({r.again:,}) "
-            f"| {f.acknowledged:,} | {f.lost} | {f.twice} | {f.disordered} | {f.stuck + f.orphaned} "
-            f"| {f.unsummarised} | {r.broken} | {f.unsound} |"
-        )
-    print(f"\n{sum(r.kills for r in runs)} kills, {seconds:.0f} s")
-    bad = [r for r in runs if r.trouble or r.broken or r.found.wrong]
-    for r in bad:
-        print(f"- {r}")
-    return 1 if bad else 0
+        found = (*r.found.cells(), r.broken, r.found.unsound)
+        print_row(r.kind, r.way, r.strategy, r.kills, r.requests, r.again, *found)
+    print(f"\n{sum(r.kills for r in runs)} kills, {time.monotonic() - began:.0f} s")
+    sys.exit(verdict(r for r in runs if r.trouble or r.broken or r.found.wrong))
 
 
 if __name__ == "__main__":

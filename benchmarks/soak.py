@@ -22,14 +22,13 @@ import os
 import random
 import signal
 import sys
-import tempfile
 import threading
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import workload
+from harness import command_line, print_head, print_row
 from memory_bank.bank.database import Database
 from memory_bank.bank.worker import Worker
 from memory_bank.errors import StorageError
@@ -155,21 +154,16 @@ def sample(pids: list[int]) -> Sample:
     return total
 
 
-def start(do: Callable[[int], None]) -> tuple[int, int]:
-    """A child and its pipe."""
-    return workload.forked(do)
-
-
 def soak(kind: str, where: str, args: argparse.Namespace) -> Run:
     """One database."""
     run, listener = Run(kind), Listener()
     # All children before the first thread, but for the workers that replace the killed: those open nothing
     # that the parent's threads (which only read pipes) hold.
     crew = [
-        start(lambda tell, n=n: agent(where, f"{kind}{n}", args.sessions, args.think, tell))  # type: ignore[misc]
+        workload.forked(lambda tell, n=n: agent(where, f"{kind}{n}", args.sessions, args.think, tell))  # type: ignore[misc]
         for n in range(args.processes)
     ]
-    workers = [start(lambda tell: worker(where, tell)) for _ in range(WORKERS)]
+    workers = [workload.forked(lambda tell: worker(where, tell)) for _ in range(WORKERS)]
     pids = [pid for pid, _ in crew]
     for _, reader in crew:
         listener.listen(reader)
@@ -185,7 +179,7 @@ def soak(kind: str, where: str, args: argparse.Namespace) -> Run:
             os.waitpid(pid, 0)
             os.close(reader)
             run.kills += 1
-            workers.append(start(lambda tell: worker(where, tell)))
+            workers.append(workload.forked(lambda tell: worker(where, tell)))
             next_kill = now + KILL_EVERY
     run.ended = sample(pids)
     run.seconds, run.steps = time.monotonic() - began, listener.steps
@@ -208,9 +202,7 @@ def soak(kind: str, where: str, args: argparse.Namespace) -> Run:
 
 def main() -> None:
     """Run and print the table."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_line(__doc__)
     parser.add_argument("--seconds", type=float, default=600.0, help="on each database")
     parser.add_argument("--processes", type=int, default=4)
     parser.add_argument("--sessions", type=int, default=16, help="in each process")
@@ -221,30 +213,30 @@ def main() -> None:
     args = parser.parse_args()
     workload.warm_up()
     bad = False
-    print(
-        "| database | agents | seconds | steps | steps/s | records | workers killed | errors | MB "
-        "| handles | lost | twice | stuck | disordered, orphaned, bare |"
+    titles = (
+        "database",
+        "agents",
+        "seconds",
+        "steps",
+        "steps/s",
+        "workers killed",
+        "errors",
+        "MB",
+        "handles",
     )
-    print("|---" * 14 + "|")
-    with tempfile.TemporaryDirectory(prefix="mb-", ignore_cleanup_errors=True) as folder:
-        for kind in args.database.split(","):
-            server = workload.Postgres(Path(folder) / "pg") if kind == "postgres" else None
-            try:
-                where = server.new() if server else f"{folder}/soak.db"
-                Database(where).close()
-                run = soak(kind, where, args)
-            finally:
-                if server is not None:
-                    server.close()
-            f = run.found
-            print(
-                f"| {kind} | {args.processes} × {args.sessions} | {run.seconds:.0f} | {run.steps:,} "
-                f"| {run.steps / run.seconds:,.0f} | {f.acknowledged:,} | {run.kills} | {run.errors} "
-                f"| {run.begun.megabytes:,.0f} → {run.ended.megabytes:,.0f} "
-                f"| {run.begun.handles} → {run.ended.handles} | {f.lost} | {f.twice} | {f.stuck} "
-                f"| {f.disordered}, {f.orphaned}, {f.unsummarised} |",
-                flush=True,
-            )
+    print_head(*titles, *Found.TITLES)
+    kinds = args.database.split(",")
+    with workload.banks(kinds) as (new, _):
+        for kind in kinds:
+            where = new(kind)
+            Database(where).close()
+            run = soak(kind, where, args)
+            print_row(
+                kind, f"{args.processes} × {args.sessions}", round(run.seconds), run.steps,
+                round(run.steps / run.seconds), run.kills, run.errors,
+                f"{run.begun.megabytes:,.0f} → {run.ended.megabytes:,.0f}",
+                f"{run.begun.handles} → {run.ended.handles}", *run.found.cells(),
+            )  # fmt: skip
             bad = bad or run.found.wrong > 0 or run.grown
     sys.exit(1 if bad else 0)
 

@@ -26,7 +26,6 @@ import hashlib
 import importlib
 import json
 import os
-import platform
 import random
 import sqlite3
 import statistics
@@ -40,6 +39,7 @@ from pathlib import Path
 from typing import Any
 
 import workload
+from harness import about, command_line, print_head, print_row
 from memory_bank import MemoryBankSettings, MemoryBankState, MemoryProcessor, apply_memory_bank_strategy
 from memory_bank.lab.traces import Trace, is_turn, read_traces
 from memory_bank.transcript import ENCODING
@@ -134,8 +134,7 @@ class Growing:
 
 def observer_part(places: dict[str, str], past: int = 1000, blocks: int = 3) -> None:
     """What a slow Observer beside the agent adds to a step."""
-    print("| database | Observer | steps | median (ms) | p95 (ms) | p95 beyond extraction (ms) |")
-    print("|---|---|---|---|---|---|")
+    print_head("database", "Observer", "steps", "median (ms)", "p95 (ms)", "p95 beyond extraction (ms)")
     for kind, where in places.items():
         asked = {"observer_model": "slow", "observer_mode": "background"}
         modes = {
@@ -159,16 +158,15 @@ def observer_part(places: dict[str, str], past: int = 1000, blocks: int = 3) -> 
         base = modes["extraction"].figures()[1]
         for name, growing in modes.items():
             median, p95 = growing.figures()
-            print(
-                f"| {kind} | {name} | {len(growing.seconds)} | {median:.2f} | {p95:.2f} | {p95 - base:+.2f} |"
-            )
+            print_row(kind, name, len(growing.seconds), f"{median:.2f}", f"{p95:.2f}", f"{p95 - base:+.2f}")
             growing.state.close()
 
 
 def crowd_part(places: dict[str, tuple[str, str]], records: int, steps: int = 200) -> None:
     """What a million records of others add to a step."""
-    print("| database | others' records | median alone (ms) | median in the crowd (ms) | ratio | p95 ratio |")
-    print("|---|---|---|---|---|---|")
+    print_head(
+        "database", "others' records", "median alone (ms)", "median in the crowd (ms)", "ratio", "p95 ratio"
+    )
     for kind, (alone_at, crowd_at) in places.items():
         start = time.perf_counter()
         alone, crowd = (Growing(where, "me", SETTINGS) for where in (alone_at, crowd_at))
@@ -183,7 +181,7 @@ def crowd_part(places: dict[str, tuple[str, str]], records: int, steps: int = 20
         for growing in (alone, crowd):
             del growing.seconds[:101]
         (a50, a95), (c50, c95) = alone.figures(), crowd.figures()
-        print(f"| {kind} | {records:,} | {a50:.2f} | {c50:.2f} | {c50 / a50:.2f} | {c95 / a95:.2f} |")
+        print_row(kind, records, *(f"{x:.2f}" for x in (a50, c50, c50 / a50, c95 / a95)))
         alone.state.close()
         crowd.state.close()
 
@@ -257,59 +255,36 @@ def recorded_part(files: list[Path], runs: int, key: str) -> None:
 
 def runs_table(args: argparse.Namespace) -> None:
     """The times of recorded runs, each version in a process of its own, and how many contexts differ."""
-    command = [
-        sys.executable,
-        __file__,
-        "--part",
-        "recorded",
-        "--runs",
-        str(args.runs),
-        "--strategy",
-        args.strategy,
-    ]
-    command += ["--traces", *map(str, args.traces)]
+    command = [sys.executable, __file__, "--part", "recorded", "--runs", str(args.runs)]
+    command += ["--strategy", args.strategy, "--traces", *map(str, args.traces)]
     versions = [None, args.against] if args.against else [None]
     steps: list[list[list[Any]]] = []
     for source in versions:
         env = {**os.environ, "PYTHONPATH": str(source)} if source else None
         done = subprocess.run(command, env=env, stdout=subprocess.PIPE, text=True, check=True)
         steps.append([json.loads(line) for line in done.stdout.splitlines()])
-    print("| runs | version | steps | median (ms) | p95 (ms) | mean (ms) | contexts that differ |")
-    print("|---|---|---|---|---|---|---|")
+    print_head("runs", "version", "steps", "median (ms)", "p95 (ms)", "mean (ms)", "contexts that differ")
     for file in dict.fromkeys(step[0] for step in steps[0]):
         for source, of_version in zip(versions, steps, strict=True):
             times = [step[1] for step in of_version if step[0] == file]
             differ = sum(a != b for (_, _, a), (_, _, b) in zip(steps[0], of_version, strict=True))
-            p95 = statistics.quantiles(times, n=20)[-1]
-            print(
-                f"| {file} | {'other' if source else 'this'} | {len(times)} | {statistics.median(times):.1f} "
-                f"| {p95:.1f} | {statistics.mean(times):.1f} | {differ if source else ''} |"
-            )
+            figures = statistics.median(times), statistics.quantiles(times, n=20)[-1], statistics.mean(times)
+            shown = (f"{figure:.1f}" for figure in figures)
+            print_row(file, "other" if source else "this", len(times), *shown, differ if source else "")
 
 
 def parts(chosen: list[str], kinds: list[str], records: int) -> None:
     """The parts that need databases."""
-    with tempfile.TemporaryDirectory(prefix="mb-", ignore_cleanup_errors=True) as folder:
-        server = workload.Postgres(Path(folder) / "pg") if "postgres" in kinds else None
-
-        def place(kind: str, name: str) -> str:
-            return server.new() if server and kind == "postgres" else f"sqlite:///{folder}/{name}.db"
-
-        try:
-            if "observer" in chosen:
-                observer_part({kind: place(kind, "observer") for kind in kinds})
-            if "crowd" in chosen:
-                crowd_part({kind: (place(kind, "alone"), place(kind, "crowd")) for kind in kinds}, records)
-        finally:
-            if server is not None:
-                server.close()
+    with workload.banks(kinds) as (new, _):
+        if "observer" in chosen:
+            observer_part({kind: new(kind) for kind in kinds})
+        if "crowd" in chosen:
+            crowd_part({kind: (new(kind), new(kind)) for kind in kinds}, records)
 
 
 def main() -> None:
     """Run and print the tables."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_line(__doc__)
     parser.add_argument("--out", type=Path, help="also write the figures as JSON")
     parser.add_argument("--points", default=",".join(map(str, POINTS)))
     parser.add_argument("--part", default="tables", help="tables, observer, crowd, runs; several with commas")
@@ -343,24 +318,12 @@ def tables(args: argparse.Namespace) -> None:
             "evidence, p95": run("", points, settings=EVIDENCE, share=0.95),
             "in memory, re-parse": run("", points, reparse=True),
         }
-    print("| past steps | " + " | ".join(f"{k} (ms, ratio)" for k in results) + " |")
-    print("|---|" + "---|" * len(results))
+    print_head("past steps", *(f"{k} (ms, ratio)" for k in results))
     for n in points:
-        cells = [f"{r[n] * 1000:.2f} ({r[n] / r[points[0]]:.1f} ×)" for r in results.values()]
-        print(f"| {n:,} | " + " | ".join(cells) + " |")
+        print_row(n, *(f"{r[n] * 1000:.2f} ({r[n] / r[points[0]]:.1f} ×)" for r in results.values()))
     if args.out:
-        commit = subprocess.run(
-            ["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False
-        ).stdout.strip()
-        info = {
-            "commit": commit,
-            "python": platform.python_version(),
-            "machine": platform.machine(),
-            "seed": 0,
-        }
-        args.out.write_text(
-            json.dumps({**info, "settings": SETTINGS.model_dump(), "seconds": results}, indent=1)
-        )
+        document = about(seed=0, settings=SETTINGS.model_dump(), seconds=results)
+        args.out.write_text(json.dumps(document, indent=1))
 
 
 if __name__ == "__main__":

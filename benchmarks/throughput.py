@@ -14,22 +14,19 @@ alternate; the table has the medians over the rounds and the ratio bare : ours (
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import itertools
 import sqlite3
 import statistics
-import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from sqlalchemy.engine import make_url
 
 import workload
+from harness import command_line, print_head, print_row
 from memory_bank.bank.database import Database
 from memory_bank.bank.rows import to_row
 from memory_bank.bank.stores import FactStore
@@ -58,11 +55,8 @@ def a_record() -> InteractionRecord:
 
 def columns(session: str) -> tuple[Any, ...]:
     """A new row as the drivers take it."""
-    row = to_row(a_record(), session)
-    return tuple(v.encode() if k in _TEXTS else v for k, v in row.items())
-
-
-_TEXTS = ("call_id", "tool_name", "input", "output")
+    texts = ("call_id", "tool_name", "input", "output")
+    return tuple(v.encode() if k in texts else v for k, v in to_row(a_record(), session).items())
 
 
 def measure(writers: int, seconds: float, make: Callable[[int], tuple[Write, Callable[[], None]]]) -> float:
@@ -197,42 +191,28 @@ def compare(
 
 def main() -> None:
     """Run and print the table."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_line(__doc__)
     parser.add_argument("--database", default="sqlite,postgres")
     parser.add_argument("--what", default="store,step")
     parser.add_argument("--writers", default="1,8,64")
     parser.add_argument("--seconds", type=float, default=2.0)
     parser.add_argument("--rounds", type=int, default=3)
     args = parser.parse_args()
-    print("| database | what | writers | ours (writes/s) | bare (writes/s) | bare : ours | rounds |")
-    print("|---|---|---|---|---|---|---|")
-    with tempfile.TemporaryDirectory(prefix="mb-", ignore_cleanup_errors=True) as folder:
-        kinds = args.database.split(",")
-        server = workload.Postgres(Path(folder) / "pg") if "postgres" in kinds else None
-        try:
-            for kind in kinds:
-                for what in args.what.split(","):
-                    for writers in map(int, args.writers.split(",")):
-                        rounds = []
-                        for i in range(args.rounds):
-                            if server is not None and kind == "postgres":
-                                where, bare = server.new(), server.new()
-                            else:
-                                where, bare = (f"{folder}/{what}{writers}x{i}{w}.db" for w in ("", "bare"))
-                                Database(bare).close()
-                            rounds.append(compare(kind, where, bare, what, writers, args.seconds))
-                        ours, bare_rate = (statistics.median(r[j] for r in rounds) for j in (0, 1))
-                        ratios = sorted(b / o for o, b in rounds)
-                        print(
-                            f"| {kind} | {what} | {writers} | {ours:,.0f} | {bare_rate:,.0f} "
-                            f"| {statistics.median(ratios):.2f} | {', '.join(f'{r:.2f}' for r in ratios)} |"
-                        )
-                        sys.stdout.flush()
-        finally:
-            if server is not None:
-                server.close()
+    print_head("database", "what", "writers", "ours (writes/s)", "bare (writes/s)", "bare : ours", "rounds")
+    kinds = args.database.split(",")
+    with workload.banks(kinds) as (new, _):
+        for kind, what, writers in itertools.product(
+            kinds, args.what.split(","), map(int, args.writers.split(","))
+        ):
+            rounds = []
+            for _round in range(args.rounds):
+                where, bare = new(kind), new(kind)
+                Database(bare).close()
+                rounds.append(compare(kind, where, bare, what, writers, args.seconds))
+            ours, bare_rate = (statistics.median(r[j] for r in rounds) for j in (0, 1))
+            ratios = sorted(b / o for o, b in rounds)
+            shown = f"{statistics.median(ratios):.2f}", ", ".join(f"{r:.2f}" for r in ratios)
+            print_row(kind, what, writers, round(ours), round(bare_rate), *shown)
 
 
 if __name__ == "__main__":

@@ -25,6 +25,7 @@ import time
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
+from harness import command_line
 from memory_bank.lab.training.fitting import adapt, held_out_loss
 from memory_bank.lab.training.train import Collected, collect, traces_in, train_model
 from memory_bank.selection.model import MODEL_FILE, load_model, save_model
@@ -80,9 +81,7 @@ def _count(samples: Collected) -> str:
 
 def arguments() -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_line(__doc__)
     parser.add_argument("--data-dir", type=Path, default=ROOT.parent / "shared" / "data")
     parser.add_argument("--held-out", nargs="*", default=list(LONG_SETS), metavar="SET")
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "models")

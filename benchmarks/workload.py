@@ -6,18 +6,21 @@ must have stored. Not a benchmark itself.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import importlib
+import itertools
 import logging
 import os
 import random
 import sys
+import tempfile
 import threading
 import time
 import traceback
 import warnings
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -148,6 +151,13 @@ class Found:
     unsummarised: int = 0  # records without an insight, or insights without a record
     unsound: int = 0  # what `memory-bank bank verify` finds
 
+    TITLES = ("records acknowledged", "lost", "twice", "stuck", "disordered, orphaned, bare")
+
+    def cells(self) -> tuple[object, ...]:
+        """The cells of a table below TITLES."""
+        other = f"{self.disordered}, {self.orphaned}, {self.unsummarised}"
+        return self.acknowledged, self.lost, self.twice, self.stuck, other
+
     def add(self, other: Found) -> None:
         """Sum both."""
         for field in dataclasses.fields(self):
@@ -229,6 +239,28 @@ def forked(do: Callable[[int], None]) -> tuple[int, int]:
     finally:
         sys.stderr.flush()
         os._exit(code)
+
+
+@contextlib.contextmanager
+def banks(
+    kinds: Sequence[str], *, fsync: bool = True
+) -> Iterator[tuple[Callable[[str], str], Postgres | None]]:
+    """What makes a new bank of a kind of database (sqlite, postgres) and returns its place; the server, if any.
+
+    An SQLite file is not made yet, and not even migrated when it is.
+    """
+    numbers = itertools.count()
+    with tempfile.TemporaryDirectory(prefix="mb-", ignore_cleanup_errors=True) as folder:
+        server = Postgres(Path(folder) / "pg", fsync=fsync) if "postgres" in kinds else None
+
+        def new(kind: str) -> str:
+            return server.new() if server and kind == "postgres" else f"{folder}/bank{next(numbers)}.db"
+
+        try:
+            yield new, server
+        finally:
+            if server is not None:
+                server.close()
 
 
 def warm_up() -> None:

@@ -52,6 +52,12 @@ def rounds(n: int, size: int = 40, start: int = 0) -> list[dict[str, Any]]:
     return out
 
 
+def entries(chat: Any, context: list[Any]) -> list[tuple[int | None, Any]]:
+    """The entries of a context that keeps some messages of a conversation and has new ones."""
+    at = {id(message): (position, {}) for position, message in enumerate(chat.messages)}
+    return [at.get(id(message), (None, message)) for message in context]
+
+
 # --- hypothesis
 
 TEXT = st.text(

@@ -28,11 +28,11 @@ MAP: dict[str, set[str]] = {
         "bank", "config", "errors", "faults", "models", "plan", "ports", "pricing", "records", "selection",
         "transcript", "vectors",
     },
-    "processor": {"bank", "config", "context", "errors", "pricing", "transcript"},
+    "processor": {"bank", "config", "context", "errors", "plan", "pricing", "transcript"},
     "orchestrator": {"bank", "config", "errors", "models", "pricing", "processor", "transcript"},
     "provenance": {"errors", "ports", "records", "transcript"},
     "tools": {"bank", "context", "errors", "ports", "provenance", "records", "transcript"},
-    "integrations": {"bank", "config", "errors", "history", "processor", "tools", "transcript"},
+    "integrations": {"bank", "config", "errors", "history", "plan", "processor", "tools", "transcript"},
     "testing": {"bank", "errors", "history", "models", "ports", "records", "transcript", "vectors"},
     "service": {
         "bank", "config", "context", "errors", "faults", "models", "plan", "ports", "pricing", "processor", "provenance",

@@ -32,7 +32,7 @@ def test_soak() -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     row = cells(done)
     assert int(row[3].replace(",", "")) > 20
-    assert row[7] == "0"  # errors
+    assert row[6] == "0"  # errors
     assert row[10:13] == ["0", "0", "0"]
     assert row[13] == "0, 0, 0"
 

@@ -10,6 +10,7 @@ from typing import Any, Literal, Protocol
 
 from memory_bank.transcript.messages import Interaction
 from memory_bank.transcript.transcript import View
+from memory_bank.transcript.turns import Edit, Entry
 
 
 class Fate(StrEnum):
@@ -123,32 +124,15 @@ _REASONS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Replacement:
-    """A message to be sent in place of another, and its tokens."""
-
-    message: Any
-    tokens: int
-
-
-@dataclass(frozen=True, slots=True)
-class ShortenedTurn:
-    """A past interaction in short form: the messages sent in place of those up to ``stop``, and their tokens."""
-
-    messages: Sequence[Any]
-    stop: int
-    tokens: int
-
-
-@dataclass(frozen=True, slots=True)
 class Choice:
     """What a policy wants the context to show besides the anchor and the tail.
 
     ``text``: the content of the memory message, "" for none; ``role``: its role. ``whole``: past interactions
-    that are kept as they are. ``in_place``: past interactions that are shown in short form, by start; where it
-    is given, what is shown of the past stands in its place among the messages that are never dropped.
-    ``replaced``: messages by position that are sent in another form. ``keep_all``: all other messages are
-    kept, in their order. ``unchanged``: why the messages need no change, or "". ``may_cost_more``: the context
-    is used even where the full history costs no more, because it holds something that the messages lack.
+    that are kept as they are. ``edits``: messages by position that are sent in another form, also those of past
+    interactions of which nothing else is shown. ``in_place``: what is shown of the past stands in its place
+    among the messages that are never dropped. ``keep_all``: all messages are kept, in their order. ``unchanged``: why
+    the messages need no change, or "". ``may_cost_more``: the context is used even where the full history
+    costs no more, because it holds something that the messages lack.
     ``repair_pairs``: what is done about broken pairs. ``budget``: tokens of the whole context. ``chosen``: the
     strategy that an adaptive one took. ``model_calls``: calls of a model that the choice made.
     """
@@ -156,8 +140,8 @@ class Choice:
     text: str = ""
     role: str = "user"
     whole: Sequence[Interaction] = ()
-    in_place: Mapping[int, ShortenedTurn] | None = None
-    replaced: Mapping[int, Replacement] = field(default_factory=dict)
+    edits: Mapping[int, Edit] = field(default_factory=dict)
+    in_place: bool = False
     keep_all: bool = False
     unchanged: str = ""
     may_cost_more: bool = False
@@ -192,9 +176,17 @@ class Plan:
     embedder: str = ""
     observer: str = ""
     memory: Mapping[str, str] | None = None
-    repaired: Mapping[int, Sequence[Any]] = field(default_factory=dict)  # by position of the interaction
+    repaired: Mapping[int, Sequence[Entry]] = field(default_factory=dict)  # by position of the interaction
     repairs: Mapping[int, str] = field(default_factory=dict)  # what was done, by the same position
     previous: Plan | None = None
+
+    @property
+    def edits(self) -> Mapping[int, Edit]:
+        """The edits of the choice that the context has: where the messages are unchanged, only those of the tail."""
+        tail = self.view.tail_start
+        return (
+            {p: e for p, e in self.choice.edits.items() if p >= tail} if self.unchanged else self.choice.edits
+        )
 
     @property
     def query(self) -> str:
@@ -297,10 +289,10 @@ _FIGURES = (
 class Context(list[Any]):
     """The messages for the next model call, with the plan that they were rendered from.
 
-    ``sources`` has for each the position of the message that it is or was made of; None for a new one.
+    ``entries`` has for each the position of the message that it is made of and what is changed, or the new message.
     """
 
-    def __init__(self, messages: Iterable[Any], plan: Plan, sources: Sequence[int | None]) -> None:
+    def __init__(self, messages: Iterable[Any], plan: Plan, entries: Sequence[Entry]) -> None:
         super().__init__(messages)
         self.plan = plan
-        self.sources = sources
+        self.entries = entries

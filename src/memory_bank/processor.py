@@ -15,8 +15,9 @@ from memory_bank.config import Config, MemoryBankSettings, as_settings, load_con
 from memory_bank.context.build import Policy, build_context
 from memory_bank.context.policies import policy_of
 from memory_bank.errors import ConfigError, LoopDetectedError, StorageError
+from memory_bank.plan import Context
 from memory_bank.pricing import price_of
-from memory_bank.transcript.anthropic import from_anthropic, is_anthropic, to_anthropic
+from memory_bank.transcript.anthropic import from_anthropic, is_anthropic
 from memory_bank.transcript.foreign import check_shape
 from memory_bank.transcript.messages import Interaction, check_messages, same_objects
 from memory_bank.transcript.pairing import repeated_calls
@@ -87,8 +88,10 @@ def _in_form(messages: Any, apply: Callable[[Any], tuple[Applied, Session | None
         return apply(messages)[0]
     chat = from_anthropic(messages)
     (context, tokens), session = apply([*chat.messages])
-    written = to_anthropic(context, chat)
-    if session is not None and not same_objects(written, chat.source):
+    if session is None or not isinstance(context, Context):  # it went through
+        return list(chat.source), tokens
+    written = chat.write(context.entries)
+    if not same_objects(written, chat.source):
         tokens = session.recount(context, from_anthropic(written).messages)
     return written, tokens
 

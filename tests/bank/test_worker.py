@@ -20,7 +20,7 @@ from memory_bank.models.chat import OpenAIChat
 from memory_bank.models.lexical import LexicalEmbedder
 from memory_bank.models.observer import Observer
 from memory_bank.testing import Reply, ScriptedModel, ScriptedServer, fail, say
-from memory_bank.testing.server import cut, half, raw
+from memory_bank.testing.replies import cut, half, raw
 
 
 class Clock:

@@ -30,8 +30,16 @@ from memory_bank.errors import (
     MissingExtraError,
     UnknownStrategyError,
 )
-from memory_bank.integrations.bridge import MAX_SESSIONS, NO_SESSION, Bridge, read_natives
+from memory_bank.integrations.bridge import (
+    MAX_SESSIONS,
+    NO_SESSION,
+    Bridge,
+    FrameworkWire,
+    Part,
+    read_natives,
+)
 from memory_bank.testing import pairing_errors
+from memory_bank.transcript.messages import MessageKind
 
 ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "src" / "memory_bank" / "integrations"
@@ -50,34 +58,31 @@ class Native:
     results: tuple[tuple[str, str], ...] = ()
 
 
-class NativeWire:
-    """See Wire."""
+class NativeWire(FrameworkWire[Native]):
+    """See FrameworkWire. The parts of a message are its results or its calls, then its words."""
 
-    def read(self, native: Native) -> list[dict[str, Any]]:
+    def read(self, native: Native) -> dict[int, Part]:
         if not isinstance(native, Native):
             raise MessagesError(f"{type(native).__name__} is not a Native.")
-        if native.results:
-            read = [{"role": "tool", "tool_call_id": i, "content": o} for i, o in native.results]
-            return [*read, {"role": "user", "content": native.text}] if native.text else read
-        message: dict[str, Any] = {"role": native.role, "content": native.text}
-        if native.calls:
-            message["tool_calls"] = [
-                {"id": i, "type": "function", "function": {"name": n, "arguments": a}}
-                for i, n, a in native.calls
-            ]
-        return [message]
+        parts = [Part(MessageKind.RESULT, o, i) for i, o in native.results]
+        parts += [Part(MessageKind.CALL, a, i, n) for i, n, a in native.calls]
+        if native.text or not parts:
+            kinds = {"user": MessageKind.USER, "tool": MessageKind.USER, "system": MessageKind.SYSTEM}
+            parts.append(Part(kinds.get(native.role, MessageKind.SAY), native.text))
+        return dict(enumerate(parts))
 
-    def rewrite(self, native: Native, messages: Any) -> Native | None:
-        if native.calls:
-            [made] = messages
-            kept = {c["id"]: c["function"]["arguments"] for c in made["tool_calls"]}
-            return dataclasses.replace(
-                native, calls=tuple((i, n, kept[i]) for i, n, _ in native.calls if i in kept)
-            )
-        kept = [m for m in messages if m is not None]
-        results = tuple((m["tool_call_id"], m["content"]) for m in kept if m["role"] == "tool")
-        words = next((m["content"] for m in kept if m["role"] == "user"), "")
-        return dataclasses.replace(native, results=results, text=words) if kept else None
+    def write(self, native: Native, change: Any) -> Native | None:
+        results, calls, text = [], [], native.text
+        for number, (i, o) in enumerate(native.results):
+            new = change.get(number, o)
+            results += [] if new is None else [(i, new)]
+        for number, (i, n, a) in enumerate(native.calls):
+            new = change.get(number, a)
+            calls += [] if new is None else [(i, n, new)]
+        text = change.get(len(native.results) + len(native.calls), native.text) or ""
+        if not (results or calls or text):
+            return None
+        return dataclasses.replace(native, results=tuple(results), calls=tuple(calls), text=text)
 
     def say(self, message: dict[str, Any]) -> Native:
         return Native(message["role"], message["content"])
@@ -110,7 +115,7 @@ def history(
 
 
 def chat(natives: list[Native]) -> list[dict[str, Any]]:
-    return [m for native in natives for m in NativeWire().read(native)]
+    return read_natives(natives, NativeWire()).messages
 
 
 def test_kept_messages_are_the_very_objects_and_the_input_is_not_changed():

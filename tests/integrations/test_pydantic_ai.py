@@ -91,9 +91,8 @@ def test_a_request_with_results_and_words_is_divided():
     request = ModelRequest(
         parts=[ToolReturnPart("f", "one", "c1"), ToolReturnPart("f", "two", "c2"), UserPromptPart("And?")]
     )
-    first, second, words = WIRE.read(request)
-    assert WIRE.rewrite(request, [None, None, words]).parts == [request.parts[2]]
-    changed = WIRE.rewrite(request, [{**first, "content": "o …"}, second, None])
+    assert WIRE.write(request, {0: None, 1: None}).parts == [request.parts[2]]
+    changed = WIRE.write(request, {0: "o …", 2: None})
     assert [p.content for p in changed.parts] == ["o …", "two"]
     assert [p.content for p in request.parts] == ["one", "two", "And?"]
     with pytest.raises(MessagesError, match="dict is not a message"):
@@ -117,7 +116,7 @@ def test_thinking_of_anthropic_goes_from_the_first_difference_on(kind):
     sent = strip_natives(rebuilt, natives, WIRE, thinking_rule({"type": kind}))
     thinks = [isinstance(m.parts[0], ThinkingPart) for m in sent if isinstance(m, ModelResponse)]
     assert thinks == [True, True, kind == "enabled"]
-    assert WIRE.without_thinking(ModelResponse(parts=[natives[1].parts[0]])) is None
+    assert WIRE.write(ModelResponse(parts=[natives[1].parts[0]]), {0: None}) is None
 
 
 def test_a_model_of_anthropic_that_thinks_gets_no_thinking_that_does_not_fit():

@@ -82,17 +82,15 @@ def test_parallel_outputs_are_one_record():
         tool_calls=[ToolCall("get_order", {"number": 1}, "a"), ToolCall("get_parcel", {"number": 1}, "b")],
         observations="one\ntwo",
     )
-    made, result = WIRE.read(step)
-    [call] = made["tool_calls"]
-    assert call["function"]["name"] == "get_order+get_parcel"
-    assert result == {"role": "tool", "tool_call_id": "a", "content": "one\ntwo"}
-    changed = WIRE.rewrite(step, [made, {**result, "content": "one …"}])
+    _, call, result = WIRE.read(step).values()
+    assert (call.name, result.call_id, result.value) == ("get_order+get_parcel", "a", "one\ntwo")
+    changed = WIRE.write(step, {2: "one …"})
     assert (changed.observations, step.observations, changed.tool_calls) == (
         "one …",
         "one\ntwo",
         step.tool_calls,
     )
-    assert WIRE.rewrite(step, [None, None]) is None
+    assert WIRE.write(step, {0: None, 1: None, 2: None}) is None
     with pytest.raises(MessagesError, match="FinalAnswerStep"):
         WIRE.read(FinalAnswerStep("done"))
 

@@ -1,9 +1,9 @@
-"""The rule of the prefix cache: any earlier request, the marks of the Messages API, and the bill of a run."""
+"""The rule of the prefix cache: any earlier request, the marks of the Messages API."""
 
 import pytest
 
-from memory_bank.lab.costs import PRICE_TABLES, Costs, ScriptedCache, bill, message_parts
-from memory_bank.pricing import Usage, cost
+from memory_bank.lab.costs import ScriptedCache
+from memory_bank.pricing import Usage
 from memory_bank.transcript import open_counter
 
 COUNTER = open_counter("approximate")
@@ -50,18 +50,3 @@ def test_a_written_prefix_is_found_at_most_20_parts_before_a_mark():
     more = [f"part {i}" for i in range(20)]
     assert cache.add(parts(A, *more[:19]), (20,)).cached == size(A)
     assert cache.add(parts(A, "other", *more), (22,)).cached == 0
-
-
-def test_the_bill_reads_a_context_that_comes_back():
-    def says(text):
-        return {"role": "user", "content": text}
-
-    costs = Costs(COUNTER)
-    contexts = [[says(A)], [says(B)], [says(A), says(C)]]
-    made, cached = bill(contexts, costs, 2.0, 0.75, 1024)
-    assert cached == [0, 0, costs.of(says(A))]
-    assert made.priced == pytest.approx((made.tokens - 0.75 * made.cached) * 2 / 1e6)
-    used = ScriptedCache(COUNTER).add(message_parts(contexts[0], costs))
-    assert [cost(used, p) for p in PRICE_TABLES.values()] == pytest.approx(
-        [used.input * price / 1e6 for price in (1.25, 1, 1)]
-    )

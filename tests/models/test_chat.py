@@ -20,7 +20,7 @@ from memory_bank.errors import ConfigError, ModelError
 from memory_bank.models.chat import OpenAIChat, as_chat_model, reply_text, usage_of
 from memory_bank.ports import ChatModel
 from memory_bank.testing import Reply, ScriptedModel, ScriptedServer, fail, say
-from memory_bank.testing.server import cut, half, raw
+from memory_bank.testing.replies import cut, half, raw
 
 SECRET = "sk-very-secret"
 ASKED = [{"role": "user", "content": "private question"}]

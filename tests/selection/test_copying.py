@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from tests.examples import examples
 from tests.selection.texts import ANY_TEXT
 
-from memory_bank.lab.training.copying import COPIED, CopiedText, CopySamples, argument_texts, fit_copied
+from memory_bank.lab.training.fitting import Samples, fit_copied
+from memory_bank.lab.training.train import CopiedText
 from memory_bank.selection.copying import COPY_FEATURES, describe_segments
 from memory_bank.selection.features import CurrentStep
 from memory_bank.selection.index import EvidenceIndex
@@ -58,18 +59,19 @@ def test_the_latest_copy_that_the_context_does_not_show_counts():
 
 
 def test_arguments_are_compared_as_the_strings_in_them():
-    assert list(argument_texts(json.dumps({"a": [LINE, "short"], "n": 3}))) == [LINE]
-    assert list(argument_texts("not json but long enough to be compared")) == [
-        "not json but long enough to be compared"
-    ]
-    assert all(len(text) >= COPIED for text in argument_texts(json.dumps({"a": "x" * 23})))
+    index = filled(LINE, "nothing of it", "nothing")
+    last = index.tables.segments_before(2)
+    for call, found in ((json.dumps({"a": [LINE, "short"], "n": 3}), True), (LINE, True), (LINE[:23], False)):
+        copied = CopiedText([call])
+        copied.follow(index)
+        assert bool(copied.sources([call], last, "")) is found, call
 
 
 def test_the_fit_finds_what_is_copied():
     random = np.random.default_rng(0)
     x = random.random((4000, len(COPY_FEATURES))).astype(np.float32)
     y = x[:, 0] + 0.3 * random.random(4000) > 1
-    weights = fit_copied([CopySamples(x, y, np.ones(4000, np.float32), np.zeros(4000, np.int64))])
+    weights = fit_copied([Samples(x, y, np.ones(4000, np.float32), *np.zeros((2, 4000), np.int64))])
     odds = x @ weights[:-1] + weights[-1]
     assert weights[0] == max(weights[:-1])
     assert odds[y].mean() > odds[~y].mean() + 2

@@ -105,8 +105,8 @@ def test_values_are_compared_with_the_anchor_as_a_search_does():
 
 def test_a_turn_that_stays_as_it_was_is_shortened_once(monkeypatch):
     made = []
-    shorten = native.shorten_interaction
-    monkeypatch.setattr(native, "shorten_interaction", lambda *a: made.append(a[0].start) or shorten(*a))
+    shorten = native.shorten_turn
+    monkeypatch.setattr(native, "shorten_turn", lambda *a: made.append(a[0].start) or shorten(*a))
     processor = MemoryProcessor()
     messages = [user("Check the orders.")]
     for n in range(60):

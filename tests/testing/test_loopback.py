@@ -13,7 +13,7 @@ import pytest
 from openai import OpenAI
 
 from memory_bank.testing import Reply, ScriptedServer
-from memory_bank.testing.server import raw
+from memory_bank.testing.replies import raw
 
 
 def connected(server: ScriptedServer, body: bytes = b'{"model": "m", "input": "q", "stream": true}') -> Any:

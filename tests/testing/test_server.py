@@ -16,7 +16,7 @@ from openai import OpenAI
 
 from memory_bank.errors import ModelError
 from memory_bank.testing import Reply, ScriptedServer, call, calls, fail, pairing_errors, run_agent, say
-from memory_bank.testing.server import cut, half, hashed_embedding, raw
+from memory_bank.testing.replies import cut, half, raw
 
 USER: dict[str, Any] = {"role": "user", "content": "q"}
 
@@ -161,16 +161,6 @@ def test_embeddings_by_a_function_and_its_faults() -> None:
             client.embeddings.create(model="e", input="x")
         with pytest.raises(openai.BadRequestError, match="Invalid 'input'"):
             client.embeddings.create(model="e", input=[])
-
-
-def test_the_default_embedding_stands_for_any_text() -> None:
-    vectors = hashed_embedding(["", "a", "\ud800", "数", "a" * 100_000])
-    assert all(len(v) == 64 and sum(x * x for x in v) == pytest.approx(1) for v in vectors)
-
-
-def test_models() -> None:
-    with ScriptedServer(models=["one", "two"]) as server, client_of(server) as client:
-        assert [m.id for m in client.models.list()] == ["one", "two"]
 
 
 def test_broken_pairs_are_refused_and_take_no_reply() -> None:

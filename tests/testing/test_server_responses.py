@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from typing import Any
 
 import openai
 import pytest
-from openai import AsyncOpenAI, OpenAI
+from openai import OpenAI
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
-from memory_bank.testing import Reply, ScriptedServer, call, calls, fail, say
-from memory_bank.testing.server import raw
+from memory_bank.testing import Reply, ScriptedServer, call, calls, say
 
 USER: dict[str, Any] = {"role": "user", "content": "q"}
 THINKING = Reply(
@@ -158,26 +156,6 @@ def test_a_loop_of_tools_that_the_server_continues(held: str) -> None:
                 client.responses.retrieve(answer.id)
 
 
-def test_async_and_streamed() -> None:
-    async def run(server: ScriptedServer) -> Any:
-        async with AsyncOpenAI(base_url=server.base_url, api_key="k", max_retries=0) as client:
-            items: list[Any] = [USER]
-            while True:
-                async with client.responses.stream(model="m", input=items) as stream:
-                    answer = await stream.get_final_response()
-                items += [
-                    i.model_dump(exclude_none=True, exclude={"parsed_arguments"}) for i in answer.output
-                ]
-                outputs = outputs_for(answer)
-                if not outputs:
-                    return answer
-                items += outputs
-
-    with ScriptedServer([THINKING, call("find", q="c"), "done"]) as server:
-        assert asyncio.run(run(server)).output_text == "done"
-    assert server.refused == []
-
-
 def refused(server: ScriptedServer, **body: Any) -> str:
     with client_of(server) as client, pytest.raises(openai.APIStatusError) as caught:
         client.responses.create(model="m", **body)
@@ -236,17 +214,3 @@ def test_what_the_server_does_not_hold() -> None:
             assert "Invalid type for 'conversation'" in refused(server, input="q", conversation=odd)
             assert "Invalid type" in refused(server, input="q", previous_response_id=odd)
         assert "not found" in refused(server, input=[{"type": "item_reference", "id": []}])
-
-
-def test_faults_are_those_of_chats() -> None:
-    script: list[Any] = [fail(429, "slow down"), Reply("x", cut=300), raw("{"), fail(500), "well again"]
-    with ScriptedServer(script) as server, client_of(server) as client:
-        with pytest.raises(openai.RateLimitError):
-            client.responses.create(model="m", input="q")
-        with pytest.raises(Exception, match=r"(?i)incomplete|closed|connection|disconnected"):
-            list(client.responses.create(model="m", input="q", stream=True))
-        with pytest.raises(ValueError, match="Expecting"):
-            client.responses.create(model="m", input="q")
-        with pytest.raises(openai.InternalServerError):
-            client.responses.create(model="m", input="q", stream=True)
-        assert client.responses.create(model="m", input="q").output_text == "well again"

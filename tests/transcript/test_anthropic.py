@@ -24,6 +24,7 @@ from tests.blocks import (
     use,
     user,
 )
+from tests.chats import entries
 
 from memory_bank.errors import HistoryError
 from memory_bank.transcript.anthropic import (
@@ -34,22 +35,26 @@ from memory_bank.transcript.anthropic import (
     is_anthropic,
     message_errors,
     strip_thinking,
-    to_anthropic,
     with_cache_marks,
 )
 from memory_bank.transcript.messages import Interaction, parse_messages
+from memory_bank.transcript.turns import WHOLE
 
 MEMORY = {"role": "user", "content": "MEMORY"}
 
 
-def shown(chat, drop=(), memory=True):
-    """A context without some interactions (by number), as render makes it: kept, memory, the last turn."""
+def shown(chat, drop=()):
+    """What is written of a context without some interactions (by number): kept, memory, the last turn."""
     segments = parse_messages(chat.messages)
     turns = [s for s in segments if isinstance(s, Interaction)]
     gone = [turns[i] for i in drop]
     tail = turns[-1].start if turns else len(chat.messages)
     kept = [m for s in segments if s.start < tail and s not in gone for m in s.messages]
-    return [*kept, *([dict(MEMORY)] if memory else []), *chat.messages[tail:]]
+    return chat.write(entries(chat, [*kept, dict(MEMORY), *chat.messages[tail:]]))
+
+
+def unchanged(chat):
+    return chat.write(entries(chat, chat.messages))
 
 
 def test_a_user_message_divides_into_its_results_and_the_rest():
@@ -81,7 +86,7 @@ def test_a_user_message_divides_into_its_results_and_the_rest():
 def test_memory_joins_the_user_message_before_it():
     messages = [user("Find it"), *rounds(3)]
     chat = from_anthropic(messages)
-    out = to_anthropic(shown(chat, drop=(0, 1)), chat)
+    out = shown(chat, drop=(0, 1))
     assert out[0] == user("Find it", "MEMORY")
     assert out[1] is messages[5]
     assert out[2] is messages[6]
@@ -92,7 +97,7 @@ def test_memory_joins_the_user_message_before_it():
 def test_a_system_message_stays_and_follows_a_user_message():
     messages = [user("Find it"), system("Be brief."), *rounds(1), system("Now be long."), *rounds(2, start=1)]
     chat = from_anthropic(messages)
-    out = to_anthropic(shown(chat, drop=(0, 1)), chat)
+    out = shown(chat, drop=(0, 1))
     assert [m["role"] for m in out] == ["user", "system", "assistant", "user"]
     assert out[0] == user("Find it", "MEMORY")
     assert out[1]["content"] == [text("Be brief."), text("Now be long.")]
@@ -106,7 +111,7 @@ def test_words_beside_dropped_results_stay():
         user(answer("a", "A" * 99), "Also the parcel!"),
         *rounds(1),
     ]
-    out = to_anthropic(shown(chat := from_anthropic(messages), drop=(0,)), chat)
+    out = shown(from_anthropic(messages), drop=(0,))
     assert out[0] == user("Find it", "Also the parcel!", "MEMORY")
 
 
@@ -118,7 +123,7 @@ def test_cache_marks_of_kept_blocks_stay_and_none_is_added():
         turn(use("b")),
         user(answer("b", "B", **MARK), text("?", **MARK)),
     ]
-    out = to_anthropic(shown(chat := from_anthropic(messages), drop=(0,)), chat)
+    out = shown(from_anthropic(messages), drop=(0,))
     assert cache_marks(out) == 3
     assert out[0]["content"][0] is messages[0]["content"][0]
     assert out[-1] is messages[-1]
@@ -130,7 +135,7 @@ def test_a_turn_with_blocks_of_the_provider_is_never_left_out(block):
     chat = from_anthropic(messages)
     turns = [s for s in parse_messages(chat.messages) if isinstance(s, Interaction)]
     assert turns[0].fault  # kept by every strategy
-    assert to_anthropic(shown(chat), chat)[1] is messages[1]
+    assert shown(chat)[1] is messages[1]
     alone = from_anthropic([user("Find it"), turn("I search.", block), user("Go on"), *rounds(1)])
     assert [m["role"] for m in alone.messages][:2] == ["user", "item"]
 
@@ -141,8 +146,8 @@ def test_a_turn_in_several_messages_is_one_turn():
     turns = [s for s in parse_messages(chat.messages) if isinstance(s, Interaction)]
     assert [len(t.pairs) for t in turns] == [2, 1]
     assert not any(t.fault for t in turns)
-    assert to_anthropic(chat.messages, chat) == messages
-    assert to_anthropic(shown(chat, drop=(0,)), chat)[1:] == messages[5:]
+    assert unchanged(chat) == messages
+    assert shown(chat, drop=(0,))[1:] == messages[5:]
 
 
 def test_a_shortened_result_keeps_the_members_of_its_block():
@@ -153,21 +158,20 @@ def test_a_shortened_result_keeps_the_members_of_its_block():
         *rounds(1),
     ]
     chat = from_anthropic(messages)
-    context = [{**m, "content": "A… #1"} if m.get("tool_call_id") == "a" else m for m in chat.messages]
-    out = to_anthropic(context, chat)
+    edits = [(p, {}) for p in range(len(chat.messages))]
+    edits[2] = (2, {WHOLE: "A… #1"})
+    out = chat.write(edits)
     assert out[2]["content"] == [answer("a", "A… #1", is_error=True, **MARK)]
     assert out[1] is messages[1]
-    called = chat.messages[1]
-    function = {"name": "get_order", "arguments": '{"q": "long…"}'}
-    context[1] = {**called, "tool_calls": [{**called["tool_calls"][0], "function": function}]}
-    assert to_anthropic(context, chat)[1] == turn(use("a", q="long…"))
+    edits[1] = (1, {0: '{"q": "long…"}'})
+    assert chat.write(edits)[1] == turn(use("a", q="long…"))
 
 
 def test_a_result_that_was_made_up_and_one_without_its_call():
     messages = [user("go"), turn(use("a"), use("b")), user(answer("a"))]
     chat = from_anthropic(messages)
     made = {"role": "tool", "tool_call_id": "b", "content": "[no result]"}
-    out = to_anthropic([*chat.messages, made], chat)
+    out = chat.write(entries(chat, [*chat.messages, made]))
     assert message_errors(out) == []
     assert [b for m in out[2:] for b in m["content"]] == [answer("a"), answer("b", "[no result]")]
 
@@ -176,9 +180,7 @@ def test_a_context_that_breaks_a_pair_is_refused():
     messages = [user("go"), *rounds(2)]
     chat = from_anthropic(messages)
     with pytest.raises(HistoryError, match="break a call"):
-        to_anthropic(chat.messages[:2] + chat.messages[3:], chat)
-    with pytest.raises(HistoryError, match="no message has"):
-        to_anthropic([{"role": "tool", "tool_call_id": "x", "content": "?"}], chat)
+        chat.write(entries(chat, chat.messages[:2] + chat.messages[3:]))
 
 
 # thinking
@@ -207,45 +209,36 @@ def thoughts(messages):
 
 def test_thinking_goes_from_the_first_difference_on():
     chat = from_anthropic(THINKING)
-    assert to_anthropic(chat.messages, chat) == THINKING
-    out = to_anthropic(shown(chat, drop=(1,)), chat)  # differs from the second turn on
+    assert unchanged(chat) == THINKING
+    out = shown(chat, drop=(1,))  # differs from the second turn on
     assert out[1] is THINKING[1]
     assert out[2] == user(answer("a"), "MEMORY")
     assert thoughts(out) == ["thinking"]
-    assert thoughts(to_anthropic(shown(chat, drop=(0,)), chat)) == []
-    later = [
-        *chat.messages[:3],
-        *({**m, "content": "…"} if m.get("tool_call_id") == "b" else m for m in chat.messages[3:]),
-    ]
-    assert thoughts(to_anthropic(later, chat)) == ["thinking", "thinking"]
+    assert thoughts(shown(chat, drop=(0,))) == []
+    later = [(p, {WHOLE: "…"} if m.get("tool_call_id") == "b" else {}) for p, m in enumerate(chat.messages)]
+    assert thoughts(chat.write(later)) == ["thinking", "thinking"]
 
 
 def test_the_tool_turn_that_is_answered_keeps_its_thinking_where_it_must():
-    chat = from_anthropic(THINKING)
-    out = to_anthropic(shown(chat, drop=(0, 1)), chat, Thinking.KEEP_LAST)
+    out = shown(from_anthropic(THINKING, thinking=Thinking.KEEP_LAST), drop=(0, 1))
     assert thoughts(out) == ["redacted_thinking"]
     bare = [*THINKING[:5], turn(use("c")), user(answer("c"))]  # it thought before its first call only
-    chat = from_anthropic(bare)
     with pytest.raises(HistoryError, match="no thinking block of its own"):
-        to_anthropic(shown(chat, drop=(0, 1)), chat, Thinking.KEEP_LAST)
+        shown(from_anthropic(bare, thinking=Thinking.KEEP_LAST), drop=(0, 1))
     ended = [*bare, turn("done"), user("thanks, now this"), *rounds(1)]  # no thinking in the present turn
-    chat = from_anthropic(ended)
-    assert thoughts(to_anthropic(shown(chat, drop=(0, 1)), chat, Thinking.KEEP_LAST)) == []
+    assert thoughts(shown(from_anthropic(ended, thinking=Thinking.KEEP_LAST), drop=(0, 1))) == []
 
 
 def test_thinking_stays_where_the_provider_drops_it():
-    chat = from_anthropic(THINKING)
-    assert thoughts(to_anthropic(shown(chat, drop=(0,)), chat, Thinking.KEEP)) == [
-        "thinking",
-        "redacted_thinking",
-    ]
+    kept = shown(from_anthropic(THINKING, thinking=Thinking.KEEP), drop=(0,))
+    assert thoughts(kept) == ["thinking", "redacted_thinking"]
     assert thoughts(strip_thinking(THINKING, Thinking.DROP)) == []
     assert thoughts(strip_thinking(THINKING, Thinking.KEEP_LAST)) == ["redacted_thinking"]
 
 
 def test_a_message_of_thinking_alone_goes():
     messages = [user("go"), *rounds(1), turn(thought()), user("go on"), *rounds(2, start=1)]
-    out = to_anthropic(shown(chat := from_anthropic(messages), drop=(0,)), chat)
+    out = shown(from_anthropic(messages), drop=(0,))
     assert message_errors(out) == []
     assert thoughts(out) == []
 
@@ -258,7 +251,7 @@ def test_an_unchanged_chat_gives_the_very_messages(messages):
     assert message_errors(messages) == []
     before = copy.deepcopy(messages)
     chat = from_anthropic(messages, "You help.")
-    out = to_anthropic(chat.messages, chat)
+    out = unchanged(chat)
     assert len(out) == len(messages)
     assert all(a is b for a, b in zip(out, messages, strict=True))
     assert messages == before
@@ -272,9 +265,9 @@ def test_every_context_has_whole_pairs_and_at_most_the_marks_it_had(messages, da
     drop = data.draw(st.lists(st.sampled_from(may_go), unique=True)) if may_go else []
     rule = data.draw(st.sampled_from(Thinking))
     try:
-        out = to_anthropic(shown(chat, drop), chat, rule)
+        out = shown(from_anthropic(messages, thinking=rule), drop)
     except HistoryError:  # the tool turn has no thinking of its own
-        out = to_anthropic(shown(chat, drop), chat, Thinking.DROP)
+        out = shown(chat, drop)
     assert message_errors(out) == []
     assert cache_marks(out) <= cache_marks(messages)
     told = str(out)
@@ -285,12 +278,12 @@ def test_every_context_has_whole_pairs_and_at_most_the_marks_it_had(messages, da
 @given(any_messages(), st.sampled_from(Thinking))
 def test_no_list_breaks_it(messages, rule):
     is_anthropic(messages)
-    chat = from_anthropic(messages, "s")
+    chat = from_anthropic(messages, "s", thinking=rule)
     parse_messages(chat.messages)
     cache_marks(messages)
     strip_thinking(messages, rule)
     try:
-        out = to_anthropic(chat.messages, chat, rule)
+        out = unchanged(chat)
     except HistoryError:
         return
     if not message_errors(messages):
@@ -354,7 +347,7 @@ def test_types_and_ids_that_are_no_text_break_nothing(odd: Any, role: str) -> No
             {"role": role, "content": [block]},
         ]
         chat = from_anthropic(messages)
-        assert isinstance(to_anthropic(chat.messages, chat, Thinking.DROP), list)
+        assert isinstance(unchanged(chat), list)
         assert isinstance(strip_thinking(messages, Thinking.KEEP_LAST), list)
         assert isinstance(message_errors(messages), list)
 

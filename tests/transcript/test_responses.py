@@ -10,6 +10,7 @@ import pytest
 from hypothesis import event, given
 from openai import OpenAI
 from openai.types.responses import ResponseInputItemParam
+from tests.chats import entries
 from tests.examples import examples
 from tests.items import (
     APART,
@@ -40,7 +41,6 @@ from memory_bank.transcript.responses import (
     item_errors,
     item_type,
     stands_alone,
-    to_items,
 )
 
 EVIDENCE = MemoryBankSettings(
@@ -55,7 +55,7 @@ SLOW = examples(60)
 
 def rebuilt(items: list[Any], state: Any, strategy: MemoryBankSettings = EVIDENCE) -> list[Any]:
     chat = from_items(items)
-    return to_items(apply_memory_bank_strategy(chat.messages, None, strategy, state)[0], chat)
+    return chat.write(apply_memory_bank_strategy(chat.messages, None, strategy, state)[0].entries)
 
 
 def again(items: list[Any]) -> list[Any]:
@@ -74,7 +74,8 @@ def turns(items: list[Any]) -> list[list[str]]:
     found = []
     for segment in parse_messages(chat.messages):
         if isinstance(segment, Interaction):
-            positions = sorted({p for m in segment.messages for p in chat.parts[id(m)].items})
+            stretch = range(segment.start, segment.stop)
+            positions = sorted({place.message for p in stretch for place in chat.places[p]})
             found.append([item_type(items[p]) + ("!" if segment.fault else "") for p in positions])
     return found
 
@@ -120,7 +121,7 @@ def test_items_are_grouped_into_turns(items: list[Any], expected: list[list[str]
     items = [user(), *items]
     assert turns(items) == expected
     chat = from_items(items)
-    assert [id(i) for i in to_items(chat.messages, chat)] == [id(i) for i in items]
+    assert [id(i) for i in chat.write(entries(chat, chat.messages))] == [id(i) for i in items]
 
 
 @pytest.mark.parametrize("kind", OUTPUT_OF)
@@ -142,9 +143,9 @@ def test_a_hosted_call_is_a_pair_of_its_own(kind: str) -> None:
     (segment,) = (s for s in parse_messages(chat.messages) if isinstance(s, Interaction))
     assert segment.fault == ""
     assert "the answer" in segment.pairs[0].result.text or kind == "image_generation_call"
-    assert to_items(chat.messages, chat) == items
+    assert chat.write(entries(chat, chat.messages)) == items
     without = [m for m in chat.messages if m["role"] != "tool"]
-    assert to_items(without, chat) == [items[0], items[2]]
+    assert chat.write(entries(chat, without)) == [items[0], items[2]]
 
 
 def test_every_type_of_item_that_the_client_library_knows_has_its_place() -> None:
@@ -198,7 +199,7 @@ def test_records_are_those_of_the_same_chat() -> None:
 def test_text_is_an_input_too_and_nothing_else() -> None:
     chat = from_items("hello", instructions="Be brief.")
     assert [m["content"] for m in chat.messages] == ["Be brief.", "hello"]
-    assert to_items(chat.messages, chat) == [{"role": "user", "content": "hello"}]
+    assert chat.write(entries(chat, chat.messages)) == [{"role": "user", "content": "hello"}]
     with pytest.raises(HistoryError, match="not dict"):
         from_items({"role": "user"})
 
@@ -222,7 +223,7 @@ def test_what_the_provider_holds_is_told(body: dict[str, Any], reason: str | Non
 @given(good_items() | bad_items())
 def test_without_a_change_the_items_come_back(items: list[Any]) -> None:
     chat = from_items(items, "Be brief.")
-    back = to_items(chat.messages, chat)
+    back = chat.write(entries(chat, chat.messages))
     assert len(back) == len(items)
     assert all(a is b for a, b in zip(back, items, strict=True))
     assert from_items(again(items), "Be brief.").messages == chat.messages
@@ -353,7 +354,7 @@ def test_masked_outputs_of_every_kind_are_still_valid_items(kind: str) -> None:
                 "default_strategy": "mask"}  # fmt: skip
     processor = MemoryProcessor(settings)
     chat = from_items(items)
-    out = to_items(processor.apply_strategy(chat.messages, "mask", None, None)[0], chat)
+    out = chat.write(processor.apply_strategy(chat.messages, "mask", None, None)[0].entries)
     assert [item_type(i) for i in out] == [item_type(i) for i in items]
     assert item_errors(out) == []
     masked = out[len(turn)]
@@ -383,11 +384,10 @@ def test_a_context_that_cannot_be_told_in_items_is_refused() -> None:
     items = [user(), call("a"), output("a")]
     chat = from_items(items)
     with pytest.raises(HistoryError, match="break a call"):
-        to_items(chat.messages[:2], chat)
-    with pytest.raises(HistoryError, match="a result that no item has"):
-        to_items([*chat.messages, {"role": "tool", "tool_call_id": "z", "content": "x"}], chat)
-    with pytest.raises(HistoryError, match="a call that no item has"):
-        to_items([{"role": "assistant", "content": None, "tool_calls": [{"id": "z"}]}], chat)
+        chat.write([(0, {}), (1, {})])
+    for new in ({"role": "tool", "tool_call_id": "z"}, {"role": "assistant", "tool_calls": [{"id": "z"}]}):
+        with pytest.raises(HistoryError, match="that no item has"):
+            chat.write([(None, {"content": "x", **new})])
 
 
 def test_a_long_list_takes_linear_time_and_equal_lists_are_followed() -> None:

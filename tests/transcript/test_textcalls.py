@@ -6,11 +6,12 @@ import json
 from typing import Any
 
 import pytest
-from tests.chats import call, result, say, system, user
+from tests.chats import call, entries, result, say, system, user
 
 from memory_bank.errors import HistoryError
 from memory_bank.transcript.messages import Interaction, parse_messages
 from memory_bank.transcript.textcalls import read_text_calls
+from memory_bank.transcript.turns import WHOLE
 
 START = [system(), user("Fix the bug.")]
 
@@ -51,7 +52,7 @@ def known(messages: list[Any]) -> Any:
 def test_each_form_is_read_as_calls_and_written_as_it_came(form: str) -> None:
     messages = [*START, *FORMS[form](1, '{"total": 7}'), *FORMS[form](2, "none")]
     chat = known(messages)
-    assert chat.form == form
+    assert chat.wire.form.name == form
     found = [s for s in parse_messages(chat.messages) if isinstance(s, Interaction)]
     assert [i.fault for i in found] == ["", ""]
     [first] = found[0].pairs
@@ -60,7 +61,7 @@ def test_each_form_is_read_as_calls_and_written_as_it_came(form: str) -> None:
     assert first.call.raw_input == ({"command": "cat file1"} if form == "bash" else {"number": 1})
     assert first.result is not None
     assert '{"total": 7}' in (first.result.output_text or "")
-    written = chat.write(chat.messages)
+    written = chat.write(entries(chat, chat.messages))
     assert all(a is b for a, b in zip(written, messages, strict=True))
 
 
@@ -69,7 +70,7 @@ def test_what_is_left_out_and_added_keeps_the_roles_alternating(form: str) -> No
     messages = [*START, *(m for n in range(4) for m in FORMS[form](n, f"output {n}"))]
     chat = known(messages)
     memory = user("What was read: output 0.")
-    written = chat.write([*chat.messages[:2], memory, *chat.messages[-4:]])
+    written = chat.write(entries(chat, [*chat.messages[:2], memory, *chat.messages[-4:]]))
     assert [m["role"] for m in written] == ["system", "user", "assistant", "user", "assistant", "user"]
     assert written[1]["content"] == "Fix the bug.\n\nWhat was read: output 0."
     assert written[2:] == messages[-4:]
@@ -80,14 +81,10 @@ def test_what_is_left_out_and_added_keeps_the_roles_alternating(form: str) -> No
 def test_a_shortened_call_keeps_its_form(form: str) -> None:
     messages = [*START, *FORMS[form](1, "a long output"), *FORMS[form](2, "none")]
     chat = known(messages)
-    made, answer = chat.messages[2:4]
     key, new = ("command", "cat …") if form == "bash" else ("number", 77)
-    function = made["tool_calls"][0]["function"] | {"arguments": json.dumps({key: new})}
-    short = [
-        made | {"tool_calls": [made["tool_calls"][0] | {"function": function}]},
-        answer | {"content": "a quote"},
-    ]
-    again = known(chat.write([*chat.messages[:2], *short, *chat.messages[4:]]) + FORMS[form](3, "x"))
+    changes = {2: {0: json.dumps({key: new})}, 3: {WHOLE: "a quote"}}
+    short = [(p, changes.get(p, {})) for p in range(len(messages))]
+    again = known(chat.write(short) + FORMS[form](3, "x"))
     [pair] = next(s for s in parse_messages(again.messages) if isinstance(s, Interaction)).pairs
     assert pair.call.raw_input == {key: new}
     assert pair.result.output_text == ("<output>\na quote\n</output>" if form == "bash" else "a quote")
@@ -152,4 +149,4 @@ def test_a_call_that_nothing_has_answered_yet_stays_text() -> None:
 def test_a_call_that_the_history_does_not_have() -> None:
     chat = known([*START, *react(1, "x")])
     with pytest.raises(HistoryError, match="does not have"):
-        chat.write([*chat.messages, call(("other", "f", {}))])
+        chat.write([(None, call(("other", "f", {})))])

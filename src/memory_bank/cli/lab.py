@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import gzip
 import signal
-import zlib
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,7 +13,6 @@ import typer
 from memory_bank.cli.output import (
     ProgressBar,
     Stopped,
-    is_terminal,
     json_line,
     one_line,
     output_file,
@@ -65,7 +62,7 @@ def replay(
     with (
         _interrupts_between_steps() as look,
         output_file(out, *traces, *([Path(db)] if db else [])) as target,
-        ProgressBar("replayed", "traces", total=_count_lines(traces) if is_terminal() else None) as bar,
+        ProgressBar("replayed", "traces") as bar,
     ):
         memory = TraceMemory(_database(db))
         for trace in files:
@@ -89,24 +86,26 @@ def replay(
 
 def _print_summary(summary: ReplaySummary) -> None:
     s = summary.as_dict()
-    print(f"strategy             {summary.strategy}")
-    if summary.embedder:
-        print(f"                     embedder {summary.embedder}, observer {summary.observer}")
-    print(f"traces               {summary.traces:,}")
-    print(f"steps                {summary.steps:,}")
-    print(f"mean full tokens     {s['mean_full_tokens']:,.0f}")
-    print(f"mean context tokens  {s['mean_context_tokens']:,.0f}")
-    print(f"ratio                {s['ratio']:.1%}")
-    print(f"broken pairs         {summary.broken_pairs}")
+    note = "they held records, contexts may show what came later"
+    made = f"embedder {summary.embedder}, observer {summary.observer}"
+    rows = [
+        ("strategy", summary.strategy),
+        ("", made if summary.embedder else ""),
+        ("traces", f"{summary.traces:,}"),
+        ("steps", f"{summary.steps:,}"),
+        ("mean full tokens", f"{s['mean_full_tokens']:,.0f}"),
+        ("mean context tokens", f"{s['mean_context_tokens']:,.0f}"),
+        ("ratio", f"{s['ratio']:.1%}"),
+        ("broken pairs", f"{summary.broken_pairs}"),
+        ("skipped lines", f"{len(summary.skipped_lines):,}" if summary.skipped_lines else ""),
+        ("unreadable files", f"{len(summary.unreadable_files):,}" if summary.unreadable_files else ""),
+        ("continued sessions", f"{summary.continued:,}: {note}" if summary.continued else ""),
+    ]
+    for title, shown in rows:
+        if shown:
+            print(f"{title:<20} {shown}")
     if summary.token_counter == "approximate":
         print(_APPROXIMATE)
-    if summary.skipped_lines:
-        print(f"skipped lines        {len(summary.skipped_lines):,}")
-    if summary.unreadable_files:
-        print(f"unreadable files     {len(summary.unreadable_files):,}")
-    if summary.continued:
-        note = "they held records, contexts may show what came later"
-        print(f"continued sessions   {summary.continued:,}: {note}")
 
 
 def _check_files(traces: list[Path]) -> None:
@@ -130,22 +129,6 @@ def _database(db: str | None) -> str | None:
         raise ConfigError(f"there is no folder {folder} for the bank: make it, or give --db another path.")
     Database(db).close()
     return db
-
-
-def _count_lines(files: list[Path]) -> int | None:
-    """The lines of all files; None when one is a pipe, which can be read only once, or cannot be read."""
-    from memory_bank.lab.traces import open_lines
-
-    total = 0
-    for path in files:
-        if not path.is_file():
-            return None
-        try:
-            with open_lines(path) as lines:
-                total += sum(1 for _ in lines)
-        except (OSError, EOFError, zlib.error, gzip.BadGzipFile):
-            return None
-    return total
 
 
 @contextlib.contextmanager
@@ -199,7 +182,7 @@ def audit(
     extraction, nothing leaves this machine, and no contents are printed.
     """
     from memory_bank.config import load_config, named_strategies
-    from memory_bank.lab.logs.files import log_files, log_format
+    from memory_bank.lab.logs.sessions import log_files, log_format
     from memory_bank.lab.meter.audit import audit as run
     from memory_bank.lab.meter.audit import plan_audit
 
@@ -296,10 +279,9 @@ def bench(
     The same command continues where it was stopped: no case is done twice.
     """
     from memory_bank import __version__
-    from memory_bank.lab.experiments.config import load_experiment
-    from memory_bank.lab.experiments.matrix import plan_experiment
+    from memory_bank.lab.experiments.plan import load_experiment, plan_experiment
     from memory_bank.lab.experiments.report import markdown, render_report, report_lines
-    from memory_bank.lab.experiments.runner import Results, about_run, run_experiment
+    from memory_bank.lab.experiments.run import Results, about_run, run_experiment
 
     experiment = load_experiment(config)
     plan = plan_experiment(experiment, tell)

@@ -10,11 +10,12 @@ from typing import Any
 from memory_bank.bank.session import MemoryBankState, Session
 from memory_bank.config import MemoryBankSettings
 from memory_bank.context.marks import marked_choice, marked_view
-from memory_bank.context.render import memory_message, render, repair_interaction
+from memory_bank.context.render import memory_message, render, repair_interaction, written
 from memory_bank.faults import fault_point
 from memory_bank.plan import Choice, Context, Plan
 from memory_bank.transcript.messages import record_tool
 from memory_bank.transcript.transcript import View
+from memory_bank.transcript.turns import Entry
 
 log = logging.getLogger("memory_bank.MemoryBankStrategy")
 
@@ -66,27 +67,25 @@ def build_context(
 
 def make_plan(view: View, choice: Choice, session: Session, policy: Policy) -> Plan:
     """Count what a choice costs, repair broken pairs, and keep the messages where the choice saves nothing."""
-    count = session.counter.count_message
     repaired, repairs = _repairs(view, choice.repair_pairs)
     memory = None
     if choice.text and not choice.unchanged:
         memory = memory_message(choice.text, session.session_id, choice.role)
     memory_tokens = _memory_tokens(memory, session)
     kept = view.kept_tokens
-    if choice.keep_all:
-        tokens = view.full_tokens + memory_tokens
-    else:
-        turns = (choice.in_place or {}).values()
-        tokens = kept + memory_tokens + sum(e.tokens for e in choice.whole) + sum(t.tokens for t in turns)
-    saved = sum(view.tokens_between(p, p + 1) - r.tokens for p, r in choice.replaced.items())
-    tokens -= saved
+    tokens = view.full_tokens if choice.keep_all else kept + sum(e.tokens for e in choice.whole)
+    tokens += memory_tokens + _edited_tokens(view, choice)
     why = choice.unchanged
     if not why and not choice.may_cost_more and tokens >= view.full_tokens:
         why = "the full history costs no more"
     if why:
-        memory, memory_tokens, tokens = None, 0, view.full_tokens - saved
-    for start, new in repaired.items():
-        tokens += sum(map(count, new)) - view.tokens_between(start, _stop(view, start))
+        memory, memory_tokens = None, 0
+        tail = {p: e for p, e in choice.edits.items() if p >= view.tail_start}
+        tokens = view.full_tokens + _edited_tokens(view, replace(choice, edits=tail))
+    for start, entries in repaired.items():
+        new = written(entries, view.messages)
+        own = next(e.tokens for e in view.interactions if e.start == start)
+        tokens += sum(map(session.counter.count_message, new)) - own
     return Plan(
         view=view,
         choice=choice,
@@ -117,8 +116,20 @@ def _memory_tokens(memory: Mapping[str, str] | None, session: Session) -> int:
     return session.counter.count_message(memory)
 
 
-def _repairs(view: View, mode: str) -> tuple[dict[int, Sequence[Any]], dict[int, str]]:
-    repaired: dict[int, Sequence[Any]] = {}
+def _edited_tokens(view: View, choice: Choice) -> int:
+    """The tokens of the messages in another form, less those of them that are counted otherwise."""
+    counted = {p for e in choice.whole for p in range(e.start, e.stop)} if choice.edits else set()
+    counted.update(view.kept)
+    tokens = 0
+    for position, edit in choice.edits.items():
+        tokens += edit.tokens
+        if choice.keep_all or position in counted or position >= view.tail_start:
+            tokens -= view.tokens_between(position, position + 1)
+    return tokens
+
+
+def _repairs(view: View, mode: str) -> tuple[dict[int, Sequence[Entry]], dict[int, str]]:
+    repaired: dict[int, Sequence[Entry]] = {}
     repairs: dict[int, str] = {}
     if mode != "off":
         for interaction in view.interactions:
@@ -126,10 +137,6 @@ def _repairs(view: View, mode: str) -> tuple[dict[int, Sequence[Any]], dict[int,
                 start = interaction.start
                 repaired[start], repairs[start] = repair_interaction(interaction, mode)
     return repaired, repairs
-
-
-def _stop(view: View, start: int) -> int:
-    return next(e.stop for e in view.interactions if e.start == start)
 
 
 def _record_plan(plan: Plan, session: Session) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from memory_bank.config import ToolSettings
 from memory_bank.errors import ConfigError
-from memory_bank.plan import Decision, Fate, Piece, ShortenedTurn
+from memory_bank.plan import Decision, Fate, Piece
 from memory_bank.ports import TokenCounter
 from memory_bank.records import InteractionRecord
 from memory_bank.selection.index import EvidenceIndex, Reason, Selection
@@ -17,6 +17,7 @@ from memory_bank.selection.model import MODEL_FILE, Model, load_model, parse_mod
 from memory_bank.selection.thread import Thread
 from memory_bank.transcript.jsontext import compact
 from memory_bank.transcript.messages import Interaction, is_memory_tool, readable_output
+from memory_bank.transcript.turns import Edit
 
 log = logging.getLogger("memory_bank.MemoryBankStrategy")
 
@@ -51,7 +52,7 @@ class EvidenceMemory:
         self.places: dict[str, int] = {}  # of each record in the index
         self.opening: dict[str, int] = {}  # tokens of each call in its place, with nothing of its output
         # of the latest step, by what they show
-        self.turns: dict[object, tuple[Interaction, ShortenedTurn]] = {}
+        self.turns: dict[object, tuple[Interaction, dict[int, Edit]]] = {}
         self._notes: dict[int, str] = {}  # by the place of a note, the record with whose call it was said
         self._latest = 0  # the index takes interactions in order; a late result joins the latest
 

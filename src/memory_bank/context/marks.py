@@ -44,8 +44,8 @@ def marked_choice(choice: Choice, view: View, session: MemoryBankState, budget: 
     if not (pinned_ids or excluded_ids):
         return choice
     apart = {p for e in view.history if e.start in view.pinned | view.hidden for p in range(e.start, e.stop)}
-    if apart.intersection(choice.replaced):
-        choice = replace(choice, replaced={p: r for p, r in choice.replaced.items() if p not in apart})
+    if apart.intersection(choice.edits):
+        choice = replace(choice, edits={p: e for p, e in choice.edits.items() if p not in apart})
     here = {t for e in view.interactions for t in e.record_ids}
     text = _pinned_text(pinned_ids - here - excluded_ids, view, session, budget)
     if text:
@@ -56,7 +56,7 @@ def marked_choice(choice: Choice, view: View, session: MemoryBankState, budget: 
             choice,
             text=text or ("" if choice.unchanged else choice.text),
             whole=view.past,
-            in_place={},
+            in_place=True,
             keep_all=False,
             unchanged="",
             may_cost_more=True,

@@ -8,30 +8,20 @@ thread. Long arguments are shortened in the same way and stay valid JSON.
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from memory_bank.context.evidence import EvidenceMemory
-from memory_bank.context.render import as_dict
-from memory_bank.plan import ShortenedTurn
 from memory_bank.ports import TokenCounter
 from memory_bank.selection.calltext import ARGUMENT_START, LEAST_CHARS, LONG_ARGUMENT
 from memory_bank.selection.cutting import CutText
 from memory_bank.selection.index import Selection
+from memory_bank.transcript.chat import edited_message
 from memory_bank.transcript.jsontext import compact
-from memory_bank.transcript.messages import (
-    HOSTED,
-    Interaction,
-    MessageKind,
-    calls_of,
-    is_text_part,
-    kind_of,
-    message_text,
-    read,
-)
-from memory_bank.transcript.responses import with_output
+from memory_bank.transcript.messages import Interaction, MessageKind, kind_of, message_text, read
 from memory_bank.transcript.transcript import View
+from memory_bank.transcript.turns import WHOLE, Edit
 
 EXCERPTS_HEAD = "Excerpts of calls that are no longer in the list of messages:\n"
 THREAD_LINE = 10
@@ -94,7 +84,7 @@ class NativeTurns:
         }
         self._view = view
         self._before = memory.turns  # of the step before
-        self._made: dict[object, tuple[Interaction, ShortenedTurn]] = {}
+        self._made: dict[object, tuple[Interaction, dict[int, Edit]]] = {}
         memory.turns = self._made
 
     def opening(self, record: int) -> int:
@@ -107,7 +97,7 @@ class NativeTurns:
                 return self._counter.count_text(memory.index.header(record)) + 3
             start, place = self._at[trace_id]
             turn = self._shorten(start, {place: self._call(trace_id)}, "")
-            cost = memory.opening[trace_id] = max(1, turn.tokens - THREAD_LINE)
+            cost = memory.opening[trace_id] = max(1, _tokens(turn) - THREAD_LINE)
         return cost
 
     def newest_of_tools(self, known: Collection[str]) -> dict[str, int]:
@@ -120,7 +110,7 @@ class NativeTurns:
         for turn in reversed(self._turns.values()):
             for place, (pair, trace_id) in enumerate(zip(turn.pairs, turn.trace_ids, strict=True)):
                 if pair.tool_name not in seen and trace_id in self._memory.numbers:
-                    tokens = self._shorten(turn.start, {place: self._call(trace_id)}, "").tokens
+                    tokens = _tokens(self._shorten(turn.start, {place: self._call(trace_id)}, ""))
                     if tokens <= MOST_OF_A_TOOL:
                         seen.add(pair.tool_name)
                         found[trace_id] = tokens
@@ -128,8 +118,8 @@ class NativeTurns:
 
     def show(
         self, selection: Selection, besides: Collection[str] = ()
-    ) -> tuple[dict[int, ShortenedTurn], str, set[int]]:
-        """The turns of which something is chosen, the text of the other excerpts, and the numbers of both.
+    ) -> tuple[dict[int, Edit], str, set[int]]:
+        """The messages of turns of which something is chosen, the text of other excerpts, the numbers of both.
 
         Of a turn only the calls of which something is chosen are shown, and those ``besides``, by trace_id.
         """
@@ -159,9 +149,9 @@ class NativeTurns:
             else:
                 calls[place] = replace(call, quote=quote)
         numbers.update(call.number for calls in shown.values() for call in calls.values())
-        in_place = {
-            start: self._shorten(start, shown[start], notes.get(start, "")) for start in sorted(shown)
-        }
+        in_place: dict[int, Edit] = {}
+        for start in sorted(shown):
+            in_place |= self._shorten(start, shown[start], notes.get(start, ""))
         text = EXCERPTS_HEAD + "".join(elsewhere) if elsewhere else ""
         return in_place, text, numbers
 
@@ -170,34 +160,17 @@ class NativeTurns:
         number = self._memory.numbers[trace_id]
         return ShownCall(number, self._memory.thread.outcome_of(number))
 
-    def _shorten(self, start: int, shown: Mapping[int, ShownCall], note: str) -> ShortenedTurn:
+    def _shorten(self, start: int, shown: Mapping[int, ShownCall], note: str) -> dict[int, Edit]:
         key = (start, tuple(sorted(shown.items())), note)
         turn = self._turns[start]
         known = self._made.get(key) or self._before.get(key)
         if known is None or known[0] is not turn:
-            counts = _Counts(self._counter, self._view, turn)
-            messages = shorten_interaction(turn, shown, note, counts)
-            known = turn, ShortenedTurn(messages, turn.stop, sum(map(counts.count, messages)))
+            known = turn, shorten_turn(turn, shown, note, self._count)
         self._made[key] = known
         return known[1]
 
-
-class _Counts:
-    """The tokens of messages: those of a turn are known, others are counted once."""
-
-    def __init__(self, counter: TokenCounter, view: View, turn: Interaction) -> None:
-        self._counter = counter
-        # by id; holding the message keeps its id its own
-        self._known: dict[int, tuple[Any, int]] = {
-            id(message): (message, view.tokens_between(position, position + 1))
-            for position, message in enumerate(turn.messages, turn.start)
-        }
-
-    def count(self, message: Any) -> int:
-        known = self._known.get(id(message))
-        if known is None:
-            known = self._known[id(message)] = message, self._counter.count_message(message)
-        return known[1]
+    def _count(self, message: Any) -> int:
+        return self._counter.count_message(message)
 
 
 def _quotes_by_text(cut: CutText, places: Sequence[int]) -> Iterator[tuple[str, str]]:
@@ -219,106 +192,64 @@ def _quotes_by_text(cut: CutText, places: Sequence[int]) -> Iterator[tuple[str, 
         yield text, quote.removesuffix(GAP)
 
 
-def shorten_interaction(
-    interaction: Interaction, shown: Mapping[int, ShownCall], note: str, counts: _Counts
-) -> list[Any]:
-    """The messages of an interaction with the calls that are ``shown`` (by the place of the pair) in short form.
+def _tokens(turn: Mapping[int, Edit]) -> int:
+    return sum(edit.tokens for edit in turn.values())
+
+
+def shorten_turn(
+    turn: Interaction, shown: Mapping[int, ShownCall], note: str, count: Callable[[Any], int]
+) -> dict[int, Edit]:
+    """The messages by position that an interaction with some calls (by the place of the pair) in short form has.
 
     The other calls are left out with their results. ``note`` is shown of what the agent said in this turn. A
-    message whose short form has as many tokens is the original. Messages that carry images of results are
-    left out; reasoning stays. The original messages are not changed.
+    message whose short form has as many tokens is not changed. Messages that carry images of results are
+    left out; reasoning stays.
     """
-    out: list[Any] = []
-    place = 0
-    answered = interaction.results()
-    for position, message in enumerate(interaction.messages):
-        kind = kind_of(message)
-        if kind is MessageKind.CALL:
-            count = len(calls_of(message))
-            here = {i - place: shown[i] for i in range(place, place + count) if i in shown}
-            place += count
-            if here:
-                short = _short_call(message, here, note)
-                out.append(_cheaper(short, message, counts) if len(here) == count else short)
-                note = ""
-        elif kind is MessageKind.RESULT:
-            call = shown.get(answered.get(position, -1))
-            if call is not None:
-                out.append(_cheaper(_with_text(message, call.result), message, counts))
-        elif kind is MessageKind.SAY:
-            if note and message_text(message):
-                out.append(_cheaper(_with_text(message, note), message, counts))
-                note = ""
-        elif kind is MessageKind.REASONING:
-            out.append(message)
-    return out
+    calls: dict[int, dict[int, int]] = {}  # by the position of a message, the pair of each of its calls
+    answered: dict[int, int] = {}
+    for place, pair in enumerate(turn.pairs):
+        if pair.call_at is not None:
+            calls.setdefault(pair.call_at[0], {})[pair.call_at[1]] = place
+        if pair.result_at is not None:
+            answered[pair.result_at] = place
+    edits: dict[int, Edit] = {}
+    for position, message in enumerate(turn.messages):
+        change: dict[int, Any] = {}
+        if position in calls:
+            if not any(place in shown for place in calls[position].values()):
+                continue
+            for number, place in calls[position].items():
+                given = turn.pairs[place].call
+                assert given is not None
+                short = _short_arguments(given.arguments, shown[place]) if place in shown else None
+                if short is None or short != given.arguments:
+                    change[number] = short
+            if position in answered:  # an item with call and result
+                change = {WHOLE: shown[calls[position][0]].result}
+            elif read(message, "role") is not None and message_text(message) != note:
+                change[WHOLE] = note or None
+            note = ""
+        elif position in answered:
+            if answered[position] not in shown:
+                continue
+            change[WHOLE] = shown[answered[position]].result
+        elif kind_of(message) is MessageKind.SAY and note and message_text(message):
+            change[WHOLE], note = note, ""
+        elif kind_of(message) is not MessageKind.REASONING:
+            continue
+        edits[turn.start + position] = _cheaper(message, change, count)
+    return edits
 
 
-def _cheaper(new: Any, old: Any, counts: _Counts) -> Any:
-    return new if counts.count(new) < counts.count(old) else old
-
-
-def _with_text(message: Any, text: str) -> Any:
-    """The message with another text as its content, in the shape that the content had."""
-    if read(message, "role") is None:
-        return with_output(as_dict(message), text)
-    content = read(message, "content")
-    new: Any = text
-    if isinstance(content, (list, tuple)):
-        first = next((p for p in content if is_text_part(p) and not isinstance(p, str)), None)
-        kind = read(first, "type") if first is not None else "text"
-        new = [{"type": kind, "text": text}]
-    return {**as_dict(message), "content": new}
-
-
-def _short_call(message: Any, shown: Mapping[int, ShownCall], note: str) -> Any:
-    """A message or an item with some of its calls, their long arguments shortened, and ``note`` as its text."""
-    new = as_dict(message)
-    if read(message, "role") is None:
-        return _short_item(new, shown[0])
-    number = 0
-    calls = []
-    given = read(message, "tool_calls")
-    for call in given if isinstance(given, (list, tuple)) else ():
-        if number in shown:
-            calls.append(_short_entry(as_dict(call), shown[number]))
-        number += 1
-    legacy = read(message, "function_call")
-    if "tool_calls" in new:
-        if calls:
-            new["tool_calls"] = calls
-        else:
-            del new["tool_calls"]
-    if legacy is not None:
-        if number in shown:
-            body = as_dict(legacy)
-            new["function_call"] = {
-                **body,
-                "arguments": _short_arguments(body.get("arguments"), shown[number]),
-            }
-        else:
-            new.pop("function_call", None)
-    if message_text(message) != note:
-        new["content"] = None if not note else _with_text(message, note)["content"]
-    return new
-
-
-def _short_entry(call: dict[str, Any], shown: ShownCall) -> dict[str, Any]:
-    for key, field in (("function", "arguments"), ("custom", "input")):
-        body = call.get(key)
-        if body is not None:
-            body = as_dict(body)
-            return {**call, key: {**body, field: _short_arguments(body.get(field), shown)}}
-    return call
-
-
-def _short_item(item: dict[str, Any], shown: ShownCall) -> dict[str, Any]:
-    if item.get("type") in HOSTED:
-        return with_output(item, shown.result)
-    for field in ("arguments", "input"):
-        if item.get(field) is not None:
-            return {**item, field: _short_arguments(item[field], shown)}
-    return item
+def _cheaper(message: Any, change: Mapping[int, Any], count: Callable[[Any], int]) -> Edit:
+    """The message with a change; without it where that saves nothing and leaves no call out."""
+    tokens = count(message)
+    if change:
+        new = edited_message(message, change)
+        cost = count(new)
+        if cost < tokens or any(text is None for number, text in change.items() if number != WHOLE):
+            return Edit(change, new, cost)
+    return Edit({}, message, tokens)
 
 
 def _short_arguments(arguments: Any, shown: ShownCall) -> Any:

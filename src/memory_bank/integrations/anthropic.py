@@ -9,10 +9,11 @@ from functools import partial
 from typing import Any, Unpack
 
 from memory_bank.errors import MissingExtraError
-from memory_bank.integrations.bridge import Bridge, BridgeOptions, NativeChat
+from memory_bank.integrations.bridge import Bridge, BridgeOptions
 from memory_bank.tools import TOOL_SCHEMAS
-from memory_bank.transcript.anthropic import Thinking, from_anthropic, thinking_rule, to_anthropic
+from memory_bank.transcript.anthropic import Thinking, from_anthropic, thinking_rule
 from memory_bank.transcript.messages import content_text, same_objects
+from memory_bank.transcript.turns import Conversation
 
 try:
     import httpx2
@@ -36,11 +37,10 @@ class _RequestMessages(list[dict[str, Any]]):
     thinking = Thinking.DROP
 
 
-def read_request(messages: Sequence[dict[str, Any]], system: str | None) -> NativeChat[dict[str, Any]]:
+def read_request(messages: Sequence[dict[str, Any]], system: str | None) -> Conversation[dict[str, Any]]:
     """The messages of a request as a chat."""
-    chat = from_anthropic(list(messages), system)
-    rule = getattr(messages, "thinking", Thinking.DROP)
-    return NativeChat([*chat.messages], lambda context: to_anthropic(context, chat, rule))
+    thinking = getattr(messages, "thinking", Thinking.DROP)
+    return from_anthropic(list(messages), system, thinking=thinking)
 
 
 class MemoryBankTransport(httpx2.BaseTransport, httpx2.AsyncBaseTransport):

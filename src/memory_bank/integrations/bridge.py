@@ -1,6 +1,6 @@
 """Bridge: a framework's message list, rebuilt before a model call; messages that stay are the very objects.
 
-An adapter says how one message of its framework is read and changed (``Wire``), and asks ``rebuild`` or
+An adapter says how one message of its framework is read and changed (``FrameworkWire``), and asks ``rebuild`` or
 ``arebuild`` for the list to send. The framework's own history stays complete.
 """
 
@@ -18,54 +18,52 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import wraps
 from pathlib import Path
-from typing import Any, Generic, Protocol, TypedDict, TypeVar, Unpack
+from typing import Any, Generic, NamedTuple, TypedDict, TypeVar, Unpack
 
 from memory_bank.bank.database import Database
 from memory_bank.bank.session import MemoryBankState, Session
 from memory_bank.config import Config
-from memory_bank.errors import ConfigError, HistoryError, LoopDetectedError, MemoryBankError
+from memory_bank.errors import ConfigError, LoopDetectedError, MemoryBankError
+from memory_bank.plan import Context
 from memory_bank.processor import MemoryProcessor, Tools
 from memory_bank.tools import TOOL_SCHEMAS, handle_tool_call, memory_tools
 from memory_bank.transcript.anthropic import Thinking
-from memory_bank.transcript.messages import MessageKind, kind_of, same_objects, source_positions
+from memory_bank.transcript.messages import MessageKind, call_entry, same_objects
+from memory_bank.transcript.turns import KEPT_ROLE, WHOLE, ChatMessage, Conversation, Place, Wire
 
 log = logging.getLogger("memory_bank.Integrations")
 
 N = TypeVar("N")
-ChatMessage = dict[str, Any]
-
 MAX_SESSIONS = 256
 """Sessions that a bridge holds; the one that was used longest ago is closed for a new one."""
-KEPT_ROLE = "item"
-"""The role of a chat message for what no strategy may leave out and no model reads as a turn."""
 NO_SESSION = "No tool output is stored in this session yet."
 
 
-class Wire(Protocol[N]):
-    """How the messages of a framework are read and written, one at a time."""
+class Part(NamedTuple):
+    """What a part of a native is to a chat: a text or a content, a call with its arguments as text, a result.
 
-    def read(self, native: N) -> list[ChatMessage]:
-        """The chat messages that a message stands for, in order. Raises MessagesError for a foreign object."""
+    ``signed``: thinking that Anthropic has signed.
+    """
 
-    def rewrite(self, native: N, messages: Sequence[ChatMessage | None]) -> N | None:
-        """The message with some of its chat messages changed or, where None, left out; None: nothing is left.
-
-        ``messages`` are as many as ``read`` returned. ``native`` is not changed.
-        """
-
-    def say(self, message: ChatMessage) -> N:
-        """A new message with a text, as a chat message of the role user or system gives it."""
+    kind: MessageKind
+    value: Any = ""
+    call_id: str | None = None
+    name: str | None = None
+    signed: bool = False
 
 
-class ThinkingWire(Wire[N], Protocol[N]):
-    """A Wire whose messages may hold thinking that Anthropic has signed."""
+class FrameworkWire(Wire[N]):
+    """How the messages of a framework are read and written, one at a time. ``joint``: stands between two texts."""
 
-    def without_thinking(self, native: N) -> N | None:
-        """The message without such thinking: itself where it has none, None where nothing is left."""
+    joint = "\n"
+
+    def read(self, native: N) -> Mapping[int, Part]:
+        """The parts of a message in their order, by number. Raises MessagesError for a foreign object."""
+        raise NotImplementedError
 
 
 def strip_natives(
-    rebuilt: Sequence[N], natives: Sequence[N], wire: ThinkingWire[N], rule: Thinking
+    rebuilt: Sequence[N], natives: Sequence[N], wire: FrameworkWire[N], rule: Thinking
 ) -> list[N]:
     """A rebuilt list without the thinking blocks that the rule leaves out from the first difference on.
 
@@ -76,95 +74,91 @@ def strip_natives(
     if rule is Thinking.KEEP or first >= len(rebuilt):
         return list(rebuilt)
 
-    def thinks(native: N) -> bool:
-        return wire.without_thinking(native) is not native
+    def signed(native: N) -> dict[int, None]:
+        return {n: None for n, part in wire.read(native).items() if part.signed}
 
     keeps = _answered_turn(rebuilt, wire) if rule is Thinking.KEEP_LAST else None
-    if keeps is not None and not thinks(rebuilt[keeps]):
+    if keeps is not None and not signed(rebuilt[keeps]):
         for native in reversed(natives):
-            roles = {m.get("role") for m in wire.read(native)}
-            if "user" in roles and "tool" not in roles:
+            kinds = _kinds(native, wire)
+            if MessageKind.USER in kinds and MessageKind.RESULT not in kinds:
                 break
-            if thinks(native):
+            if signed(native):
                 return list(natives)
-    stripped = (n if i < first or i == keeps else wire.without_thinking(n) for i, n in enumerate(rebuilt))
-    return [n for n in stripped if n is not None]
+    out = []
+    for i, native in enumerate(rebuilt):
+        without = signed(native) if i >= first and i != keeps else {}
+        out.append(wire.write(native, without) if without else native)
+    return [n for n in out if n is not None]
 
 
-def _answered_turn(natives: Sequence[N], wire: Wire[N]) -> int | None:
+def _kinds(native: N, wire: FrameworkWire[N]) -> set[MessageKind]:
+    return {part.kind for part in wire.read(native).values()}
+
+
+def _answered_turn(natives: Sequence[N], wire: FrameworkWire[N]) -> int | None:
     """The position of the assistant's message whose results end the list; None where something else does."""
     answers = False
     for at in range(len(natives) - 1, -1, -1):
-        roles = {m.get("role") for m in wire.read(natives[at])}
-        if "assistant" in roles:
+        kinds = _kinds(natives[at], wire)
+        answers = answers or MessageKind.RESULT in kinds
+        if kinds & {MessageKind.SAY, MessageKind.CALL, MessageKind.REASONING}:
             return at if answers else None
-        answers = answers or "tool" in roles
     return None
 
 
-@dataclass(frozen=True, slots=True)
-class NativeChat(Generic[N]):
-    """A framework's list as chat ``messages``, and the function that writes a context of them as natives."""
-
-    messages: list[ChatMessage]
-    write: Callable[[Sequence[ChatMessage]], list[N]]
-
-
-def read_natives(natives: Sequence[N], wire: Wire[N], system: str | None = None) -> NativeChat[N]:
+def read_natives(natives: Sequence[N], wire: FrameworkWire[N], system: str | None = None) -> Conversation[N]:
     """A list of natives as chat messages; ``system`` is a prompt that the framework sends apart from them."""
-    groups = [wire.read(native) or [{"role": KEPT_ROLE, "content": ""}] for native in natives]
-    apart = [{"role": "system", "content": system}] if system else []
-    writer = _Writer(natives, groups, wire, apart)
-    return NativeChat([*apart, *(m for group in groups for m in group)], writer.write)
+    chat: Conversation[N] = Conversation(natives, [], [], [], wire)
+    made: list[tuple[ChatMessage, list[Place]]] = (
+        [({"role": "system", "content": system}, [])] if system else []
+    )
+    for at, native in enumerate(natives):
+        parts = wire.read(native) or {WHOLE: Part(MessageKind.OTHER)}
+        made += _chat_messages(at, parts, wire.joint)
+    for message, places in made:
+        chat.messages.append(message)
+        chat.places.append(places)
+        chat.units.append(places[0].message if places else -1)
+    return chat
 
 
-class _Writer(Generic[N]):
-    """Writes a context as natives: unchanged ones as they are, others by what each of their messages became."""
-
-    def __init__(
-        self,
-        natives: Sequence[N],
-        groups: Sequence[list[ChatMessage]],
-        wire: Wire[N],
-        apart: Sequence[ChatMessage],
-    ) -> None:
-        self._natives = natives
-        self._groups = groups
-        self._wire = wire
-        self._messages = [*apart, *(m for group in groups for m in group)]
-        self._places = [(-1, 0)] * len(apart)  # of each message: its native, and its place among that one's
-        self._places += [(i, k) for i, group in enumerate(groups) for k in range(len(group))]
-
-    def write(self, context: Sequence[ChatMessage]) -> list[N]:
-        """The natives of a context. Raises HistoryError where it holds a call or result that none has."""
-        out: list[N] = []
-        run: dict[int, ChatMessage] = {}
-        at = -1
-        for message, source in zip(context, source_positions(context, self._messages), strict=True):
-            if source is None and kind_of(message) in (MessageKind.CALL, MessageKind.RESULT):
-                raise HistoryError("the context holds a call or a result that the history does not have")
-            native, place = (-1, 0) if source is None else self._places[source]
-            if native != at:
-                self._end(at, run, out)
-                at, run = native, {}
-            if native >= 0:
-                run[place] = message
-            elif source is None:
-                out.append(self._wire.say(message))
-        self._end(at, run, out)
-        return out
-
-    def _end(self, at: int, run: Mapping[int, ChatMessage], out: list[N]) -> None:
-        if not run:
-            return
-        native, group = self._natives[at], self._groups[at]
-        messages = [run.get(k) for k in range(len(group))]
-        if all(new is old for new, old in zip(messages, group, strict=True)):
-            out.append(native)
-            return
-        changed = self._wire.rewrite(native, messages)
-        if changed is not None:
-            out.append(changed)
+def _chat_messages(
+    at: int, parts: Mapping[int, Part], joint: str
+) -> Iterator[tuple[ChatMessage, list[Place]]]:
+    """The chat messages of a native: what the assistant said and called is one, what is kept whole another."""
+    calls: list[ChatMessage] = []
+    texts: list[Any] = []
+    made: list[Place] = []
+    kept = [n for n, part in parts.items() if part.kind is MessageKind.OTHER]
+    for number, part in parts.items():
+        if part.kind is MessageKind.SAY:
+            texts.append(part.value)
+            made.append(Place(at, number, WHOLE))
+        elif part.kind is MessageKind.CALL:
+            made.append(Place(at, number, len(calls)))
+            calls.append(call_entry(part.call_id, part.name, part.value))
+        elif part.kind is MessageKind.REASONING:
+            made.append(Place(at, number))
+    if made:
+        content: Any = [{"type": "text", "text": t} if isinstance(t, str) else t for t in texts]
+        if all(isinstance(t, str) for t in texts):
+            content = joint.join(texts)
+        said: ChatMessage = {"role": "assistant", "content": content or (None if calls else "")}
+        yield (said | {"tool_calls": calls} if calls else said), made
+    for number, part in parts.items():
+        if part.kind is MessageKind.RESULT:
+            message: ChatMessage = {
+                "role": "tool" if part.call_id is not None or not part.name else "function"
+            }
+            message |= {} if part.call_id is None else {"tool_call_id": part.call_id}
+            message |= {"name": part.name} if part.name else {}
+            yield message | {"content": part.value}, [Place(at, number, WHOLE)]
+        elif part.kind in (MessageKind.USER, MessageKind.SYSTEM):
+            yield {"role": part.kind.value, "content": part.value}, [Place(at, number, WHOLE)]
+    if kept:
+        text = "\n".join(str(parts[n].value) for n in kept)
+        yield {"role": KEPT_ROLE, "content": text}, [Place(at, n) for n in kept]
 
 
 @dataclass(slots=True, eq=False)
@@ -202,7 +196,7 @@ class Bridge(Generic[N]):
     unchanged, with a warning in the log; what the caller is to change (ConfigError, LoopDetectedError) is raised.
 
     Args:
-        read: a list of natives, and the system prompt that is sent apart or None, as a NativeChat.
+        read: a list of natives, and the system prompt that is sent apart or None, as a Conversation.
         config: a Config, a dict of its values, the path of a configuration file, or None for the shipped one.
         strategy: the key of a strategy; by default the configured one.
         database: a file name or URL for sessions that outlive the process; None keeps them in memory.
@@ -215,7 +209,7 @@ class Bridge(Generic[N]):
 
     def __init__(
         self,
-        read: Callable[[Sequence[N], str | None], NativeChat[N]],
+        read: Callable[[Sequence[N], str | None], Conversation[N]],
         *,
         config: Config | Mapping[str, Any] | str | Path | None = None,
         strategy: str | None = None,
@@ -334,9 +328,9 @@ class Bridge(Generic[N]):
                 context, _ = self.processor.apply_strategy(
                     chat.messages, self.strategy, None, self._llm_client, session_id=held.name, tools=offered
                 )
-                if same_objects(context, chat.messages):
+                if not isinstance(context, Context) or same_objects(context, chat.messages):
                     return list(natives), held.name
-                rebuilt = chat.write(context)
+                rebuilt = chat.write(context.entries)
                 session = self.processor.state(self.strategy, held.name)
                 if session is not None:
                     session.recount(context, self._read(rebuilt, system).messages)

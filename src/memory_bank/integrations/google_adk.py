@@ -3,21 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, Unpack
 
 from memory_bank.errors import MissingExtraError
-from memory_bank.integrations.bridge import (
-    KEPT_ROLE,
-    Bridge,
-    BridgeOptions,
-    ChatMessage,
-    NativeChat,
-    read_natives,
-)
+from memory_bank.integrations.bridge import Bridge, BridgeOptions, FrameworkWire, Part, read_natives
 from memory_bank.tools import TOOL_SCHEMAS
 from memory_bank.transcript.jsontext import compact, parse_arguments, plain
-from memory_bank.transcript.messages import call_entry, calls_by_place, content_text
+from memory_bank.transcript.messages import MessageKind
+from memory_bank.transcript.turns import WHOLE, Change, ChatMessage, Conversation
 
 try:
     from google.adk.plugins.base_plugin import BasePlugin
@@ -29,87 +23,60 @@ except ImportError as e:
 _TEXT_RESULT = "result"  # the key under which ADK puts what is no object
 
 
-class ADKWire:
-    """See Wire. A content is one chat message for each response of a function, and one for the rest.
+class ADKWire(FrameworkWire[Any]):
+    """See FrameworkWire. What the user says in a content is one part, WHOLE.
 
     ``ids`` gives the id of each call and response by the identity of its part, because ADK leaves out those
     that it made itself.
     """
 
+    joint = ""
+
     def __init__(self, ids: dict[int, str]) -> None:
         self._ids = ids
 
-    def read(self, native: Any) -> list[ChatMessage]:
-        return [message for message, _ in self._divided(native)]
+    def read(self, native: Any) -> dict[int, Part]:
+        found: dict[int, Part] = {}
+        said: list[Any] = []
+        for number, part in enumerate(native.parts or ()):
+            call, response = part.function_call, part.function_response
+            if native.role != "model" and response is None:
+                said.append(part)
+            elif response is not None:
+                text = _text_of(response.response)
+                found[number] = Part(MessageKind.RESULT, text, self._ids[id(part)], response.name)
+            elif call is not None:
+                arguments = compact(plain(call.args or {}))
+                found[number] = Part(MessageKind.CALL, arguments, self._ids[id(part)], call.name)
+            elif part.text is not None:
+                found[number] = Part(MessageKind.REASONING if part.thought else MessageKind.SAY, part.text)
+            else:  # code, files and what is not known
+                found[number] = Part(MessageKind.OTHER)
+        return found | ({WHOLE: Part(MessageKind.USER, _user_content(said))} if said else {})
 
-    def rewrite(self, native: Any, messages: Sequence[ChatMessage | None]) -> Any | None:
-        parts: list[tuple[int, Any]] = []
-        for (old, held), new in zip(self._divided(native), messages, strict=True):
-            if new == old:
-                parts += [(i, native.parts[i]) for i in held]
-            elif new is not None:
-                parts += self._changed([(i, native.parts[i]) for i in held], new, old)
-        parts.sort(key=lambda p: p[0])
-        return native.model_copy(update={"parts": [p for _, p in parts]}) if parts else None
-
-    def _changed(
-        self, held: Sequence[tuple[int, Any]], new: ChatMessage, old: ChatMessage
-    ) -> Iterator[tuple[int, Any]]:
-        """The parts of a changed message that stay, by position. A call that is signed keeps its arguments."""
-        calls = iter(range(len(old.get("tool_calls", ()))))
-        kept = calls_by_place(new, old)
-        text = content_text(new["content"])
-        for i, part in held:
-            if part.function_response is not None:
-                yield i, _with_text(part, text)
-            elif part.function_call is not None:
-                call = next(calls)
-                if call in kept:
-                    is_same = part.thought_signature or kept[call] == old["tool_calls"][call]
-                    yield i, part if is_same else _with_arguments(part, kept[call])
-            elif part.thought or new["content"] == old["content"]:
-                yield i, part
-            elif text:
-                yield i, types.Part(text=text)
-                text = ""
+    def write(self, native: Any, change: Change) -> Any | None:
+        """See FrameworkWire. A call that is signed keeps its arguments."""
+        parts = []
+        for number, part in enumerate(native.parts):
+            call, response = part.function_call, part.function_response
+            is_said = native.role != "model" and response is None
+            text = change.get(WHOLE if is_said else number, "")
+            if text is None:
+                continue
+            if text and response is not None:
+                response = response.model_copy(update={"response": {_TEXT_RESULT: text}})
+                part = part.model_copy(update={"function_response": response})
+            elif text and call is not None and not part.thought_signature:
+                call = call.model_copy(update={"args": parse_arguments(text)})
+                part = part.model_copy(update={"function_call": call})
+            elif text and call is None:
+                part = types.Part(text=text)
+            parts.append(part)
+        return native.model_copy(update={"parts": parts}) if parts else None
 
     def say(self, message: ChatMessage) -> Any:
         """See Wire. Contents have no role for system messages, so every one is the user's."""
         return types.Content(role="user", parts=[types.Part(text=message["content"])])
-
-    def _divided(self, native: Any) -> list[tuple[ChatMessage, list[int]]]:
-        """The chat messages of a content, each with the positions of its parts."""
-        parts = native.parts or []
-        if native.role == "model":
-            return self._turn(parts)
-        divided: list[tuple[ChatMessage, list[int]]] = []
-        rest: list[int] = []
-        for i, part in enumerate(parts):
-            response = part.function_response
-            if response is None:
-                rest.append(i)
-                continue
-            head = {"role": "tool", "tool_call_id": self._ids[id(part)], "name": response.name}
-            divided.append(({**head, "content": _text_of(response.response)}, [i]))
-        if rest:
-            divided.append(({"role": "user", "content": _user_content([parts[i] for i in rest])}, rest))
-        return divided
-
-    def _turn(self, parts: Sequence[Any]) -> list[tuple[ChatMessage, list[int]]]:
-        calls, texts, made, kept = [], [], [], []
-        for i, part in enumerate(parts):
-            if part.function_call is not None:
-                call = part.function_call
-                calls.append(call_entry(self._ids[id(part)], call.name, compact(plain(call.args or {}))))
-            elif part.text is not None:
-                texts += [] if part.thought else [part.text]
-            else:  # code, files and what is not known
-                kept.append(i)
-                continue
-            made.append(i)
-        message: ChatMessage = {"role": "assistant", "content": "".join(texts) or (None if calls else "")}
-        turn = [(message | {"tool_calls": calls} if calls else message, made)]
-        return [*turn, ({"role": KEPT_ROLE, "content": ""}, kept)] if kept else turn
 
 
 def _text_of(response: dict[str, Any] | None) -> str:
@@ -117,17 +84,6 @@ def _text_of(response: dict[str, Any] | None) -> str:
     if response.keys() == {_TEXT_RESULT} and isinstance(response[_TEXT_RESULT], str):
         return str(response[_TEXT_RESULT])
     return compact(plain(response))
-
-
-def _with_arguments(part: Any, call: dict[str, Any]) -> Any:
-    arguments = parse_arguments(call["function"]["arguments"])
-    changed = part.function_call.model_copy(update={"args": arguments})
-    return part.model_copy(update={"function_call": changed})
-
-
-def _with_text(part: Any, text: str) -> Any:
-    response = part.function_response.model_copy(update={"response": {_TEXT_RESULT: text}})
-    return part.model_copy(update={"function_response": response})
 
 
 def _user_content(parts: Sequence[Any]) -> Any:
@@ -158,7 +114,7 @@ def call_ids(contents: Sequence[Any]) -> dict[int, str]:
     return ids
 
 
-def read_contents(contents: Sequence[Any], system: str | None) -> NativeChat[Any]:
+def read_contents(contents: Sequence[Any], system: str | None) -> Conversation[Any]:
     """The contents of a model request as a chat."""
     return read_natives(contents, ADKWire(call_ids(contents)), system)
 

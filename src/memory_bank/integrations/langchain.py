@@ -6,11 +6,20 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Unpack
 
 from memory_bank.errors import MessagesError, MissingExtraError
-from memory_bank.integrations.bridge import Bridge, BridgeOptions, ChatMessage, read_natives, strip_natives
+from memory_bank.integrations.bridge import (
+    Bridge,
+    BridgeOptions,
+    FrameworkWire,
+    Part,
+    read_natives,
+    strip_natives,
+)
 from memory_bank.tools import TOOL_SCHEMAS
 from memory_bank.transcript.anthropic import thinking_rule
+from memory_bank.transcript.chat import content_like
 from memory_bank.transcript.jsontext import compact, parse_arguments
-from memory_bank.transcript.messages import call_entry, calls_by_place, content_text
+from memory_bank.transcript.messages import MessageKind, kind_of
+from memory_bank.transcript.turns import Change, ChatMessage
 
 try:
     from langchain.agents.middleware import AgentMiddleware, ModelRequest
@@ -33,102 +42,84 @@ except ImportError as e:
 _CALL_BLOCKS = frozenset({"function_call", "tool_call", "tool_use", "custom_tool_call", "tool_call_chunk"})
 _HIDDEN_BLOCKS = frozenset({"reasoning", "thinking", "redacted_thinking", "invalid_tool_call"})
 
-_SIGNED_BLOCKS = frozenset({"thinking", "redacted_thinking"})
 
+class LangChainWire(FrameworkWire[BaseMessage]):
+    """See FrameworkWire. The parts are the blocks of a content, or the content as a whole; then the calls."""
 
-class LangChainWire:
-    """See Wire."""
-
-    def read(self, native: BaseMessage) -> list[ChatMessage]:
-        content = native.content
+    def read(self, native: BaseMessage) -> dict[int, Part]:
+        content: Any = native.content
         if isinstance(native, ToolMessage):
-            message: ChatMessage = {"role": "tool", "tool_call_id": native.tool_call_id, "content": content}
-            return [message | {"name": native.name} if native.name else message]
-        if isinstance(native, AIMessage):
-            return [_assistant(native)]
-        if isinstance(native, HumanMessage):
-            return [{"role": "user", "content": content}]
-        if isinstance(native, SystemMessage):
-            return [{"role": "system", "content": content}]
+            return {0: Part(MessageKind.RESULT, content, native.tool_call_id, native.name)}
         if isinstance(native, FunctionMessage):
-            return [{"role": "function", "name": native.name, "content": content}]
-        if isinstance(native, RoleMessage):
-            return [{"role": native.role, "content": content}]
-        raise MessagesError(
-            f"{type(native).__name__} is not a message of LangChain that memory can read: pass objects of "
-            "langchain_core.messages."
-        )
+            return {0: Part(MessageKind.RESULT, content, None, native.name)}
+        if isinstance(native, HumanMessage | SystemMessage | RoleMessage):
+            role = native.role if isinstance(native, RoleMessage) else ""
+            kind = MessageKind.USER if isinstance(native, HumanMessage) else MessageKind.SYSTEM
+            return {0: Part(kind_of({"role": role}) if role else kind, content)}
+        if not isinstance(native, AIMessage):
+            raise MessagesError(
+                f"{type(native).__name__} is not a message of LangChain that memory can read: pass objects of "
+                "langchain_core.messages."
+            )
+        signed = {"thinking", "redacted_thinking"}
+        if native.response_metadata.get("model_provider") == "anthropic":
+            signed.add("reasoning")  # their name in LangChain's own blocks
+        parts: list[Part] = []
+        for block in content if isinstance(content, list) else [content]:
+            kind = _type(block)
+            is_hidden = kind in _CALL_BLOCKS | _HIDDEN_BLOCKS
+            what = MessageKind.REASONING if is_hidden else MessageKind.SAY
+            parts.append(Part(what, block, signed=kind in signed))
+        for call in native.tool_calls:
+            parts.append(Part(MessageKind.CALL, compact(call["args"]), call["id"], call["name"]))
+        for bad in native.invalid_tool_calls:
+            parts.append(Part(MessageKind.CALL, bad["args"] or "", bad["id"], bad["name"] or "unknown"))
+        return dict(enumerate(parts))
 
-    def rewrite(self, native: BaseMessage, messages: Sequence[ChatMessage | None]) -> BaseMessage | None:
-        message = messages[0]
-        if message is None:
-            return None
-        if isinstance(native, AIMessage):
-            return _changed(native, message)
-        return native.model_copy(update={"content": message["content"]})
+    def write(self, native: BaseMessage, change: Change) -> BaseMessage | None:
+        if not isinstance(native, AIMessage):
+            return native.model_copy(update={"content": content_like(native.content, change[0])})
+        given: list[Any] = native.content if isinstance(native.content, list) else [native.content]
+        has_blocks = any(_type(b) in _CALL_BLOCKS for b in given)
+        calls: list[Any] = []
+        bad: list[Any] = []
+        kept: list[Any] = []
+        gone: set[str | None] = set()
+        made: list[Any] = [*native.tool_calls, *native.invalid_tool_calls]
+        for number, call in enumerate(made, len(given)):
+            text = change.get(number, "")
+            if text is None:
+                gone.add(call["id"])
+                continue
+            if text and not has_blocks and not native.invalid_tool_calls:
+                call = {**call, "args": parse_arguments(text)}
+            (calls if number < len(given) + len(native.tool_calls) else bad).append(call)
+        for number, block in enumerate(given):
+            text = change.get(number, "")
+            is_gone = _type(block) in _CALL_BLOCKS and (
+                block.get("id") in gone or block.get("call_id") in gone
+            )
+            if text is not None and not is_gone:
+                as_block = isinstance(native.content, list)
+                new = {"type": "text", "text": text} if as_block else text
+                kept.append(new if text else block)
+        changes: dict[str, Any] = {"content": kept if isinstance(native.content, list) else "".join(kept)}
+        if calls != native.tool_calls or bad != native.invalid_tool_calls:
+            extra = native.additional_kwargs.items()
+            changes |= {"tool_calls": calls, "invalid_tool_calls": bad}
+            changes["additional_kwargs"] = {k: v for k, v in extra if k != "tool_calls"}
+        return native.model_copy(update=changes) if kept or calls or bad else None
 
     def say(self, message: ChatMessage) -> BaseMessage:
         kind = HumanMessage if message["role"] == "user" else SystemMessage
         return kind(content=message["content"])
 
-    def without_thinking(self, native: BaseMessage) -> BaseMessage | None:
-        if not isinstance(native, AIMessage) or not isinstance(native.content, list):
-            return native
-        signed = _SIGNED_BLOCKS
-        if native.response_metadata.get("model_provider") == "anthropic":
-            signed = signed | {"reasoning"}  # their name in LangChain's own blocks
-        rest = [b for b in native.content if not isinstance(b, dict) or b.get("type") not in signed]
-        if len(rest) == len(native.content):
-            return native
-        return native.model_copy(update={"content": rest}) if rest or native.tool_calls else None
+
+def _type(block: Any) -> Any:
+    return block.get("type") if isinstance(block, dict) else None
 
 
 WIRE = LangChainWire()
-
-
-def _assistant(native: AIMessage) -> ChatMessage:
-    content = native.content
-    if isinstance(content, list):
-        hidden = _CALL_BLOCKS | _HIDDEN_BLOCKS
-        content = [b for b in content if not isinstance(b, dict) or b.get("type") not in hidden]
-    calls = [call_entry(c["id"], c["name"], compact(c["args"])) for c in native.tool_calls]
-    calls += [call_entry(c["id"], c["name"] or "unknown", c["args"] or "") for c in native.invalid_tool_calls]
-    message: ChatMessage = {"role": "assistant", "content": content or (None if calls else "")}
-    return message | {"tool_calls": calls} if calls else message
-
-
-def _changed(native: AIMessage, message: ChatMessage) -> AIMessage:
-    """The message with other words, and with other arguments of its calls where they do not stand in its content."""
-    old = _assistant(native)
-    changes: dict[str, Any] = {}
-    if message.get("content") != old["content"]:
-        changes["content"] = _with_words(native.content, content_text(message.get("content")))
-    blocks = native.content if isinstance(native.content, list) else []
-    has_blocks = any(isinstance(b, dict) and b.get("type") in _CALL_BLOCKS for b in blocks)
-    if message.get("tool_calls") != old.get("tool_calls") and not (has_blocks or native.invalid_tool_calls):
-        kept = calls_by_place(message, old)
-        changes["tool_calls"] = [
-            {**call, "args": parse_arguments(kept[place]["function"]["arguments"])}
-            for place, call in enumerate(native.tool_calls)
-            if place in kept
-        ]
-        extra = native.additional_kwargs.items()
-        changes["additional_kwargs"] = {k: v for k, v in extra if k != "tool_calls"}
-    return native.model_copy(update=changes)
-
-
-def _with_words(content: Any, text: str) -> Any:
-    """A content with another text, in the place of its first one; what is hidden stays."""
-    if not isinstance(content, list):
-        return text
-    blocks: list[Any] = []
-    for block in content:
-        if isinstance(block, dict) and block.get("type") in _CALL_BLOCKS | _HIDDEN_BLOCKS:
-            blocks.append(block)
-        elif text:
-            blocks.append({"type": "text", "text": text})
-            text = ""
-    return blocks
 
 
 class MemoryBankMiddleware(AgentMiddleware):

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Unpack
 
 from memory_bank.errors import MessagesError, MissingExtraError
-from memory_bank.integrations.bridge import Bridge, BridgeOptions, ChatMessage, read_natives
+from memory_bank.integrations.bridge import Bridge, BridgeOptions, FrameworkWire, Part, read_natives
+from memory_bank.transcript.chat import edited_message
+from memory_bank.transcript.messages import MessageKind, calls_of, kind_of
+from memory_bank.transcript.turns import WHOLE, Change, ChatMessage
 
 try:
     from litellm.integrations.custom_logger import CustomLogger
@@ -28,24 +31,26 @@ BY_POSITION = (
 )
 
 
-_READ = ("role", "content", "tool_calls", "tool_call_id", "name", "function_call")
-
-
-class LiteLLMWire:
-    """See Wire. Messages are dicts, or LiteLLM's own objects as an answer holds them.
+class LiteLLMWire(FrameworkWire[Any]):
+    """See FrameworkWire. Messages are dicts, or LiteLLM's own objects as an answer holds them.
 
     Only what every form has is read, because LiteLLM gives a hook other forms than the caller's.
     """
 
-    def read(self, native: Any) -> list[ChatMessage]:
+    def read(self, native: Any) -> dict[int, Part]:
         given = _as_dict(native)
-        message = {key: given[key] for key in _READ if given.get(key) is not None}
-        if "tool_calls" in message:
-            message["tool_calls"] = [_call(c) for c in message["tool_calls"]]
-        return [message]
+        kind, content = kind_of(given), given.get("content")
+        if kind is MessageKind.RESULT:
+            return {WHOLE: Part(kind, content, given.get("tool_call_id"), given.get("name"))}
+        if kind not in (MessageKind.CALL, MessageKind.SAY):
+            return {WHOLE: Part(kind, content)}
+        texts = {} if content is None else {WHOLE: Part(MessageKind.SAY, content)}
+        calls = enumerate(calls_of(given))
+        found = texts | {n: Part(MessageKind.CALL, call.text, call.call_id, call.name) for n, call in calls}
+        return found or {WHOLE: Part(MessageKind.SAY)}
 
-    def rewrite(self, native: Any, messages: Sequence[ChatMessage | None]) -> Any | None:
-        return None if messages[0] is None else _as_dict(native) | messages[0]
+    def write(self, native: Any, change: Change) -> Any | None:
+        return edited_message(_as_dict(native), change)
 
     def say(self, message: ChatMessage) -> Any:
         return message
@@ -60,13 +65,6 @@ def _as_dict(native: Any) -> dict[str, Any]:
             f"{type(native).__name__} is not a chat message: pass dicts or LiteLLM's objects."
         )
     return dict(dump(exclude_none=True, warnings=False))
-
-
-def _call(call: Any) -> dict[str, Any]:
-    call = call if isinstance(call, Mapping) else call.model_dump()
-    function = call.get("function") or {}
-    called = {"name": function.get("name"), "arguments": function.get("arguments")}
-    return {"id": call.get("id"), "type": call.get("type") or "function", "function": called}
 
 
 WIRE = LiteLLMWire()

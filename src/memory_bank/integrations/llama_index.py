@@ -6,9 +6,11 @@ from collections.abc import Sequence
 from typing import Any, TypeVar, Unpack
 
 from memory_bank.errors import MessagesError, MissingExtraError
-from memory_bank.integrations.bridge import KEPT_ROLE, Bridge, BridgeOptions, ChatMessage, read_natives
+from memory_bank.integrations.bridge import Bridge, BridgeOptions, FrameworkWire, Part, read_natives
+from memory_bank.transcript.chat import edited_message
 from memory_bank.transcript.jsontext import parse_arguments, plain
-from memory_bank.transcript.messages import Call, call_entry, calls_by_place, calls_of, content_text
+from memory_bank.transcript.messages import Call, MessageKind, calls_of
+from memory_bank.transcript.turns import WHOLE, Change, ChatMessage
 
 try:
     from llama_index.core.base.llms.types import (
@@ -27,54 +29,55 @@ except ImportError as e:
 
 Model = TypeVar("Model", bound="LLM")
 
-_ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
-_ROLES |= {"chatbot": "assistant", "model": "assistant", "function": "function"}
 
+class LlamaIndexWire(FrameworkWire[Any]):
+    """See FrameworkWire. The parts are blocks, and the calls in ``additional_kwargs`` where OpenAI's stand there."""
 
-class LlamaIndexWire:
-    """See Wire. Calls stand in the blocks of a message, or in ``additional_kwargs`` as OpenAI's objects."""
-
-    def read(self, native: Any) -> list[ChatMessage]:
+    def read(self, native: Any) -> dict[int, Part]:
         if not isinstance(native, LlamaMessage):
             raise MessagesError(f"{type(native).__name__} is not a ChatMessage of LlamaIndex.")
-        role = _ROLES.get(native.role.value, KEPT_ROLE)
-        message: ChatMessage = {"role": role, "content": _content(native)}
+        role, more = native.role.value, native.additional_kwargs
         if role in ("tool", "function"):
-            call_id = native.additional_kwargs.get("tool_call_id")
-            name = native.additional_kwargs.get("name")
-            message |= {"tool_call_id": call_id} if call_id is not None else {}
-            return [message | {"name": name} if name else message]
-        calls = _calls(native) if role == "assistant" else []
-        if calls:
-            message["content"] = message["content"] or None
-            message["tool_calls"] = [call_entry(c.call_id, c.name, c.text) for c in calls]
-        return [message]
-
-    def rewrite(self, native: Any, messages: Sequence[ChatMessage | None]) -> Any | None:
-        [message] = messages
-        if message is None:
-            return None
-        if not message.get("tool_calls"):
-            return native.model_copy(update={"blocks": [TextBlock(text=content_text(message["content"]))]})
-        [old] = self.read(native)
-        kept = calls_by_place(message, old)
-        calls = iter(range(len(old["tool_calls"])))
-        text = content_text(message["content"])
-        blocks: list[Any] = []
+            call_id = more.get("tool_call_id")
+            return {WHOLE: Part(MessageKind.RESULT, _content(native), call_id, more.get("name"))}
+        if role not in ("assistant", "chatbot", "model"):
+            kinds = {"system": MessageKind.SYSTEM, "developer": MessageKind.SYSTEM, "user": MessageKind.USER}
+            return {WHOLE: Part(kinds.get(role, MessageKind.OTHER), _content(native))}
+        parts: list[Part] = []
         for block in native.blocks:
             if isinstance(block, ToolCallBlock):
-                call = next(calls)
-                if call not in kept:
-                    continue
-                if kept[call] != old["tool_calls"][call]:
-                    arguments = parse_arguments(kept[call]["function"]["arguments"])
-                    block = block.model_copy(update={"tool_kwargs": arguments})
-            elif not isinstance(block, ThinkingBlock) and message["content"] != old["content"]:
-                if not text:
-                    continue
-                block, text = TextBlock(text=text), ""
-            blocks.append(block)
-        return native.model_copy(update={"blocks": blocks})
+                arguments = Call(None, "", plain(block.tool_kwargs)).text
+                parts.append(Part(MessageKind.CALL, arguments, block.tool_call_id, block.tool_name))
+            elif isinstance(block, ThinkingBlock):
+                parts.append(Part(MessageKind.REASONING))
+            else:
+                parts.append(Part(MessageKind.SAY, _block(block)))
+        for call in _given_calls(native):
+            parts.append(Part(MessageKind.CALL, call.text, call.call_id, call.name))
+        return dict(enumerate(parts)) or {WHOLE: Part(MessageKind.SAY)}
+
+    def write(self, native: Any, change: Change) -> Any | None:
+        if WHOLE in change:
+            return native.model_copy(update={"blocks": [TextBlock(text=change[WHOLE])]})
+        blocks: list[Any] = []
+        for number, block in enumerate(native.blocks):
+            text = change.get(number, "")
+            if text and isinstance(block, ToolCallBlock):
+                block = block.model_copy(update={"tool_kwargs": parse_arguments(text)})
+            elif text:
+                block = TextBlock(text=text)
+            if text is not None:
+                blocks.append(block)
+        more, first = native.additional_kwargs, len(native.blocks)
+        if any(number >= first for number in change):
+            given = {"role": "assistant", "tool_calls": more["tool_calls"]}
+            edited = (
+                edited_message(given, {n - first: text for n, text in change.items() if n >= first}) or {}
+            )
+            more = {**more, "tool_calls": edited.get("tool_calls", [])}
+        if not blocks and not more.get("tool_calls"):
+            return None
+        return native.model_copy(update={"blocks": blocks, "additional_kwargs": more})
 
     def say(self, message: ChatMessage) -> Any:
         return LlamaMessage(role=MessageRole(message["role"]), content=message["content"])
@@ -88,18 +91,19 @@ def _content(native: Any) -> Any:
     blocks = [b for b in native.blocks if not isinstance(b, ToolCallBlock | ThinkingBlock)]
     if all(isinstance(b, TextBlock) for b in blocks):
         return "\n".join(b.text for b in blocks)
-    return [
-        {"type": "text", "text": b.text} if isinstance(b, TextBlock) else {"type": str(b.block_type)}
-        for b in blocks
-    ]
+    return [{"type": "text", "text": b.text} if isinstance(b, TextBlock) else _block(b) for b in blocks]
 
 
-def _calls(native: Any) -> list[Call]:
-    blocks = [b for b in native.blocks if isinstance(b, ToolCallBlock)]
-    if blocks:
-        return [Call(b.tool_call_id, b.tool_name, plain(b.tool_kwargs)) for b in blocks]
+def _block(block: Any) -> Any:
+    return block.text if isinstance(block, TextBlock) else {"type": str(block.block_type)}
+
+
+def _given_calls(native: Any) -> list[Call]:
+    """The calls of a message that stand beside its blocks."""
     given = native.additional_kwargs.get("tool_calls")
-    return calls_of({"role": "assistant", "tool_calls": given}) if given else []
+    if not given or any(isinstance(b, ToolCallBlock) for b in native.blocks):
+        return []
+    return calls_of({"role": "assistant", "tool_calls": given})
 
 
 def with_memory(

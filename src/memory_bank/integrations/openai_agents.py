@@ -6,9 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Unpack
 
 from memory_bank.errors import ConfigError, MissingExtraError
-from memory_bank.integrations.bridge import Bridge, BridgeOptions, NativeChat
+from memory_bank.integrations.bridge import Bridge, BridgeOptions
 from memory_bank.tools import TOOL_SCHEMAS
-from memory_bank.transcript.responses import CALL_OF, Item, call_id_of, from_items, item_type, to_items
+from memory_bank.transcript.responses import CALL_OF, Item, call_id_of, from_items, item_type
+from memory_bank.transcript.turns import Conversation
 
 try:
     from agents import FunctionTool, Tool
@@ -18,7 +19,7 @@ except ImportError as e:
     raise MissingExtraError("the OpenAI Agents SDK", "openai-agents") from e
 
 
-def read_items(items: Sequence[Item], instructions: str | None) -> NativeChat[Item]:
+def read_items(items: Sequence[Item], instructions: str | None) -> Conversation[Item]:
     """The input items of a model call as a chat.
 
     Raises ConfigError for results whose calls are not in the list: the provider holds them then.
@@ -29,8 +30,7 @@ def read_items(items: Sequence[Item], instructions: str | None) -> NativeChat[It
             "the provider holds a part of the history (previous_response_id, auto_previous_response_id or "
             "conversation_id), so memory cannot replace it: run the agent without them."
         )
-    chat = from_items(list(items), instructions)
-    return NativeChat([*chat.messages], lambda context: to_items(context, chat))
+    return from_items(list(items), instructions)
 
 
 def session_of_context(context: object) -> str | None:

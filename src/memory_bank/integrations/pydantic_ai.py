@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
 from typing import Any, Unpack
 
 from memory_bank.errors import MessagesError, MissingExtraError
 from memory_bank.integrations.bridge import (
-    KEPT_ROLE,
     Bridge,
     BridgeOptions,
-    ChatMessage,
+    FrameworkWire,
+    Part,
     read_natives,
     strip_natives,
 )
 from memory_bank.tools import TOOL_SCHEMAS
 from memory_bank.transcript.anthropic import Thinking, thinking_rule
-from memory_bank.transcript.messages import call_entry, calls_by_place, content_text
+from memory_bank.transcript.messages import MessageKind
+from memory_bank.transcript.turns import Change, ChatMessage
 
 try:
     from pydantic_ai import RunContext, Tool
@@ -40,68 +40,55 @@ except ImportError as e:
     raise MissingExtraError("Pydantic AI", "pydantic-ai") from e
 
 
-class PydanticAIWire:
-    """See Wire. A request is one chat message for each part; a response one, and one for parts kept whole."""
+class PydanticAIWire(FrameworkWire[ModelMessage]):
+    """See FrameworkWire."""
 
-    def read(self, native: ModelMessage) -> list[ChatMessage]:
-        if isinstance(native, ModelRequest):
-            return [_read_part(part) for part in native.parts]
-        if isinstance(native, ModelResponse):
-            return _read_response(native)
+    def read(self, native: ModelMessage) -> dict[int, Part]:
+        if isinstance(native, ModelRequest | ModelResponse):
+            return dict(enumerate(map(_read_part, native.parts)))
         raise MessagesError(
             f"{type(native).__name__} is not a message of Pydantic AI: pass ModelRequest and ModelResponse."
         )
 
-    def rewrite(self, native: ModelMessage, messages: Sequence[ChatMessage | None]) -> ModelMessage | None:
-        if isinstance(native, ModelResponse):
-            return None if messages[0] is None else _changed(native, messages[0])
-        parts = [
-            _with_text(part, message)
-            for part, message in zip(native.parts, messages, strict=True)
-            if message is not None
-        ]
+    def write(self, native: ModelMessage, change: Change) -> ModelMessage | None:
+        parts: list[Any] = []
+        for number, part in enumerate(native.parts):
+            text = change.get(number, "")
+            if text is not None:
+                key = "args" if isinstance(part, ToolCallPart) else "content"
+                parts.append(dataclasses.replace(part, **{key: text}) if number in change else part)
         return dataclasses.replace(native, parts=parts) if parts else None
 
     def say(self, message: ChatMessage) -> ModelMessage:
         kind = UserPromptPart if message["role"] == "user" else SystemPromptPart
         return ModelRequest(parts=[kind(message["content"])])
 
-    def without_thinking(self, native: ModelMessage) -> ModelMessage | None:
-        if not isinstance(native, ModelResponse):
-            return native
-        parts = [
-            p
-            for p in native.parts
-            if not (isinstance(p, ThinkingPart) and p.signature and p.provider_name == "anthropic")
-        ]
-        if len(parts) == len(native.parts):
-            return native
-        return dataclasses.replace(native, parts=parts) if parts else None
-
 
 WIRE = PydanticAIWire()
 
 
-def _read_part(part: Any) -> ChatMessage:
+def _read_part(part: Any) -> Part:
     if isinstance(part, ToolReturnPart):
         content: Any = part.model_response_str()
         if part.files:
             content = [_text(content), *({"type": "file"} for _ in part.files)]
-        head = {"role": "tool", "tool_call_id": part.tool_call_id, "name": part.tool_name}
-        return {**head, "content": content}
+        return Part(MessageKind.RESULT, content, part.tool_call_id, part.tool_name)
     if isinstance(part, RetryPromptPart) and part.tool_name is not None:
-        head = {"role": "tool", "tool_call_id": part.tool_call_id, "name": part.tool_name}
-        return {**head, "content": part.model_response()}
+        return Part(MessageKind.RESULT, part.model_response(), part.tool_call_id, part.tool_name)
     if isinstance(part, SystemPromptPart):
-        return {"role": "system", "content": part.content}
+        return Part(MessageKind.SYSTEM, part.content)
     if isinstance(part, UserPromptPart):
-        return {"role": "user", "content": _user_content(part.content)}
-    content = getattr(part, "content", "")
-    return {"role": KEPT_ROLE, "content": content if isinstance(content, str) else ""}
-
-
-def _user_content(content: Any) -> Any:
-    return content if isinstance(content, str) else [_content_part(c) for c in content]
+        is_text = isinstance(part.content, str)
+        return Part(MessageKind.USER, part.content if is_text else [_content_part(c) for c in part.content])
+    if isinstance(part, TextPart):
+        return Part(MessageKind.SAY, part.content)
+    if isinstance(part, ToolCallPart):
+        return Part(MessageKind.CALL, part.args_as_json_str(), part.tool_call_id, part.tool_name)
+    if isinstance(part, ThinkingPart):
+        signed = bool(part.signature) and part.provider_name == "anthropic"
+        return Part(MessageKind.REASONING, signed=signed)
+    content = getattr(part, "content", "")  # a provider's tools, files
+    return Part(MessageKind.OTHER, content if isinstance(content, str) else "")
 
 
 def _content_part(part: Any) -> dict[str, str]:
@@ -113,53 +100,6 @@ def _content_part(part: Any) -> dict[str, str]:
 
 def _text(text: str) -> dict[str, str]:
     return {"type": "text", "text": text}
-
-
-def _read_response(native: ModelResponse) -> list[ChatMessage]:
-    said = "\n".join(p.content for p in native.parts if isinstance(p, TextPart))
-    calls = [
-        call_entry(p.tool_call_id, p.tool_name, p.args_as_json_str())
-        for p in native.parts
-        if isinstance(p, ToolCallPart)
-    ]
-    message: ChatMessage = {"role": "assistant", "content": said or (None if calls else "")}
-    messages = [message | {"tool_calls": calls} if calls else message]
-    read = (TextPart, ThinkingPart, ToolCallPart)
-    if not all(isinstance(p, read) for p in native.parts):  # provider's tools, files: kept with their turn
-        messages.append({"role": KEPT_ROLE, "content": ""})
-    return messages
-
-
-def _changed(native: ModelResponse, message: ChatMessage) -> ModelResponse | None:
-    """The response with other words and other arguments of its calls; None where nothing is left."""
-    old = _read_response(native)[0]
-    keeps_words = message.get("content") == old["content"]
-    text = content_text(message.get("content"))
-    kept = calls_by_place(message, old)
-    calls = iter(range(len(old.get("tool_calls", ()))))
-    parts: list[Any] = []
-    for part in native.parts:
-        if isinstance(part, ToolCallPart):
-            call = next(calls)
-            if call not in kept:
-                continue
-            arguments = kept[call]["function"]["arguments"]
-            if arguments != part.args_as_json_str():
-                part = dataclasses.replace(part, args=arguments)
-        elif isinstance(part, TextPart) and not keeps_words:
-            if not text:
-                continue
-            part, text = dataclasses.replace(part, content=text), ""
-        parts.append(part)
-    return dataclasses.replace(native, parts=parts) if parts else None
-
-
-def _with_text(part: Any, message: ChatMessage) -> Any:
-    """The part with the content of a chat message, where that differs from its own."""
-    content = message["content"]
-    if not isinstance(part, ToolReturnPart | RetryPromptPart) or content == _read_part(part)["content"]:
-        return part
-    return dataclasses.replace(part, content=content_text(content))
 
 
 def _rule(request_context: ModelRequestContext) -> Thinking:

@@ -12,10 +12,11 @@ from typing import Any, Unpack
 
 from memory_bank import history as typed
 from memory_bank.errors import MessagesError, MissingExtraError
-from memory_bank.integrations.bridge import KEPT_ROLE, Bridge, BridgeOptions, ChatMessage, read_natives
+from memory_bank.integrations.bridge import Bridge, BridgeOptions, FrameworkWire, Part, read_natives
 from memory_bank.tools import TOOL_SCHEMAS
 from memory_bank.transcript.jsontext import compact, parse_arguments
-from memory_bank.transcript.messages import call_entry, content_text
+from memory_bank.transcript.messages import MessageKind, content_text
+from memory_bank.transcript.turns import Change, ChatMessage
 
 try:
     from smolagents import ChatMessage as SmolMessage
@@ -48,42 +49,38 @@ class RetrievedStep(MemoryStep):
         return [SmolMessage(role=MessageRole(self.role), content=[{"type": "text", "text": self.text}])]
 
 
-class SmolagentsWire:
-    """See Wire. A step with calls is one call and one result, because its outputs are one text."""
+_SAID, _CALLED, _OBSERVED = range(3)
 
-    def read(self, native: MemoryStep) -> list[ChatMessage]:
+
+class SmolagentsWire(FrameworkWire[MemoryStep]):
+    """See FrameworkWire. A step with calls is one call and one result, because its outputs are one text."""
+
+    def read(self, native: MemoryStep) -> dict[int, Part]:
         if isinstance(native, ActionStep):
             return _read_action(native)
         if isinstance(native, TaskStep):
             images = [{"type": "image"} for _ in native.task_images or ()]
             text = [{"type": "text", "text": native.task}]
-            return [{"role": "user", "content": [*text, *images] if images else native.task}]
+            return {_SAID: Part(MessageKind.USER, [*text, *images] if images else native.task)}
         if isinstance(native, PlanningStep):
-            return [{"role": "assistant", "content": native.plan}]
+            return {_SAID: Part(MessageKind.SAY, native.plan)}
         if isinstance(native, RetrievedStep):
-            return [{"role": native.role, "content": native.text}]
+            return {_SAID: Part(MessageKind(native.role), native.text)}
         raise MessagesError(
             f"{type(native).__name__} is not a step of smolagents that memory can read: steps are TaskStep, "
             "PlanningStep and ActionStep."
         )
 
-    def rewrite(self, native: MemoryStep, messages: Sequence[ChatMessage | None]) -> MemoryStep | None:
-        made, result = messages[0], messages[-1]
-        if isinstance(native, PlanningStep) and made is not None:
-            return dataclasses.replace(native, plan=content_text(made["content"]))
-        if made is None or result is None or not isinstance(native, ActionStep):
+    def write(self, native: MemoryStep, change: Change) -> MemoryStep | None:
+        if change.get(_CALLED, "") is None or change.get(_OBSERVED, "") is None:
             return None
-        old_made, old_result = _read_action(native)
-        changes: dict[str, Any] = {}
-        if made["content"] != old_made["content"]:
-            changes["model_output"] = made["content"]
-        if made["tool_calls"] != old_made["tool_calls"]:
-            changes["tool_calls"] = _calls_of(
-                native, parse_arguments(made["tool_calls"][0]["function"]["arguments"])
-            )
-        if result != old_result:
-            text = content_text(result["content"])
-            changes |= {"observations": text, "error": None, "observations_images": None}
+        if isinstance(native, PlanningStep):
+            return dataclasses.replace(native, plan=change[_SAID])
+        changes: dict[str, Any] = {"model_output": change[_SAID]} if _SAID in change else {}
+        if _CALLED in change:
+            changes["tool_calls"] = _calls_of(native, parse_arguments(change[_CALLED]))
+        if _OBSERVED in change:
+            changes |= {"observations": change[_OBSERVED], "error": None, "observations_images": None}
         return dataclasses.replace(native, **changes)
 
     def say(self, message: ChatMessage) -> MemoryStep:
@@ -93,24 +90,24 @@ class SmolagentsWire:
 WIRE = SmolagentsWire()
 
 
-def _read_action(step: ActionStep) -> list[ChatMessage]:
-    said = content_text(step.model_output)
+def _read_action(step: ActionStep) -> dict[int, Part]:
+    said = Part(MessageKind.SAY, content_text(step.model_output))
     error = None if step.error is None else f"Error:\n{step.error}"
-    if not step.tool_calls:
-        shown = "\n".join(t for t in (step.observations, error) if t)
-        return [{"role": "assistant", "content": said}, {"role": KEPT_ROLE, "content": shown}]
     observed = step.observations
-    if observed is None and error is None and step.action_output is not None:
+    if step.tool_calls and observed is None and error is None and step.action_output is not None:
         observed = str(step.action_output)
     text = "\n".join(t for t in (observed, error) if t)
+    if not step.tool_calls:
+        return {_SAID: said, _OBSERVED: Part(MessageKind.OTHER, text)}
     images = [{"type": "image"} for _ in step.observations_images or ()]
     call_id = step.tool_calls[0].id
-    call = call_entry(call_id, *_function(step.tool_calls))
+    name, arguments = _function(step.tool_calls)
     content: Any = [{"type": "text", "text": text}, *images] if images else text
-    return [
-        {"role": "assistant", "content": said or None, "tool_calls": [call]},
-        {"role": "tool", "tool_call_id": call_id, "content": content},
-    ]
+    return {
+        _SAID: said,
+        _CALLED: Part(MessageKind.CALL, arguments, call_id, name),
+        _OBSERVED: Part(MessageKind.RESULT, content, call_id),
+    }
 
 
 def _function(calls: Sequence[ToolCall]) -> tuple[str, str]:
@@ -126,7 +123,7 @@ def _arguments(call: ToolCall) -> Any:
     return {"code": call.arguments} if isinstance(call.arguments, str) else call.arguments
 
 
-def _calls_of(step: ActionStep, arguments: Any) -> list[ToolCall]:
+def _calls_of(step: Any, arguments: Any) -> list[ToolCall]:
     """The step's calls with other arguments, in the form of ``_function``."""
     several = len(step.tool_calls) > 1
     given = [c["arguments"] for c in arguments["calls"]] if several else [arguments]

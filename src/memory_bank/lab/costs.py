@@ -2,92 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from functools import lru_cache
 from itertools import accumulate
 from typing import Any
 
 from memory_bank.lab.meter.copies import shared_length
-from memory_bank.lab.traces import message_texts
-from memory_bank.pricing import CACHE_MINIMUM, Price, Usage, cached_tokens, cost
-from memory_bank.transcript import ENCODING, TokenCounter, compact, open_counter, read
+from memory_bank.pricing import CACHE_MINIMUM, Price, Usage, cached_tokens
+from memory_bank.transcript import TokenCounter, compact, open_counter, read
 
-REFERENCE = "reference"
-"""The name of the reference meter's counting rule."""
-
-
-class ReferenceCounter:
-    """Counts as the reference meter does (``evbench.text``): 4 a message and its texts by cl100k_base.
-
-    A call is one text, its name and arguments separated by a space; texts are encoded 4,000 characters at a
-    time.
-    """
-
-    name = REFERENCE
-    _CHUNK = 4_000
-
-    def __init__(self) -> None:
-        self._counter = open_counter("cl100k_base")
-        self.approximate = self._counter.approximate
-
-    def count_text(self, text: str) -> int:
-        """Tokens of a text."""
-        chunks = (text[i : i + self._CHUNK] for i in range(0, len(text), self._CHUNK))
-        return sum(map(self._counter.count_text, chunks))
-
-    def count_message(self, message: object) -> int:
-        """Tokens of a message."""
-        return 4 + sum(map(self.count_text, message_texts(message)))
-
-
-@lru_cache(maxsize=4)
-def named_counter(name: str = ENCODING) -> TokenCounter:
-    """The counter of a tiktoken encoding, or the one named ``approximate`` or ``reference``."""
-    return ReferenceCounter() if name == REFERENCE else open_counter(name)
-
-
-class Costs:
-    """Counts the tokens of messages; remembers the counts of up to ``most`` different messages."""
-
-    def __init__(self, counter: TokenCounter, most: int = 100_000) -> None:
-        self.counter = counter
-        self._most = most
-        self._known: dict[Hashable, int] = {}
-
-    def of(self, message: object) -> int:
-        """Tokens of one message."""
-        key = _cache_key(message)
-        if key is None:
-            return self.counter.count_message(message)
-        tokens = self._known.get(key)
-        if tokens is None:
-            if len(self._known) >= self._most:
-                self._known.clear()
-            tokens = self._known[key] = self.counter.count_message(message)
-        return tokens
-
-    def total(self, messages: Sequence[object]) -> int:
-        """Tokens of several messages."""
-        return sum(map(self.of, messages))
-
-
-def _cache_key(message: object) -> Hashable | None:
-    """Everything that a plain message's count depends on; None for a message of any other shape."""
-    if not isinstance(message, dict) or message.get("role") is None or message.get("function_call"):
-        return None
-    content, calls = message.get("content"), message.get("tool_calls")
-    if not (content is None or isinstance(content, str)):
-        return None
-    if not calls:
-        return (content,)
-    try:
-        bodies = tuple((c["function"]["name"], c["function"]["arguments"]) for c in calls)
-        hash(bodies)
-    except (KeyError, TypeError):
-        return None
-    return (content, bodies)
-
+named_counter = lru_cache(maxsize=4)(open_counter)
+"""The counter of a tiktoken encoding, or the one named ``approximate``; opened once."""
 
 PRICE_TABLES = {
     "0.1/1.25": Price(prompt=1, completion=5, cached=0.1, cache_write=1.25),
@@ -98,6 +23,42 @@ PRICE_TABLES = {
 
 Part = tuple[str, int]
 """A part of a request, such as a message: its text and its tokens."""
+
+
+class Costs:
+    """Counts the tokens of messages; remembers the counts of up to ``most`` different messages."""
+
+    def __init__(self, counter: TokenCounter, most: int = 100_000) -> None:
+        self.counter = counter
+        self._most = most
+        self._known: dict[tuple[bool, str], int] = {}
+
+    def part(self, message: object) -> Part:
+        """One message as a part of a request."""
+        content, calls = read(message, "content"), read(message, "tool_calls")
+        plain = isinstance(content, str)
+        text = content if plain else "" if content is None else compact(content)
+        text = f"{read(message, 'role')} {text}{compact(calls) if calls else ''}"
+        if read(message, "role") is None or read(message, "function_call"):
+            return text, self.counter.count_message(message)
+        tokens = self._known.get((plain, text))
+        if tokens is None:
+            if len(self._known) >= self._most:
+                self._known.clear()
+            tokens = self._known[plain, text] = self.counter.count_message(message)
+        return text, tokens
+
+    def parts(self, messages: Sequence[object]) -> list[Part]:
+        """Messages as the parts of a request."""
+        return list(map(self.part, messages))
+
+    def of(self, message: object) -> int:
+        """Tokens of one message."""
+        return self.part(message)[1]
+
+    def total(self, messages: Sequence[object]) -> int:
+        """Tokens of several messages."""
+        return sum(map(self.of, messages))
 
 
 class ScriptedCache:
@@ -149,43 +110,3 @@ class ScriptedCache:
         ends = [m for m in marks if m and sizes[m] >= self._minimum]
         self._kept.update(prefixes[m] for m in ends)
         return Usage(sizes[-1], read, max(0, max((sizes[m] for m in ends), default=0) - read))
-
-
-@dataclass(frozen=True, slots=True)
-class Bill:
-    """Of one run: input tokens, those of them that a prefix cache holds, the plain and the cached cost."""
-
-    tokens: int
-    cached: int
-    plain: float
-    priced: float
-
-
-def bill(
-    contexts: Sequence[Sequence[object]],
-    costs: Costs,
-    price_per_million: float,
-    cached_discount: float,
-    cache_minimum: int,
-) -> tuple[Bill, list[int]]:
-    """The bill of successive requests, and the cached tokens of each.
-
-    Output tokens are not counted: they are the same under every strategy.
-    """
-    cache = ScriptedCache(costs.counter, cache_minimum)
-    used = [cache.add(message_parts(context, costs)) for context in contexts]
-    tokens, known = sum(u.input for u in used), sum(u.cached for u in used)
-    price = Price(prompt=price_per_million, completion=0, cached=price_per_million * (1 - cached_discount))
-    made = Bill(tokens, known, cost(Usage(tokens), price), cost(Usage(tokens, known), price))
-    return made, [u.cached for u in used]
-
-
-def message_parts(messages: Sequence[object], costs: Costs) -> list[Part]:
-    """Messages as the parts of a request."""
-    return [(_request_text(m), costs.of(m)) for m in messages]
-
-
-def _request_text(message: object) -> str:
-    content, calls = read(message, "content"), read(message, "tool_calls")
-    text = content if isinstance(content, str) else "" if content is None else compact(content)
-    return f"{read(message, 'role')} {text}{compact(calls) if calls else ''}"

@@ -1,24 +1,26 @@
-"""HTML pages and SVG drawings from templates: self-contained, everything escaped."""
+"""HTML pages and the frontier plot from templates: self-contained, everything escaped.
+
+The plot shows evidence kept over history paid for, one labelled point a strategy.
+"""
 
 from __future__ import annotations
 
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
-from typing import Any, Protocol
+from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from memory_bank.lab.meter.figures import COLUMNS
-from memory_bank.lab.plot import Plot, PlotPoint
 from memory_bank.lab.tables import Column, percent
 
+WIDTH, HEIGHT = 760, 440  # user units of the drawing
+_LEFT, _RIGHT, _TOP, _BOTTOM = 60, 20, 20, 50  # margins
 _NOT_IN_XML = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]")
-
-Lists = Sequence[tuple[str, Sequence[str]]]
-"""Headings with the plain lines below them."""
+_Box = tuple[float, float, float, float]
 
 
 def render(template: str, **values: object) -> str:
@@ -32,25 +34,94 @@ def _environment() -> Environment:
         loader=PackageLoader("memory_bank.lab"),
         autoescape=True,
         undefined=StrictUndefined,
-        finalize=_printable,
+        finalize=lambda value: _NOT_IN_XML.sub("\ufffd", value) if type(value) is str else value,
         keep_trailing_newline=True,
     )
 
 
-def _printable(value: object) -> object:
-    return _NOT_IN_XML.sub("\ufffd", value) if type(value) is str else value
+@dataclass(slots=True)
+class PlotPoint:
+    """A strategy: its shares of 0 to 1 (x may be more), the 95% interval of y, and its tooltip.
+
+    ``place`` is where a plot draws it: x, y, the ends of the interval, and the label's text, x, y and anchor.
+    """
+
+    label: str
+    x: float
+    y: float
+    low: float
+    high: float
+    tooltip: str = ""
+    best: bool = False
+    place: dict[str, Any] = field(default_factory=dict)
 
 
-class SharesKept(Protocol):
-    """Figures of a strategy: shares as attributes, their intervals by name, and the price."""
+class Plot:
+    """Positions of everything that the template ``plot.svg`` draws.
 
-    @property
-    def share_of_history(self) -> float:
-        """Tokens beyond anchor and last interaction over those of the older history."""
+    ``price`` and ``kept`` are the titles of the axes. The price axis is scaled by the square root, since
+    cheap strategies lie close together.
+    """
 
-    @property
-    def intervals(self) -> dict[str, tuple[float, float]]:
-        """95% bounds by the name of a share."""
+    width, height = WIDTH, HEIGHT
+
+    def __init__(
+        self,
+        points: Sequence[PlotPoint],
+        price: str = "share of the older history paid for",
+        kept: str = "old evidence kept, bound",
+    ) -> None:
+        self.price, self.kept, self.points = price, kept, points
+        widest = max([1.0, *(p.x for p in points)])
+        self._widest = widest if widest <= 1 else math.ceil(widest * 10) / 10
+        self.left, self.right = self._x(0), self._x(self._widest)
+        self.bottom, self.top = self._y(0), self._y(1)
+        self.rows = [(n, self._y(n / 100)) for n in range(0, 101, 20)]
+        step = 100 * math.ceil(self._widest / 5)
+        beyond = range(100 + step, round(100 * self._widest) + 1, step)
+        self.columns = [(n, self._x(n / 100)) for n in (0, 1, 5, 10, 20, 40, 60, 80, 100, *beyond)]
+        edge = frontier(points)
+        self.edge = [(self._x(p.x), self._y(p.y)) for p in edge] if len(edge) > 1 else []
+        places = [(self._x(p.x), self._y(p.y)) for p in points]
+        taken: list[_Box] = [(x - 6, y - 6, x + 6, y + 6) for x, y in places]
+        for p, (x, y) in zip(points, places, strict=True):
+            label = p.label if len(p.label) <= 40 else f"{p.label[:39]}…"
+            label_x, label_y, anchor = _free_place(x, y, len(label) * 7.3, taken)
+            p.place = {
+                "x": x, "y": y, "low": self._y(p.low), "high": self._y(p.high), "label": label, "label_x": label_x,
+                "label_y": label_y, "anchor": anchor, "leader": abs(label_y - 4 - y) > 15,
+            }  # fmt: skip
+
+    def _x(self, share: float) -> float:
+        return _LEFT + (WIDTH - _LEFT - _RIGHT) * math.sqrt(max(0.0, share) / self._widest)
+
+    def _y(self, share: float) -> float:
+        return HEIGHT - _BOTTOM - (HEIGHT - _TOP - _BOTTOM) * share
+
+
+def frontier(points: Sequence[PlotPoint]) -> list[PlotPoint]:
+    """The points that no other point beats in both price and evidence, cheapest first."""
+    edge: list[PlotPoint] = []
+    for p in sorted(points, key=lambda p: (p.x, -p.y)):
+        if not edge or p.y > edge[-1].y:
+            edge.append(p)
+    return edge
+
+
+def _free_place(x: float, y: float, width: float, taken: list[_Box]) -> tuple[float, float, str]:
+    """A place next to a point for its label that no other label or point covers, else the least bad."""
+    first: tuple[float, float, str] | None = None
+    for lines in sorted(range(-14, 15), key=abs):
+        for anchor, at in (("start", x + 9), ("end", x - 9)):
+            left, base = (at if anchor == "start" else at - width), y + 4 + lines * 15
+            box = (left, base - 11, left + width, base + 3)
+            if box[0] < 4 or box[2] > WIDTH - 4 or box[1] < 2 or box[3] > HEIGHT - _BOTTOM:
+                continue
+            first = first or (at, base, anchor)
+            if not any(box[0] < b[2] and b[0] < box[2] and box[1] < b[3] and b[1] < box[3] for b in taken):
+                taken.append(box)
+                return at, base, anchor
+    return first or (x, y - 10, "middle")
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +131,11 @@ class PlottedShare:
     name: str
     title: str
 
-    def point(self, strategy: str, figures: SharesKept, best: bool = False) -> PlotPoint | None:
-        """A strategy's point in the plot; None when one of its two figures is missing."""
+    def point(self, strategy: str, figures: Any, best: bool = False) -> PlotPoint | None:
+        """A strategy's point in the plot; None when one of its two figures is missing.
+
+        ``figures`` have ``share_of_history``, this share, and ``intervals`` by the name of a share.
+        """
         price, kept = figures.share_of_history, float(getattr(figures, self.name))
         if math.isnan(price) or math.isnan(kept):
             return None
@@ -78,36 +152,34 @@ class PageSection:
     """A set of traces: its heading, the figures of every strategy on it by name, and the best strategy."""
 
     heading: str
-    rows: Sequence[tuple[str, SharesKept]]
+    rows: Sequence[tuple[str, Any]]
     best: str = ""
     shares: Sequence[PlottedShare] = (OLD_BOUND,)
 
     def plots(self) -> list[Plot]:
         """A frontier plot for each share, of the strategies that have both figures."""
-        plots = []
-        for share in self.shares:
-            points = (share.point(name, figures, name == self.best) for name, figures in self.rows)
-            plots.append(Plot([p for p in points if p is not None], kept=share.title))
-        return plots
+        return [
+            Plot([p for n, f in self.rows if (p := share.point(n, f, n == self.best))], kept=share.title)
+            for share in self.shares
+        ]
 
 
 def figures_page(
     title: str,
     lead: str,
     sections: Sequence[PageSection],
-    lists: Lists = (),
+    lists: Sequence[tuple[str, Sequence[str]]] = (),
     columns: Sequence[Column[Any]] = COLUMNS,
 ) -> str:
-    """A page with a leading sentence, plots and a table for each section, and lists of plain lines."""
+    """A page with a leading sentence, plots and a table for each section, and lists of plain lines by heading."""
     return render("figures.html", title=title, lead=lead, sections=sections, lists=lists, columns=columns)
 
 
 def plot_file(section: PageSection) -> str:
     """The section's first frontier plot as an SVG file, for light and dark, with short names as labels."""
     rows = [(short_name(name), f) for name, f in section.rows]
-    style = _environment().get_template("colours.css").render()
     plot = PageSection("", rows, short_name(section.best), section.shares).plots()[0]
-    return render("plot.svg", plot=plot, style=style)
+    return render("plot.svg", plot=plot, style=render("colours.css"))
 
 
 def short_name(strategy: str) -> str:

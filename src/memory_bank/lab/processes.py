@@ -7,10 +7,9 @@ import logging
 import multiprocessing
 import signal
 from collections.abc import Callable, Generator, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
-from itertools import islice
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from memory_bank.errors import MemoryBankError
 
@@ -27,38 +26,20 @@ def run_tasks(
     """Yield ``(index of the task, work(task))`` in the order in which tasks finish.
 
     ``jobs`` processes are started with spawn, none for 1; ``work`` and the tasks must be picklable then. When
-    a task raises, the results that are complete are yielded first, then the exception is raised. Raises
-    MemoryBankError when a process dies. Closing the generator ends the processes.
+    a task raises, results that were complete before are yielded first. Raises MemoryBankError when a process dies.
+    Closing the generator ends the processes.
     """
     workers = min(jobs, len(tasks))
     if workers <= 1:
         with quiet():
-            for i, task in enumerate(tasks):
-                yield i, work(task)
+            yield from ((i, work(task)) for i, task in enumerate(tasks))
         return
     others = set(multiprocessing.active_children())
-    pool = ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), _start_worker, (work,))
-    running: dict[Future[Any], int] = {}
-    queue = iter(enumerate(tasks))
-
-    def submit(count: int) -> None:
-        running.update((pool.submit(_run_task, task), i) for i, task in islice(queue, count))
-
+    pool = ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), _start_worker)
     try:
-        submit(2 * workers)
-        while running:
-            done = wait(running, return_when=FIRST_COMPLETED).done
-            submit(len(done))
-            failed: BaseException | None = None
-            for future in done:
-                i = running.pop(future)
-                error = future.exception()
-                if error is None:
-                    yield i, future.result()
-                failed = failed or error
-            if failed is not None:
-                raise failed
-        pool.shutdown()
+        running = {pool.submit(work, task): i for i, task in enumerate(tasks)}
+        for future in as_completed(running):
+            yield running.pop(future), future.result()
     except BrokenProcessPool:
         raise MemoryBankError(
             "a worker process died (out of memory?): results so far are kept; run it again with fewer --jobs."
@@ -81,14 +62,6 @@ def quiet() -> Iterator[None]:
         logger.setLevel(level)
 
 
-_worker: list[Callable[[Any], Any]] = []  # in a worker process: the function that does a task
-
-
-def _start_worker(work: Callable[[Any], Any]) -> None:
+def _start_worker() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C and ends its workers
     logging.getLogger("memory_bank").setLevel(logging.ERROR)
-    _worker.append(work)
-
-
-def _run_task(task: Any) -> Any:
-    return _worker[0](task)

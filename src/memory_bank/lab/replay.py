@@ -30,6 +30,11 @@ class PlayedTurn:
     broken_pairs: int
     error: Exception | None = None
 
+    @property
+    def error_name(self) -> str:
+        """The type of the exception, or ""."""
+        return "" if self.error is None else type(self.error).__name__
+
 
 def play(trace: Trace, run: StrategyRun, turns: Iterable[tuple[int, Sequence[Need]]]) -> Iterator[PlayedTurn]:
     """Build the context before each turn, given as its position and its needs.
@@ -58,21 +63,19 @@ def copied(messages: Sequence[Any]) -> list[Any]:
 
     A message that is nested too deeply to be copied is returned as it is.
     """
+
+    def copy(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {k: copy(v) for k, v in value.items()}
+        return [copy(v) for v in value] if isinstance(value, list) else value
+
     copies = []
     for message in messages:
         try:
-            copies.append(_copied(message))
+            copies.append(copy(message))
         except RecursionError:
             copies.append(message)
     return copies
-
-
-def _copied(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {k: _copied(v) for k, v in value.items()}
-    if isinstance(value, list):
-        return [_copied(v) for v in value]
-    return value
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,8 +104,7 @@ def replay_trace(
 
     Raises what the strategy raises.
     """
-    settings = config.strategy(strategy)
-    costs = Costs(open_counter(getattr(settings, "token_encoding", ENCODING)))
+    costs = Costs(open_counter(getattr(config.strategy(strategy), "token_encoding", ENCODING)))
     turns = [(i, ()) for i, message in enumerate(trace.messages) if is_turn(message)]
     full = seen = 0
     with closing(ConfiguredRun(config, strategy, trace, memory)) as run:
@@ -151,16 +153,11 @@ class ReplaySummary:
         self.broken_pairs += step.broken_pairs
         self.token_counter = step.counter
         if step.plan is not None:
-            self.embedder = step.plan.embedder
-            self.observer = step.plan.observer
+            self.embedder, self.observer = step.plan.embedder, step.plan.observer
 
     def as_dict(self) -> dict[str, Any]:
         """JSON values; means are per step, ``ratio`` is context tokens over full tokens."""
         values = asdict(self)
         full, context, steps = values.pop("full_tokens"), values.pop("context_tokens"), max(1, self.steps)
-        return {
-            **values,
-            "mean_full_tokens": full / steps,
-            "mean_context_tokens": context / steps,
-            "ratio": context / full if full else 1.0,
-        }
+        means = {"mean_full_tokens": full / steps, "mean_context_tokens": context / steps}
+        return values | means | {"ratio": context / full if full else 1.0}

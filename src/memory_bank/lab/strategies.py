@@ -19,16 +19,10 @@ from typing import Any, Literal
 
 from memory_bank import TOOL_SCHEMAS, Config, MemoryBankState, MemoryProcessor
 from memory_bank.errors import ConfigError
-from memory_bank.lab.meter.matching import Page, Reader
-from memory_bank.lab.meter.needs import Need
-from memory_bank.lab.meter.recall import Facts, context_pages, facts_in, recall
+from memory_bank.lab.meter.needs import Need, recall
+from memory_bank.lab.meter.text import NormalText, texts_of
 from memory_bank.lab.traces import Trace
 from memory_bank.transcript import Interaction, MessageKind, compact, parse_messages, read
-
-FULL, ORACLE = "full", "oracle"
-
-_SESSION_CHARS = 255
-_EXCERPT = 80  # characters on either side of a value in the oracle's excerpts
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,33 +38,17 @@ class Strategy:
     config: Config | None = None
     options: tuple[tuple[str, Any], ...] = ()  # of a plugin
 
-    def start(self, trace: Trace, reader: Reader) -> StrategyRun:
+    def start(self, trace: Trace) -> StrategyRun:
         """The strategy at the beginning of a trace. Raises ConfigError when a plugin cannot be imported."""
-        if self.kind == "configured":
-            assert self.config is not None
+        if self.config is not None:
             return ConfiguredRun(self.config, self.target, trace)
         if self.kind == "plugin":
             return _PluginRun(functools.partial(load_plugin(self.target), **dict(self.options)), trace)
-        return _OracleRun(reader) if self.kind == "oracle" else StrategyRun()
+        return _OracleRun() if self.kind == "oracle" else StrategyRun()
 
-    def settings(self) -> dict[str, Any]:
-        """The settings that define the strategy, as JSON values."""
-        if self.config is not None:
-            return self.config.strategy(self.target).model_dump(mode="json")
-        return {"type": self.kind, "target": self.target, **dict(self.options)}
-
-    def with_threshold(self, threshold: int | None) -> tuple[Strategy, int]:
-        """The strategy starting at a threshold, and the threshold that remains for a gate before it.
-
-        A strategy with a setting ``compact_threshold`` gets it set, and no gate; for any other, contexts up
-        to the threshold are to be passed on unchanged. Raises ConfigError when the setting refuses the value.
-        """
-        if threshold is None:
-            return self, 0
-        if self.config is None or not hasattr(self.config.strategy(self.target), "compact_threshold"):
-            return self, threshold
-        changes = {"compact_threshold": max(1, threshold)}
-        return replace(configured(self.config, self.target, changes), name=self.name), 0
+    def settings(self) -> Any:
+        """The settings in its configuration; None without one."""
+        return None if self.config is None else self.config.strategy(self.target)
 
 
 def parse_strategy(text: str, config: Config) -> Strategy:
@@ -81,36 +59,36 @@ def parse_strategy(text: str, config: Config) -> Strategy:
     text. Raises ConfigError and UnknownStrategyError.
     """
     target, _, query = text.partition("?")
-    options = _parse_options(query)
+    options: dict[str, Any] = {}
+    for part in filter(None, query.split("&")):
+        name, _, value = part.partition("=")
+        try:
+            options[name] = json.loads(value)
+        except ValueError:
+            options[name] = value
     if ":" in target:
         load_plugin(target)
         return Strategy(text, "plugin", target, options=tuple(options.items()))
-    if target == FULL and target not in config.memory_strategies:
-        return Strategy(text, "full")
-    if target == ORACLE and target not in config.memory_strategies:
-        return Strategy(text, "oracle")
+    if target not in config.memory_strategies:
+        if target == "full":
+            return Strategy(text, "full")
+        if target == "oracle":
+            return Strategy(text, "oracle")
     return replace(configured(config, target, options), name=text)
 
 
 def configured(config: Config, key: str, changes: Mapping[str, Any] | None = None) -> Strategy:
     """The strategy under a key, some of its settings changed. Raises ConfigError, UnknownStrategyError."""
     settings = config.strategy(key)
-    if not changes:
-        return Strategy(key, "configured", key, config)
-    changed = type(settings)(**{**settings.model_dump(), **changes})
-    name = f"{key}?{'&'.join(f'{k}={v}' for k, v in changes.items())}"
-    strategies = {**config.memory_strategies, key: changed}
-    return Strategy(name, "configured", key, config.model_copy(update={"memory_strategies": strategies}))
-
-
-def settings_of(strategy: Strategy) -> object:
-    """The settings of a strategy of a configuration, or None."""
-    return strategy.config.strategy(strategy.target) if strategy.config is not None else None
+    if changes:
+        changed = type(settings)(**{**settings.model_dump(), **changes})
+        config = config.model_copy(update={"memory_strategies": {**config.memory_strategies, key: changed}})
+    return Strategy(key, "configured", key, config)
 
 
 def uses_budget(strategy: Strategy) -> bool:
     """Whether ``history_budget`` is one of the settings, and the selection respects it."""
-    settings = settings_of(strategy)
+    settings = strategy.settings()
     return hasattr(settings, "history_budget") and getattr(settings, "selection", "evidence") == "evidence"
 
 
@@ -123,15 +101,15 @@ def with_budgets(
     """
     if strategy.config is None or not uses_budget(strategy) or "history_budget" in strategy.name:
         return [strategy]
-    tried = []
-    for budget in budgets:
-        changes: dict[str, Any] = {"history_budget": budget}
-        if folds and hasattr(settings_of(strategy), "refresh_after"):
-            changes["refresh_after"] = 0
-        changed = configured(strategy.config, strategy.target, changes)
-        joint = "&" if "?" in strategy.name else "?"
-        tried.append(replace(changed, name=f"{strategy.name}{joint}history_budget={budget}"))
-    return tried
+    often = {"refresh_after": 0} if folds and hasattr(strategy.settings(), "refresh_after") else {}
+    joint = "&" if "?" in strategy.name else "?"
+    return [
+        replace(
+            configured(strategy.config, strategy.target, {"history_budget": budget, **often}),
+            name=f"{strategy.name}{joint}history_budget={budget}",
+        )
+        for budget in budgets
+    ]
 
 
 def load_plugin(target: str) -> Callable[..., Any]:
@@ -146,17 +124,6 @@ def load_plugin(target: str) -> Callable[..., Any]:
     if not callable(function):
         raise ConfigError(f"the strategy {target} is not a function: name one of (messages, state).")
     return function
-
-
-def _parse_options(query: str) -> dict[str, Any]:
-    options: dict[str, Any] = {}
-    for part in filter(None, query.split("&")):
-        name, _, value = part.partition("=")
-        try:
-            options[name] = json.loads(value)
-        except ValueError:
-            options[name] = value
-    return options
 
 
 def as_messages(context: Iterable[object]) -> list[Any]:
@@ -189,31 +156,26 @@ class TraceMemory:
         """The state that a trace starts with; the caller closes it."""
         if self._url is None:
             return MemoryBankState()
-        state = MemoryBankState.open(self._url, session_id=self._session_of(trace))
-        self.continued += bool(state.fact_store.size())
-        return state
-
-    def _session_of(self, trace: Trace) -> str:
         session = "".join(c if c.isprintable() else "?" for c in trace.id)  # every database takes it
-        if session != trace.id or len(session) > _SESSION_CHARS - 8:
-            mark = hashlib.blake2b(trace.id.encode("utf-8", "surrogatepass"), digest_size=4).hexdigest()
-            session = f"{session[: _SESSION_CHARS - 20]}~{mark}"
-        content = compact(trace.messages).encode("utf-8", "surrogatepass")
-        digest = hashlib.blake2b(content, digest_size=8).hexdigest()
+        if session != trace.id or len(session) > 247:  # names have at most 255 characters
+            session = f"{session[:235]}~{_digest(trace.id, 4)}"
         known = self._digests.setdefault(session, [])
+        digest = _digest(compact(trace.messages), 8)
         if digest not in known:
             known.append(digest)
         number = known.index(digest) + 1
-        return session if number == 1 else f"{session[: _SESSION_CHARS - 8]}#{number}"
+        name = session if number == 1 else f"{session[:247]}#{number}"
+        state = MemoryBankState.open(self._url, session_id=name)
+        self.continued += bool(state.fact_store.size())
+        return state
+
+
+def _digest(text: str, size: int) -> str:
+    return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=size).hexdigest()
 
 
 class StrategyRun:
     """A strategy at work on one trace. This one keeps the full history."""
-
-    @property
-    def facts(self) -> Facts | None:
-        """The records that an agent could fetch by trace_id."""
-        return None
 
     def build(self, messages: list[Any], needs: Sequence[Need] = ()) -> list[Any]:  # noqa: ARG002
         """The context of the next model call; ``needs`` are for the oracle alone."""
@@ -232,7 +194,6 @@ class ConfiguredRun(StrategyRun):
         self._processor = MemoryProcessor(config, functools.partial((memory or TraceMemory()).open, trace))
 
     def build(self, messages: list[Any], needs: Sequence[Need] = ()) -> list[Any]:  # noqa: ARG002
-        """The context of the next model call."""
         context, self.tokens = self._processor.apply_strategy(messages, self._key, tools=TOOL_SCHEMAS)
         return context
 
@@ -241,13 +202,7 @@ class ConfiguredRun(StrategyRun):
         """The strategy's state; None before the first step."""
         return self._processor.state(self._key)
 
-    @property
-    def facts(self) -> Facts | None:
-        """The records of the state."""
-        return facts_in(self.state)
-
     def close(self) -> None:
-        """End the trace."""
         self._processor.close()
 
 
@@ -266,10 +221,6 @@ class _PluginRun(StrategyRun):
             context = self._loop.run_until_complete(asyncio.ensure_future(context, loop=self._loop))
         return as_messages(context)
 
-    @property
-    def facts(self) -> Facts | None:
-        return facts_in(self._state)
-
     def close(self) -> None:
         if self._loop is not None:
             self._loop.close()
@@ -281,35 +232,32 @@ class _OracleRun(StrategyRun):
     Its cost is a lower bound for what a memory can cost.
     """
 
-    def __init__(self, reader: Reader) -> None:
-        self._reader = reader
-
     def build(self, messages: list[Any], needs: Sequence[Need] = ()) -> list[Any]:
         segments = parse_messages(messages)
         last = next((s for s in reversed(segments) if isinstance(s, Interaction)), None)
         base: list[Any] = []
-        for segment in segments:
-            if segment is last or (
-                not isinstance(segment, Interaction)
-                and segment.kind in (MessageKind.SYSTEM, MessageKind.USER)
+        for s in segments:
+            if s is last or (
+                not isinstance(s, Interaction) and s.kind in (MessageKind.SYSTEM, MessageKind.USER)
             ):
-                base.extend(segment.messages)
-        pages = context_pages(base, self._reader)
-        sources = [m for m in reversed(messages) if read(m, "role") not in ("system", "user", "developer")]
-        excerpts: dict[str, None] = {}
-        for need in needs:
-            if not recall(need, pages)[1] and (excerpt := self._excerpt(need, sources)) is not None:
-                excerpts[excerpt] = None
+                base.extend(s.messages)
+        shown = texts_of(base)
+        history = texts_of(
+            m for m in reversed(messages) if read(m, "role") not in ("system", "user", "developer")
+        )
+        missing = (n for n in needs if not recall(n, shown)[1])
+        excerpts = list(dict.fromkeys(filter(None, (_excerpt(need, history) for need in missing))))
         return [*base, {"role": "user", "content": "\n".join(excerpts)}] if excerpts else base
 
-    def _excerpt(self, need: Need, sources: Sequence[object]) -> str | None:
-        """The latest piece of history that holds the value and binds it; unbound where none binds it."""
-        first: str | None = None
-        for page in context_pages(sources, self._reader):
-            for form in need.forms:
-                for at in page.places(form, 3):
-                    piece = page.text[max(0, at - _EXCERPT) : at + len(form.text) + _EXCERPT]
-                    if recall(need, [Page(piece)])[1]:
-                        return piece
-                    first = piece if first is None else first
-        return first
+
+def _excerpt(need: Need, history: Sequence[NormalText]) -> str | None:
+    """The latest piece of history that holds the value and binds it; unbound where none binds it."""
+    first: str | None = None
+    for text in history:
+        for form in need.forms:
+            for at in text.places(form, 3):
+                piece = NormalText(text[max(0, at - 80) : at + len(form) + 80])
+                if recall(need, [piece])[1]:
+                    return piece
+                first = first or piece
+    return first

@@ -228,7 +228,7 @@ class Sessions:
                 context = _with_own_text(shown, seen, messages)
             unchanged = same_objects(context, messages)
             written: Sequence[object] = context
-            if history is not None and not unchanged:
+            if history is not None and not unchanged and isinstance(context, Context):
                 written = history.to_request(context)
                 if state is not None:
                     tokens = state.recount(shown, history.read(written))
@@ -598,7 +598,7 @@ def _with_own_text(
 
 def _with_sources(messages: list[object], context: Sequence[object]) -> list[object]:
     """Messages in the place of those of a context, made of the same ones."""
-    return Context(messages, context.plan, context.sources) if isinstance(context, Context) else messages
+    return Context(messages, context.plan, context.entries) if isinstance(context, Context) else messages
 
 
 def _parts(message: object) -> list[object]:

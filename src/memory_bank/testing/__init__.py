@@ -2,7 +2,7 @@
 
 - ``ScriptedModel``: a chat model that answers from a list.
 - ``ScriptedServer``: an OpenAI-compatible HTTP server on loopback (chats and responses) that refuses broken
-  pairs; faults such as half, cut and raw are in ``memory_bank.testing.server``.
+  pairs; faults such as half, cut and raw are in ``memory_bank.testing.replies``.
 - ``pairing_errors``, ``item_errors``: the checks of providers on messages and on input items.
 - ``run_agent``: a reference agent loop.
 """

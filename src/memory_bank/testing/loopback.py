@@ -6,44 +6,23 @@ import contextlib
 import socket
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
+
+from memory_bank.testing.replies import Reply
 
 LOOK = 0.02
 """Seconds between two checks whether a waiting client is still connected."""
 
-
-@dataclass(frozen=True, slots=True)
-class HttpRequest:
-    """A request: the path with the query, header names in lower case, the body as bytes."""
-
-    method: str
-    path: str
-    headers: dict[str, str]
-    body: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class HttpAnswer:
-    """An answer; ``delay`` is in seconds before the first byte, ``pause`` between two pieces.
-
-    ``chunked``: one chunk for each piece. ``cut``: close the connection after that many bytes of the body.
-    """
-
-    status: int
-    pieces: Sequence[bytes]
-    headers: Mapping[str, str] = field(default_factory=dict)
-    chunked: bool = False
-    delay: float = 0
-    pause: float = 0
-    cut: int | None = None
+Answer = tuple[Reply, str, Sequence[bytes]]
+"""A reply, its content type, and its body in pieces."""
 
 
 class LoopbackServer(ThreadingHTTPServer):
     """A server on a free port; ``stop`` closes all its connections.
 
+    ``respond`` gets the method, the path with the query, the headers (names in lower case) and the body of a request.
     ``hangups`` counts the clients that disconnected before their answer was complete.
     """
 
@@ -51,16 +30,13 @@ class LoopbackServer(ThreadingHTTPServer):
     block_on_close = False
     request_queue_size = 128
 
-    def __init__(self, respond: Callable[[HttpRequest], HttpAnswer]) -> None:
+    def __init__(self, respond: Callable[[str, str, dict[str, str], bytes], Answer]) -> None:
         self.respond = respond
         self.closing = threading.Event()
         self.open: set[socket.socket] = set()
         self.hangups = 0
         self._lock = threading.Lock()
         super().__init__(("127.0.0.1", 0), _Handler)
-
-    def start(self) -> None:
-        """Serve in a thread."""
         threading.Thread(target=self.serve_forever, args=(LOOK,), daemon=True).start()
 
     def stop(self) -> None:
@@ -112,15 +88,12 @@ class _Handler(BaseHTTPRequestHandler):
             self.close_connection = True
             return
         headers = {k.lower(): v for k, v in self.headers.items()}
-        answer = self.server.respond(HttpRequest(self.command, self.path, headers, body))
-        if not self._wait(answer.delay) or answer.cut == 0:
-            _hang_up(self.connection)
-            return
+        reply, kind, pieces = self.server.respond(self.command, self.path, headers, body)
+        whole = False
         try:
-            whole = self._send(answer)
+            whole = self._wait(reply.delay) and reply.cut != 0 and self._send(reply, kind, pieces)
         except OSError:
             self.server.count_hangup()
-            whole = False
         if not whole:
             _hang_up(self.connection)
             self.close_connection = True
@@ -142,27 +115,26 @@ class _Handler(BaseHTTPRequestHandler):
                 return b"".join(parts)
         return None
 
-    def _send(self, answer: HttpAnswer) -> bool:
-        """Send an answer; returns whether it was sent completely."""
-        size = str(sum(map(len, answer.pieces)))
-        framing = {"transfer-encoding": "chunked"} if answer.chunked else {"content-length": size}
-        self.send_response(answer.status)
-        for name, value in (framing | {k.lower(): v for k, v in answer.headers.items()}).items():
-            self.send_header(name, value)
+    def _send(self, reply: Reply, kind: str, pieces: Sequence[bytes]) -> bool:
+        """Send an answer, events one chunk a piece; returns whether it was sent completely."""
+        chunked = kind == "text/event-stream"
+        framing = {"transfer-encoding": "chunked"} if chunked else {"content-length": sum(map(len, pieces))}
+        self.send_response(reply.status)
+        own = {name.lower(): value for name, value in reply.headers.items()}
+        for name, value in ({"content-type": kind} | framing | own).items():
+            self.send_header(name, str(value))
         self.end_headers()
         sent = 0
-        for i, piece in enumerate(answer.pieces):
-            if not self._wait(answer.pause if i else 0):
+        for i, piece in enumerate(pieces):
+            if not self._wait(reply.pause if i else 0):
                 return False
-            part = piece if answer.cut is None else piece[: max(0, answer.cut - sent)]
+            part = piece if reply.cut is None else piece[: max(0, reply.cut - sent)]
             sent += len(part)
             if part:
-                self.wfile.write(b"%x\r\n%b\r\n" % (len(part), part) if answer.chunked else part)
-        if answer.cut is not None:
-            return False
-        if answer.chunked:
+                self.wfile.write(b"%x\r\n%b\r\n" % (len(part), part) if chunked else part)
+        if reply.cut is None and chunked:
             self.wfile.write(b"0\r\n\r\n")
-        return True
+        return reply.cut is None
 
     def _wait(self, seconds: float) -> bool:
         """Wait; returns whether the client is still connected and the server running."""

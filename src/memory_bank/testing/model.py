@@ -93,32 +93,24 @@ def completion(
             f"a scripted reply is text, a dict, an exception or a function, not {type(reply).__name__}"
         )
     message = {"role": "assistant", "content": None, "tool_calls": None, **reply}
-    return SimpleNamespace(
-        id=f"chatcmpl-scripted-{number}",
-        object="chat.completion",
-        created=0,
-        model=model,
-        choices=[
-            SimpleNamespace(
-                index=0,
-                finish_reason="tool_calls" if message["tool_calls"] else "stop",
-                message=_namespace(message),
-            )
-        ],
-        usage=usage
-        and SimpleNamespace(
-            prompt_tokens=usage[0], completion_tokens=usage[1], total_tokens=usage[0] + usage[1]
-        ),
-    )
+    reason = "tool_calls" if message["tool_calls"] else "stop"
+    names = ("prompt_tokens", "completion_tokens", "total_tokens")
+    made = {
+        "id": f"chatcmpl-scripted-{number}",
+        "object": "chat.completion",
+        "created": 0,
+        "model": model,
+        "choices": [{"index": 0, "finish_reason": reason, "message": message}],
+        "usage": usage and dict(zip(names, (*usage, sum(usage)), strict=True)),
+    }
+    return _namespace(made)
 
 
 def _namespace(value: Any) -> Any:
     """Dicts as objects, recursively."""
     if isinstance(value, dict):
         return SimpleNamespace(**{str(k): _namespace(v) for k, v in value.items()})
-    if isinstance(value, list):
-        return [_namespace(v) for v in value]
-    return value
+    return [_namespace(v) for v in value] if isinstance(value, list) else value
 
 
 def _copied(messages: list[dict[str, Any]]) -> tuple[dict[str, Any], ...]:

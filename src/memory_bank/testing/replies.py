@@ -90,25 +90,14 @@ def as_json(body: object) -> Reply:
     return Reply(raw=json.dumps(body))
 
 
-def broken(what: str, error: BaseException) -> Reply:
-    """The answer to a failing script: a 500 that the openai client does not retry."""
-    return Reply(f"{what}: {type(error).__name__}: {error}", status=500, headers={"x-should-retry": "false"})
-
-
-def error_body(reply: Reply) -> bytes:
-    """The JSON of an error in OpenAI's shape."""
-    kind = "server_error" if reply.status >= 500 else "invalid_request_error"
-    kind, code = ("requests", "rate_limit_exceeded") if reply.status == 429 else (kind, None)
-    error = {
-        "message": reply.content or "",
-        "type": kind,
-        "param": reply.param,
-        "code": reply.code or code,
-    }
-    return json.dumps({"error": error}).encode()
-
-
 def in_pieces(text: str) -> list[str]:
     """Split a text into at most 64 pieces of at least 8 characters."""
     size = max(8, -(-len(text) // 64))
     return [text[i : i + size] for i in range(0, len(text), size)]
+
+
+def as_events(events: Sequence[tuple[str, JsonObject]]) -> list[bytes]:
+    """Server-sent events with their names, one piece each."""
+    return [
+        f"event: {kind}\ndata: {json.dumps({'type': kind, **fields})}\n\n".encode() for kind, fields in events
+    ]

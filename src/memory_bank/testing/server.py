@@ -12,45 +12,15 @@ import struct
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from memory_bank.testing.loopback import HttpAnswer, HttpRequest, LoopbackServer
-from memory_bank.testing.replies import (
-    JsonObject,
-    Reply,
-    as_json,
-    broken,
-    call,
-    calls,
-    cut,
-    error_body,
-    fail,
-    half,
-    in_pieces,
-    raw,
-    say,
-)
-from memory_bank.testing.server_messages import COUNT, ScriptedMessages, error_of
-from memory_bank.testing.server_messages import PATH as MESSAGES
-from memory_bank.testing.server_responses import PATH as RESPONSES
-from memory_bank.testing.server_responses import ScriptedResponses
+from memory_bank.testing.loopback import Answer, LoopbackServer
+from memory_bank.testing.replies import JsonObject, Reply, as_json, fail, in_pieces, say
+from memory_bank.testing.server_messages import COUNT, MESSAGES, ScriptedMessages, error_of
+from memory_bank.testing.server_responses import RESPONSES, ScriptedResponses
 from memory_bank.transcript.messages import call_entry
 from memory_bank.transcript.pairing import pairing_errors
-
-__all__ = [
-    "LoggedRequest",
-    "Reply",
-    "ScriptedServer",
-    "call",
-    "calls",
-    "cut",
-    "fail",
-    "half",
-    "hashed_embedding",
-    "raw",
-    "say",
-]
 
 CHAT = "/v1/chat/completions"
 EMBEDDINGS = "/v1/embeddings"
@@ -123,9 +93,7 @@ class ScriptedServer:
 
     def start(self) -> ScriptedServer:
         """Listen on a free loopback port."""
-        if self._listener is None:
-            self._listener = LoopbackServer(self._respond)
-            self._listener.start()
+        self._listener = self._listener or LoopbackServer(self._respond)
         return self
 
     def close(self) -> None:
@@ -141,37 +109,28 @@ class ScriptedServer:
     def __exit__(self, *error: object) -> None:
         self.close()
 
-    def _respond(self, request: HttpRequest) -> HttpAnswer:
-        """Log a request and build its HTTP answer."""
+    def _respond(self, method: str, path: str, headers: dict[str, str], data: bytes) -> Answer:
+        """Log a request and make its answer."""
         try:
-            body = json.loads(request.body)
+            body = json.loads(data)
         except (ValueError, RecursionError):
             body = None
-        secret = {k: "REDACTED" for k in request.headers if k in SECRET_HEADERS}
-        headers = request.headers | secret
+        shown = headers | {k: "REDACTED" for k in headers if k in SECRET_HEADERS}
         with self._lock:
-            self.requests.append(LoggedRequest(request.method, request.path, headers, body, request.body))
+            self.requests.append(LoggedRequest(method, path, shown, body, data))
             number = len(self.requests)
-        path = request.path.partition("?")[0].rstrip("/")
-        keys = (request.headers.get("authorization"), request.headers.get("x-api-key"))
+        path = path.partition("?")[0].rstrip("/")
+        keys = (headers.get("authorization"), headers.get("x-api-key"))
         if self.api_key is None or f"Bearer {self.api_key}" in keys or self.api_key in keys:
-            reply = self.answer(request.method, path, body)
+            reply = self.answer(method, path, body)
         else:
             reply = fail(401, "Incorrect API key provided.", code="invalid_api_key")
         try:
-            kind, pieces = self.render(reply, path, body, len(request.body))
+            kind, pieces = self.render(reply, path, body, len(data))
         except Exception as error:
-            reply = broken("the reply cannot be sent", error)
-            kind, pieces = self.render(reply, path, body, len(request.body))
-        return HttpAnswer(
-            reply.status,
-            pieces,
-            {"content-type": kind, "x-request-id": f"req_{number}", **reply.headers},
-            chunked=kind == "text/event-stream",
-            delay=reply.delay,
-            pause=reply.pause,
-            cut=reply.cut,
-        )
+            reply = _broken("the reply cannot be sent", error)
+            kind, pieces = self.render(reply, path, body, len(data))
+        return replace(reply, headers={"x-request-id": f"req_{number}", **reply.headers}), kind, pieces
 
     def answer(self, method: str, path: str, body: Any) -> Reply:
         """The reply to a request."""
@@ -189,40 +148,30 @@ class ScriptedServer:
                 return fail(400, "you must provide a model parameter")
             if path == EMBEDDINGS:
                 return self._embeddings(body)
-            if path == CHAT:
-                refusal = self._refused_chat(body)
-            elif path == RESPONSES:
-                refusal = self._refused_response(body)
-            else:
-                refusal = self._refused_message(body, path)
+            refusal = self._refusal(body, path)
             if path == COUNT:
-                return refusal or self._messages.count(len(json.dumps(body)))
+                return refusal or as_json({"input_tokens": len(json.dumps(body)) // 4})
             return refusal or self._scripted(body)
         except BaseException as error:  # a failing script is answered too
-            return broken("the script failed", error)
+            return _broken("the script failed", error)
 
-    def _refused_chat(self, body: JsonObject) -> Reply | None:
-        messages = body.get("messages")
-        if not isinstance(messages, list) or not messages:
-            return fail(400, "Invalid 'messages': expected an array with minimum length 1", param="messages")
-        if self.strict and (errors := pairing_errors(messages)):
-            self.refused.extend(errors)
-            return fail(400, "Invalid 'messages': " + "; ".join(errors[:5]), param="messages")
-        return None
-
-    def _refused_response(self, body: JsonObject) -> Reply | None:
-        refusal = self._responses.refusal(body)
-        if refusal is None and self.strict and (errors := self._responses.errors(body)):
-            self.refused.extend(errors)
-            return fail(400, errors[0], param="input")
-        return refusal
-
-    def _refused_message(self, body: JsonObject, path: str) -> Reply | None:
-        refusal = self._messages.count_refusal(body) if path == COUNT else self._messages.refusal(body)
-        if refusal is None and self.strict and (errors := self._messages.errors(body)):
-            self.refused.extend(errors)
-            return fail(400, errors[0])
-        return refusal
+    def _refusal(self, body: JsonObject, path: str) -> Reply | None:
+        """The error for a request that is not valid; None for a valid one."""
+        param, prefix = "messages", ""
+        if path == CHAT:
+            messages = body.get("messages")
+            if not isinstance(messages, list) or not messages:
+                return fail(400, "Invalid 'messages': expected an array with minimum length 1", param=param)
+            errors, prefix = pairing_errors(messages), "Invalid 'messages': "
+        else:
+            api = self._responses if path == RESPONSES else self._messages
+            if (refusal := api.refusal(body, path)) is not None:
+                return refusal
+            errors, param = api.errors(body), "input" if path == RESPONSES else ""
+        if not self.strict or not errors:
+            return None
+        self.refused.extend(errors)
+        return fail(400, prefix + "; ".join(errors[: 5 if prefix else 1]), param=param or None)
 
     def _scripted(self, body: JsonObject) -> Reply:
         """The next reply of the script."""
@@ -272,7 +221,7 @@ class ScriptedServer:
             parts = [p if isinstance(p, bytes) else p.encode("utf-8", "surrogatepass") for p in given]
             return kind, parts
         if reply.status >= 400:
-            return "application/json", [error_of(reply) if path in (MESSAGES, COUNT) else error_body(reply)]
+            return "application/json", [error_of(reply) if path in (MESSAGES, COUNT) else _error_body(reply)]
         if path in (MESSAGES, RESPONSES):
             api = self._messages if path == MESSAGES else self._responses
             return kind, api.render(reply, body, size, streamed)
@@ -342,6 +291,19 @@ def _deltas(reply: Reply, tool_calls: list[JsonObject]) -> Iterator[JsonObject]:
         yield {"tool_calls": [{"index": i, **first}]}
         for piece in in_pieces(made["function"]["arguments"]):
             yield {"tool_calls": [{"index": i, "function": {"arguments": piece}}]}
+
+
+def _broken(what: str, error: BaseException) -> Reply:
+    """The answer to a failing script: a 500 that the openai client does not retry."""
+    return Reply(f"{what}: {type(error).__name__}: {error}", status=500, headers={"x-should-retry": "false"})
+
+
+def _error_body(reply: Reply) -> bytes:
+    """The JSON of an error in OpenAI's shape."""
+    kind = "server_error" if reply.status >= 500 else "invalid_request_error"
+    kind, code = ("requests", "rate_limit_exceeded") if reply.status == 429 else (kind, None)
+    error = {"message": reply.content or "", "type": kind, "param": reply.param, "code": reply.code or code}
+    return json.dumps({"error": error}).encode()
 
 
 def _is_tokens(value: Any) -> bool:

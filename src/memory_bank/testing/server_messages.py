@@ -7,12 +7,11 @@ import json
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from memory_bank.testing.replies import JsonObject, Reply, as_json, fail, in_pieces
+from memory_bank.testing.replies import JsonObject, Reply, as_events, fail, in_pieces
 from memory_bank.transcript.anthropic import MOST_CACHE_MARKS, THINKING, cache_marks, message_errors
 
-PATH = "/v1/messages"
+MESSAGES = "/v1/messages"
 COUNT = "/v1/messages/count_tokens"
-Event = tuple[str, JsonObject]
 
 _KINDS = {
     401: "authentication_error", 403: "permission_error", 404: "not_found_error", 413: "request_too_large",
@@ -30,16 +29,11 @@ class ScriptedMessages:
     def __init__(self, number: Callable[[str], str]) -> None:
         self._number = number
 
-    def refusal(self, body: JsonObject) -> Reply | None:
+    def refusal(self, body: JsonObject, path: str) -> Reply | None:
         """The error for a request without its required members; None for a valid one."""
-        if not isinstance(body.get("max_tokens"), int):
+        if path == MESSAGES and not isinstance(body.get("max_tokens"), int):
             return fail(400, "max_tokens: Field required")
-        return self.count_refusal(body)
-
-    def count_refusal(self, body: JsonObject) -> Reply | None:
-        """The error for a request to count tokens; None for a valid one."""
-        messages = body.get("messages")
-        if not isinstance(messages, list) or not messages:
+        if not isinstance(body.get("messages"), list) or not body["messages"]:
             return fail(400, "messages: at least one message is required")
         return None
 
@@ -61,15 +55,14 @@ class ScriptedMessages:
         messages = body["messages"]
         errors = []
         if not isinstance(binding, dict) or binding.get("prefix_mismatch_behavior") != "drop_block":
-            for i, message in enumerate(messages):
-                for j, block in enumerate(_blocks(message)):
-                    if block.get("type") in THINKING and block.get(
-                        "signature", block.get("data")
-                    ) != _signature(body, i):
-                        errors.append(
-                            f"messages.{i}.content.{j}: `thinking` or `redacted_thinking` blocks cannot be used "
-                            "after a different prefix"
-                        )
+            errors = [
+                f"messages.{i}.content.{j}: `thinking` or `redacted_thinking` blocks cannot be used "
+                "after a different prefix"
+                for i, message in enumerate(messages)
+                for j, block in enumerate(_blocks(message))
+                if block.get("type") in THINKING
+                and block.get("signature", block.get("data")) != _signature(body, i)
+            ]
         last = messages[-1] if isinstance(messages[-1], dict) else {}
         if thinking.get("type") == "enabled" and any(b.get("type") == "tool_result" for b in _blocks(last)):
             turn: JsonObject = next((m for m in reversed(messages) if m.get("role") == "assistant"), {})
@@ -82,19 +75,10 @@ class ScriptedMessages:
                 )
         return errors
 
-    def count(self, size: int) -> Reply:
-        """The answer to a request to count tokens: a quarter of its bytes."""
-        return as_json({"input_tokens": size // 4})
-
     def render(self, reply: Reply, body: JsonObject, size: int, streamed: bool) -> list[bytes]:
         """The body of a reply: one piece, or one for each event."""
         message = self._message(reply, body, size)
-        if not streamed:
-            return [json.dumps(message).encode()]
-        return [
-            f"event: {kind}\ndata: {json.dumps({'type': kind, **fields})}\n\n".encode()
-            for kind, fields in _events(message)
-        ]
+        return as_events(list(_events(message))) if streamed else [json.dumps(message).encode()]
 
     def _message(self, reply: Reply, body: JsonObject, size: int) -> JsonObject:
         content: list[JsonObject] = []
@@ -140,17 +124,13 @@ def _signature(body: JsonObject, position: int) -> str:
 
 
 def _unmarked(value: Any) -> Any:
+    """A value without cache marks, contents that are text as blocks."""
     if isinstance(value, dict):
-        return {
-            k: _as_blocks(v) if k == "content" else _unmarked(v)
-            for k, v in value.items()
-            if k != "cache_control"
-        }
+        kept = {k: v for k, v in value.items() if k != "cache_control"}
+        if isinstance(kept.get("content"), str):
+            kept["content"] = [{"type": "text", "text": kept["content"]}]
+        return {k: _unmarked(v) for k, v in kept.items()}
     return [_unmarked(v) for v in value] if isinstance(value, list) else value
-
-
-def _as_blocks(content: Any) -> Any:
-    return [{"type": "text", "text": content}] if isinstance(content, str) else _unmarked(content)
 
 
 def _blocks(message: Any) -> list[JsonObject]:
@@ -158,7 +138,7 @@ def _blocks(message: Any) -> list[JsonObject]:
     return [b for b in content if isinstance(b, dict)] if isinstance(content, list) else []
 
 
-def _events(message: JsonObject) -> Iterator[Event]:
+def _events(message: JsonObject) -> Iterator[tuple[str, JsonObject]]:
     usage = message["usage"]
     begun = {**message, "content": [], "stop_reason": None, "usage": {**usage, "output_tokens": 1}}
     yield "message_start", {"message": begun}

@@ -9,10 +9,10 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from memory_bank.testing.replies import JsonObject, Reply, as_json, fail, in_pieces
+from memory_bank.testing.replies import JsonObject, Reply, as_events, as_json, fail, in_pieces
 from memory_bank.transcript.responses import ROLES, item_errors, item_type
 
-PATH = "/v1/responses"
+RESPONSES = "/v1/responses"
 CONVERSATIONS = "/v1/conversations"
 
 Item = JsonObject
@@ -22,6 +22,15 @@ _PARTS = {
     True: ("output_text", "refusal"),  # of the assistant
     False: ("input_text", "input_image", "input_file", "input_audio"),
 }
+
+_DEFAULTS: JsonObject = {
+    "object": "response", "created_at": 0, "status": "completed", "error": None, "incomplete_details": None,
+    "instructions": None, "max_output_tokens": None, "metadata": {}, "model": "", "parallel_tool_calls": True,
+    "previous_response_id": None, "reasoning": {"effort": None, "summary": None}, "temperature": 1.0,
+    "text": {"format": {"type": "text"}}, "tool_choice": "auto", "tools": [], "top_p": 1.0, "truncation": "disabled",
+    "user": None,
+}  # fmt: skip
+"""Members of a response; those of the request replace them."""
 
 
 class ScriptedResponses:
@@ -43,7 +52,7 @@ class ScriptedResponses:
             self._conversations[made] = []
             return as_json({"id": made, "object": "conversation", "created_at": 0, "metadata": {}})
         head, _, response_id = path.rpartition("/")
-        if head != PATH or method not in ("GET", "DELETE"):
+        if head != RESPONSES or method not in ("GET", "DELETE"):
             return None
         if response_id not in self._made:
             return fail(404, f"Response with id '{response_id}' not found.", param="response_id")
@@ -52,28 +61,34 @@ class ScriptedResponses:
         del self._made[response_id], self._after[response_id]
         return as_json({"id": response_id, "object": "response", "deleted": True})
 
-    def refusal(self, body: JsonObject) -> Reply | None:
+    def refusal(self, body: JsonObject, path: str) -> Reply | None:  # noqa: ARG002
         """The error for a request without input or with unknown ids; None for a valid one."""
-        previous, conversation = body.get("previous_response_id"), _conversation(body)
+
+        def wrong_type(name: str, wanted: str, value: Any) -> Reply:
+            told = f"Invalid type for '{name}': expected {wanted}, but got {type(value).__name__}."
+            return fail(400, told, param=name, code="invalid_type")
+
+        previous, conversation, given = (
+            body.get("previous_response_id"),
+            _conversation(body),
+            body.get("input"),
+        )
         for name, named in (("previous_response_id", previous), ("conversation", conversation)):
             if not isinstance(named, (str, type(None))):
-                message = f"Invalid type for '{name}': expected a string, but got {_kind(named)}."
-                return fail(400, message, param=name, code="invalid_type")
+                return wrong_type(name, "a string", named)
         if previous is not None and conversation is not None:
             both = "'previous_response_id' or 'conversation'"
             return fail(400, f"Mutually exclusive parameters. Ensure you are only providing one of: {both}.")
         if previous is not None and previous not in self._after:
-            message = f"Previous response with id '{previous}' not found."
-            return fail(400, message, param="previous_response_id", code="previous_response_not_found")
+            told = f"Previous response with id '{previous}' not found."
+            return fail(400, told, param="previous_response_id", code="previous_response_not_found")
         if conversation is not None and conversation not in self._conversations:
             return fail(404, f"Conversation with id '{conversation}' not found.", param="conversation")
-        given = body.get("input")
         if given is None and not (previous or conversation or body.get("prompt")):
-            message = "Missing required parameter: 'input'."
-            return fail(400, message, param="input", code="missing_required_parameter")
+            told = "Missing required parameter: 'input'."
+            return fail(400, told, param="input", code="missing_required_parameter")
         if not isinstance(given, (str, list, type(None))):
-            message = f"Invalid type for 'input': expected a string or an array, but got {_kind(given)}."
-            return fail(400, message, param="input", code="invalid_type")
+            return wrong_type("input", "a string or an array", given)
         for item in _items(given):
             if item_type(item) == "item_reference" and self._items.get(str(item.get("id"))) is None:
                 return fail(404, f"Item with id '{item.get('id')}' not found.", param="input")
@@ -90,20 +105,18 @@ class ScriptedResponses:
         response = self._response(reply, body, size)
         if not streamed:
             return [json.dumps(response).encode()]
-        pieces = []
-        for n, (kind, fields) in enumerate(_events(response)):
-            data = json.dumps({"type": kind, "sequence_number": n, **fields})
-            pieces.append(f"event: {kind}\ndata: {data}\n\n".encode())
-        return pieces
+        numbered = enumerate(_events(response))
+        return as_events([(kind, {"sequence_number": n, **fields}) for n, (kind, fields) in numbered])
 
     def _said(self, body: JsonObject) -> list[Item]:
         """All items of a request: the stored ones, then its own with references resolved."""
         before = self._after.get(body.get("previous_response_id") or "", [])
         before = before or self._conversations.get(_conversation(body) or "", [])
-        return [*before, *(self._resolved(item) for item in _items(body.get("input")))]
-
-    def _resolved(self, item: Item) -> Item:
-        return self._items.get(item["id"], item) if item_type(item) == "item_reference" else item
+        own = _items(body.get("input"))
+        return [
+            *before,
+            *(self._items.get(i["id"], i) if item_type(i) == "item_reference" else i for i in own),
+        ]
 
     def _missing_reasoning(self, items: list[Item]) -> list[str]:
         """Errors for items that were made with reasoning and are sent back without it."""
@@ -128,27 +141,11 @@ class ScriptedResponses:
         into, out = reply.usage or (size // 4, (said + len(reply.content or "")) // 4 + thought)
         cached, written = reply.cached or (0, 0)
         response = {
+            **_DEFAULTS,
+            **{k: v for k, v in body.items() if k in _DEFAULTS and v is not None},
             "id": self._number("resp_"),
-            "object": "response",
-            "created_at": 0,
-            "status": "completed",
-            "error": None,
-            "incomplete_details": None,
-            "instructions": body.get("instructions"),
-            "max_output_tokens": body.get("max_output_tokens"),
-            "metadata": body.get("metadata") or {},
-            "model": body["model"],
             "output": output,
-            "parallel_tool_calls": body.get("parallel_tool_calls", True),
-            "previous_response_id": body.get("previous_response_id"),
-            "reasoning": body.get("reasoning") or {"effort": None, "summary": None},
             "store": body.get("store") is not False,
-            "temperature": body.get("temperature", 1.0),
-            "text": body.get("text") or {"format": {"type": "text"}},
-            "tool_choice": body.get("tool_choice", "auto"),
-            "tools": body.get("tools") or [],
-            "top_p": body.get("top_p", 1.0),
-            "truncation": body.get("truncation", "disabled"),
             "usage": {
                 "input_tokens": into,
                 "input_tokens_details": {"cached_tokens": cached, "cache_write_tokens": written},
@@ -156,7 +153,6 @@ class ScriptedResponses:
                 "output_tokens_details": {"reasoning_tokens": thought},
                 "total_tokens": into + out,
             },
-            "user": body.get("user"),
         }
         self._keep(body, response)
         return response
@@ -285,7 +281,3 @@ def _wrong_message(i: int, item: Any) -> str | None:
         if kind not in allowed:
             return f"Invalid value: '{kind}'. Supported values are: {', '.join(map(repr, allowed))}."
     return None
-
-
-def _kind(value: Any) -> str:
-    return type(value).__name__

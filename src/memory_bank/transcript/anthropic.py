@@ -1,26 +1,21 @@
-"""The Messages API of Anthropic: its blocks, the check of their pairs, and its messages as a chat and back.
-
-``from_anthropic`` makes chat messages of a request's ``messages``, ``to_anthropic`` makes messages of a rebuilt
-chat again.
-"""
+"""The Messages API of Anthropic: its blocks, the check of their pairs, and its messages as a Conversation."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from enum import Enum
 from itertools import pairwise
 from typing import Any
 
 from memory_bank.errors import HistoryError
 from memory_bank.transcript.jsontext import compact, parse_arguments, plain
-from memory_bank.transcript.messages import call_entry, calls_by_place, content_text, source_positions
+from memory_bank.transcript.messages import call_entry, content_text
+from memory_bank.transcript.turns import KEPT_ROLE, WHOLE, Change, ChatMessage, Conversation, Place, Wire
 
 AnthropicMessage = dict[str, Any]
-ChatMessage = dict[str, Any]
 Block = dict[str, Any]
-Part = tuple[ChatMessage, list[tuple[int, int]]]
-"""A chat message and its blocks, each as (index of the message in its run, index of the block)."""
+Part = tuple[ChatMessage, list[Place]]
+"""A chat message and its blocks, whose messages are numbered from the first of their turn."""
 Make = Callable[[Any], list[Part]]
 Derive = Callable[[Any, Make], list[Part]]
 """Returns what a function makes of a message. It may return what it made of the same object before."""
@@ -31,7 +26,7 @@ MOST_CACHE_MARKS = 4
 
 _USER_BLOCKS = frozenset({"text", "image", "document", "search_result"})
 _HIDDEN = frozenset({"type", "id", "signature", "data", "encrypted_content", CACHE_MARK})
-_WHOLE = -1  # in the place of a block's position: the message as a whole
+_NOTHING = Place(0, WHOLE)  # the message as a whole, which is never changed
 
 
 class Thinking(Enum):
@@ -54,29 +49,6 @@ def drops_blocks(thinking: Mapping[str, Any]) -> bool:
     """Whether the client asked the provider to leave out thinking blocks that do not fit."""
     binding = thinking.get("block_binding")
     return isinstance(binding, dict) and binding.get("prefix_mismatch_behavior") == "drop_block"
-
-
-@dataclass(frozen=True, slots=True)
-class BlockPlace:
-    """A block of a request: the position of its message and its own; a ``block`` of -1 is the whole message."""
-
-    message: int
-    block: int = _WHOLE
-
-
-@dataclass(frozen=True, slots=True)
-class AnthropicChat:
-    """A request's messages as chat ``messages``, with what ``to_anthropic`` needs.
-
-    ``places`` says which blocks a chat message stands for, by its identity; ``units`` has the chat messages of
-    every turn with its results, and of every message outside of turns.
-    """
-
-    messages: list[ChatMessage]
-    source: Sequence[Any]
-    places: dict[int, tuple[BlockPlace, ...]] = field(repr=False)
-    units: list[list[ChatMessage]] = field(repr=False)
-    unit_of: dict[int, int] = field(repr=False)
 
 
 def is_anthropic(messages: object) -> bool:
@@ -110,7 +82,12 @@ def derive_anew(message: Any, make: Make) -> list[Part]:
     return make(message)
 
 
-def from_anthropic(messages: object, system: object = None, derive: Derive = derive_anew) -> AnthropicChat:
+def from_anthropic(
+    messages: object,
+    system: object = None,
+    derive: Derive = derive_anew,
+    thinking: Thinking = Thinking.DROP,
+) -> Conversation[AnthropicMessage]:
     """The messages of a request as chat messages. Equal messages give equal chat messages.
 
     An assistant turn (several messages of the assistant in a row are one) becomes one message with its text and
@@ -120,114 +97,85 @@ def from_anthropic(messages: object, system: object = None, derive: Derive = der
     strategy leaves out, and a turn with such blocks stays whole. Cache marks are no part of the chat.
     ``derive`` may keep what is made of a message, so that the next request gets the same objects.
 
+    What is written: the memory joins the user message before it; from the first message on that differs from the
+    request's, thinking blocks go as ``thinking`` says; no cache mark is added.
+
     Raises HistoryError when ``messages`` is no list; nothing in the list makes it raise.
     """
     if not isinstance(messages, (list, tuple)):
         raise HistoryError(f"messages must be a list of messages, not {type(messages).__name__}.")
-    reader = _Reader(messages, derive)
+    chat: Conversation[AnthropicMessage] = Conversation(messages, [], [], [], AnthropicWire(thinking))
+    unit = 0
+
+    def put(part: Part, start: int) -> None:
+        message, places = part
+        chat.messages.append(message)
+        chat.places.append([Place(start + i, j, number) for i, j, number in places])
+        chat.units.append(unit)
+
     text = content_text(system).strip() if system else ""
     if text:
-        reader.begin()
-        reader.put({"role": "system", "content": text})
+        put(({"role": "system", "content": text}, []), 0)
     at = 0
+    joins = False  # the unit is a turn with calls, which results join
     while at < len(messages):
-        message = messages[at]
-        role = message.get("role") if isinstance(message, dict) else None
-        if role == "assistant":
-            stop = at + 1
-            while stop < len(messages) and _role(messages[stop]) == "assistant":
-                stop += 1
-            reader.read_turn(range(at, stop))
-            at = stop
-            continue
-        if role == "user":
-            reader.read_user(at)
-        else:
-            reader.begin()
-            said = content_text(message.get("content")) if role == "system" else _readable(message)
-            reader.put({"role": "system" if role == "system" else "item", "content": said}, BlockPlace(at))
+        role, start = _role(messages[at]), at
         at += 1
-    return AnthropicChat(
-        [m for unit in reader.units for m in unit], messages, reader.places, reader.units, reader.unit_of
-    )
-
-
-class _Reader:
-    """Makes chat messages of the messages of a request, unit by unit."""
-
-    def __init__(self, source: Sequence[Any], derive: Derive) -> None:
-        self.source = source
-        self._derive = derive
-        self.units: list[list[ChatMessage]] = []
-        self.places: dict[int, tuple[BlockPlace, ...]] = {}
-        self.unit_of: dict[int, int] = {}
-        self._has_calls = False  # the last unit is a turn with calls
-
-    def begin(self) -> None:
-        """Begin a unit."""
-        self.units.append([])
-        self._has_calls = False
-
-    def put(self, message: ChatMessage, *places: BlockPlace) -> None:
-        """Add a chat message that stands for some blocks to the unit."""
-        self.places[id(message)] = places
-        self.unit_of[id(message)] = len(self.units) - 1
-        self.units[-1].append(message)
-
-    def read_turn(self, positions: range) -> None:
-        """Read the messages of one assistant turn."""
-        run = self.source[positions.start : positions.stop]
-        parts = self._derive(run[0], lambda m: _turn([m])) if len(run) == 1 else _turn(run)
-        self.begin()
-        self._has_calls = "tool_calls" in parts[0][0]
-        self._put_parts(parts, positions.start)
-
-    def read_user(self, i: int) -> None:
-        """Read a user message: its results, then the rest."""
-        joins = self._has_calls  # results join the turn before them
-        for part in self._derive(self.source[i], _said_by_user):
-            if part[0]["role"] != "tool" or not joins:
-                self.begin()
-            joins = True
-            self._put_parts([part], i)
-
-    def _put_parts(self, parts: Sequence[Part], start: int) -> None:
-        for message, blocks in parts:
-            self.put(message, *[BlockPlace(start + i, j) for i, j in blocks])
+        while role == "assistant" and at < len(messages) and _role(messages[at]) == "assistant":
+            at += 1
+        if role == "user":
+            for part in derive(messages[start], _said_by_user):
+                unit += part[0]["role"] != "tool" or not joins
+                joins = True
+                put(part, start)
+            joins = False
+            continue
+        unit += 1
+        if role == "assistant":
+            run = messages[start:at]
+            parts = derive(run[0], lambda m: _turn([m])) if len(run) == 1 else _turn(run)
+        else:
+            message = messages[start]
+            said = content_text(message.get("content")) if role == "system" else _readable(message)
+            parts = [({"role": "system" if role == "system" else KEPT_ROLE, "content": said}, [_NOTHING])]
+        joins = "tool_calls" in parts[0][0]
+        for part in parts:
+            put(part, start)
+    return chat
 
 
 def _turn(run: Sequence[Any]) -> list[Part]:
     """Make one message of an assistant turn, with its text and calls, and an item for blocks of other kinds."""
     texts: list[str] = []
     calls: list[dict[str, Any]] = []
-    made: list[tuple[int, int]] = []
-    opaque: list[tuple[int, int]] = []
+    made: list[Place] = []
+    opaque: list[Place] = []
     for i, message in enumerate(run):
         content = message.get("content")
         if not isinstance(content, list):
             texts.append(content_text(content))
-            made.append((i, _WHOLE))
+            made.append(Place(i, WHOLE, WHOLE))
             continue
         if not content:
-            made.append((i, _WHOLE))
+            made.append(Place(i, WHOLE))
         for j, block in enumerate(content):
             kind = _type(block)
             if kind == "tool_use":
+                made.append(Place(i, j, len(calls)))
                 calls.append(_tool_call(block))
             elif kind == "text":
+                made.append(Place(i, j, WHOLE))
                 texts.append(content_text(block.get("text")))
-            elif kind not in THINKING:
-                opaque.append((i, j))
-                continue
-            made.append((i, j))
+            else:
+                (made if kind in THINKING else opaque).append(Place(i, j))
     text = "\n".join(t for t in texts if t)
-    kept = [run[i]["content"][j] for i, j in opaque]
+    kept = _item([run[place.message]["content"][place.number] for place in opaque])
     if calls:
         turn = {"role": "assistant", "content": text or None, "tool_calls": calls}
         # between a call and its result, an item keeps the turn from being left out
-        return [(turn, made), (_item(kept), opaque)] if opaque else [(turn, made)]
+        return [(turn, made), (kept, opaque)] if opaque else [(turn, made)]
     if opaque:  # a turn of the provider's own tools
-        return [({"role": "item", "content": "\n".join((text, _item(kept)["content"]))}, made + opaque)]
+        return [({"role": KEPT_ROLE, "content": "\n".join((text, kept["content"]))}, made + opaque)]
     return [({"role": "assistant", "content": text}, made)]
 
 
@@ -238,24 +186,24 @@ def _said_by_user(message: Any) -> list[Part]:
     """
     content = message.get("content")
     if not isinstance(content, list):
-        return [({"role": "user", "content": content_text(content)}, [(0, _WHOLE)])]
+        return [({"role": "user", "content": content_text(content)}, [_NOTHING])]
     results = [j for j, b in enumerate(content) if _type(b) == "tool_result"]
     said = [j for j, b in enumerate(content) if isinstance(b, str) or _type(b) in _USER_BLOCKS]
     other = [j for j in range(len(content)) if j not in {*results, *said}]
-    parts: list[Part] = [(_tool_message(content[j]), [(0, j)]) for j in results]
+    parts: list[Part] = [(_tool_message(content[j]), [Place(0, j, WHOLE)]) for j in results]
     if said or not content:
         texts = [_unmarked(content[j]) for j in said]
         is_text = len(texts) == 1 and _type(texts[0]) == "text" and isinstance(texts[0].get("text"), str)
-        places = [(0, j) for j in said] or [(0, _WHOLE)]
+        places = [Place(0, j) for j in said] or [_NOTHING]
         parts.append(({"role": "user", "content": texts[0]["text"] if is_text else texts}, places))
     if other:
-        parts.append((_item([content[j] for j in other]), [(0, j) for j in other]))
+        parts.append((_item([content[j] for j in other]), [Place(0, j) for j in other]))
     return parts
 
 
 def _item(blocks: Sequence[Any]) -> ChatMessage:
     """A message that no strategy leaves out, for blocks that are kept as they are."""
-    return {"role": "item", "content": "\n".join(map(_readable, blocks))}
+    return {"role": KEPT_ROLE, "content": "\n".join(map(_readable, blocks))}
 
 
 def _role(message: object) -> object:
@@ -303,181 +251,64 @@ def _readable(block: object) -> str:
 # A chat to messages
 
 
-def to_anthropic(
-    context: Sequence[Any], chat: AnthropicChat, thinking: Thinking = Thinking.DROP
-) -> list[AnthropicMessage]:
-    """The messages that a rebuilt context stands for: those that did not change are the very objects.
+class AnthropicWire(Wire[AnthropicMessage]):
+    """See Wire. The parts of a message are its blocks; a content that is a text is the part WHOLE."""
 
-    A result that was shortened becomes a copy of its block with the new content, and the words of a turn stand in
-    its first text. The memory joins the user message before it. From the first message on that differs from the
-    request's, thinking blocks go as ``thinking`` says. No cache mark is added.
+    def __init__(self, thinking: Thinking) -> None:
+        self._thinking = thinking
 
-    Raises HistoryError where the messages would have a broken pair that those read had not, or where a tool
-    turn would have to keep a thinking block that it has not: the request is better sent as it came.
-    """
-    writer = _Writer(chat)
-    for message, source in zip(context, source_positions(context, chat.messages), strict=True):
-        writer.feed(message, None if source is None else chat.messages[source])
-    writer.flush()
-    messages = _arranged(_joined(writer.pieces, chat.source), chat.source)
-    messages = _without_thinking(messages, chat.source, thinking)
-    if message_errors(messages) and not message_errors(chat.source):
-        raise HistoryError(
-            "the rebuilt context would break a call from its result: send the messages as they are."
-        )
-    return messages
-
-
-@dataclass(slots=True)
-class _Piece:
-    """Blocks that stand together in the new list: of one message of the request, or new ones.
-
-    ``source`` is that message's position, None for new blocks; ``blocks`` are the positions of its blocks with
-    what they became. A message whose content is a text is one piece with no blocks, ``whole``.
-    """
-
-    role: str
-    source: int | None = None
-    blocks: list[tuple[int, Block]] = field(default_factory=list)
-    whole: bool = False
-
-
-class _Writer:
-    """Makes pieces of the messages of a context; the blocks of one unit come out together, in their order."""
-
-    def __init__(self, chat: AnthropicChat) -> None:
-        self.chat = chat
-        self.pieces: list[_Piece] = []
-        self._unit = -1
-        self._seen: dict[BlockPlace, Block | None] = {}  # of this unit, with what became of the block
-        self._added: list[Block] = []
-        self._answered = {str(m["tool_call_id"]) for m in chat.messages if m["role"] == "tool"}
-
-    def feed(self, message: ChatMessage, source: ChatMessage | None) -> None:
-        """Write the next message, which is or was made of ``source``."""
-        if source is not None:
-            unit = self.chat.unit_of[id(source)]
-            if unit != self._unit:
-                self.flush()
-                self._unit = unit
-            places = self.chat.places[id(source)]
-            self._seen.update(dict.fromkeys(places) if message is source else self._changed(message, source))
-        elif message.get("role") in ("tool", "function"):
-            self._add_result(message)
-        elif message.get("role") == "assistant" and message.get("tool_calls"):
-            self._add_call(message)
-        else:
-            self.flush()
-            text = content_text(message.get("content"))
-            self.pieces.append(_Piece("user", None, [(0, {"type": "text", "text": text})]))
-
-    def flush(self) -> None:
-        """End the unit."""
-        for place in sorted(self._seen, key=lambda p: (p.message, p.block)):
-            changed = self._seen[place]
-            message = self.chat.source[place.message]
-            last = self.pieces[-1] if self.pieces else None
-            role = message.get("role") if isinstance(message, dict) else None
-            if last is None or last.source != place.message:
-                last = _Piece(str(role), place.message)
-                self.pieces.append(last)
-            if place.block == _WHOLE and changed is None:
-                last.whole = True
-            else:
-                last.blocks.append((place.block, changed or message["content"][place.block]))
-        if self._added:
-            self.pieces.append(_Piece("user", None, [(0, block) for block in self._added]))
-        self._seen, self._added, self._unit = {}, [], -1
-
-    def _changed(self, message: ChatMessage, source: ChatMessage) -> dict[BlockPlace, Block | None]:
-        """The places of a changed message that stay, with the blocks that changed."""
-        calls = iter(range(len(source.get("tool_calls") or ())))
-        kept = calls_by_place(message, source)
-        text = content_text(message.get("content"))
-        keeps_words = message.get("content") == source.get("content")
-        found: dict[BlockPlace, Block | None] = {}
-        for place in self.chat.places[id(source)]:
-            block = self._block(place)
-            kind = _type(block)
-            if kind == "tool_result":
-                found[place] = {**block, "content": message.get("content")}
-            elif kind == "tool_use":
-                call = next(calls)
-                if call in kept:
-                    found[place] = _with_arguments(block, kept[call], source["tool_calls"][call])
-            elif keeps_words or kind in THINKING:
-                found[place] = None
-            elif text:
-                found[place] = {**{k: v for k, v in block.items() if k != "citations"}, "text": text}
-                text = ""
-        return found
-
-    def _block(self, place: BlockPlace) -> Block:
-        """The block at a place; a text block for a message whose content is a text."""
-        if place.block == _WHOLE:
-            return {"type": "text"}
-        block: Block = self.chat.source[place.message]["content"][place.block]
-        return block
-
-    def _add_result(self, message: ChatMessage) -> None:
-        """Write a result for a call of this unit that had none. Raises HistoryError for any other."""
-        call_id, content = message.get("tool_call_id"), message.get("content")
-        here = self.chat.units[self._unit] if self._unit >= 0 else []
-        if not any(c["id"] == call_id for m in here for c in m.get("tool_calls", ())):
-            raise HistoryError(
-                "the rebuilt context holds a result that no message has: send the messages as they are."
-            )
-        self._added.append({"type": "tool_result", "tool_use_id": call_id, "content": content})
-
-    def _add_call(self, message: ChatMessage) -> None:
-        """Write a call for a result that had none. Raises HistoryError for any other."""
-        calls = message["tool_calls"]
-        ids = [call.get("id") for call in calls]
-        if self._answered.isdisjoint(map(str, ids)):
-            raise HistoryError(
-                "the rebuilt context holds a call that no message has: send the messages as they are."
-            )
-        self.flush()
-        names = [call.get("function", {}).get("name") for call in calls]
-        made = [
-            {"type": "tool_use", "id": i, "name": n, "input": {}} for i, n in zip(ids, names, strict=True)
+    def write(self, native: AnthropicMessage, change: Change) -> AnthropicMessage | None:
+        content = native["content"] if isinstance(native["content"], list) else [{"type": "text"}]
+        whole = change.get(WHOLE, "")
+        changed = change if isinstance(native["content"], list) else {0: whole}
+        blocks = [
+            _with_text(block, changed[j]) if j in changed else block
+            for j, block in enumerate(content)
+            if changed.get(j, "") is not None
         ]
-        self.pieces.append(_Piece("assistant", None, [(0, block) for block in made]))
+        return {**native, "content": blocks} if blocks else None
+
+    def say(self, message: ChatMessage) -> AnthropicMessage:
+        return {"role": "user", "content": [{"type": "text", "text": content_text(message["content"])}]}
+
+    def repair(self, message: ChatMessage, source: Sequence[Any]) -> AnthropicMessage:  # noqa: ARG002
+        if message["role"] == "tool":
+            block = {"type": "tool_result", "tool_use_id": message["tool_call_id"]}
+            return {"role": "user", "content": [{**block, "content": message["content"]}]}
+        made = [
+            {"type": "tool_use", "id": call["id"], "name": call["function"]["name"], "input": {}}
+            for call in message["tool_calls"]
+        ]
+        return {"role": "assistant", "content": made}
+
+    def finish(
+        self, written: list[tuple[int | None, AnthropicMessage]], source: Sequence[Any]
+    ) -> list[AnthropicMessage]:
+        """See Wire. Raises HistoryError where the messages would have a broken pair that those read had not.
+
+        Also where a tool turn would have to keep a thinking block that it has not.
+        """
+        messages = _arranged(super().finish(written, source), source)
+        messages = _without_thinking(messages, source, self._thinking)
+        if message_errors(messages) and not message_errors(source):
+            raise HistoryError(
+                "the rebuilt context would break a call from its result: send the messages as they are."
+            )
+        return messages
 
 
-def _with_arguments(block: Block, call: Mapping[str, Any], old: Mapping[str, Any]) -> Block | None:
-    """The block with the arguments of a call; None where they are those that it had."""
-    arguments = (call.get("function") or {}).get("arguments")
-    if arguments in (None, old["function"]["arguments"]):
-        return None
-    return {**block, "input": parse_arguments(arguments) if isinstance(arguments, str) else arguments}
+def _with_text(block: Block, text: Any) -> Block:
+    """The block with other arguments, another result or another text."""
+    kind = _type(block)
+    if kind == "tool_use":
+        return {**block, "input": parse_arguments(text)}
+    if kind == "tool_result":
+        is_list = isinstance(block.get("content"), list)
+        return {**block, "content": [{"type": "text", "text": text}] if is_list else text}
+    return {**{k: v for k, v in block.items() if k != "citations"}, "text": text}
 
 
-def _joined(pieces: Sequence[_Piece], source: Sequence[Any]) -> Iterator[Any]:
-    """The messages of the pieces; those of one message of the request that stand side by side are one again."""
-    joined: list[_Piece] = []
-    for piece in pieces:
-        last = joined[-1] if joined else None
-        if last is not None and last.source is not None and last.source == piece.source:
-            last.blocks += piece.blocks
-            last.whole = last.whole or piece.whole
-        else:
-            joined.append(piece)
-    for piece in joined:
-        if piece.source is None:
-            yield {"role": piece.role, "content": [block for _, block in piece.blocks]}
-            continue
-        message = source[piece.source]
-        blocks = [block for _, block in sorted(piece.blocks, key=lambda b: b[0])]
-        own = message.get("content") if isinstance(message, dict) else None
-        is_same = isinstance(own, list) and len(own) == len(blocks)
-        if piece.whole or (is_same and all(a is b for a, b in zip(own or (), blocks, strict=True))):
-            yield message
-        else:
-            yield {**message, "content": blocks}
-
-
-def _arranged(messages: Iterator[Any], source: Sequence[Any]) -> list[AnthropicMessage]:
+def _arranged(messages: Sequence[Any], source: Sequence[Any]) -> list[AnthropicMessage]:
     """The messages with each run between assistant turns in the order that the API asks for.
 
     A run that stood so in the request stays. In any other the user messages become one, and the system
@@ -718,13 +549,13 @@ def with_cache_marks(request: Mapping[str, Any], messages: Sequence[Any]) -> lis
     return out
 
 
-def _last_place(messages: Sequence[Any]) -> BlockPlace | None:
+def _last_place(messages: Sequence[Any]) -> Place | None:
     """The last block of the last message that may have a mark."""
     last = len(messages) - 1
     return next((p for p, b in reversed(_places(messages, last)) if _is_markable(b)), None)
 
 
-def _end_of_fold(messages: Sequence[Any], source: Sequence[Any]) -> BlockPlace | None:
+def _end_of_fold(messages: Sequence[Any], source: Sequence[Any]) -> Place | None:
     """The last block before those that stand as in the request, up to the last turn; None where all do."""
     now, before = _up_to_last_turn(messages), _up_to_last_turn(source)
     same = 0
@@ -737,23 +568,23 @@ def _end_of_fold(messages: Sequence[Any], source: Sequence[Any]) -> BlockPlace |
     return next((p for p, b in reversed(now[: len(now) - same]) if _is_markable(b)), None)
 
 
-def _up_to_last_turn(messages: Sequence[Any]) -> list[tuple[BlockPlace, Any]]:
+def _up_to_last_turn(messages: Sequence[Any]) -> list[tuple[Place, Any]]:
     """The blocks up to the last message of the assistant, without its thinking."""
     stop = next((i for i in reversed(range(len(messages))) if _role(messages[i]) == "assistant"), -1) + 1
     return [(p, b) for p, b in _places(messages[:stop]) if _type(b) not in THINKING]
 
 
-def _places(messages: Sequence[Any], start: int = 0) -> list[tuple[BlockPlace, Any]]:
+def _places(messages: Sequence[Any], start: int = 0) -> list[tuple[Place, Any]]:
     """The blocks from a message on with their places; a text is one block."""
-    out: list[tuple[BlockPlace, Any]] = []
+    out: list[tuple[Place, Any]] = []
     for i in range(start, len(messages)):
         if _role(messages[i]) not in ("user", "assistant", "system"):
             continue
         content = messages[i].get("content")
         if isinstance(content, list):
-            out += [(BlockPlace(i, j), block) for j, block in enumerate(content)]
+            out += [(Place(i, j), block) for j, block in enumerate(content)]
         else:
-            out.append((BlockPlace(i), {"type": "text", "text": content}))
+            out.append((Place(i, WHOLE), {"type": "text", "text": content}))
     return out
 
 
@@ -764,11 +595,11 @@ def _is_markable(block: object) -> bool:
     return _type(block) != "text" or (isinstance(text, str) and bool(text.strip()))
 
 
-def _mark(messages: list[Any], place: BlockPlace) -> None:
+def _mark(messages: list[Any], place: Place) -> None:
     """Put a copy of a message with a mark at one of its blocks in its place; a marked block stays."""
     message = messages[place.message]
-    blocks = _as_blocks(message) if place.block == _WHOLE else [*message["content"]]
-    at = max(place.block, 0)
+    blocks = _as_blocks(message) if place.number == WHOLE else [*message["content"]]
+    at = max(place.number, 0)
     if blocks[at].get(CACHE_MARK) is None:
         after = _places([{**message, "content": blocks[at + 1 :]}, *messages[place.message + 1 :]])
         given = (

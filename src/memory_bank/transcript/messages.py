@@ -340,65 +340,9 @@ def _id(value: object) -> str | None:
     return value if isinstance(value, str) or value is None else str(value)
 
 
-# Messages of a context and what they were made of
-
-
-def source_positions(context: Sequence[Any], messages: Sequence[Any]) -> list[int | None]:
-    """For each message of a context, the position of the message that it is or was made of; None for a new one.
-
-    A Context brings them (``sources``). In another list, a changed message is taken to be made of the first one
-    of its kind, with a call or a result of the same id, that the list does not have as it was.
-    """
-    known = getattr(context, "sources", None)
-    if known is not None:
-        return list(known)
-    places = {id(message): position for position, message in enumerate(messages)}
-    here = {id(message) for message in context}
-    missing: dict[object, deque[int]] = {}
-    for position, message in enumerate(messages):
-        if id(message) not in here:
-            for key in _source_keys(message):
-                missing.setdefault(key, deque()).append(position)
-    taken: set[int] = set()
-
-    def take(message: object) -> int | None:
-        """The first missing message that a changed one fits, once."""
-        for key in _source_keys(message):
-            queue = missing.get(key)
-            while queue:
-                first = queue.popleft()
-                if first not in taken:
-                    taken.add(first)
-                    return first
-        return None
-
-    return [places[id(m)] if id(m) in places else take(m) for m in context]
-
-
-def _source_keys(message: object) -> list[object]:
-    """What a changed message has in common with the message that it was made of."""
-    kind = kind_of(message)
-    if kind is MessageKind.CALL:
-        return [(kind, call.call_id or call.name) for call in calls_of(message)]
-    if kind is MessageKind.RESULT:
-        result = result_of(message)
-        return [(kind, result.call_id or result.name)]
-    return [kind] if kind is MessageKind.SAY else []
-
-
 def same_objects(one: Sequence[object], other: Sequence[object]) -> bool:
     """Whether two lists hold the very same objects."""
     return len(one) == len(other) and all(map(operator.is_, one, other))
-
-
-def calls_by_place(message: Any, source: Any) -> dict[int, Any]:
-    """The entries of ``tool_calls`` of a changed message, by the place that each has in the source's list."""
-    now, before = (list(read(m, "tool_calls") or ()) for m in (message, source))
-    if len(now) == len(before):
-        return dict(enumerate(now))
-    left = iter(enumerate(before))
-    places = (next((i for i, old in left if read(old, "id") == read(new, "id")), None) for new in now)
-    return {place: new for place, new in zip(places, now, strict=True) if place is not None}
 
 
 # Interactions
@@ -406,10 +350,16 @@ def calls_by_place(message: Any, source: Any) -> dict[int, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """A call with its result; either may be missing in a broken history."""
+    """A call with its result; either may be missing in a broken history.
+
+    ``call_at``: the position of the call's message in the interaction, and its number there; ``result_at``: that of
+    the result's message.
+    """
 
     call: Call | None
     result: Result | None
+    call_at: tuple[int, int] | None = None
+    result_at: int | None = None
 
     @property
     def tool_name(self) -> str:
@@ -476,20 +426,6 @@ class Interaction:
     def stop(self) -> int:
         """The position after its last message."""
         return self.start + len(self.messages)
-
-    def results(self) -> dict[int, int]:
-        """For each of its messages that is a result, by position among them, the position of its pair."""
-        left = [(i, p.result) for i, p in enumerate(self.pairs) if p.result is not None]
-        found: dict[int, int] = {}
-        for position, message in enumerate(self.messages):
-            if kind_of(message) is MessageKind.RESULT:
-                own = result_of(message)
-                for entry in left:
-                    if entry[1].content is own.content and entry[1].call_id == own.call_id:
-                        found[position] = entry[0]
-                        left.remove(entry)
-                        break
-        return found
 
     @property
     def record_ids(self) -> frozenset[str]:
@@ -702,9 +638,8 @@ class _OpenInteraction:
     messages: list[object] = field(default_factory=list)
     has_results: bool = False
     unanswered: dict[int, None] = field(default_factory=dict)  # numbers of calls
-    _calls: list[Call] = field(default_factory=list)
-    _results: list[Result | None] = field(default_factory=list)  # one for each call
-    _orphans: list[Result] = field(default_factory=list)
+    _pairs: list[Pair] = field(default_factory=list)  # those of calls
+    _orphans: list[Pair] = field(default_factory=list)
     _faults: dict[str, None] = field(default_factory=dict)
     _ids: set[str] = field(default_factory=set)
     # calls by ("id", id) and ("name", name), oldest first
@@ -716,16 +651,16 @@ class _OpenInteraction:
         return self.is_item and not self.has_results
 
     def add_call(self, message: object) -> None:
+        position = len(self.messages)
         self.messages.append(message)
         hosted = _hosted_result(message)
-        for call in calls_of(message):
+        for number, call in enumerate(calls_of(message)):
             if call.call_id is not None:
                 if call.call_id in self._ids:
                     self._faults["two calls share an id"] = None
                 self._ids.add(call.call_id)
-            i = len(self._calls)
-            self._calls.append(call)
-            self._results.append(hosted)
+            i = len(self._pairs)
+            self._pairs.append(Pair(call, hosted, (position, number), None if hosted is None else position))
             if hosted is None:
                 self.unanswered[i] = None
                 self._queues.setdefault(("id", call.call_id), deque()).append(i)
@@ -745,15 +680,16 @@ class _OpenInteraction:
         return self._match(result_of(message)) is not None
 
     def add_result(self, message: object) -> None:
+        position = len(self.messages)
         self.messages.append(message)
         self.has_results = True
         result = result_of(message)
         i = self._match(result)
         if i is None:
-            self._orphans.append(result)
+            self._orphans.append(Pair(None, result, None, position))
             self._faults["a result has no call"] = None
             return
-        self._results[i] = result
+        self._pairs[i] = replace(self._pairs[i], result=result, result_at=position)
         del self.unanswered[i]
         self._last_answered = i
 
@@ -761,9 +697,10 @@ class _OpenInteraction:
         """Add a user message that carries the images of the results."""
         self.messages.append(message)
         i = self._last_answered
-        result = self._results[i] if i is not None else None
+        result = self._pairs[i].result if i is not None else None
         if i is not None and result is not None:
-            self._results[i] = replace(result, extra=(*result.extra, read(message, "content")))
+            result = replace(result, extra=(*result.extra, read(message, "content")))
+            self._pairs[i] = replace(self._pairs[i], result=result)
 
     def interrupt(self, between: list[Utterance]) -> None:
         """Add messages that stood between a call and its result."""
@@ -774,6 +711,5 @@ class _OpenInteraction:
         faults = dict(self._faults)
         if self.unanswered:
             faults["a call has no result"] = None
-        pairs = [Pair(c, r) for c, r in zip(self._calls, self._results, strict=True)]
-        pairs.extend(Pair(None, r) for r in self._orphans)
-        return Interaction(self.start, tuple(self.messages), tuple(pairs), "; ".join(faults))
+        pairs = (*self._pairs, *self._orphans)
+        return Interaction(self.start, tuple(self.messages), pairs, "; ".join(faults))

@@ -1,27 +1,18 @@
-"""The Responses API: its items, the check of their pairs, and its input as a chat and back.
-
-``from_items`` makes chat messages of a request's ``input``, ``to_items`` makes items of a rebuilt chat again.
-"""
+"""The Responses API: its items, the check of their pairs, and its input as a Conversation."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeGuard
+from typing import Any
 
 from memory_bank.errors import HistoryError
 from memory_bank.transcript.jsontext import compact
-from memory_bank.transcript.messages import (
-    HOSTED,
-    call_entry,
-    calls_by_place,
-    content_text,
-    source_positions,
-)
+from memory_bank.transcript.messages import HOSTED, call_entry, content_text
+from memory_bank.transcript.turns import KEPT_ROLE, WHOLE, Change, ChatMessage, Conversation, Place, Wire
 
 Item = dict[str, Any]
-ChatMessage = dict[str, Any]
 
 ROLES = frozenset({"user", "assistant", "system", "developer"})
 
@@ -171,12 +162,12 @@ def _code_output(output: object) -> object:
     return output
 
 
-def with_output(item: Item, content: object) -> Item:
+def with_output(item: Item, text: str) -> Item:
     """The item with another text as its output; unchanged where its output cannot be a text."""
     kind = item_type(item)
-    text = content_text(content)
     if kind in ("function_call_output", "custom_tool_call_output"):
-        return {**item, "output": content}
+        is_list = isinstance(item.get("output"), list)
+        return {**item, "output": [{"type": "input_text", "text": text}] if is_list else text}
     if kind in ("local_shell_call_output", "apply_patch_call_output", "mcp_call"):
         return {**item, "output": text}
     if kind == "shell_call_output":
@@ -190,15 +181,10 @@ def with_output(item: Item, content: object) -> Item:
     return item
 
 
-def with_arguments(item: Item, entry: dict[str, Any]) -> Item:
-    """The call with the arguments of an entry of ``tool_calls``; unchanged where its type has others."""
-    kind = item_type(item)
-    if kind not in ("function_call", "custom_tool_call"):
-        return item
-    key, member = ("arguments", "function") if kind == "function_call" else ("input", "custom")
-    body = entry.get(member)
-    given = body.get(key) if isinstance(body, dict) else None
-    return item if given is None or given == item.get(key) else {**item, key: given}
+def with_arguments(item: Item, arguments: Any) -> Item:
+    """The call with other arguments; unchanged where its type has none that are a text."""
+    key = {"function_call": "arguments", "custom_tool_call": "input"}.get(item_type(item))
+    return item if key is None else {**item, key: arguments}
 
 
 def with_words(item: Item, text: str) -> Item:
@@ -297,28 +283,57 @@ def _id_text(value: object) -> str:
     return value if isinstance(value, str) else "None"
 
 
-# Items to messages
+# Items as a chat, and back
 
 
-@dataclass(frozen=True, slots=True)
-class _MessageItems:
-    """The unit that a message belongs to, and the positions of the items that it stands for."""
+class ItemWire(Wire[Item]):
+    """See Wire. A call is the part 0 of its item; a text and an output are the part WHOLE."""
 
-    unit: int
-    items: tuple[int, ...]
+    def write(self, native: Item, change: Change) -> Item | None:
+        if None in change.values():
+            return None
+        if 0 in change:
+            native = with_arguments(native, change[0])
+        if WHOLE not in change:
+            return native
+        if item_type(native) == "message":
+            return with_words(native, change[WHOLE])
+        return with_output(native, change[WHOLE])
+
+    def say(self, message: ChatMessage) -> Item:
+        return {"type": "message", "role": message["role"], "content": content_text(message["content"])}
+
+    def repair(self, message: ChatMessage, source: Sequence[Item]) -> Item | None:
+        """See Wire. None for the output of a call whose output cannot be a text."""
+        is_output = message["role"] == "tool"
+        call_id = message["tool_call_id"] if is_output else message["tool_calls"][0]["id"]
+        kinds = OUTPUT_OF if is_output else CALL_OF
+        partner = next((i for i in source if item_type(i) in kinds and call_id_of(i) == call_id), None)
+        made = None
+        if partner is not None and is_output:
+            return answer_to(partner, message["content"])
+        if partner is not None:
+            made = call_for(partner, message["tool_calls"][0]["function"]["name"])
+        if made is None:
+            raise HistoryError(
+                "the context holds a call or a result that no item has: send the input as it is."
+            )
+        return made
+
+    def finish(self, written: list[tuple[int | None, Item]], source: Sequence[Item]) -> list[Item]:
+        """See Wire. Raises HistoryError where the items would have a broken pair that those read had not."""
+        items = super().finish(written, source)
+        if item_errors(items) and not item_errors(source):
+            raise HistoryError(
+                "the rebuilt context would break a call from its output: send the input as it is."
+            )
+        return items
 
 
-@dataclass(frozen=True, slots=True)
-class ItemChat:
-    """Items as chat ``messages``, with what ``to_items`` needs: which items each message stands for."""
-
-    messages: list[ChatMessage]
-    items: Sequence[Any]
-    parts: dict[int, _MessageItems] = field(repr=False)  # by the identity of the message
-    units: list[list[ChatMessage]] = field(repr=False)  # the messages of each unit
+WIRE = ItemWire()
 
 
-def from_items(items: object, instructions: object = None) -> ItemChat:
+def from_items(items: object, instructions: object = None) -> Conversation[Item]:
     """Group the items of a request's ``input`` (a text, or a list of items) into units, as chat messages.
 
     An assistant turn becomes one message: its reasoning, its text directly before its calls, and all calls up
@@ -335,143 +350,135 @@ def from_items(items: object, instructions: object = None) -> ItemChat:
         items = [{"role": "user", "content": items}]
     if not isinstance(items, (list, tuple)):
         raise HistoryError(f"input must be a text or a list of items, not {type(items).__name__}.")
-    reader = _ItemReader(items)
+    reader = _Reader(Conversation(items, [], [], [], WIRE))
     if isinstance(instructions, str) and instructions:
-        reader.put(({"role": "system", "content": instructions}, ()))
-    for position in range(len(items)):
-        reader.feed(position)
+        reader.put(({"role": "system", "content": instructions}, []))
+    for position, item in enumerate(items):
+        reader.feed(position, item, item_type(item))
     reader.close()
-    return ItemChat([m for unit in reader.units for m in unit], items, reader.parts, reader.units)
+    return reader.chat
 
 
-class _ItemTurn:
+@dataclass(slots=True)
+class _Turn:
     """An assistant turn being read: its calls, their results, and the items that bind it."""
 
-    def __init__(self) -> None:
-        self.made: list[int] = []  # reasoning, text and calls
-        self.calls: list[dict[str, Any]] = []
-        self.texts: list[object] = []
-        self.bonds: list[int] = []
-        self.answers: list[tuple[int, ChatMessage]] = []
-        self.ids: set[str | None] = set()
-        self.unanswered: Counter[str | None] = Counter()
-        self.programs: set[str | None] = set()  # still running
-        self.has_outputs = False
+    made: list[Place] = field(default_factory=list)  # reasoning, text and calls
+    calls: list[dict[str, Any]] = field(default_factory=list)
+    texts: list[object] = field(default_factory=list)
+    bonds: list[int] = field(default_factory=list)
+    answers: list[tuple[ChatMessage, list[Place]]] = field(default_factory=list)
+    unanswered: Counter[str | None] = field(default_factory=Counter)
+    programs: set[str | None] = field(default_factory=set)  # still running
+    has_outputs: bool = False
+
+    def holds(self, call_id: object) -> bool:
+        """Whether a call of the turn has this id."""
+        return isinstance(call_id, str) and any(call["id"] == call_id for call in self.calls)
 
     def takes(self, call: Item, has_lead: bool) -> bool:
         """Whether one more call was made in this turn."""
         caller = call.get("caller")
-        if self.programs or (isinstance(caller, dict) and caller.get("caller_id") in self.ids - {None}):
+        if self.programs or (isinstance(caller, dict) and self.holds(caller.get("caller_id"))):
             return True
         return not self.has_outputs and bool(+self.unanswered or not has_lead)
 
-    def add_call(self, position: int, item: Item) -> None:
-        call_id = call_id_of(item)
-        self.made.append(position)
-        self.calls.append(tool_call(item))
-        self.ids.add(call_id)
-        if item_type(item) in HOSTED:
-            self.answers.append((position, tool_message(item)))
-            return
-        self.unanswered[call_id] += 1
-        if item_type(item) == "program":
-            self.programs.add(call_id)
 
-    def add_output(self, position: int, item: Item) -> None:
-        call_id = call_id_of(item)
-        self.answers.append((position, tool_message(item)))
-        self.unanswered[call_id] -= 1
-        self.has_outputs = True
-        if item_type(item) == "program_output":
-            self.programs.discard(call_id)
+class _Reader:
+    """Groups items into units, one item at a time."""
 
-
-class _ItemReader:
-    """Groups items into ``units`` of messages, one item at a time; ``parts`` say what each stands for."""
-
-    def __init__(self, items: Sequence[Any]) -> None:
-        self.items = items
-        self.units: list[list[ChatMessage]] = []
-        self.parts: dict[int, _MessageItems] = {}
-        self._turn: _ItemTurn | None = None
+    def __init__(self, chat: Conversation[Item]) -> None:
+        self.chat = chat
+        self._turn: _Turn | None = None
         self._lead: list[int] = []  # belongs to what follows
 
-    def feed(self, position: int) -> None:
+    def feed(self, position: int, item: Any, kind: str) -> None:
         """Read the next item."""
-        item = self.items[position]
-        kind = item_type(item)
+        turn = self._turn
         if kind == "message" and item["role"] in ROLES:
-            self._feed_message(position, item)
+            if item["role"] != "assistant":
+                self.close()
+                message = {"role": item["role"], "content": item.get("content")}
+                self.put((message, [Place(position, WHOLE, WHOLE)]))
+                return
+            spoken = next((n for n, p in enumerate(self._lead) if self._is_message(p)), None)
+            if spoken is not None:  # that text stood alone; the items after it lead to this one
+                after = self._lead[spoken + 1 :]
+                del self._lead[spoken + 1 :]
+                self.close()
+                self._lead = after
+            self._lead.append(position)
         elif kind in OUTPUT_OF or (kind in HOSTED and item.get("approval_request_id") is None):
             # an approved call stays apart: without it the provider would take the approval for open
-            self._feed_call(position, item)
+            self._feed_call(position, item, kind)
         elif kind in CALL_OF:
-            self._feed_output(position, item)
-        elif kind in _POSITION_FREE:
-            self._feed_position_free(position)
-        elif kind != "reasoning" and self._turn and _has_call_id(item) and item["call_id"] in self._turn.ids:
-            self._bind(self._turn, position)
+            answer = tool_message(item), [Place(position, WHOLE, WHOLE)]
+            if turn is None or turn.unanswered[call_id_of(item)] <= 0:
+                self.close()
+                self.put(answer)
+                return
+            self._absorb_lead(turn)
+            turn.answers.append(answer)
+            turn.unanswered[call_id_of(item)] -= 1
+            turn.has_outputs = True
+            if kind == "program_output":
+                turn.programs.discard(call_id_of(item))
+        elif kind in _POSITION_FREE and (turn is None or not (+turn.unanswered or turn.programs)):
+            self.close()
+            self.put(self._bound([position]))
+        elif turn is not None and (
+            kind in _POSITION_FREE
+            or (kind != "reasoning" and isinstance(item, dict) and turn.holds(item.get("call_id")))
+        ):
+            self._absorb_lead(turn)
+            turn.bonds.append(position)
         else:
             self._lead.append(position)
 
     def close(self) -> None:
         """End all units that are open."""
         self._close_turn()
-        self._put_lead()
+        lead, self._lead = self._lead, []
+        said = next((p for p in lead if self._is_message(p)), None)
+        bonds = [p for p in lead if not self._is_message(p) and (said is None or not self._leads(p))]
+        messages: list[tuple[ChatMessage, list[Place]]] = []
+        if said is not None:
+            message = {"role": "assistant", "content": self.chat.source[said].get("content")}
+            messages.append((message, [self._place(p) for p in lead if p not in bonds]))
+        # after the text, so that it is not taken for that of a call that follows
+        self.put(*messages, *([self._bound(bonds)] if bonds else []))
 
-    def put(self, *messages: tuple[ChatMessage, Sequence[int]]) -> None:
-        """Add a unit: its messages, each with the positions of the items it stands for."""
-        for message, positions in messages:
-            self.parts[id(message)] = _MessageItems(len(self.units), tuple(positions))
-        self.units.append([message for message, _ in messages])
+    def put(self, *messages: tuple[ChatMessage, list[Place]]) -> None:
+        """Add a unit: its messages, each with the parts of items that it stands for."""
+        unit = len(self.chat.units)  # any number that no other unit has
+        for message, places in messages:
+            self.chat.messages.append(message)
+            self.chat.places.append(places)
+            self.chat.units.append(unit)
 
-    def _feed_message(self, position: int, item: Item) -> None:
-        if item["role"] != "assistant":
-            self.close()
-            self.put(({"role": item["role"], "content": item.get("content")}, [position]))
-            return
-        spoken = next((i for i, p in enumerate(self._lead) if self._is_message(p)), None)
-        if spoken is not None:  # that text stood alone; the items after it lead to this one
-            after = self._lead[spoken + 1 :]
-            del self._lead[spoken + 1 :]
-            self.close()
-            self._lead = after
-        self._lead.append(position)
-
-    def _feed_call(self, position: int, item: Item) -> None:
+    def _feed_call(self, position: int, item: Item, kind: str) -> None:
         if self._turn is None or not self._turn.takes(item, bool(self._lead)):
             self._close_turn()
-            self._turn = _ItemTurn()
-        self._absorb_lead(self._turn)
-        self._turn.add_call(position, item)
-
-    def _feed_output(self, position: int, item: Item) -> None:
-        if self._turn is not None and self._turn.unanswered[call_id_of(item)] > 0:
-            self._absorb_lead(self._turn)
-            self._turn.add_output(position, item)
-            return
-        self.close()
-        self.put((tool_message(item), [position]))
-
-    def _feed_position_free(self, position: int) -> None:
-        if self._turn is not None and (+self._turn.unanswered or self._turn.programs):
-            self._bind(self._turn, position)
-            return
-        self.close()
-        self.put((self._opaque([position]), [position]))
-
-    def _bind(self, turn: _ItemTurn, position: int) -> None:
+            self._turn = _Turn()
+        turn, call_id = self._turn, call_id_of(item)
         self._absorb_lead(turn)
-        turn.bonds.append(position)
+        turn.made.append(Place(position, 0, len(turn.calls)))
+        turn.calls.append(tool_call(item))
+        if kind in HOSTED:
+            turn.answers.append((tool_message(item), [Place(position, WHOLE, WHOLE)]))
+            return
+        turn.unanswered[call_id] += 1
+        if kind == "program":
+            turn.programs.add(call_id)
 
-    def _absorb_lead(self, turn: _ItemTurn) -> None:
+    def _absorb_lead(self, turn: _Turn) -> None:
         for position in self._lead:
             if self._is_message(position):
-                turn.texts.append(self.items[position].get("content"))
-            elif item_type(self.items[position]) not in _LEADS:
+                turn.texts.append(self.chat.source[position].get("content"))
+            elif not self._leads(position):
                 turn.bonds.append(position)
                 continue
-            turn.made.append(position)
+            turn.made.append(self._place(position))
         self._lead = []
 
     def _close_turn(self) -> None:
@@ -481,36 +488,22 @@ class _ItemReader:
         content = turn.texts[0] if len(turn.texts) == 1 else "\n".join(map(content_text, turn.texts)) or None
         said = {"role": "assistant", "content": content, "tool_calls": turn.calls}
         # between a call and its result, a message of another role keeps the turn from being left out
-        bonds = [(self._opaque(turn.bonds), turn.bonds)] if turn.bonds else []
-        self.put((said, turn.made), *bonds, *((message, [p]) for p, message in turn.answers))
-
-    def _put_lead(self) -> None:
-        lead, self._lead = self._lead, []
-        said = [p for p in lead if self._is_message(p)]
-        bonds = [
-            p
-            for p in lead
-            if not self._is_message(p) and (not said or item_type(self.items[p]) not in _LEADS)
-        ]
-        messages: list[tuple[ChatMessage, Sequence[int]]] = []
-        if said:
-            message = {"role": "assistant", "content": self.items[said[0]].get("content")}
-            messages.append((message, [p for p in lead if p not in bonds]))
-        if bonds:  # after the text, so that it is not taken for that of a call that follows
-            messages.append((self._opaque(bonds), bonds))
-        if messages:
-            self.put(*messages)
+        bonds = [self._bound(turn.bonds)] if turn.bonds else []
+        self.put((said, turn.made), *bonds, *turn.answers)
 
     def _is_message(self, position: int) -> bool:
-        return item_type(self.items[position]) == "message"
+        return item_type(self.chat.source[position]) == "message"
 
-    def _opaque(self, positions: Sequence[int]) -> ChatMessage:
+    def _leads(self, position: int) -> bool:
+        return item_type(self.chat.source[position]) in _LEADS
+
+    def _place(self, position: int) -> Place:
+        return Place(position, WHOLE, WHOLE if self._is_message(position) else None)
+
+    def _bound(self, positions: Sequence[int]) -> tuple[ChatMessage, list[Place]]:
         """A message that no strategy leaves out, for items that are kept as they are."""
-        return {"role": "item", "content": "\n".join(_readable_text(self.items[p]) for p in positions)}
-
-
-def _has_call_id(item: object) -> TypeGuard[Item]:
-    return isinstance(item, dict) and isinstance(item.get("call_id"), str)
+        text = "\n".join(_readable_text(self.chat.source[p]) for p in positions)
+        return {"role": KEPT_ROLE, "content": text}, [Place(p, WHOLE) for p in positions]
 
 
 def _readable_text(item: object) -> str:
@@ -519,113 +512,3 @@ def _readable_text(item: object) -> str:
         return compact(item)
     rest = {k: v for k, v in item.items() if k not in _HIDDEN}
     return compact(rest) if rest else ""
-
-
-# Messages to items
-
-
-def to_items(context: Sequence[Any], chat: ItemChat) -> list[Any]:
-    """The items that a rebuilt context stands for, the very objects that were read, in their order.
-
-    A result that was shortened becomes a copy of its item with the new output, any other new message an item
-    of its own. Raises HistoryError where the items would have a broken pair that those read had not: the
-    request is better sent as it came.
-    """
-    writer = _ItemWriter(chat)
-    for message, source in zip(context, source_positions(context, chat.messages), strict=True):
-        writer.feed(message, None if source is None else chat.messages[source])
-    writer.flush()
-    if item_errors(writer.out) and not item_errors(chat.items):
-        raise HistoryError("the rebuilt context would break a call from its output: send the input as it is.")
-    return writer.out
-
-
-class _ItemWriter:
-    """Makes items of the messages of a context; the items of one unit come out together, in their order."""
-
-    def __init__(self, chat: ItemChat) -> None:
-        self.chat = chat
-        self.out: list[Any] = []
-        self._holders = Counter(p for part in chat.parts.values() for p in part.items)
-        self._unit = -1
-        self._seen: Counter[int] = Counter()  # of this unit: how many messages that stand for an item
-        self._changed: dict[int, Item] = {}
-        self._added: list[Item] = []
-        self._answers = {m["tool_call_id"]: m for m in reversed(chat.messages) if m["role"] == "tool"}
-
-    def feed(self, message: ChatMessage, source: ChatMessage | None) -> None:
-        """Write the next message, which is or was made of ``source``."""
-        if source is not None:
-            part = self.chat.parts[id(source)]
-            if part.unit != self._unit:
-                self.flush()
-                self._unit = part.unit
-            self._seen.update(part.items if message is source else self._kept(message, source))
-        elif message.get("role") in ("tool", "function"):
-            self._add_result(message)
-        elif message.get("role") == "assistant" and message.get("tool_calls"):
-            self._add_call(message)
-        else:
-            self.flush()
-            content = content_text(message.get("content"))
-            self.out.append({"type": "message", "role": message.get("role"), "content": content})
-
-    def flush(self) -> None:
-        """End the unit: write the items all of whose messages are in the context."""
-        whole = sorted(p for p, seen in self._seen.items() if seen == self._holders[p])
-        self.out += [self._changed.get(p, self.chat.items[p]) for p in whole]
-        self.out += self._added
-        self._seen, self._changed, self._added = Counter(), {}, []
-        self._unit = -1
-
-    def _kept(self, message: ChatMessage, source: ChatMessage) -> list[int]:
-        """The positions of a changed message's items that stay; notes those that changed."""
-        positions = self.chat.parts[id(source)].items
-        content = message.get("content")
-        if source["role"] == "tool":
-            self._changed.update((p, with_output(self.chat.items[p], content)) for p in positions)
-            return list(positions)
-        calls = iter(range(len(source.get("tool_calls") or ())))
-        entries = calls_by_place(message, source)
-        keeps_words = content == source.get("content")
-        text = content_text(content)
-        kept: list[int] = []
-        for p in positions:
-            item = self.chat.items[p]
-            kind = item_type(item)
-            if kind in OUTPUT_OF or kind in HOSTED:
-                call = next(calls)
-                if call not in entries and kind in OUTPUT_OF:
-                    continue
-                self._changed[p] = with_arguments(item, entries.get(call, {}))
-            elif kind == "message" and not keeps_words:
-                if not text:
-                    continue
-                self._changed[p] = with_words(item, text)
-                text = ""
-            kept.append(p)
-        return kept
-
-    def _add_result(self, message: ChatMessage) -> None:
-        """Write a result for a call of this unit that had none. Raises HistoryError for any other."""
-        call_id = message.get("tool_call_id")
-        calls = (self.chat.items[p] for p in self._seen)
-        call = next((c for c in calls if item_type(c) in OUTPUT_OF and call_id_of(c) == call_id), None)
-        if call is None:
-            raise HistoryError(
-                "the rebuilt context holds a result that no item has: send the input as it is."
-            )
-        answer = answer_to(call, message.get("content"))
-        self._added += [] if answer is None else [answer]
-
-    def _add_call(self, message: ChatMessage) -> None:
-        """Write a call for an output that had none. Raises HistoryError for any other."""
-        orphan = self._answers.get(message["tool_calls"][0].get("id"))
-        made = None
-        if orphan is not None:
-            output = self.chat.items[self.chat.parts[id(orphan)].items[0]]
-            made = call_for(output, str(message["tool_calls"][0].get("function", {}).get("name")))
-        if made is None:
-            raise HistoryError("the rebuilt context holds a call that no item has: send the input as it is.")
-        self.flush()
-        self.out.append(made)

@@ -23,19 +23,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from memory_bank.errors import HistoryError
 from memory_bank.transcript.jsontext import compact
-from memory_bank.transcript.messages import (
-    MessageKind,
-    call_entry,
-    content_text,
-    is_text_part,
-    kind_of,
-    read,
-    source_positions,
-)
-
-ChatMessage = dict[str, Any]
+from memory_bank.transcript.messages import MessageKind, call_entry, content_text, is_text_part, kind_of, read
+from memory_bank.transcript.turns import WHOLE, Change, ChatMessage, Conversation, Place, Wire
 
 CALLING = "Calling tools:\n"
 
@@ -73,19 +63,7 @@ class TextForm:
     frame: str = "{}"
 
 
-@dataclass(frozen=True, slots=True)
-class TextChat:
-    """A conversation whose calls are text, as chat ``messages`` with calls; ``write`` converts a context back.
-
-    ``write`` raises HistoryError for a call or a result that the conversation does not have.
-    """
-
-    form: str
-    messages: list[Any]
-    write: Callable[[Sequence[Any]], list[Any]]
-
-
-def read_text_calls(messages: Sequence[Any]) -> TextChat | None:
+def read_text_calls(messages: Sequence[Any]) -> Conversation[Any] | None:
     """The conversation with its written calls as calls; None where it has none of the forms."""
     kinds = []
     for message in messages:
@@ -122,27 +100,29 @@ def _calls_in(
     return found
 
 
-def _converted(messages: Sequence[Any], form: TextForm, found: Mapping[int, WrittenCall]) -> TextChat:
-    out: list[Any] = []
+def _converted(
+    messages: Sequence[Any], form: TextForm, found: Mapping[int, WrittenCall]
+) -> Conversation[Any]:
+    chat: Conversation[Any] = Conversation(messages, [], [], [], TextWire(form))
     ids: set[str] = set()
-    starts: dict[int, int] = {}
     for i, message in enumerate(messages):
+        new, places = message, [Place(i, WHOLE)]
         if i in found:
             call_id = found[i].call_id or f"text_{len(ids) + 1}"
             if call_id in ids:
                 call_id = f"{call_id}_{len(ids) + 1}"
             ids.add(call_id)
             made = call_entry(call_id, found[i].name, found[i].arguments)
-            new: Any = {"role": "assistant", "content": _words(found[i]) or None, "tool_calls": [made]}
+            new = {"role": "assistant", "content": _words(found[i]) or None, "tool_calls": [made]}
+            places = [Place(i, 0, 0), Place(i, WHOLE, WHOLE)]
         elif i - 1 in found:
-            text = _text(message) or ""
-            match = form.answer.match(text)
-            starts[i] = match.end() if match else 0
-            new = {"role": "tool", "tool_call_id": call_id, "content": text[starts[i] :]}
-        else:
-            new = message
-        out.append(new)
-    return TextChat(form.name, out, _Writer(form, messages, out, found, starts).write)
+            output = (_text(message) or "")[_start(form, message) :]
+            new = {"role": "tool", "tool_call_id": call_id, "content": output}
+            places = [Place(i, WHOLE, WHOLE)]
+        chat.messages.append(new)
+        chat.places.append(places)
+        chat.units.append(i)
+    return chat
 
 
 def _words(call: WrittenCall) -> str:
@@ -150,58 +130,53 @@ def _words(call: WrittenCall) -> str:
     return f"{call.lead}{call.after}"
 
 
-@dataclass(frozen=True, slots=True)
-class _Writer:
-    """Writes a context as text messages: ``chat`` are the messages of ``source`` with calls, position by position.
+def _start(form: TextForm, answer: Any) -> int:
+    """Where the output begins in an answer."""
+    match = form.answer.match(_text(answer) or "")
+    return match.end() if match else 0
 
-    ``starts``: where the output begins in each answer.
-    """
 
-    form: TextForm
-    source: Sequence[Any]
-    chat: Sequence[Any]
-    calls: Mapping[int, WrittenCall]
-    starts: Mapping[int, int]
+class TextWire(Wire[Any]):
+    """See Wire. The call that a message ends with is its part 0, the words besides are the part WHOLE."""
 
-    def write(self, context: Sequence[Any]) -> list[Any]:
-        """A message that memory adds joins the user message beside it, so that the roles still alternate."""
+    def __init__(self, form: TextForm) -> None:
+        self.form = form
+
+    def write(self, native: Any, change: Change) -> Any | None:
+        old = _text(native) or ""
+        if _is_user(native):
+            return _with_text(
+                native, old[: _start(self.form, native)] + self.form.frame.replace("{}", change[WHOLE])
+            )
+        call = self.form.read_call(old)
+        if call is None or change.get(0, "") is None:
+            return None
+        lead, after = call.lead, call.after
+        if WHOLE in change:
+            lead, after = change[WHOLE] or "", ""
+            if lead and not lead.endswith("\n"):
+                lead += "\n"  # a form may have to begin a line
+        start = len(call.lead) + len(call.head)
+        arguments = old[start : len(old) - len(call.tail) - len(call.after)]
+        if 0 in change:
+            with suppress(ValueError, KeyError, TypeError):  # no longer of the form's shape: they stay
+                arguments = call.write(change[0])
+        return _with_text(native, lead + call.head + arguments + call.tail + after)
+
+    def say(self, message: ChatMessage) -> Any:
+        return message
+
+    def finish(self, written: list[tuple[int | None, Any]], source: Sequence[Any]) -> list[Any]:  # noqa: ARG002
+        """See Wire. A message that memory adds joins the user message beside it: the roles alternate."""
         out: list[Any] = []
         joins_next = False
-        for message, at in zip(context, source_positions(context, self.chat), strict=True):
-            if at is None and kind_of(message) in (MessageKind.CALL, MessageKind.RESULT):
-                raise HistoryError("the context holds a call or a result that the history does not have")
-            new = message if at is None else self._changed(message, at)
+        for at, new in written:
             if (at is None or joins_next) and out and _is_user(out[-1]) and _is_user(new):
                 out[-1] = _joined(out[-1], new)
             else:
                 out.append(new)
             joins_next = at is None
         return out
-
-    def _changed(self, message: ChatMessage, at: int) -> Any:
-        """The text of a call or a result that was shortened; other messages as they are."""
-        source = self.source[at]
-        if message is self.chat[at]:
-            return source
-        old = _text(source) or ""
-        words = content_text(message.get("content"))
-        if at in self.starts:
-            return _with_text(source, old[: self.starts[at]] + self.form.frame.replace("{}", words))
-        call = self.calls.get(at)
-        if call is None:
-            return message
-        lead, after = call.lead, call.after
-        if words != _words(call):
-            lead, after = words, ""
-            if words and not words.endswith("\n"):
-                lead += "\n"  # a form may have to begin a line
-        start = len(call.lead) + len(call.head)
-        arguments = old[start : len(old) - len(call.tail) - len(call.after)]
-        given = message["tool_calls"][0]["function"]["arguments"]
-        if given != call.arguments:
-            with suppress(ValueError, KeyError, TypeError):  # no longer of the form's shape: they stay
-                arguments = call.write(given)
-        return _with_text(source, lead + call.head + arguments + call.tail + after)
 
 
 def _text(message: Any) -> str | None:

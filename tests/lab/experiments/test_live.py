@@ -10,16 +10,8 @@ import pytest
 from tests.lab.experiments.agents import Careful, Turn, plan_of_trip, trip
 from tests.lab.experiments.conftest import results_of
 
-from memory_bank.lab.experiments.cases import (
-    Book,
-    RecordedTools,
-    book_cases,
-    page_code,
-    parse_judgement,
-    recorded_calls,
-    same_arguments,
-)
-from memory_bank.lab.experiments.config import SuiteSettings
+from memory_bank.lab.experiments.live import Book, RecordedTools, recorded_calls, same_arguments
+from memory_bank.lab.experiments.plan import SuiteSettings, book_cases, page_code
 from memory_bank.lab.traces import Trace
 from memory_bank.testing import ScriptedServer, fail, say
 
@@ -214,8 +206,8 @@ def test_parallel_calls_in_any_order_each_counted_once():
     case = trip(1)
     desk = RecordedTools(Trace(case["id"], case["messages"]))
     due = recorded_calls(Trace(case["id"], case["messages"]))
-    for golden in [due[2], due[2], due[1], due[0]]:
-        assert desk.call(golden.name, golden.arguments) == golden.output
+    for name, arguments, output in [due[2], due[2], due[1], due[0]]:
+        assert desk.call(name, arguments) == output
     assert (desk.calls, desk.correct, desk.wrong) == (6, 3, 0)
     assert "error" in desk.call("search_cars", {"location_id": "unknown"})
     assert desk.wrong == 1
@@ -227,10 +219,3 @@ def test_odd_calls_of_a_book_are_refused():
     for arguments in (None, "x", {}, {"page": "1"}, {"page": 0}, {"page": 4}, {"page": 2}, {"page": True}):
         assert "error" in json.loads(book.call("read_page", arguments)), arguments
     assert book.correct == 0
-
-
-@pytest.mark.parametrize(
-    ("text", "number"), [('{"completeness": 1}', 1), ("2", 2), ("perhaps 2", None), ("", None)]
-)
-def test_what_a_judge_may_say(text, number):
-    assert parse_judgement(text) == number

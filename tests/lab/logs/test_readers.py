@@ -16,10 +16,7 @@ from tests.lab.logs.logged import (
 )
 
 from memory_bank.errors import ConfigError
-from memory_bank.lab.logs.claude_code import read_claude_code
-from memory_bank.lab.logs.codex import read_codex
-from memory_bank.lab.logs.files import LogFiles, log_files, log_format
-from memory_bank.lab.logs.sessions import Compaction
+from memory_bank.lab.logs.sessions import LogFiles, log_files, log_format, read_claude_code, read_codex
 
 
 def roles(session):
@@ -29,7 +26,7 @@ def roles(session):
 def test_a_session_of_claude_code():
     [session] = read_claude_code(claude_code_lines(), "name")
     assert (session.id, session.client, roles(session)) == ("s-1", "Claude Code", "uatatatatata")
-    assert session.compactions == [Compaction(5, SUMMARY)]
+    assert session.compactions == [(5, SUMMARY)]
     first = session.messages[1]["tool_calls"][0]
     assert (first["function"]["name"], json.loads(first["function"]["arguments"])) == (
         "Read",
@@ -63,7 +60,7 @@ def test_subagents_are_sessions_of_their_own_and_api_errors_are_left_out():
 def test_a_rollout_of_codex():
     [session] = read_codex(codex_lines(), "name")
     assert (session.id, session.client, roles(session)) == ("r-1", "Codex", "uatattatatata")
-    assert session.compactions == [Compaction(6, SUMMARY)]
+    assert session.compactions == [(6, SUMMARY)]
     assert session.messages[1]["content"] == "I read the file."
     assert [c["id"] for c in session.messages[3]["tool_calls"]] == ["b", "b2"]
     assert [m["content"] for m in session.messages[4:6]] == ["ok", "/shop"]
@@ -89,7 +86,7 @@ def test_an_old_rollout_without_envelopes():
 )  # fmt: skip
 def test_what_replaced_a_history_in_codex(payload, summary):
     [session] = read_codex(codex_lines(payload), "name")
-    assert session.compactions == [Compaction(6, summary)]
+    assert session.compactions == [(6, summary)]
 
 
 def test_files_and_folders(tmp_path):

@@ -6,13 +6,15 @@ import math
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.benchmarks import load
 
-from memory_bank.lab.meter.acting import acting_figures, acting_turns, measure_acting
 from memory_bank.lab.meter.copies import SHORTEST, TextIndex, as_copied, covered, stretches
-from memory_bank.lab.meter.past_calls import PastCall, changes_something, lines_of, past_calls, tellings, told
 from memory_bank.lab.strategies import parse_strategy
 from memory_bank.lab.traces import Trace
 
+acting = load("acting")
+PastCall, acting_figures, acting_turns = acting.PastCall, acting.acting_figures, acting.acting_turns
+told, words_to_tell = acting.told, acting.words_to_tell
 CODE = "def total(orders):\n    return sum(o.price for o in orders)\n"
 NOTE = "The totals of March were computed twice, so I compare them."
 
@@ -66,7 +68,7 @@ def test_the_needs_of_a_turn_by_hand():
 )
 def test_figures_by_hand(config, counter, toy, outputs, own, lines, told_all):
     strategy = parse_strategy(f"tests.lab.meter.toys:{toy}", config)
-    f = measure_acting([trace()], [strategy], counter=counter)[0].figures
+    f = acting.measure_acting([trace()], [strategy], counter=counter)[0].figures
     assert (f.characters_outputs, f.characters_own, f.characters_over_lines) == (59, 46, 59)
     assert (f.copied_outputs, f.copied_own, f.copied_over_lines) == (outputs, own, lines)
     assert f.copied == pytest.approx((outputs * 59 + own * 46) / 105)
@@ -78,7 +80,7 @@ def test_the_price_is_what_stands_beyond_anchor_and_last_interaction(config, cou
     names = ["full", "tests.lab.meter.toys:keep_last"]
     full, last = (
         m.figures
-        for m in measure_acting([trace()], [parse_strategy(n, config) for n in names], counter=counter)
+        for m in acting.measure_acting([trace()], [parse_strategy(n, config) for n in names], counter=counter)
     )
     assert (full.share_of_history, last.share_of_history) == (1, 0)
 
@@ -112,7 +114,7 @@ def test_no_turn_no_share():
     ],
 )  # fmt: skip
 def test_what_changes_something(name, values, changes):
-    assert changes_something(name, values) is changes
+    assert acting.changes_something(name, values) is changes
 
 
 def test_a_call_is_told_by_its_name_and_its_rarest_value():
@@ -121,21 +123,21 @@ def test_a_call_is_told_by_its_name_and_its_rarest_value():
         PastCall("get", ("shop", "order-2"), False),
         PastCall("put", (), True),
     ]
-    wanted = tellings(calls)
-    assert [t.values for t in wanted] == [("order-1",), ("order-2",), ()]
+    wanted = words_to_tell(calls)
+    assert [values for _, values in wanted] == [("order-1",), ("order-2",), ()]
     assert told(wanted, ["#1 get order-1", "put: ok"]) == [True, False, True]
     assert told(wanted, ["#1 get", "order-1"]) == [False, False, False]  # not in one line
 
 
 def test_equal_calls_need_a_second_value():
     calls = [PastCall("get", ("shop", "order-1"), False)] * 2
-    assert [t.values for t in tellings(calls)] == [("order-1", "shop")] * 2
+    assert [values for _, values in words_to_tell(calls)] == [("order-1", "shop")] * 2
 
 
 def test_native_calls_are_lines_and_outputs_are_not():
     context = [turn("a", "get", "first\nsecond", order="A B"), result("a", "not this")]
-    assert lines_of(context) == ["get a b", "first", "second"]
-    assert [c.values for c in past_calls(context[0])] == [("A B",)]
+    assert acting.lines_of(context) == ["get a b", "first", "second"]
+    assert [c.values for c in acting.past_calls(context[0])] == [("A B",)]
 
 
 # copied

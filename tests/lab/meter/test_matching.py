@@ -4,11 +4,11 @@ import json
 
 import pytest
 
-from memory_bank.lab.meter.matching import Form, Page, Reader, normalise, occurrences
+from memory_bank.lab.meter.text import normalise
 
 
 def stands(value: str, text: str) -> bool:
-    return Page(normalise(text)).holds([Form(normalise(value))])
+    return normalise(text).holds([normalise(value)])
 
 
 @pytest.mark.parametrize("depth", [0, 1, 2, 3])
@@ -69,15 +69,6 @@ def test_boundaries(value, text, found):
 
 
 def test_places_and_their_limit():
-    assert occurrences("ab ab abab ab", "ab", 9) == [0, 3, 11]
-    assert occurrences("ab ab ab", "ab", 2) == [0, 3]
-    assert occurrences("aXa", "", 3) == []
-
-
-def test_a_reader_forgets_when_it_is_full_and_reads_again():
-    reader = Reader(most=2)
-    first = reader.page("One")
-    assert reader.page("One") is first
-    reader.page("two")
-    reader.page("three")
-    assert reader.page("One").text == "one"
+    assert normalise("ab ab abab ab").places(normalise("ab"), 9) == [0, 3, 11]
+    assert normalise("ab ab ab").places(normalise("ab"), 2) == [0, 3]
+    assert normalise("aXa").places(normalise(""), 3) == []

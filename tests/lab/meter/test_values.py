@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from memory_bank.lab.meter.values import call_values, forms_of, identifiers, is_trivial, leaves
+from memory_bank.lab.meter.text import call_values, forms_of, identifiers, is_trivial, leaves
 
 
 @pytest.mark.parametrize(
@@ -35,7 +35,7 @@ def test_not_trivial(value):
     ],
 )
 def test_forms(value, forms):
-    assert [f.text for f in forms_of(value)] == forms
+    assert list(forms_of(value)) == forms
 
 
 def test_leaves_open_nested_json_and_leave_truth_out():

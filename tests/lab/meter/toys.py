@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import uuid
 from typing import Any
-
-from memory_bank.records import InteractionRecord
 
 Messages = list[dict[str, Any]]
 
@@ -67,35 +64,3 @@ def edits(messages: Messages, state: dict[str, Any]) -> Messages:
         m.pop("tool_calls", None)
     state["seen"] = max(state.get("seen", 0), len(messages))
     return messages
-
-
-class Store:
-    """The outputs so far by an id that their number derives."""
-
-    def __init__(self) -> None:
-        self.records: dict[str, InteractionRecord] = {}
-
-    def take(self, messages: Messages) -> None:
-        outputs = [m["content"] for m in messages if m["role"] == "tool"]
-        for i, text in enumerate(outputs):
-            key = str(uuid.uuid5(uuid.NAMESPACE_OID, str(i)))
-            self.records[key] = InteractionRecord(key, i, "t", {}, {"_raw": text}, output_text=text)
-
-    def get(self, trace_id: str) -> InteractionRecord | None:
-        return self.records.get(trace_id)
-
-    def steps(self) -> dict[str, int]:
-        return {t: r.step_id for t, r in self.records.items()}
-
-
-def lists_ids(messages: Messages, state: dict[str, Any], digits: int = 36, skip: int = 0) -> Messages:
-    """The last interaction and the ids of all records but the first ``skip``, each cut to ``digits``."""
-    store = state.setdefault("fact_store", Store())
-    store.take(messages)
-    ids = "\n".join(f"trace_id={t[:digits]}" for t in list(store.records)[skip:])
-    return [*keep_last(messages, state), {"role": "user", "content": ids}]
-
-
-def hides_ids(messages: Messages, state: dict[str, Any]) -> Messages:
-    lists_ids(messages, state)
-    return keep_last(messages, state)

@@ -16,7 +16,7 @@ from tests.items import rounds, user
 from memory_bank import MemoryBankSettings, MemoryBankState, apply_memory_bank_strategy
 from memory_bank.errors import BodyError
 from memory_bank.service.proxy.body import parse_body, render_body
-from memory_bank.transcript.responses import from_items, to_items
+from memory_bank.transcript.responses import from_items
 
 NEW = {"role": "user", "content": "memory ünd \ud83d"}
 
@@ -219,7 +219,7 @@ def test_the_items_of_a_response_that_are_kept_keep_their_bytes() -> None:
     chat = from_items(body.value["input"])
     with MemoryBankState() as state:
         context, _ = apply_memory_bank_strategy(chat.messages, None, settings, state)
-    new = render_body(body, {"input": to_items(context, chat)})
+    new = render_body(body, {"input": chat.write(context.entries)})
     assert len(new) < len(raw) / 3
     assert [i.get("type") for i in json.loads(new)["input"]] == [
         None, "message", "reasoning", "function_call", "function_call_output"]  # fmt: skip

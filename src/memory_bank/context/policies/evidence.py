@@ -15,25 +15,18 @@ from memory_bank.context.evidence import EvidenceMemory, EvidenceReasons, eviden
 from memory_bank.context.native import NativeTurns
 from memory_bank.context.render import memory_message
 from memory_bank.errors import MemoryBankError
-from memory_bank.plan import Choice, Replacement, ShortenedTurn
+from memory_bank.plan import Choice
 from memory_bank.pricing import growth_that_pays
 from memory_bank.selection.index import Selection
 from memory_bank.selection.thread import PARTS_HEAD, ThreadText, thread_room
+from memory_bank.transcript.chat import edited_message
 from memory_bank.transcript.jsontext import parse_output
-from memory_bank.transcript.messages import (
-    Interaction,
-    MessageKind,
-    content_text,
-    in_full,
-    kind_of,
-    read,
-    result_of,
-    with_hint,
-)
+from memory_bank.transcript.messages import Interaction, content_text, in_full, read, with_hint
 from memory_bank.transcript.quoting import quote_lines
 from memory_bank.transcript.shortening import shorten
 from memory_bank.transcript.tokens import newest_within
 from memory_bank.transcript.transcript import View, copy_of
+from memory_bank.transcript.turns import WHOLE, Edit
 
 NOTHING = Selection()
 NATIVE_BUDGET = 1_500
@@ -68,7 +61,7 @@ def choose_evidence(view: View, session: MemoryBankState, *, settings: MemoryBan
     base = Choice(
         role=settings.memory_role,
         repair_pairs=settings.repair_pairs,
-        replaced=_shortened_tail(view, session, settings.shorten_last),
+        edits=_shortened_tail(view, session, settings.shorten_last),
     )
     latest, cache = past[-_LATEST:], session.prefix_cache
     growth = (
@@ -136,7 +129,7 @@ class _Shown:
     """What is shown of the older history: the memory text, turns in their places, what both are made of."""
 
     text: str
-    in_place: Mapping[int, ShortenedTurn] | None
+    in_place: Mapping[int, Edit] | None
     selection: Selection
     told: frozenset[int]
 
@@ -219,7 +212,7 @@ class _Step:
             told = self._tell(self._thread_room, numbers, first)
             head = PARTS_HEAD.format(self._hint) if in_place and not told.text.startswith("Calls ") else ""
             text = head + told.text + elsewhere
-            spent = sum(t.tokens for t in in_place.values())
+            spent = sum(edit.tokens for edit in in_place.values())
             tokens = told.tokens if text == told.text else self._session.counter.count_text(text)
             over = spent + tokens - self._room
             if over > 0 and not selection.gains and besides:
@@ -263,15 +256,10 @@ class _KeptChoice:
         Of messages that are not the view's own the context gets copies, which a caller may change.
         """
         shown = self.shown
-        in_place = (
-            None
-            if shown.in_place is None
-            else {
-                start: replace(turn, messages=[m if id(m) in own else copy_of(m) for m in turn.messages])
-                for start, turn in shown.in_place.items()
-                for own in [set(map(id, view.messages[start : turn.stop]))]
-            }
-        )
+        edits = {
+            p: replace(edit, message=copy_of(edit.message) if edit.change else view.messages[p])
+            for p, edit in (shown.in_place or {}).items()
+        }
         starts = [e.start for e in whole]
         reasons = EvidenceReasons(
             self.memory, shown.selection, starts, shown.told, self.anchor, self.first_step
@@ -280,7 +268,8 @@ class _KeptChoice:
             base,
             text=with_hint(shown.text, hint),
             whole=whole,
-            in_place=in_place,
+            edits={**base.edits, **edits},
+            in_place=shown.in_place is not None,
             may_cost_more=self.gone,
             reasons=reasons,
         )
@@ -392,20 +381,17 @@ def _frame_tokens(session: MemoryBankState, settings: MemoryBankSettings) -> int
     return session.counter.count_message(memory_message("", session.session_id, settings.memory_role)) + 1
 
 
-def _shortened_tail(view: View, session: MemoryBankState, most: int) -> dict[int, Replacement]:
+def _shortened_tail(view: View, session: MemoryBankState, most: int) -> dict[int, Edit]:
     """The tail's outputs of more than ``most`` characters, shortened; 0 shortens none."""
-    replaced: dict[int, Replacement] = {}
+    edits: dict[int, Edit] = {}
     if not most or view.tail is None:
-        return replaced
-    pairs = zip(view.tail.pairs, view.tail.trace_ids, strict=True)
-    ids = {p.result.call_id: t for p, t in pairs if p.result}
-    for position in range(view.tail_start, len(view.messages)):
-        message = view.messages[position]
-        content = message.get("content") if isinstance(message, dict) else None
-        if not isinstance(content, str) or len(content) <= most or kind_of(message) is not MessageKind.RESULT:
+        return edits
+    for pair, trace_id in zip(view.tail.pairs, view.tail.trace_ids, strict=True):
+        content = None if pair.result is None else pair.result.content
+        if not isinstance(content, str) or len(content) <= most or pair.result_at is None:
             continue
-        trace_id = ids.get(result_of(message).call_id)
-        short = shorten(parse_output(content), most, text=quote_lines(content), trace_id=trace_id)
-        new = {**message, "content": short.text}
-        replaced[position] = Replacement(new, session.counter.count_message(new))
-    return replaced
+        position = view.tail_start + pair.result_at
+        text = shorten(parse_output(content), most, text=quote_lines(content), trace_id=trace_id).text
+        new = edited_message(view.messages[position], {WHOLE: text})
+        edits[position] = Edit({WHOLE: text}, new, session.counter.count_message(new))
+    return edits

@@ -9,18 +9,14 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from memory_bank.lab.experiments.matrix import ExperimentPlan
-from memory_bank.lab.experiments.units import unpack_row
-from memory_bank.lab.meter.figures import Figures, figures_of, old_bound
-from memory_bank.lab.pages import OLD_BOUND, render
-from memory_bank.lab.plot import Plot, PlotPoint
+from memory_bank.lab.experiments.plan import ExperimentPlan
+from memory_bank.lab.experiments.run import rows_in
+from memory_bank.lab.meter.figures import Figures, figures_of, old_bound, ratio
+from memory_bank.lab.pages import OLD_BOUND, Plot, PlotPoint, render
 from memory_bank.lab.tables import Column, markdown_table, milliseconds, money, percent, whole
 
 MOST_CASES = 40
 """The page shows this many cases of a line, those that lost most; the results file has all."""
-
-UnitResult = Mapping[str, Any]
-"""The JSON values of a line in the results file."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +28,7 @@ class ReportLine:
     model: str | None
     strategy: str
     threshold: int | None
-    results: tuple[UnitResult, ...]
+    results: tuple[dict[str, Any], ...]
 
     @property
     def label(self) -> str:
@@ -43,7 +39,7 @@ class ReportLine:
     @cached_property
     def figures(self) -> Figures:
         """Of a replay suite: the evidence meter's figures over all its cases."""
-        return figures_of([[unpack_row(row) for row in r["rows"]] for r in self.results])
+        return figures_of([rows_in(r) for r in self.results])
 
     @property
     def columns(self) -> tuple[Column[ReportLine], ...]:
@@ -52,21 +48,19 @@ class ReportLine:
 
     def numbers(self, *path: str) -> list[float]:
         """A number of every result that has it."""
-        return [float(v) for r in self.results if (v := _value_at(r, path)) is not None]
+        found: list[Any] = list(self.results)
+        for name in path:
+            found = [value[name] for value in found if value.get(name) is not None]
+        return list(map(float, found))
 
     def mean(self, *path: str) -> float:
         """The mean of a number over the results; NaN where none has it."""
         numbers = self.numbers(*path)
-        return sum(numbers) / len(numbers) if numbers else math.nan
-
-    def total(self, *path: str) -> float:
-        """The sum of a number over the results."""
-        return sum(self.numbers(*path))
+        return ratio(sum(numbers), len(numbers))
 
     def share(self, table: str, part: str, of: str) -> float:
         """The sum of one number over the sum of another; NaN where that is 0."""
-        total = self.total(table, of)
-        return self.total(table, part) / total if total else math.nan
+        return ratio(sum(self.numbers(table, part)), sum(self.numbers(table, of)))
 
     def as_row(self) -> dict[str, Any]:
         """The line as JSON values: its place in the matrix, and the numbers of its columns."""
@@ -75,16 +69,9 @@ class ReportLine:
         return place | {k: None if math.isnan(v) else v for k, v in values.items()}
 
 
-def _value_at(result: UnitResult, path: Sequence[str]) -> Any:
-    value: Any = result
-    for name in path:
-        value = value.get(name) if isinstance(value, Mapping) else None
-    return value
-
-
 _BILL: tuple[Column[ReportLine], ...] = (
-    Column("cost", lambda x: x.total("bill", "plain"), money, "all input tokens at the plain price"),
-    Column("cache-priced", lambda x: x.total("bill", "priced"), money,
+    Column("cost", lambda x: sum(x.numbers("bill", "plain")), money, "all input tokens at the plain price"),
+    Column("cache-priced", lambda x: sum(x.numbers("bill", "priced")), money,
            "the same, tokens of the longest prefix that an earlier request had at the cached price"),
     Column("cached", lambda x: x.share("bill", "cached", "tokens"), percent,
            "tokens that a prefix cache holds, %"),
@@ -109,7 +96,7 @@ LIVE: tuple[Column[ReportLine], ...] = (
     Column("call accuracy", lambda x: x.share("score", "correct", "calls"), percent, "of the calls due, %"),
     Column("completeness", lambda x: x.mean("score", "completeness"), lambda v: f"{v:.2f}",
            "of the answer, 0 to 2, by the judge; a dash without one"),
-    Column("wrong calls", lambda x: x.total("score", "wrong"), whole, "calls that were not due"),
+    Column("wrong calls", lambda x: sum(x.numbers("score", "wrong")), whole, "calls that were not due"),
     Column("steps", lambda x: x.mean("steps"), lambda v: f"{v:.1f}", "mean model calls a case"),
     Column("largest", lambda x: max(x.numbers("largest"), default=math.nan), whole,
            "tokens of the largest context"),
@@ -120,14 +107,13 @@ LIVE: tuple[Column[ReportLine], ...] = (
 )  # fmt: skip
 
 
-def report_lines(plan: ExperimentPlan, done: Mapping[str, UnitResult]) -> list[ReportLine]:
+def report_lines(plan: ExperimentPlan, done: Mapping[str, dict[str, Any]]) -> list[ReportLine]:
     """The lines of an experiment in the order of its matrix; units that are not done are left out."""
-    groups: dict[tuple[str, str, str | None, str, int | None], list[UnitResult]] = {}
+    groups: dict[tuple[str, str, str | None, str, int | None], list[dict[str, Any]]] = {}
     for unit in plan.units:
-        model = unit.model.name if unit.model else None
-        found = groups.setdefault((unit.suite, unit.kind, model, unit.strategy.name, unit.threshold), [])
-        if unit.id in done:
-            found.append(done[unit.id])
+        place = unit.place
+        key = (unit.suite, unit.settings.kind, place["model"], unit.strategy.name, unit.threshold)
+        groups.setdefault(key, []).extend([done[unit.id]] if unit.id in done else [])
     return [ReportLine(*key, tuple(found)) for key, found in groups.items() if found]
 
 
@@ -175,7 +161,7 @@ def render_report(
     numbers = {id(line): n for n, line in enumerate(lines)}
     state = "all are done" if done >= total else f"{total - done:,} are not done yet"
     replays_first = sorted(lines, key=lambda line: line.kind != "replay")
-    columns = {c.title: c for line in replays_first for c in line.columns}
+    run_titles = ("started", "commit", "version", "seeds", "python", "machine")
     return render(
         "experiment.html",
         title=f"Experiment {name}",
@@ -189,15 +175,12 @@ def render_report(
             }
             for suite, own in by_suite(lines).items()
         ],
-        columns=list(columns.values()),
+        columns=list({c.title: c for line in replays_first for c in line.columns}.values()),
         experiment=header["experiment"],
-        run_titles=_RUN,
-        runs=[[run.get(k, "") for k in _RUN] for run in header["runs"]],
+        run_titles=run_titles,
+        runs=[[run.get(k, "") for k in run_titles] for run in header["runs"]],
         settings=json.dumps(header["settings"], indent=1, ensure_ascii=False),
     )
-
-
-_RUN = ("started", "commit", "version", "seeds", "python", "machine")
 
 
 def _plot(lines: Sequence[ReportLine]) -> Plot:
@@ -215,36 +198,35 @@ def _plot(lines: Sequence[ReportLine]) -> Plot:
 def _line_part(number: int, line: ReportLine) -> dict[str, Any]:
     """A line for the template, with the cases that lost most, each with its steps."""
     replayed = line.kind == "replay"
-    ranked = sorted(line.results, key=_replay_loss if replayed else _live_score)[:MOST_CASES]
-    cases = []
-    for i, result in enumerate(ranked):
-        cells, steps = _replay_case(result) if replayed else _live_case(result)
-        bill = result["bill"]
-        costs = [f"{bill['tokens']:,}", money(bill["plain"]), money(bill["priced"])]
-        at = 1 if replayed else 3
-        cells = [str(result["seed"]), *cells[:at], *costs, *cells[at:]]
-        cases.append(
-            {"id": f"line-{number}-case-{i}", "name": result["case"], "cells": cells, "steps": steps}
-        )
-    own = ["evidence"] if replayed else ["success", "right calls", "ended"]
-    more = ["errors"] if replayed else []
+    shown = sorted(map(_replay_case if replayed else _live_case, line.results), key=lambda case: case[0])
+    cases = [
+        {"id": f"line-{number}-case-{i}", "name": name, "cells": cells, "steps": steps}
+        for i, (_, name, cells, steps) in enumerate(shown[:MOST_CASES])
+    ]
+    own = ["evidence", "errors"] if replayed else ["success", "right calls", "ended"]
     return {
         "id": f"line-{number}",
         "line": line,
-        "titles": ["case", "seed", *own, "tokens", "cost", "cache-priced", *more],
+        "titles": ["case", "seed", "tokens", "cost", "cache-priced", *own],
         "step_titles": _REPLAY_STEP if replayed else _LIVE_STEP,
         "cases": cases,
-        "left": len(line.results) - len(ranked),
+        "left": len(line.results) - len(cases),
     }
 
 
 _REPLAY_STEP = ("step", "turn", "tokens", "full", "cached", "evidence kept", "ages lost", "ms", "error")
 _LIVE_STEP = ("step", "tokens", "full", "cached", "ms", "calls")
+_Case = tuple[Any, str, list[str], list[list[str]]]
+"""Of a case: its loss, its name, the cells of its row, and those of its steps."""
 
 
-def _replay_case(result: UnitResult) -> tuple[list[str], list[list[str]]]:
-    """The cells of a replayed case, and those of its steps."""
-    rows = [unpack_row(row) for row in result["rows"]]
+def _case_cells(result: dict[str, Any]) -> list[str]:
+    bill = result["bill"]
+    return [str(result["seed"]), f"{bill['tokens']:,}", money(bill["plain"]), money(bill["priced"])]
+
+
+def _replay_case(result: dict[str, Any]) -> _Case:
+    rows = rows_in(result)
     kept, values = old_bound(rows)
     steps = []
     for n, (row, cached) in enumerate(zip(rows, result["cached"], strict=True), 1):
@@ -253,11 +235,11 @@ def _replay_case(result: UnitResult) -> tuple[list[str], list[list[str]]]:
         ages = ", ".join(map(str, lost[:12])) + (" …" if len(lost) > 12 else "")
         numbers = [f"{v:,}" for v in (row.tokens, row.full, cached)]
         steps.append([str(n), row.kind, *numbers, found, ages, f"{1000 * row.seconds:.1f}", row.error])
-    return [f"{kept} of {values}", str(sum(bool(row.error) for row in rows))], steps
+    own = [f"{kept} of {values}", str(sum(bool(row.error) for row in rows))]
+    return kept - values, result["case"], [*_case_cells(result), *own], steps
 
 
-def _live_case(result: UnitResult) -> tuple[list[str], list[list[str]]]:
-    """The cells of a live case, and those of its steps."""
+def _live_case(result: dict[str, Any]) -> _Case:
     score = result["score"]
     steps = []
     for n, turn in enumerate(result["turns"], 1):
@@ -265,14 +247,6 @@ def _live_case(result: UnitResult) -> tuple[list[str], list[list[str]]]:
         calls = "; ".join(f"{c['call']}: {c['verdict']}" for c in turn["calls"]) or "an answer"
         steps.append([str(n), *numbers, f"{turn['ms']:.1f}", calls])
     right = f"{score['correct']} of {score['calls']}"
-    return ["yes" if score["success"] else "no", right, str(result["ended"])], steps
-
-
-def _replay_loss(result: UnitResult) -> int:
-    kept, values = old_bound([unpack_row(row) for row in result["rows"]])
-    return kept - values
-
-
-def _live_score(result: UnitResult) -> tuple[float, float]:
-    score = result["score"]
-    return float(score["success"]), score["correct"] / max(1, score["calls"])
+    own = ["yes" if score["success"] else "no", right, str(result["ended"])]
+    loss = float(score["success"]), score["correct"] / max(1, score["calls"])
+    return loss, result["case"], [*_case_cells(result), *own], steps

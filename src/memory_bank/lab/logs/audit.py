@@ -3,46 +3,72 @@
 from __future__ import annotations
 
 import math
+import re
+import shlex
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, fields, replace
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from memory_bank.lab.costs import Costs, named_counter
-from memory_bank.lab.logs.compactions import NEXT_CALLS, OWN, CompactionRow, measure_compactions
-from memory_bank.lab.logs.files import LogFiles
-from memory_bank.lab.logs.rereads import Rereads, count_rereads
-from memory_bank.lab.logs.sessions import LoggedSession
-from memory_bank.lab.meter.figures import TracePart, intervals_of, json_value, ratio, ratio_of_sums
+from memory_bank.lab.logs.sessions import LogFiles, LoggedSession
+from memory_bank.lab.meter.copies import Tally, TextIndex, characters_kept, copied_stretches
+from memory_bank.lab.meter.figures import Figures, intervals_of, json_value, ratio, ratio_of_sums
+from memory_bank.lab.meter.needs import Need, needs_of, recall
+from memory_bank.lab.meter.text import parsed_arguments, texts_of
 from memory_bank.lab.processes import ProgressReport, quiet
-from memory_bank.lab.strategies import Strategy
+from memory_bank.lab.replay import copied
+from memory_bank.lab.strategies import Strategy, with_budgets
 from memory_bank.lab.tables import Column, count_of, percent, whole
-from memory_bank.transcript import ENCODING, calls_of
+from memory_bank.lab.traces import Trace
+from memory_bank.transcript import ENCODING, MessageKind, calls_of, content_text, kind_of, read
 
-SHARES = ("values", "bound", "characters")
+NEXT_CALLS = 30
+"""Calls after a compaction whose values and copied text are looked for."""
+
+OWN = "own compaction"
+
+Messages = Sequence[dict[str, Any]]
 
 
 @dataclass(frozen=True, slots=True)
-class CompactionFigures:
-    """What one way to compact kept, over all compactions: shares of 0 to 1, mean tokens.
+class KeptByOne:
+    """What one way to compact kept: values present, values next to their words, characters of copied text, tokens."""
 
-    ``failures`` counts the compactions at which the strategy raised; ``intervals`` are 95% bounds by bootstrap.
-    """
+    values: Tally
+    bound: Tally
+    characters: Tally
+    tokens: int
+    failed: bool = False
 
-    name: str
-    values: float
-    bound: float
-    characters: float
-    tokens: float
-    failures: int
-    intervals: dict[str, tuple[float, float]]
+
+@dataclass(frozen=True, slots=True)
+class CompactionRow:
+    """One compaction of a session: by name (OWN, strategies) what was kept, and tokens of the history before it."""
+
+    kept: Mapping[str, KeptByOne]
+    full_tokens: int
+
+
+class Rereads(NamedTuple):
+    """Reads of files, those of what had been read before, those of what a compaction had removed, their tokens."""
+
+    reads: int = 0
+    again: int = 0
+    after_compaction: int = 0
+    tokens_again: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class LogAudit:
     """The result of an audit of logs; the first figures are those of the clients' own compactions.
+
+    Figures are what one way to compact kept over all compactions: shares and mean tokens. ``failures`` counts the
+    compactions at which the strategy raised.
 
     ``compactions`` counts those in the logs, ``measured`` those that are followed by calls and have a summary that
     can be read. ``values`` and ``characters`` are what the next calls took.
@@ -55,7 +81,7 @@ class LogAudit:
     values: int
     characters: int
     full_tokens: float
-    figures: tuple[CompactionFigures, ...]
+    figures: tuple[Figures, ...]
     rereads: Rereads
     skipped_lines: int
     unknown_files: tuple[str, ...]
@@ -64,61 +90,55 @@ class LogAudit:
 
     def as_dict(self) -> dict[str, Any]:
         """JSON values; NaN is None."""
-        figures = [{k: json_value(v) for k, v in asdict(f).items()} for f in self.figures]
-        return {k: json_value(v) for k, v in asdict(self).items() if k != "figures"} | {
-            "figures": figures,
-            "unknown_files": list(self.unknown_files),
-            "unreadable_files": list(self.unreadable_files),
+        lists = {
+            "figures": [f.as_dict() for f in self.figures],
+            "rereads": self.rereads._asdict(),
             "sentences": self.sentences(),
         }
+        own = {f.name: json_value(getattr(self, f.name)) for f in fields(self)}
+        return own | lists
 
     def sentences(self) -> list[str]:
         """The result in plain words."""
-        told = [self._counted()]
+        sessions = ", ".join(f"{n:,} of {client}" for client, n in self.sessions.items())
+        found = (
+            count_of(sum(self.sessions.values()), "session") + f" ({sessions})" if sessions else "No session"
+        )
+        said = [f"{found}, {count_of(self.calls, 'call')}, {count_of(self.compactions, 'compaction')}."]
         if self.measured:
             own, *others = self.figures
             taken = f"{self.values:,} values and {self.characters:,} characters of copied text"
-            told.append(
+            said.append(
                 f"After {count_of(self.measured, 'compaction')} the next {NEXT_CALLS} calls took {taken} from the "
                 f"history before it ({self.full_tokens:,.0f} tokens on average)."
             )
-            told.append(f"The agent's own compaction kept {_shares_in_words(own)}.")
-            told += [f"{f.name} would have kept {_shares_in_words(f)}." for f in others]
+            said.append(f"The agent's own compaction kept {_shares_in_words(own)}.")
+            said += [f"{f.name} would have kept {_shares_in_words(f)}." for f in others]
         elif self.compactions:
-            told.append("No compaction has both a readable summary and calls after it, so none is compared.")
+            said.append("No compaction has both a readable summary and calls after it, so none is compared.")
         else:
-            told.append("No compaction is recorded, so there is nothing to compare a memory with.")
+            said.append("No compaction is recorded, so there is nothing to compare a memory with.")
         r = self.rereads
         if r.reads:
-            told.append(
+            said.append(
                 f"Of {count_of(r.reads, 'file read')} {r.again:,} ({percent(r.again / r.reads)}%) read again what "
                 f"had been read before, {r.after_compaction:,} of them what a compaction had removed; together "
                 f"{r.tokens_again:,} tokens."
             )
-        return told
-
-    def _counted(self) -> str:
-        sessions = ", ".join(f"{n:,} of {client}" for client, n in self.sessions.items())
-        found = (
-            f"{count_of(sum(self.sessions.values()), 'session')} ({sessions})" if sessions else "No session"
-        )
-        return f"{found}, {count_of(self.calls, 'call')}, {count_of(self.compactions, 'compaction')}."
+        return said
 
 
-def _shares_in_words(f: CompactionFigures) -> str:
+def _shares_in_words(f: Figures) -> str:
     failed = f" (it failed at {count_of(f.failures, 'compaction')})" if f.failures else ""
-    values, bound, characters = (_percent(x) for x in (f.values, f.bound, f.characters))
+    shares = f.values, f.bound, f.characters
+    values, bound, characters = ("none" if math.isnan(x) else f"{percent(x)}%" for x in shares)
     return (
         f"{values} of the values ({bound} next to what they belong to) and {characters} of the copied text in "
         f"{f.tokens:,.0f} tokens{failed}"
     )
 
 
-def _percent(share: float) -> str:
-    return "none" if math.isnan(share) else f"{percent(share)}%"
-
-
-LOG_COLUMNS: tuple[Column[CompactionFigures], ...] = (
+LOG_COLUMNS: tuple[Column[Figures], ...] = (
     Column("values", lambda f: f.values, percent,
            f"values that the next {NEXT_CALLS} calls took from before the compaction and that were kept, %"),
     Column("bound", lambda f: f.bound, percent, "those kept next to what they belong to, %"),
@@ -151,7 +171,7 @@ def audit_logs(
     with quiet():
         for n, session in enumerate(files, 1):
             clients[session.client] += 1
-            calls += _count_calls(session)
+            calls += sum(len(calls_of(m)) for m in session.messages if m.get("role") == "assistant")
             compactions += len(session.compactions)
             rows.append(measure_compactions(session, strategies, costs, seen))
             reads.append(count_rereads(session, costs))
@@ -167,7 +187,7 @@ def audit_logs(
         characters=sum(row.kept[OWN].characters.of for row in measured),
         full_tokens=ratio(sum(row.full_tokens for row in measured), len(measured)),
         figures=tuple(_figures(name, rows) for name in (OWN, *(s.name for s in strategies)) if measured),
-        rereads=sum(reads, Rereads()),
+        rereads=Rereads(*map(sum, zip(*reads, strict=True))),
         skipped_lines=files.skipped,
         unknown_files=tuple(files.unknown),
         unreadable_files=tuple(files.unreadable),
@@ -175,23 +195,222 @@ def audit_logs(
     )
 
 
-def _count_calls(session: LoggedSession) -> int:
-    return sum(len(calls_of(m)) for m in session.messages if m.get("role") == "assistant")
+def _figures(name: str, rows: Sequence[Sequence[CompactionRow]]) -> Figures:
+    parts = {share: partial(_part, name=name, share=share) for share in ("values", "bound", "characters")}
+    kept = [row.kept[name] for own in rows for row in own]
+    values = {
+        "name": name,
+        "tokens": ratio(sum(k.tokens for k in kept), len(kept)),
+        "failures": sum(k.failed for k in kept),
+        **{share: ratio_of_sums(map(part, rows)) for share, part in parts.items()},
+    }
+    return Figures(values, intervals_of(rows, parts))
 
 
-def _figures(name: str, rows: Sequence[Sequence[CompactionRow]]) -> CompactionFigures:
-    parts = {share: partial(_part, name=name, share=share) for share in SHARES}
-    shares = {share: ratio_of_sums(map(part, rows)) for share, part in parts.items()}
-    tokens = [row.kept[name].tokens for own in rows for row in own]
-    return CompactionFigures(
-        name=name,
-        tokens=ratio(sum(tokens), len(tokens)),
-        failures=sum(row.kept[name].failed for own in rows for row in own),
-        intervals=intervals_of(rows, parts),
-        **shares,
+def _part(rows: Iterable[CompactionRow], name: str, share: str) -> tuple[float, float]:
+    tallies = [getattr(row.kept[name], share) for row in rows]
+    return sum(t.has for t in tallies), sum(t.of for t in tallies)
+
+
+# Compactions
+
+
+def measure_compactions(
+    session: LoggedSession, strategies: Sequence[Strategy], costs: Costs, seen: set[str]
+) -> list[CompactionRow]:
+    """The compactions of a session that are followed by calls; those whose summary is in ``seen`` are left out.
+
+    A compaction sees the history since the one before, with that one's summary as a user message. The values are
+    those of the next 30 calls that only an output of this history showed; the text is what these calls copy from it.
+    What user messages or the last interaction show is left out. Strategies get a budget of the summary's tokens.
+    """
+    rows = []
+    start, before = 0, None
+    stops = [position for position, _ in session.compactions[1:]] + [len(session.messages)]
+    for (position, summary), stop in zip(session.compactions, stops, strict=False):
+        history = session.messages[start:position]
+        if before is not None:
+            history = [{"role": "user", "content": before}, *history]
+        after = _next_calls(session.messages[position:stop])
+        if summary is not None and summary not in seen and after and _interactions(history):
+            seen.add(summary)
+            rows.append(_measure(session.id, history, after, summary, strategies, costs))
+        start, before = position, summary
+    return rows
+
+
+def _next_calls(messages: Messages) -> Messages:
+    """The messages up to the thirtieth call; none when there is no call."""
+    count = 0
+    for position, message in enumerate(messages):
+        if kind_of(message) is MessageKind.CALL:
+            count += len(calls_of(message))
+            if count >= NEXT_CALLS:
+                return messages[: position + 1]
+    return messages if count else []
+
+
+def _interactions(history: Messages) -> list[int]:
+    """Where the calls with a result begin."""
+    kinds = [kind_of(m) for m in history]
+    return [i for i, pair in enumerate(pairwise(kinds)) if pair == (MessageKind.CALL, MessageKind.RESULT)]
+
+
+def _is_asked(message: object) -> bool:
+    return kind_of(message) in (MessageKind.SYSTEM, MessageKind.USER)
+
+
+def _measure(
+    name: str,
+    history: list[dict[str, Any]],
+    after: Messages,
+    summary: str,
+    strategies: Sequence[Strategy],
+    costs: Costs,
+) -> CompactionRow:
+    own = {"role": "user", "content": summary}
+    tail = _interactions(history)[-1]
+    measure_kept = partial(
+        _measure_kept,
+        values=_needed_values(history, after, tail),
+        stretches=_copied_text(history, after, tail),
+        costs=costs,
+    )
+    kept = {OWN: measure_kept([own])}
+    always = [*filter(_is_asked, history), *history[tail:]]
+    for strategy in strategies:
+        try:
+            memory = _memory_of(strategy, Trace(name, history), always, max(1, costs.of(own)), costs)
+            kept[strategy.name] = measure_kept(memory)
+        except Exception:  # counted: a strategy's failure says nothing about the others
+            kept[strategy.name] = replace(measure_kept([]), failed=True)
+    return CompactionRow(kept, costs.total(history))
+
+
+def _memory_of(
+    strategy: Strategy, history: Trace, always: Sequence[object], most: int, costs: Costs
+) -> list[Any]:
+    """What a strategy shows beyond what ``always`` stands in a context, in at most ``most`` tokens where it can.
+
+    Frames and notes may come on top of a ``history_budget``: it is lowered by as much, a few times.
+    """
+    budget = most
+    for _ in range(4):
+        [limited] = with_budgets(strategy, [max(1, budget)], folds=True)
+        with closing(limited.start(history)) as run:
+            context = run.build(copied(history.messages))
+        memory = [m for m in context if m not in always]
+        over = costs.total(memory) - most
+        if over <= 0 or limited is strategy or budget <= 1:
+            break
+        budget -= over
+    return memory
+
+
+def _needed_values(history: Messages, after: Messages, tail: int) -> list[Need]:
+    """The values of the next calls that outputs before the compaction showed; each once."""
+    outputs = texts_of(m for m in history[:tail] if kind_of(m) is MessageKind.RESULT)
+    recent = texts_of(history[tail:])
+    found: dict[str, Need] = {}
+    for turn in needs_of(Trace("", [*history, *after])):
+        if turn.position >= len(history) and turn.kind == "call":
+            for need in turn.needs:
+                old = any(text.holds(need.forms) for text in outputs)
+                if need.born == "tool" and old and not any(text.holds(need.forms) for text in recent):
+                    found.setdefault(need.value, need)
+    return list(found.values())
+
+
+def _copied_text(history: Messages, after: Messages, tail: int) -> list[str]:
+    """The stretches that the next calls copy from before the compaction; each once."""
+    source, near = TextIndex(), TextIndex()
+    for position, message in enumerate(history):
+        (near if _is_asked(message) or position >= tail else source).add_message(message)
+    found: dict[str, None] = {}
+    for message in after:
+        if kind_of(message) is MessageKind.USER:
+            near.add_message(message)
+        found |= dict.fromkeys(copied_stretches(message, source, near))
+    return list(found)
+
+
+def _measure_kept(
+    messages: Sequence[object], values: Sequence[Need], stretches: Sequence[str], costs: Costs
+) -> KeptByOne:
+    texts, index = texts_of(messages), TextIndex()
+    for message in messages:
+        index.add_message(message)
+    recalled = [recall(need, texts) for need in values]
+    return KeptByOne(
+        values=Tally(sum(present for present, _ in recalled), len(values)),
+        bound=Tally(sum(bound for _, bound in recalled), len(values)),
+        characters=characters_kept(stretches, index),
+        tokens=costs.total(messages),
     )
 
 
-def _part(rows: Iterable[CompactionRow], name: str, share: str) -> TracePart:
-    tallies = [getattr(row.kept[name], share) for row in rows]
-    return sum(t.has for t in tallies), sum(t.of for t in tallies)
+# Files that are read again
+
+
+def count_rereads(session: LoggedSession, costs: Costs) -> Rereads:
+    """The reads of a session. A read is a call that reads one file (by a tool's name, or by cat, head, sed -n …).
+
+    A file is read again when at least half of the lines had been read from it before.
+    """
+    lines_of: dict[str, dict[str, int]] = {}  # file → line → compactions made when it was last read
+    asked: dict[str, str] = {}  # call → file
+    reads = again = removed = tokens = 0
+    for position, message in enumerate(session.messages):
+        kind = kind_of(message)
+        if kind is MessageKind.CALL:
+            for call in calls_of(message):
+                if path := file_read(call.name, parsed_arguments(call.arguments)):
+                    asked[call.call_id or ""] = path
+        elif kind is MessageKind.RESULT and (path := asked.pop(str(read(message, "tool_call_id") or ""), "")):
+            done = sum(p <= position for p, _ in session.compactions)
+            raw = content_text(read(message, "content")).splitlines()
+            lines = list(filter(None, (re.sub(r"^\s*\d+\s?[\t→:|]", "", line).strip() for line in raw)))
+            known = lines_of.setdefault(path, {})
+            old = [known[line] for line in lines if line in known]
+            reads += 1
+            if lines and len(old) >= 0.5 * len(lines):
+                again += 1
+                removed += max(old) < done
+                tokens += costs.of(message)
+            known.update(dict.fromkeys(lines, done))
+    return Rereads(reads, again, removed, tokens)
+
+
+def file_read(name: str, arguments: object) -> str:
+    """The file that a call reads, or ""."""
+    if not isinstance(arguments, Mapping):
+        return ""
+    words = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name)
+    if re.search(r"(?:^|[-_.:/ ])(?:read|view|open|cat|get)(?:$|[-_.:/ ])", words, re.I):
+        paths = ("file_path", "path", "filename", "file", "notebook_path", "target_file", "uri")
+        return next((v for k in paths if isinstance(v := arguments.get(k), str) and v), "")
+    if not re.search(r"bash|shell|exec|terminal|command", name, re.I):
+        return ""
+    command = arguments.get("command", arguments.get("cmd"))
+    if isinstance(command, list):
+        wrapped = len(command) == 3 and str(command[1]).startswith("-")
+        command = command[-1] if wrapped else shlex.join(map(str, command))
+    return _shell_read(command) if isinstance(command, str) else ""
+
+
+def _shell_read(command: str) -> str:
+    """The one file that a simple command prints."""
+    if re.search(r"[|;&<>$`\n]", command):
+        command = re.sub(r"^\s*cd [^;&|]+&&", "", command)
+        if re.search(r"[;&<>$`\n]", command):
+            return ""
+        command = command.split("|")[0]
+    try:
+        words = shlex.split(command)
+    except ValueError:
+        return ""
+    pagers = ("cat", "head", "tail", "nl", "less", "more", "bat", "sed")
+    if not words or words[0] not in pagers or (words[0] == "sed" and "-n" not in words):
+        return ""
+    files = [w for w in words[1:] if not w.startswith("-") and not re.fullmatch(r"[\d,$]+p?", w)]
+    return files[0] if len(files) == 1 else ""

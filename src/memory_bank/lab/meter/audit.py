@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from memory_bank.lab.meter.figures import Figures, StepRow, old_bound
 from memory_bank.lab.meter.measure import Measurement, measure
 from memory_bank.lab.pages import PageSection, figures_page
 from memory_bank.lab.processes import ProgressReport
-from memory_bank.lab.strategies import Strategy, parse_strategy, settings_of, uses_budget, with_budgets
+from memory_bank.lab.strategies import Strategy, parse_strategy, uses_budget, with_budgets
 from memory_bank.lab.tables import count_of, percent
 from memory_bank.lab.traces import Trace, TraceFiles
 from memory_bank.transcript import ENCODING
@@ -28,14 +28,6 @@ NO_MEMORY = Strategy("no memory", "full")
 BUDGETS = (1_000, 2_000, 4_000, 8_000)
 """Values of ``history_budget`` (tokens) to try for strategies with that setting when none are given."""
 
-POINTS = 0.02
-"""A cheaper strategy is preferred when it keeps at most this much less than the best one."""
-
-LEAST = 0.70
-"""A memory that would have kept a smaller share of the old evidence is not recommended."""
-
-_WORST = 10
-
 
 @dataclass(frozen=True, slots=True)
 class AuditPlan:
@@ -46,23 +38,17 @@ class AuditPlan:
 
 
 @dataclass(frozen=True, slots=True)
-class TraceLoss:
-    """A trace that lost evidence under the advised strategy: its old values, and how many were kept bound."""
-
-    id: str
-    values: int
-    kept: int
-
-
-@dataclass(frozen=True, slots=True)
 class Audit:
-    """The result of an audit; the first measurement is no memory. ``sentence`` is the advice."""
+    """The result of an audit; the first measurement is no memory. ``sentence`` is the advice.
+
+    ``losses``: the traces that lose most under the advised strategy, with their old values and how many it kept.
+    """
 
     traces: int
     measurements: tuple[Measured, ...]
     advised: str
     sentence: str
-    losses: tuple[TraceLoss, ...]
+    losses: tuple[dict[str, Any], ...]
     notes: tuple[str, ...]
     skipped_lines: tuple[str, ...]
     unreadable_files: tuple[str, ...]
@@ -70,13 +56,12 @@ class Audit:
 
     def as_dict(self) -> dict[str, Any]:
         """JSON values."""
-        lists = {k: list(getattr(self, k)) for k in ("notes", "skipped_lines", "unreadable_files")}
+        lists = {k: list(getattr(self, k)) for k in ("losses", "notes", "skipped_lines", "unreadable_files")}
         return {
             "traces": self.traces,
             "strategies": [{"strategy": m.strategy.name, **m.figures.as_dict()} for m in self.measurements],
             "advised": self.advised,
             "sentence": self.sentence,
-            "losses": [asdict(loss) for loss in self.losses],
             **lists,
             "token_counter": self.token_counter,
         }
@@ -84,7 +69,7 @@ class Audit:
     def as_html(self) -> str:
         """A self-contained page with the frontier plot, the table and the notes."""
         rows = [(m.strategy.name, m.figures) for m in self.measurements]
-        losses = [f"{x.id}: {x.kept:,} of {x.values:,} old values kept" for x in self.losses]
+        losses = [f"{x['id']}: {x['kept']:,} of {x['values']:,} old values kept" for x in self.losses]
         advised = next((m.strategy for m in self.measurements if m.strategy.name == self.advised), NO_MEMORY)
         heading = f"{self.traces:,} traces, tokens by {self.token_counter}"
         return figures_page(
@@ -118,7 +103,7 @@ def plan_audit(
     every = config.memory_strategies if among is None else among
     for name in names or [k for k in every if config.strategy(k).type != "no_strategy"]:
         strategy = parse_strategy(name, config)
-        model = getattr(settings_of(strategy), "embedding_model", None)
+        model = getattr(strategy.settings(), "embedding_model", None)
         if isinstance(model, str):
             if model.startswith("openai:") and not names:
                 reason = f"its embedder {model} would send the traces away; name it with --strategy"
@@ -131,7 +116,7 @@ def plan_audit(
                     raise
                 notes.append(f"{name} was not tried: {e}")
                 continue
-        own = getattr(settings_of(strategy), "history_budget", 0)
+        own = getattr(strategy.settings(), "history_budget", 0)
         tried = [own, *BUDGETS] if own == "auto" else sorted({own, *BUDGETS})
         chosen += with_budgets(strategy, budgets or tried)
     if budgets and not any(uses_budget(s) for s in chosen):
@@ -185,9 +170,9 @@ def choose(measured: Sequence[Measured]) -> Measured:
     if not baseline.figures.values_old:
         return min(sound, key=lambda m: m.figures.tokens)
     highest = max(m.figures.bound_old for m in sound)
-    near = [m for m in sound if m.figures.bound_old >= highest - POINTS]
+    near = [m for m in sound if m.figures.bound_old >= highest - 0.02]
     best = min(near, key=lambda m: m.figures.tokens)
-    return best if best.figures.bound_old >= LEAST else baseline
+    return best if best.figures.bound_old >= 0.70 else baseline
 
 
 def _is_memory(measurement: Measured) -> bool:
@@ -207,10 +192,13 @@ def advice(measured: Sequence[Measured], best: Measured) -> str:
         return "Nothing can be advised: no trace has a model call after a tool's output."
     if _is_memory(best):
         saved, full = (f.full_tokens - f.tokens) * f.steps, f.full_tokens * f.steps
+        low, high = min(f.dollars.values()), max(f.dollars.values())
+        dollars = f", for {percent(low)} to {percent(high)}% of the dollars where a known prefix is cheaper"
+        dollars = "" if math.isnan(low) else dollars
         runs = f"{count_of(f.traces, 'trace')} and {count_of(f.steps, 'model call')}"
         return (
             f"Take {described(best.strategy)}: over {runs} it would have saved {saved:,.0f} of {full:,.0f} "
-            f"prompt tokens ({percent(saved / full)}%) and kept {_describe_kept(best)}{_describe_dollars(f)}."
+            f"prompt tokens ({percent(saved / full)}%) and kept {_describe_kept(best)}{dollars}."
         )
     memories = [m for m in measured if _is_memory(m)]
     if not memories:
@@ -231,14 +219,6 @@ def described(strategy: Strategy) -> str:
     if strategy.kind != "configured" or not changes:
         return strategy.name
     return f"{key} with {' and '.join(c.replace('=', ' ', 1) for c in changes.split('&'))}"
-
-
-def _describe_dollars(figures: Figures) -> str:
-    """The end of a sentence: the lowest and the highest share of the full history's dollars."""
-    low, high = min(figures.dollars.values()), max(figures.dollars.values())
-    if math.isnan(low):
-        return ""
-    return f", for {percent(low)} to {percent(high)}% of the dollars where a known prefix is cheaper"
 
 
 def _describe_kept(measurement: Measured) -> str:
@@ -263,12 +243,12 @@ def _exception_notes(measured: Sequence[Measured]) -> list[str]:
     return notes
 
 
-def _losses(traces: Sequence[Trace], best: Measured) -> tuple[TraceLoss, ...]:
+def _losses(traces: Sequence[Trace], best: Measured) -> tuple[dict[str, Any], ...]:
     """The traces that lose most under the advised strategy, worst first."""
-    losses = []
-    for trace, rows in zip(traces, best.rows, strict=True):
-        kept, values = old_bound(rows)
-        if kept < values:
-            losses.append(TraceLoss(trace.id, values, kept))
-    losses.sort(key=lambda x: x.kept - x.values)
-    return tuple(losses[:_WORST])
+    kept = [old_bound(rows) for rows in best.rows]
+    losses: list[dict[str, Any]] = [
+        {"id": trace.id, "values": of, "kept": has}
+        for trace, (has, of) in zip(traces, kept, strict=True)
+        if has < of
+    ]
+    return tuple(sorted(losses, key=lambda x: x["kept"] - x["values"])[:10])

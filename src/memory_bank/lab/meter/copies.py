@@ -8,28 +8,40 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_left
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from memory_bank.lab.meter.text import parsed_arguments, scalars
+from memory_bank.lab.traces import content_texts
+from memory_bank.transcript import MessageKind, calls_of, kind_of, read
+
 SHORTEST = 24
-"""Characters of the shortest stretch that counts as copied."""
+"""Characters of the shortest stretch that counts as copied; half of them are letters, digits or underscores."""
 
 _OCCURRENCES = 3  # of a stretch's beginning that are compared in one index
-_BASE = np.uint64(0x9E3779B97F4A7C15)
 
-_ESCAPE = re.compile(r"""\\+(?:u([0-9A-Fa-f]{4})|([rnt"'/]))""")
-_CONTROL = {"n": "\n", "r": "", "t": "\t"}
-_LINE_END = re.compile(r"[ \t\r]+$", re.M)
+
+@dataclass(frozen=True, slots=True)
+class Tally:
+    """A number of things, and how many of them a context has."""
+
+    has: int
+    of: int
 
 
 def as_copied(text: str) -> str:
     """A text with JSON escapes undone and without white space at the ends of its lines."""
     if "\\" in text:
-        text = _ESCAPE.sub(lambda m: chr(int(m[1], 16)) if m[1] else _CONTROL.get(m[2], m[2]), text)
-    return _LINE_END.sub("", text.replace("\r\n", "\n"))
+        control = {"n": "\n", "r": "", "t": "\t"}
+        text = re.sub(
+            r"""\\+(?:u([0-9A-Fa-f]{4})|([rnt"'/]))""",
+            lambda m: chr(int(m[1], 16)) if m[1] else control.get(m[2], m[2]),
+            text,
+        )
+    return re.sub(r"[ \t\r]+$", "", text.replace("\r\n", "\n"), flags=re.M)
 
 
 def shared_length(a: str, b: str) -> int:
@@ -52,6 +64,11 @@ class _Run:
     texts: NDArray[np.int32]
     places: NDArray[np.int32]
 
+    def sorted(self) -> _Run:
+        """The same in ascending order."""
+        order = np.argsort(self.hashes, kind="stable")
+        return _Run(self.hashes[order], self.texts[order], self.places[order])
+
 
 class TextIndex:
     """Texts in which verbatim stretches are looked up by a hash of every window of 24 characters."""
@@ -67,16 +84,20 @@ class TextIndex:
             return
         number = np.full(len(hashes), len(self._texts), dtype=np.int32)
         self._texts.append(text)
-        self._runs.append(_sorted(hashes, number, np.arange(len(hashes), dtype=np.int32)))
+        self._runs.append(_Run(hashes, number, np.arange(len(hashes), dtype=np.int32)).sorted())
         while len(self._runs) > 1 and len(self._runs[-2].hashes) <= 2 * len(self._runs[-1].hashes):
             new, old = self._runs.pop(), self._runs.pop()
-            self._runs.append(
-                _sorted(
-                    np.concatenate((old.hashes, new.hashes)),
-                    np.concatenate((old.texts, new.texts)),
-                    np.concatenate((old.places, new.places)),
-                )
+            both = _Run(
+                np.concatenate((old.hashes, new.hashes)),
+                np.concatenate((old.texts, new.texts)),
+                np.concatenate((old.places, new.places)),
             )
+            self._runs.append(both.sorted())
+
+    def add_message(self, message: object) -> None:
+        """Add the contents and the arguments of a message."""
+        for text in [*content_texts(read(message, "content")), *argument_texts(message)]:
+            self.add(as_copied(text))
 
     def candidates(self, hashes: NDArray[np.uint64]) -> dict[int, list[tuple[str, int]]]:
         """By the number of a hash: texts and places whose window has it, the oldest first, a few of each."""
@@ -92,13 +113,18 @@ class TextIndex:
         return found
 
 
+def argument_texts(message: object) -> list[str]:
+    """The strings and numbers in the arguments of all calls of a message; arguments that are no JSON as they are."""
+    if kind_of(message) is not MessageKind.CALL:
+        return []
+    return [str(s) for call in calls_of(message) for s in scalars(parsed_arguments(call.arguments))]
+
+
 def stretches(text: str, *indexes: TextIndex) -> Iterator[str]:
     """The stretches of a text that stand in the indexes, from left to right, each as long as it can be."""
     hashes = _window_hashes(text)
-    if not len(hashes):
-        return
     candidates: dict[int, list[tuple[str, int]]] = {}
-    for index in indexes:
+    for index in indexes if len(hashes) else ():
         for start, places in index.candidates(hashes).items():
             candidates.setdefault(start, []).extend(places)
     starts = sorted(candidates)
@@ -121,17 +147,28 @@ def covered(text: str, *indexes: TextIndex) -> int:
     return sum(map(len, stretches(text, *indexes)))
 
 
+def copied_stretches(message: object, source: TextIndex, *near: TextIndex) -> list[str]:
+    """The stretches that a message's calls copy from a source and that mostly do not stand in what is near."""
+    return [
+        stretch
+        for text in argument_texts(message)
+        if len(text) >= SHORTEST
+        for stretch in stretches(as_copied(text), source)
+        if len(re.findall(r"\w", stretch)) >= SHORTEST // 2 and covered(stretch, *near) < 0.5 * len(stretch)
+    ]
+
+
+def characters_kept(wanted: Sequence[str], context: TextIndex) -> Tally:
+    """The characters of some stretches, and how many of them a context has."""
+    return Tally(sum(covered(s, context) for s in wanted), sum(map(len, wanted)))
+
+
 def _window_hashes(text: str) -> NDArray[np.uint64]:
     """A hash of every window of 24 characters."""
     codes = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), dtype=np.uint32).astype(np.uint64)
     count = max(0, len(codes) - SHORTEST + 1)
     hashes = np.zeros(count, dtype=np.uint64)
     for offset in range(SHORTEST if count else 0):
-        hashes *= _BASE
+        hashes *= np.uint64(0x9E3779B97F4A7C15)
         hashes += codes[offset : offset + count]
     return hashes
-
-
-def _sorted(hashes: NDArray[np.uint64], texts: NDArray[np.int32], places: NDArray[np.int32]) -> _Run:
-    order = np.argsort(hashes, kind="stable")
-    return _Run(hashes[order], texts[order], places[order])

@@ -7,13 +7,12 @@ from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
-from typing import Generic, TypedDict, TypeVar, Unpack
+from typing import Any, Generic, TypeVar
 
-from memory_bank.lab.costs import Costs, ScriptedCache, message_parts, named_counter
+from memory_bank.lab.costs import Costs, ScriptedCache, named_counter
 from memory_bank.lab.meter.figures import Figures, NeedResult, StepRow, figures_of
-from memory_bank.lab.meter.matching import Page, Reader
-from memory_bank.lab.meter.needs import Need, NeedyTurn, environment_constants, needs_of
-from memory_bank.lab.meter.recall import Facts, Reach, context_pages, recall
+from memory_bank.lab.meter.needs import NeedyTurn, environment_constants, needs_of, recall
+from memory_bank.lab.meter.text import texts_of
 from memory_bank.lab.processes import ProgressReport, run_tasks
 from memory_bank.lab.replay import play
 from memory_bank.lab.strategies import Strategy, StrategyRun
@@ -36,58 +35,44 @@ class Measurement(Generic[RowT, FiguresT]):
     rows: tuple[tuple[RowT, ...], ...]
 
 
-class MeasureOptions(TypedDict, total=False):
-    """How to measure.
-
-    ``counter`` (default: the library's encoding) is the name of an encoding, ``"approximate"``, ``"reference"``, or a
-    counter (picklable when there are several ``jobs``, which are processes). ``limit`` takes that many traces, evenly
-    spread; constants of the environment come from all.
-    """
-
-    counter: str | TokenCounter
-    jobs: int
-    limit: int | None
-    progress: ProgressReport | None
-
-
 def measure(
-    traces: Sequence[Trace], strategies: Sequence[Strategy], **options: Unpack[MeasureOptions]
+    traces: Sequence[Trace], strategies: Sequence[Strategy], **options: Any
 ) -> list[Measurement[StepRow, Figures]]:
-    """Measure strategies on traces; returns one Measurement a strategy, in their order.
-
-    Except for times, figures do not depend on ``jobs``. What strategies raise is counted; other exceptions are
-    raised.
-    """
+    """Measure strategies on traces; ``options`` are those of ``measure_by``."""
     prepare = partial(_prepare, constants=environment_constants(traces))
     return measure_by(prepare, figures_of, traces, strategies, **options)
 
 
-def _prepare(trace: Trace, reader: Reader, costs: Costs, constants: frozenset[str]) -> RowsOf[StepRow]:
-    turns = needs_of(trace, constants, reader)
-    return lambda run: measure_trace(trace, turns, run, costs, reader)
+def _prepare(trace: Trace, costs: Costs, constants: frozenset[str]) -> RowsOf[StepRow]:
+    turns = needs_of(trace, constants)
+    return lambda run: measure_trace(trace, turns, run, costs)
 
 
 def measure_by(
-    prepare: Callable[[Trace, Reader, Costs], RowsOf[RowT]],
+    prepare: Callable[[Trace, Costs], RowsOf[RowT]],
     sum_up: Callable[[Sequence[Sequence[RowT]]], FiguresT],
     traces: Sequence[Trace],
     strategies: Sequence[Strategy],
-    **options: Unpack[MeasureOptions],
+    *,
+    counter: str | TokenCounter = ENCODING,
+    jobs: int = 1,
+    limit: int | None = None,
+    progress: ProgressReport | None = None,
 ) -> list[Measurement[RowT, FiguresT]]:
-    """As ``measure``, with rows and figures of another kind.
+    """Measure strategies on traces; returns one Measurement a strategy, in their order.
 
     ``prepare`` (picklable) looks at a trace once and returns what measures each strategy on it; ``sum_up`` makes the
-    figures of the rows of all traces.
+    figures of the rows of all traces. ``counter`` is the name of an encoding, ``"approximate"``, or a counter
+    (picklable when there are several ``jobs``, which are processes). ``limit`` takes that many traces, evenly spread.
+    Except for times, figures do not depend on ``jobs``. What strategies raise is counted.
     """
-    limit, progress = options.get("limit"), options.get("progress")
     if limit is not None and limit < len(traces):
         traces = traces[:: max(1, len(traces) // limit)][:limit] if limit > 0 else []
     # long traces first, so that no process works alone at the end
     order = sorted(range(len(traces)), key=lambda i: -_length(traces[i]))
-    counter = options.get("counter", ENCODING)
     work = partial(_measure_one, prepare=prepare, strategies=tuple(strategies), counter=counter)
     results: dict[int, list[list[RowT]]] = {}
-    with closing(run_tasks([traces[i] for i in order], work, options.get("jobs", 1))) as measured:
+    with closing(run_tasks([traces[i] for i in order], work, jobs)) as measured:
         for n, result in measured:
             results[order[n]] = result
             if progress is not None:
@@ -105,86 +90,56 @@ def _length(trace: Trace) -> int:
 
 def _measure_one(
     trace: Trace,
-    prepare: Callable[[Trace, Reader, Costs], RowsOf[RowT]],
+    prepare: Callable[[Trace, Costs], RowsOf[RowT]],
     strategies: Sequence[Strategy],
     counter: str | TokenCounter,
 ) -> list[list[RowT]]:
     """The rows of one trace, a list for each strategy."""
-    reader = Reader()
-    rows_of = prepare(trace, reader, Costs(named_counter(counter) if isinstance(counter, str) else counter))
+    rows_of = prepare(trace, Costs(named_counter(counter) if isinstance(counter, str) else counter))
     measured = []
     for strategy in strategies:
-        with closing(strategy.start(trace, reader)) as run:
+        with closing(strategy.start(trace)) as run:
             measured.append(rows_of(run))
     return measured
 
 
-def measure_trace(
-    trace: Trace, turns: Sequence[NeedyTurn], run: StrategyRun, costs: Costs, reader: Reader
-) -> list[StepRow]:
+def measure_trace(trace: Trace, turns: Sequence[NeedyTurn], run: StrategyRun, costs: Costs) -> list[StepRow]:
     """The rows of a trace, one a turn. A strategy that raises has an empty context at that turn.
 
     As in the reference meter, only values that a tool output held first count as needs.
     """
-    tokens = _TokensBefore(trace.messages, costs)
+    tokens = [costs.of(m) for m in trace.messages]
+    kinds = [kind_of(m) for m in trace.messages]
+    asked = (
+        t if k in (MessageKind.SYSTEM, MessageKind.USER) else 0 for t, k in zip(tokens, kinds, strict=True)
+    )
+    full, anchor = list(accumulate(tokens, initial=0)), list(accumulate(asked, initial=0))
+    last = [0]  # of the last interaction before each message
+    for count, kind in zip(tokens, kinds, strict=True):
+        before = 0 if kind is MessageKind.CALL else last[-1]
+        last.append(before + count if kind in (MessageKind.CALL, MessageKind.RESULT) else before)
+    parts = [(str(i), count) for i, count in enumerate(tokens)]  # of the full history, which only grows
     cache, full_cache = ScriptedCache(costs.counter), ScriptedCache(costs.counter)
-    reach = Reach(reader)
     needed = [[n for n in turn.needs if n.born == "tool"] for turn in turns]
     played = play(trace, run, zip((t.position for t in turns), needed, strict=True))
     rows: list[StepRow] = []
     for turn, needs, step in zip(turns, needed, played, strict=True):
-        pages = context_pages(step.context, reader) if needs else []
-        facts = run.facts if turn.kind == "call" else None
+        texts = texts_of(step.context) if needs else []
+        sent = costs.parts(step.context)
+        used, full_used = cache.add(sent), full_cache.add(parts[: turn.position])
         rows.append(
             StepRow(
                 kind=turn.kind,
-                tokens=costs.total(step.context),
-                full=tokens.full[turn.position],
-                anchor=tokens.anchor[turn.position],
-                last=tokens.last[turn.position],
+                tokens=sum(count for _, count in sent),
+                full=full[turn.position],
+                anchor=anchor[turn.position],
+                last=last[turn.position],
                 seconds=step.seconds,
-                error="" if step.error is None else type(step.error).__name__,
+                error=step.error_name,
                 broken=step.broken_pairs > 0,
-                found=_results_of(turn, needs, pages, facts, reach),
-                used=cache.add(message_parts(step.context, costs)),
-                full_used=full_cache.add(tokens.parts[: turn.position]),
+                found=tuple(NeedResult(*recall(n, texts), n.age, n.kind, n.first_use) for n in needs),
+                used=(used.input, used.cached, used.written),
+                full_used=(full_used.input, full_used.cached, full_used.written),
             )
         )
     return rows
-
-
-def _results_of(
-    turn: NeedyTurn, needs: Sequence[Need], pages: Sequence[Page], facts: Facts | None, reach: Reach
-) -> tuple[NeedResult, ...]:
-    recalled = [recall(need, pages) for need in needs]
-    left_out = [n for n, (present, _) in zip(needs, recalled, strict=True) if not present and n.age > 1]
-    fetched = reach.fetchable(left_out, pages, facts) if turn.kind == "call" and left_out else {}
-    return tuple(
-        NeedResult(present, bound, n.age, n.kind, n.first_use, fetched.get(n.value))
-        for n, (present, bound) in zip(needs, recalled, strict=True)
-    )
-
-
-class _TokensBefore:
-    """Tokens of a trace's first i messages, for every i: all, the anchor's, the last interaction's."""
-
-    def __init__(self, messages: Sequence[object], costs: Costs) -> None:
-        tokens = [costs.of(m) for m in messages]
-        kinds = [kind_of(m) for m in messages]
-        anchor = (
-            t if k in (MessageKind.SYSTEM, MessageKind.USER) else 0
-            for t, k in zip(tokens, kinds, strict=True)
-        )
-        self.parts = [
-            (str(i), count) for i, count in enumerate(tokens)
-        ]  # of the full history, which only grows
-        self.full = list(accumulate(tokens, initial=0))
-        self.anchor = list(accumulate(anchor, initial=0))
-        self.last = [0]
-        latest = 0
-        for count, kind in zip(tokens, kinds, strict=True):
-            if kind is MessageKind.CALL:
-                latest = count
-            elif kind is MessageKind.RESULT:
-                latest += count
-            self.last.append(latest)

@@ -1,4 +1,4 @@
-"""The evidence that every turn of a recorded run needed: values known only from earlier tool outputs.
+"""The evidence that every turn of a recorded run needed, values known only from earlier tool outputs, and its recall.
 
 The reference meter defines it (``evbench.evidence``): a value of a turn's calls (or answer) is evidence when
 an earlier tool output holds it, no earlier system or user message and no tool schema does, and it is not a
@@ -12,17 +12,18 @@ import json
 import re
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from memory_bank.lab.meter.matching import Form, Page, Reader, normalise
-from memory_bank.lab.meter.values import (
+from memory_bank.lab.meter.text import (
     NeedKind,
+    NormalText,
     call_values,
     forms_of,
     identifiers,
     leaves,
+    normalise,
     parsed_arguments,
 )
 from memory_bank.lab.traces import Trace, content_texts, is_turn, message_texts
@@ -31,15 +32,10 @@ from memory_bank.transcript import MessageKind, calls_of, compact, kind_of, read
 MOST_NEEDS = 20
 """At most this many values of a turn count, chosen by a hash: long code must not outweigh the rest."""
 
-SUPPORT_CHARS = 80
-"""Characters on either side of an occurrence whose words are its context."""
+SUPPORT_CHARS, BOUND_CHARS = 80, 240
+"""Characters on either side of an occurrence whose words are its context, and in which these are looked for."""
 
-_SUPPORT_PLACES = 3  # occurrences looked at in one message
-_SUPPORTS = 12  # no further message is looked at once there are this many
-_CONSTANT_SHARE, _CONSTANT_TASKS = 0.2, 8
-_CONSTANT_CHARS = 200
-
-_WORD = re.compile(r"[^\W_]{2,}")
+_SUPPORTS = 12  # no further message is looked at once there are this many contexts
 _EMPTY_WORDS = frozenset({"null", "none", "nan", "true", "false"})
 _KEY = re.compile(r'"[-\w ]{1,40}"\s*:|\b[-\w]{1,40}(?:=|:\s)')
 
@@ -48,17 +44,15 @@ _KEY = re.compile(r'"[-\w ]{1,40}"\s*:|\b[-\w]{1,40}(?:=|:\s)')
 class Need:
     """One value that a turn used and that only earlier tool outputs held.
 
-    ``age`` counts interactions back to the latest message that held it (1: the last interaction),
-    ``age_output`` to the latest output that did. ``first_use``: no earlier assistant turn wrote it. ``born``
-    says whose message held it first. ``supports`` are the words around its occurrences, newest first; an
-    empty set is matched by any context.
+    ``age`` counts interactions back to the latest message that held it (1: the last interaction). ``first_use``: no
+    earlier assistant turn wrote it. ``born`` says whose message held it first. ``supports`` are the words around its
+    occurrences, newest first; an empty set is matched by any context.
     """
 
     value: str
-    forms: tuple[Form, ...]
+    forms: tuple[NormalText, ...]
     kind: NeedKind
     age: int
-    age_output: int
     first_use: bool
     born: Literal["tool", "agent"]
     supports: tuple[frozenset[str], ...]
@@ -73,9 +67,32 @@ class NeedyTurn:
     needs: tuple[Need, ...]
 
 
-def words_near(text: str) -> frozenset[str]:
+def _words_near(text: str) -> frozenset[str]:
     """The words of two and more characters in a text."""
-    return frozenset(_WORD.findall(text))
+    return frozenset(re.findall(r"[^\W_]{2,}", text))
+
+
+def recall(need: Need, texts: Iterable[NormalText]) -> tuple[bool, bool]:
+    """``(present, bound)`` of a need in a context.
+
+    Bound: within 240 characters on either side are at least half of the words of one of its original
+    occurrences. A value that once had no words around it is bound wherever it is present.
+    """
+    supports = [s for s in need.supports if s]
+    alone = len(supports) < len(need.supports) or not supports
+    present = False
+    for text in texts:
+        for form in need.forms:
+            for at in text.places(form, 1 if alone else 40):
+                present = True
+                if alone:
+                    return True, True
+                stop = at + len(form)
+                sides = text[max(0, at - BOUND_CHARS) : at], text[stop : stop + BOUND_CHARS]
+                near = _words_near(sides[0]) | _words_near(sides[1])
+                if any(len(s & near) >= 0.5 * len(s) for s in supports):
+                    return True, True
+    return present, False
 
 
 def environment_constants(traces: Iterable[Trace]) -> frozenset[str]:
@@ -88,73 +105,56 @@ def environment_constants(traces: Iterable[Trace]) -> frozenset[str]:
     for trace in traces:
         task = trace.task or trace.id
         tasks.add(task)
-        for message in trace.messages:
-            if not is_turn(message):
-                continue
-            for call in calls_of(message):
-                arguments = parsed_arguments(call.arguments)
-                if isinstance(arguments, str) and arguments == call.arguments:
-                    continue  # not JSON
-                for text, _ in leaves(arguments):
-                    if len(text) < _CONSTANT_CHARS:
-                        users[normalise(text)].add(task)
-                    if len(text) > 12:
-                        for token in identifiers(text):
-                            users[normalise(token)].add(task)
-    least = max(_CONSTANT_TASKS, _CONSTANT_SHARE * len(tasks))
+        for call in (c for m in trace.messages if is_turn(m) for c in calls_of(m)):
+            arguments = parsed_arguments(call.arguments)
+            if isinstance(arguments, str) and arguments == call.arguments:
+                continue  # not JSON
+            for text, _ in leaves(arguments):
+                if len(text) < 200:
+                    users[normalise(text)].add(task)
+                if len(text) > 12:
+                    for token in identifiers(text):
+                        users[normalise(token)].add(task)
+    least = max(8, 0.2 * len(tasks))
     return frozenset(value for value, by in users.items() if len(by) >= least)
 
 
-def needs_of(
-    trace: Trace, constants: frozenset[str] = frozenset(), reader: Reader | None = None
-) -> list[NeedyTurn]:
+def needs_of(trace: Trace, constants: frozenset[str] = frozenset()) -> list[NeedyTurn]:
     """The turns of a trace with their needs, in order, from the first tool output on."""
-    reader = reader or Reader()
-    index = _SearchIndex(reader, _schema_page(trace))
+    index = _SearchIndex(trace)
     turns: list[NeedyTurn] = []
     for position, message in enumerate(trace.messages):
         kind = kind_of(message)
         if is_turn(message) and index.outputs:
-            turns.append(
-                NeedyTurn(
-                    position, "call" if kind is MessageKind.CALL else "say", index.needs(message, constants)
-                )
-            )
+            shown: Literal["call", "say"] = "call" if kind is MessageKind.CALL else "say"
+            turns.append(NeedyTurn(position, shown, index.needs(message, constants)))
         index.add(position, message, kind)
     return turns
 
 
-def _schema_page(trace: Trace) -> Page:
-    if not trace.tools:
-        return Page("")
-    try:
-        text = json.dumps(trace.tools, ensure_ascii=False, default=str)
-    except (RecursionError, ValueError):
-        text = compact(trace.tools)
-    return Page(normalise(text))
-
-
 class _SearchIndex:
-    """The messages before a turn, indexed by their words."""
+    """The messages of a trace before a turn, indexed by their words."""
 
-    def __init__(self, reader: Reader, schema: Page) -> None:
+    def __init__(self, trace: Trace) -> None:
         self.outputs: set[int] = set()  # positions of tool outputs
         self._asked: set[int] = set()  # of system and user messages
         self._own: set[int] = set()  # of the assistant's
         self._turns: list[int] = []  # where interactions begin
-        self._pages: list[Page] = []
+        self._texts: list[NormalText] = []
         self._holding: dict[str, list[int]] = {}  # word → positions
         self._known: dict[str, tuple[int, list[int]]] = {}  # form → messages searched, positions found
-        self._reader = reader
-        self._schema = schema
+        try:
+            schema = json.dumps(trace.tools, ensure_ascii=False, default=str) if trace.tools else ""
+        except (RecursionError, ValueError):
+            schema = compact(trace.tools)
+        self._schema = normalise(schema)
 
     def add(self, position: int, message: object, kind: MessageKind) -> None:
         """Add the next message."""
-        texts = message_texts(message)
-        page = self._reader.read("\0".join(texts), lambda: " \n ".join(map(normalise, texts)))
-        for word in page.words:
+        text = NormalText(" \n ".join(map(normalise, message_texts(message))))
+        for word in text.words:
             self._holding.setdefault(word, []).append(position)
-        self._pages.append(page)
+        self._texts.append(text)
         if kind is MessageKind.RESULT:
             self.outputs.add(position)
         elif kind in (MessageKind.SYSTEM, MessageKind.USER):
@@ -167,73 +167,61 @@ class _SearchIndex:
     def needs(self, message: object, constants: frozenset[str]) -> tuple[Need, ...]:
         """The evidence of the next turn."""
         candidates: dict[str, NeedKind]
-        calls = calls_of(message) if kind_of(message) is MessageKind.CALL else []
-        if calls:
-            candidates = call_values((c.arguments for c in calls), self._in_an_output)
+        if kind_of(message) is MessageKind.CALL:
+            candidates = call_values((c.arguments for c in calls_of(message)), self._in_an_output)
         else:
-            text = "\n".join(content_texts(read(message, "content")))
-            candidates = dict.fromkeys(identifiers(text), "token")
-        found: dict[str, Need] = {}
+            candidates = dict.fromkeys(
+                identifiers("\n".join(content_texts(read(message, "content")))), "token"
+            )
+        found: dict[NormalText, Need] = {}
         for value, kind in candidates.items():
             forms = forms_of(value)
-            normal = forms[0].text
-            if normal in constants or normal in found:
-                continue
-            need = self._need(value, forms, kind)
-            if need is not None:
-                found[normal] = need
-        pages = {n.forms[0].text: Page(n.forms[0].text) for n in found.values()}
-        whole = [n for n in found.values() if not _is_within_another(n.forms[0], pages)]
+            if forms[0] not in constants and forms[0] not in found:
+                need = self._need(value, forms, kind)
+                if need is not None:
+                    found[forms[0]] = need
+        # a value within a longer one of the same turn does not count
+        whole = [n for own, n in found.items() if not any(t.places(own) for t in found if t != own)]
         if len(whole) > MOST_NEEDS:
-            whole.sort(key=lambda n: hashlib.md5(_bytes(n.forms[0].text), usedforsecurity=False).digest())
+            whole.sort(key=lambda n: hashlib.md5(_bytes(n.forms[0]), usedforsecurity=False).digest())
         return tuple(whole[:MOST_NEEDS])
 
     def _in_an_output(self, text: str) -> bool:
-        return any(p in self.outputs for p in self._search(Form(normalise(text))))
+        return any(p in self.outputs for p in self._search(normalise(text)))
 
-    def _need(self, value: str, forms: tuple[Form, ...], kind: NeedKind) -> Need | None:
+    def _need(self, value: str, forms: tuple[NormalText, ...], kind: NeedKind) -> Need | None:
         places = {p for form in forms for p in self._search(form)}
         outputs, own = places & self.outputs, places & self._own
         if not outputs or places & self._asked or self._schema.holds(forms):
             return None
+        latest = max(outputs | own)
         return Need(
             value=value,
             forms=forms,
             kind=kind,
-            age=self._age(max(outputs | own)),
-            age_output=self._age(max(outputs)),
+            age=max(1, len(self._turns) - bisect_right(self._turns, latest) + 1),
             first_use=not own,
             born="agent" if own and min(own) < min(outputs) else "tool",
             supports=self._supports(forms, sorted(outputs | own, reverse=True)),
         )
 
-    def _search(self, form: Form) -> list[int]:
+    def _search(self, form: NormalText) -> list[int]:
         """The positions of the messages that hold a form, oldest first; no message is searched twice."""
-        searched, found = self._known.get(form.text, (0, []))
-        if searched < len(self._pages):
-            for p in self._candidates(form, searched):
-                if self._pages[p].places(form):
-                    found.append(p)
-            self._known[form.text] = (len(self._pages), found)
+        searched, found = self._known.get(form, (0, []))
+        if searched < len(self._texts):
+            candidates: Sequence[int] = range(searched, len(self._texts))
+            if form.words:  # only messages that hold its rarest word
+                rarest = min((self._holding.get(w, []) for w in sorted(form.words)), key=len)
+                candidates = rarest[bisect_right(rarest, searched - 1) :]
+            found += [p for p in candidates if self._texts[p].places(form)]
+            self._known[form] = (len(self._texts), found)
         return found
 
-    def _candidates(self, form: Form, start: int) -> Sequence[int]:
-        """The messages from ``start`` on that hold the rarest word of a form."""
-        if not form.words:
-            return range(start, len(self._pages))
-        rarest = min((self._holding.get(w, []) for w in sorted(form.words)), key=len)
-        return rarest[bisect_right(rarest, start - 1) :]
-
-    def _age(self, position: int) -> int:
-        return max(1, len(self._turns) - bisect_right(self._turns, position) + 1)
-
-    def _supports(self, forms: Sequence[Form], positions: Iterable[int]) -> tuple[frozenset[str], ...]:
+    def _supports(self, forms: Sequence[NormalText], positions: Iterable[int]) -> tuple[frozenset[str], ...]:
         found: dict[frozenset[str], None] = {}
         for p in positions:
-            text = self._pages[p].text
-            for form in forms:
-                for at in self._pages[p].places(form, _SUPPORT_PLACES):
-                    found[_support(text, at, at + len(form.text))] = None
+            text = self._texts[p]
+            found |= dict.fromkeys(_support(text, at, at + len(f)) for f in forms for at in text.places(f, 3))
             if len(found) >= _SUPPORTS:
                 break
         return tuple(found)
@@ -245,12 +233,7 @@ def _support(text: str, start: int, stop: int) -> frozenset[str]:
     if start > SUPPORT_CHARS and " " in before:
         before = before[before.index(" ") + 1 :]
     sides = (before, text[stop : stop + SUPPORT_CHARS])
-    return frozenset().union(*(words_near(_KEY.sub(" ", side)) for side in sides)) - _EMPTY_WORDS
-
-
-def _is_within_another(form: Form, pages: Mapping[str, Page]) -> bool:
-    """Whether a longer value of the same turn holds this one."""
-    return any(page.places(form) for text, page in pages.items() if text != form.text)
+    return frozenset().union(*(_words_near(_KEY.sub(" ", side)) for side in sides)) - _EMPTY_WORDS
 
 
 def _bytes(text: str) -> bytes:

@@ -1,4 +1,4 @@
-"""Fits the model of the evidence selection to samples of values; the values of one step compete."""
+"""Fits the models of the evidence selection: of values, those of one step compete, and of text that calls copy."""
 
 from __future__ import annotations
 
@@ -10,12 +10,8 @@ import numpy as np
 from memory_bank.selection.model import Model
 from memory_bank.selection.tables import Array
 
-MOST_NEEDED = 20.0
-"""Needed values of one step that count in full."""
 TOTAL = 3000.0
 """Sum of the weights of all steps."""
-ADAPT_RIDGE = 1000.0
-"""How firmly a model that is adapted keeps its weights."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,9 +29,9 @@ class Recipe:
 
 @dataclass(frozen=True, slots=True)
 class Samples:
-    """Values of a trace file: features `x` (n, features), needed or not `y`, weight `w`, trace and step.
+    """Values or segments of a trace file: features `x` (n, features), needed or not `y`, weight `w`, trace and step.
 
-    `w` of a value that is not needed says how many it stands for, of a needed one how much it counts in its step.
+    `w` of one that is not needed says how many it stands for, of a needed one how much it counts in its step.
     """
 
     x: Array
@@ -47,6 +43,15 @@ class Samples:
     def take(self, rows: Array) -> Samples:
         """Return some of the samples."""
         return Samples(self.x[rows], self.y[rows], self.w[rows], self.trace[rows], self.step[rows])
+
+    @classmethod
+    def of(cls, steps: Sequence[tuple[Array, Array, Array]], traces: Sequence[int], features: int) -> Samples:
+        """Put together the (x, y, w) of several steps; `traces` are the numbers of their traces."""
+        sizes = [len(y) for _, y, _ in steps]
+        none = np.zeros((0, features)), np.zeros(0), np.zeros(0)
+        x, y, w = (np.concatenate(arrays) for arrays in zip(*(steps or [none]), strict=True))
+        owners = np.repeat(np.array(traces, np.int64), sizes)
+        return cls(x, y > 0, w.astype(np.float32), owners, np.repeat(np.arange(len(steps)), sizes))
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,16 +77,16 @@ def balance(samples: Sequence[Samples], power: float = 0.5, trace_power: float =
     for s in samples:
         _, number = np.unique(s.step, return_inverse=True)
         needed = np.bincount(number, weights=s.y)
-        others = np.bincount(number, weights=1 - s.y)
+        others = np.bincount(number, weights=~s.y)
         rows = np.flatnonzero(((needed > 0) & (others > 0))[number])
         if s.y[rows].sum() < 3:
             continue
         order = rows[np.argsort(number[rows], kind="stable")]
         _, number = np.unique(number[order], return_inverse=True)
-        y = s.y[order] > 0
+        y = s.y[order]
         counts = np.where(y, s.w[order], 0)
         needed = np.bincount(number, weights=counts)
-        share = np.minimum(needed, MOST_NEEDED)
+        share = np.minimum(needed, 20.0)  # of one step count in full
         total = share.sum()
         owners = s.trace[order][np.searchsorted(number, np.arange(len(needed)))]
         _, owner = np.unique(owners, return_inverse=True)
@@ -243,23 +248,48 @@ def _bins(x: Array, bins: int) -> tuple[list[Array], list[Array]]:
     return edges, codes
 
 
-def calibrate(data: TrainingSteps, score: Array) -> tuple[float, float]:
-    """Return (a, b) so that `a * score + b` are log-odds; weighted logistic regression on one feature."""
-    w = data.w * data.share[data.step] / np.sqrt(np.bincount(data.step, weights=data.y))[data.step]
-    a, b = 1.0, float(np.log((w * data.y).sum() / (w * ~data.y * np.exp(np.minimum(score, 20))).sum()))
+def logistic(z: Array, y: Array, w: Array, beta: Array, penalty: Array) -> Array:
+    """Return weighted logistic weights with a ridge, by Newton steps from `beta`."""
     for _ in range(30):
-        p = 1 / (1 + np.exp(-np.clip(a * score + b, -30, 30)))
-        h = w * p * (1 - p)
-        gradient = np.array([(w * (p - data.y) * score).sum(), (w * (p - data.y)).sum()])
-        hessian = np.array(
-            [[(h * score * score).sum(), (h * score).sum()], [(h * score).sum(), h.sum()]]
-        ) + 1e-6 * np.eye(2)
+        p = 1 / (1 + np.exp(-np.clip(z @ beta, -30, 30)))
+        gradient = z.T @ (w * (p - y)) + penalty * beta
+        hessian = (z * (w * p * (1 - p))[:, None]).T @ z + np.diag(penalty + 1e-6)
         step = np.linalg.solve(hessian, gradient)
-        scale = min(1.0, 2 / max(1e-9, float(np.abs(step).max())))
-        a, b = a - scale * float(step[0]), b - scale * float(step[1])
-        if np.abs(step).max() < 1e-4:
+        beta = beta - step * min(1.0, 2 / max(1e-9, float(np.abs(step).max())))
+        if np.abs(step).max() < 1e-5:
             break
-    return a, b
+    return beta
+
+
+def calibrate(data: TrainingSteps, score: Array) -> tuple[float, float]:
+    """Return (a, b) so that `a * score + b` are log-odds."""
+    w = data.w * data.share[data.step] / np.sqrt(np.bincount(data.step, weights=data.y))[data.step]
+    b = np.log((w * data.y).sum() / (w * ~data.y * np.exp(np.minimum(score, 20))).sum())
+    z = np.stack([score, np.ones(len(score))], axis=1)
+    scale, bias = logistic(z, data.y, w, np.array([1.0, b]), np.zeros(2))
+    return float(scale), float(bias)
+
+
+def fit_copied(samples: Sequence[Samples], ridge: float = 30.0) -> Array:
+    """Return logistic weights and a bias for segments; a file weighs its positive samples to the power 0.5.
+
+    Empty where too little is copied.
+    """
+    used = [s for s in samples if s.y.sum() >= 20]
+    if not used:
+        return np.zeros(0, np.float32)
+    x = np.concatenate([s.x for s in used]).astype(np.float64)
+    y = np.concatenate([s.y for s in used])
+    w = np.concatenate([s.w * float(s.y.sum()) ** -0.5 for s in used])
+    w *= 20_000 / w[y].sum()
+    mean, spread = np.average(x, axis=0, weights=w), x.std(axis=0)
+    spread[spread < 1e-6] = 1.0
+    z = np.concatenate([(x - mean) / spread, np.ones((len(x), 1))], axis=1)
+    beta, penalty = np.zeros(z.shape[1]), np.full(z.shape[1], ridge)
+    beta[-1], penalty[-1] = np.log(w[y].sum() / w[~y].sum()), 0.0
+    beta = logistic(z, y, w, beta, penalty)
+    weights = beta[:-1] / spread
+    return np.append(weights, beta[-1] - (weights * mean).sum()).astype(np.float32)
 
 
 def fit(samples: Sequence[Samples], recipe: Recipe = Recipe()) -> Model:
@@ -271,34 +301,27 @@ def fit(samples: Sequence[Samples], recipe: Recipe = Recipe()) -> Model:
     weights = fit_linear(data, recipe.ridge)
     several = [fit_trees(data, recipe, seed) for seed in range(recipe.fits)]
     feature, threshold, leaf = (np.concatenate(part) for part in zip(*several, strict=True))
-    leaf = leaf / recipe.fits
-    raw = Model(weights, 0.0, feature, threshold, leaf, 0.0, recipe.mix)
-    scale, bias = calibrate(data, raw.log_odds(np.ascontiguousarray(data.x.T)).astype(np.float64))
-    return Model(
-        np.asarray(weights * scale, np.float32),
-        bias,
-        feature,
-        threshold,
-        np.asarray(leaf * scale, np.float32),
-        bias,
-        recipe.mix,
-    )
+    return _calibrated(Model(weights, 0.0, feature, threshold, leaf / recipe.fits, 0.0, recipe.mix), data)
 
 
-def adapt(model: Model, samples: Sequence[Samples], ridge: float = ADAPT_RIDGE) -> Model:
+def adapt(model: Model, samples: Sequence[Samples], ridge: float = 1000.0) -> Model:
     """Return a model whose linear weights were moved towards the samples; what it knew stays where they say nothing.
 
-    Raises ValueError when no step needs anything.
+    `ridge`: how firmly it keeps its weights. Raises ValueError when no step needs anything.
     """
     data = balance(samples)
-    x = np.ascontiguousarray(data.x.T)
-    change = fit_linear(data, ridge, start=model.log_odds(x)) / (1 - model.mix)
-    moved = replace(model, weights=model.weights + change)
-    scale, bias = calibrate(data, moved.log_odds(x).astype(np.float64))
+    change = fit_linear(data, ridge, start=model.log_odds(np.ascontiguousarray(data.x.T))) / (1 - model.mix)
+    return _calibrated(replace(model, weights=model.weights + change), data)
+
+
+def _calibrated(model: Model, data: TrainingSteps) -> Model:
+    """The model with its scores as log-odds of the samples."""
+    score = model.log_odds(np.ascontiguousarray(data.x.T)).astype(np.float64)
+    scale, bias = calibrate(data, score)
     return replace(
-        moved,
-        weights=np.asarray(moved.weights * scale, np.float32),
-        bias=moved.bias * scale + bias,
-        leaf=np.asarray(moved.leaf * scale, np.float32),
-        base=moved.base * scale + bias,
+        model,
+        weights=np.asarray(model.weights * scale, np.float32),
+        bias=model.bias * scale + bias,
+        leaf=np.asarray(model.leaf * scale, np.float32),
+        base=model.base * scale + bias,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import groupby
@@ -12,17 +13,11 @@ import numpy as np
 
 from memory_bank import InteractionRecord
 from memory_bank.errors import TraceFileError
+from memory_bank.lab.meter.text import parsed_arguments, scalars
 from memory_bank.lab.traces import Trace, read_traces
-from memory_bank.lab.training.copying import (
-    NO_SAMPLES,
-    CopiedText,
-    CopySamples,
-    fit_copied,
-    sample,
-)
-from memory_bank.lab.training.fitting import Recipe, Samples, adapt, fit, held_out_loss
+from memory_bank.lab.training.fitting import Recipe, Samples, adapt, fit, fit_copied, held_out_loss
 from memory_bank.selection.candidates import KIND, find_uses, fold
-from memory_bank.selection.copying import describe_segments
+from memory_bank.selection.copying import COPY_FEATURES, describe_segments
 from memory_bank.selection.features import FEATURES, CurrentStep, describe
 from memory_bank.selection.index import EvidenceIndex
 from memory_bank.selection.model import MODEL_FILE, Model, load_model, save_model
@@ -41,14 +36,18 @@ HORIZON = 20
 """Interactions that a fold serves: it is chosen for their calls, not for the next call alone."""
 LATER = 0.9
 """What a value that is first needed one interaction later counts, against one that is needed now."""
-OTHERS = 250
-"""Values of one step that its calls do not need and that are sampled."""
+OTHER_VALUES, OTHER_SEGMENTS = 250, 60
+"""Of one step those that its calls do not need and that are sampled."""
+COPIED = 24
+"""Characters of the shortest text that counts as copied."""
 HELD_OUT = 5
 """Every fifth trace decides whether a new model is better."""
 MARGIN = 0.01
 """Share by which a new model's cross entropy must be lower; fits differ by less than that by chance."""
 FEWEST = 50
 """Needed values, below which a model is not adapted."""
+_Step = tuple[Array, Array, Array]
+"""Samples of one step: (x, y, w)."""
 _PLAIN_KINDS = (KIND["word"], KIND["capital"], KIND["name"])
 
 
@@ -128,7 +127,7 @@ class Collected:
     """What the model is fitted to, of one trace file: values that calls need, segments that they copy from."""
 
     values: Samples
-    copies: CopySamples
+    copies: Samples
 
     def of_traces(self, chosen: Callable[[Array], Array]) -> Collected:
         """Return the samples of the traces whose numbers are `chosen`."""
@@ -137,95 +136,116 @@ class Collected:
 
 
 def collect(traces: Iterable[Trace], every: int = 1, seed: int = 0) -> Collected:
-    """Return the samples of some traces, of every `every`-th one."""
+    """Return the samples of some traces, of every `every`-th one.
+
+    Of each step that has older values: all values that its calls need and all segments that they copy from, and some
+    of the others.
+    """
     random = np.random.default_rng(seed)
-    found: list[tuple[Array, Array, Array]] = []
-    copied: list[tuple[Array, Array, Array]] = []
-    owners: list[int] = []
-    copy_owners: list[int] = []
+    values: list[tuple[int, _Step]] = []
+    copies: list[tuple[int, _Step]] = []
     for number, trace in enumerate(traces):
         if number % every == 0:
-            steps = _TraceSamples(trace, random)
-            found += steps.values
-            copied += steps.copies
-            owners += [number] * len(steps.values)
-            copy_owners += [number] * sum(len(y) for _, y, _ in steps.copies)
-    sizes = [len(y) for _, y, _ in found]
-    none = np.zeros((0, len(FEATURES))), np.zeros(0), np.zeros(0)
-    x, y, w = (np.concatenate(arrays) for arrays in zip(*(found or [none]), strict=True))
-    values = Samples(
-        x.astype(np.float16),
-        y.astype(np.float32),
-        w.astype(np.float32),
-        np.repeat(np.array(owners, np.int64), sizes),
-        np.repeat(np.arange(len(found)), sizes),
+            for of_values, of_copies in _steps_of(trace, random):
+                values += [(number, of_values)] if of_values is not None else []
+                copies += [(number, of_copies)] if of_copies is not None else []
+    kept = Samples.of([s for _, s in values], [n for n, _ in values], len(FEATURES))
+    return Collected(
+        replace(kept, x=kept.x.astype(np.float16)),
+        Samples.of([s for _, s in copies], [n for n, _ in copies], len(COPY_FEATURES)),
     )
-    x, y, w = (np.concatenate(arrays) for arrays in zip(*(copied or [NO_SAMPLES]), strict=True))
-    return Collected(values, CopySamples(x, y, w, np.array(copy_owners, np.int64)))
 
 
-class _TraceSamples:
-    """The samples of one trace: (x, y, w) of each step that has older values, and of its older segments.
-
-    All values that the step's calls need and all segments that they copy from, some of the others.
-    """
-
-    def __init__(self, trace: Trace, random: np.random.Generator) -> None:
-        self.values: list[tuple[Array, Array, Array]] = []
-        self.copies: list[tuple[Array, Array, Array]] = []
-        zero, none = np.zeros(len(FEATURES), np.float32), np.zeros((0, 1), np.float32)
-        index = EvidenceIndex(Model(zero, 0.0, none.astype(np.int32), none, none, 0.0, 0.0))
-        interactions = [s for s in parse_messages(list(trace.messages)) if isinstance(s, Interaction)]
-        copied = CopiedText([p.call.text for i in interactions for p in i.pairs if p.call])
-        said: list[str] = []
-        position = 0
-        for step in replay_steps(trace.messages, index):
-            if not step.arguments or step.tail < 1:
-                continue
-            before = trace.messages[position : step.position]
-            said += [
-                content_text(read(m, "content")) for m in before if read(m, "role") in ("system", "user")
-            ]
-            position = step.position
-            index.tables.set_anchor(said)
-            now = CurrentStep(index.tables, step.tail)
-            self._add_values(index, step, now, random)
-            self._add_copies(index, step, now, copied, random)
-
-    def _add_values(
-        self, index: EvidenceIndex, step: RecordedStep, now: CurrentStep, random: np.random.Generator
-    ) -> None:
+def _steps_of(trace: Trace, random: np.random.Generator) -> Iterator[tuple[_Step | None, _Step | None]]:
+    """The samples of each step of a trace: of values and of segments."""
+    zero, none = np.zeros(len(FEATURES), np.float32), np.zeros((0, 1), np.float32)
+    index = EvidenceIndex(Model(zero, 0.0, none.astype(np.int32), none, none, 0.0, 0.0))
+    interactions = [s for s in parse_messages(list(trace.messages)) if isinstance(s, Interaction)]
+    copied = CopiedText([p.call.text for i in interactions for p in i.pairs if p.call])
+    said: list[str] = []
+    position = 0
+    for step in replay_steps(trace.messages, index):
+        if not step.arguments or step.tail < 1:
+            continue
+        before = trace.messages[position : step.position]
+        said += [content_text(read(m, "content")) for m in before if read(m, "role") in ("system", "user")]
+        position = step.position
+        index.tables.set_anchor(said)
+        now = CurrentStep(index.tables, step.tail)
         ids = index.eligible(step.tail)
         needed = _needed_values(index, step) if len(ids) else {}
         ids = ids[index.tables.values["agent"][ids] == 0]
-        if not len(ids):
-            return
-        y = np.array([i in needed for i in ids.tolist()])
-        positive, others = np.flatnonzero(y), np.flatnonzero(~y)
-        few = others
-        if len(others) > OTHERS:
-            few = np.sort(random.choice(others, OTHERS, replace=False))
-        chosen = np.concatenate([positive, few])
-        weights = [
-            np.array([needed[i] for i in ids[positive].tolist()]),
-            np.full(len(few), len(others) / max(1, len(few))),
-        ]
-        if len(positive):  # the others are dropped by ``balance``
-            self.values.append((describe(now, ids[chosen]).T, y[chosen], np.concatenate(weights)))
-
-    def _add_copies(
-        self,
-        index: EvidenceIndex,
-        step: RecordedStep,
-        now: CurrentStep,
-        copied: CopiedText,
-        random: np.random.Generator,
-    ) -> None:
+        values = None
+        if len(ids):
+            y = np.array([i in needed for i in ids.tolist()])
+            rows, w = _sampled(y, OTHER_VALUES, random)
+            if y.any():  # the others are dropped by ``balance``
+                w[: y.sum()] = [needed[i] for i in ids[y].tolist()]
+                values = describe(now, ids[rows]).T, y[rows], w
         copied.follow(index)
         last = index.tables.segments_before(step.tail)
+        copies = None
         if last:
-            sources = copied.sources(step.arguments, last, "\n".join(index.tables.anchor))
-            self.copies.append(sample(describe_segments(now, last).T, sources, random))
+            y = np.zeros(last, bool)
+            y[list(copied.sources(step.arguments, last, "\n".join(index.tables.anchor)))] = True
+            rows, w = _sampled(y, OTHER_SEGMENTS, random)
+            copies = describe_segments(now, last).T[rows], y[rows], w
+        yield values, copies
+
+
+def _sampled(y: Array, most: int, random: np.random.Generator) -> tuple[Array, Array]:
+    """Rows and weights: all that are needed, and up to `most` of the others, which stand for all of them."""
+    positive, others = np.flatnonzero(y), np.flatnonzero(~y)
+    few = others if len(others) <= most else np.sort(random.choice(others, most, replace=False))
+    weights = np.full(len(few), len(others) / max(1, len(few)))
+    return np.concatenate([positive, few]), np.concatenate([np.ones(len(positive)), weights])
+
+
+class CopiedText:
+    """Where the text of a trace's arguments stands in the segments of its index."""
+
+    def __init__(self, calls: Sequence[str]) -> None:
+        """`calls`: the arguments of all calls of the trace."""
+        self._known = {gram for call in calls for gram in _grams_of_call(call)}
+        self._places: dict[str, list[int]] = {}  # of each gram, in the order of the segments
+        self._records = 0
+
+    def follow(self, index: EvidenceIndex) -> None:
+        """Take in the records that the index has got since the last time."""
+        t = index.tables
+        for record in range(self._records, len(t.parsed)):
+            for number, segment in enumerate(t.parsed[record].cut.segments, t.first_segment[record]):
+                for gram in _grams(segment.text):
+                    if gram in self._known:
+                        places = self._places.setdefault(gram, [])
+                        if not places or places[-1] != number:
+                            places.append(number)
+        self._records = len(t.parsed)
+
+    def sources(self, arguments: Sequence[str], last: int, anchor: str) -> set[int]:
+        """Return the segments before `last` from which some calls copy what neither anchor nor tail shows.
+
+        Of several copies of a text the latest counts.
+        """
+        found: set[int] = set()
+        for gram in (gram for call in arguments for gram in _grams_of_call(call)):
+            places = self._places.get(gram)
+            if not places or places[-1] >= last or places[-1] in found:
+                continue
+            if len(re.findall(r"\w", gram)) >= COPIED // 2 and gram not in anchor:
+                found.add(places[-1])
+        return found
+
+
+def _grams_of_call(arguments: str) -> Iterator[str]:
+    """The stretches of 24 characters in the strings of a call's arguments, of 40,000 characters of each."""
+    for text in scalars(parsed_arguments(arguments)):
+        if isinstance(text, str):
+            yield from _grams(text[:40_000])
+
+
+def _grams(text: str) -> Iterator[str]:
+    return (text[n : n + COPIED] for n in range(len(text) - COPIED + 1))
 
 
 def _needed_values(index: EvidenceIndex, step: RecordedStep) -> dict[int, float]:

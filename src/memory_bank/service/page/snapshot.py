@@ -148,11 +148,11 @@ def _places(plan: Plan | None, wanted: set[int]) -> dict[int, dict[str, Any]]:
         part = "tail" if entry is view.tail else "past"
         for position in range(entry.start, entry.stop):
             note(position, part, number)
-    turns = plan.choice.in_place or {}
-    for number, entry in enumerate(view.interactions, 1):
-        for message in turns[entry.start].messages if entry.start in turns else ():
-            shortened = {"part": "past", "step": number, "new": False, "fate": str(Fate.PART)}
-            found.setdefault(id(message), shortened)
+    for number, entry in enumerate(view.history, 1):
+        shortened = {"part": "past", "step": number, "new": False, "fate": str(Fate.PART)}
+        for position in range(entry.start, entry.stop) if plan.choice.in_place else ():
+            if position in plan.choice.edits:
+                found.setdefault(id(plan.choice.edits[position].message), shortened)
     after = view.tail.stop if view.tail else len(view.messages)
     for position in range(after, len(view.messages)):
         note(position, "tail", None)
@@ -176,10 +176,12 @@ class _Quoted:
 
 def _quoted(plan: Plan | None) -> dict[int, _Quoted]:
     """What each message of a shortened turn quotes, by the identity of the message."""
-    turns = {} if plan is None or plan.unchanged else plan.choice.in_place or {}
     found: dict[int, _Quoted] = {}
-    for entry in plan.view.interactions if plan is not None and turns else ():
-        if entry.start in turns:
+    if plan is None or plan.unchanged or not plan.choice.in_place:
+        return found
+    for entry in plan.view.history:
+        edits = [plan.edits[p].message for p in range(entry.start, entry.stop) if p in plan.edits]
+        if edits:
             ids = [c.call_id if (c := pair.call or pair.result) is not None else None for pair in entry.pairs]
             by_call = {
                 call_id: trace_id
@@ -187,8 +189,8 @@ def _quoted(plan: Plan | None) -> dict[int, _Quoted]:
                 if trace_id is not None and ids.count(call_id) == 1
             }
             quoted = _Quoted(entry.record_ids, by_call)
-            own = plan.view.messages[entry.start : entry.stop] if plan is not None else ()
-            found.update((id(m), quoted) for m in (*own, *turns[entry.start].messages))
+            own = plan.view.messages[entry.start : entry.stop]
+            found.update((id(m), quoted) for m in (*own, *edits))
     return found
 
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from memory_bank.errors import HistoryError
+from memory_bank.plan import Context
 from memory_bank.service import failures
 from memory_bank.service.proxy.body import Body, JsonObject
 from memory_bank.service.proxy.dialect import (
@@ -45,11 +46,10 @@ class ChatDialect:
         chat = read_text_calls(messages)
         if chat is None:
             return RequestHistory(messages, lambda context: context, lambda written: written)
-        write = chat.write
 
-        def to_request(context: Sequence[object]) -> Sequence[object]:
+        def to_request(context: Context) -> Sequence[object]:
             try:
-                return write(context)
+                return chat.write(context.entries)
             except HistoryError as e:
                 raise NotRebuiltError(str(e)) from None
 
@@ -57,7 +57,7 @@ class ChatDialect:
             again = read_text_calls(written)
             return written if again is None else again.messages
 
-        return RequestHistory(chat.messages, to_request, read)
+        return RequestHistory([*chat.messages], to_request, read)
 
     def is_compaction(self, request: JsonObject) -> bool:  # noqa: ARG002
         """See Dialect. This API has no such member."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Literal, Protocol
 
+from memory_bank.plan import Context
 from memory_bank.service.proxy.body import Body, JsonObject
 from memory_bank.service.proxy.events import Event
 from memory_bank.tools import GET_RECORD, LIST_RECORDS, SEARCH_MEMORY, ToolAnswer
@@ -28,12 +29,12 @@ class NotRebuiltError(Exception):
 class RequestHistory:
     """The conversation in a request as chat ``messages``.
 
-    ``to_request`` converts a context rebuilt from them to the array for the request's member ``Dialect.key``;
+    ``to_request`` writes a context of them as the array for the request's member ``Dialect.key``;
     ``read`` gives the chat messages of such an array.
     """
 
     messages: list[object]
-    to_request: Callable[[Sequence[object]], Sequence[object]]
+    to_request: Callable[[Context], Sequence[object]]
     read: Callable[[Sequence[object]], Sequence[object]]
 
 

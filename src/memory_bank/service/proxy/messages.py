@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 from memory_bank.errors import HistoryError
+from memory_bank.plan import Context
 from memory_bank.service import failures
 from memory_bank.service.proxy.body import Body, JsonObject
 from memory_bank.service.proxy.dialect import (
@@ -31,7 +32,6 @@ from memory_bank.transcript.anthropic import (
     from_anthropic,
     strip_thinking,
     thinking_rule,
-    to_anthropic,
     with_cache_marks,
 )
 from memory_bank.transcript.jsontext import parse_arguments
@@ -63,12 +63,12 @@ class MessagesDialect:
         messages = request.get(self.key)
         if not isinstance(messages, list) or not messages:
             raise NotRebuiltError("no messages")
-        chat = from_anthropic(messages, request.get("system"), body.derive)
         rule = thinking_rule(request.get("thinking"))
+        chat = from_anthropic(messages, request.get("system"), body.derive, rule)
 
-        def to_request(context: Sequence[object]) -> Sequence[object]:
+        def to_request(context: Context) -> Sequence[object]:
             try:
-                return to_anthropic(context, chat, rule)
+                return chat.write(context.entries)
             except HistoryError as e:
                 raise NotRebuiltError(str(e).partition(":")[0]) from None
 

@@ -6,7 +6,6 @@ import asyncio
 import dataclasses
 import hashlib
 import logging
-import operator
 import threading
 import time
 import traceback
@@ -19,6 +18,7 @@ import anyio
 from anyio import to_thread
 
 from memory_bank.errors import MemoryBankError
+from memory_bank.plan import Context
 from memory_bank.service.failures import code_of
 from memory_bank.service.proxy.body import Body, render_body
 from memory_bank.service.proxy.dialect import Dialect, NotRebuiltError, RequestHistory, own_tools
@@ -27,7 +27,7 @@ from memory_bank.service.security.access import Caller, stored_id
 from memory_bank.service.sessions import Rebuilt, Sessions
 from memory_bank.transcript.harness import asks_for_summary
 from memory_bank.transcript.jsontext import compact
-from memory_bank.transcript.messages import MessageKind, kind_of, message_text
+from memory_bank.transcript.messages import MessageKind, kind_of, message_text, same_objects
 
 log = logging.getLogger("memory_bank.Service")
 
@@ -417,7 +417,7 @@ class Rebuilder:
             model=_model(body),
             tools=offered or own_tools(body.value),
         )
-        if len(context) == len(history.messages) and all(map(operator.is_, context, history.messages)):
+        if not isinstance(context, Context) or same_objects(context, history.messages):
             return MemoryResult("unchanged")
         arrays = {dialect.key: history.to_request(context), **({"tools": offered} if offered else {})}
         return MemoryResult("rebuilt", data=render_body(body, arrays), arrays=arrays)

@@ -22,7 +22,7 @@ from memory_bank.service.proxy.dialect import (
 )
 from memory_bank.service.proxy.events import Event, rewrite_event
 from memory_bank.tools import TOOL_SCHEMAS, ToolAnswer
-from memory_bank.transcript.responses import OUTPUT_OF, from_items, item_type, stands_alone, to_items
+from memory_bank.transcript.responses import OUTPUT_OF, from_items, item_type, stands_alone
 
 _STARTED = frozenset({"response.created", "response.queued", "response.in_progress"})
 _ENDED = frozenset({"response.completed", "response.incomplete", "response.failed"})
@@ -52,7 +52,7 @@ class ResponsesDialect:
         chat = from_items(items, request.get("instructions"))
         return RequestHistory(
             [*chat.messages],
-            lambda context: to_items(context, chat),
+            lambda context: chat.write(context.entries),
             lambda written: from_items(written, request.get("instructions")).messages,
         )
 

@@ -15,18 +15,20 @@ from pathlib import Path
 from typing import Any
 
 from memory_bank.errors import ConfigError
-from memory_bank.lab.experiments.config import Experiment
-from memory_bank.lab.experiments.matrix import ExperimentPlan, Unit
-from memory_bank.lab.experiments.units import live_unit, replay_unit
+from memory_bank.lab.costs import Costs, named_counter
+from memory_bank.lab.experiments.plan import Experiment, ExperimentPlan, GatedRun, Unit
+from memory_bank.lab.meter.figures import NeedResult, StepRow
+from memory_bank.lab.meter.measure import measure_trace
+from memory_bank.lab.meter.needs import NeedyTurn, needs_of
 from memory_bank.lab.processes import ProgressReport, run_tasks
+from memory_bank.lab.traces import Trace
 
 try:
     import fcntl
 except ImportError:  # Windows: two runs on one file are not detected there
     fcntl = None  # type: ignore[assignment]
 
-FORMAT = 1
-_BEGINNING = b'{"format":'
+_BEGINNING = b'{"experiment":'
 
 
 def run_experiment(
@@ -41,28 +43,44 @@ def run_experiment(
     total = len(plan.units)
     if progress is not None:
         progress(total - len(waiting), total)
-    with closing(run_tasks(waiting, _UnitWork(plan), jobs or plan.experiment.jobs)) as lines:
+    with closing(run_tasks(waiting, do_unit, jobs or plan.experiment.jobs)) as lines:
         for _, line in lines:
             results.add(line)
             if progress is not None:
                 progress(len(results.done), total)
 
 
-class _UnitWork:
-    """Does a unit, in any process."""
+def do_unit(unit: Unit) -> dict[str, Any]:
+    """The results line of a unit. Raises ModelError when an endpoint fails."""
+    if unit.settings.kind == "replay":
+        result = replay_unit(unit)
+    else:
+        from memory_bank.lab.experiments.live import live_unit
 
-    def __init__(self, plan: ExperimentPlan) -> None:
-        self._counter, self._cost = plan.experiment.counter, plan.experiment.cost
-        self._suites = {s.name: (s.settings, s.constants) for s in plan.suites}
+        result = live_unit(unit)
+    return {"unit": unit.id, **unit.place, **result}
 
-    def __call__(self, unit: Unit) -> dict[str, Any]:
-        """The results line of a unit. Raises ModelError when an endpoint fails."""
-        settings, constants = self._suites[unit.suite]
-        if unit.kind == "replay":
-            result = replay_unit(unit, self._counter, self._cost, constants)
-        else:
-            result = live_unit(unit, settings, self._counter, self._cost)
-        return {"unit": unit.id, **unit.place, **result}
+
+_latest: list[tuple[tuple[Trace, frozenset[str], str], Costs, list[NeedyTurn]]] = []
+"""The case of the unit before: the strategies of a case follow one another."""
+
+
+def replay_unit(unit: Unit) -> dict[str, Any]:
+    """The result of a replay as JSON values: rows of every step, cached tokens of each, the bill."""
+    key = (unit.case, unit.constants, unit.counter)
+    if not _latest or _latest[0][0] != key:
+        _latest[:] = [(key, Costs(named_counter(unit.counter)), needs_of(unit.case, unit.constants))]
+    _, costs, turns = _latest[0]
+    with closing(GatedRun(unit, costs)) as run:
+        rows = measure_trace(unit.case, turns, run, costs)
+    bill, cached = run.bill()
+    return {"rows": rows, "cached": cached, "counter": costs.counter.name, "bill": bill}
+
+
+def rows_in(result: dict[str, Any]) -> list[StepRow]:
+    """The rows of a replayed unit, as they were before they were written."""
+    rows = (StepRow(*values) for values in result["rows"])
+    return [row._replace(found=tuple(NeedResult(*f) for f in row.found)) for row in rows]
 
 
 class Results:
@@ -75,6 +93,8 @@ class Results:
 
     def __init__(self, path: Path, header: dict[str, Any]) -> None:
         self.path = path
+        self.done: dict[str, dict[str, Any]] = {}
+        self.runs: list[dict[str, Any]] = []
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._file = open(path, "a+b")  # noqa: SIM115
@@ -84,9 +104,9 @@ class Results:
             ) from e
         try:
             self._lock()
-            kept, self.done, self.runs = _read_results(path, header["experiment"])
+            kept = self._read(header["experiment"])
             self._file.truncate(kept)
-            self._write({"format": FORMAT, **header} if kept == 0 else {"run": header["about"]})
+            self._write(header if kept == 0 else {"run": header["about"]})
             self.runs.append(header["about"])
         except BaseException:
             self._file.close()
@@ -103,67 +123,53 @@ class Results:
         os.fsync(self._file.fileno())
 
     def _lock(self) -> None:
-        if fcntl is None:
-            return
         try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if fcntl is not None:
+                fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             raise ConfigError(
                 f"{self.path} is being written by another run: wait for it, or give another --out."
             ) from None
 
-    def __enter__(self) -> Results:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self._file.close()
-
-
-def _read_results(path: Path, experiment: str) -> tuple[int, dict[str, dict[str, Any]], list[dict[str, Any]]]:
-    """The bytes of a results file in complete lines, its results by unit id, and its runs.
-
-    Raises ConfigError when it belongs to another experiment, or is not a results file.
-    """
-    done: dict[str, dict[str, Any]] = {}
-    runs: list[dict[str, Any]] = []
-    kept = 0
-    with open(path, "rb") as file:
-        for number, raw in enumerate(file, 1):
-            if not raw.endswith(b"\n"):
-                if number == 1 and not (raw.startswith(_BEGINNING) or _BEGINNING.startswith(raw)):
-                    _check_header(path, None, experiment)
+    def _read(self, experiment: str) -> int:
+        """Read what the file holds; the bytes of its complete lines."""
+        kept = 0
+        self._file.seek(0)
+        for number, raw in enumerate(self._file, 1):
+            whole = raw.endswith(b"\n")
+            if not whole and (number > 1 or raw.startswith(_BEGINNING) or _BEGINNING.startswith(raw)):
                 break  # cut off by a crash
             try:
                 line = json.loads(raw)
             except ValueError:
                 line = None
             if number == 1:
-                _check_header(path, line, experiment)
-                runs.append(line["about"])
+                if not isinstance(line, dict) or "experiment" not in line or "about" not in line:
+                    raise ConfigError(
+                        f"{self.path} is no results file of an experiment: give another folder with --out."
+                    )
+                if line["experiment"] != experiment:
+                    raise ConfigError(
+                        f"{self.path} holds the results of another experiment (or of this one before its settings or "
+                        "cases changed): it is not changed, give another folder with --out."
+                    )
+                self.runs.append(line["about"])
             elif isinstance(line, dict) and "run" in line:
-                runs.append(line["run"])
+                self.runs.append(line["run"])
             elif isinstance(line, dict) and isinstance(line.get("unit"), str):
-                done[line["unit"]] = line
+                self.done[line["unit"]] = line
             else:
                 raise ConfigError(
-                    f"{path}, line {number}: it is not a result: remove it, or give another --out."
+                    f"{self.path}, line {number}: it is not a result: remove it, or give another --out."
                 )
             kept += len(raw)
-    return kept, done, runs
+        return kept
 
+    def __enter__(self) -> Results:
+        return self
 
-def _check_header(path: Path, line: object, experiment: str) -> None:
-    if not isinstance(line, dict) or "experiment" not in line or "about" not in line:
-        raise ConfigError(f"{path} is no results file of an experiment: give another folder with --out.")
-    if line.get("format") != FORMAT:
-        raise ConfigError(
-            f"{path} was written by another version of memory_bank: give another folder with --out."
-        )
-    if line["experiment"] != experiment:
-        raise ConfigError(
-            f"{path} holds the results of another experiment (or of this one before its settings or cases "
-            "changed): it is not changed, give another folder with --out."
-        )
+    def __exit__(self, *exc: object) -> None:
+        self._file.close()
 
 
 def about_run(experiment: Experiment, version: str) -> dict[str, Any]:
@@ -188,10 +194,9 @@ def _commit() -> str:
     ):
         try:
             git = ["git", "-C", str(here.parent), *arguments]
-            done = subprocess.run(git, capture_output=True, text=True, timeout=10, check=False)
+            output = subprocess.run(
+                git, capture_output=True, text=True, timeout=10, check=True
+            ).stdout.strip()
         except (OSError, subprocess.SubprocessError):
             return ""
-        if done.returncode:
-            return ""
-        output = done.stdout.strip()
     return output

@@ -1,0 +1,367 @@
+"""The settings of an experiment, read from a TOML file, and its units: cases × strategies × thresholds × models."""
+
+from __future__ import annotations
+
+import difflib
+import glob
+import hashlib
+import json
+import os
+import random
+import tomllib
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, ValidationError, field_validator
+
+from memory_bank import load_config
+from memory_bank.errors import ConfigError
+from memory_bank.lab.costs import Costs, ScriptedCache
+from memory_bank.lab.meter.needs import Need, environment_constants
+from memory_bank.lab.strategies import Strategy, StrategyRun, configured, parse_strategy
+from memory_bank.lab.traces import Trace, read_traces
+from memory_bank.pricing import Price, Usage, cost
+from memory_bank.transcript import ENCODING
+
+ValueT = TypeVar("ValueT")
+
+READ_PAGE = "read_page"
+"""The tool of a book."""
+
+
+class _ExperimentTable(BaseModel):
+    """A table of the file; docs/howto/experiments.md says what each setting means."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
+
+
+class CostSettings(_ExperimentTable):
+    """What input tokens cost, in any one currency, and the discount for cached ones."""
+
+    price_per_million: float = Field(default=1.0, ge=0, allow_inf_nan=False)
+    cached_discount: float = Field(default=0.5, ge=0, le=1)
+    cache_minimum: int = Field(default=0, ge=0)
+
+
+class ModelSettings(_ExperimentTable):
+    """A model of the live suites, at any OpenAI-compatible endpoint."""
+
+    name: str = Field(min_length=1)
+    base_url: str | None = None
+    api_key_env: str = Field(default="OPENAI_API_KEY", min_length=1)
+    timeout: float = Field(default=120.0, gt=0, le=3600)
+    temperature: float | None = Field(default=None, ge=0, le=2)
+
+    def api_key(self) -> str:
+        """The key. Raises ConfigError when its variable is empty."""
+        key = os.environ.get(self.api_key_env)
+        if not key:
+            raise ConfigError(
+                f"the model {self.name} has no API key: set {self.api_key_env} (any text for a local one)."
+            )
+        return key
+
+
+class SuiteSettings(_ExperimentTable):
+    """Cases of one kind; ``name`` is their name in tables."""
+
+    kind: Literal["replay", "complex_func", "overflow"]
+    name: str = Field(default="", max_length=80)
+    files: tuple[str, ...] = ()
+    max_steps: int = Field(default=30, ge=1, le=1000)
+    judge: ModelSettings | None = None
+    pages: int = Field(default=20, ge=2, le=10_000)
+    page_tokens: int = Field(default=500, ge=10, le=1_000_000)
+    lag: int = Field(default=4, ge=1, le=1000)
+    context_limit: int | None = Field(default=None, ge=1)
+    repeats: int = Field(default=1, ge=1, le=1000)
+
+    @property
+    def title(self) -> str:
+        """Its name in tables: its own, else its first file's, else its kind."""
+        if self.name or not self.files:
+            return self.name or self.kind
+        return Path(self.files[0]).name.removesuffix(".gz").removesuffix(".jsonl")
+
+
+class Experiment(_ExperimentTable):
+    """A whole experiment. ``folder`` holds its file; paths are relative to it."""
+
+    name: str = Field(default="experiment", pattern=r"^[\w][\w .-]{0,79}$")
+    suites: tuple[SuiteSettings, ...] = Field(min_length=1)
+    strategies: tuple[str, ...] = Field(min_length=1)
+    strategy_config: str | None = Field(default=None)
+    thresholds: tuple[NonNegativeInt, ...] = Field(default=())
+    models: tuple[ModelSettings, ...] = ()
+    selected_test_cases: tuple[str, ...] = ()
+    benchmark_sample_size: int | None = Field(default=None, ge=1)
+    seeds: tuple[int, ...] = Field(default=(0,), min_length=1)
+    jobs: int = Field(default=1, ge=1, le=256)
+    counter: str = Field(default=ENCODING, min_length=1)
+    cost: CostSettings = CostSettings()
+    folder: Path = Field(default=Path(), exclude=True)
+
+    @field_validator("suites", "models", "strategies", "thresholds", "seeds", "selected_test_cases")
+    @classmethod
+    def _once(cls, values: tuple[ValueT, ...]) -> tuple[ValueT, ...]:
+        names = [
+            getattr(v, "title", getattr(v, "name", v)) if isinstance(v, BaseModel) else v for v in values
+        ]
+        twice = next((n for i, n in enumerate(names) if n in names[:i]), None)
+        if twice is not None:
+            raise ValueError(f"{twice!r} is listed twice: results could not be told apart")
+        return values
+
+    def path(self, given: str) -> Path:
+        """A path in the file."""
+        return self.folder / Path(given).expanduser()
+
+
+def load_experiment(path: str | Path) -> Experiment:
+    """Read an experiment. Raises ConfigError for a missing file, an unknown key, a wrong value."""
+    file = Path(path)
+    try:
+        values = tomllib.loads(file.read_bytes().decode("utf-8"))
+    except OSError as e:
+        raise ConfigError(
+            f"the experiment {file} cannot be read ({e.strerror or e}): give the path of a TOML file."
+        ) from e
+    except (ValueError, RecursionError) as e:
+        raise ConfigError(f"the experiment {file} is not TOML: {e}; correct it there.") from e
+    if not values.get("suites"):
+        raise ConfigError(f"the experiment {file} has no cases: give it [[suites]] with kind and files.")
+    try:
+        return Experiment(**values | {"folder": file.parent})
+    except ValidationError as e:
+        first = e.errors(include_url=False, include_input=False)[0]
+    place = ".".join(map(str, first["loc"]))
+    message = first["msg"].removeprefix("Value error, ").rstrip(".")
+    if first["type"] == "extra_forbidden":
+        tables = (Experiment, SuiteSettings, ModelSettings, CostSettings)
+        known = [name for table in tables for name in table.model_fields if name != "folder"]
+        near = difflib.get_close_matches(str(first["loc"][-1]), known, n=1)
+        raise ConfigError(
+            f"{file}: {place} is not a setting: {f'did you mean {near[0]}?' if near else 'remove it.'}"
+        )
+    raise ConfigError(f"{file}: {place}: {message[0].lower()}{message[1:]}.")
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """One run of one case: one line of results.
+
+    ``id`` is a hash of everything that defines it, ``case`` its trace under a name that no other has. Contexts of up
+    to ``gate`` tokens pass unchanged. ``constants`` are values of the environment, which need no memory.
+    """
+
+    id: str
+    suite: str
+    settings: SuiteSettings
+    case: Trace
+    strategy: Strategy
+    threshold: int | None
+    gate: int
+    seed: int
+    model: ModelSettings | None
+    constants: frozenset[str]
+    counter: str
+    cost: CostSettings
+
+    @property
+    def place(self) -> dict[str, Any]:
+        """The unit's place in the matrix, as JSON values."""
+        return {
+            "suite": self.suite,
+            "kind": self.settings.kind,
+            "case": self.case.id,
+            "strategy": self.strategy.name,
+            "threshold": self.threshold,
+            "seed": self.seed,
+            "model": self.model.name if self.model else None,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class ExperimentPlan:
+    """The units of an experiment in order, a hash of them, and the settings of its strategies by name."""
+
+    experiment: Experiment
+    units: tuple[Unit, ...]
+    hash: str
+    strategies: dict[str, Any]
+
+
+def plan_experiment(experiment: Experiment, tell: Callable[[str], None]) -> ExperimentPlan:
+    """Read the cases and list the units; skipped lines are reported to ``tell``.
+
+    Raises ConfigError (no case, an unknown id, a live suite without models), TraceFileError,
+    UnknownStrategyError.
+    """
+    file = experiment.strategy_config
+    config = load_config(None if file is None else experiment.path(file))
+    strategies = [parse_strategy(text, config) for text in experiment.strategies]
+    suites = {s: list(_cases(experiment, s, tell)) for s in experiment.suites}
+    known = {trace.id for traces in suites.values() for trace in traces}
+    for wanted in experiment.selected_test_cases:
+        if wanted not in known:
+            near = difflib.get_close_matches(wanted, sorted(known), n=1)
+            hint = f"did you mean {near[0]!r}?" if near else "use an id of its files."
+            raise ConfigError(f"selected_test_cases: no suite has a case {wanted!r}: {hint}")
+    units = [u for s, traces in suites.items() for u in _units(experiment, s, traces, strategies)]
+    settings = {s.name: _settings_of(s) for s in strategies}
+    return ExperimentPlan(
+        experiment, tuple(units), _digest([experiment.name, [u.id for u in units]]), settings
+    )
+
+
+def _settings_of(strategy: Strategy) -> Any:
+    """The settings that define a strategy, as JSON values."""
+    if strategy.config is not None:
+        return strategy.settings().model_dump(mode="json")
+    return {"type": strategy.kind, "target": strategy.target, **dict(strategy.options)}
+
+
+def _cases(experiment: Experiment, suite: SuiteSettings, tell: Callable[[str], None]) -> Iterator[Trace]:
+    if suite.kind == "overflow":
+        yield from book_cases(suite)
+        return
+    found = False
+    for pattern in suite.files:
+        path = str(experiment.path(pattern))
+        for file in sorted(glob.glob(path)) if glob.has_magic(path) else [path]:
+            for trace in read_traces(file):
+                if isinstance(trace, Trace):
+                    found = True
+                    yield trace
+                else:
+                    tell(f"skipped {trace}.")
+    if not found:
+        raise ConfigError(f"the suite {suite.title} has no cases: its files hold no trace.")
+
+
+def book_cases(settings: SuiteSettings) -> list[Trace]:
+    """The cases of an overflow suite: task and tool, no recorded turns."""
+    properties = {"page": {"type": "integer"}, "code": {"type": "string"}}
+    function = {
+        "name": READ_PAGE,
+        "description": "One page of the book, with its code.",
+        "parameters": {"type": "object", "properties": properties, "required": ["page"]},
+    }
+    cases = []
+    for n in range(1, settings.repeats + 1):
+        task = (
+            f"Read the pages 1 to {settings.pages} of book {n} in order, one call of {READ_PAGE} a turn. "
+            f"Every page has a code. "
+            f"Page n is opened with the code of page n-{settings.lag}; the first {settings.lag} need none. "
+            "After the last page answer with its code."
+        )
+        messages = [{"role": "user", "content": task}]
+        cases.append(Trace(f"book-{n}", messages, [{"type": "function", "function": function}], task))
+    return cases
+
+
+def page_code(case: str, page: int) -> str:
+    """The code of a page, which cannot be derived from anything in the context."""
+    return "PG-" + hashlib.sha256(f"{case}/{page}".encode()).hexdigest()[:8].upper()
+
+
+def _units(
+    experiment: Experiment, suite: SuiteSettings, traces: list[Trace], strategies: Sequence[Strategy]
+) -> Iterator[Unit]:
+    live = suite.kind != "replay"
+    models: Sequence[ModelSettings | None] = experiment.models if live else (None,)
+    if live:
+        if not models:
+            raise ConfigError(
+                f"the suite {suite.title} is live and needs a model: give one under [[models]]."
+            )
+        for asked in filter(None, (*models, suite.judge)):
+            asked.api_key()
+        if oracle := next((s.name for s in strategies if s.kind == "oracle"), None):
+            raise ConfigError(
+                f"the suite {suite.title} is live: {oracle!r} knows only recorded runs, leave it out."
+            )
+    constants = environment_constants(traces) if not live else frozenset()
+    seen: Counter[str] = Counter()
+    cases: dict[str, tuple[Trace, str]] = {}  # with a hash of its content
+    for trace in traces:
+        seen[trace.id] += 1
+        if not experiment.selected_test_cases or trace.id in experiment.selected_test_cases:
+            name = trace.id if seen[trace.id] == 1 else f"{trace.id}#{seen[trace.id]}"
+            cases[name] = replace(trace, id=name), _digest([trace.messages, trace.tools, trace.task])
+    size = experiment.benchmark_sample_size
+    for seed in experiment.seeds if live or size else experiment.seeds[:1]:
+        drawn = list(cases)
+        if size is not None and size < len(drawn):
+            chosen = random.Random(f"{seed}:{suite.title}").sample(range(len(drawn)), size)
+            drawn = [drawn[i] for i in sorted(chosen)]
+        for name, model, strategy, threshold in product(
+            drawn, models, strategies, experiment.thresholds or (None,)
+        ):
+            case, content = cases[name]
+            acting, gate = with_threshold(strategy, threshold)
+            defined = [
+                suite.title, suite.model_dump(exclude={"files"}), [name, content],
+                model and model.model_dump(exclude={"timeout"}), [strategy.name, _settings_of(acting)], threshold,
+                seed, experiment.counter, experiment.cost.model_dump(), sorted(constants),
+            ]  # fmt: skip
+            yield Unit(
+                _digest(defined), suite.title, suite, case, acting, threshold, gate, seed, model, constants,
+                experiment.counter, experiment.cost,
+            )  # fmt: skip
+
+
+def with_threshold(strategy: Strategy, threshold: int | None) -> tuple[Strategy, int]:
+    """The strategy starting at a threshold, and the threshold that remains for a gate before it.
+
+    A strategy with a setting ``compact_threshold`` gets it set, and no gate; for any other, contexts up
+    to the threshold are to be passed on unchanged. Raises ConfigError when the setting refuses the value.
+    """
+    if threshold is None:
+        return strategy, 0
+    if strategy.config is None or not hasattr(strategy.settings(), "compact_threshold"):
+        return strategy, threshold
+    changed = configured(strategy.config, strategy.target, {"compact_threshold": max(1, threshold)})
+    return replace(changed, name=strategy.name), 0
+
+
+def _digest(value: Any) -> str:
+    text = json.dumps(value, sort_keys=True, default=str)
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:20]
+
+
+class GatedRun(StrategyRun):
+    """The strategy of a unit behind its gate. Records all contexts; one that could not be built is empty."""
+
+    def __init__(self, unit: Unit, costs: Costs) -> None:
+        self._run, self._unit, self._costs = unit.strategy.start(unit.case), unit, costs
+        self.contexts: list[list[Any]] = []
+
+    def build(self, messages: list[Any], needs: Sequence[Need] = ()) -> list[Any]:
+        self.contexts.append([])
+        passes = self._unit.gate and self._costs.total(messages) <= self._unit.gate
+        self.contexts[-1] = messages if passes else self._run.build(messages, needs)
+        return self.contexts[-1]
+
+    def close(self) -> None:
+        self._run.close()
+
+    def bill(self) -> tuple[dict[str, Any], list[int]]:
+        """Input tokens, those of them that a prefix cache holds, the plain and the cached cost; cached by request."""
+        prices = self._unit.cost
+        cache = ScriptedCache(self._costs.counter, prices.cache_minimum)
+        used = [cache.add(self._costs.parts(context)) for context in self.contexts]
+        tokens, cached = sum(u.input for u in used), [u.cached for u in used]
+        price = prices.price_per_million
+        paid = Price(prompt=price, completion=0, cached=price * (1 - prices.cached_discount))
+        made = {
+            "tokens": tokens,
+            "cached": sum(cached),
+            "plain": cost(Usage(tokens), paid),
+            "priced": cost(Usage(tokens, sum(cached)), paid),
+        }
+        return made, cached

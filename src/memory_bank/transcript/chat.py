@@ -1,0 +1,66 @@
+"""The Chat Completions API: its messages with some parts changed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from memory_bank.transcript.messages import is_text_part, read
+from memory_bank.transcript.responses import WIRE
+from memory_bank.transcript.turns import WHOLE, Change
+
+
+def edited_message(message: Any, change: Change) -> Any:
+    """The chat message with other contents and arguments, as a dict; None where neither text nor call is left.
+
+    A list stays a list, with one text part. ``message`` is not changed. It may be an item of the Responses API.
+    """
+    if not change:
+        return message
+    new = as_dict(message)
+    if read(message, "role") is None:
+        return WIRE.write(new, change)
+    if WHOLE in change:
+        new["content"] = content_like(read(message, "content"), change[WHOLE])
+    if change.keys() <= {WHOLE}:
+        return new
+    given = read(message, "tool_calls")
+    calls = [*given] if isinstance(given, (list, tuple)) else []
+    kept = [
+        _with_arguments(as_dict(call), change[n]) if n in change else as_dict(call)
+        for n, call in enumerate(calls)
+        if change.get(n, "") is not None
+    ]
+    legacy = change.get(len(calls), "")
+    if kept:
+        new["tool_calls"] = kept
+    elif calls:
+        del new["tool_calls"]
+    if legacy is None:
+        del new["function_call"]
+    elif legacy:
+        new["function_call"] = {**as_dict(read(message, "function_call")), "arguments": legacy}
+    return new if kept or new.get("function_call") or new.get("content") else None
+
+
+def content_like(content: Any, text: str | None) -> Any:
+    """A text as a content: a list with one text part where ``content`` is a list."""
+    if text is None or not isinstance(content, (list, tuple)):
+        return text
+    first = next((p for p in content if is_text_part(p) and not isinstance(p, str)), None)
+    return [{"type": "text" if first is None else read(first, "type"), "text": text}]
+
+
+def _with_arguments(call: dict[str, Any], arguments: Any) -> dict[str, Any]:
+    for key, member in (("function", "arguments"), ("custom", "input")):
+        if call.get(key) is not None:
+            return {**call, key: {**as_dict(call[key]), member: arguments}}
+    return {**call, "arguments": arguments}
+
+
+def as_dict(message: Any) -> dict[str, Any]:
+    """A message or a call as a new dict: of a mapping, of a pydantic model, of any other object."""
+    if isinstance(message, Mapping):
+        return dict(message)
+    dump = getattr(message, "model_dump", None)
+    return dict(dump(exclude_none=True)) if callable(dump) else dict(vars(message))
