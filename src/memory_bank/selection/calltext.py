@@ -274,7 +274,8 @@ def call_line(number: int, tool: str, arguments: str, chars: int = ARGUMENT_CHAR
     """
     if chars < 0:
         return f"#{number}"
-    name, shown = one_line(tool)[:80], []
+    name = one_line(tool)[:80]
+    shown: list[str] = []
     if not chars:
         return f"#{number} {name.partition(' ')[0]}"
     for argument in arguments_of(arguments):
