@@ -201,7 +201,7 @@ class Service:
         self.telemetry.stepped(
             step.session_id,
             step.strategy,
-            step.record_count,
+            step.records,
             step.milliseconds,
             step.full_tokens,
             step.tokens,

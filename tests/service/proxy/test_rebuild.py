@@ -46,7 +46,7 @@ def test_what_is_put_off_changes_no_context(configured, key, finished):
             messages = conversation(count)
             made = sessions.rebuild(None, "s", messages)
             expected, tokens = apply_memory_bank_strategy(messages, None, config.strategy(key), alone)
-            assert (made.messages, made.tokens) == (expected, tokens)
+            assert (made.context, made.tokens) == (expected, tokens)
             assert made.plan.as_dict()["decisions"] == alone.last_plan.as_dict()["decisions"]
             if rng.random() < finished:
                 sessions.finish(made)

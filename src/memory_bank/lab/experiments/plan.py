@@ -11,6 +11,7 @@ import random
 import tomllib
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
@@ -22,7 +23,7 @@ from memory_bank import load_config
 from memory_bank.errors import ConfigError
 from memory_bank.lab.costs import Costs, ScriptedCache
 from memory_bank.lab.meter.needs import Need, environment_constants
-from memory_bank.lab.strategies import Strategy, StrategyRun, configured, parse_strategy
+from memory_bank.lab.strategies import Build, Strategy, configured, parse_strategy
 from memory_bank.lab.traces import Trace, read_traces
 from memory_bank.pricing import Price, Usage, cost
 from memory_bank.transcript import ENCODING
@@ -334,34 +335,30 @@ def _digest(value: Any) -> str:
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:20]
 
 
-class GatedRun(StrategyRun):
-    """The strategy of a unit behind its gate. Records all contexts; one that could not be built is empty."""
+@contextmanager
+def gated(unit: Unit, costs: Costs) -> Iterator[tuple[Build, list[list[Any]]]]:
+    """What builds the contexts of a unit, those up to its gate unchanged, and a list of them.
 
-    def __init__(self, unit: Unit, costs: Costs) -> None:
-        self._run, self._unit, self._costs = unit.strategy.start(unit.case), unit, costs
-        self.contexts: list[list[Any]] = []
+    One that could not be built is empty there.
+    """
+    contexts: list[list[Any]] = []
+    with unit.strategy.start(unit.case) as build:
 
-    def build(self, messages: list[Any], needs: Sequence[Need] = ()) -> list[Any]:
-        self.contexts.append([])
-        passes = self._unit.gate and self._costs.total(messages) <= self._unit.gate
-        self.contexts[-1] = messages if passes else self._run.build(messages, needs)
-        return self.contexts[-1]
+        def build_gated(messages: list[Any], needs: Sequence[Need]) -> list[Any]:
+            contexts.append([])
+            passes = unit.gate and costs.total(messages) <= unit.gate
+            contexts[-1] = messages if passes else build(messages, needs)
+            return contexts[-1]
 
-    def close(self) -> None:
-        self._run.close()
+        yield build_gated, contexts
 
-    def bill(self) -> tuple[dict[str, Any], list[int]]:
-        """Input tokens, those of them that a prefix cache holds, the plain and the cached cost; cached by request."""
-        prices = self._unit.cost
-        cache = ScriptedCache(self._costs.counter, prices.cache_minimum)
-        used = [cache.add(self._costs.parts(context)) for context in self.contexts]
-        tokens, cached = sum(u.input for u in used), [u.cached for u in used]
-        price = prices.price_per_million
-        paid = Price(prompt=price, completion=0, cached=price * (1 - prices.cached_discount))
-        made = {
-            "tokens": tokens,
-            "cached": sum(cached),
-            "plain": cost(Usage(tokens), paid),
-            "priced": cost(Usage(tokens, sum(cached)), paid),
-        }
-        return made, cached
+
+def bill(unit: Unit, contexts: Sequence[Sequence[Any]], costs: Costs) -> tuple[dict[str, Any], list[int]]:
+    """Input tokens, those of them that a prefix cache holds, the plain and the cached cost; cached by request."""
+    price, discount = unit.cost.price_per_million, unit.cost.cached_discount
+    cache = ScriptedCache(costs.counter, unit.cost.cache_minimum)
+    used = [cache.add(costs.parts(context)) for context in contexts]
+    tokens, cached = sum(u.input for u in used), [u.cached for u in used]
+    paid = Price(prompt=price, completion=0, cached=price * (1 - discount))
+    plain, priced = cost(Usage(tokens), paid), cost(Usage(tokens, sum(cached)), paid)
+    return {"tokens": tokens, "cached": sum(cached), "plain": plain, "priced": priced}, cached

@@ -66,11 +66,11 @@ def build_context(api: Api, name: SessionName, body: JsonBody) -> BuiltContext:
         with_public_names(api, plan["decisions"])
     api.sessions.finish(step)  # so that a search finds what this request has stored
     try:  # messages of the request go out in the bytes in which they came
-        messages: Any = RawJson(render_array(body, "messages", step.messages))
+        messages: Any = RawJson(render_array(body, "messages", step.context))
     except BodyError:  # a new message is nested deeper than the encoder goes
-        messages = step.messages
+        messages = step.context
     report = step.plan.figures() if step.plan is not None else None
-    return BuiltContext.of(step, messages=messages, records=step.record_count, plan=plan, report=report)
+    return BuiltContext.of(step, messages=messages, plan=plan, report=report)
 
 
 def _checked(messages: list[Any]) -> list[Any]:

@@ -388,9 +388,7 @@ class Rebuilder:
             tokens=rebuilt.tokens,
             full_tokens=rebuilt.full_tokens,
             step=rebuilt,
-            tools=offered
-            if rebuilt.record_count and (self._inject is True or not rebuilt.unchanged)
-            else None,
+            tools=offered if rebuilt.records and (self._inject is True or not rebuilt.unchanged) else None,
         )
 
     def _offered(self, dialect: Dialect, body: Body) -> list[object] | None:
