@@ -394,7 +394,10 @@ def describe(step: Step) -> tuple[str, list[tuple[str, str]]]:
     if isinstance(step, TaskStep) and step.images:
         rows.append(("images", str(len(step.images))))
     kind = f" ({step.kind})" if isinstance(step, ScratchpadStep) else ""
-    return step.type.replace("_", " ").capitalize() + kind, rows
+    title = {"planning": "Plan", "scratchpad": "Notes"}.get(
+        step.type, step.type.replace("_", " ").capitalize()
+    )
+    return title + kind, rows
 
 
 def step_text(step: Step) -> str:
