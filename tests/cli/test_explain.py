@@ -2,8 +2,6 @@
 
 import json
 import re
-import subprocess
-import sys
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -11,16 +9,6 @@ import pytest
 from tests.chats import call, result, say, user
 
 ROOT = Path(__file__).parents[2]
-
-
-def run(*args: object, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "memory_bank", *map(str, args)],
-        capture_output=True,
-        text=True,
-        cwd=cwd,
-        timeout=300,
-    )
 
 
 class Page(HTMLParser):
@@ -49,16 +37,16 @@ def odd_trace(tmp_path_factory) -> Path:
     return file
 
 
-def test_text_names_every_past_interaction():
-    done = run("lab", "explain", "examples/log-hunt.jsonl", cwd=ROOT)
-    assert done.returncode == 0, done.stderr
-    assert "shown in part" in done.stdout
-    assert re.search(r"tokens instead of", done.stdout)
+def test_text_names_every_past_interaction(cli):
+    done = cli("lab", "explain", ROOT / "examples" / "log-hunt.jsonl")
+    assert done.code == 0, done.err
+    assert "shown in part" in done.out
+    assert re.search(r"tokens instead of", done.out)
 
 
-def test_json_tells_pieces_reasons_near_misses_and_changes(odd_trace):
-    done = run("lab", "explain", odd_trace, "--step", 5, "--json", "--config", _config(odd_trace.parent, 300))
-    manifest = json.loads(done.stdout)
+def test_json_tells_pieces_reasons_near_misses_and_changes(cli, odd_trace):
+    done = cli("lab", "explain", odd_trace, "--step", 5, "--json", "--config", _config(odd_trace.parent, 300))
+    manifest = json.loads(done.out)
     assert len(manifest["decisions"]) == 3
     assert manifest["pieces"]
     piece = manifest["pieces"][0]
@@ -78,10 +66,10 @@ def _config(folder: Path, budget: int) -> Path:
 
 
 @pytest.mark.parametrize("strategy", ["memory_bank", "memory_bank_local"])
-def test_the_page_is_self_contained_and_escapes_everything(odd_trace, tmp_path, strategy):
+def test_the_page_is_self_contained_and_escapes_everything(cli, odd_trace, tmp_path, strategy):
     page = tmp_path / "page.html"
-    done = run("lab", "explain", odd_trace, "--html", page, "--strategy", strategy)
-    assert done.returncode == 0, done.stderr
+    done = cli("lab", "explain", odd_trace, "--html", page, "--strategy", strategy)
+    assert done.code == 0, done.err
     text = page.read_text()
     assert "<script>" not in text
     assert "&lt;i&gt;list" in text
@@ -98,22 +86,22 @@ def test_the_page_is_self_contained_and_escapes_everything(odd_trace, tmp_path, 
         (["--strategy", "memory_bnk"], 2, "did you mean 'memory_bank'"),
     ],
 )
-def test_wrong_use_is_one_sentence(odd_trace, args, code, told):
-    done = run("lab", "explain", odd_trace, *args)
-    assert done.returncode == code
-    assert told in done.stderr
-    assert done.stderr.count("\n") == 1
+def test_wrong_use_is_one_sentence(cli, odd_trace, args, code, told):
+    done = cli("lab", "explain", odd_trace, *args)
+    assert done.code == code
+    assert told in done.err
+    assert done.err.count("\n") == 1
 
 
-def test_a_run_without_a_model_call_is_one_sentence(tmp_path):
+def test_a_run_without_a_model_call_is_one_sentence(cli, tmp_path):
     file = tmp_path / "runs.jsonl"
     file.write_text(json.dumps({"id": "a", "messages": [user("hello")]}))
-    done = run("lab", "explain", file)
-    assert done.returncode == 1
-    assert done.stderr == "memory-bank: the run a has no model call: choose another run with --id.\n"
+    done = cli("lab", "explain", file)
+    assert done.code == 1
+    assert done.err == "memory-bank: the run a has no model call: choose another run with --id.\n"
 
 
-def test_a_model_is_written_only_when_it_wins(tmp_path, odd_trace):
+def test_a_model_is_written_only_when_it_wins(cli, tmp_path, odd_trace):
     lines = []
     for i in range(30):  # runs in which the next call always takes the last row's code
         messages = [user("Open every item of the list, one after another.")]
@@ -125,14 +113,14 @@ def test_a_model_is_written_only_when_it_wins(tmp_path, odd_trace):
     file = tmp_path / "runs.jsonl"
     file.write_text("\n".join(lines))
     model = tmp_path / "model.json"
-    done = run("lab", "train", file, "--out", model, "--json")
-    assert done.returncode == 0, done.stderr
-    figures = json.loads(done.stdout)
+    done = cli("lab", "train", file, "--out", model, "--json")
+    assert done.code == 0, done.err
+    figures = json.loads(done.out)
     assert figures["new"] < figures["present"]
-    again = run("lab", "train", file, "--out", tmp_path / "second.json", "--against", model)
-    assert again.returncode == 1
-    assert "does not win" in again.stdout
+    again = cli("lab", "train", file, "--out", tmp_path / "second.json", "--against", model)
+    assert again.code == 1
+    assert "does not win" in again.out
     assert not (tmp_path / "second.json").exists()
-    few = run("lab", "train", odd_trace, "--out", tmp_path / "x.json")
-    assert few.returncode == 1
-    assert "too few calls" in few.stderr
+    few = cli("lab", "train", odd_trace, "--out", tmp_path / "x.json")
+    assert few.code == 1
+    assert "too few calls" in few.err

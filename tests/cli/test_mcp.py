@@ -108,6 +108,7 @@ def ended(process):
     return code, told
 
 
+@pytest.mark.long
 def test_however_it_ends_it_ends_cleanly(file):
     ways = ["eof", "int", "term", "nobody reads", "in the middle"]
     processes = {way: started(file) for way in ways}

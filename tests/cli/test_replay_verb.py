@@ -2,12 +2,11 @@
 
 import gzip
 import json
+import os
+import subprocess
 
 import pytest
-from tests.cli.conftest import ODD, line, run_of, write
-
-import memory_bank.cli.lab as verb
-from memory_bank.cli import output
+from tests.cli.conftest import COMMAND, ODD, environment, line, run_of, write
 
 
 def records(cli, db):
@@ -171,13 +170,14 @@ def test_a_full_disk_is_one_sentence(cli, two):
     assert "No space left" in done.sentence()
 
 
-def test_a_bar_on_a_terminal_only(cli, two, monkeypatch):
+def test_a_bar_on_a_terminal_only(cli, two):
     assert cli("lab", "replay", two).err == ""
-    shown = []
-    monkeypatch.setattr(verb, "is_terminal", lambda: True)
-    monkeypatch.setattr(output, "is_terminal", lambda: True)
-    monkeypatch.setattr(output.ProgressBar, "advance", lambda bar, done, total=None: shown.append(done))
-    assert cli("lab", "replay", two, "--json").json()["traces"] == 2
-    assert shown == [1, 2]
-    with output.ProgressBar("replayed", "traces", total=2) as bar:
-        assert bar._bar.tasks[0].total == 2
+    pty = pytest.importorskip("pty")
+    ours, terminal = pty.openpty()
+    done = subprocess.run(
+        [*COMMAND, "lab", "replay", str(two), "--json"],
+        env=environment(TERM="xterm"), stdout=subprocess.PIPE, stderr=terminal, timeout=60,
+    )  # fmt: skip
+    assert json.loads(done.stdout)["traces"] == 2
+    shown = os.read(ours, 65_536).decode()
+    assert "replayed" in shown and "traces" in shown

@@ -8,7 +8,6 @@ from contextlib import contextmanager
 from urllib.parse import quote
 
 import pytest
-from fastapi import Request
 from fastapi.testclient import TestClient
 from hypothesis import given
 from hypothesis import strategies as st
@@ -27,7 +26,6 @@ from memory_bank.service.api.models import (
     SessionPage,
     Stats,
 )
-from memory_bank.service.api.requests import ApiContext, api_context
 from memory_bank.service.app import create_app
 from memory_bank.transcript.pairing import pairing_errors
 
@@ -57,16 +55,6 @@ def api(database=":memory:", **service):
 def http():
     with api() as made:
         yield made
-
-
-def of(http, namespace):
-    """The same service, asked by a key of a namespace."""
-
-    def asked_by(request: Request) -> ApiContext:
-        return ApiContext(request.headers.get("x-namespace"), request.app.state.service.sessions)
-
-    http.app.dependency_overrides[api_context] = asked_by
-    return TestClient(http.app, headers={"x-namespace": namespace})
 
 
 def told(response, status, code):
@@ -501,64 +489,6 @@ def test_what_is_no_route_is_told_and_does_not_go_on(http):
         answer = http.request(method, path)
         assert "use" in told(answer, 405, "http_error")
         assert answer.headers["allow"] == allowed
-
-
-# --- whose it is
-
-
-SECRET = "Zephyr-4471"
-
-
-def test_another_namespace_finds_what_nobody_finds():
-    with api() as http:
-        one, two = of(http, "one"), of(http, "two")
-        ids = ingested(one, "mine", tool_outputs=[{**OUTPUT, "raw_output": SECRET}]).trace_ids
-        ingested(two, "own", tool_outputs=[OUTPUT])
-        for name in ("mine", "one%2Fmine", "never"):
-            for path in ("", "/records", f"/records/{ids[0]}", "/records/1", "/search?q=x", "/nope"):
-                answer = two.get(f"/v1/sessions/{name}{path}")
-                nowhere = two.get(f"/v1/sessions/nowhere{path}")
-                assert (answer.status_code, answer.content) == (404, nowhere.content)
-            assert two.post(f"/v1/sessions/{name}/reset").status_code == 404
-            assert two.delete(f"/v1/sessions/{name}").status_code == 404
-        for asked in (ids[0], ids[0][:8], "2"):
-            told(two.get(f"/v1/sessions/own/records/{asked}"), 404, "not_found")
-        known = two.get("/v1/sessions", params={"after": "mine"})
-        assert known.content == two.get("/v1/sessions", params={"after": "nowhere"}).content
-        assert [s["name"] for s in two.get("/v1/sessions").json()["sessions"]] == ["own"]
-        assert two.get("/v1/sessions", params={"q": "one"}).json()["sessions"] == []
-        assert two.get("/v1/stats").json()["records"] == 1
-        everything = [
-            two.get(p).text for p in ("/v1/sessions", "/v1/stats", "/v1/sessions/own/search?q=Zephyr")
-        ]
-        assert SECRET not in "".join(everything)
-        assert one.get("/v1/sessions/mine").json()["records"] == 1
-
-
-def test_namespaces_may_have_sessions_of_one_name():
-    with api() as http:
-        one, two = of(http, "one"), of(http, "two")
-        ingested(one, "same", tool_outputs=[OUTPUT])
-        assert ingested(two, "same", tool_outputs=[OUTPUT]).new == 1
-        made = [n.get("/v1/sessions/same/records/1").json() for n in (one, two)]
-        assert made[0]["trace_id"] != made[1]["trace_id"]
-        assert [m["session"] for m in made] == ["same", "same"]
-        two.delete("/v1/sessions/same")
-        assert one.get("/v1/sessions/same").json()["records"] == 1
-
-
-def test_cursors_do_not_tell_of_others():
-    """A page's ``next`` is the same whether others have stored anything in between or not."""
-    pages = []
-    for busy in (False, True):
-        with api() as http:
-            one, two = of(http, "one"), of(http, "two")
-            for n in range(4):
-                ingested(one, "s", tool_outputs=[{**OUTPUT, "raw_output": str(n)}])
-                if busy:
-                    ingested(two, f"t{n}", messages=CHAT)
-            pages.append(one.get("/v1/sessions/s/records?limit=2").json()["next"])
-    assert pages == [2, 2]
 
 
 # --- a service that runs

@@ -197,6 +197,11 @@ def test_a_path_gives_values(http):
     told(http.get("/v1/sessions/s/records/1?path=]["), 422, "invalid_request")
 
 
+def test_an_error_may_quote_a_lone_surrogate(http):
+    brought(http, {"\ud800": 1})
+    assert "\ud800" in told(http.get("/v1/sessions/s/records/1?path=zzz"), 422, "invalid_request")
+
+
 def test_lines_and_patterns_give_numbered_lines(http):
     text = "\n".join(f"line {n}" for n in range(1, 31))
     brought(http, text)

@@ -64,10 +64,10 @@ def test_nothing_that_tools_say_becomes_an_instruction(tmp_path, strategy):
     remembered = 0
     for n in range(4, len(messages) + 1, 2):
         made = sessions.rebuild("ns", "run", messages[:n])
-        assert pairing_errors(made.messages) == []
-        assert [m for m in made.messages if m["role"] in ("system", "developer")] == messages[:1]
+        assert pairing_errors(made.context) == []
+        assert [m for m in made.context if m["role"] in ("system", "developer")] == messages[:1]
         own = {id(m) for m in messages}
-        for message in made.messages:
+        for message in made.context:
             text = message["content"]
             if id(message) in own:
                 continue
@@ -92,7 +92,7 @@ def test_the_role_of_memory_is_what_the_setting_says(tmp_path, role):
     sessions = Sessions(database, Config(**{**shipped, "default_strategy": "memory_bank"}, service={}))
     messages = a_chat("run")
     made = sessions.rebuild(None, "run", messages)
-    (memory,) = [m for m in made.messages if m not in messages]
+    (memory,) = [m for m in made.context if m not in messages]
     assert memory["role"] == role
     assert memory["content"].startswith(MARK)
     sessions.close()
@@ -129,7 +129,7 @@ def test_quoted_lines_cannot_pose_as_another_call_or_as_a_gap(tmp_path, layout):
     database = Database(tmp_path / "bank.db")
     sessions = Sessions(database, Config(**{**shipped, "default_strategy": "memory_bank"}, service={}))
     made = sessions.rebuild(None, "run", messages)
-    written = [m["content"] for m in made.messages if m not in messages and m["content"]]
+    written = [m["content"] for m in made.context if m not in messages and m["content"]]
     lines = [line for text in written for line in text.split("\n")]
     for forged in FORGED:
         assert f"\\{forged}" in lines, forged

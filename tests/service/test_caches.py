@@ -5,14 +5,9 @@ import json
 import numpy as np
 
 from memory_bank import LexicalEmbedder
-from memory_bank.bank import stores
-from memory_bank.bank.database import Database
-from memory_bank.bank.stores import InsightStore
-from memory_bank.config import ServiceSettings
-from memory_bank.errors import OriginError, TooManyRequestsError
+from memory_bank.errors import TooManyRequestsError
 from memory_bank.service.proxy.body import MessageCache, parse_body
 from memory_bank.service.security.access import RateLimits
-from memory_bank.service.security.hosts import AllowedHosts
 
 
 def interned(cache, messages):
@@ -41,27 +36,7 @@ def test_words_of_the_lexical_embedder(monkeypatch):
         assert len(embedder._cache) <= 100
 
 
-def test_vectors_of_queries():
-    store = InsightStore(LexicalEmbedder(), Database(""), "s")
-    store.add("a", "a summary")
-    store.rank("q" * 20_000)
-    assert not store._queries
-    for n in range(stores._QUERIES_KEPT + 20):
-        store.rank(f"query {n}")
-    assert len(store._queries) == stores._QUERIES_KEPT
-
-
-def test_hosts_and_requests_that_are_counted():
-    hosts = AllowedHosts(ServiceSettings())
-    for port in range(1, 2_000):
-        hosts.check_host([f"localhost:{port}"], None)
-    assert len(hosts._accepted) == 1_000
-    try:
-        hosts.check_host(["localhost" + "." * 100_000], None)
-    except OriginError:
-        pass
-    else:
-        raise AssertionError("a host of 100,000 characters was accepted")
+def test_requests_that_are_counted():
     limits = RateLimits()
     for _ in range(50):
         try:

@@ -387,7 +387,7 @@ def test_keys_that_were_known_hold_while_the_database_is_away(database, caplog):
     from memory_bank.errors import NotAuthorizedError, StorageError
     from memory_bank.service.security.access import Keyring
 
-    class Leaving(Database):
+    class Leaving(type(database)):
         away = False
 
         def read(self):

@@ -151,7 +151,7 @@ def test_a_model_that_hangs_keeps_up_no_request_and_its_jobs_are_free_soon(
         until(lambda: model.requests)
         began = time.monotonic()
         for n in range(3, 8):
-            assert sessions.rebuild(None, "a", chat(n)).record_count == n
+            assert sessions.rebuild(None, "a", chat(n)).records == n
         assert time.monotonic() - began < 120
         observing.close(0.2)
         assert time.monotonic() - began < 240

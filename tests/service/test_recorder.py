@@ -10,7 +10,7 @@ from tests.growth import cpu_seconds
 from tests.service.processes import until
 from tests.service.runs import orders
 
-from memory_bank.bank.database import Database
+from memory_bank.bank.sqlite import Sqlite
 from memory_bank.bank.steps import get_step, list_steps
 from memory_bank.config import Config, load_config
 from memory_bank.errors import StorageError
@@ -19,7 +19,7 @@ from memory_bank.service.page.recorder import DETAILED, Recorder
 from memory_bank.service.sessions import Sessions
 
 
-class Away(Database):
+class Away(Sqlite):
     """A database that can be away."""
 
     away = False
@@ -227,8 +227,8 @@ def test_what_cannot_be_told_costs_no_figures_and_says_nothing_of_contents(
 ):
     made = sessions.rebuild(None, "a", orders(3))
     assert recorder.drain(30)
-    recorder.take(replace(made, shown=[object()] * 3 + ["a secret"], message_count=7, plan=made.plan))
-    broken = replace(made, shown=None, message_count=8)
+    recorder.take(replace(made, shown=[object()] * 3 + ["a secret"], messages=7, plan=made.plan))
+    broken = replace(made, shown=None, messages=8)
     recorder.take(broken)
     assert recorder.drain(30)
     assert [s.messages for s in list_steps(database, "a")][-2:] == [7, 8]

@@ -95,10 +95,10 @@ def test_no_secret_is_stored_or_logged(tmp_path, caplog, strategy):
         for form in (secret, json.dumps(secret)[1:-1], secret.replace("\n", "\\n")):
             assert form.encode() not in kept, form
             assert form not in caplog.text, form
-    assert pairing_errors(made.messages) == []
+    assert pairing_errors(made.context) == []
     own = {id(m) for m in messages}
-    assert made.messages[:2] == messages[:2]  # what goes on upstream has them as they came
-    for message in made.messages:
+    assert made.context[:2] == messages[:2]  # what goes on upstream has them as they came
+    for message in made.context:
         if id(message) not in own:  # and what memory adds has not
             assert not any(secret in json.dumps(message) for secret in HIDDEN)
     assert not any(secret in json.dumps(m) for m in made.shown for secret in HIDDEN)
@@ -163,7 +163,7 @@ def test_a_step_without_secrets_is_the_clients_own_messages(tmp_path):
     messages = [user("find"), call(("a", "f", {})), result("a", "x")]
     made = service.sessions.rebuild(None, "run", messages)
     assert made.unchanged
-    assert all(a is b for a, b in zip(made.messages, messages, strict=True))
+    assert all(a is b for a, b in zip(made.context, messages, strict=True))
     service.close()
 
 

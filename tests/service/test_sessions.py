@@ -49,11 +49,11 @@ def test_a_context_is_rebuilt_and_whole(database):
     assert made.tokens < made.full_tokens
     assert made.plan is not None
     assert not made.unchanged
-    assert pairing_errors(made.messages) == []
-    assert made.messages[:2] == CHAT[:2]
-    assert made.messages[-2:] == CHAT[-2:]
-    assert made.record_count == 12
-    assert made.message_count == len(CHAT)
+    assert pairing_errors(made.context) == []
+    assert made.context[:2] == CHAT[:2]
+    assert made.context[-2:] == CHAT[-2:]
+    assert made.records == 12
+    assert made.messages == len(CHAT)
 
 
 def test_namespaces_are_apart_under_one_name(database):
@@ -82,8 +82,8 @@ def test_no_name_is_another_namespaces_session(database):
             sessions.rebuild(None, name, CHAT)
         with pytest.raises(NotFoundError), sessions.reading(None, name):
             pass
-    assert sessions.rebuild(None, "one/same", CHAT[:4]).record_count == 1
-    assert sessions.rebuild("one", "same", CHAT).record_count == 12
+    assert sessions.rebuild(None, "one/same", CHAT[:4]).records == 1
+    assert sessions.rebuild("one", "same", CHAT).records == 12
 
 
 @pytest.mark.parametrize("scope", ["agent", "all"])
@@ -109,11 +109,11 @@ def test_what_is_redacted_is_sent_but_not_stored(database):
     sessions = Sessions(database, configured(), redact=hide)
     for n in range(4, len(CHAT) + 1, 2):
         made = sessions.rebuild(None, "a", CHAT[:n])
-        assert made.messages[-2:] == CHAT[n - 2 : n]  # the agent's own request keeps it
+        assert made.context[-2:] == CHAT[n - 2 : n]  # the agent's own request keeps it
         if n == 10:
-            assert "ORD-1003" in json.dumps(made.messages)
+            assert "ORD-1003" in json.dumps(made.context)
             assert "ORD-1003" not in json.dumps(made.shown)
-    assert "ORD-1003" not in json.dumps(made.messages)  # it came from memory by now
+    assert "ORD-1003" not in json.dumps(made.context)  # it came from memory by now
     with sessions.reading(None, "a") as state:
         stored = state.fact_store.get_many(list(state.fact_store.steps()))
     assert len(stored) == 12
@@ -144,7 +144,7 @@ def test_another_worker_notices_a_reset(database):
     two.rebuild(None, "a", CHAT)
     one.delete(None, "a")
     made = two.rebuild(None, "a", CHAT)
-    assert made.record_count == 12
+    assert made.records == 12
     with one.reading(None, "a") as state:
         assert state.fact_store.size() == 12
 
@@ -153,7 +153,7 @@ def test_sessions_beyond_the_limit_are_closed_and_go_on_from_the_database(databa
     sessions = Sessions(database, configured(sessions_kept=2))
     for name in ("a", "b", "c", "a"):
         made = sessions.rebuild(None, name, CHAT)
-    assert made.record_count == 12
+    assert made.records == 12
     assert len(sessions._processor._states) == 2
     for name in ("a", "b", "c"):
         with sessions.reading(None, name) as state:
@@ -166,7 +166,7 @@ def test_sessions_of_too_many_tokens_are_closed(database):
     for name in ("a", "b", "c", "d"):
         sessions.rebuild(None, name, CHAT)
     assert len(sessions._processor._states) <= 3  # the last is counted when it is done
-    assert sessions.rebuild(None, "a", CHAT).record_count == 12
+    assert sessions.rebuild(None, "a", CHAT).records == 12
 
 
 def test_large_requests_of_few_tokens_count_by_their_bytes(database):
@@ -187,7 +187,7 @@ def test_many_threads_at_few_sessions(database):
         try:
             for n in range(2, len(CHAT) + 1, 4):
                 made = sessions.rebuild(None, f"s{seed % 4}", CHAT[:n])
-                assert pairing_errors(made.messages) == []
+                assert pairing_errors(made.context) == []
         except Exception as e:
             failed.append(e)
 
@@ -217,8 +217,8 @@ def test_every_strategy_serves(database, strategy):
     sessions = Sessions(database, configured(strategy=strategy))
     made = sessions.rebuild(None, "a", CHAT)
     assert made.strategy == strategy
-    assert pairing_errors(made.messages) == []
-    assert made.unchanged == (made.messages == CHAT)
+    assert pairing_errors(made.context) == []
+    assert made.unchanged == (made.context == CHAT)
 
 
 @pytest.mark.parametrize(
@@ -270,7 +270,7 @@ def test_parts_of_a_messages_api_message_keep_the_callers_text(database):
     assert made.tokens < made.full_tokens
     said = [
         part["text"]
-        for message in made.messages
+        for message in made.context
         if message["role"] == "user" and isinstance(message["content"], list)
         for part in message["content"]
         if part["type"] == "text" and not part["text"].startswith("<retrieved-data")

@@ -109,6 +109,8 @@ class Database:
     """Advice for a database that belongs to another program."""
 
     def __new__(cls, where: str | Path = "", *, must_exist: bool = False) -> Database:  # noqa: ARG004
+        if cls is not Database:
+            return object.__new__(cls)
         driver = database_url(where).drivername
         if driver in _KINDS:
             module, kind = _KINDS[driver]

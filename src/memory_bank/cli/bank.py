@@ -1,4 +1,4 @@
-"""The verbs on a bank: sessions, show, search, re-embed, purge, verify, export, import."""
+"""The verbs on a bank: sessions, show, search, export, import, purge, verify, re-embed."""
 
 from __future__ import annotations
 
@@ -14,72 +14,32 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from memory_bank.cli.options import (
+    DB,
+    EMBEDDER,
+    JSON,
+    ONE_SESSION,
+    SESSION,
+    bank_embedder_of,
+    new_bank,
+    open_bank,
+)
 from memory_bank.cli.output import (
-    counter_line,
-    is_terminal,
+    answer,
     json_line,
     one_line,
     output_file,
     print_json,
+    progress,
     table,
     tell,
     visible,
     when,
 )
-from memory_bank.errors import ConfigError, EmbedderMismatchError, StorageError
+from memory_bank.errors import ConfigError, StorageError
 
 if TYPE_CHECKING:
-    from memory_bank.bank.database import Database
-    from memory_bank.bank.listing import SessionInfo
     from memory_bank.bank.maintenance import Purged
-    from memory_bank.bank.transfer import ImportedSession
-    from memory_bank.config import ServiceSettings
-    from memory_bank.ports import NamedEmbedder
-
-DB = typer.Option(None, "--db", help="The bank: a file name or URL; default: the one that `serve` uses.")
-JSON = typer.Option(False, "--json", help="Print JSON.")
-SESSION = typer.Option(None, "--session", help="The session; may be left out when there is only one.")
-
-
-def service_settings(db: str | None, config: Path | None = None) -> ServiceSettings:
-    """The service's settings, with the bank that --db names in the place of their own."""
-    from memory_bank.config import load_config
-
-    settings = load_config(config).service
-    return settings if db is None else settings.model_copy(update={"database": db})
-
-
-def open_bank(db: str | None, config: Path | None = None) -> Database:
-    """The existing bank that --db names, else the one that `serve` uses. Raises ConfigError when there is none."""
-    from memory_bank.bank.database import Database, database_url
-    from memory_bank.service.server.database import database_of
-
-    name = database_of(service_settings(db, config))
-    url = database_url(name)
-    if url.get_backend_name() == "sqlite":
-        if url.database in (None, "", ":memory:"):
-            raise ConfigError("a bank in memory holds nothing yet: give --db the file of one.")
-        if not Path(url.database).is_file():
-            raise ConfigError(f"there is no bank {url.database}: give the path of yours with --db.")
-    return Database(name, must_exist=True)
-
-
-def the_session(database: Database, wanted: str | None) -> str:
-    """The session asked for, else the only one. Raises StorageError, ConfigError when there is none."""
-    from memory_bank.bank.listing import has_session, list_sessions
-
-    if wanted is not None:
-        if not has_session(database, wanted):
-            name = one_line(wanted, 80)
-            raise StorageError(
-                f"{database.name} has no session {name!r}: `memory-bank bank sessions` lists them."
-            )
-        return wanted
-    known = list_sessions(database)
-    if len(known) != 1:
-        names = ", ".join(repr(s.session_id) for s in known[:3]) + (", …" if len(known) > 3 else "")
-        raise ConfigError(f"{database.name} has {len(known)} sessions ({names}): name one with --session.")
-    return known[0].session_id
 
 
 def sessions(db: str | None = DB, as_json: bool = JSON) -> None:
@@ -90,29 +50,22 @@ def sessions(db: str | None = DB, as_json: bool = JSON) -> None:
     database = open_bank(db)
     found = list_sessions(database)
     if as_json:
-        embedder = bank_embedder(database)
-        print_json(
-            {"embedder": embedder[0] if embedder else None, "sessions": [_session_values(s) for s in found]}
-        )
+        keys = (
+            "session_id", "records", "steps", "insights", "unobserved", "to_redo", "last_written", "task", "jobs",
+            "failing", "attempts",
+        )  # fmt: skip
+        each = [{**{key: getattr(s, key) for key in keys}, "spent": asdict(s.spent)} for s in found]
+        print_json({"embedder": (bank_embedder(database) or [None])[0], "sessions": each})
         return
     rows = [
-        [one_line(s.session_id, 255), f"{s.records:,}", f"{s.steps:,}", f"{s.insights:,}",
-         f"{s.unobserved + s.to_redo:,}", f"{s.jobs:,}",
+        [s.session_id, s.records, s.steps, s.insights, s.unobserved + s.to_redo, s.jobs,
          f"{s.failing:,} (×{s.attempts:,})" if s.failing else "0",  # attempts of the worst
-         f"{s.spent.calls:,}", f"{s.spent.tokens:,}", f"{s.spent.cost:,.4f}".rstrip("0").rstrip("."),
+         s.spent.calls, s.spent.tokens, f"{s.spent.cost:,.4f}".rstrip("0").rstrip("."),
          when(s.last_written), one_line(s.task, 60)]
         for s in found
     ]  # fmt: skip
     numbers = ["records", "steps", "insights", "to observe", "jobs", "failing", "calls", "tokens", "cost"]
-    table(["session", *numbers, "last written", "task"], rows, right=frozenset(range(1, 10)))
-
-
-def _session_values(session: SessionInfo) -> dict[str, object]:
-    keys = (
-        "session_id", "records", "steps", "insights", "unobserved", "to_redo", "last_written", "task", "jobs",
-        "failing", "attempts",
-    )  # fmt: skip
-    return {**{key: getattr(session, key) for key in keys}, "spent": asdict(session.spent)}
+    table(["session", *numbers, "last written", "task"], rows, right=range(1, 10))
 
 
 def show(
@@ -160,25 +113,28 @@ def search(
     db: str | None = DB,
     session: str | None = SESSION,
     top_k: int = typer.Option(5, min=1, help="How many records."),
-    embedding_model: str | None = typer.Option(None, help="Default: the embedder the bank was built with."),
+    embedding_model: str | None = EMBEDDER,
     as_json: bool = JSON,
 ) -> None:
     """Search a session's insights by similarity."""
     from memory_bank.bank.listing import list_sessions
     from memory_bank.bank.stores import FactStore, InsightStore
 
-    database = open_bank(db)
-    if session is None and not list_sessions(database):
-        if as_json:
-            print_json({"session_id": None, "embedder": None, "hits": []})
-        else:
-            print("the bank is empty.")
-        return
-    session_id = the_session(database, session)
-    model = bank_embedder_of(database, embedding_model)
-    store = InsightStore(model, database, session_id)
+    database = open_bank(db, session=session)
+    if session is None:
+        known = [s.session_id for s in list_sessions(database)]
+        if not known:
+            answer({"session_id": None, "embedder": None, "hits": []}, "the bank is empty.", as_json)
+            return
+        if len(known) > 1:
+            names = ", ".join(map(repr, known[:3])) + (", …" if len(known) > 3 else "")
+            raise ConfigError(
+                f"{database.name} has {len(known)} sessions ({names}): name one with --session."
+            )
+        session = known[0]
+    store = InsightStore(bank_embedder_of(database, embedding_model), database, session)
     hits = list(store.rank(query, limit=top_k))
-    facts = {r.trace_id: r for r in FactStore(database, session_id).get_many([h.trace_id for h in hits])}
+    facts = {r.trace_id: r for r in FactStore(database, session).get_many([h.trace_id for h in hits])}
     found = [
         {
             "trace_id": h.trace_id,
@@ -191,33 +147,14 @@ def search(
         if h.trace_id in facts
     ]
     if as_json:
-        print_json({"session_id": session_id, "embedder": store.embedder_name, "hits": found})
+        print_json({"session_id": session, "embedder": store.embedder_name, "hits": found})
         return
     rows = [
-        [f"{f['score']:.3f}", str(f["step"]), one_line(str(f["tool"]), 30), str(f["trace_id"]),
+        [f"{f['score']:.3f}", f["step"], one_line(str(f["tool"]), 30), f["trace_id"],
          one_line(str(f["summary"]), 100)]
         for f in found
     ]  # fmt: skip
-    header = ["score", "step", "tool", "trace_id", "summary"]
-    table(header, rows, right=frozenset({0, 1}), whole=frozenset({0, 1, 3}))
-
-
-def bank_embedder_of(database: Database, wanted: str | None) -> NamedEmbedder:
-    """The named embedder, else the one that the bank was built with."""
-    from memory_bank.bank.embedder import bank_embedder
-    from memory_bank.models.embedding import load_embedder
-
-    if wanted is not None:
-        return load_embedder(wanted)
-    known = bank_embedder(database)
-    if known is None:
-        return load_embedder("lexical")
-    model = load_embedder("lexical" if known[0].startswith("lexical") else known[0])
-    if model.name != known[0]:
-        raise EmbedderMismatchError(
-            f"the bank was built with {known[0]}: name that model or its folder with --embedding-model."
-        )
-    return model
+    table(["score", "step", "tool", "trace_id", "summary"], rows, whole=(0, 1, 3))
 
 
 def re_embed(
@@ -231,15 +168,16 @@ def re_embed(
 
     database = open_bank(db)
     model = load_embedder(embedding_model)
-    count = run(database, model, lambda done, total: counter_line(f"{done:,} of {total:,}", done >= total))
-    if as_json:
-        print_json({"embedder": model.name, "insights": count})
-    else:
-        print(f"embedded {count:,} summaries with {model.name}.")
+    with progress("embedded", "summaries") as bar:
+        count = run(database, model, bar)
+    answer(
+        {"embedder": model.name, "insights": count},
+        f"embedded {count:,} summaries with {model.name}.",
+        as_json,
+    )
 
 
 _UNITS = {"s": 1, "m": 60, "h": 3_600, "d": 86_400, "w": 604_800}
-_DURATION = re.compile(r"(?:\d{1,9}[smhdw])+")
 _SHOWN = 1_000  # problems printed one by one
 
 
@@ -247,7 +185,7 @@ def seconds_of(duration: str) -> float:
     """The seconds of ``30d``, ``12h`` or ``1d12h``. Raises ConfigError."""
     text = duration.strip().lower()
     total = 0
-    if _DURATION.fullmatch(text):
+    if re.fullmatch(r"(?:\d{1,9}[smhdw])+", text):
         total = sum(int(n) * _UNITS[u] for n, u in re.findall(r"(\d+)([smhdw])", text))
     if not total:
         raise ConfigError(
@@ -262,7 +200,7 @@ def purge(
     older_than: str | None = typer.Option(
         None, help="Delete records stored longer ago than this: 30d, 12h, 90m, 1d12h."
     ),
-    session: str | None = typer.Option(None, "--session", help="Only this session."),
+    session: str | None = ONE_SESSION,
     dry_run: bool = typer.Option(False, "--dry-run", help="Show what would be deleted; change nothing."),
     as_json: bool = JSON,
 ) -> None:
@@ -274,44 +212,32 @@ def purge(
 
     if older_than is None and session is None:
         raise ConfigError("nothing to delete was named: give --older-than 30d, --session ID, or both.")
-    age = None if older_than is None else seconds_of(older_than)
-    database = open_bank(db)
-    if session is not None:
-        the_session(database, session)
+    before = None if older_than is None else time.time() - seconds_of(older_than)
+    database = open_bank(db, session=session)
     gone: list[Purged] = []
-    before = None if age is None else time.time() - age
+    complete = False
     try:
         for each in run(database, session_id=session, before=before, dry_run=dry_run):
             gone.append(each)
-    except BaseException:  # Ctrl-C, a locked database: earlier sessions are deleted all the same
-        if gone or not as_json:
-            _print_purged(gone, dry_run, as_json, complete=False)
-        raise
-    database.close()  # removes deleted data from SQLite's write-ahead log, too
-    _print_purged(gone, dry_run, as_json, complete=True)
+        database.close()  # removes deleted data from SQLite's write-ahead log, too
+        complete = True
+    finally:  # after Ctrl-C or at a locked database earlier sessions are deleted all the same
+        if complete or gone or not as_json:
+            _print_purged(gone, dry_run, as_json, complete)
 
 
-def _print_purged(gone: Sequence[Purged], dry_run: bool, as_json: bool, *, complete: bool) -> None:
-    total: dict[str, int] = {
-        name: sum(getattr(p, name) for p in gone) for name in ("records", "insights", "jobs", "bytes")
-    }
+def _print_purged(gone: Sequence[Purged], dry_run: bool, as_json: bool, complete: bool) -> None:
+    total = {name: sum(getattr(p, name) for p in gone) for name in ("records", "insights", "jobs", "bytes")}
     total["sessions_emptied"] = sum(p.emptied for p in gone)
-    if as_json:
-        each = [asdict(p) for p in gone]
-        print_json({"dry_run": dry_run, "complete": complete, **total, "sessions": each})
-        return
-    if gone:
-        rows = [
-            [one_line(p.session_id, 255), f"{p.records:,}", f"{p.insights:,}", f"{p.jobs:,}", f"{p.bytes:,}",
-             "yes" if p.emptied else ""]
-            for p in gone
-        ]  # fmt: skip
-        head = ["session", "records", "insights", "jobs", "bytes", "emptied"]
-        table(head, rows, right=frozenset({1, 2, 3, 4}))
-    print(
+    if gone and not as_json:
+        rows = [[p.session_id, p.records, p.insights, p.jobs, p.bytes, p.emptied] for p in gone]
+        table(["session", "records", "insights", "jobs", "bytes", "emptied"], rows)
+    answer(
+        {"dry_run": dry_run, "complete": complete, **total, "sessions": [asdict(p) for p in gone]},
         f"{'would remove' if dry_run else 'removed'} {total['records']:,} records, "
         f"{total['insights']:,} insights and {total['jobs']:,} jobs ({total['bytes']:,} bytes) "
-        f"of {len(gone):,} sessions{'' if complete else ', then it was stopped'}."
+        f"of {len(gone):,} sessions{'' if complete else ', then it was stopped'}.",
+        as_json,
     )
 
 
@@ -334,50 +260,46 @@ def verify(
     found: list[dict[str, Any]] = []
     kinds: Counter[str] = Counter()
     left = 0
-    for problem in run(database, counts, repair=repair, report=_verify_progress):
-        kinds[problem.kind] += 1
-        left += not problem.mended
-        if kinds.total() > _SHOWN:
-            continue
-        if as_json:
+    with progress("checked", "") as bar:
+        for problem in run(
+            database, counts, repair=repair, report=lambda _what, done, total: bar(done, total)
+        ):
+            kinds[problem.kind] += 1
+            left += not problem.mended
+            if kinds.total() > _SHOWN:
+                continue
             found.append(asdict(problem))
-            continue
-        of = [problem.session_id and f"session {problem.session_id!r}", problem.trace_id]
-        where = ", ".join(one_line(str(part), 300) for part in of if part)
-        print(f"{'mended' if problem.mended else 'wrong '}  {problem.kind}  {where}: {visible(problem.what)}")
-    if as_json:
-        print_json({**asdict(counts), "problems": dict(kinds), "left": left, "found": found})
-    else:
-        if kinds.total() > _SHOWN:
-            print(f"… and {kinds.total() - _SHOWN:,} more.")
-        print(
-            f"{counts.records:,} records ({counts.checked_ids:,} ids are their content's hash), "
-            f"{counts.insights:,} insights, {counts.jobs:,} jobs, {counts.sessions:,} sessions; "
-            f"{counts.unobserved:,} records have no insight.\n"
-            + (f"{kinds.total() - left:,} problems mended, {left:,} are left." if kinds else "no problems.")
-        )
+            if not as_json:
+                of = [problem.session_id and f"session {problem.session_id!r}", problem.trace_id]
+                where = ", ".join(one_line(str(part), 300) for part in of if part)
+                state = "mended" if problem.mended else "wrong "
+                print(f"{state}  {problem.kind}  {where}: {visible(problem.what)}")
+    if kinds.total() > _SHOWN and not as_json:
+        print(f"… and {kinds.total() - _SHOWN:,} more.")
+    answer(
+        {**asdict(counts), "problems": dict(kinds), "left": left, "found": found},
+        f"{counts.records:,} records ({counts.checked_ids:,} ids are their content's hash), "
+        f"{counts.insights:,} insights, {counts.jobs:,} jobs, {counts.sessions:,} sessions; "
+        f"{counts.unobserved:,} records have no insight.\n"
+        + (f"{kinds.total() - left:,} problems mended, {left:,} are left." if kinds else "no problems."),
+        as_json,
+    )
     if left:
         if not repair:
             tell("problems were found: run it with --repair to repair what can be repaired.")
         raise typer.Exit(1)
 
 
-def _verify_progress(what: str, done: int, total: int) -> None:
-    counter_line(f"{what}: {done:,} of {total:,}", done >= total)
-
-
 def export(
     db: str | None = DB,
-    session: str | None = typer.Option(None, "--session", help="Only this session; default: all."),
+    session: str | None = ONE_SESSION,
     out: Path | None = typer.Option(None, help="Write to this file; default: standard output."),
     as_json: bool = typer.Option(False, "--json", help="One JSON array instead of JSON lines."),
 ) -> None:
     """Write sessions as JSON lines, complete and exact: what `memory-bank bank import` reads."""
     from memory_bank.bank.transfer import export_lines
 
-    database = open_bank(db)
-    if session is not None:
-        the_session(database, session)
+    database = open_bank(db, session=session)
     count = written = 0
     url = database.url
     bank = [Path(url.database)] if url.get_backend_name() == "sqlite" and url.database else []
@@ -409,52 +331,47 @@ def import_(
     """
     from memory_bank.bank.transfer import ImportedSession, import_lines
     from memory_bank.models.embedding import load_embedder
-    from memory_bank.service.server.database import open_database
 
     for path in files:
         if path.is_dir() or not path.exists():
             raise ConfigError(f"{path} is not a file of exported sessions: check the name.")
     model = None if embedding_model is None else load_embedder(embedding_model)
-    database = open_database(service_settings(db))
-    if database.in_memory:
-        raise ConfigError("a bank in memory would be lost at once: give --db the file of one.")
+    database = new_bank(db, None, "a bank")
     imported: list[ImportedSession] = []
     refused: list[dict[str, str | None]] = []
     complete = False
     try:
-        for path in files:
-            for each in import_lines(database, _numbered_lines(path), model):
-                if isinstance(each, ImportedSession):
-                    imported.append(each)
-                    counter_line(f"{len(imported):,} sessions")
-                    continue
-                of = "" if each.session_id is None else f", session {each.session_id!r}"
-                reason = f"{path}, line {each.line}{of}: {each.reason}"
-                refused.append({"session_id": each.session_id, "reason": reason})
-                tell(f"not imported: {reason}.")
+        with progress("imported", "sessions") as bar:
+            for path in files:
+                for each in import_lines(database, _numbered_lines(path), model):
+                    if isinstance(each, ImportedSession):
+                        imported.append(each)
+                        bar(len(imported))
+                        continue
+                    of = "" if each.session_id is None else f", session {each.session_id!r}"
+                    reason = f"{path}, line {each.line}{of}: {each.reason}"
+                    refused.append({"session_id": each.session_id, "reason": reason})
+                    tell(f"not imported: {reason}.")
         complete = True
     finally:
-        if is_terminal() and imported:
-            print(file=sys.stderr)
         if complete or imported:
-            _print_imported(imported, refused, as_json, complete)
+            total = {
+                n: sum(getattr(s, n) for s in imported) for n in ("records", "known", "insights", "jobs")
+            }
+            answer(
+                {
+                    "complete": complete,
+                    **total,
+                    "sessions": [asdict(s) for s in imported],
+                    "refused": refused,
+                },
+                f"imported {total['records']:,} records with {total['insights']:,} insights of "
+                f"{len(imported):,} sessions; {total['known']:,} records were there already"
+                f"{'' if complete else '; then it was stopped'}.",
+                as_json,
+            )
     if refused:
         raise typer.Exit(1)
-
-
-def _print_imported(
-    imported: Sequence[ImportedSession], refused: Sequence[object], as_json: bool, complete: bool
-) -> None:
-    total = {n: sum(getattr(s, n) for s in imported) for n in ("records", "known", "insights", "jobs")}
-    if as_json:
-        each = [asdict(s) for s in imported]
-        print_json({"complete": complete, **total, "sessions": each, "refused": refused})
-        return
-    stopped = "" if complete else "; then it was stopped"
-    print(
-        f"imported {total['records']:,} records with {total['insights']:,} insights of {len(imported):,} "
-        f"sessions; {total['known']:,} records were there already{stopped}."
-    )
 
 
 def _numbered_lines(path: Path) -> Iterator[tuple[int, str | None]]:

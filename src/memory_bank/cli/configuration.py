@@ -12,7 +12,7 @@ from typing import Any
 
 import typer
 
-from memory_bank.cli.bank import JSON
+from memory_bank.cli.options import JSON
 from memory_bank.cli.output import one_line, print_json, tell
 from memory_bank.errors import ConfigError
 from memory_bank.shipped import shipped_file

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import signal
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
 
+from memory_bank.cli.options import CONFIG, JSON, open_bank
 from memory_bank.cli.output import (
-    ProgressBar,
     Stopped,
+    answer,
     json_line,
     one_line,
     output_file,
     print_json,
+    progress,
     table,
     tell,
 )
@@ -32,7 +34,6 @@ if TYPE_CHECKING:
     from memory_bank.plan import Plan
 
 TRACES = typer.Argument(..., help="Files of JSON lines {id, messages}, plain or .gz.")
-CONFIG = typer.Option(None, "--config", help="Configuration file; default: the shipped one.")
 _APPROXIMATE = "token counts are approximate: the vocabulary of tiktoken is not available"
 
 
@@ -42,7 +43,7 @@ def replay(
     config: Path | None = CONFIG,
     db: str | None = typer.Option(None, help="Keep the memory in this database; default: in memory."),
     out: Path | None = typer.Option(None, help="Write a JSON line a step: id, step, messages, tokens."),
-    as_json: bool = typer.Option(False, "--json", help="Print the summary as JSON."),
+    as_json: bool = JSON,
 ) -> None:
     """Play recorded runs: before every assistant turn, build the context the agent would have seen.
 
@@ -62,7 +63,7 @@ def replay(
     with (
         _interrupts_between_steps() as look,
         output_file(out, *traces, *([Path(db)] if db else [])) as target,
-        ProgressBar("replayed", "traces") as bar,
+        progress("replayed", "traces") as bar,
     ):
         memory = TraceMemory(_database(db))
         for trace in files:
@@ -73,39 +74,43 @@ def replay(
                 if target is not None:
                     line = {"id": step.trace_id, "step": step.step, "messages": step.messages}
                     target.write(json_line(line | {"tokens": step.tokens}))
-            bar.advance(summary.traces)
+            bar(summary.traces)
         summary.continued = memory.continued
         summary.skipped_lines, summary.unreadable_files = files.skipped, files.unreadable
-    if as_json:
-        print_json(summary.as_dict())
-    else:
-        _print_summary(summary)
+    answer(summary.as_dict(), _summary_text(summary), as_json)
     if summary.broken_pairs or summary.unreadable_files:
         raise typer.Exit(1)
 
 
-def _print_summary(summary: ReplaySummary) -> None:
+def _summary_text(summary: ReplaySummary) -> str:
     s = summary.as_dict()
     note = "they held records, contexts may show what came later"
-    made = f"embedder {summary.embedder}, observer {summary.observer}"
-    rows = [
+    lines = [
         ("strategy", summary.strategy),
-        ("", made if summary.embedder else ""),
+        ("", f"embedder {summary.embedder}, observer {summary.observer}" if summary.embedder else ""),
         ("traces", f"{summary.traces:,}"),
         ("steps", f"{summary.steps:,}"),
         ("mean full tokens", f"{s['mean_full_tokens']:,.0f}"),
         ("mean context tokens", f"{s['mean_context_tokens']:,.0f}"),
         ("ratio", f"{s['ratio']:.1%}"),
-        ("broken pairs", f"{summary.broken_pairs}"),
-        ("skipped lines", f"{len(summary.skipped_lines):,}" if summary.skipped_lines else ""),
-        ("unreadable files", f"{len(summary.unreadable_files):,}" if summary.unreadable_files else ""),
+        ("broken pairs", str(summary.broken_pairs)),
+        ("", _APPROXIMATE if summary.token_counter == "approximate" else ""),
+        *_unread(summary.skipped_lines, summary.unreadable_files),
         ("continued sessions", f"{summary.continued:,}: {note}" if summary.continued else ""),
     ]
-    for title, shown in rows:
-        if shown:
-            print(f"{title:<20} {shown}")
-    if summary.token_counter == "approximate":
-        print(_APPROXIMATE)
+    return "\n".join(f"{title:<20} {text}" for title, text in lines if text)
+
+
+def _unread(
+    skipped: int | Sequence[object], files: Sequence[object], unknown: Sequence[object] = ()
+) -> list[tuple[str, str]]:
+    """What of the given files was not read, with titles; "" for nothing."""
+    counts = {
+        "skipped lines": skipped if isinstance(skipped, int) else len(skipped),
+        "files of another format": len(unknown),
+        "unreadable files": len(files),
+    }
+    return [(title, f"{n:,}" if n else "") for title, n in counts.items()]
 
 
 def _check_files(traces: list[Path]) -> None:
@@ -172,7 +177,7 @@ def audit(
     budget: list[int] = typer.Option([], min=0, help="Tokens of history to try, where a strategy has them."),
     jobs: int = typer.Option(1, min=1, help="How many processes measure."),
     html: Path | None = typer.Option(None, help="Write a page with the frontier plot."),
-    as_json: bool = typer.Option(False, "--json", help="Print everything as JSON."),
+    as_json: bool = JSON,
 ) -> None:
     """Measure on recorded runs what each memory keeps of the evidence that calls needed, and advise one.
 
@@ -193,8 +198,8 @@ def audit(
         return
     plan = plan_audit(settings, strategy, budget, named_strategies(config))
     traces = files
-    with output_file(html, *traces) as target, ProgressBar("measured", "traces") as bar:
-        report = run(traces, plan, jobs=jobs, tell=tell, progress=bar.advance)
+    with output_file(html, *traces) as target, progress("measured", "traces") as bar:
+        report = run(traces, plan, jobs=jobs, tell=tell, progress=bar)
         if target is not None:
             target.write(report.as_html())
     if as_json:
@@ -214,8 +219,8 @@ def _audit_logs(
     if other_options:
         raise ConfigError("--budget and --html are for recorded runs: leave them out for agents' logs.")
     strategies = [parse_strategy(name, settings) for name in names]
-    with ProgressBar("read", "sessions") as bar:
-        report = audit_logs(files, strategies, tell=tell, progress=bar.advance)
+    with progress("read", "sessions") as bar:
+        report = audit_logs(files, strategies, tell=tell, progress=bar)
     if as_json:
         print_json(report.as_dict())
     else:
@@ -229,31 +234,26 @@ def _print_log_audit(report: LogAudit) -> None:
 
     if report.figures:
         _print_figures("", [(f.name, f) for f in report.figures], LOG_COLUMNS)
-    if report.token_counter == "approximate":
-        print(_APPROXIMATE)
-    if report.skipped_lines:
-        print(f"skipped lines: {report.skipped_lines:,}")
-    if report.unknown_files:
-        print(f"files of another format: {len(report.unknown_files):,}")
-    if report.unreadable_files:
-        print(f"unreadable files: {len(report.unreadable_files):,}")
-    for sentence in report.sentences():
-        print(one_line(sentence, 2_000))
+    unread = _unread(report.skipped_lines, report.unreadable_files, report.unknown_files)
+    _print_notes(report.token_counter, unread, report.sentences())
 
 
 def _print_audit(report: Audit) -> None:
     from memory_bank.lab.meter.figures import SHORT
 
     _print_figures("strategy", [(m.strategy.name, m.figures) for m in report.measurements], SHORT)
-    if report.token_counter == "approximate":
+    unread = _unread(report.skipped_lines, report.unreadable_files)
+    _print_notes(report.token_counter, unread, [*report.notes, report.sentence])
+
+
+def _print_notes(counter: str | None, unread: list[tuple[str, str]], sentences: Iterable[str]) -> None:
+    if counter == "approximate":
         print(_APPROXIMATE)
-    for note in report.notes:
-        print(one_line(note, 500))
-    if report.skipped_lines:
-        print(f"skipped lines: {len(report.skipped_lines):,}")
-    if report.unreadable_files:
-        print(f"unreadable files: {len(report.unreadable_files):,}")
-    print(one_line(report.sentence, 2_000))
+    for title, count in unread:
+        if count:
+            print(f"{title}: {count}")
+    for sentence in sentences:
+        print(one_line(sentence, 2_000))
 
 
 def _print_figures(
@@ -261,7 +261,7 @@ def _print_figures(
 ) -> None:
     """A table of figures by name, and what its columns mean."""
     cells = [[one_line(name, 60), *(c.cell(figures) for c in columns)] for name, figures in rows]
-    table([title, *(c.title for c in columns)], cells, frozenset(range(1, len(columns) + 1)))
+    table([title, *(c.title for c in columns)], cells, range(1, len(columns) + 1))
     print()
     for column in columns:
         print(f"{column.title:<11} {column.meaning}")
@@ -272,7 +272,7 @@ def bench(
     config: Path = typer.Option(..., help="The experiment, a TOML file."),
     out: Path | None = typer.Option(None, help="Folder of the results; default: bench-NAME."),
     jobs: int | None = typer.Option(None, min=1, help="How many processes; default: the experiment's."),
-    as_json: bool = typer.Option(False, "--json", help="Print the table as JSON."),
+    as_json: bool = JSON,
 ) -> None:
     """Run models × strategies × thresholds × cases; writes results.jsonl, table.md and report.html.
 
@@ -293,8 +293,8 @@ def bench(
     }
     with Results(folder / "results.jsonl", header) as results:
         try:
-            with ProgressBar("done", "units") as bar:
-                run_experiment(plan, results, jobs=jobs, progress=bar.advance)
+            with progress("done", "units") as bar:
+                run_experiment(plan, results, jobs=jobs, progress=bar)
         except KeyboardInterrupt:
             kept = f"{len(results.done):,} of {len(plan.units):,} units are kept in {results.path}"
             raise Stopped(f"stopped: {kept}, the same command continues from there.") from None
@@ -320,7 +320,7 @@ def _print_report(lines: list[ReportLine]) -> None:
         columns = own[0].columns
         print(one_line(suite, 100))
         rows = [[one_line(line.label, 60), *(c.cell(line) for c in columns)] for line in own]
-        table(["strategy", *(c.title for c in columns)], rows, frozenset(range(1, len(columns) + 1)))
+        table(["strategy", *(c.title for c in columns)], rows, range(1, len(columns) + 1))
         print()
     if any(r.get("counter") == "approximate" for line in lines for r in line.results):
         print(_APPROXIMATE)
@@ -333,7 +333,7 @@ def explain(
     strategy: str | None = typer.Option(None, help="Key in the configuration; default: its default."),
     config: Path | None = CONFIG,
     html: Path | None = typer.Option(None, help="Write one self-contained page."),
-    as_json: bool = typer.Option(False, "--json", help="Print the manifest as JSON."),
+    as_json: bool = JSON,
 ) -> None:
     """Explain one context of a recorded run: what was shown, listed, left out, and why."""
     from memory_bank import load_config
@@ -370,17 +370,11 @@ def explain(
 def _print_plan(plan: Plan) -> None:
     print(f"{plan.tokens:,} tokens instead of {plan.full_tokens:,}, {plan.memory_tokens:,} of them memory")
     rows = [
-        [
-            "–" if d.step is None else str(d.step),
-            one_line(", ".join(d.tools), 30),
-            str(d.fate),
-            "" if d.score is None else f"{d.score:.3f}",
-            f"{d.tokens:,}",
-            one_line(d.reason, 100),
-        ]
+        ["–" if d.step is None else str(d.step), one_line(", ".join(d.tools), 30), d.fate,
+         "" if d.score is None else f"{d.score:.3f}", d.tokens, one_line(d.reason, 100)]
         for d in plan.decisions
-    ]
-    table(["step", "tools", "fate", "worth", "tokens", "why"], rows, right=frozenset({0, 3, 4}))
+    ]  # fmt: skip
+    table(["step", "tools", "fate", "worth", "tokens", "why"], rows, right=(0, 3))
 
 
 def train(
@@ -401,7 +395,7 @@ def train(
     forget: bool = typer.Option(
         False, "--forget", help="With --db: delete the namespace's model; the shipped one is used."
     ),
-    as_json: bool = typer.Option(False, "--json", help="Print the figures as JSON."),
+    as_json: bool = JSON,
 ) -> None:
     """Train a model for selection 'evidence' on your own runs; it is used only if it wins on unseen ones.
 
@@ -419,11 +413,12 @@ def train(
 
     _check_files(traces)
     new, present, won = retrain(traces, out, against)
-    if as_json:
-        print_json({"new": new, "present": present, "written": str(out) if won else None})
-    else:
-        print(f"log loss per needed value on unseen traces: new {new:.3f}, present {present:.3f}")
-        print(f"wrote {out}" if won else "not written: the new model does not win.")
+    answer(
+        {"new": new, "present": present, "written": str(out) if won else None},
+        f"log loss per needed value on unseen traces: new {new:.3f}, present {present:.3f}\n"
+        + (f"wrote {out}" if won else "not written: the new model does not win."),
+        as_json,
+    )
     if not won:
         raise typer.Exit(1)
 
@@ -431,7 +426,6 @@ def train(
 def _train_in_bank(db: str, namespace: str | None, forget: bool, as_json: bool) -> None:
     from memory_bank.bank.keys import DEFAULT
     from memory_bank.bank.learned import delete_model, keep_model, newest_sessions, records_of_session
-    from memory_bank.cli.bank import open_bank
     from memory_bank.lab.training.train import adapt_to, trace_of_records
     from memory_bank.selection.model import dump_model, load_model
 
@@ -439,10 +433,8 @@ def _train_in_bank(db: str, namespace: str | None, forget: bool, as_json: bool) 
     owner = None if namespace == DEFAULT else namespace
     if forget:
         had = delete_model(database, owner)
-        if as_json:
-            print_json({"deleted": had})
-        else:
-            print("deleted the model." if had else "the namespace has no model of its own.")
+        deleted = "deleted the model." if had else "the namespace has no model of its own."
+        answer({"deleted": had}, deleted, as_json)
         return
     own = newest_sessions(database, owner)
     runs = (trace_of_records(s.session_id, s.task, records_of_session(database, s.session_id)) for s in own)
@@ -451,11 +443,11 @@ def _train_in_bank(db: str, namespace: str | None, forget: bool, as_json: bool) 
     text = None if model is None else dump_model(model, notes)
     if not keep_model(database, owner, {s.session_id: s.generation for s in own}, text):
         raise StorageError("these sessions were changed meanwhile: train again.")
-    if as_json:
-        print_json({"new": new, "present": present, "sessions": len(own), "kept": model is not None})
-    else:
-        unseen = f"the newest of {len(own):,} sessions"
-        print(f"log loss per needed value on {unseen}: new {new:.3f}, shipped {present:.3f}")
-        print("the bank keeps the new model." if model else "not kept: the new model does not win.")
+    answer(
+        {"new": new, "present": present, "sessions": len(own), "kept": model is not None},
+        f"log loss per needed value on the newest of {len(own):,} sessions: new {new:.3f}, shipped {present:.3f}\n"
+        + ("the bank keeps the new model." if model else "not kept: the new model does not win."),
+        as_json,
+    )
     if model is None:
         raise typer.Exit(1)

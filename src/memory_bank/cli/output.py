@@ -8,14 +8,13 @@ import re
 import sys
 import time
 import unicodedata
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, TextIO
+from typing import TextIO
 
 from memory_bank.errors import ConfigError
 
-if TYPE_CHECKING:
-    from rich.progress import Progress as RichProgress
+NAME_LENGTH = 255
 
 
 class Stopped(Exception):
@@ -24,15 +23,22 @@ class Stopped(Exception):
 
 def tell(sentence: str) -> None:
     """Write one sentence to standard error; nothing happens where that is closed."""
-    if sys.stderr is None:
-        return
-    with contextlib.suppress(OSError):
-        print(f"memory-bank: {one_line(sentence, 2_000)}", file=sys.stderr, flush=True)
+    if sys.stderr is not None:
+        with contextlib.suppress(OSError):
+            print(f"memory-bank: {one_line(sentence, 2_000)}", file=sys.stderr, flush=True)
 
 
 def print_json(value: object) -> None:
     """Write one JSON value on one line."""
     sys.stdout.write(json_line(value))
+
+
+def answer(value: object, text: str, as_json: bool) -> None:
+    """Print what a verb has to say: the value as JSON, or the text."""
+    if as_json:
+        print_json(value)
+    else:
+        print(text)
 
 
 def json_line(value: object) -> str:
@@ -75,9 +81,7 @@ def visible(text: str, limit: int | None = None) -> str:
 
 def _escaped(match: re.Match[str]) -> str:
     c = match[0]
-    if c.isprintable() or unicodedata.category(c) == "Zs":
-        return c
-    return c.encode("unicode_escape").decode()
+    return c if c.isprintable() or unicodedata.category(c) == "Zs" else c.encode("unicode_escape").decode()
 
 
 def one_line(text: str, limit: int) -> str:
@@ -89,28 +93,21 @@ def one_line(text: str, limit: int) -> str:
 
 def when(timestamp: float | None) -> str:
     """A Unix time as local date and time."""
-    if timestamp is None:
-        return "–"
     try:
-        return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(timestamp))
+        return "–" if timestamp is None else time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(timestamp))
     except (OverflowError, ValueError, OSError):  # an earlier memory_bank stored any number
         return f"{timestamp:g} s"
 
 
-def is_terminal() -> bool:
-    """Whether standard error is a terminal, so that progress is shown."""
-    return sys.stderr is not None and sys.stderr.isatty()
-
-
 def table(
-    header: list[str],
-    rows: list[list[str]],
-    right: frozenset[int] = frozenset(),
-    whole: frozenset[int] = frozenset(),
+    header: Sequence[str],
+    rows: Iterable[Sequence[object]],
+    right: Iterable[int] = (),
+    whole: Iterable[int] = (),
 ) -> None:
-    """Print a table; markup in cells is shown as text.
+    """Print a table; numbers and the columns ``right`` are aligned right, markup in cells is shown as text.
 
-    ``right`` columns are aligned right, ``whole`` columns never wrap; in a file or pipe no column wraps.
+    Columns ``whole`` never wrap; in a file or pipe none does. True is "yes", False and None are empty.
     """
     from rich.console import Console
     from rich.table import Table
@@ -119,46 +116,38 @@ def table(
     console = Console(highlight=False)
     if not console.is_terminal:
         console = Console(highlight=False, width=100_000)
+    cells = [list(row) for row in rows]
     t = Table(box=None, pad_edge=False, header_style="bold")
     for i, title in enumerate(header):
-        t.add_column(title, justify="right" if i in right else "left", overflow="fold", no_wrap=i in whole)
-    for row in rows:
-        t.add_row(*(Text(cell) for cell in row))
+        numbers = i in right or (bool(cells) and all(isinstance(row[i], (int, float)) for row in cells))
+        t.add_column(title, justify="right" if numbers else "left", overflow="fold", no_wrap=i in whole)
+    for row in cells:
+        t.add_row(*(Text(_cell(value)) for value in row))
     console.print(t)
 
 
-def counter_line(text: str, last: bool = False) -> None:
-    """Overwrite the last line of the terminal with a progress message; nothing happens elsewhere."""
-    if is_terminal():
-        print(f"\r{text} ", end="\n" if last else "", file=sys.stderr)
+def _cell(value: object) -> str:
+    if isinstance(value, bool) or value is None:
+        return "yes" if value else ""
+    return f"{value:,}" if isinstance(value, (int, float)) else one_line(str(value), NAME_LENGTH)
 
 
-class ProgressBar:
-    """A progress bar on a terminal, nothing elsewhere: ``done`` before it, ``units`` behind the numbers."""
+@contextlib.contextmanager
+def progress(done: str, units: str, total: int | None = None) -> Iterator[Callable[..., None]]:
+    """A progress bar on a terminal, nothing elsewhere: ``done`` before it, ``units`` behind the numbers.
 
-    def __init__(self, done: str, units: str, total: int | None = None) -> None:
-        self._bar: RichProgress | None = None
-        if is_terminal():
-            from rich import progress
-            from rich.console import Console
+    The function that it gives shows how many are done; its second argument replaces the number of all.
+    """
+    if sys.stderr is None or not sys.stderr.isatty():
+        yield lambda *_: None
+        return
+    from rich import progress as rich_progress
+    from rich.console import Console
 
-            self._bar = progress.Progress(
-                progress.TextColumn(done), progress.BarColumn(), progress.MofNCompleteColumn(),
-                progress.TextColumn(units), progress.TimeRemainingColumn(),
-                console=Console(stderr=True), transient=True,
-            )  # fmt: skip
-            self._task = self._bar.add_task(done, total=total)
-
-    def advance(self, done: int, total: int | None = None) -> None:
-        """Show that ``done`` units are done; ``total`` replaces the number of all units."""
-        if self._bar is not None:
-            self._bar.update(self._task, completed=done, total=total)
-
-    def __enter__(self) -> ProgressBar:
-        if self._bar is not None:
-            self._bar.start()
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        if self._bar is not None:
-            self._bar.stop()
+    with rich_progress.Progress(
+        rich_progress.TextColumn(done), rich_progress.BarColumn(), rich_progress.MofNCompleteColumn(),
+        rich_progress.TextColumn(units), rich_progress.TimeRemainingColumn(),
+        console=Console(stderr=True), transient=True,
+    ) as bar:  # fmt: skip
+        task = bar.add_task(done, total=total)
+        yield lambda done, total=None: bar.update(task, completed=done, total=total)

@@ -13,10 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from memory_bank.cli.bank import DB, JSON, open_bank, service_settings
-from memory_bank.cli.lab import CONFIG
-from memory_bank.cli.output import one_line, print_json, table, tell, when
-from memory_bank.errors import ConfigError, MissingExtraError
+from memory_bank.cli.options import CONFIG, DB, JSON, new_bank, open_bank
+from memory_bank.cli.output import answer, one_line, print_json, table, tell, when
+from memory_bank.errors import MissingExtraError
 
 if TYPE_CHECKING:
     from mcp.server.lowlevel.server import Server
@@ -211,11 +210,8 @@ def create_key(
 ) -> None:
     """Create a key and print it once. As soon as there is a key, the service requires one."""
     from memory_bank.bank.keys import Keys
-    from memory_bank.service.server.database import open_database
 
-    database = open_database(service_settings(db, config))
-    if database.in_memory:
-        raise ConfigError("a key in memory would be lost at once: give --db the database of the service.")
+    database = new_bank(db, config, "a key")
     made, key = Keys(database).create(
         name,
         namespace=namespace,
@@ -224,11 +220,9 @@ def create_key(
         max_body_bytes=max_body_bytes,
     )
     database.close()
-    if as_json:
-        print_json({"key": key, **_as_json(made)})
-        return
-    print(key)
-    tell("this is the key; it is stored nowhere, so keep it now.")
+    answer({"key": key, **_as_json(made)}, key, as_json)
+    if not as_json:
+        tell("this is the key; it is stored nowhere, so keep it now.")
 
 
 def list_keys(db: str | None = DB, config: Path | None = CONFIG, as_json: bool = JSON) -> None:
@@ -240,13 +234,12 @@ def list_keys(db: str | None = DB, config: Path | None = CONFIG, as_json: bool =
         print_json({"keys": [_as_json(k) for k in found]})
         return
     rows = [
-        [k.key_id, one_line(k.name, 100), k.namespace or DEFAULT, "yes" if k.operator else "",
-         _limit(k.requests_per_minute), _limit(k.max_body_bytes), when(k.created),
-         when(k.revoked) if k.revoked else ""]
+        [k.key_id, one_line(k.name, 100), k.namespace or DEFAULT, k.operator, k.requests_per_minute, k.max_body_bytes,
+         when(k.created), when(k.revoked) if k.revoked else ""]
         for k in found
     ]  # fmt: skip
     head = ["key_id", "name", "namespace", "operator", "requests/min", "body bytes", "created", "revoked"]
-    table(head, rows, right=frozenset({4, 5}), whole=frozenset({0}))
+    table(head, rows, right=(4, 5), whole=(0,))
 
 
 def revoke_key(
@@ -261,10 +254,7 @@ def revoke_key(
     database = open_bank(db, config)
     gone = Keys(database).revoke(key)
     database.close()
-    if as_json:
-        print_json(_as_json(gone))
-        return
-    print(f"revoked {gone.key_id} ({one_line(gone.name, 100)}).")
+    answer(_as_json(gone), f"revoked {gone.key_id} ({one_line(gone.name, 100)}).", as_json)
 
 
 def _as_json(key: ApiKey) -> dict[str, Any]:
@@ -274,7 +264,3 @@ def _as_json(key: ApiKey) -> dict[str, Any]:
     values = asdict(key)
     del values["digest"]
     return values | {"namespace": key.namespace or DEFAULT}
-
-
-def _limit(value: int | None) -> str:
-    return "" if value is None else f"{value:,}"

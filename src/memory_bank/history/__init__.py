@@ -1,7 +1,6 @@
 """Typed steps of an agent's run, with prunings and managers."""
 
-from memory_bank.history.banking import records_of, to_memory_bank
-from memory_bank.history.manager import MemoryManager
+from memory_bank.history.manager import AdaptiveMemoryManager, HierarchicalMemory, MemoryManager
 from memory_bank.history.pruning import (
     Pruning,
     chain,
@@ -11,8 +10,10 @@ from memory_bank.history.pruning import (
     keep_system_and_recent,
     no_pruning,
     prune_old_observations,
+    records_of,
     semantic_pruning,
     summarize_old_steps,
+    to_memory_bank,
 )
 from memory_bank.history.reading import steps_from_messages, typed_steps
 from memory_bank.history.scratchpad import AgentMemory
@@ -29,7 +30,6 @@ from memory_bank.history.steps import (
     TokenUsage,
     ToolCall,
 )
-from memory_bank.history.tiers import AdaptiveMemoryManager, HierarchicalMemory
 
 __all__ = [
     "ActionStep",

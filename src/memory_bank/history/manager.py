@@ -1,8 +1,12 @@
-"""MemoryManager: the typed history of one agent, numbered, rendered, counted, pruned, saved and shown."""
+"""Typed histories: MemoryManager, and two managers that prune by themselves (adaptive, hierarchical)."""
 
 from __future__ import annotations
 
 import inspect
+import json
+import os
+import re
+import tempfile
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -10,19 +14,34 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
-from memory_bank.errors import HistoryError, StepFileError, StepOrderError
+from memory_bank.errors import HistoryError, RecordError, StepFileError, StepOrderError
+from memory_bank.history import pruning as prunings
 from memory_bank.history.display import render_page, replay_steps
-from memory_bank.history.pruning import Pruning, check_steps
+from memory_bank.history.pruning import Pruning, Summarize, check_steps
 from memory_bank.history.reading import chat_message, steps_from_messages
-from memory_bank.history.stepfiles import load_steps, save_steps
-from memory_bank.history.steps import ActionStep, Json, Step, SystemPromptStep, Wire, check_wire
+from memory_bank.history.steps import (
+    ActionStep,
+    Json,
+    ScratchpadStep,
+    Step,
+    SystemPromptStep,
+    Wire,
+    check_wire,
+    is_protected,
+    one_line,
+    trace_ids_of,
+)
 from memory_bank.history.values import freeze, positive, type_name
-from memory_bank.ports import TokenCounter
+from memory_bank.ports import ChatModel, TokenCounter
+from memory_bank.transcript.jsontext import dump_value
 from memory_bank.transcript.tokens import open_counter
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from memory_bank.bank.session import MemoryBankState
+
+_HEAD, _VERSION = "memory_bank_history", 1  # of the first line of a file
 S = TypeVar("S", bound=Step)
 Callback = Callable[..., object]
 """Called with a step of the class that it was registered for; one with a parameter ``agent`` also gets that."""
@@ -33,18 +52,12 @@ Callbacks = _Functions | Mapping[type[Step], _Functions]
 class MemoryManager:
     """The typed history of one agent. Thread-safe.
 
-    Args:
-        system_prompt: text or a step.
-        prune_strategy: runs when there are more than ``max_steps_before_prune`` steps without the system
-            prompt, and again after as many more steps where it left more than that.
-        wire: the form of the messages, "tools" or "text".
-        counter: counts the tokens of the messages; default: tiktoken's o200k_base.
-        callbacks: functions by step class, called with each step of that class after it was added.
-        step_callbacks: further callbacks in the forms of smolagents: a list for ActionSteps, or by step class.
-        agent: what callbacks with a parameter ``agent`` get as that.
-
-    Raises:
-        HistoryError: a limit is below 1, or an argument has the wrong type.
+    ``prune_strategy`` runs when there are more than ``max_steps_before_prune`` steps without the system prompt, and
+    again after as many more steps where it left more than that. ``wire`` is the form of the messages, "tools" or
+    "text"; ``counter`` counts their tokens, by default as tiktoken's o200k_base. ``callbacks`` are functions by step
+    class, called with each step of that class after it was added; ``step_callbacks`` further ones in the forms of
+    smolagents: a list for ActionSteps, or by step class. Callbacks with a parameter ``agent`` get ``agent`` as that.
+    Raises HistoryError for a limit below 1, or an argument of the wrong type.
 
     Example:
         >>> history = MemoryManager("You are a careful agent.", keep_last_n_steps(20), 100)
@@ -106,10 +119,8 @@ class MemoryManager:
     def add(self, step: S) -> S:
         """Append a step; returns it with its number, assigned where it had none.
 
-        Raises:
-            HistoryError: this is not a step.
-            StepOrderError: its number is below that of the last step; the step is not added.
-            Exception: anything that a callback or the pruning raises; the step is added.
+        Raises HistoryError where this is not a step, and StepOrderError where its number is below that of the last
+        step; it is not added then. What a callback or the pruning raises comes after it was added.
         """
         if not isinstance(step, Step):
             kind = type_name(step)
@@ -147,10 +158,12 @@ class MemoryManager:
         """
         if not (isinstance(step_class, type) and issubclass(step_class, Step)) or not callable(callback):
             raise HistoryError("a callback is a step class with a function: on(ActionStep, function).")
-        if _takes_agent(callback):
-            self._callbacks.append((step_class, lambda step: callback(step, agent=self.agent)))
-        else:
+        try:
+            inspect.signature(callback).bind(None, agent=None)
+        except (TypeError, ValueError):  # no such parameter, or a built-in function, which has no signature
             self._callbacks.append((step_class, callback))
+        else:
+            self._callbacks.append((step_class, lambda step: callback(step, agent=self.agent)))
 
     def to_messages(self, summary_mode: bool = False) -> list[Json]:
         """The messages of all steps. Each step is rendered once, however often this is called.
@@ -193,13 +206,21 @@ class MemoryManager:
         """
         with self.lock:
             chosen = strategy or self.prune_strategy
-            before = len(self._steps)
+            before = self._steps
             if chosen is not None:
-                kept = check_steps(chosen(tuple(self._steps)))
-                if len(kept) != before or any(a is not b for a, b in zip(kept, self._steps, strict=True)):
+                kept = check_steps(chosen(tuple(before)))
+                if list(map(id, kept)) != list(map(id, before)):
                     self._set_steps(kept)
             self._pruned_at = len(self._steps)
-            return before - len(self._steps)
+            return len(before) - len(self._steps)
+
+    def _prune_if_due(self) -> None:
+        limit = self.max_steps_before_prune
+        is_over = len(self._steps) - self._types[SystemPromptStep] > limit
+        # A pruning that left more than the limit runs again only after as many further steps.
+        next_prune = self._pruned_at + limit if self._pruned_at > limit else 0
+        if is_over and self.prune_strategy is not None and len(self._steps) >= next_prune:
+            self.prune()
 
     def clear(self) -> None:
         """Remove all steps, the system prompt included."""
@@ -210,6 +231,14 @@ class MemoryManager:
         """Remove all steps but the system prompt, for the next run."""
         with self.lock:
             self._set_steps([s for s in self._steps if isinstance(s, SystemPromptStep)])
+
+    def _set_steps(self, steps: list[Step]) -> None:
+        """Replace the steps and drop everything that was computed from the old ones."""
+        self._steps = steps
+        self._types: Counter[type[Step]] = Counter(type(s) for s in steps)
+        self._rendered: dict[bool, tuple[int, list[Json]]] = {}
+        self._counted = self._tokens = 0
+        self._pruned_at = 0  # the number of steps after the last pruning
 
     def full_steps(self) -> list[Json]:
         """The steps as dicts with all their fields."""
@@ -241,18 +270,34 @@ class MemoryManager:
 
     def save(self, path: str | Path) -> None:
         """Write the steps as JSON lines; the file is replaced in one move. Raises StepFileError."""
-        save_steps(path, self.steps, {"wire": self.wire})
+        path, steps = Path(path), self.steps
+        head = {_HEAD: _VERSION, "steps": len(steps), "wire": self.wire}
+        try:
+            lines = [dump_value(v, "a step") for v in (head, *(s.dict() for s in steps))]
+        except (RecordError, RecursionError) as e:
+            raise StepFileError(
+                f"{path} was not written, as a step is not JSON ({e}): give JSON values."
+            ) from e
+        try:
+            handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+            try:
+                with open(handle, "wb") as file:
+                    file.writelines(line.encode("utf-8", "surrogatepass") + b"\n" for line in lines)
+                    file.flush()
+                    os.fsync(file.fileno())
+                os.replace(name, path)
+            except BaseException:
+                os.unlink(name)
+                raise
+        except OSError as e:
+            raise StepFileError(f"{path} cannot be written ({e.strerror}): give another file.") from e
 
     @classmethod
     def load(cls, path: str | Path, *args: Any, recover: bool = False, **options: Any) -> Self:
-        """A history from a file that ``save`` wrote.
+        """A history from a file that ``save`` wrote; ``args`` and ``options`` as for the class.
 
-        Args:
-            recover: return the steps before the damage where the file is damaged.
-            args, options: as for the class.
-
-        Raises:
-            StepFileError: the file cannot be read or is damaged.
+        Raises StepFileError where the file cannot be read, or is damaged; with ``recover`` the steps before the
+        damage are returned.
         """
         try:
             steps, head = load_steps(path)
@@ -268,12 +313,8 @@ class MemoryManager:
     def from_messages(cls, messages: object, *args: Any, wire: Wire = "tools", **options: Any) -> Self:
         """A history of an existing conversation; its ``to_messages`` returns that conversation.
 
-        Args:
-            messages: a list of chat messages; ChatMessages of smolagents are read in their text form.
-            args, options: as for the class.
-
-        Raises:
-            MessagesError: ``messages`` is not a list.
+        ``messages``: chat messages; ChatMessages of smolagents are read in their text form. ``args`` and ``options``
+        as for the class. Raises MessagesError where this is no list.
         """
         if isinstance(messages, (list, tuple)):
             messages = [chat_message(m) for m in messages]
@@ -285,27 +326,215 @@ class MemoryManager:
         manager._set_steps([*manager._steps, *steps])
         return manager
 
+
+def load_steps(path: str | Path) -> tuple[list[Step], Json]:
+    """The steps of a file and its head (``{}`` for a file without one).
+
+    Raises StepFileError where the file cannot be read, a line is cut or is not a step, the steps are out of order, or
+    their number is not the one in the head. Its ``steps`` are those before the damage.
+    """
+    try:
+        lines = Path(path).read_bytes().split(b"\n")
+    except OSError as e:
+        raise StepFileError(f"{path} cannot be read ({e.strerror}): give a file that save() wrote.") from e
+    steps: list[Step] = []
+    head: Json = {}
+    number, what = 0, ""
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            value = json.loads(line.decode("utf-8", "surrogatepass"))
+            if not steps and not head and isinstance(value, dict) and _HEAD in value:
+                head = value
+                if head[_HEAD] == _VERSION:
+                    continue
+                what = "was written by a newer version of memory_bank"
+            else:
+                step = Step.from_dict(value)
+                if steps and step.step_number < steps[-1].step_number:
+                    what = f"holds step {step.step_number} after step {steps[-1].step_number}"
+        except HistoryError as e:
+            what = f"is not a step ({str(e).rstrip('.')})"
+        except (ValueError, RecursionError):
+            what = "is cut in the middle" if number == len(lines) else "is not JSON"
+        if what:
+            break
+        steps.append(step)
+    if not what and head and head.get("steps") != len(steps):
+        number = max(1, sum(bool(line) for line in lines))
+        what = f"is the last, with {len(steps)} steps where the first line says {head.get('steps')}"
+    if what:
+        advice = f"repair it, or load with recover=True the {len(steps)} steps before it."
+        raise StepFileError(f"{path}: line {number} {what}: {advice}", steps)
+    return steps, head
+
+
+# managers that prune by themselves
+
+_cut = prunings.prune_old_observations
+LADDER: tuple[tuple[str, Pruning], ...] = (
+    ("no_pruning", prunings.no_pruning),
+    ("observations before the last 5 to 1,000 characters", _cut(5, max_length=1_000)),
+    ("observations before the last 3 to 300 characters", _cut(3, max_length=300)),
+    ("observations before the last to 100 characters", _cut(1)),
+    ("the last 20 actions", prunings.chain(prunings.keep_system_and_recent(20), _cut(1))),
+    ("the last 5 actions", prunings.chain(prunings.keep_system_and_recent(5), _cut(1))),
+)
+"""The prunings of AdaptiveMemoryManager, the mildest first; ``fit_token_budget`` follows the last."""
+
+
+class AdaptiveMemoryManager(MemoryManager):
+    """A MemoryManager whose messages never exceed ``max_tokens``; other arguments are MemoryManager's.
+
+    When a step exceeds them, the first pruning of the ``ladder``, (name, pruning) pairs from the mildest on, that
+    fits is applied, after the last one ``fit_token_budget``. ``last_level`` is the name of the pruning applied
+    last. With a ``state``, a MemoryBankState, pruned content is stored in it. ``add`` and ``prune`` raise
+    TokenBudgetError where system prompt, tasks and the last step alone exceed the limit; the step is kept.
+    """
+
+    def __init__(
+        self,
+        max_tokens: int,
+        *args: Any,
+        ladder: Sequence[tuple[str, Pruning]] = LADDER,
+        state: MemoryBankState | None = None,
+        **options: Any,
+    ) -> None:
+        self.max_tokens = positive(max_tokens, "max_tokens")
+        self.ladder = tuple(ladder)
+        if not all(isinstance(r, tuple) and len(r) == 2 and callable(r[1]) for r in self.ladder):
+            raise HistoryError("a ladder is a list of (name, pruning), the mildest first.")
+        self.state = state
+        self.last_level = ""
+        super().__init__(*args, **options)
+
+    def prune(self, strategy: Pruning | None = None) -> int:
+        """Prune by ``strategy``, else by the mildest that fits; returns the number of removed steps."""
+        return super().prune(strategy or self._prune_mildly)
+
     def _prune_if_due(self) -> None:
-        limit = self.max_steps_before_prune
-        is_over = len(self._steps) - self._types[SystemPromptStep] > limit
-        # A pruning that left more than the limit runs again only after as many further steps.
-        next_prune = self._pruned_at + limit if self._pruned_at > limit else 0
-        if is_over and self.prune_strategy is not None and len(self._steps) >= next_prune:
+        super()._prune_if_due()
+        if self.token_count > self.max_tokens:
             self.prune()
 
-    def _set_steps(self, steps: list[Step]) -> None:
-        """Replace the steps and drop everything that was computed from the old ones."""
-        self._steps = steps
-        self._types: Counter[type[Step]] = Counter(type(s) for s in steps)
-        self._rendered: dict[bool, tuple[int, list[Json]]] = {}
-        self._counted = self._tokens = 0
-        self._pruned_at = 0  # the number of steps after the last pruning
+    def _prune_mildly(self, steps: Sequence[Step]) -> list[Step]:
+        fit = prunings.fit_token_budget(self.max_tokens, counter=self.counter, wire=self.wire)
+        for name, pruning in (*self.ladder, ("fit_token_budget", fit)):
+            left = check_steps(pruning(steps))
+            if self.state is not None and self._fits(left):
+                left = prunings.to_memory_bank(self.state, pruning)(steps)
+                left = fit(left) if pruning is fit else left
+            self.last_level = name
+            if self._fits(left):
+                break
+        return left
+
+    def _fits(self, steps: Sequence[Step]) -> bool:
+        return prunings.count_tokens(steps, self.counter, self.wire) <= self.max_tokens
 
 
-def _takes_agent(callback: Callback) -> bool:
-    """Whether a callback has a parameter ``agent``, as those of smolagents may."""
-    try:
-        inspect.signature(callback).bind(None, agent=None)
-    except (TypeError, ValueError):  # no such parameter, or a built-in function, which has no signature
-        return False
-    return True
+_THEME_LINE = re.compile(r"- (.+): (\d+) steps, (\d+) to (\d+)(?:; trace_id .*)?\Z")
+_STEP_LINE = re.compile(r"\[(.*?)\] (\d+)\. ")
+_Theme = tuple[int, int, int, list[str]]
+"""The steps of one theme: how many, the first and the last number, the latest trace_ids."""
+_TRACE_ID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+
+
+class HierarchicalMemory(MemoryManager):
+    """A MemoryManager in three tiers, after system prompt and tasks: themes, lines, recent steps.
+
+    The last ``recent`` actions stay whole. An older step is stored in ``state``, a MemoryBankState, and becomes one
+    line with its trace_ids, written by ``summarizer``, a function from text to text or a chat model asked for
+    ``model``, or by extraction. Beyond ``summarized`` lines the oldest line joins its theme (``theme_of`` the step,
+    by default the names of its tools): a count, the span of steps, the latest trace_ids. The trace_ids of all steps
+    are in the note's ``trace_ids``. Other arguments are MemoryManager's. Raises HistoryError for a limit below 1.
+    """
+
+    def __init__(
+        self,
+        state: MemoryBankState,
+        *args: Any,
+        recent: int = 5,
+        summarized: int = 20,
+        summarizer: Summarize | ChatModel | None = None,
+        model: str = "",
+        theme_of: Callable[[Step], str] | None = None,
+        **options: Any,
+    ) -> None:
+        prunings.check_bank(state, "HierarchicalMemory")
+        self.state = state
+        self.recent = positive(recent, "recent")
+        self.summarized = positive(summarized, "summarized")
+        self.theme_of = theme_of or _tool_names
+        self._summarizer = prunings.open_summarizer(summarizer, model)
+        super().__init__(*args, **options)
+
+    def prune(self, strategy: Pruning | None = None) -> int:
+        """Prune by ``strategy``, else sort the steps into the tiers; returns the number of removed steps."""
+        return super().prune(strategy or self.prune_strategy or self._to_tiers)
+
+    def _prune_if_due(self) -> None:
+        super()._prune_if_due()
+        if self.action_count > self.recent:
+            super().prune(self._to_tiers)
+
+    def _to_tiers(self, steps: Sequence[Step]) -> list[Step]:
+        first = prunings.nth_last(steps, self.recent) if self.action_count > self.recent else 0
+        lines: list[str] = []
+        themes: dict[str, _Theme] = {}
+        ids: list[str] = []
+        new: list[int] = []
+        for i, step in enumerate(steps[:first]):
+            if isinstance(step, ScratchpadStep) and step.kind == "themes":
+                found = [(m, line) for line in step.text.splitlines() if (m := _THEME_LINE.match(line))]
+                themes = {
+                    m[1]: (int(m[2]), int(m[3]), int(m[4]), _TRACE_ID.findall(line)) for m, line in found
+                }
+                ids += step.trace_ids
+            elif (
+                isinstance(step, ScratchpadStep)
+                and step.kind == "summary"
+                and all(map(_STEP_LINE.match, step.text.splitlines()))
+            ):
+                lines += step.text.splitlines()
+            elif not is_protected(step):
+                new.append(i)
+        if not new:
+            return list(steps)
+        stored = prunings.store_parts(self.state, steps, dict.fromkeys(new))
+        lines += [self._line(steps[i], [p.record.trace_id for p in stored[i]]) for i in new]
+        for line in lines[: -self.summarized]:
+            head = _STEP_LINE.match(line)
+            assert head is not None
+            number, line_ids = int(head[2]), _TRACE_ID.findall(line)
+            count, start, end, known = themes.get(head[1], (0, number, number, []))
+            themes[head[1]] = count + 1, min(start, number), max(end, number), [*known, *line_ids][-4:]
+            ids += line_ids
+        lines = lines[-self.summarized :]
+        last = steps[new[-1]]
+        notes = [prunings.note_after(last, "\n".join(lines), "summary", _TRACE_ID.findall("\n".join(lines)))]
+        if themes:
+            text = "\n".join(
+                f"- {name}: {count} steps, {start} to {end}"
+                + (f"; trace_id {', '.join(known)}" if known else "")
+                for name, (count, start, end, known) in themes.items()
+            )
+            notes.insert(0, prunings.note_after(last, text, "themes", ids))
+        return [*(s for s in steps[:first] if is_protected(s)), *notes, *steps[first:]]
+
+    def _line(self, step: Step, new_ids: Sequence[str]) -> str:
+        text = prunings.model_summary([step], self._summarizer, 400)
+        text = prunings.line_of(step) if text is None else one_line(text, 400)
+        text = text.removeprefix(f"{step.step_number}. ")
+        missing = [t for t in (*trace_ids_of(step), *new_ids) if t not in text]
+        mark = f" (trace_id {', '.join(missing)})" if missing else ""
+        theme = one_line(self.theme_of(step).replace("]", ")"), 60) or "other"
+        return f"[{theme}] {step.step_number}. {' '.join(text.split())}{mark}"
+
+
+def _tool_names(step: Step) -> str:
+    """The names of the tools that a step calls; the type of a step without calls."""
+    if isinstance(step, ActionStep) and step.tool_calls:
+        return ", ".join(sorted({c.name for c in step.tool_calls}))
+    return "thought" if isinstance(step, ActionStep) else step.type

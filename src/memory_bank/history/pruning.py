@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, overload
+from typing import TYPE_CHECKING, Any, NamedTuple, overload
 
-from memory_bank.errors import ConfigError, HistoryError, TokenBudgetError
+from memory_bank.errors import ConfigError, EmbeddingError, HistoryError, TokenBudgetError
 from memory_bank.history.steps import (
+    NO_RESULT,
     ActionStep,
     Json,
+    Observation,
     ScratchpadStep,
     Step,
     TaskStep,
@@ -26,10 +29,15 @@ from memory_bank.history.steps import (
 from memory_bank.history.values import positive
 from memory_bank.models.summarizing import Summarizer
 from memory_bank.ports import ChatModel, Embedder, TokenCounter
-from memory_bank.transcript.messages import check_messages
+from memory_bank.records import InteractionRecord, content_key, derive_trace_id
+from memory_bank.transcript.jsontext import RAW
+from memory_bank.transcript.messages import Interaction, check_messages, parse_messages
 from memory_bank.transcript.shortening import shorten_text
 from memory_bank.transcript.tokens import newest_within, open_counter
 from memory_bank.vectors import choose_diverse, encode_documents, encode_queries
+
+if TYPE_CHECKING:
+    from memory_bank.bank.session import MemoryBankState
 
 Pruning = Callable[[Sequence[Step]], list[Step]]
 """Steps to steps: does not change its input, and keeps the order of what survives."""
@@ -102,16 +110,10 @@ def prune_old_observations(
 ) -> Pruning:
     """A pruning that cuts observations and errors of old actions to ``max_length`` characters.
 
-    Calls and thoughts stay. The last step is never old. With both limits an action is old by either.
-
-    Args:
-        keep_last_n: actions before the last ``keep_last_n`` actions are old; default: 5, and no limit where
-            ``max_age_seconds`` is given.
-        max_age_seconds: actions with an older timestamp are old.
-        now: Unix seconds from which age is measured; default: the time at which the pruning runs.
-
-    Raises:
-        HistoryError: a limit is below 1, or the age is not above 0.
+    Calls and thoughts stay. Old are the actions before the last ``keep_last_n`` (default: 5, and no limit where
+    ``max_age_seconds`` is given) and those with a timestamp more than ``max_age_seconds`` before ``now`` (Unix
+    seconds; default: the time at which the pruning runs). The last step is never old. Raises HistoryError for a
+    limit below 1, and an age that is not above 0.
     """
     if keep_last_n is None and max_age_seconds is None:
         keep_last_n = 5
@@ -163,16 +165,10 @@ def fit_token_budget(
 ) -> Pruning:
     """A pruning to at most ``max_tokens``, which changes as little as needed, the oldest steps first.
 
-    It cuts old observations to 400 characters, then to 100, and then drops whole steps.
-
-    Args:
-        counter: counts tokens; default: tiktoken's o200k_base.
-        wire: the form of the messages that are counted.
-
-    Raises:
-        HistoryError: the budget is below 1.
-        TokenBudgetError: (by the pruning) system prompts, tasks and the last step alone cost more; its
-            ``smallest`` is what they cost.
+    It cuts old observations to 400 characters, then to 100, and then drops whole steps. Tokens are those of the
+    messages in the form ``wire``, by ``counter`` or else tiktoken's o200k_base. Raises HistoryError for a budget
+    below 1; the pruning raises TokenBudgetError where system prompts, tasks and the last step alone cost more, with
+    what they cost as ``smallest``.
     """
     positive(max_tokens, "max_tokens")
 
@@ -214,16 +210,10 @@ def semantic_pruning(
 ) -> Pruning:
     """A pruning to system prompts, tasks, the last step and the ``keep`` most relevant other steps.
 
-    They are chosen by maximal marginal relevance, see ``vectors.choose_diverse``.
-
-    Args:
-        embedder: has ``encode(list[str])`` -> (n, d), such as ``LexicalEmbedder()``.
-        query: what the steps are compared with; default: the last task.
-        diversity: 0 (relevance only) to 1.
-
-    Raises:
-        HistoryError: a limit is out of range, or the embedder has no ``encode``.
-        EmbeddingError: (by the pruning) the embedder failed.
+    They are chosen by maximal marginal relevance to ``query`` (default: the last task), see
+    ``vectors.choose_diverse``; ``diversity``: 0 (relevance only) to 1. ``embedder`` has ``encode(list[str])`` ->
+    (n, d), such as ``LexicalEmbedder()``. Raises HistoryError for a limit out of range; the pruning raises
+    EmbeddingError.
     """
     positive(keep, "keep")
     if isinstance(diversity, bool) or not isinstance(diversity, (int, float)) or not 0 <= diversity <= 1:
@@ -236,7 +226,8 @@ def semantic_pruning(
         if len(free) <= keep:
             return list(steps)
         rows = encode_documents(embedder, [step_text(steps[i])[:4_000] for i in free]).astype("float64")
-        wanted = query if query is not None else _task_of(steps) or step_text(steps[-1])
+        wanted = query if query is not None else _task_of(steps)
+        wanted = step_text(steps[-1]) if wanted is None else wanted
         relevance = rows @ encode_queries(embedder, [wanted])[0]
         kept = choose_diverse(rows, relevance, float(diversity), [1] * len(free), keep)
         return _without(steps, set(free) - {free[i] for i in kept})
@@ -244,9 +235,9 @@ def semantic_pruning(
     return prune
 
 
-def _task_of(steps: Sequence[Step]) -> str:
-    """The last task."""
-    return next((s.task for s in reversed(steps) if isinstance(s, TaskStep)), "")
+def _task_of(steps: Sequence[Step]) -> str | None:
+    """The last task; None without one."""
+    return next((s.task for s in reversed(steps) if isinstance(s, TaskStep)), None)
 
 
 # summaries
@@ -261,17 +252,11 @@ def summarize_old_steps(
 ) -> Pruning:
     """A pruning that replaces everything before the last ``keep_last_n`` actions by one summary.
 
-    The summary is a ScratchpadStep of kind "summary". It includes the earlier summary and names the records
-    of the steps that it replaces. When the model fails or its answer is empty, extraction replaces it and a
-    WARNING is logged.
-
-    Args:
-        summarizer: a function from text to text, a chat model, or None for extraction (a line a step).
-        model: the name that a chat model is asked for.
-        max_chars: the length of the summary.
-
-    Raises:
-        HistoryError: a limit is below 1, or the summarizer cannot be called.
+    The summary, of at most ``max_chars`` characters, is a ScratchpadStep of kind "summary". It includes the earlier
+    summary and names the records of the steps that it replaces. ``summarizer``: a function from text to text, a
+    chat model (asked for ``model``), or None for extraction (a line a step), which also replaces, with a WARNING, a
+    model that fails or answers nothing. Raises HistoryError for a limit below 1, and a summarizer that cannot be
+    called.
     """
     positive(keep_last_n, "keep_last_n")
     positive(max_chars, "max_chars")
@@ -284,7 +269,7 @@ def summarize_old_steps(
             return list(steps)
         gone = [steps[i] for i in old]
         ids = tuple(dict.fromkeys(t for s in gone for t in trace_ids_of(s)))
-        text = summarized(gone, opened, max_chars, _task_of(steps))
+        text = model_summary(gone, opened, max_chars, _task_of(steps) or "")
         if text is not None:
             text = shorten_text(text, max_chars) + (f"\nRecords: {', '.join(ids)}" if ids else "")
         summary = note_after(gone[-1], text or _extracted(gone, max_chars), "summary", ids)
@@ -299,7 +284,7 @@ def note_after(last: Step, text: str, kind: Any, trace_ids: Iterable[str]) -> Sc
     return ScratchpadStep(text, kind, ids, step_number=last.step_number, timestamp=last.timestamp)
 
 
-def summarized(
+def model_summary(
     steps: Sequence[Step], summarizer: Summarizer | None, max_chars: int, task: str = ""
 ) -> str | None:
     """A model's summary of steps that takes in the summary among them; None where there is no model, or it fails."""
@@ -364,3 +349,180 @@ def check_steps(steps: object) -> list[Step]:
     if not isinstance(steps, (list, tuple)) or not all(isinstance(s, Step) for s in steps):
         raise HistoryError("a pruning must return a list of steps: see memory_bank.history.Pruning.")
     return list(steps)
+
+
+# into the bank
+
+log = logging.getLogger("memory_bank.MemoryBankStrategy")
+
+_LISTED = 40  # lines of one note; the others are counted
+
+
+class Part(NamedTuple):
+    """A part of a step that is a record: an answered call with the position of its observation, or a text."""
+
+    name: str
+    observation: int | None
+    record: InteractionRecord
+
+
+def to_memory_bank(state: MemoryBankState, prune: Pruning | None = None, *, keep_last_n: int = 5) -> Pruning:
+    """A pruning that stores in ``state``, a MemoryBankState, what ``prune`` removes, before it is removed.
+
+    A shortened observation ends in its ``trace_id``; in the place of dropped steps one ScratchpadStep (kind "bank")
+    lists calls and trace_ids. They are the trace_ids that ``apply_memory_bank_strategy`` gives the same messages, so
+    nothing is stored twice. When storing fails the pruning raises and nothing is pruned. ``prune``: by default
+    ``prune_old_observations(keep_last_n)``. Raises HistoryError where ``state`` is no bank.
+    """
+    check_bank(state, "to_memory_bank")
+    chosen = prune if prune is not None else prune_old_observations(keep_last_n)
+
+    def prune_and_store(steps: Sequence[Step]) -> list[Step]:
+        before = list(steps)
+        after = check_steps(chosen(tuple(before)))
+        origins = _origins(before, after)
+        became = {i: new for i, new in zip(origins, after, strict=True) if i is not None}
+        stored = store_parts(state, before, {i: became.get(i) for i in range(len(before))})
+        out: list[Step] = []
+        next_old = 0
+        for i, new in zip(origins, after, strict=True):
+            if i is not None:
+                out += _note(before, range(next_old, i), stored)
+                next_old = i + 1
+                new = _with_trace_ids(new, stored.get(i, []))
+            out.append(new)
+        return [*out, *_note(before, range(next_old, len(before)), stored)]
+
+    return prune_and_store
+
+
+def check_bank(state: object, who: str) -> None:
+    """Raises HistoryError unless records can be added to ``state``."""
+    if not callable(getattr(state, "add", None)):
+        raise HistoryError(
+            f"{who} was given a {type(state).__name__} as its bank: give a MemoryBankState first."
+        )
+
+
+def records_of(steps: Sequence[Step], session_id: str = "default") -> list[InteractionRecord]:
+    """The records of all calls with a whole output, in order, as a bank of that session stores them."""
+    return [part.record for parts in _calls_of(steps, session_id) for part in parts]
+
+
+def store_parts(
+    state: MemoryBankState, steps: Sequence[Step], changed: Mapping[int, Step | None]
+) -> dict[int, list[Part]]:
+    """Store what some steps of a history lose; returns it by their positions.
+
+    ``changed``: what becomes of a step, by position; None where it is dropped.
+    """
+    stored: dict[int, list[Part]] = {}
+    for i, parts in enumerate(_calls_of(steps, state.session_id)):
+        old, new = steps[i], changed.get(i, steps[i])
+        if new is None:
+            stored[i] = parts + _text_of(old, state.session_id)
+        elif new is not old:
+            stored[i] = [p for p in parts if _was_cut(old, new, p.observation)]
+    records = [part.record for parts in stored.values() for part in parts]
+    try:
+        if records:
+            state.add(records)
+    except EmbeddingError as e:  # the facts are stored: the insights can wait
+        log.warning("insights of pruned steps wait for the embedder: %s", e)
+    return stored
+
+
+def _calls_of(steps: Sequence[Step], session_id: str) -> Iterator[list[Part]]:
+    """The answered calls of each step, with trace_ids as the messages of the whole history give them."""
+    used: set[str] = set()
+    for step in steps:
+        used.update(trace_ids_of(step))
+        parts: list[Part] = []
+        if isinstance(step, ActionStep) and (step.tool_calls or step.observations):
+            segments = parse_messages(step.to_messages())
+            pairs = [p for s in segments if isinstance(s, Interaction) for p in s.pairs]
+            observation_of = {p: i for i, p in enumerate(match_observations(step)) if p is not None}
+            for n, pair in enumerate(pairs):
+                i = observation_of.get(n)
+                if pair.result is None or (i is None and pair.result.content == NO_RESULT):
+                    continue
+                if i is None or step.observations[i].whole:
+                    key, ordinal = pair.content_key(), 0
+                    while (trace_id := derive_trace_id(session_id, key, ordinal)) in used:
+                        ordinal += 1
+                    used.add(trace_id)
+                    name = f"{pair.tool_name}({one_line(pair.call.text if pair.call else '', 80)})"
+                    parts.append(Part(name, i, pair.record(trace_id, step.step_number, step.timestamp)))
+        yield parts
+
+
+def _text_of(step: Step, session_id: str) -> list[Part]:
+    """The text of a step besides its calls (plan, note, answer, thought); none without text."""
+    name, text = step.type, step_text(step).split("\n", 1)[-1]
+    if isinstance(step, ActionStep):
+        name, text = "thought", step.thought or ""
+        if not step.tool_calls and (text or step.error or step.observations):
+            text = step_text(step)
+    if not text.strip() or (isinstance(step, ScratchpadStep) and step.kind == "bank"):
+        return []
+    number, time = step.step_number, step.timestamp
+    trace_id = derive_trace_id(session_id, content_key(name, str(number), repr(time), text), 0)
+    record = InteractionRecord(trace_id, number, name, {"step": number}, {RAW: text}, time, output_text=text)
+    return [Part(f"{name} of step {number}", None, record)]
+
+
+def _was_cut(old: Step, new: Step, i: int | None) -> bool:
+    """Whether observation ``i`` is no longer what it was."""
+    if i is None or not isinstance(old, ActionStep) or not isinstance(new, ActionStep):
+        return True
+    return i >= len(new.observations) or new.observations[i].content != old.observations[i].content
+
+
+def _origins(before: Sequence[Step], after: Sequence[Step]) -> list[int | None]:
+    """For each step after a pruning its old position, None for a new one; both keep their order."""
+    places = {id(s): i for i, s in enumerate(before)}
+    keys = [(type(s), s.step_number, s.timestamp) for s in before]
+    origins: list[int | None] = []
+    start = 0
+    for new in after:
+        i = places.get(id(new), -1)
+        if i < start:
+            key = type(new), new.step_number, new.timestamp
+            i = next((i for i in range(start, len(keys)) if keys[i] == key), -1)
+        origins.append(i if i >= start else None)
+        start = max(start, i + 1)
+    return origins
+
+
+def _with_trace_ids(step: Step, parts: Sequence[Part]) -> Step:
+    """A step whose shortened observations name their records."""
+    if not parts or not isinstance(step, ActionStep):
+        return step
+    observations = list(step.observations)
+    for part in parts:
+        if part.observation is not None and part.observation < len(observations):
+            o, trace_id = observations[part.observation], part.record.trace_id
+            text = f"{o.text}\n[the whole is in memory: trace_id {trace_id}]"
+            observations[part.observation] = Observation(text, o.call_id, False, trace_id)
+    return replace(step, observations=tuple(observations), source=None)
+
+
+def _note(before: Sequence[Step], gone: range, stored: Mapping[int, Sequence[Part]]) -> list[Step]:
+    """One note for a run of dropped steps, which also takes in the notes among them; none without records."""
+    lines: list[str] = []
+    ids: list[str] = []
+    for i in gone:
+        step = before[i]
+        if isinstance(step, ScratchpadStep) and step.kind == "bank":
+            lines += [line for line in step.text.splitlines() if line.startswith("- ")]
+        new = {part.record.trace_id: part.name for part in stored.get(i, ())}
+        earlier = [t for t in trace_ids_of(step) if t not in new]
+        lines += [f"- {name}: trace_id {t}" for t, name in new.items()]
+        if isinstance(step, ActionStep):
+            lines += [f"- step {step.step_number}: trace_id {t}" for t in earlier]
+        ids += [*earlier, *new]
+    if not ids:
+        return []
+    hidden = len(lines) - _LISTED
+    head = [f"({hidden:,} older ones)"] if hidden > 0 else []
+    return [note_after(before[gone[-1]], "\n".join([*head, *lines[-_LISTED:]]), "bank", ids)]

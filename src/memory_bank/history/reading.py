@@ -55,18 +55,12 @@ def steps_from_messages(
     """The numbered steps of a chat. All their messages together are the given messages, as dicts.
 
     System and user messages become SystemPromptSteps and TaskSteps, turns with calls and their results become
-    ActionSteps, assistant text before a user turn or at the end becomes a FinalAnswerStep. Notes and plans
-    that steps have rendered become ScratchpadSteps and PlanningSteps again; anything else becomes a
-    ScratchpadStep. A step keeps the original messages in ``source`` where rendering would not reproduce them.
-
-    Args:
-        messages: a list of chat messages.
-        wire: with "text", "Calling tools: …" and its "Observation: …" become ActionSteps too.
-        timestamp: of every step, in Unix seconds; default: now.
-
-    Raises:
-        MessagesError: ``messages`` is not a list.
-        HistoryError: ``wire`` is unknown.
+    ActionSteps (with ``wire="text"`` also "Calling tools: …" and its "Observation: …"), assistant text before a
+    user turn or at the end becomes a FinalAnswerStep. Notes and plans that steps have rendered become
+    ScratchpadSteps and PlanningSteps again; anything else becomes a ScratchpadStep. A step keeps the original
+    messages in ``source`` where rendering would not reproduce them. ``timestamp``, in Unix seconds, is that of
+    every step; default: now. Raises MessagesError where ``messages`` is not a list, HistoryError for an unknown
+    wire.
     """
     check_wire(wire)
     segments = parse_messages(messages)

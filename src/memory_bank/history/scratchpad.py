@@ -42,15 +42,9 @@ _KEPT: dict[type, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
 class AgentMemory:
     """Named values, observations and failures that an agent writes down for itself.
 
-    Args:
-        max_items: the number of values; the one stored longest ago is dropped first.
-        max_observations: the number of observations; the oldest is dropped first.
-        max_failures: the number of failures; the oldest is dropped first.
-        max_chars: the characters of each of them as JSON; of a longer text the beginning is kept, a longer
-            value is refused.
-
-    Raises:
-        HistoryError: a limit is below 1.
+    At most ``max_items`` values are kept (the one stored longest ago is dropped first), ``max_observations`` and
+    ``max_failures``; each has at most ``max_chars`` characters as JSON: of a longer text the beginning is kept, a
+    longer value is refused. Raises HistoryError for a limit below 1.
     """
 
     def __init__(

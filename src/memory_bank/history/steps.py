@@ -121,10 +121,8 @@ class ToolCall(StepPart):
 class Observation(StepPart):
     """What a call returned: text, or a list of content parts (text, image).
 
-    Attributes:
-        call_id: the call that it answers; observations without one answer the calls in their order.
-        whole: False for a shortened observation.
-        trace_id: the record that holds all of a shortened observation.
+    ``call_id`` is the call that it answers; observations without one answer the calls in their order. A shortened one
+    is not ``whole``, and its ``trace_id`` names the record that holds all of it.
     """
 
     content: Frozen
@@ -219,11 +217,9 @@ Usage = Annotated[TokenUsage | None, BeforeValidator(_usage_fields)]
 class Step(StepPart):
     """The base of all steps.
 
-    Attributes:
-        step_number: actions count from 1; every other step has the number of the action before it. 0 means
-            that MemoryManager assigns the number.
-        timestamp: Unix seconds.
-        source: the messages that the step was read from, where rendering would not reproduce them.
+    ``step_number``: actions count from 1; every other step has the number of the action before it; 0 means that
+    MemoryManager assigns the number. ``timestamp`` is in Unix seconds. ``source`` are the messages that the step
+    was read from, where rendering would not reproduce them.
     """
 
     type: ClassVar[str] = ""
@@ -235,12 +231,10 @@ class Step(StepPart):
     source: SourceMessages | None = field(default=None, kw_only=True)
 
     def to_messages(self, summary_mode: bool = False, *, wire: Wire = "tools") -> list[Json]:
-        """The step as new chat messages. Raises HistoryError for an unknown ``wire``.
+        """The step as new chat messages; ``summary_mode`` leaves out system prompts, plans and thoughts.
 
-        Args:
-            summary_mode: leave out system prompts, plans and thoughts.
-            wire: "tools" renders assistant calls and tool results; "text" renders "Calling tools: …" and
-                "Observation: …" as plain assistant and user messages.
+        ``wire``: "tools" renders assistant calls and tool results; "text" renders "Calling tools: …" and
+        "Observation: …" as plain assistant and user messages. Raises HistoryError for anything else.
         """
         check_wire(wire)
         if self.source is not None and self.source.wire == wire and not summary_mode:
@@ -318,16 +312,13 @@ class PlanningStep(Step):
 
 @value
 class ActionStep(Step):
-    """One turn of the agent: its thought, its tool calls, their observations, an error.
+    """One turn of the agent: its thought, its tool calls, their observations, an error (text, or an exception).
 
-    Attributes:
-        observations: answer the calls by id, or in their order; texts are accepted. A call without an
-            observation is answered by the error, else by "[no result]": every call has a result.
-        error: text, or an exception.
-        model_input_messages: what the model saw, for ``full_steps``; never sent again.
-        model_output_message: what the model answered, as a JSON value; never sent again.
-        action_output: what the step gave as a JSON value, where that is more than its observations.
-        error_type: the class of the error.
+    ``observations`` answer the calls by id, or in their order; texts are accepted. A call without an observation is
+    answered by the error, else by "[no result]": every call has a result. What the model saw and answered,
+    ``model_input_messages`` and ``model_output_message``, is kept for ``full_steps`` and never sent again.
+    ``action_output`` is what the step gave as a JSON value, where that is more than its observations;
+    ``error_type`` the class of the error.
     """
 
     type = "action"
@@ -403,7 +394,10 @@ def describe(step: Step) -> tuple[str, list[tuple[str, str]]]:
     if isinstance(step, TaskStep) and step.images:
         rows.append(("images", str(len(step.images))))
     kind = f" ({step.kind})" if isinstance(step, ScratchpadStep) else ""
-    return step.type.replace("_", " ").capitalize() + kind, rows
+    title = {"planning": "Plan", "scratchpad": "Notes"}.get(
+        step.type, step.type.replace("_", " ").capitalize()
+    )
+    return title + kind, rows
 
 
 def step_text(step: Step) -> str:

@@ -6,12 +6,13 @@ import time
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from typing import Any
 
-from memory_bank import Config, MemoryBankState
+from memory_bank import TOOL_SCHEMAS, Config, MemoryBankState, MemoryProcessor
 from memory_bank.lab.costs import Costs
 from memory_bank.lab.meter.needs import Need
-from memory_bank.lab.strategies import ConfiguredRun, StrategyRun, TraceMemory
+from memory_bank.lab.strategies import Build, TraceMemory
 from memory_bank.lab.traces import Trace, is_turn
 from memory_bank.transcript import ENCODING, open_counter, pairing_errors
 
@@ -36,7 +37,7 @@ class PlayedTurn:
         return "" if self.error is None else type(self.error).__name__
 
 
-def play(trace: Trace, run: StrategyRun, turns: Iterable[tuple[int, Sequence[Need]]]) -> Iterator[PlayedTurn]:
+def play(trace: Trace, build: Build, turns: Iterable[tuple[int, Sequence[Need]]]) -> Iterator[PlayedTurn]:
     """Build the context before each turn, given as its position and its needs.
 
     The strategy gets copies of the messages. What it raises is passed on in the result.
@@ -48,7 +49,7 @@ def play(trace: Trace, run: StrategyRun, turns: Iterable[tuple[int, Sequence[Nee
         error: Exception | None = None
         start = time.perf_counter()
         try:
-            context = run.build(messages, needs)
+            context = build(messages, needs)
         except Exception as e:
             error = e
         seconds = time.perf_counter() - start
@@ -107,20 +108,28 @@ def replay_trace(
     costs = Costs(open_counter(getattr(config.strategy(strategy), "token_encoding", ENCODING)))
     turns = [(i, ()) for i, message in enumerate(trace.messages) if is_turn(message)]
     full = seen = 0
-    with closing(ConfiguredRun(config, strategy, trace, memory)) as run:
-        for number, turn in enumerate(play(trace, run, turns), 1):
+    tokens = 0
+
+    def build(messages: list[Any], _: Sequence[Need]) -> list[Any]:
+        nonlocal tokens
+        context, tokens = processor.apply_strategy(messages, strategy, tools=TOOL_SCHEMAS)
+        return context
+
+    with closing(MemoryProcessor(config, partial((memory or TraceMemory()).open, trace))) as processor:
+        for number, turn in enumerate(play(trace, build, turns), 1):
             if turn.error is not None:
                 raise turn.error
             full += costs.total(trace.messages[seen : turn.position])
             seen = turn.position
-            state = run.state if isinstance(run.state, MemoryBankState) else None
+            state = processor.state(strategy)
+            state = state if isinstance(state, MemoryBankState) else None
             plan = None if state is None else state.last_plan
             yield ReplayStep(
                 trace.id,
                 number,
                 turn.context,
                 full if plan is None else plan.full_tokens,
-                run.tokens,
+                tokens,
                 turn.broken_pairs,
                 plan,
                 state,

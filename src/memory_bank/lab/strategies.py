@@ -7,13 +7,14 @@ needs.
 from __future__ import annotations
 
 import asyncio
-import functools
 import hashlib
 import importlib
 import inspect
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -23,6 +24,9 @@ from memory_bank.lab.meter.needs import Need, recall
 from memory_bank.lab.meter.text import NormalText, texts_of
 from memory_bank.lab.traces import Trace
 from memory_bank.transcript import Interaction, MessageKind, compact, parse_messages, read
+
+Build = Callable[[list[Any], Sequence[Need]], list[Any]]
+"""The context of the next model call, from the messages before it; the turn's needs are for the oracle alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,13 +42,31 @@ class Strategy:
     config: Config | None = None
     options: tuple[tuple[str, Any], ...] = ()  # of a plugin
 
-    def start(self, trace: Trace) -> StrategyRun:
-        """The strategy at the beginning of a trace. Raises ConfigError when a plugin cannot be imported."""
+    @contextmanager
+    def start(self, trace: Trace) -> Iterator[Build]:
+        """What builds contexts from the beginning of a trace. Raises ConfigError when a plugin cannot be imported."""
         if self.config is not None:
-            return ConfiguredRun(self.config, self.target, trace)
-        if self.kind == "plugin":
-            return _PluginRun(functools.partial(load_plugin(self.target), **dict(self.options)), trace)
-        return _OracleRun() if self.kind == "oracle" else StrategyRun()
+            with closing(MemoryProcessor(self.config, partial(TraceMemory().open, trace))) as processor:
+                yield lambda messages, _: processor.apply_strategy(messages, self.target, tools=TOOL_SCHEMAS)[
+                    0
+                ]
+        elif self.kind == "plugin":
+            function = partial(load_plugin(self.target), **dict(self.options))
+            state: dict[str, Any] = {"tools": trace.tools} if trace.tools else {}  # lives for one trace
+            with asyncio.Runner() as loop:
+
+                async def awaited(context: Any) -> Any:
+                    return await context
+
+                def build(messages: list[Any], _: Sequence[Need]) -> list[Any]:
+                    context = function(messages, state)
+                    return as_messages(
+                        loop.run(awaited(context)) if inspect.isawaitable(context) else context
+                    )
+
+                yield build
+        else:
+            yield _oracle if self.kind == "oracle" else lambda messages, _: messages
 
     def settings(self) -> Any:
         """The settings in its configuration; None without one."""
@@ -174,80 +196,24 @@ def _digest(text: str, size: int) -> str:
     return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=size).hexdigest()
 
 
-class StrategyRun:
-    """A strategy at work on one trace. This one keeps the full history."""
-
-    def build(self, messages: list[Any], needs: Sequence[Need] = ()) -> list[Any]:  # noqa: ARG002
-        """The context of the next model call; ``needs`` are for the oracle alone."""
-        return messages
-
-    def close(self) -> None:
-        """End the trace."""
-
-
-class ConfiguredRun(StrategyRun):
-    """A strategy of a configuration, with a memory of its own for the trace."""
-
-    def __init__(self, config: Config, key: str, trace: Trace, memory: TraceMemory | None = None) -> None:
-        self.tokens = 0  # of the last context, as the strategy counts them
-        self._key = key
-        self._processor = MemoryProcessor(config, functools.partial((memory or TraceMemory()).open, trace))
-
-    def build(self, messages: list[Any], needs: Sequence[Need] = ()) -> list[Any]:  # noqa: ARG002
-        context, self.tokens = self._processor.apply_strategy(messages, self._key, tools=TOOL_SCHEMAS)
-        return context
-
-    @property
-    def state(self) -> Any:
-        """The strategy's state; None before the first step."""
-        return self._processor.state(self._key)
-
-    def close(self) -> None:
-        self._processor.close()
-
-
-class _PluginRun(StrategyRun):
-    """A function of the reference meter's form; its state is a dict that lives for one trace."""
-
-    def __init__(self, function: Callable[..., Any], trace: Trace) -> None:
-        self._function = function
-        self._state: dict[str, Any] = {"tools": trace.tools} if trace.tools else {}
-        self._loop: asyncio.AbstractEventLoop | None = None
-
-    def build(self, messages: list[Any], needs: Sequence[Need] = ()) -> list[Any]:  # noqa: ARG002
-        context = self._function(messages, self._state)
-        if inspect.isawaitable(context):
-            self._loop = self._loop or asyncio.new_event_loop()
-            context = self._loop.run_until_complete(asyncio.ensure_future(context, loop=self._loop))
-        return as_messages(context)
-
-    def close(self) -> None:
-        if self._loop is not None:
-            self._loop.close()
-
-
-class _OracleRun(StrategyRun):
+def _oracle(messages: list[Any], needs: Sequence[Need]) -> list[Any]:
     """Anchor, last interaction, and a short excerpt for each need of the turn that they lack.
 
     Its cost is a lower bound for what a memory can cost.
     """
-
-    def build(self, messages: list[Any], needs: Sequence[Need] = ()) -> list[Any]:
-        segments = parse_messages(messages)
-        last = next((s for s in reversed(segments) if isinstance(s, Interaction)), None)
-        base: list[Any] = []
-        for s in segments:
-            if s is last or (
-                not isinstance(s, Interaction) and s.kind in (MessageKind.SYSTEM, MessageKind.USER)
-            ):
-                base.extend(s.messages)
-        shown = texts_of(base)
-        history = texts_of(
-            m for m in reversed(messages) if read(m, "role") not in ("system", "user", "developer")
-        )
-        missing = (n for n in needs if not recall(n, shown)[1])
-        excerpts = list(dict.fromkeys(filter(None, (_excerpt(need, history) for need in missing))))
-        return [*base, {"role": "user", "content": "\n".join(excerpts)}] if excerpts else base
+    segments = parse_messages(messages)
+    last = next((s for s in reversed(segments) if isinstance(s, Interaction)), None)
+    base: list[Any] = []
+    for s in segments:
+        is_asked = not isinstance(s, Interaction) and s.kind in (MessageKind.SYSTEM, MessageKind.USER)
+        if s is last or is_asked:
+            base.extend(s.messages)
+    shown = texts_of(base)
+    asking = ("system", "user", "developer")
+    history = texts_of(m for m in reversed(messages) if read(m, "role") not in asking)
+    missing = (n for n in needs if not recall(n, shown)[1])
+    excerpts = list(dict.fromkeys(filter(None, (_excerpt(need, history) for need in missing))))
+    return [*base, {"role": "user", "content": "\n".join(excerpts)}] if excerpts else base
 
 
 def _excerpt(need: Need, history: Sequence[NormalText]) -> str | None:

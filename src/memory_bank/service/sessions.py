@@ -18,12 +18,13 @@ import sqlalchemy as sa
 
 from memory_bank.bank.database import Database
 from memory_bank.bank.learned import Learned, keep_model, learned_of
+from memory_bank.bank.listing import list_page
 from memory_bank.bank.maintenance import purge
 from memory_bank.bank.schema import sessions
 from memory_bank.bank.session import MemoryBankState, Session
-from memory_bank.bank.steps import CONTROL
+from memory_bank.bank.steps import CONTROL, StepFigures
 from memory_bank.bank.stores import FactStore
-from memory_bank.config import Config, MemoryBankSettings, NoStrategySettings
+from memory_bank.config import Config, MemoryBankSettings, NoStrategySettings, StoredSettings
 from memory_bank.errors import ConfigError, EmbeddingError, NotFoundError, StorageError
 from memory_bank.plan import Context, Plan
 from memory_bank.ports import TokenCounter
@@ -51,50 +52,34 @@ _KNOWN = sa.select(_s.session_id).where(
     _s.namespace.is_not_distinct_from(sa.bindparam("namespace", type_=sa.String)),
     _s.deleted.is_(None),
 )
-_NAMES = (
-    sa.select(_s.session_id)
-    .where(
-        _s.namespace.is_not_distinct_from(sa.bindparam("namespace", type_=sa.String)), _s.deleted.is_(None)
-    )
-    .order_by(_s.created.desc(), _s.session_id)
-    .limit(sa.bindparam("limit"))
-)
 
 
-@dataclass(frozen=True, slots=True)
-class Rebuilt:
-    """The context of a step: ``messages``, ``written`` as they are sent, and ``shown`` with secrets hidden.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rebuilt(StepFigures):
+    """A step with its ``context``, ``written`` as it is sent, and ``shown`` with secrets hidden.
 
-    ``plan`` is the step's plan; ``milliseconds`` the time that rebuilding took; ``created`` when that was, in
-    Unix seconds. ``known_tokens``: of the messages of the full history that the request before had too.
-    ``proxied``: the proxy sends the request, and reports how many tokens it sent in all. ``counter`` counted them.
-    ``changed_at`` and ``changed``: see ``StepFigures``. ``changes_again``: neither this context nor the one before
-    begins as its predecessor. ``control``: the session is left without memory. ``sent``: the context for
-    ``answered``.
+    ``unchanged``: the context is the messages that came. ``known_tokens``: of the messages of the full history that
+    the request before had too. ``proxied``: the proxy sends the request, and reports how many tokens it sent in all.
+    ``counter`` counted them. ``changes_again``: neither this context nor the one before begins as its predecessor.
+    ``sent_context``: the context for ``answered``.
     """
 
-    session_id: str
-    strategy: str
-    messages: list[object]
+    context: list[object] = field(repr=False)
     written: Sequence[object] = field(repr=False)
     shown: list[object] = field(repr=False)
-    tokens: int
-    full_tokens: int
-    message_count: int
-    record_count: int
     unchanged: bool
-    milliseconds: float
-    created: float = 0.0
     known_tokens: int = 0
     proxied: bool = False
     counter: TokenCounter = field(default_factory=open_counter, repr=False)
-    changed_at: int | None = None
-    changed: str | None = None
     changes_again: bool = False
-    control: bool = False
     plan: Plan | None = field(default=None, repr=False)
     state: Session | None = field(default=None, repr=False)
-    sent: SentContext | None = field(default=None, repr=False)
+    sent_context: SentContext | None = field(default=None, repr=False)
+
+    @property
+    def control(self) -> bool:
+        """Whether the session is left without memory."""
+        return self.status == CONTROL
 
 
 @dataclass(slots=True)
@@ -206,7 +191,7 @@ class Sessions:
             key = CONTROL
         elif safer and isinstance(self.config.strategy(key), MemoryBankSettings):
             key += IN_ONE_BLOCK
-        seen = messages if self._redact is None else [self._redact(m) for m in check_messages(messages)]
+        seen = self._hidden(messages)
         client = llm_client if llm_client is not None else self.llm_client
         with (
             self._using(session_id, namespace, agent) as used,
@@ -223,10 +208,9 @@ class Sessions:
                 if state.generation != used.generation:  # first use, or another process reset the session
                     self.database.open_session(session_id, agent, namespace)
                     used.generation = state.generation
-            context = shown
-            if seen is not messages:  # secrets are hidden in what is stored, not in what is sent
-                context = _with_own_text(shown, seen, messages)
+            context = _with_own_text(shown, seen, messages)
             unchanged = same_objects(context, messages)
+            status = CONTROL if control else "unchanged" if unchanged else "rebuilt"
             written: Sequence[object] = context
             if history is not None and not unchanged and isinstance(context, Context):
                 written = history.to_request(context)
@@ -242,31 +226,30 @@ class Sessions:
                 sent = state.prefix_cache.send(context, model, state.counter.count_message, retention)
         counter = state.counter if state is not None else open_counter()
         more = count_once(counter.count_text, beside) if beside else 0
+        known = more + plan.view.tokens_between(0, plan.view.tail_start) if plan and plan.view.tail else 0
         step = Rebuilt(
             session_id=session_id,
-            strategy=key,
-            messages=context,
-            written=written,
-            shown=shown,
-            tokens=tokens + more,
-            full_tokens=(plan.full_tokens if plan else tokens) + more,
-            message_count=len(messages),
-            record_count=count,
-            unchanged=unchanged,
-            milliseconds=1000 * (time.perf_counter() - began),
             created=time.time(),
-            known_tokens=more + plan.view.tokens_between(0, plan.view.tail_start)
-            if plan and plan.view.tail
-            else 0,
-            proxied=beside is not None,
-            counter=counter,
+            full_tokens=(plan.full_tokens if plan else tokens) + more,
+            tokens=tokens + more,
+            messages=len(messages),
+            records=count,
+            status=status,
+            strategy=key,
+            milliseconds=1000 * (time.perf_counter() - began),
             changed_at=changed_at,
             changed=changed,
+            context=context,
+            written=written,
+            shown=shown,
+            unchanged=unchanged,
+            known_tokens=known,
+            proxied=beside is not None,
+            counter=counter,
             changes_again=changes_again,
-            control=control,
             plan=plan,
             state=state,
-            sent=sent,
+            sent_context=sent,
         )
         used.tokens = max(step.full_tokens, size // _BYTES_A_TOKEN)
         if self._on_rebuilt is not None:
@@ -278,8 +261,8 @@ class Sessions:
 
         Does not wait for a running step of the session.
         """
-        if step.state is not None and step.sent is not None:
-            step.state.prefix_cache.answered(step.sent, cached, by_marks=by_marks)
+        if step.state is not None and step.sent_context is not None:
+            step.state.prefix_cache.answered(step.sent_context, cached, by_marks=by_marks)
 
     def preview(
         self,
@@ -299,7 +282,7 @@ class Sessions:
         if self.is_control(session_id):
             return messages
         key = strategy or self.strategy
-        seen = messages if self._redact is None else [self._redact(m) for m in check_messages(messages)]
+        seen = self._hidden(messages)
         preview = self._take_preview(namespace, name, key, seen)
         used = self._processor.state(key, session_id)
         if used is not None:
@@ -312,8 +295,7 @@ class Sessions:
             self._previews[session_id, key] = preview
             if len(self._previews) > PREVIEWS_KEPT:
                 self._previews.popitem(last=False)
-        own = {id(s): m for s, m in zip(seen, messages, strict=True)}
-        return _with_sources([own.get(id(m), m) for m in shown], shown)
+        return _with_own_text(shown, seen, messages)
 
     def _take_preview(self, namespace: str | None, name: str, key: str, messages: list[object]) -> _Preview:
         """The memory of a session's last preview with what is stored since, or a new one.
@@ -397,18 +379,20 @@ class Sessions:
         with self.traced("create_memory", session_id), self.reading(namespace, name) as state:
             yield state
 
+    def _hidden(self, messages: list[object]) -> list[object]:
+        return messages if self._redact is None else [self._redact(m) for m in check_messages(messages)]
+
     def redacted(self, message: T) -> T:
         """A message without secrets; the same object if it has none."""
         return message if self._redact is None else cast("T", self._redact(message))
 
     def bank_settings(self) -> MemoryBankSettings:
         """The settings for reading a session's memory: those of the strategy, or of its memory bank."""
-        settings: object = self.config.strategy(self.strategy)
-        bank = getattr(settings, "bank", None)
-        for found in (settings, bank() if callable(bank) else None):
-            if isinstance(found, MemoryBankSettings):
-                return found
-        return MemoryBankSettings(observer_model="extractive", embedding_model="lexical")
+        settings = self.config.strategy(self.strategy)
+        if isinstance(settings, StoredSettings):
+            return settings.bank()
+        lexical = MemoryBankSettings(observer_model="extractive", embedding_model="lexical")
+        return settings if isinstance(settings, MemoryBankSettings) else lexical
 
     def mark(
         self,
@@ -438,15 +422,12 @@ class Sessions:
             session_id = stored_id(namespace, name)
         except ConfigError:
             return False
-        with self.database.read() as c:
-            asked = {"session": session_id, "namespace": namespace}
-            return c.execute(_KNOWN, asked).first() is not None
+        return self.database.value(_KNOWN, session=session_id, namespace=namespace) is not None
 
     def names(self, namespace: str | None, limit: int) -> list[str]:
         """The names of a namespace's sessions, newest first."""
-        with self.database.read() as c:
-            found = c.execute(_NAMES, {"namespace": namespace, "limit": limit}).scalars().all()
-        return [public_name(namespace, session_id) for session_id in found]
+        found, _ = list_page(self.database, namespace, limit) or ([], False)
+        return [public_name(namespace, s.session_id) for s in found]
 
     def known(self, namespace: str | None, name: str) -> str:
         """The database id of an existing session. Raises NotFoundError."""
@@ -575,10 +556,10 @@ def _untraced(operation: str, session_id: str) -> AbstractContextManager[object]
     return nullcontext()
 
 
-def _with_own_text(
-    shown: Sequence[object], redacted: Sequence[object], given: Sequence[object]
-) -> list[object]:
+def _with_own_text(shown: list[object], redacted: Sequence[object], given: Sequence[object]) -> list[object]:
     """The context with the caller's own messages, and parts of messages, in place of their redacted copies."""
+    if redacted is given:
+        return shown
     own: dict[int, object] = {}
     for copy, message in zip(redacted, given, strict=True):
         if copy is not message:
@@ -593,12 +574,7 @@ def _with_own_text(
         restored = [own.get(id(p), p) for p in parts]
         changed = any(a is not b for a, b in zip(parts, restored, strict=True))
         context.append({**cast("dict[str, object]", message), "content": restored} if changed else message)
-    return _with_sources(context, shown)
-
-
-def _with_sources(messages: list[object], context: Sequence[object]) -> list[object]:
-    """Messages in the place of those of a context, made of the same ones."""
-    return Context(messages, context.plan, context.entries) if isinstance(context, Context) else messages
+    return Context(context, shown.plan, shown.entries) if isinstance(shown, Context) else context
 
 
 def _parts(message: object) -> list[object]:

@@ -135,7 +135,8 @@ def test_a_configured_strategy(traces, config, counter):
     none, all_ = (o.figures for o in measure(traces, top, counter=counter))
     assert none.bound_old < all_.bound_old == 1
     assert (none.exceptions, none.broken) == (0, 0)
-    assert parse_strategy("none", config).start(traces[0]).build(traces[0].messages, []) == traces[0].messages
+    with parse_strategy("none", config).start(traces[0]) as build:
+        assert build(traces[0].messages, []) == traces[0].messages
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from random import Random
 from typing import Any
 
@@ -11,12 +10,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 from tests.examples import examples
-from tests.items import rounds, user
 
-from memory_bank import MemoryBankSettings, MemoryBankState, apply_memory_bank_strategy
 from memory_bank.errors import BodyError
 from memory_bank.service.proxy.body import parse_body, render_body
-from memory_bank.transcript.responses import from_items
 
 NEW = {"role": "user", "content": "memory ünd \ud83d"}
 
@@ -205,30 +201,6 @@ def test_a_text_as_input_is_told_and_may_be_replaced() -> None:
     assert render_body(body, {"input": [1]}) == b'{"input" : [1], "model":"m"}'
 
 
-def test_the_items_of_a_response_that_are_kept_keep_their_bytes() -> None:
-    items = [user("größer"), *rounds(12)]
-    raw = json.dumps({"model": "m", "input": items, "stream": True}, indent=2, ensure_ascii=False).encode()
-    settings = MemoryBankSettings(
-        selection="evidence",
-        observer_model="extractive",
-        embedding_model="lexical",
-        history_budget=300,
-        refresh_after=0,
-    )
-    body = parse_body(raw, "input")
-    chat = from_items(body.value["input"])
-    with MemoryBankState() as state:
-        context, _ = apply_memory_bank_strategy(chat.messages, None, settings, state)
-    new = render_body(body, {"input": chat.write(context.entries)})
-    assert len(new) < len(raw) / 3
-    assert [i.get("type") for i in json.loads(new)["input"]] == [
-        None, "message", "reasoning", "function_call", "function_call_output"]  # fmt: skip
-    for item in (items[0], *items[-3:]):
-        written = json.dumps(item, indent=2, ensure_ascii=False).replace("\n", "\n    ").encode()
-        assert written in raw and written in new
-    assert new.endswith(b'],\n  "stream": true\n}')
-
-
 def test_tools_are_added_to_and_created() -> None:
     own = {"type": "function", "name": "search_memory"}
     text = json.dumps(own, separators=(",", ":")).encode()
@@ -251,20 +223,6 @@ def test_tools_are_added_to_and_created() -> None:
     assert both == b'{"a":1,"messages":[],"tools":[%b]}' % text
 
 
-def test_a_list_that_its_owner_changed_in_place_is_noticed() -> None:
-    body = parse_body(b'{"messages": [ {} ]}', "messages")
-    body.value["messages"].append(NEW)
-    assert json.loads(render_body(body, {"messages": body.value["messages"]})) == {"messages": [{}, NEW]}
-
-
-def test_elements_that_are_one_object_keep_their_bytes_in_order() -> None:
-    body = parse_body(b'{"messages": ["a", "\\u0061", null, null, -0, 0]}', "messages")
-    held = body.value["messages"]
-    assert render_body(body, {"messages": [*held, NEW]}).startswith(
-        b'{"messages": ["a","\\u0061",null,null,-0,0,{'
-    )
-
-
 def test_what_cannot_be_written_is_told() -> None:
     body = parse_body(b'{"messages": [], "x": 1}', "messages")
     circle: list[Any] = []
@@ -277,13 +235,3 @@ def test_what_cannot_be_written_is_told() -> None:
             render_body(body, {"messages": [bad]})
     with pytest.raises(KeyError):  # it was not named when the body was parsed
         render_body(body, {"x": [1]})
-
-
-def test_odd_values_survive() -> None:
-    raw = b'{"messages":[{"a":NaN,"b":-Infinity,"c":123456789012345678901234567890,"d":"\\ud800","e":1e400}, 1]}'
-    body = parse_body(raw, "messages")
-    first = body.value["messages"][0]
-    assert math.isnan(first["a"]) and first["c"] == 123456789012345678901234567890 and first["d"] == "\ud800"
-    copy = {**first, "new": "\udfff"}
-    again = parse_body(render_body(body, {"messages": [first, copy]}), "messages")
-    assert same(again.value["messages"], [first, copy])

@@ -95,12 +95,6 @@ def test_a_name_that_cannot_be_one_is_refused(small: World, name: str) -> None:
     assert small.count() == 0
 
 
-@pytest.mark.parametrize("name", [7, ["a"], {"a": 1}, True])
-def test_a_name_that_is_no_text_is_refused(small: World, name: Any) -> None:
-    with pytest.raises(ConfigError, match=r"metadata\.session_id"):
-        small.find([*START, *steps(1)], metadata={"session_id": name})
-
-
 @pytest.mark.parametrize(
     "body", [{"metadata": None}, {"metadata": "x"}, {"metadata": {}}, {"metadata": {"session_id": None}},
              {"prompt_cache_key": None}, {"prompt_cache_key": ""}, {"prompt_cache_key": 7}],
@@ -130,39 +124,10 @@ def test_nothing_to_remember_before_the_first_call(small: World) -> None:
     assert small.count() == 0
 
 
-@pytest.mark.parametrize("ids", ["random", "counted"])
-def test_an_agent_by_itself_keeps_its_session(world: World, ids: str) -> None:
-    found = [known(world.ask([*START, *steps(n, ids)])) for n in range(1, 12)]
-    assert {f.name for f in found} == {found[0].name}
-    assert found[0].name.startswith("auto-")
-    assert [f.how for f in found] == ["new"] + ["chain"] * 10
-    assert len(world.records(found[0].name)) == 11
-    assert world.count() == 1
-
-
 def test_names_are_never_made_of_the_prompt(small: World) -> None:
     chat = [*START, *steps(1)]
     names = {known(small.find(chat, key=f"sk-{i}")).name for i in range(5)}
     assert len(names) == 5
-
-
-@pytest.mark.parametrize("ids", ["random", "counted"])
-def test_questions_beside_and_other_ends_stay_in_the_session(world: World, ids: str) -> None:
-    """No tool answered in between, so there is nothing that one could see of the other."""
-    first = known(world.ask([*START, *steps(1, ids)]))
-    for n in range(1, 6):
-        chat = [*START, *steps(n, ids)]
-        for end in (
-            [],
-            [user("Sum it up.")],
-            [say("Three."), user("Sure?")],
-            [say("Three."), user("Really?")],
-            [],
-        ):
-            assert known(world.ask([*chat, *end])).name == first.name
-    talked = [*START, *steps(5, ids), say("Three."), user("Sure?"), *steps(1, ids, 5)]
-    assert known(world.ask(talked)).name == first.name
-    assert world.count() == 1
 
 
 def test_a_retry_finds_its_session_and_writes_nothing(world: World) -> None:
@@ -176,20 +141,6 @@ def test_a_retry_finds_its_session_and_writes_nothing(world: World) -> None:
 def dump(database: Database) -> list[Any]:
     with database.read() as c:
         return [c.execute(sa.select(t)).all() for t in metadata.sorted_tables]
-
-
-@pytest.mark.parametrize("ids", ["random", "counted"])
-def test_a_retry_after_others_is_a_fork_found_again(world: World, ids: str) -> None:
-    name = known([world.ask([*START, *steps(n, ids)]) for n in range(1, 5)][-1]).name
-    old = [*START, *steps(2, ids)]
-    fork = known(world.ask(old))
-    assert (fork.how, fork.forked_from) == ("fork", name)
-    assert known(world.ask(old)) == SessionMatch(fork.name, "chain")
-    assert world.outputs(fork) == [f"{LONG}{i}" for i in range(2)]
-    gone_on = [*START, *steps(2, ids), *steps(1, ids, 7)]
-    assert known(world.ask(gone_on)).name == fork.name
-    assert known(world.ask([*START, *steps(5, ids)])).name == name
-    assert f"{LONG}7" not in [o for _, o in world.records(name)]
 
 
 def test_a_replay_from_the_beginning_makes_one_fork(small: World) -> None:
@@ -311,17 +262,6 @@ def test_agents_with_the_same_prompt_and_counted_ids(world: World) -> None:
     assert world.count() == 2
 
 
-def test_agents_with_the_same_prompt_and_random_ids_share_nothing_at_all(world: World) -> None:
-    names: dict[str, set[str]] = {"a": set(), "b": set()}
-    for n in range(1, 6):
-        for a in "ab":
-            found = known(world.ask([*START, *steps(n, label=a)]))
-            names[a].add(found.name)
-            assert found.forked_from is None
-    assert [len(n) for n in names.values()] == [1, 1]
-    assert names["a"] != names["b"]
-
-
 def test_other_keys_and_namespaces_are_others(bank_url: str) -> None:
     """The same list, with the same ids: a key that is rotated begins anew, and nobody finds what is another's."""
     worlds = [World(Database(bank_url), namespace) for namespace in (None, "one", "two")]
@@ -402,15 +342,6 @@ def test_a_tool_run_again_is_another_branch(world: World, shorter: bool) -> None
         found = known(world.ask([*chat, *steps(1, start=5)]))
         assert LONG not in world.outputs(found)
         assert found.name != first.name
-
-
-def test_a_shorter_answer_at_the_end_is_no_masked_one(world: World) -> None:
-    """The list must go on beyond it: what the model has not read yet, nobody masks."""
-    stem, i = [*START, *steps(2)], random_id("again")
-    first = known(world.ask([*stem, *turn(i, LONG)]))
-    other = known(world.ask([system("Be brief."), *stem[1:], *turn(i, "few")]))
-    assert other.name != first.name
-    assert LONG not in world.outputs(other)
 
 
 def test_what_came_after_the_calls_is_not_shown_to_who_has_only_the_calls(world: World) -> None:

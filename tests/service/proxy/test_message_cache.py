@@ -37,20 +37,6 @@ def test_no_two_of_one_body_are_the_same_object():
         assert [value for value, _ in body.elements["messages"]] == body.value["messages"]
 
 
-def test_what_is_known_is_asked_once():
-    seen, asked = MessageCache(), []
-
-    def find(message):
-        asked.append(message)
-        return None if message["content"] == "a" else len(asked)
-
-    (a, b) = seen.intern(body_of(said("a"), said("b")), "messages").value["messages"]
-    assert [seen.result("one", m, find) for m in (a, b, a, b)] == [None, 2, None, 2]
-    assert seen.result("other", b, find) == 3
-    assert seen.result("one", dict(a), find) is None  # equal, but no object of ours
-    assert asked == [a, b, b, a]
-
-
 def test_what_is_forgotten_is_asked_anew():
     seen = MessageCache(chars=1000)
     old = seen.intern(body_of(said("old")), "messages").value["messages"][0]
@@ -84,15 +70,6 @@ def test_what_is_made_of_a_message_is_made_once_and_known():
     assert seen.result("size", first[1], lambda _: "anew") == "anew"
     assert len(seen._by_id) <= 2 * len(seen._by_text)
     assert seen._chars <= 8_000 + MessageCache.ENTRY + 200
-
-
-def test_what_is_no_list_of_messages_is_left_alone():
-    seen = MessageCache()
-    for given_ in ({}, {"messages": "text"}, {"messages": []}):
-        body = parse_body(json.dumps(given_).encode(), "messages")
-        assert seen.intern(body, "messages") is body
-    odd = [None, 1, "x", [], ["x"]]
-    assert seen.intern(body_of(*odd), "messages").value["messages"] == odd
 
 
 messages = st.lists(

@@ -17,7 +17,7 @@ from memory_bank.bank.maintenance import purge, verify
 from memory_bank.bank.stores import InsightStore
 from memory_bank.context.policies.evidence import evidence_of
 from memory_bank.service.proxy.identity import Identity
-from memory_bank.service.proxy.rebuild import THREADS, Rebuilder
+from memory_bank.service.proxy.rebuild import THREADS, ModelRequest, Rebuilder
 from memory_bank.service.proxy.routes import DIALECTS, read_body
 from memory_bank.service.security.access import LOCAL, Caller
 from memory_bank.service.sessions import Sessions
@@ -46,7 +46,7 @@ def test_what_is_put_off_changes_no_context(configured, key, finished):
             messages = conversation(count)
             made = sessions.rebuild(None, "s", messages)
             expected, tokens = apply_memory_bank_strategy(messages, None, config.strategy(key), alone)
-            assert (made.messages, made.tokens) == (expected, tokens)
+            assert (made.context, made.tokens) == (expected, tokens)
             assert made.plan.as_dict()["decisions"] == alone.last_plan.as_dict()["decisions"]
             if rng.random() < finished:
                 sessions.finish(made)
@@ -136,7 +136,8 @@ def test_a_loop_is_told_once_the_context_is_there(configured, caplog):
 
 def asked(memory, count, **headers):
     body = read_body(json.dumps({"messages": conversation(count)}).encode(), CHAT)
-    return memory.rebuild(LOCAL, CHAT, body, {"x-memory-session": "s", **headers}, "key")
+    request = ModelRequest(CHAT, LOCAL, body.data, {"x-memory-session": "s", **headers}, "key", body)
+    return memory.rebuild(request, body)
 
 
 def test_what_was_put_off_is_done_soon(configured):
@@ -195,7 +196,8 @@ def test_slow_steps_of_a_key_pause_memory_for_that_key_alone(configured):
     body = read_body(json.dumps({"messages": conversation(2)}).encode(), CHAT)
 
     async def ask(namespace):
-        return await memory.rebuild(Caller(namespace=namespace), CHAT, body, {}, None)
+        request = ModelRequest(CHAT, Caller(namespace=namespace), body.data, {}, None, body)
+        return await memory.rebuild(request, body)
 
     async def main():
         first = await asyncio.gather(*(ask("slow") for _ in range(THREADS)))

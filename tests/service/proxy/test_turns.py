@@ -405,5 +405,4 @@ def test_usage_is_added_with_its_details():
     assert add_usage(one, other) == {
         "total": 7, "details": {"cached": 3, "kind": "b", "new": 1}, "cost": 0.5, "flag": True, "more": 1,
     }  # fmt: skip
-    assert add_usage(None, one) == add_usage(one, None) == one
-    assert add_usage(None, None) is None
+    assert add_usage({}, one) == add_usage(one, {}) == one

@@ -19,7 +19,6 @@ def read(*chunks):
     tail = UsageReader()
     for chunk in chunks:
         tail.feed(chunk)
-    assert tail.size == sum(map(len, chunks))
     return tail.tokens()[:2]
 
 

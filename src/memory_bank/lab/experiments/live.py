@@ -16,7 +16,6 @@ import json
 import re
 import time
 from collections.abc import Sequence
-from contextlib import closing
 from typing import Any
 
 import openai
@@ -26,14 +25,16 @@ from memory_bank.errors import ModelError
 from memory_bank.lab.costs import Costs, named_counter
 from memory_bank.lab.experiments.plan import (
     READ_PAGE,
-    GatedRun,
     ModelSettings,
     SuiteSettings,
     Unit,
+    bill,
+    gated,
     page_code,
 )
 from memory_bank.lab.meter.text import parsed_arguments
 from memory_bank.lab.replay import copied
+from memory_bank.lab.strategies import Build
 from memory_bank.lab.traces import Trace, is_turn
 from memory_bank.transcript import content_text, read
 
@@ -167,9 +168,9 @@ def live_unit(unit: Unit) -> dict[str, Any]:
     """
     costs = Costs(named_counter(unit.counter))
     agent = _Agent(unit, costs)
-    with closing(GatedRun(unit, costs)) as run:
-        ended, answer = agent.work(run)
-    bill, cached = run.bill()
+    with gated(unit, costs) as (build, contexts):
+        ended, answer = agent.work(build)
+    paid, cached = bill(unit, contexts, costs)
     for turn, known in zip(agent.turns, cached, strict=False):  # a context that failed has no turn
         turn["cached"] = known
     world, judge = agent.world, unit.settings.judge
@@ -190,7 +191,7 @@ def live_unit(unit: Unit) -> dict[str, Any]:
         },
         "turns": agent.turns,
         "counter": costs.counter.name,
-        "bill": bill,
+        "bill": paid,
     }
 
 
@@ -205,14 +206,14 @@ class _Agent:
         self.turns: list[dict[str, Any]] = []
         self.outputs: list[str] = []
 
-    def work(self, run: GatedRun) -> tuple[str, str]:
+    def work(self, build: Build) -> tuple[str, str]:
         """How the case ended, and the answer."""
         messages = opening(self._unit.case)
         wrong_in_a_row = 0
         for _ in range(self._most_steps):
             begun = time.perf_counter()
             try:
-                context = run.build(copied(messages))
+                context = build(copied(messages), ())
             except Exception as e:  # only this case fails, not the experiment
                 return f"error: {type(e).__name__}", ""
             ms = round(1000 * (time.perf_counter() - begun), 3)

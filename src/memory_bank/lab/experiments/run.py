@@ -16,7 +16,7 @@ from typing import Any
 
 from memory_bank.errors import ConfigError
 from memory_bank.lab.costs import Costs, named_counter
-from memory_bank.lab.experiments.plan import Experiment, ExperimentPlan, GatedRun, Unit
+from memory_bank.lab.experiments.plan import Experiment, ExperimentPlan, Unit, bill, gated
 from memory_bank.lab.meter.figures import NeedResult, StepRow
 from memory_bank.lab.meter.measure import measure_trace
 from memory_bank.lab.meter.needs import NeedyTurn, needs_of
@@ -71,10 +71,10 @@ def replay_unit(unit: Unit) -> dict[str, Any]:
     if not _latest or _latest[0][0] != key:
         _latest[:] = [(key, Costs(named_counter(unit.counter)), needs_of(unit.case, unit.constants))]
     _, costs, turns = _latest[0]
-    with closing(GatedRun(unit, costs)) as run:
-        rows = measure_trace(unit.case, turns, run, costs)
-    bill, cached = run.bill()
-    return {"rows": rows, "cached": cached, "counter": costs.counter.name, "bill": bill}
+    with gated(unit, costs) as (build, contexts):
+        rows = measure_trace(unit.case, turns, build, costs)
+    paid, cached = bill(unit, contexts, costs)
+    return {"rows": rows, "cached": cached, "counter": costs.counter.name, "bill": paid}
 
 
 def rows_in(result: dict[str, Any]) -> list[StepRow]:

@@ -7,7 +7,6 @@ import re
 import shlex
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import closing
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from itertools import pairwise
@@ -297,8 +296,8 @@ def _memory_of(
     budget = most
     for _ in range(4):
         [limited] = with_budgets(strategy, [max(1, budget)], folds=True)
-        with closing(limited.start(history)) as run:
-            context = run.build(copied(history.messages))
+        with limited.start(history) as build:
+            context = build(copied(history.messages), ())
         memory = [m for m in context if m not in always]
         over = costs.total(memory) - most
         if over <= 0 or limited is strategy or budget <= 1:

@@ -15,14 +15,14 @@ from memory_bank.lab.meter.needs import NeedyTurn, environment_constants, needs_
 from memory_bank.lab.meter.text import texts_of
 from memory_bank.lab.processes import ProgressReport, run_tasks
 from memory_bank.lab.replay import play
-from memory_bank.lab.strategies import Strategy, StrategyRun
+from memory_bank.lab.strategies import Build, Strategy
 from memory_bank.lab.traces import Trace
 from memory_bank.transcript import ENCODING, MessageKind, TokenCounter, content_text, kind_of, read
 
 RowT = TypeVar("RowT")
 FiguresT = TypeVar("FiguresT")
 
-RowsOf = Callable[[StrategyRun], list[RowT]]
+RowsOf = Callable[[Build], list[RowT]]
 """Measures one strategy on one trace: a row a turn."""
 
 
@@ -45,7 +45,7 @@ def measure(
 
 def _prepare(trace: Trace, costs: Costs, constants: frozenset[str]) -> RowsOf[StepRow]:
     turns = needs_of(trace, constants)
-    return lambda run: measure_trace(trace, turns, run, costs)
+    return lambda build: measure_trace(trace, turns, build, costs)
 
 
 def measure_by(
@@ -98,12 +98,12 @@ def _measure_one(
     rows_of = prepare(trace, Costs(named_counter(counter) if isinstance(counter, str) else counter))
     measured = []
     for strategy in strategies:
-        with closing(strategy.start(trace)) as run:
-            measured.append(rows_of(run))
+        with strategy.start(trace) as build:
+            measured.append(rows_of(build))
     return measured
 
 
-def measure_trace(trace: Trace, turns: Sequence[NeedyTurn], run: StrategyRun, costs: Costs) -> list[StepRow]:
+def measure_trace(trace: Trace, turns: Sequence[NeedyTurn], build: Build, costs: Costs) -> list[StepRow]:
     """The rows of a trace, one a turn. A strategy that raises has an empty context at that turn.
 
     As in the reference meter, only values that a tool output held first count as needs.
@@ -121,7 +121,7 @@ def measure_trace(trace: Trace, turns: Sequence[NeedyTurn], run: StrategyRun, co
     parts = [(str(i), count) for i, count in enumerate(tokens)]  # of the full history, which only grows
     cache, full_cache = ScriptedCache(costs.counter), ScriptedCache(costs.counter)
     needed = [[n for n in turn.needs if n.born == "tool"] for turn in turns]
-    played = play(trace, run, zip((t.position for t in turns), needed, strict=True))
+    played = play(trace, build, zip((t.position for t in turns), needed, strict=True))
     rows: list[StepRow] = []
     for turn, needs, step in zip(turns, needed, played, strict=True):
         texts = texts_of(step.context) if needs else []

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 import anyio
@@ -30,47 +32,40 @@ except ImportError:
 
 PATIENCE = 2.0
 """Seconds that a check may take."""
-_THREADS = 4  # for checks, so that one that hangs blocks no request
-_PUBLIC = ("database", "storage")  # parts that are checked for everyone
 _FRESH = {"database": 1.0, "storage": 1.0, "upstream": 5.0}  # seconds for which a result is reused
-_FRESH_ELSE = 2.0
 
 Check = Callable[[], dict[str, Any]]
 """Runs in a thread. Returns details for operators; an exception means that the part is unavailable."""
 
 
+@dataclass(slots=True, eq=False)
 class _CheckedPart:
     """One part of the service with its latest result."""
 
-    def __init__(self, name: str, check: Check, limiter: anyio.CapacityLimiter) -> None:
-        self._check = check
-        self._fresh = _FRESH.get(name, _FRESH_ELSE)
-        self._limiter = limiter
-        self._lock = anyio.Lock()
-        self._checked_at = float("-inf")
-        self._result: dict[str, Any] = {}
+    check: Check
+    fresh: float
+    limiter: anyio.CapacityLimiter
+    lock: anyio.Lock = field(default_factory=anyio.Lock)
+    checked_at: float = float("-inf")
+    latest: dict[str, Any] = field(default_factory=dict)
 
     async def result(self) -> dict[str, Any]:
         """``{"ok": …, "ms": …}`` and the details of the check."""
-        async with self._lock:
-            if time.monotonic() - self._checked_at > self._fresh:
-                self._result = await self._run()
-                self._checked_at = time.monotonic()
-        return self._result
-
-    async def _run(self) -> dict[str, Any]:
-        began = time.perf_counter()
-        found: dict[str, Any] | None = None
-        try:
-            with anyio.move_on_after(PATIENCE):
-                found = await to_thread.run_sync(self._check, abandon_on_cancel=True, limiter=self._limiter)
-        except MemoryBankError as e:
-            found = {"ok": False, "trouble": str(e)}
-        except Exception as e:
-            found = {"ok": False, "trouble": type(e).__name__}
-        if found is None:
-            found = {"ok": False, "trouble": f"no answer within {PATIENCE:g} s"}
-        return {"ok": True, "ms": round(1000 * (time.perf_counter() - began), 1)} | found
+        async with self.lock:
+            if time.monotonic() - self.checked_at > self.fresh:
+                began = time.perf_counter()
+                found: dict[str, Any] = {"ok": False, "trouble": f"no answer within {PATIENCE:g} s"}
+                try:
+                    with anyio.move_on_after(PATIENCE):
+                        found = await to_thread.run_sync(
+                            self.check, abandon_on_cancel=True, limiter=self.limiter
+                        )
+                except Exception as e:
+                    trouble = str(e) if isinstance(e, MemoryBankError) else type(e).__name__
+                    found = {"ok": False, "trouble": trouble}
+                self.latest = {"ok": True, "ms": round(1000 * (time.perf_counter() - began), 1)} | found
+                self.checked_at = time.monotonic()
+        return self.latest
 
 
 class Operations:
@@ -92,17 +87,14 @@ class Operations:
         # a new connection for each check: what follows the answer to HEAD must not be read as the next answer
         limits = httpx2.Limits(max_keepalive_connections=0)
         self._client = httpx2.Client(timeout=PATIENCE, follow_redirects=False, limits=limits)
-        self._limiter = anyio.CapacityLimiter(_THREADS)
+        self._limiter = anyio.CapacityLimiter(4)  # so that a check that hangs blocks no request
         self._parts: dict[str, _CheckedPart] = {}
-        self.add("database", self._check_database)
-        self.add("storage", self._check_storage)
-        self.add("upstream", self._check_upstream)
-        self.add("embedder", self._check_embedder)
-        self.add("observer", self._check_observer)
+        for name in ("database", "storage", "upstream", "embedder", "observer"):
+            self.add(name, getattr(self, f"_check_{name}"))
 
     def add(self, name: str, check: Check) -> None:
         """Add a part to check."""
-        self._parts[name] = _CheckedPart(name, check, self._limiter)
+        self._parts[name] = _CheckedPart(check, _FRESH.get(name, 2.0), self._limiter)
 
     async def health(self, *, details: bool) -> tuple[int, dict[str, Any]]:
         """Return status and body: 503 if the database is unavailable, else 200.
@@ -110,20 +102,12 @@ class Operations:
         Without details only the database is checked, and whether it can be written. Upstream is asked without
         a key.
         """
-        found: dict[str, dict[str, Any]] = {}
-
-        async def check(name: str) -> None:
-            found[name] = await self._parts[name].result()
-
-        names = list(self._parts) if details else list(_PUBLIC)
-        async with anyio.create_task_group() as group:
-            for name in names:
-                group.start_soon(check, name)
+        names = list(self._parts) if details else ["database", "storage"]
+        results = await asyncio.gather(*(self._parts[name].result() for name in names))
+        found = dict(zip(names, results, strict=True))
         well = all(part["ok"] for part in found.values())
         body: dict[str, Any] = {"status": "ok" if well else "degraded", "version": __version__}
-        if details:
-            body["parts"] = {name: found[name] for name in names}
-        return (200 if found["database"]["ok"] else 503), body
+        return (200 if found["database"]["ok"] else 503), body | ({"parts": found} if details else {})
 
     async def scrape(self) -> bytes:
         """The metrics of all workers in Prometheus' text format."""

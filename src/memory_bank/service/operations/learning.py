@@ -19,8 +19,6 @@ log = logging.getLogger("memory_bank.Service")
 
 CHECKED_EVERY = 60.0  # seconds
 MOST_SECONDS = 1_800.0  # that one namespace may take
-_TICK = 0.2  # seconds between looks at the process
-_NICENESS = 10
 
 
 class ServiceLearning:
@@ -79,25 +77,20 @@ class ServiceLearning:
         command = [sys.executable, "-m", "memory_bank", "lab", "train", "--db", url, "--namespace", namespace]
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", **secret}
         until = time.monotonic() + self._most_seconds
-        with subprocess.Popen(
-            command,
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-        ) as process:
+        none, pipe = subprocess.DEVNULL, subprocess.PIPE
+        with subprocess.Popen(command, env=environment, stdin=none, stdout=none, stderr=pipe) as process:
             if hasattr(os, "setpriority"):
                 with suppress(OSError):
-                    os.setpriority(os.PRIO_PROCESS, process.pid, _NICENESS)
+                    os.setpriority(os.PRIO_PROCESS, process.pid, 10)
             while process.poll() is None:
-                if self._stop.wait(_TICK) or time.monotonic() > until:
+                if self._stop.wait(0.2) or time.monotonic() > until:
                     process.kill()
                     break
-            told = process.communicate()[1].decode("utf-8", "replace").strip()
+            output = process.communicate()[1].decode("utf-8", "replace").strip()
         if process.returncode == 0:
             log.info("namespace %s has a new evidence model", namespace)
         elif not self._stop.is_set():
-            reason = told.rpartition("\n")[2] or "it did not win or took too long"
+            reason = output.rpartition("\n")[2] or "it did not win or took too long"
             log.info("namespace %s keeps the shipped evidence model: %s", namespace, reason)
 
     def address(self) -> tuple[str, dict[str, str]]:

@@ -9,7 +9,6 @@ import time
 import traceback
 from collections.abc import Callable
 from contextvars import ContextVar
-from types import TracebackType
 from typing import Any, Literal
 
 from memory_bank.errors import MemoryBankError
@@ -79,33 +78,27 @@ class RepeatLimit(logging.Filter):
         return True
 
 
-class TextLines(logging.Formatter):
-    """``2026-01-31T12:00:00.123Z INFO Requests: request GET /health 200 key=value …``."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        """Format as one line without control characters."""
-        parts = [f"{_when(record)} {record.levelname} {_short_name(record)}: {_message(record)}"]
-        parts += [f"{k}={_shown(v)}" for k, v in _fields(record).items()]
-        if record.exc_info:
-            parts.append("| " + " < ".join(_error_chain(record.exc_info[1], record.exc_info[2])))
-        return escaped(" ".join(parts))
-
-
 class JsonLines(logging.Formatter):
     """One ASCII JSON object per line: ``time``, ``level``, ``logger``, ``message``, then the extra fields."""
 
     def format(self, record: logging.LogRecord) -> str:
         """Format as one line."""
-        fields: dict[str, Any] = {
-            "time": _when(record),
-            "level": record.levelname.lower(),
-            "logger": _short_name(record),
-            "message": _message(record),
-            **_fields(record),
-        }
-        if record.exc_info:
-            fields["trouble"] = _error_chain(record.exc_info[1], record.exc_info[2])
-        return json.dumps(fields, default=str)
+        return json.dumps(_fields(record), default=str)
+
+
+class TextLines(logging.Formatter):
+    """``2026-01-31T12:00:00.123Z INFO Requests: request GET /health 200 key=value …``."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Format as one line without control characters."""
+        fields = _fields(record)
+        line = "{time} {level} {logger}: {message}".format(**fields | {"level": record.levelname})
+        trouble = fields.pop("trouble", None)
+        for name in [*fields][4:]:
+            text = str(fields[name])
+            is_plain = text and " " not in text and '"' not in text
+            line += f" {name}={text if is_plain else json.dumps(text, ensure_ascii=False)}"
+        return escaped(line if trouble is None else f"{line} | {' < '.join(trouble)}")
 
 
 def escaped(text: str) -> str:
@@ -115,39 +108,32 @@ def escaped(text: str) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
-def _when(record: logging.LogRecord) -> str:
-    return f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime(record.created))}.{int(record.msecs):03d}Z"
-
-
-def _is_ours(record: logging.LogRecord) -> bool:
-    return record.name == OURS or record.name.startswith(f"{OURS}.")
-
-
-def _short_name(record: logging.LogRecord) -> str:
-    return record.name.removeprefix(f"{OURS}.")
-
-
-def _message(record: logging.LogRecord) -> str:
-    """Our messages as they are; of others the first line, as later lines may quote values."""
-    text = record.getMessage()
-    if _is_ours(record):
-        return text[:_LONGEST]
-    return text.strip().split("\n", 1)[0][:_LONGEST_FOREIGN]
-
-
 def _fields(record: logging.LogRecord) -> dict[str, Any]:
-    """The ``extra`` fields, and the id of the request."""
-    given = {k: v for k, v in vars(record).items() if k not in _OWN_KEYS} if _is_ours(record) else {}
-    known = request_id.get()
-    return {"id": known, **given} if known and "id" not in given else given
+    """What a line says: the four members of every line, the request's id, the ``extra`` fields, the error.
+
+    Of other packages' messages only the first line is taken, because later ones may quote values.
+    """
+    text, more = record.getMessage(), {}
+    if record.name == OURS or record.name.startswith(f"{OURS}."):
+        text = text[:_LONGEST]
+        more = {k: v for k, v in vars(record).items() if k not in _OWN_KEYS}
+    else:
+        text = text.strip().split("\n", 1)[0][:_LONGEST_FOREIGN]
+    if known := request_id.get():
+        more = {"id": known, **more}
+    if record.exc_info:
+        more["trouble"] = _error_chain(record.exc_info[1])
+    when = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
+    return {
+        "time": f"{when}.{int(record.msecs):03d}Z",
+        "level": record.levelname.lower(),
+        "logger": record.name.removeprefix(f"{OURS}."),
+        "message": text,
+        **more,
+    }
 
 
-def _shown(value: Any) -> str:
-    text = str(value)
-    return text if text and " " not in text and '"' not in text else json.dumps(text, ensure_ascii=False)
-
-
-def _error_chain(error: BaseException | None, trace: TracebackType | None) -> list[str]:
+def _error_chain(error: BaseException | None) -> list[str]:
     """Describe an error by types and frames, innermost first.
 
     Only the library's own errors are quoted, because their messages hold no content.
@@ -158,13 +144,8 @@ def _error_chain(error: BaseException | None, trace: TracebackType | None) -> li
         seen.add(id(error))
         what = type(error).__name__
         chain.append(f"{what}: {error}"[:_LONGEST] if isinstance(error, MemoryBankError) else what)
-        frames = traceback.extract_tb(trace, limit=-_FRAMES)
-        chain += [f"{_file(f.filename)}:{f.lineno} {f.name}" for f in reversed(frames)]
+        for frame in reversed(traceback.extract_tb(error.__traceback__, limit=-_FRAMES)):
+            file = "/".join(frame.filename.replace("\\", "/").split("/")[-3:])
+            chain.append(f"{file}:{frame.lineno} {frame.name}")
         error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
-        trace = error.__traceback__ if error is not None else None
     return chain[: 2 * _FRAMES]
-
-
-def _file(name: str) -> str:
-    """The last three parts of a path."""
-    return "/".join(name.replace("\\", "/").split("/")[-3:])

@@ -41,7 +41,6 @@ class Metrics:
 
     def __init__(self) -> None:
         registry = self._registry = CollectorRegistry()
-        self._shared = bool(os.environ.get(SHARED))
 
         def counter(name: str, text: str, *labels: str) -> Counter:
             return Counter(f"memory_bank_{name}", text, labels, registry=registry)
@@ -82,36 +81,31 @@ class Metrics:
 
     def scrape(self, waiting: QueueState | None) -> bytes:
         """All metrics in Prometheus' text format. ``waiting`` None: the database is unavailable."""
-        registry = self._registry
-        if self._shared:
-            registry = CollectorRegistry()
-            MultiProcessCollector(registry)  # type: ignore[no-untyped-call]
         whole = CollectorRegistry()
-        whole.register(_AllMetrics(registry, waiting))
+        whole.register(_AllMetrics(self._registry, waiting))
         return generate_latest(whole)
 
 
 class _AllMetrics:
     """The counters of the workers, and the state of the database."""
 
-    def __init__(self, counted: CollectorRegistry, waiting: QueueState | None) -> None:
-        self._counted = counted
+    def __init__(self, own: CollectorRegistry, waiting: QueueState | None) -> None:
+        self._counted = own
+        if os.environ.get(SHARED):
+            self._counted = CollectorRegistry()
+            MultiProcessCollector(self._counted)  # type: ignore[no-untyped-call]
         self._waiting = waiting
 
     def collect(self) -> Iterator[Metric]:
         for metric in self._counted.collect():
             metric.samples = [s for s in metric.samples if not s.name.endswith("_created")]
             yield metric
-        up = GaugeMetricFamily("memory_bank_database_up", "Whether the database answers.")
-        up.add_metric([], float(self._waiting is not None))
-        yield up
+        up = float(self._waiting is not None)
+        yield GaugeMetricFamily("memory_bank_database_up", "Whether the database answers.", up)
         if self._waiting is not None:
-            jobs = GaugeMetricFamily("memory_bank_queue_jobs", "Records that wait for the Observer.")
-            jobs.add_metric([], self._waiting.jobs)
-            yield jobs
-            oldest = GaugeMetricFamily("memory_bank_queue_oldest_seconds", "Age of the oldest of them.")
-            oldest.add_metric([], self._waiting.oldest)
-            yield oldest
+            jobs, oldest = self._waiting.jobs, self._waiting.oldest
+            yield GaugeMetricFamily("memory_bank_queue_jobs", "Records that wait for the Observer.", jobs)
+            yield GaugeMetricFamily("memory_bank_queue_oldest_seconds", "Age of the oldest of them.", oldest)
 
 
 def forget_worker(pid: int, folder: str) -> None:

@@ -17,8 +17,6 @@ from memory_bank.ports import ChatModel
 
 log = logging.getLogger("memory_bank.Observer")
 
-_FIRST_PAUSE, _LONGEST_PAUSE = 2.0, 60.0  # seconds before a failed start is tried again
-
 
 def chat_of(config: Config, base_url: str) -> OpenAIChat | None:
     """The chat model of the Observer, at the upstream with OPENAI_API_KEY; None without a key.
@@ -44,13 +42,15 @@ def observed_by(config: Config) -> MemoryBankSettings | None:
     Otherwise those of the first other strategy with background observation, which a request may name. None if
     no strategy uses a model.
     """
-    name = config.service.strategy or config.default_strategy
-    own = config.strategy(name)
-    if _observes(own):
-        assert isinstance(own, MemoryBankSettings)
+    own = config.strategy(config.service.strategy or config.default_strategy)
+    if isinstance(own, MemoryBankSettings) and model_of(config, own):
         return own
     for other in config.memory_strategies.values():
-        if _observes(other) and isinstance(other, MemoryBankSettings) and other.observer_mode == "background":
+        if (
+            isinstance(other, MemoryBankSettings)
+            and other.observer_mode == "background"
+            and model_of(config, other)
+        ):
             return other
     return None
 
@@ -85,7 +85,9 @@ class ServiceObserver:
         if self.settings is None or self._thread is not None:
             return
         Observer.create(self._chat, self.settings)  # raises for a limit without a price
-        self._thread = threading.Thread(target=self._run, name="memory-bank-observing", daemon=True)
+        self._thread = threading.Thread(
+            target=self._run, args=(self.settings,), name="memory-bank-observing", daemon=True
+        )
         self._thread.start()
 
     def wake(self) -> None:
@@ -106,41 +108,28 @@ class ServiceObserver:
                 log.info("unfinished jobs are released")
                 self._worker.abandon()
 
-    def _run(self) -> None:
-        pause = _FIRST_PAUSE
+    def _run(self, settings: MemoryBankSettings) -> None:
+        pause = 2.0  # seconds before a failed start is tried again
         while not self._stop.is_set():
             try:
-                self._worker = worker = self._create_worker()
-                worker.run(self._stop, wake=self._wake)
+                observer = Observer.create(self._chat, settings)
+                embedder = load_embedder(settings.embedding_model)
+                self._worker = Worker(self.database, observer, embedder, attempts=settings.observer_attempts)
+                self._worker.run(self._stop, wake=self._wake)
                 return
             except EmbeddingError as e:  # the embedder cannot be loaded, so no summary could be stored
                 log.warning("the Observer cannot start yet: %s", e)
             except Exception:
                 log.exception("the Observer failed and starts again")
             self._stop.wait(pause)
-            pause = min(_LONGEST_PAUSE, 2 * pause)
-
-    def _create_worker(self) -> Worker:
-        settings = self.settings
-        assert settings is not None
-        observer = Observer.create(self._chat, settings)
-        embedder = load_embedder(settings.embedding_model)
-        return Worker(self.database, observer, embedder, attempts=settings.observer_attempts)
-
-
-def _observes(settings: AnyStrategy) -> bool:
-    return (
-        isinstance(settings, MemoryBankSettings)
-        and settings.observer_model != EXTRACTIVE
-        and settings.observer_mode != "off"
-    )
+            pause = min(60.0, 2 * pause)
 
 
 def model_of(config: Config, settings: AnyStrategy) -> str | None:
     """The model that a strategy uses, or None."""
     if isinstance(settings, AdaptiveSettings):
         return next((m for s in settings.strategies if (m := model_of(config, config.rung(s)))), None)
-    if isinstance(settings, MemoryBankSettings):
-        return settings.observer_model if _observes(settings) else None
     model = getattr(settings, "summary_model", EXTRACTIVE)
+    if isinstance(settings, MemoryBankSettings) and settings.observer_mode != "off":
+        model = settings.observer_model
     return None if model == EXTRACTIVE else str(model)

@@ -7,7 +7,6 @@ import re
 import time
 import uuid
 from collections.abc import Iterable
-from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -44,62 +43,56 @@ class RequestLog:
             await self.app(scope, receive, send)
             return
         method = scope["method"] if scope["method"] in METHODS else "OTHER"
-        note = _ObservedResponse(send, _given_id(scope["headers"]) or uuid.uuid4().hex)
-        scope.setdefault("state", {})["request_id"] = note.id
-        known = request_id.set(note.id)
+        given = _header(scope["headers"], b"x-request-id")
+        answer = _ObservedResponse(send, given.decode() if _ID.fullmatch(given) else uuid.uuid4().hex)
+        scope.setdefault("state", {})["request_id"] = answer.id
+        known = request_id.set(answer.id)
         self.metrics.running.inc()
         try:
             with self.telemetry.request(method, scope["headers"]) as span:
                 try:
-                    await self.app(scope, receive, note.send)
+                    await self.app(scope, receive, answer.send)
                 except Exception:
-                    note.status = note.status or 500
-                    if not note.complete:  # otherwise it was answered and logged further in
+                    answer.status = answer.status or 500
+                    if not answer.complete:  # otherwise it was answered and logged further in
                         raise
                 finally:
                     route = _route(scope)
-                    note.status = note.status or GONE
-                    self.telemetry.answered(span, method, route, note.status)
-                    self._record(note, method, route, scope)
+                    answer.status = answer.status or GONE
+                    self.telemetry.answered(span, method, route, answer.status)
+                    self._record(answer, method, route, scope)
         finally:
             self.metrics.running.dec()
             request_id.reset(known)
 
-    def _record(self, note: _ObservedResponse, method: str, route: str, scope: Scope) -> None:
-        seconds = time.perf_counter() - note.began
+    def _record(self, answer: _ObservedResponse, method: str, route: str, scope: Scope) -> None:
+        seconds = time.perf_counter() - answer.began
         m = self.metrics
-        m.requests.labels(method, route, str(note.status)).inc()
+        m.requests.labels(method, route, str(answer.status)).inc()
         m.request_seconds.labels(route).observe(seconds)
-        if note.first is not None:
-            m.first_byte_seconds.labels(route).observe(note.first)
-        if note.memory:
-            m.memory.labels(note.memory).inc()
-        level = logging.DEBUG if route in QUIET and note.status < 400 else logging.INFO
-        if not requests.isEnabledFor(level):
-            return
-        fields: dict[str, Any] = {
+        if answer.first is not None:
+            m.first_byte_seconds.labels(route).observe(answer.first)
+        if answer.memory:
+            m.memory.labels(answer.memory).inc()
+        level = logging.DEBUG if route in QUIET and answer.status < 400 else logging.INFO
+        fields = {
             "method": method,
             "route": route,
-            "status": note.status,
+            "status": answer.status,
             "ms": round(1000 * seconds, 1),
-            "bytes": note.bytes,
+            "bytes": answer.bytes,
         }
-        if not note.complete:
-            fields["cut"] = True
-        if note.memory:
-            fields["memory"] = note.memory
-        if note.upstream_id:
-            fields["upstream_id"] = note.upstream_id
-        key = getattr(scope["state"].get("caller"), "key_id", None)
-        if key:
-            fields["key"] = key
-        requests.log(level, "request", extra=fields)
+        more = {
+            "cut": not answer.complete,
+            "memory": answer.memory,
+            "upstream_id": answer.upstream_id,
+            "key": getattr(scope["state"].get("caller"), "key_id", None),
+        }
+        requests.log(level, "request", extra=fields | {k: v for k, v in more.items() if v})
 
 
 class _ObservedResponse:
     """One request's answer, as it goes by."""
-
-    __slots__ = ("_send", "began", "bytes", "complete", "first", "id", "memory", "status", "upstream_id")
 
     def __init__(self, send: Send, own_id: str) -> None:
         self._send = send
@@ -113,44 +106,35 @@ class _ObservedResponse:
         self.upstream_id = ""
 
     async def send(self, message: Message) -> None:
+        """Pass a message on and note what it says."""
+        is_body = message["type"] == "http.response.body"
         if message["type"] == "http.response.start":
             self.status = message["status"]
             message = {**message, "headers": self._headers(list(message.get("headers", ())))}
-        elif message["type"] == "http.response.body":
+        elif is_body:
             if self.first is None:
                 self.first = time.perf_counter() - self.began
             self.bytes += len(message.get("body", b""))
         await self._send(message)
-        if message["type"] == "http.response.body" and not message.get("more_body", False):
-            self.complete = True
+        self.complete = self.complete or (is_body and not message.get("more_body", False))
 
     def _headers(self, headers: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
         """The headers with the request's id."""
-        given, named = b"", False
-        for name, value in headers:
-            lowered = name.lower()
-            if lowered == b"x-request-id":
-                given = value
-            elif lowered == b"x-memory-request-id":
-                named = True
-            elif lowered == b"x-memory-status":
-                word = value.decode("latin-1")
-                self.memory = word if word in STATUSES else "other"
-        own = self.id.encode("ascii")
-        if not given:
-            return [*headers, (b"x-request-id", own)]
+        own, given = self.id.encode("ascii"), _header(headers, b"x-request-id")
+        if status := _header(headers, b"x-memory-status").decode("latin-1"):
+            self.memory = status if status in STATUSES else "other"
         if given == own:
             return headers
+        if not given:
+            return [*headers, (b"x-request-id", own)]
         self.upstream_id = given.decode("ascii") if _ID.fullmatch(given) else "odd"
-        return headers if named else [*headers, (b"x-memory-request-id", own)]
+        if _header(headers, b"x-memory-request-id"):
+            return headers
+        return [*headers, (b"x-memory-request-id", own)]
 
 
-def _given_id(headers: Iterable[tuple[bytes, bytes]]) -> str:
-    """The client's ``x-request-id`` if it is safe to log, else ""."""
-    for name, value in headers:
-        if name == b"x-request-id":
-            return value.decode("ascii") if _ID.fullmatch(value) else ""
-    return ""
+def _header(headers: Iterable[tuple[bytes, bytes]], wanted: bytes) -> bytes:
+    return next((value for name, value in headers if name.lower() == wanted), b"")
 
 
 def _route(scope: Scope) -> str:
@@ -158,9 +142,6 @@ def _route(scope: Scope) -> str:
     route, endpoint = scope.get("route"), scope.get("endpoint")
     if route is None and endpoint is not None:  # set by FastAPI's own routes only
         routes = scope["app"].router.routes
-        route = next((r for r in routes if endpoint in (_get(r, "endpoint"), _get(r, "app"))), None)
-    return str(_get(route, "path_format") or _get(route, "path") or "(none)")
-
-
-def _get(route: object, name: str) -> object:
-    return getattr(route, name, None)
+        is_endpoint = (r for r in routes if endpoint in (getattr(r, "endpoint", 0), getattr(r, "app", 0)))
+        route = next(is_endpoint, None)
+    return str(getattr(route, "path_format", None) or getattr(route, "path", None) or "(none)")

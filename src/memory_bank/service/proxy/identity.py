@@ -29,16 +29,16 @@ import hashlib
 import json
 import re
 import secrets
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import pairwise, takewhile
-from typing import Literal, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 from urllib.parse import unquote
 
 from memory_bank.bank.database import Database
-from memory_bank.bank.lineage import Begun, ForkPoint, KnownDigest, Lineage, LineageEntry
+from memory_bank.bank.lineage import ForkPoint, KnownDigest, Lineage, LineageEntry
 from memory_bank.bank.rows import is_session_id
 from memory_bank.errors import ConfigError, StorageError
 from memory_bank.records import content_key
@@ -81,8 +81,8 @@ class Identity:
     """
 
     def __init__(self, database: Database, canonical: Canonical | None = None) -> None:
-        self._lineage = Lineage(database)
-        self._canonical = canonical or canonical_bytes
+        self.lineage = Lineage(database)
+        self.canonical = canonical or canonical_bytes
 
     def session_of(
         self,
@@ -111,13 +111,13 @@ class Identity:
             seed = chain_seed(namespace, upstream_key, key)
         else:
             seed = content_key(chain_seed(namespace, None), "name", named.name)
-        request = _Request(namespace, seed, key, named, body, messages, asks_summary, records)
-        chain = digest_chain(seed, messages, self._canonical)
+        chain = digest_chain(seed, messages, self.canonical)
+        search = _Search(self, namespace, seed, key, named, body, messages, asks_summary, records, chain)
         if chain is None:
-            return named and self._without_calls(request, named)
+            return named and search.without_calls(named)
         names = _new_names(namespace, key)
         for _ in range(_ATTEMPTS):  # another request may move a head meanwhile
-            found = self._attempt(request, chain, names)
+            found = search.attempt(chain, names)
             if found is not None:
                 return found
         raise StorageError("too many requests continue one conversation at once: send the request again.")
@@ -128,118 +128,21 @@ class Identity:
         If not, another conversation with the same past has continued the session meanwhile and the context
         may show what that one recorded: discard it and call ``session_of`` again. Raises StorageError.
         """
-        return match.head is None or match.head == self._lineage.head(stored_id(namespace, match.name))
-
-    def _attempt(self, request: _Request, chain: DigestChain, names: Iterator[str]) -> SessionMatch | None:
-        """Continue, fork or begin a session; None where another request was faster."""
-        marks = [i.mark for i in chain.latest]
-        lookup = _Lookup(chain, request, self._lineage.known([*chain.ends[:_FIRST_DIGESTS], *marks]))
-        continued = lookup.continued()
-        if continued is None and len(chain.ends) > _FIRST_DIGESTS:
-            lookup.add(self._lineage.known(chain.ends[_FIRST_DIGESTS:]))
-            continued = lookup.continued()
-        if continued is None:
-            return self._begin(request, chain, lookup, next(names))
-        session = continued.session
-        new = [i for i in chain.latest if i.stop > continued.known_until]
-        entry = lookup.entry(new, keep_calls=not new)
-        has_news = entry.head != session.head or any(
-            d not in session.rows for d in (*entry.calls, entry.whole)
-        )
-        if has_news and not self._go_on(request, session.session_id, session.head, entry):
-            return None
-        how = "calls" if continued.by_calls and request.named is None else request.how
-        return SessionMatch(public_name(request.namespace, session.session_id), how, head=entry.head)
-
-    def _go_on(self, request: _Request, session_id: str, head: str | None, entry: LineageEntry) -> bool:
-        """Add a request to the session if it has this head; where nothing is stored, only tell."""
-        if not request.records:
-            return self._lineage.head(session_id) == head
-        return self._lineage.go_on(session_id, head, entry)
-
-    def _begin(
-        self, request: _Request, chain: DigestChain, lookup: _Lookup, name: str
-    ) -> SessionMatch | None:
-        """Begin a session or a fork, or go on in one of the name.
-
-        None where the name is taken or another request was faster.
-        """
-        known_until, fork = lookup.fork_point()
-        entry = lookup.entry([i for i in chain.latest if i.stop > known_until])
-        if request.named is not None:
-            family, opening = self._lineage.known([request.digest("name")]), self._opening(request)
-            entry = replace(entry, kept=(request.digest("name"), opening), begins=not family)
-            found = None
-            if fork is None:
-                found, fork, joins = self._resumed(request, family, opening, lookup)
-                if found is not None and joins:
-                    entry = replace(entry, kept=(*entry.kept, request.digest("joined", str(found.head))))
-            elif request.how != "client":
-                # a list that joined this session was another window's, as its own conversation goes on: they part
-                joined = self._lineage.known([request.digest("joined", d) for d in chain.positions])
-                taken = [k.before for k in joined if k.session_id == fork.session_id]
-                fork = replace(fork, takes=max(taken, default=0))
-            if fork is None and (found is not None or name == request.key):
-                session_id = found.session_id if found else stored_id(request.namespace, name)
-                # without a lineage under this name, it may be there all the same
-                head = found.head if found else None if family else self._lineage.head(session_id)
-                if self._go_on(request, session_id, head, entry):
-                    name = public_name(request.namespace, session_id)
-                    return replace(request.named, name=name, head=entry.head)
-                if head is not None:
-                    return None
-        if not request.records:
-            return SessionMatch(PREVIEWED, "new")
-        begun = self._lineage.begin(stored_id(request.namespace, name), request.namespace, entry, fork)
-        if begun is not Begun.MADE:
-            return None
-        how: How = "fork" if fork else request.how if name == request.key else "new"
-        parent = public_name(request.namespace, fork.session_id) if fork else None
-        return SessionMatch(name, how, parent, entry.head)
-
-    def _without_calls(self, request: _Request, named: SessionMatch) -> SessionMatch | None:
-        """The session under a name whose memory a list without a call is shown; None where it begins another."""
-        family = self._lineage.known([request.digest("name")])
-        found, *_ = self._resumed(request, family, self._opening(request)) if family else (None,)
-        if found is not None:
-            return replace(named, name=public_name(request.namespace, found.session_id))
-        return None if family else named
-
-    def _resumed(
-        self, request: _Request, family: list[KnownDigest], opening: str, lookup: _Lookup | None = None
-    ) -> tuple[KnownDigest | None, ForkPoint | None, bool]:
-        """The session of a name that a list continues though it shares no call with it, or where the list forks.
-
-        The third: that the name alone says so.
-        """
-        by_person = request.how != "client"
-        marks = {request.digest("summary", str(s.head)): s for s in family}
-        known = self._lineage.known([opening, *marks])
-        opened = next((k for k in known if k.digest == opening), None)
-        found = [s for s in family if by_person and lookup is not None and lookup.resembles(s)]
-        if not found and (opened is None or opened.before):
-            found = [marks[k.digest] for k in known if k.digest in marks]
-        if not found and opened is not None:
-            point = ForkPoint(opened.session_id, opened.before, opened.number)
-            return None, point if opened.before else None, False
-        is_compacted = bool(found) or (len(family) == 1 and _holds_summary(request.body))
-        if not found and (by_person or is_compacted):
-            found = family
-        newest = max(found, key=lambda s: self._lineage.newest(s.session_id), default=None)
-        return newest, None, not is_compacted
-
-    def _opening(self, request: _Request) -> str:
-        """The digest of the messages before the first call but the system messages."""
-        kinds = [kind_of(m) for m in request.messages]
-        said = zip(takewhile(lambda k: k is not MessageKind.CALL, kinds), request.messages, strict=False)
-        parts = [self._canonical(m) for kind, m in said if kind is not MessageKind.SYSTEM]
-        return request.digest("opening", *(part for pair in parts for part in pair))
+        return match.head is None or match.head == self.lineage.head(stored_id(namespace, match.name))
 
 
-@dataclass(frozen=True, slots=True)
-class _Request:
-    """A request of ``Identity.session_of``. ``key``: the name that the client gives, or its prompt_cache_key."""
+_Found = tuple[int, ForkPoint]
+"""Where a list parts from a session; interactions after that position of it belong to the new session."""
 
+
+@dataclass(slots=True)
+class _Search:
+    """The search for the session of a request. ``key``: the name that the client gives, or its prompt_cache_key.
+
+    A session is represented by any of its rows in ``_rows``, which holds the digests of the list that it knows.
+    """
+
+    identity: Identity
     namespace: str | None
     seed: bytes
     key: str | None
@@ -248,15 +151,248 @@ class _Request:
     messages: Sequence[object]
     asks_summary: bool
     records: bool
+    chain: DigestChain | None
+    _rows: dict[str, dict[str, KnownDigest]] = field(default_factory=dict)
+    _by_digest: dict[str, list[KnownDigest]] = field(default_factory=dict)
 
     @property
     def how(self) -> How:
-        """How its session is found, other than by its calls."""
+        """How the session is found, other than by its calls."""
         return self.named.how if self.named else "prompt_cache_key" if self.key else "chain"
+
+    @property
+    def latest(self) -> Sequence[MarkedInteraction]:
+        """The last interactions of the list."""
+        return self.chain.latest if self.chain else ()
 
     def digest(self, *parts: str | bytes) -> str:
         """What is noted of a session."""
         return content_key(self.seed, *parts).hex()
+
+    def known(self, digests: Collection[str]) -> list[KnownDigest]:
+        """The sessions that have these digests."""
+        return self.identity.lineage.known(digests)
+
+    def attempt(self, chain: DigestChain, names: Iterator[str]) -> SessionMatch | None:
+        """Continue, fork or begin a session; None where another request was faster."""
+        self._rows.clear()
+        self._by_digest.clear()
+        self._take([*chain.ends[:_FIRST_DIGESTS], *(i.mark for i in chain.latest)])
+        continued = self._continued(chain)
+        if continued is None and len(chain.ends) > _FIRST_DIGESTS:
+            self._take(chain.ends[_FIRST_DIGESTS:])
+            continued = self._continued(chain)
+        if continued is None:
+            return self._begin(chain, next(names))
+        session, known_until, by_calls = continued
+        new = [i for i in chain.latest if i.stop > known_until]
+        entry = self._entry(chain, new, keep_calls=not new)
+        rows = self._rows[session.session_id]
+        has_news = entry.head != session.head or any(d not in rows for d in (*entry.calls, entry.whole))
+        if has_news and not self._go_on(session.session_id, session.head, entry):
+            return None
+        how = "calls" if by_calls and self.named is None else self.how
+        return SessionMatch(public_name(self.namespace, session.session_id), how, head=entry.head)
+
+    def _go_on(self, session_id: str, head: str | None, entry: LineageEntry) -> bool:
+        """Add the request to the session if it has this head; where nothing is stored, only tell."""
+        if not self.records:
+            return self.identity.lineage.head(session_id) == head
+        return self.identity.lineage.go_on(session_id, head, entry)
+
+    def _begin(self, chain: DigestChain, name: str) -> SessionMatch | None:
+        """Begin a session or a fork, or go on in one of the name.
+
+        None where the name is taken or another request was faster.
+        """
+        lineage = self.identity.lineage
+        forks = [f for f in (self._fork_by_chain(chain), self._fork_by_calls()) if f is not None]
+        known_until, fork = max(forks, key=lambda f: f[0], default=(0, None))
+        entry = self._entry(chain, [i for i in chain.latest if i.stop > known_until])
+        if self.named is not None:
+            family, opening = self.known([self.digest("name")]), self._opening()
+            entry = replace(entry, kept=(self.digest("name"), opening), begins=not family)
+            found = None
+            if fork is None:
+                found, fork, joins = self._resumed(family, opening)
+                if found is not None and joins:
+                    entry = replace(entry, kept=(*entry.kept, self.digest("joined", str(found.head))))
+            elif self.how != "client":
+                # a list that joined this session was another window's, as its own conversation goes on: they part
+                joined = self.known([self.digest("joined", d) for d in chain.positions])
+                taken = [k.before for k in joined if k.session_id == fork.session_id]
+                fork = replace(fork, takes=max(taken, default=0))
+            if fork is None and (found is not None or name == self.key):
+                session_id = found.session_id if found else stored_id(self.namespace, name)
+                # without a lineage under this name, it may be there all the same
+                head = found.head if found else None if family else lineage.head(session_id)
+                if self._go_on(session_id, head, entry):
+                    return replace(self.named, name=public_name(self.namespace, session_id), head=entry.head)
+                if head is not None:
+                    return None
+        if not self.records:
+            return SessionMatch(PREVIEWED, "new")
+        if not lineage.begin(stored_id(self.namespace, name), self.namespace, entry, fork):
+            return None
+        how: How = "fork" if fork else self.how if name == self.key else "new"
+        return SessionMatch(
+            name, how, public_name(self.namespace, fork.session_id) if fork else None, entry.head
+        )
+
+    def without_calls(self, named: SessionMatch) -> SessionMatch | None:
+        """The session under a name whose memory a list without a call is shown; None where it begins another."""
+        family = self.known([self.digest("name")])
+        found = self._resumed(family, self._opening())[0] if family else None
+        if found is not None:
+            return replace(named, name=public_name(self.namespace, found.session_id))
+        return None if family else named
+
+    def _resumed(
+        self, family: list[KnownDigest], opening: str
+    ) -> tuple[KnownDigest | None, ForkPoint | None, bool]:
+        """The session of a name that a list continues though it shares no call with it, or where the list forks.
+
+        The third: that the name alone says so.
+        """
+        by_person = self.how != "client"
+        marks = {self.digest("summary", str(s.head)): s for s in family}
+        known = self.known([opening, *marks])
+        opened = next((k for k in known if k.digest == opening), None)
+        found = [s for s in family if by_person and self._resembles(s)]
+        if not found and (opened is None or opened.before):
+            found = [marks[k.digest] for k in known if k.digest in marks]
+        if not found and opened is not None:
+            point = ForkPoint(opened.session_id, opened.before, opened.number)
+            return None, point if opened.before else None, False
+        is_compacted = bool(found) or (len(family) == 1 and _holds_summary(self.body))
+        if not found and (by_person or is_compacted):
+            found = family
+        newest = max(found, key=lambda s: self.identity.lineage.newest(s.session_id), default=None)
+        return newest, None, not is_compacted
+
+    def _opening(self) -> str:
+        """The digest of the messages before the first call but the system messages."""
+        kinds = [kind_of(m) for m in self.messages]
+        said = zip(takewhile(lambda k: k is not MessageKind.CALL, kinds), self.messages, strict=False)
+        parts = (self.identity.canonical(m) for kind, m in said if kind is not MessageKind.SYSTEM)
+        return self.digest("opening", *parts)
+
+    def _take(self, digests: Sequence[str]) -> None:
+        """Take in the sessions of the namespace that know these digests."""
+        for row in self.known(digests):
+            if row.namespace == self.namespace:
+                self._rows.setdefault(row.session_id, {})[row.digest] = row
+                self._by_digest.setdefault(row.digest, []).append(row)
+
+    def _continued(self, chain: DigestChain) -> tuple[KnownDigest, int, bool] | None:
+        """The session that the list continues, how many messages hold all that it recorded, and whether its calls
+        say so. Of several it is the one with least to add, of equals the oldest."""
+        best = None
+        rank = (-1, False, False)
+        first = next((d for d in chain.ends if d in self._by_digest), None)
+        for rows in self._rows.values():
+            session = next(iter(rows.values()))
+            until = chain.positions.get(session.head or "", 0)
+            by_calls = 0
+            if first is None or first in rows:  # otherwise the list begins like another session
+                by_calls = self._until_by_calls(session)
+            for known_until, says_calls in ((until, False), (by_calls, True)):
+                if known_until and (known_until, not says_calls, chain.whole in rows) > rank:
+                    rank = (known_until, not says_calls, chain.whole in rows)
+                    best = session, known_until, says_calls
+        return best
+
+    def _until_by_calls(self, session: KnownDigest) -> int:
+        """The end of the interactions that mark a session's head, if the list has them in their order; else 0."""
+        by_mark = {i.mark: i for i in self.latest}
+        until = 0
+        for mark, calls in _head_calls(session):
+            found = by_mark.get(mark)
+            if found is None or found.stop <= until or len(self._roots(mark)) > 1:
+                return 0
+            if not self._has_calls(session, found, calls):
+                return 0
+            until = found.stop
+        return until
+
+    def _has_calls(
+        self, session: KnownDigest | None, interaction: MarkedInteraction, calls: Sequence[CallDigest]
+    ) -> bool:
+        """Whether an interaction has the calls and results that a session recorded.
+
+        A result may be shorter if other messages follow the interaction and no other session has had these
+        calls, because clients mask results that the model has read.
+        """
+        here = {c.call: c for c in interaction.calls()}
+        found = [(c, here.get(c.call)) for c in calls]
+        if all(h is not None and h.whole == c.whole for c, h in found):
+            return True
+        owners = [row.session_id for row in self._by_digest.get(interaction.mark, ())]
+        return (
+            owners == ([session.session_id] if session else [])
+            and interaction is not self.latest[-1]
+            and all(h is not None and (h.whole == c.whole or h.size < c.size) for c, h in found)
+        )
+
+    def _resembles(self, session: KnownDigest) -> bool:
+        """Whether the list holds a session's newest calls, though their digests differ.
+
+        The digest of a call whose id does not look random includes all messages before it. It differs where a client
+        numbers its calls and has rewritten the earlier messages.
+        """
+        newest = [calls for _, calls in _head_calls(session)[-1:] if calls]
+        new = [i for i in self.latest[:-1] if i.mark not in self._by_digest]
+        return any(self._has_calls(None, i, calls) for calls in newest for i in new)
+
+    def _fork_by_chain(self, chain: DigestChain) -> _Found | None:
+        """Where the list parts from a session that has continued differently."""
+        for digest in chain.ends:
+            if digest in self._by_digest:
+                row = self._roots(digest)[0]
+                return chain.positions[digest], ForkPoint(row.session_id, row.before, row.number)
+        return None
+
+    def _fork_by_calls(self) -> _Found | None:
+        """The same, by the latest interaction whose calls a session knows: its past is in that session too.
+
+        If several sessions that are not forks of each other know them, it cannot be told whose past it is.
+        """
+        start = 0
+        found: _Found | None = None
+        for interaction in self.latest:
+            roots = self._roots(interaction.mark)
+            if roots:
+                row = roots[0]
+                is_unique = len(roots) == 1 and row.before
+                found = (start, ForkPoint(row.session_id, row.before, row.number - 1)) if is_unique else None
+            start = interaction.stop
+        return found
+
+    def _roots(self, digest: str) -> list[KnownDigest]:
+        """The sessions that know a digest, without forks of others among them."""
+        rows = self._by_digest.get(digest, [])
+        ids = {row.session_id for row in rows}
+        return [row for row in rows if row.forked_from not in ids]
+
+    def _entry(
+        self, chain: DigestChain, new: Sequence[MarkedInteraction], keep_calls: bool = False
+    ) -> LineageEntry:
+        """What the request stores in its session, where the interactions ``new`` are new.
+
+        The calls of the latest of them mark the new head, as far as no session has had them before.
+        """
+        latest = new[-_MARKED:]
+        marks = [i.mark for i in latest]
+        if self.asks_summary:
+            marks.append(self.digest("summary", chain.head))
+        fresh = [i for i in latest if i.mark not in self._by_digest]
+        calls = json.dumps([(i.mark, i.calls()) for i in fresh]) if latest[-1:] == fresh[-1:] else None
+        return LineageEntry(chain.whole, marks, chain.head, calls, same_calls=keep_calls)
+
+
+def _head_calls(session: KnownDigest) -> list[tuple[str, list[CallDigest]]]:
+    """The marks of a session's head, each with the calls of its interaction."""
+    return [(mark, [CallDigest(*c) for c in calls]) for mark, calls in json.loads(session.head_calls or "[]")]
 
 
 def named_session(
@@ -277,13 +413,8 @@ def named_session(
     name = metadata.get("session_id") if isinstance(metadata, Mapping) else None
     if name is not None:
         return SessionMatch(_checked_name(namespace, name, "metadata.session_id"), "metadata")
-    found = client_session(named, metadata)
-    if (
-        found is None
-        or len(found) < SHORTEST_CLIENT_ID
-        or not _is_name(namespace, found)
-        or known_form(found)
-    ):
+    found = client_session(named, metadata) or ""
+    if len(found) < SHORTEST_CLIENT_ID or not _is_name(namespace, found) or known_form(found):
         return None
     belongs = bool(body.get("tools")) or any(kind_of(m) is MessageKind.CALL for m in messages)
     if not belongs and not any(i.get("type") == "additional_tools" for i in _objects(body.get("input"))):
@@ -365,167 +496,10 @@ def _new_names(namespace: str | None, key: str | None) -> Iterator[str]:
         yield f"{key[: LONGEST_NAME - 13]}~{secrets.token_hex(6)}"
 
 
-@dataclass(slots=True)
-class _StoredSession:
-    """A session in the database; ``rows`` are those of the list's digests that it knows."""
-
-    session_id: str
-    head: str | None
-    forked_from: str | None
-    head_calls: list[tuple[str, list[CallDigest]]]
-    rows: dict[str, KnownDigest] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class _Continued:
-    """A session that a list continues: the first ``known_until`` messages hold all that it recorded."""
-
-    session: _StoredSession
-    known_until: int
-    by_calls: bool = False
-
-
-class _Lookup:
-    """The digests of a list and the sessions that know some of them."""
-
-    def __init__(self, chain: DigestChain, request: _Request, known: Sequence[KnownDigest]) -> None:
-        self._chain = chain
-        self._request = request
-        self._sessions: dict[str, _StoredSession] = {}
-        self._by_digest: dict[str, list[_StoredSession]] = {}
-        self.add(known)
-
-    def add(self, known: Sequence[KnownDigest]) -> None:
-        """Add rows of the database."""
-        for row in known:
-            if row.namespace != self._request.namespace:
-                continue
-            session = self._sessions.get(row.session_id)
-            if session is None:
-                calls = [(m, [CallDigest(*c) for c in cs]) for m, cs in json.loads(row.head_calls or "[]")]
-                session = _StoredSession(row.session_id, row.head, row.forked_from, calls)
-                self._sessions[row.session_id] = session
-            session.rows[row.digest] = row
-            self._by_digest.setdefault(row.digest, []).append(session)
-
-    def continued(self) -> _Continued | None:
-        """The session that the list continues: of several the one with least to add, of equals the oldest."""
-        best: tuple[tuple[int, bool, bool], _Continued] | None = None
-        for session in self._sessions.values():
-            for found in (self._continued_by_chain(session), self._continued_by_calls(session)):
-                if found is not None:
-                    rank = (found.known_until, not found.by_calls, self._chain.whole in session.rows)
-                    if best is None or rank > best[0]:
-                        best = rank, found
-        return None if best is None else best[1]
-
-    def _continued_by_chain(self, session: _StoredSession) -> _Continued | None:
-        position = None if session.head is None else self._chain.positions.get(session.head)
-        return None if position is None else _Continued(session, position)
-
-    def _continued_by_calls(self, session: _StoredSession) -> _Continued | None:
-        known = next((d for d in self._chain.ends if d in self._by_digest), None)
-        if known is not None and known not in session.rows:  # the list begins like another session
-            return None
-        by_mark = {i.mark: i for i in self._chain.latest}
-        until = 0
-        for mark, calls in session.head_calls:
-            found = by_mark.get(mark)
-            if found is None or found.stop <= until or len(self._roots(mark)) > 1:
-                return None
-            if not self._has_calls(session, found, calls):
-                return None
-            until = found.stop
-        return _Continued(session, until, by_calls=True) if until else None
-
-    def _has_calls(
-        self, session: _StoredSession | None, interaction: MarkedInteraction, calls: Sequence[CallDigest]
-    ) -> bool:
-        """Whether an interaction has the calls and results that a session recorded.
-
-        A result may be shorter if other messages follow the interaction and no other session has had these
-        calls, because clients mask results that the model has read.
-        """
-        here = {c.call: c for c in interaction.calls()}
-        found = [(c, here.get(c.call)) for c in calls]
-        if all(h is not None and h.whole == c.whole for c, h in found):
-            return True
-        return (
-            self._by_digest.get(interaction.mark, [None]) == [session]
-            and interaction is not self._chain.latest[-1]
-            and all(h is not None and (h.whole == c.whole or h.size < c.size) for c, h in found)
-        )
-
-    def resembles(self, session: KnownDigest) -> bool:
-        """Whether the list holds a session's newest calls, though their digests differ.
-
-        The digest of a call whose id does not look random includes all messages before it. It differs where a client
-        numbers its calls and has rewritten the earlier messages.
-        """
-        latest = [CallDigest(*c) for _, cs in json.loads(session.head_calls or "[]")[-1:] for c in cs]
-        new = [i for i in self._chain.latest[:-1] if i.mark not in self._by_digest]
-        return bool(latest) and any(self._has_calls(None, i, latest) for i in new)
-
-    def fork_point(self) -> tuple[int, ForkPoint | None]:
-        """Where the list parts from a session that has continued differently; (0, None) without one.
-
-        Interactions that end after that position of the list belong to the new session.
-        """
-        by_chain, by_calls = self._fork_by_chain(), self._fork_by_calls()
-        if by_chain is None or by_calls is None:
-            return by_chain or by_calls or (0, None)
-        return by_calls if by_calls[0] > by_chain[0] else by_chain
-
-    def _fork_by_chain(self) -> tuple[int, ForkPoint] | None:
-        for digest in self._chain.ends:
-            if digest in self._by_digest:
-                row = self._roots(digest)[0].rows[digest]
-                return self._chain.positions[digest], ForkPoint(row.session_id, row.before, row.number)
-        return None
-
-    def _fork_by_calls(self) -> tuple[int, ForkPoint] | None:
-        """By the latest interaction whose calls a session knows: its past is in that session too.
-
-        If several sessions that are not forks of each other know them, it cannot be told whose past it is.
-        """
-        start = 0
-        found: tuple[int, ForkPoint] | None = None
-        for interaction in self._chain.latest:
-            roots = self._roots(interaction.mark)
-            if roots:
-                row = roots[0].rows[interaction.mark]
-                is_unique = len(roots) == 1 and row.before
-                found = (start, ForkPoint(row.session_id, row.before, row.number - 1)) if is_unique else None
-            start = interaction.stop
-        return found
-
-    def _roots(self, digest: str) -> list[_StoredSession]:
-        """The sessions that know a digest, without forks of others among them."""
-        sessions = self._by_digest.get(digest, [])
-        ids = {s.session_id for s in sessions}
-        return [s for s in sessions if s.forked_from not in ids]
-
-    def entry(self, new: Sequence[MarkedInteraction], keep_calls: bool = False) -> LineageEntry:
-        """What the request stores in its session, where the interactions ``new`` are new.
-
-        The calls of the latest of them mark the new head, as far as no session has had them before.
-        """
-        latest = new[-_MARKED:]
-        marks = [i.mark for i in latest]
-        if self._request.asks_summary:
-            marks.append(self._request.digest("summary", self._chain.head))
-        fresh = [i for i in latest if i.mark not in self._by_digest]
-        calls = None
-        if latest[-1:] == fresh[-1:]:
-            calls = json.dumps([(i.mark, [(c.call, c.whole, c.size) for c in i.calls()]) for i in fresh])
-        return LineageEntry(self._chain.whole, marks, self._chain.head, calls, same_calls=keep_calls)
-
-
 # ---------------------------------------------------------------------- digests
 
 
-@dataclass(frozen=True, slots=True)
-class CallDigest:
+class CallDigest(NamedTuple):
     """An answered call: digests of its id and tool (``call``) and of everything (``whole``), its length."""
 
     call: str
@@ -567,7 +541,7 @@ class DigestChain:
     latest: Sequence[MarkedInteraction] = field(repr=False)
 
 
-Canonical: TypeAlias = Callable[[object], tuple[bytes, bytes]]
+Canonical: TypeAlias = Callable[[object], bytes]
 
 
 def chain_seed(namespace: str | None, upstream_key: str | None, cache_key: str | None = None) -> bytes:
@@ -596,15 +570,12 @@ def digest_chain(
     rolling = hashlib.sha256(seed)
     digests: list[str] = []  # digests[i] is that of the messages up to first + i
     for i, message in enumerate(messages):
-        members, text = canonical(message)
-        chunks = b"%d,%d;" % (len(members), len(text)), members, text
-        for chunk in chunks:
-            rolling.update(chunk)
+        data = canonical(message)
+        rolling.update(data)
         if i >= first:
             digests.append(rolling.copy().hexdigest())
         if i < past_until and kinds[i] is not MessageKind.SYSTEM:
-            for chunk in chunks:
-                past.update(chunk)
+            past.update(data)
         if marks.get(i + 1, "") is None:
             marks[i + 1] = past.hexdigest()
     ends = [d for i, d in enumerate(digests, first) if _may_end(kinds, i)]
@@ -655,22 +626,27 @@ _CACHE_MARK = "cache_control"  # clients move it from message to message
 _dump = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode
 
 
-def canonical_bytes(message: object) -> tuple[bytes, bytes]:
-    """A message as bytes: its members without a content that is text, and that text.
+def canonical_bytes(message: object) -> bytes:
+    """A message as bytes: its members without a content that is text, and that text, with their lengths.
 
     Equal for messages that differ only in the order of members, in members that are null or absent, in
     whether a text is a string or a single part, and in cache control.
     """
-    if not isinstance(message, dict):
-        return _dumped(message), b""
-    content = message.get("content")
-    text = content if isinstance(content, str) else _single_text(content)
-    if text is not None:
-        return _dumped({k: v for k, v in message.items() if k != "content"}), b"=" + _encode(text)
-    if isinstance(content, list):
-        parts = [_without_mark(p) if isinstance(p, dict) else p for p in content]
-        message = {k: parts if k == "content" else v for k, v in message.items()}
-    return _dumped(message), b""
+    text = b""
+    if isinstance(message, dict):
+        content = message.get("content")
+        said = content if isinstance(content, str) else _single_text(content)
+        if said is not None:
+            message, text = {k: v for k, v in message.items() if k != "content"}, b"=" + _encode(said)
+        elif isinstance(content, list):
+            parts = [_without_mark(p) if isinstance(p, dict) else p for p in content]
+            message = {**message, "content": parts}
+        message = _without_mark(message)
+    try:
+        members = _encode(_dump(_without_null(message)))
+    except RecursionError:
+        members = _encode(flat_text(message))
+    return b"%d,%d;%b%b" % (len(members), len(text), members, text)
 
 
 def _single_text(content: object) -> str | None:
@@ -681,15 +657,6 @@ def _single_text(content: object) -> str | None:
     if is_text_part(part) and all(k in ("type", "text", _CACHE_MARK) or v is None for k, v in part.items()):
         return str(part["text"])
     return None
-
-
-def _dumped(value: object) -> bytes:
-    if isinstance(value, dict):
-        value = _without_mark(value)
-    try:
-        return _encode(_dump(_without_null(value)))
-    except RecursionError:
-        return _encode(flat_text(value))
 
 
 def _without_mark(members: dict[str, object]) -> dict[str, object]:
@@ -709,7 +676,6 @@ def _encode(text: str) -> bytes:
 
 
 _WORDS = re.compile(r"[A-Z]?[a-z]+|[A-Z]+|[0-9]+")
-_CACHED_ID = 256  # characters of an id that are looked at, and up to which the answer is kept
 
 
 def looks_random(call_id: str | None, name: str = "") -> bool:
@@ -719,19 +685,15 @@ def looks_random(call_id: str | None, name: str = "") -> bool:
     case) that change often, six of them different and not consecutive. Fewer than one in twenty random ids
     of 24 characters fail; a counter, a word or a time never passes.
     """
-    if not call_id:
-        return False
-    if len(call_id) + len(name) > _CACHED_ID:  # long ids are not kept, and their beginning says enough
-        return _is_random(call_id[:_CACHED_ID], name[:_CACHED_ID])
-    return _random_and_kept(call_id, name)
+    return bool(call_id) and _is_random(str(call_id)[:256], name[:256])
 
 
+@lru_cache(maxsize=65_536)
 def _is_random(call_id: str, name: str) -> bool:
     if name:
         call_id = call_id.replace(name, " ")
-    stretches = [
-        s for s in re.split(r"[^A-Za-z0-9]+", call_id) if len(s) >= 4 and len(set(map(_char_kind, s))) > 1
-    ]
+    parts = re.split(r"[^A-Za-z0-9]+", call_id)
+    stretches = [s for s in parts if len(s) >= 4 and len({(c.isdigit(), c.isupper()) for c in s}) > 1]
     text = "".join(stretches)
     words = [w for s in stretches for w in _WORDS.findall(s)]
     if len(text) < 8 or len(set(text)) < 6:
@@ -741,10 +703,3 @@ def _is_random(call_id: str, name: str) -> bool:
     if len(text) <= 3 * len(words):
         return True
     return 2 * len(text) <= 9 * len(words) and sum(w.isdigit() for w in words) >= 3
-
-
-_random_and_kept = lru_cache(maxsize=65_536)(_is_random)
-
-
-def _char_kind(c: str) -> int:
-    return 0 if c.isdigit() else 1 if c.isupper() else 2

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 
 import anyio
 from anyio import to_thread
@@ -13,8 +13,8 @@ from memory_bank.errors import BodyError, MemoryBankError, UpstreamError
 from memory_bank.service.proxy.body import JsonObject, parse_body
 from memory_bank.service.proxy.dialect import ModelToolCall, ModelTurn, TurnStream, add_usage, as_object
 from memory_bank.service.proxy.events import EventSplitter
-from memory_bank.service.proxy.routes import LARGE, ModelRequest, SendUpstream
-from memory_bank.service.proxy.upstream import Headers, UpstreamAnswer
+from memory_bank.service.proxy.rebuild import ModelRequest, SendUpstream, in_thread_if_large
+from memory_bank.service.proxy.upstream import Headers, UpstreamAnswer, after
 from memory_bank.service.sessions import Sessions, count_once
 from memory_bank.service.threads import limiter
 from memory_bank.tools import MAX_CHARS, ToolAnswer, answer_tool_call
@@ -37,11 +37,10 @@ NOT_YET = (
 
 
 class Injection:
-    """A ``Responder`` that offers the memory tools and answers their calls.
+    """Answers model requests; where the request's memory has ``tools``, these are offered and their calls answered.
 
-    They are offered where the request's memory has ``tools``. A turn that
-    calls them is answered here and upstream is asked again, with the turn and its results appended to the
-    request; the client sees only the last turn, and what was streamed before such a call. Calls of the client's
+    A turn that calls them is answered here and upstream is asked again, with the turn and its results appended to
+    the request; the client sees only the last turn, and what was streamed before such a call. Calls of the client's
     own tools in a hidden turn get the result ``NOT_YET``, so every call has a result and nothing has to be
     stored. ``timeout``: seconds for the calls of one turn.
     """
@@ -50,8 +49,8 @@ class Injection:
         self.sessions = sessions
         self.timeout = timeout
 
-    async def __call__(self, request: ModelRequest, send: SendUpstream) -> UpstreamAnswer:
-        """See Responder."""
+    async def answer(self, request: ModelRequest, send: SendUpstream) -> UpstreamAnswer:
+        """The answer for the client; every other answer is closed."""
         tools = request.memory.tools
         if tools is None:
             return await send(request.render(), 0)
@@ -59,43 +58,35 @@ class Injection:
 
     async def call_tools(self, request: ModelRequest, calls: Sequence[ModelToolCall]) -> list[ToolAnswer]:
         """The results of the calls of a turn, in their order."""
-        answers: list[ToolAnswer] | None = None
+        trouble = ""
         with anyio.move_on_after(self.timeout):
-            answers = await to_thread.run_sync(
-                self._call_tools, request, calls, abandon_on_cancel=True, limiter=limiter("tools")
-            )
-        if answers is None:
+            try:
+                return await to_thread.run_sync(
+                    self._call_tools, request, calls, abandon_on_cancel=True, limiter=limiter("tools")
+                )
+            except MemoryBankError as e:
+                log.warning("memory could not be read for a call of its tools: %s", type(e).__name__)
+                trouble = f"The memory could not be read: {e}"
+        if not trouble:
             log.warning("memory took longer than %g s for a call of its tools", self.timeout)
-            answers = _answered(calls, "The memory did not answer in time.")
-        return answers
+            trouble = "The memory did not answer in time."
+        return [ToolAnswer(trouble if call.is_memory else NOT_YET) for call in calls]
 
     def _call_tools(self, request: ModelRequest, calls: Sequence[ModelToolCall]) -> list[ToolAnswer]:
         session = request.memory.session
         assert session is not None
         room = max(LEAST_CHARS, MAX_CHARS // max(1, sum(call.is_memory for call in calls)))
-        try:
-            with self.sessions.reading(request.caller.namespace, session) as state:
-                return [
-                    answer_tool_call(state, c.name, c.arguments, max_chars=room)
-                    if c.is_memory
-                    else ToolAnswer(NOT_YET)
-                    for c in calls
-                ]
-        except MemoryBankError as e:
-            log.warning("memory could not be read for a call of its tools: %s", type(e).__name__)
-            return _answered(calls, f"The memory could not be read: {e}")
-
-
-def _answered(calls: Sequence[ModelToolCall], trouble: str) -> list[ToolAnswer]:
-    return [ToolAnswer(trouble if call.is_memory else NOT_YET) for call in calls]
+        with self.sessions.reading(request.caller.namespace, session) as state:
+            return [
+                answer_tool_call(state, str(c.name), c.arguments, max_chars=room)
+                if c.is_memory
+                else ToolAnswer(NOT_YET)
+                for c in calls
+            ]
 
 
 class _AnsweredInsteadError(Exception):
     """Upstream answered a later turn with an error before anything was sent to the client."""
-
-    def __init__(self, answer: UpstreamAnswer) -> None:
-        super().__init__()
-        self.answer = answer
 
 
 class _Rounds:
@@ -125,28 +116,25 @@ class _Rounds:
 
     async def answer(self) -> UpstreamAnswer:
         """The answer for the client."""
-        usage: JsonObject | None = None
+        usage: JsonObject = {}
         while True:
             answer = await self._ask()
-            if not _is_readable(answer):
-                answer.headers = [*answer.headers, *self._headers()]
-                return answer
             if _is_stream(answer):
-                return await self._stream(answer, usage)
-            data, rest = await _read(answer)
-            if rest is not None:
-                return _LongAnswer(answer, data, rest, self._headers())
-            value = _parse_object(data)
-            turn = ModelTurn() if value is None else self.dialect.read_answer(value, self.value)
-            if not (self.may_hide and turn.calls_memory):
-                data = data if usage is None else _add_to_usage(data, usage)
-                headers, added = answer.headers, self._headers()
-                if added:
-                    headers = [(n, v) for n, v in headers if n != b"content-length"]
-                    headers += [(b"content-length", str(len(data)).encode()), *added]
-                return UpstreamAnswer(answer.status, headers, _single(data))
-            usage = add_usage(usage, turn.usage)
-            await self._hide(turn)
+                answer = await self._stream(answer, usage)
+            elif _is_readable(answer) and (data := await answer.hold(MOST_BYTES)) is not None:
+                turn = self.dialect.read_answer(_parse_object(data), self.value)
+                if self.may_hide and turn.calls_memory:
+                    usage = add_usage(usage, turn.usage)
+                    await self._hide(turn)
+                    continue
+                if self.fetched:
+                    data = _add_to_usage(data, usage)
+                    answer.body = after(data)
+                    length = (b"content-length", str(len(data)).encode())
+                    answer.headers = [*_without_length(answer.headers), length]
+            if self.fetched:
+                answer.headers = [*answer.headers, (b"x-memory-fetched", str(self.fetched).encode())]
+            return answer
 
     async def _ask(self) -> UpstreamAnswer:
         """Upstream's answer to the request with the hidden turns so far."""
@@ -155,10 +143,7 @@ class _Rounds:
             key = self.dialect.key
             arrays[key] = [*self.request.memory.arrays.get(key, self.value.get(key) or ()), *self.hidden]
         try:
-            if len(self.request.data) < LARGE:
-                body = self.request.render(arrays)
-            else:
-                body = await to_thread.run_sync(self.request.render, arrays)
+            body = await in_thread_if_large(self.request.data, self.request.render, arrays)
         except BodyError as e:
             raise UpstreamError(f"a turn of the model's API cannot be sent back to it: {e}.") from None
         return await self.send(body, self.hidden_tokens + (self.tool_tokens if self.may_hide else 0))
@@ -174,30 +159,35 @@ class _Rounds:
         self.rounds += 1
         self.fetched += sum(call.is_memory for call in turn.calls)
 
-    async def _stream(self, answer: UpstreamAnswer, usage: JsonObject | None) -> UpstreamAnswer:
+    async def _stream(self, answer: UpstreamAnswer, usage: JsonObject) -> UpstreamAnswer:
         """The answer as a stream, once its first bytes are there."""
         joined = self.dialect.open_stream(self.value)
         joined.usage = usage
-        source = _Source(answer)
-        pieces = self._join(joined, source)
-        try:
-            first = await anext(pieces, b"")
-        except _AnsweredInsteadError as e:
-            e.answer.headers = [*e.answer.headers, *self._headers()]
-            return e.answer
-        except BaseException:
+        self.read = answer  # the answer of the present turn
+        pieces = self._join(joined)
+
+        async def close() -> None:
             with anyio.CancelScope(shield=True):
                 await pieces.aclose()
-            raise
-        return _JoinedAnswer(source.answer, first, pieces, self._headers())
 
-    async def _join(self, joined: TurnStream, source: _Source) -> AsyncGenerator[bytes, None]:
+        try:
+            first = await anext(pieces, b"")
+        except _AnsweredInsteadError:
+            return self.read
+        except BaseException:
+            await close()
+            raise
+        return UpstreamAnswer(
+            self.read.status, _without_length(self.read.headers), after(first, pieces), close
+        )
+
+    async def _join(self, joined: TurnStream) -> AsyncGenerator[bytes, None]:
         """The bytes of all turns as one stream."""
         while True:
-            answer, splitter = source.answer, EventSplitter()
+            splitter = EventSplitter()
             try:
                 try:
-                    async for chunk in answer.body:
+                    async for chunk in self.read.body:
                         if out := b"".join(map(joined.feed, splitter.feed(chunk))):
                             yield out
                     out = b"".join(map(joined.feed, splitter.close()))
@@ -206,95 +196,26 @@ class _Rounds:
                         yield out
                     raise
             finally:
-                await answer.aclose()
+                await self.read.aclose()
             last, turn = joined.end(self.may_hide)
             if out + last:
                 yield out + last
             if turn is None:
                 return
             await self._hide(turn)
-            answer = source.answer = await self._ask()
-            if not (_is_stream(answer) and _is_readable(answer)):
+            self.read = await self._ask()
+            if not _is_stream(self.read):
                 if not joined.has_sent:
-                    raise _AnsweredInsteadError(answer)
-                await answer.aclose()
+                    raise _AnsweredInsteadError
+                await self.read.aclose()
                 raise UpstreamError(
-                    f"the model's API answered the request after a memory call with status {answer.status}, "
+                    f"the model's API answered the request after a memory call with status {self.read.status}, "
                     "when a part of the answer had been sent."
                 )
 
-    def _headers(self) -> Headers:
-        return [(b"x-memory-fetched", str(self.fetched).encode())] if self.fetched else []
 
-
-class _Source:
-    """The answer of upstream that a joined stream is reading."""
-
-    def __init__(self, answer: UpstreamAnswer) -> None:
-        self.answer = answer
-
-
-class _JoinedAnswer(UpstreamAnswer):
-    """A joined stream that has begun; its length is not known."""
-
-    def __init__(
-        self, answer: UpstreamAnswer, first: bytes, pieces: AsyncGenerator[bytes, None], added: Headers
-    ) -> None:
-        headers = [(n, v) for n, v in answer.headers if n != b"content-length"]
-        super().__init__(answer.status, [*headers, *added], self._all(first, pieces))
-        self._pieces = pieces
-
-    async def _all(self, first: bytes, pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-        if first:
-            yield first
-        async for piece in pieces:
-            yield piece
-
-    async def aclose(self) -> None:
-        """Release the answer that is being read."""
-        with anyio.CancelScope(shield=True):
-            await self._pieces.aclose()
-
-
-async def _single(data: bytes) -> AsyncIterator[bytes]:
-    yield data
-
-
-async def _read(answer: UpstreamAnswer) -> tuple[bytes, AsyncIterator[bytes] | None]:
-    """The bytes of an answer, and the rest of one that is too long to be held. Raises UpstreamError."""
-    chunks: list[bytes] = []
-    size = 0
-    body = aiter(answer.body)
-    try:
-        async for chunk in body:
-            chunks.append(chunk)
-            size += len(chunk)
-            if size > MOST_BYTES:
-                return b"".join(chunks), body
-    except BaseException:
-        await answer.aclose()
-        raise
-    await answer.aclose()
-    return b"".join(chunks), None
-
-
-class _LongAnswer(UpstreamAnswer):
-    """An answer that passes as it is: its beginning has been read."""
-
-    def __init__(
-        self, answer: UpstreamAnswer, begun: bytes, rest: AsyncIterator[bytes], added: Headers
-    ) -> None:
-        super().__init__(answer.status, [*answer.headers, *added], self._all(begun, rest))
-        self._answer = answer
-
-    async def _all(self, begun: bytes, rest: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-        yield begun
-        async for piece in rest:
-            yield piece
-
-    async def aclose(self) -> None:
-        """Release the answer that is being read."""
-        await self._answer.aclose()
+def _without_length(headers: Headers) -> Headers:
+    return [(n, v) for n, v in headers if n != b"content-length"]
 
 
 def _is_readable(answer: UpstreamAnswer) -> bool:
@@ -303,14 +224,14 @@ def _is_readable(answer: UpstreamAnswer) -> bool:
 
 
 def _is_stream(answer: UpstreamAnswer) -> bool:
-    return answer.header(b"content-type").startswith(b"text/event-stream")
+    return _is_readable(answer) and answer.header(b"content-type").startswith(b"text/event-stream")
 
 
-def _parse_object(data: bytes) -> JsonObject | None:
+def _parse_object(data: bytes) -> JsonObject:
     try:
         return as_object(json.loads(data))
     except (ValueError, RecursionError):
-        return None
+        return {}
 
 
 def _add_to_usage(data: bytes, hidden: JsonObject) -> bytes:
@@ -320,7 +241,7 @@ def _add_to_usage(data: bytes, hidden: JsonObject) -> bytes:
     except BodyError:
         return data
     usage = as_object(body.value.get("usage"))
-    if usage is None:
+    if not usage or not hidden:
         return data
     start, end = body.spans["usage"]
     text = json.dumps(add_usage(hidden, usage), separators=(",", ":"))

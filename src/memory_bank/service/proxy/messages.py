@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Literal
 
-from memory_bank.errors import HistoryError
-from memory_bank.plan import Context
 from memory_bank.service import failures
 from memory_bank.service.proxy.body import Body, JsonObject
 from memory_bank.service.proxy.dialect import (
-    MEMORY_TOOLS,
+    Dialect,
     EventKind,
     ModelToolCall,
     ModelTurn,
@@ -22,7 +20,6 @@ from memory_bank.service.proxy.dialect import (
     as_object,
     with_memory_tools,
 )
-from memory_bank.service.proxy.events import Event, rewrite_event
 from memory_bank.tools import TOOL_SCHEMAS, ToolAnswer
 from memory_bank.transcript.anthropic import (
     THINKING,
@@ -37,49 +34,42 @@ from memory_bank.transcript.anthropic import (
 from memory_bank.transcript.jsontext import parse_arguments
 
 _SCHEMAS = [
-    {
-        "name": schema["function"]["name"],
-        "description": schema["function"]["description"],
-        "input_schema": schema["function"]["parameters"],
-    }
-    for schema in TOOL_SCHEMAS
+    {"name": f["name"], "description": f["description"], "input_schema": f["parameters"]}
+    for f in (schema["function"] for schema in TOOL_SCHEMAS)
 ]
+_CHOICES = {"None": None, "auto": "auto", "any": "required"}  # in the words of the other APIs
 
 
-class MessagesDialect:
+class MessagesDialect(Dialect):
     """See Dialect."""
 
     route = "messages"
     path = "/messages"
-    key = "messages"
     provider: Provider = "anthropic"
-    counts_only = False
 
     def history(self, body: Body) -> RequestHistory:
         """See Dialect. Not where the provider holds a part of the conversation (``thread``)."""
         request = body.value
         if request.get("thread"):
             raise NotRebuiltError("thread")
-        messages = request.get(self.key)
-        if not isinstance(messages, list) or not messages:
-            raise NotRebuiltError("no messages")
         rule = thinking_rule(request.get("thinking"))
-        chat = from_anthropic(messages, request.get("system"), body.derive, rule)
-
-        def to_request(context: Context) -> Sequence[object]:
-            try:
-                return chat.write(context.entries)
-            except HistoryError as e:
-                raise NotRebuiltError(str(e).partition(":")[0]) from None
+        chat = from_anthropic(self.conversation(request), request.get("system"), body.derive, rule)
 
         def read(messages: Sequence[object]) -> Sequence[object]:
             return from_anthropic(messages, request.get("system"), body.derive).messages
 
-        return RequestHistory([*chat.messages], to_request, read)
+        return RequestHistory([*chat.messages], lambda context: chat.write(context.entries), read)
 
     def is_compaction(self, request: JsonObject) -> bool:
         """See Dialect."""
         return bool(request.get("compaction"))
+
+    def thinking_turn(self, request: JsonObject) -> Literal["begins", "goes on"] | None:
+        """See Dialect. It is that of a request with ``thinking.type: enabled``."""
+        messages = request.get(self.key)
+        if thinking_rule(request.get("thinking")) is not Thinking.KEEP_LAST or not isinstance(messages, list):
+            return None
+        return "begins" if answered_turn(messages) is None else "goes on"
 
     def without_thinking(self, request: JsonObject) -> list[object] | None:
         """See Dialect."""
@@ -96,17 +86,14 @@ class MessagesDialect:
     def offer_tools(self, request: JsonObject) -> list[object] | None:
         """See Dialect. Not where the model thinks: a signature may be bound to the tools and to hidden turns."""
         thinking = as_object(request.get("thinking"))
-        if thinking is not None and thinking.get("type") != "disabled" and not drops_blocks(thinking):
+        if thinking and thinking.get("type") != "disabled" and not drops_blocks(thinking):
             return None
-        if any(_is_thinking(b) for m in request.get(self.key) or () for b in _content_of(m)):
-            return None
-        choice = as_object(request.get("tool_choice"))
-        kind = (
-            None
-            if choice is None
-            else {"auto": "auto", "any": "required"}.get(str(choice.get("type")), "none")
-        )
-        return with_memory_tools({**request, "tool_choice": kind}, _SCHEMAS)
+        for message in map(as_object, request.get(self.key) or ()):
+            content = message.get("content")
+            if isinstance(content, list) and any(_is_thinking(b) for b in content):
+                return None
+        choice = _CHOICES.get(str(as_object(request.get("tool_choice")).get("type")), "none")
+        return with_memory_tools({**request, "tool_choice": choice}, _SCHEMAS)
 
     def read_answer(self, answer: JsonObject, request: JsonObject) -> ModelTurn:  # noqa: ARG002
         """See Dialect."""
@@ -138,46 +125,23 @@ class CountTokensDialect(MessagesDialect):
     counts_only = True
 
 
-def thinking_turn(request: JsonObject) -> Literal["begins", "goes on"] | None:
-    """Whether a request with ``thinking.type: enabled`` begins a turn, or answers calls; None without ``enabled``.
-
-    A request that begins a turn is accepted with any context, but a provider may bind the thinking of its answer to
-    that context. The later requests of the turn have to send the thinking back and could have no other context then.
-    """
-    messages = request.get("messages")
-    if thinking_rule(request.get("thinking")) is not Thinking.KEEP_LAST or not isinstance(messages, list):
-        return None
-    return "begins" if answered_turn(messages) is None else "goes on"
-
-
-def _content_of(message: object) -> list[Any]:
-    content = message.get("content") if isinstance(message, dict) else None
-    return content if isinstance(content, list) else []
-
-
 def _is_thinking(block: object) -> bool:
-    return isinstance(block, dict) and str(block.get("type")) in THINKING
+    return str(as_object(block).get("type")) in THINKING
 
 
-def _turn_of(blocks: Sequence[object], usage: JsonObject | None) -> ModelTurn:
+def _turn_of(blocks: Sequence[object], usage: JsonObject) -> ModelTurn:
     """A turn from its blocks."""
     calls: list[ModelToolCall] = []
     kept: list[JsonObject] = []
     for block in blocks:
-        if not isinstance(block, dict):
+        if not isinstance(block, dict) or (block.get("type") == "text" and not block.get("text")):
             continue
         if block.get("type") == "tool_use":
-            name, arguments = block.get("name"), block.get("input")
+            arguments = block.get("input")
             if isinstance(arguments, str):  # a stream's arguments are text
-                parsed = parse_arguments(arguments or "{}")
-                block = {
-                    **block,
-                    "input": parsed if isinstance(parsed, dict) and "_raw" not in parsed else {},
-                }
-            is_memory = isinstance(name, str) and name in MEMORY_TOOLS
-            calls.append(ModelToolCall(str(name or ""), arguments, is_memory, block))
-        elif block.get("type") == "text" and not block.get("text"):
-            continue
+                parsed = as_object(parse_arguments(arguments or "{}"))
+                block = {**block, "input": {} if "_raw" in parsed else parsed}
+            calls.append(ModelToolCall(block.get("name"), arguments, block))
         kept.append(block)
     return ModelTurn(calls, [{"role": "assistant", "content": kept}] if kept else [], usage)
 
@@ -185,64 +149,51 @@ def _turn_of(blocks: Sequence[object], usage: JsonObject | None) -> ModelTurn:
 class MessageStream(TurnStream):
     """See TurnStream. The events are those of a message; the message is the one that was begun first."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._next_index = 0
-        self.begin()
-
     def begin(self) -> None:
         """See TurnStream."""
-        self._first_index = self._next_index
+        super().begin()
         self._blocks: dict[int, JsonObject] = {}
-        self._usage: JsonObject | None = None
+        self._usage: JsonObject = {}
         self._has_failed = False
 
-    def read(self, event: Event) -> EventKind:
+    def read(self, value: JsonObject) -> EventKind:
         """See TurnStream. Thinking belongs to what follows it."""
-        value = event.value
-        if value is None:
-            return EventKind.SILENT if event.data is None else EventKind.SHOWN
         kind, index = value.get("type"), value.get("index")
         if kind == "message_start":
-            message = as_object(value.get("message")) or {}
-            self._usage = as_object(message.get("usage"))
+            self._usage = as_object(as_object(value.get("message")).get("usage"))
+        if kind in ("message_start", "ping"):
             return EventKind.SILENT
-        if kind == "ping":
-            return EventKind.SILENT
-        if kind == "error":
-            self._has_failed = True
-            return EventKind.SHOWN
+        self._has_failed = self._has_failed or kind == "error"
         if kind == "message_delta":
-            self._usage = {**(self._usage or {}), **(as_object(value.get("usage")) or {})}
-            return EventKind.SHOWN
+            self._usage = {**self._usage, **as_object(value.get("usage"))}
         if not isinstance(index, int):
             return EventKind.SHOWN
-        if kind == "content_block_start":
-            self._blocks[index] = dict(as_object(value.get("content_block")) or {})
-            if self._blocks[index].get("type") == "tool_use":
-                self._blocks[index]["input"] = ""
         block = self._blocks.get(index, {})
-        if kind == "content_block_delta":
-            _add_delta(block, as_object(value.get("delta")) or {})
+        if kind == "content_block_start":
+            block = self._blocks[index] = dict(as_object(value.get("content_block")))
+            if block.get("type") == "tool_use":
+                block["input"] = ""
+        elif kind == "content_block_delta":
+            delta = as_object(value.get("delta"))
+            into, piece = _DELTAS.get(str(delta.get("type")), ("", ""))
+            if isinstance(text := delta.get(piece), str):
+                old = block.get(into)
+                block[into] = old + text if isinstance(old, str) else text
         if block.get("type") == "tool_use":
             return EventKind.CALL
-        return EventKind.TIED if str(block.get("type")) in THINKING else EventKind.SHOWN
+        return EventKind.TIED if _is_thinking(block) else EventKind.SHOWN
 
-    def write(self, event: Event) -> bytes:
+    def write(self, value: JsonObject) -> JsonObject | None:
         """See TurnStream."""
-        value = event.value
-        if value is None:
-            return event.raw
         kind, index = value.get("type"), value.get("index")
         if kind == "message_start" and not self.is_raw:
-            return b""
+            return None
         changed = dict(value)
         if isinstance(index, int):
-            changed["index"] = self._first_index + index
-            self._next_index = max(self._next_index, self._first_index + index + 1)
-        if self.usage is not None and kind == "message_delta":
+            changed["index"] = self._index(index)
+        if self.usage and kind == "message_delta":
             changed["usage"] = add_usage(self.usage, self._usage)
-        return event.raw if changed == value else rewrite_event(event, changed)
+        return changed
 
     def turn(self) -> ModelTurn:
         """See TurnStream."""
@@ -251,17 +202,9 @@ class MessageStream(TurnStream):
         return _turn_of([block for _, block in sorted(self._blocks.items())], self._usage)
 
 
-_DELTAS = {
-    "text_delta": "text", "thinking_delta": "thinking", "signature_delta": "signature", "input_json_delta": "input",
-}  # fmt: skip
-
-
-def _add_delta(block: JsonObject, delta: JsonObject) -> None:
-    """Add a delta to the block that it belongs to."""
-    member = _DELTAS.get(str(delta.get("type")))
-    if member is None:
-        return
-    piece = delta.get("partial_json" if member == "input" else member)
-    if isinstance(piece, str):
-        old = block.get(member)
-        block[member] = old + piece if isinstance(old, str) else piece
+_DELTAS = {  # by type: the member of the block, and that of the delta
+    "text_delta": ("text", "text"),
+    "thinking_delta": ("thinking", "thinking"),
+    "signature_delta": ("signature", "signature"),
+    "input_json_delta": ("input", "partial_json"),
+}

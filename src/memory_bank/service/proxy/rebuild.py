@@ -9,20 +9,22 @@ import logging
 import threading
 import time
 import traceback
-from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from functools import partial
+from typing import Literal, ParamSpec, TypeVar
 
 import anyio
 from anyio import to_thread
+from cachetools import LRUCache
 
 from memory_bank.errors import MemoryBankError
 from memory_bank.plan import Context
 from memory_bank.service.failures import code_of
-from memory_bank.service.proxy.body import Body, render_body
-from memory_bank.service.proxy.dialect import Dialect, NotRebuiltError, RequestHistory, own_tools
-from memory_bank.service.proxy.identity import Identity, SessionMatch, client_session
+from memory_bank.service.proxy.body import Body, JsonObject, render_body
+from memory_bank.service.proxy.dialect import Dialect, NotRebuiltError, own_tools
+from memory_bank.service.proxy.identity import Identity, client_session
+from memory_bank.service.proxy.upstream import UpstreamAnswer
 from memory_bank.service.security.access import Caller, stored_id
 from memory_bank.service.sessions import Rebuilt, Sessions
 from memory_bank.transcript.harness import asks_for_summary
@@ -30,23 +32,17 @@ from memory_bank.transcript.jsontext import compact
 from memory_bank.transcript.messages import MessageKind, kind_of, message_text, same_objects
 
 log = logging.getLogger("memory_bank.Service")
+P = ParamSpec("P")
+T = TypeVar("T")
 
-HANGS = 2
 PAUSE = 10.0
+LARGE = 65_536
+"""Bytes from which a body is parsed and written in a thread."""
 THREADS = 8
-FINISHERS = 2
-FINISH_DELAY = 0.01
-"""Seconds between a context and the work that was put off for it, in which the request goes upstream."""
-MOST_STUCK = 64
 THREADS_OF_A_KEY = 4
 """Of THREADS, so that one key's slow steps leave threads for the others."""
-MOST_NAMESPACES = 1_024
-MOST_CLIENTS = 256
-"""Clients of a namespace whose requests without a tool call are counted."""
-SLOW = 0.5
-"""The share of the time limit after which a failure counts as a hang."""
-ATTEMPTS = 3
-"""At finding a session that no other conversation has continued meanwhile."""
+MOST_REFUSED = 1_024
+"""Sessions that are remembered with how their requests are sent; also the models in ``Proxy.proven``."""
 
 COMPACTION = "compaction request"
 """The reason of a request for a summary of the conversation, which is to be made of the real one."""
@@ -83,6 +79,57 @@ class MemoryResult:
     tools: list[object] | None = field(default=None, repr=False)
 
 
+@dataclass(frozen=True, slots=True)
+class ModelRequest:
+    """A request of a dialect. ``data``: its body; ``body``: the same parsed, None if that is impossible."""
+
+    dialect: Dialect
+    caller: Caller
+    data: bytes = field(repr=False)
+    headers: Mapping[str, str] = field(repr=False)
+    upstream_key: str | None = field(repr=False)
+    body: Body | None = field(default=None, repr=False)
+    memory: MemoryResult = MemoryResult("passed")
+
+    @property
+    def value(self) -> JsonObject:
+        """The members of its body."""
+        return {} if self.body is None else self.body.value
+
+    @property
+    def model(self) -> str:
+        """The model that it is for."""
+        return str(self.value.get("model"))
+
+    @property
+    def thinks(self) -> Literal["begins", "goes on"] | None:
+        """Its place in a turn whose thinking is bound to its context; see Dialect."""
+        return self.dialect.thinking_turn(self.value)
+
+    def is_rebuilt(self, turn: Literal["begins", "goes on"]) -> bool:
+        """Whether it has a rebuilt context and is one of a thinking turn, at this place of it."""
+        return self.memory.status == "rebuilt" and self.thinks == turn
+
+    def render(self, arrays: Mapping[str, Sequence[object]] | None = None) -> bytes:
+        """The body for upstream, with memory's context and these arrays as members. Raises BodyError."""
+        if self.body is None or not arrays:
+            return self.memory.data or self.data
+        return render_body(self.body, {**self.memory.arrays, **arrays})
+
+
+SendUpstream = Callable[[bytes, int], Awaitable[UpstreamAnswer]]
+"""Sends a body upstream and returns the answer; if upstream refuses the body, sends another form of the request.
+
+The number: tokens of the body besides memory's context, those of added tools and hidden turns."""
+
+
+async def in_thread_if_large(data: bytes, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Do work on a body here, in a thread if the body is large."""
+    if len(data) < LARGE:
+        return work(*args, **kwargs)
+    return await to_thread.run_sync(partial(work, *args, **kwargs), abandon_on_cancel=True)
+
+
 @dataclass(slots=True)
 class SessionWay:
     """How the requests of a session are sent since upstream refused one with a rebuilt context.
@@ -101,11 +148,12 @@ class SessionWay:
 class CircuitBreaker:
     """Blocks calls for ``pause`` seconds after ``hangs`` consecutive hangs, then lets a single one try.
 
-    Whoever is allowed reports the outcome: ``worked``, ``hung``, or ``abandoned``. For one event loop.
+    Whoever is allowed reports the outcome: ``worked``, with success or not; ``hung``; or ``abandoned``, where it
+    was not waited for. For one event loop.
     """
 
     def __init__(
-        self, hangs: int = HANGS, pause: float = PAUSE, clock: Callable[[], float] = time.monotonic
+        self, hangs: int = 2, pause: float = PAUSE, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._hangs = hangs
         self._pause = pause
@@ -124,7 +172,7 @@ class CircuitBreaker:
         return True
 
     def worked(self) -> None:
-        """The call returned in time, with success or not."""
+        """The call returned in time."""
         self._consecutive = 0
         self._is_trying = False
 
@@ -150,30 +198,51 @@ class _Job:
 
 
 class _Share:
-    """What one namespace may use (its breaker, its part of the threads), its failures, its clients' requests without
-    calls."""
-
-    __slots__ = ("breaker", "causes", "failures", "threads", "without_calls")
+    """What one namespace may use, and what its requests have met with: failures, and clients without calls."""
 
     def __init__(self, pause: float, threads: int) -> None:
         self.breaker = CircuitBreaker(pause=pause)
         self.threads = anyio.CapacityLimiter(threads)
-        self.without_calls: OrderedDict[bytes, int] = OrderedDict()  # requests in a row, by client
+        self.without_calls: LRUCache[bytes, int] = LRUCache(256)  # requests in a row, by client
         self.failures = 0  # requests in a row that memory failed for
         self.causes: dict[str, str] = {}  # their reasons, with the latest sentence
 
-    def note(self, reason: str | None, failure: str) -> None:
-        """Note why memory failed for a request (None: it worked), and log it, once for each reason until it works."""
-        if reason is None:
-            if self.failures >= FAILING:
-                log.warning("memory works again, after %d requests without it", self.failures)
-            self.failures, self.causes = 0, {}
-            return
+    def failed(self, reason: str, sentence: str) -> None:
+        """Note why memory failed for a request; it is logged once for each reason until memory works again."""
         self.failures += 1
         known = self.causes.pop(reason, None)
-        self.causes[reason] = failure
+        self.causes[reason] = sentence
         level = logging.WARNING if known is None else logging.DEBUG
-        log.log(level, "memory failed, the request continues without it: %s", failure)
+        log.log(level, "memory failed, the request continues without it: %s", sentence)
+
+    def worked(self) -> None:
+        """Note that memory worked for a request."""
+        if self.failures >= FAILING:
+            log.warning("memory works again, after %d requests without it", self.failures)
+        self.failures, self.causes = 0, {}
+
+    def count(self, request: ModelRequest, result: MemoryResult) -> MemoryResult:
+        """The result; its reason says how many requests had no call, where they are many.
+
+        They are those of a conversation, which are as many as the assistant's messages in it, or of a client: the
+        credential, the program and its session.
+        """
+        session = client_session(request.headers, request.value.get("metadata"))
+        who = repr((request.upstream_key, request.headers.get("user-agent"), session))
+        client = hashlib.sha256(who.encode("utf-8", "surrogatepass")).digest()
+        if result.session is not None:
+            self.without_calls.pop(client, None)
+        if result.reason != NOTHING_YET:
+            return result
+        own = self.without_calls[client] = self.without_calls.get(client, 0) + 1
+        messages = request.value.get("messages")
+        said = sum(kind_of(m) is MessageKind.SAY for m in messages) if isinstance(messages, list) else 0
+        if max(own, said + 1) < UNSEEN:
+            return result
+        reason = _unseen(max(own, said + 1))
+        if UNSEEN in (own, said + 1):
+            log.warning("%s: memory does nothing for an agent whose calls are of no known form", reason)
+        return dataclasses.replace(result, reason=reason)
 
 
 class _BusyError(Exception):
@@ -202,65 +271,55 @@ class Rebuilder:
         inject: bool | Literal["auto"] = False,
     ) -> None:
         self.marks_cache = marks_cache
-        self.ways: OrderedDict[tuple[str | None, str], SessionWay] = OrderedDict()
+        self.ways: LRUCache[tuple[str | None, str], SessionWay] = LRUCache(MOST_REFUSED)
         self._sessions = sessions
         self._identity = identity
         self._timeout = timeout
         self._pause = pause
         self._inject = inject
-        self._shares: OrderedDict[str | None, _Share] = OrderedDict()
+        self._shares: LRUCache[str | None, _Share] = LRUCache(1_024)
         self._limiter = anyio.CapacityLimiter(THREADS)
-        self._finishers = anyio.CapacityLimiter(FINISHERS)
+        self._finishers = anyio.CapacityLimiter(2)
         self._tasks: set[asyncio.Task[None]] = set()
         self._lock = threading.Lock()
         self._stuck: set[_Job] = set()  # running, though nobody waits for them
 
-    async def rebuild(
-        self,
-        caller: Caller,
-        dialect: Dialect,
-        body: Body,
-        headers: Mapping[str, str],
-        upstream_key: str | None,
-    ) -> MemoryResult:
+    async def rebuild(self, request: ModelRequest, body: Body) -> MemoryResult:
         """Return the rebuilt context of a request, or the reason why the request is forwarded unchanged."""
         began = time.perf_counter()
-        share = self._share(caller.namespace)
-        if len(self._stuck) >= MOST_STUCK or not share.breaker.allows():
+        share = self._share(request.caller.namespace)
+        if len(self._stuck) >= 64 or not share.breaker.allows():
             return MemoryResult("failed", "paused")
         job = _Job()
         result: MemoryResult | None = None
-        is_known = False
-
-        def work() -> MemoryResult:
-            return self._run(job, lambda: self._rebuild(job, caller, dialect, body, headers, upstream_key))
-
+        outcome = share.breaker.abandoned
         try:
             with anyio.move_on_after(self._timeout):
                 async with share.threads:
-                    result = await to_thread.run_sync(work, abandon_on_cancel=True, limiter=self._limiter)
-            is_known = True
+                    result = await to_thread.run_sync(
+                        self._run, job, request, body, abandon_on_cancel=True, limiter=self._limiter
+                    )
+            seconds = time.perf_counter() - began
+            if result is None:
+                if job.is_running:  # otherwise no thread was free, but nothing hangs
+                    outcome = share.breaker.hung
+            elif result.status == "failed" and seconds > self._timeout / 2:
+                outcome = share.breaker.hung
+            else:
+                outcome = share.breaker.worked
         finally:
+            outcome()
             if result is None:
                 self._abandon(job)
-            if not is_known:
-                share.breaker.abandoned()
-        if result is not None and not dialect.counts_only:
-            result = _with_count(share, _client(upstream_key, headers, body), body, result)
-        seconds = time.perf_counter() - began
-        if result is None and not job.is_running:  # no thread was free, but nothing hangs
-            share.breaker.abandoned()
-        elif result is None or (result.status == "failed" and seconds > SLOW * self._timeout):
-            share.breaker.hung()
-        else:
-            share.breaker.worked()
         if result is None:
-            share.note("timeout", f"it took longer than {self._timeout:g} s")
+            share.failed("timeout", f"it took longer than {self._timeout:g} s")
             return MemoryResult("failed", "timeout", seconds=seconds)
+        if not request.dialect.counts_only:
+            result = share.count(request, result)
         if result.status == "failed" and job.failure:
-            share.note(result.reason, job.failure)
+            share.failed(result.reason or "", job.failure)
         elif job.rebuilt is not None and result.reason is None:
-            share.note(None, "")
+            share.worked()
         if job.rebuilt is not None:
             task = asyncio.create_task(self._finish(job.rebuilt))
             self._tasks.add(task)
@@ -269,15 +328,15 @@ class Rebuilder:
 
     def notice(self, namespace: str | None) -> str | None:
         """That a client of a namespace has sent UNSEEN or more requests in a row without a tool call; else None."""
-        share = self._shares.get(namespace)
-        most = max(share.without_calls.values(), default=0) if share is not None else 0
+        most = max(self._share(namespace).without_calls.values(), default=0)
         return None if most < UNSEEN else _unseen(most)
 
     def trouble(self, namespace: str | None) -> str | None:
         """Why memory fails, if it failed for a namespace's latest requests, FAILING or more, in this process."""
-        share = self._shares.get(namespace)
-        causes = [] if share is None or share.failures < FAILING else list(share.causes.values())
-        return f"Memory fails, requests continue without it: {causes[-1].rstrip('.')}." if causes else None
+        share = self._share(namespace)
+        if share.failures < FAILING:
+            return None
+        return f"Memory fails, requests continue without it: {[*share.causes.values()][-1].rstrip('.')}."
 
     def check(self) -> dict[str, object]:
         """Whether memory works for all namespaces, for ``/health``."""
@@ -286,28 +345,24 @@ class Rebuilder:
 
     def _share(self, namespace: str | None) -> _Share:
         """What a namespace may use; without keys everything."""
-        share = self._shares.get(namespace)
-        if share is None:
+        if namespace not in self._shares:
             threads = THREADS if namespace is None else THREADS_OF_A_KEY
-            share = self._shares[namespace] = _Share(self._pause, threads)
-            if len(self._shares) > MOST_NAMESPACES:
-                self._shares.popitem(last=False)
-        self._shares.move_to_end(namespace)
-        return share
+            self._shares[namespace] = _Share(self._pause, threads)
+        return self._shares[namespace]
 
     async def _finish(self, rebuilt: Rebuilt) -> None:
         """Do the work that was put off for a context, once its request is on its way."""
-        await asyncio.sleep(FINISH_DELAY)
+        await asyncio.sleep(0.01)  # in which the request goes upstream
         try:
             await to_thread.run_sync(self._sessions.finish, rebuilt, limiter=self._finishers)
         except Exception as e:  # the next step does it; the error's text may hold contents
             log.error("the work put off by a step failed with an unforeseen %s", type(e).__name__)
 
-    def _run(self, job: _Job, rebuild: Callable[[], MemoryResult]) -> MemoryResult:
-        """In a worker thread: run a rebuild, and turn its errors into results."""
+    def _run(self, job: _Job, request: ModelRequest, body: Body) -> MemoryResult:
+        """In a worker thread: rebuild a request, and turn errors into results."""
         job.is_running = True
         try:
-            return rebuild()
+            return self._rebuild(job, request, body)
         except NotRebuiltError as e:
             return MemoryResult("passed", str(e))
         except _BusyError:
@@ -324,21 +379,17 @@ class Rebuilder:
                 job.is_running = False
                 self._stuck.discard(job)
 
-    def _rebuild(
-        self,
-        job: _Job,
-        caller: Caller,
-        dialect: Dialect,
-        body: Body,
-        headers: Mapping[str, str],
-        upstream_key: str | None,
-    ) -> MemoryResult:
+    def _rebuild(self, job: _Job, request: ModelRequest, body: Body) -> MemoryResult:
+        dialect, headers, namespace = request.dialect, request.headers, request.caller.namespace
         history = dialect.history(body)
         is_summary = dialect.is_compaction(body.value) or _asks_for_summary(history.messages)
-        for _ in range(ATTEMPTS):
+        model = body.value.get("model")
+        model = model if isinstance(model, str) else ""
+        strategy = headers.get("x-memory-strategy") or None
+        for _ in range(3):  # another conversation may continue the session meanwhile
             match = self._identity.session_of(
-                caller.namespace,
-                upstream_key=upstream_key,
+                namespace,
+                upstream_key=request.upstream_key,
                 headers=headers,
                 body=body.value,
                 messages=history.messages,
@@ -347,25 +398,38 @@ class Rebuilder:
             )
             if match is None:
                 return MemoryResult("passed", NOTHING_YET)
+            safer = (namespace, match.name) in self.ways
+            offers = self._inject is True or (self._inject and body.value.get("tools"))
+            offered = dialect.offer_tools(body.value) if offers and not safer else None
+            tools = offered or own_tools(body.value)
             if dialect.counts_only:
-                return self._count(caller, match, dialect, body, history, headers)
-            self._claim(job, stored_id(caller.namespace, match.name))
-            safer = (caller.namespace, match.name) in self.ways
-            offered = None if safer else self._offered(dialect, body)
+                context = self._sessions.preview(
+                    namespace,
+                    match.name,
+                    history.messages,
+                    strategy=strategy,
+                    model=model,
+                    tools=tools,
+                )
+                if not isinstance(context, Context) or same_objects(context, history.messages):
+                    return MemoryResult("unchanged")
+                arrays = {dialect.key: history.to_request(context), **({"tools": offered} if offered else {})}
+                return MemoryResult("rebuilt", data=render_body(body, arrays), arrays=arrays)
+            self._claim(job, stored_id(namespace, match.name))
             rebuilt = self._sessions.rebuild(
-                caller.namespace,
+                namespace,
                 match.name,
                 history.messages,
                 agent_id=headers.get("x-memory-agent") or None,
-                strategy=headers.get("x-memory-strategy") or None,
+                strategy=strategy,
                 size=len(body.data),
                 history=None if is_summary else history,
-                model=_model(body),
-                tools=offered or own_tools(body.value),
+                model=model,
+                tools=tools,
                 beside="".join(compact(v) for m in ("tools", "functions") if (v := body.value.get(m))),
                 safer=safer,
             )
-            if self._identity.is_current(caller.namespace, match):
+            if self._identity.is_current(namespace, match):
                 job.rebuilt = rebuilt
                 break
         else:
@@ -373,7 +437,6 @@ class Rebuilder:
         if is_summary:
             tokens = rebuilt.full_tokens, rebuilt.full_tokens
             return MemoryResult("passed", COMPACTION, None, {}, match.name, *tokens, step=rebuilt)
-        reason = CONTROL_GROUP if rebuilt.control else None
         arrays = {} if rebuilt.unchanged else {dialect.key: rebuilt.written}
         # a context that changes at each step would be written to the cache and never be read
         if self.marks_cache and not (safer or rebuilt.control or rebuilt.changes_again):
@@ -381,46 +444,15 @@ class Rebuilder:
             arrays = arrays if marked is None else {dialect.key: marked}
         return MemoryResult(
             "unchanged" if rebuilt.unchanged else "rebuilt",
-            reason,
+            CONTROL_GROUP if rebuilt.control else None,
             data=render_body(body, arrays) if arrays else None,
             arrays=arrays,
             session=match.name,
             tokens=rebuilt.tokens,
             full_tokens=rebuilt.full_tokens,
             step=rebuilt,
-            tools=offered
-            if rebuilt.record_count and (self._inject is True or not rebuilt.unchanged)
-            else None,
+            tools=offered if rebuilt.records and (self._inject is True or not rebuilt.unchanged) else None,
         )
-
-    def _offered(self, dialect: Dialect, body: Body) -> list[object] | None:
-        """The tools of a request with a rebuilt context, where the memory tools are added to its own."""
-        offers = self._inject is True or (self._inject and body.value.get("tools"))
-        return dialect.offer_tools(body.value) if offers else None
-
-    def _count(
-        self,
-        caller: Caller,
-        match: SessionMatch,
-        dialect: Dialect,
-        body: Body,
-        history: RequestHistory,
-        headers: Mapping[str, str],
-    ) -> MemoryResult:
-        """The context that a request would get, without recording it."""
-        offered = self._offered(dialect, body)
-        context = self._sessions.preview(
-            caller.namespace,
-            match.name,
-            history.messages,
-            strategy=headers.get("x-memory-strategy") or None,
-            model=_model(body),
-            tools=offered or own_tools(body.value),
-        )
-        if not isinstance(context, Context) or same_objects(context, history.messages):
-            return MemoryResult("unchanged")
-        arrays = {dialect.key: history.to_request(context), **({"tools": offered} if offered else {})}
-        return MemoryResult("rebuilt", data=render_body(body, arrays), arrays=arrays)
 
     def _claim(self, job: _Job, session_id: str) -> None:
         """Note the session of a job. Raises _BusyError while an abandoned job uses it."""
@@ -435,46 +467,8 @@ class Rebuilder:
                 self._stuck.add(job)
 
 
-def _client(upstream_key: str | None, headers: Mapping[str, str], body: Body) -> bytes:
-    """What tells clients of a namespace apart: the credential, the program and its session, hashed."""
-    session = client_session(headers, body.value.get("metadata"))
-    told = repr((upstream_key, headers.get("user-agent"), session))
-    return hashlib.sha256(told.encode("utf-8", "surrogatepass")).digest()
-
-
-def _with_count(share: _Share, client: bytes, body: Body, result: MemoryResult) -> MemoryResult:
-    """The result; its reason tells how many requests had no call, where they are many.
-
-    They are those of a conversation, which are as many as the assistant's messages in it, or of a client.
-    """
-    counts = share.without_calls
-    if result.session is not None:
-        counts.pop(client, None)
-    if result.reason != NOTHING_YET:
-        return result
-    own = counts[client] = counts.pop(client, 0) + 1
-    if len(counts) > MOST_CLIENTS:
-        counts.popitem(last=False)
-    messages = body.value.get("messages")
-    said = sum(kind_of(m) is MessageKind.SAY for m in messages) if isinstance(messages, list) else 0
-    count = max(own, said + 1)
-    if count < UNSEEN:
-        return result
-    if UNSEEN in (own, said + 1):
-        log.warning(
-            "%s: memory does nothing for an agent whose calls are neither the API's own nor text of a known form",
-            _unseen(count),
-        )
-    return dataclasses.replace(result, reason=_unseen(count))
-
-
 def _unseen(count: int) -> str:
     return f"no tool calls seen in {count} requests"
-
-
-def _model(body: Body) -> str:
-    model = body.value.get("model")
-    return model if isinstance(model, str) else ""
 
 
 def _asks_for_summary(messages: Sequence[object]) -> bool:

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from memory_bank.service import failures
 from memory_bank.service.proxy.body import Body, JsonObject
 from memory_bank.service.proxy.dialect import (
-    MEMORY_TOOLS,
+    Dialect,
     EventKind,
     ModelToolCall,
     ModelTurn,
     NotRebuiltError,
-    Provider,
     RequestHistory,
     TurnStream,
     add_usage,
@@ -20,40 +18,31 @@ from memory_bank.service.proxy.dialect import (
     valid_arguments,
     with_memory_tools,
 )
-from memory_bank.service.proxy.events import Event, rewrite_event
 from memory_bank.tools import TOOL_SCHEMAS, ToolAnswer
 from memory_bank.transcript.responses import OUTPUT_OF, from_items, item_type, stands_alone
 
-_STARTED = frozenset({"response.created", "response.queued", "response.in_progress"})
-_ENDED = frozenset({"response.completed", "response.incomplete", "response.failed"})
+_STARTED = ("response.created", "response.queued", "response.in_progress")
+_ENDED = ("response.completed", "response.incomplete", "response.failed")
 _TEXT_ANSWERED = ("function_call", "custom_tool_call")
-_SCHEMAS = [{"type": "function", **schema["function"]} for schema in TOOL_SCHEMAS]
 
 
-class ResponsesDialect:
+class ResponsesDialect(Dialect):
     """See Dialect."""
 
     route = "responses"
     path = "/responses"
     key = "input"
-    provider: Provider = "openai"
-    counts_only = False
-    error_body = staticmethod(failures.body)
 
     def history(self, body: Body) -> RequestHistory:
         """See Dialect. Not where the provider holds a part of the conversation."""
-        request = body.value
-        held = stands_alone(request)
-        if held is not None:
+        if (held := stands_alone(body.value)) is not None:
             raise NotRebuiltError(held)
-        items = request.get(self.key)
-        if not isinstance(items, list) or not items:
-            raise NotRebuiltError("no list of items")
-        chat = from_items(items, request.get("instructions"))
+        items, instructions = self.conversation(body.value), body.value.get("instructions")
+        chat = from_items(items, instructions)
         return RequestHistory(
             [*chat.messages],
             lambda context: chat.write(context.entries),
-            lambda written: from_items(written, request.get("instructions")).messages,
+            lambda written: from_items(written, instructions).messages,
         )
 
     def is_compaction(self, request: JsonObject) -> bool:
@@ -61,18 +50,11 @@ class ResponsesDialect:
         items = request.get(self.key)
         return isinstance(items, list) and any(item_type(i) == "compaction_trigger" for i in items[-1:])
 
-    def without_thinking(self, request: JsonObject) -> list[object] | None:  # noqa: ARG002
-        """See Dialect. Reasoning of this API is not bound to other messages."""
-        return None
-
-    def mark_cache(self, request: JsonObject, conversation: Sequence[object]) -> None:
-        """See Dialect. The API has no marks."""
-
     def offer_tools(self, request: JsonObject) -> list[object] | None:
         """See Dialect. Not for a response in the background, nor for a stored prompt, which has tools."""
         if request.get("background") or (request.get("prompt") is not None and not request.get("tools")):
             return None
-        return with_memory_tools(request, _SCHEMAS)
+        return with_memory_tools(request, [{"type": "function", **s["function"]} for s in TOOL_SCHEMAS])
 
     def read_answer(self, answer: JsonObject, request: JsonObject) -> ModelTurn:
         """See Dialect."""
@@ -94,7 +76,7 @@ class ResponsesDialect:
         return ResponseStream(request)
 
 
-def _turn_of(items: Sequence[object], usage: JsonObject | None, request: JsonObject) -> ModelTurn:
+def _turn_of(items: Sequence[object], usage: JsonObject, request: JsonObject) -> ModelTurn:
     """A turn from its items. A call that text cannot answer is left out: the model makes it again."""
     calls: list[ModelToolCall] = []
     kept: list[object] = []
@@ -107,14 +89,12 @@ def _turn_of(items: Sequence[object], usage: JsonObject | None, request: JsonObj
                 continue
             if kind != "reasoning":
                 item = {k: v for k, v in item.items() if k != "id"}
-        name = item.get("name")
         if kind == "function_call":
             arguments = item.get("arguments")
             item = {**item, "arguments": valid_arguments(arguments)}
-            is_memory = isinstance(name, str) and name in MEMORY_TOOLS
-            calls.append(ModelToolCall(str(name or ""), arguments, is_memory, item))
+            calls.append(ModelToolCall(item.get("name"), arguments, item))
         elif kind in OUTPUT_OF:
-            calls.append(ModelToolCall(str(name or ""), item.get("input"), False, item))
+            calls.append(ModelToolCall("", None, item))
         if kind in _TEXT_ANSWERED or kind not in OUTPUT_OF:
             kept.append(item)
     return ModelTurn(calls, kept, usage)
@@ -130,65 +110,58 @@ class ResponseStream(TurnStream):
     """
 
     def __init__(self, request: JsonObject) -> None:
-        super().__init__()
         self._request = request
         self._identity: JsonObject = {}  # id and created_at of the response
         self._earlier: list[object] = []  # items of hidden turns that were sent
         self._sent: list[object] = []  # items of the present turn that were sent
         self._sequence = 0
-        self._next_index = 0
-        self.begin()
+        super().__init__()
 
     def begin(self) -> None:
         """See TurnStream."""
+        super().begin()
         self._earlier += self._sent
-        self._first_index = self._next_index
-        self._kinds: dict[int, EventKind] = {}
         self._items: dict[int, object] = {}
         self._sent = []
         self._response: JsonObject = {}
 
-    def read(self, event: Event) -> EventKind:
+    def read(self, value: JsonObject) -> EventKind:
         """See TurnStream."""
-        value = event.value
-        if value is None:
-            return EventKind.SILENT if event.data is None else EventKind.SHOWN
         kind, index = value.get("type"), value.get("output_index")
         if kind in _STARTED:
             return EventKind.SILENT
         if kind in _ENDED:
-            self._response = as_object(value.get("response")) or {}
+            self._response = as_object(value.get("response"))
             return EventKind.SHOWN
         if kind == "error":
             self._response = {"status": "failed"}
-        if kind in ("response.output_item.added", "response.output_item.done") and isinstance(index, int):
+        if not isinstance(index, int):
+            return EventKind.SHOWN
+        if kind in ("response.output_item.added", "response.output_item.done"):
             self._items[index] = value.get("item")
-            self._kinds.setdefault(index, _event_kind(value.get("item")))
-        return self._kinds.get(index, EventKind.SHOWN) if isinstance(index, int) else EventKind.SHOWN
+        item = item_type(self._items.get(index))
+        if item in OUTPUT_OF:
+            return EventKind.CALL
+        return EventKind.TIED if item == "reasoning" else EventKind.SHOWN
 
-    def write(self, event: Event) -> bytes:
+    def write(self, value: JsonObject) -> JsonObject | None:
         """See TurnStream."""
-        value = event.value
-        if value is None:
-            return event.raw
         kind, index, number = value.get("type"), value.get("output_index"), value.get("sequence_number")
         if kind in _STARTED and not self.is_raw:
-            return b""
+            return None
         if kind == "response.output_item.done":
             self._sent.append(value.get("item"))
         changed = dict(value)
         if isinstance(index, int):
-            changed["output_index"] = self._first_index + index
-            self._next_index = max(self._next_index, self._first_index + index + 1)
+            changed["output_index"] = self._index(index)
         if isinstance(number, int):
             changed["sequence_number"] = number if self.is_raw else self._sequence
             self._sequence = changed["sequence_number"] + 1
         response = as_object(value.get("response"))
-        if response is not None:
-            self._identity = self._identity or {k: response[k] for k in ("id", "created_at") if k in response}
-            if kind in _ENDED:
-                changed["response"] = self._joined(response)
-        return event.raw if changed == value else rewrite_event(event, changed)
+        self._identity = self._identity or {k: response[k] for k in ("id", "created_at") if k in response}
+        if response and kind in _ENDED:
+            changed["response"] = self._joined(response)
+        return changed
 
     def turn(self) -> ModelTurn:
         """See TurnStream."""
@@ -203,13 +176,6 @@ class ResponseStream(TurnStream):
         joined, output = {**response, **self._identity}, response.get("output")
         if self._earlier and isinstance(output, list):
             joined["output"] = [*self._earlier, *output]
-        if self.usage is not None:
-            joined["usage"] = add_usage(self.usage, response.get("usage"))
+        if self.usage:
+            joined["usage"] = add_usage(self.usage, as_object(response.get("usage")))
         return joined
-
-
-def _event_kind(item: object) -> EventKind:
-    kind = item_type(item)
-    if kind in OUTPUT_OF:
-        return EventKind.CALL
-    return EventKind.TIED if kind == "reasoning" else EventKind.SHOWN

@@ -8,26 +8,34 @@ import logging
 import re
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Literal, NamedTuple
 from urllib.parse import quote
 
-from anyio import CancelScope, to_thread
+from anyio import CancelScope
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse
-from starlette.routing import Match, Route
+from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from memory_bank.errors import BodyError, MemoryBankError, UpstreamError
 from memory_bank.service.failures import code_of, failure
-from memory_bank.service.proxy.body import Body, JsonObject, MessageCache, parse_body, render_body
+from memory_bank.service.proxy.body import Body, MessageCache, parse_body, render_body
 from memory_bank.service.proxy.chat import ChatDialect
 from memory_bank.service.proxy.dialect import Dialect, Provider
-from memory_bank.service.proxy.messages import CountTokensDialect, MessagesDialect, thinking_turn
-from memory_bank.service.proxy.rebuild import MemoryResult, Rebuilder, SessionWay
+from memory_bank.service.proxy.injection import Injection
+from memory_bank.service.proxy.messages import CountTokensDialect, MessagesDialect
+from memory_bank.service.proxy.rebuild import (
+    MOST_REFUSED,
+    MemoryResult,
+    ModelRequest,
+    Rebuilder,
+    SessionWay,
+    in_thread_if_large,
+)
 from memory_bank.service.proxy.responses import ResponsesDialect
 from memory_bank.service.proxy.upstream import (
     Headers,
@@ -36,7 +44,7 @@ from memory_bank.service.proxy.upstream import (
     credential_of,
     request_headers,
 )
-from memory_bank.service.security.access import Caller, caller_of
+from memory_bank.service.security.access import caller_of
 from memory_bank.service.sessions import Rebuilt
 
 log = logging.getLogger("memory_bank.Service")
@@ -45,9 +53,6 @@ PREFIX = "/v1"
 DIALECTS: tuple[Dialect, ...] = (
     ChatDialect(), ResponsesDialect(), MessagesDialect(), CountTokensDialect(),
 )  # fmt: skip
-LARGE = 65_536
-"""Bytes from which a body is parsed and written in a thread."""
-
 REFUSALS = frozenset({400, 413, 422})  # the statuses after which a request is sent again as it came
 REFUSED = "upstream refused the rebuilt context"
 SAFER = "in a safer form, since upstream refused another"
@@ -56,8 +61,6 @@ UNTRIED = "thinking would be bound to a rebuilt context"
 """The reason of a request that begins a turn, while no rebuilt context was accepted in a turn of its model."""
 FIRST_PAUSE, LONGEST_PAUSE = 5, 160
 """Requests of a session without memory after a refused context; each further one doubles them."""
-MOST_REFUSED = 1024
-"""Sessions that are remembered with how their requests are sent; also the models in ``Proxy.proven``."""
 
 _HEADER_SAFE = "".join(chr(c) for c in range(0x21, 0x7F) if chr(c) != "%")
 
@@ -71,9 +74,8 @@ Outcome = Literal["complete", "client_gone", "broken_off", "unreachable", "refus
 class Exchange:
     """What is recorded of one request and its answer: no contents, no keys.
 
-    ``route``: a dialect's, or "other" for what only passes. ``began``: Unix seconds; ``first_byte`` and
-    ``seconds``: until the first and the last byte of the answer's body. ``memory``: rebuilt, unchanged,
-    passed or failed, "" for route "other", with its ``reason`` and the ``memory_seconds`` it took;
+    ``route``: a dialect's, or "other" for what only passes. ``seconds``: until the last byte of the answer's body.
+    ``memory``: rebuilt, unchanged, passed or failed, "" for route "other", with its ``reason``;
     ``tokens`` of all that was sent upstream and ``full_tokens`` of the request as it came, tools included, as memory
     counts them; ``answered_tokens`` of what upstream did not refuse. ``input_tokens`` (with those
     read from a cache and written to it, None where caches are not reported) and ``output_tokens`` are those of
@@ -84,16 +86,13 @@ class Exchange:
     route: str
     outcome: Outcome
     status: int | None
-    began: float
     seconds: float
-    first_byte: float | None = None
     model: str | None = None
     streamed: bool = False
     namespace: str | None = None
     session: str | None = None
     memory: str = ""
     reason: str | None = None
-    memory_seconds: float = 0.0
     tokens: int | None = None
     full_tokens: int | None = None
     answered_tokens: int = 0
@@ -102,41 +101,10 @@ class Exchange:
     cached_tokens: int | None = None
     written_tokens: int | None = None
     received_bytes: int = 0
-    sent_bytes: int = 0
     step: Rebuilt | None = field(default=None, repr=False)
 
 
-@dataclass(frozen=True, slots=True)
-class ModelRequest:
-    """A request of a dialect. ``data``: its body; ``body``: the same parsed, None if that is impossible."""
-
-    dialect: Dialect
-    caller: Caller
-    data: bytes = field(repr=False)
-    body: Body | None = field(repr=False)
-    memory: MemoryResult
-
-    def render(self, arrays: Mapping[str, Sequence[object]] | None = None) -> bytes:
-        """The body for upstream, with memory's context and these arrays as members. Raises BodyError."""
-        if self.body is None or not arrays:
-            return self.memory.data or self.data
-        return render_body(self.body, {**self.memory.arrays, **arrays})
-
-
-SendUpstream = Callable[[bytes, int], Awaitable[UpstreamAnswer]]
-"""Sends a body upstream and returns the answer; if upstream refuses the body, sends another form of the request.
-
-The number: tokens of the body besides memory's context, those of added tools and hidden turns."""
-
-Responder = Callable[[ModelRequest, SendUpstream], Awaitable[UpstreamAnswer]]
-"""Answers a model request; may send several times, and closes every answer but the one it returns."""
-
-
-async def forward(request: ModelRequest, send: SendUpstream) -> UpstreamAnswer:
-    """Answer a model request with upstream's answer."""
-    return await send(request.render(), 0)
-
-
+@dataclass(slots=True, eq=False)
 class Proxy:
     """An ASGI application for all paths under ``/v1`` that are not the service's own.
 
@@ -146,28 +114,17 @@ class Proxy:
     and gets it in a safer form then (SessionWay), in this process; else nothing changes. Where only cache marks were
     refused, no request gets any from then on. ``proven``: models that accepted a change before thinking.
 
-    ``upstreams`` are the model APIs by provider. ``responder`` answers model requests, ``cache`` keeps parsed
-    messages, ``add_trace`` adds trace headers to a request for upstream, ``record`` is called with every
-    finished exchange.
+    ``upstreams`` are the model APIs by provider. ``cache`` keeps parsed messages, ``add_trace`` adds trace headers to
+    a request for upstream, ``record`` is called with every finished exchange.
     """
 
-    def __init__(
-        self,
-        upstreams: Mapping[Provider, Upstream],
-        rebuilder: Rebuilder,
-        *,
-        responder: Responder = forward,
-        cache: MessageCache | None = None,
-        add_trace: Callable[[Headers], Headers] = lambda headers: headers,
-        record: Callable[[Exchange], None] = lambda _: None,
-    ) -> None:
-        self.upstreams = upstreams
-        self.proven: set[str] = set()
-        self.rebuilder = rebuilder
-        self.responder = responder
-        self.cache = cache
-        self.add_trace = add_trace
-        self.record = record
+    upstreams: Mapping[Provider, Upstream]
+    rebuilder: Rebuilder
+    injection: Injection
+    cache: MessageCache
+    add_trace: Callable[[Headers], Headers]
+    record: Callable[[Exchange], None]
+    proven: set[str] = field(default_factory=set)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await _ProxiedRequest(self, scope, receive, send).run()
@@ -175,24 +132,12 @@ class Proxy:
 
 def model_routes() -> list[Route]:
     """Routes of the dialects' paths with any method, for the service's proxy."""
-    return [_ProxyRoute(PREFIX + dialect.path) for dialect in DIALECTS]
+    return [Route(PREFIX + d.path, _ServiceProxy(), include_in_schema=False) for d in DIALECTS]
 
 
 def upstream_routes() -> list[Route]:
     """A route of all other paths under ``/v1`` with any method, for the service's proxy."""
-    return [_ProxyRoute(PREFIX + "/{path:path}")]
-
-
-class _ProxyRoute(Route):
-    """A route to the proxy that leaves itself in the scope, where metrics and logs find its path."""
-
-    def __init__(self, path: str) -> None:
-        super().__init__(path, _ServiceProxy(), include_in_schema=False)
-
-    def matches(self, scope: Scope) -> tuple[Match, Scope]:
-        """As the base class."""
-        match, child_scope = super().matches(scope)
-        return match, {**child_scope, "route": self}
+    return [Route(PREFIX + "/{path:path}", _ServiceProxy(), include_in_schema=False)]
 
 
 class _ServiceProxy:
@@ -220,9 +165,7 @@ class _ProxiedRequest:
         self.status: int | None = None
         self.received_bytes = 0
         self.body_was_read = asyncio.Event()
-        self.first_byte: float | None = None
         self.usage = UsageReader()
-        self.began = time.time()
         self.clock = time.perf_counter()
 
     async def run(self) -> None:
@@ -243,7 +186,7 @@ class _ProxiedRequest:
                 log.warning("%s", e)
                 return
             self.outcome = "unreachable" if isinstance(e, UpstreamError) else "refused"
-            self.status, body, headers = failure(e)
+            self.status, _, headers = failure(e)
             if has_begun or self.dialect is None:
                 raise
             body = self.dialect.error_body(str(e), code_of(e), self.status)
@@ -276,7 +219,7 @@ class _ProxiedRequest:
         headers = [(n, v) for n, v in headers if n != b"accept-encoding"]
         headers.append((b"accept-encoding", b"identity"))
 
-        answer = await self.proxy.responder(request, partial(self._send_form, headers))
+        answer = await self.proxy.injection.answer(request, partial(self._send_form, headers))
         await self._relay(answer, _memory_headers(self.request.memory, self.sent_tokens))
 
     async def _send_form(self, headers: Headers, body: bytes, more: int) -> UpstreamAnswer:
@@ -290,20 +233,21 @@ class _ProxiedRequest:
         answer = await self._send_upstream(headers, body, more + (request.memory.tokens or 0))
         if answer.status < 400 and not is_own:
             self._accepted(request)
+        if answer.status not in REFUSALS:
+            return answer
         tries: list[MemoryResult] = []
-        if answer.status in REFUSALS:
-            is_stripped = request.memory.reason == REFUSED and request.memory.arrays
-            if not (is_own or is_stripped):
-                only_marks = request.memory.status == "unchanged" and not more
-                tries.append(self._unchanged(request, reason=MARKS_REFUSED if only_marks else REFUSED))
-            if not is_stripped and request.dialect.without_thinking(_value(request)) is not None:
-                tries.append(self._unchanged(request, strips=True))
+        is_stripped = request.memory.reason == REFUSED and request.memory.arrays
+        if not (is_own or is_stripped):
+            only_marks = request.memory.status == "unchanged" and not more
+            tries.append(_unchanged(request, reason=MARKS_REFUSED if only_marks else REFUSED))
+        if not is_stripped and request.dialect.without_thinking(request.value) is not None:
+            tries.append(_unchanged(request, strips=True))
         what, original = "", None
         for memory in tries:
-            refused, error = await _read_refusal(answer)
-            what = what or f"{request.dialect.route}, {refused.status}, {error}"
+            error = await _read_error(answer)
+            what = what or f"{request.dialect.route}, {answer.status}, {error}"
             if is_own or self.request is not request:
-                original = original or refused
+                original = original or answer
             self.request = replace(request, memory=memory)
             answer = await self._send_upstream(headers, self.request.render(), memory.tokens or 0)
             if answer.status < 400:
@@ -321,31 +265,10 @@ class _ProxiedRequest:
         is_anthropic = path.startswith("/messages/") or "anthropic-version" in self.incoming.headers
         return "anthropic" if is_anthropic else "openai"
 
-    def _unchanged(
-        self, request: ModelRequest, *, strips: bool = False, reason: str = REFUSED
-    ) -> MemoryResult:
-        """The result for a request that is sent as it came; ``strips``: without its thinking."""
-        memory = request.memory
-        arrays: dict[str, Sequence[object]] = {}
-        stripped = request.dialect.without_thinking(_value(request)) if strips else None
-        if stripped is not None:
-            arrays = {request.dialect.key: stripped}
-        return MemoryResult(
-            "unchanged",
-            reason,
-            data=render_body(request.body, arrays) if arrays and request.body else None,
-            arrays=arrays,
-            session=memory.session,
-            tokens=memory.full_tokens,
-            full_tokens=memory.full_tokens,
-            seconds=memory.seconds,
-            step=memory.step,
-        )
-
     def _accepted(self, request: ModelRequest) -> None:
         """Note that upstream accepted what memory made of a request."""
-        if _is_rebuilt(request, "goes on") and len(self.proxy.proven) < MOST_REFUSED:
-            self.proxy.proven.add(_model(request))
+        if request.is_rebuilt("goes on") and len(self.proxy.proven) < MOST_REFUSED:
+            self.proxy.proven.add(request.model)
         way = self._way(request.memory)
         if way is not None and way.left == 0 and request.memory.status == "rebuilt":
             way.left = -1
@@ -365,12 +288,9 @@ class _ProxiedRequest:
             way.strips = strips
             return
         pause = FIRST_PAUSE if way is None else min(2 * way.pause, LONGEST_PAUSE)
-        thinks = _is_rebuilt(request, "goes on") and _model(request) not in self.proxy.proven
-        ways, key = self.proxy.rebuilder.ways, (self.caller.namespace, memory.session)
-        ways[key] = SessionWay(pause, pause, strips, thinks)
-        ways.move_to_end(key)
-        if len(ways) > MOST_REFUSED:
-            ways.popitem(last=False)
+        thinks = request.is_rebuilt("goes on") and request.model not in self.proxy.proven
+        way = SessionWay(pause, pause, strips, thinks)
+        self.proxy.rebuilder.ways[self.caller.namespace, memory.session] = way
         then = "while it thinks" if thinks else f"for {pause} requests, then in a safer form"
         refused = "upstream refused a context (%s), not the request as it came: no memory for session %s %s"
         log.warning(refused, what, memory.session, then)
@@ -380,31 +300,27 @@ class _ProxiedRequest:
 
     async def _rebuild(self, dialect: Dialect, data: bytes, headers: Headers) -> ModelRequest:
         """The request with its context from memory."""
+        caller, incoming = self.caller, self.incoming.headers
+        request = ModelRequest(dialect, caller, data, incoming, credential_of(headers))
         try:
-            if len(data) < LARGE:
-                body = read_body(data, dialect, self.proxy.cache)
-            else:
-                body = await to_thread.run_sync(
-                    read_body, data, dialect, self.proxy.cache, abandon_on_cancel=True
-                )
+            body = await in_thread_if_large(data, read_body, data, dialect, self.proxy.cache)
         except BodyError as e:
-            return ModelRequest(dialect, self.caller, data, None, MemoryResult("passed", str(e)))
-        memory = await self.proxy.rebuilder.rebuild(
-            self.caller, dialect, body, self.incoming.headers, credential_of(headers)
-        )
-        request = ModelRequest(dialect, self.caller, data, body, memory)
+            return replace(request, memory=MemoryResult("passed", str(e)))
+        request = replace(request, body=body)
+        memory = await self.proxy.rebuilder.rebuild(request, body)
+        request = replace(request, memory=memory)
         if memory.status not in ("rebuilt", "unchanged"):
             return request
         way = self._way(memory)
-        is_proven = _model(request) in self.proxy.proven
+        is_proven = request.model in self.proxy.proven
         if way is not None:
-            waits = way.left > 0 or (way.thinks and _thinks(request) and not is_proven)
+            waits = way.left > 0 or (way.thinks and request.thinks and not is_proven)
             way.left -= way.left > 0
             if waits or (way.strips and memory.status == "unchanged"):
-                return replace(request, memory=self._unchanged(request, strips=way.strips))
+                return replace(request, memory=_unchanged(request, strips=way.strips))
             request = replace(request, memory=replace(memory, reason=memory.reason or SAFER))
-        if _is_rebuilt(request, "begins") and not is_proven:
-            return replace(request, memory=self._unchanged(request, reason=UNTRIED))
+        if request.is_rebuilt("begins") and not is_proven:
+            return replace(request, memory=_unchanged(request, reason=UNTRIED))
         return request
 
     def _body(self) -> bytes | AsyncIterator[bytes]:
@@ -453,8 +369,6 @@ class _ProxiedRequest:
             }
             await self.send(start)
             async for chunk in answer.body:
-                if self.first_byte is None:
-                    self.first_byte = time.perf_counter() - self.clock
                 self.usage.feed(chunk)
                 await self.send({"type": "http.response.body", "body": chunk, "more_body": True})
             await self.send({"type": "http.response.body", "body": b"", "more_body": False})
@@ -464,7 +378,7 @@ class _ProxiedRequest:
 
     def _exchange(self) -> Exchange:
         request = self.request
-        value = request.body.value if request and request.body else {}
+        value = request.value if request else {}
         memory = request.memory if request else MemoryResult("passed")
         model = value.get("model")
         usage = self.usage.tokens() if request else NO_USAGE
@@ -473,16 +387,13 @@ class _ProxiedRequest:
             route=self.dialect.route if self.dialect else "other",
             outcome=self.outcome,
             status=self.status,
-            began=self.began,
             seconds=time.perf_counter() - self.clock,
-            first_byte=self.first_byte,
             model=model if isinstance(model, str) else None,
             streamed=value.get("stream") is True,
             namespace=self.caller.namespace,
             session=memory.session,
             memory=memory.status if request else "",
             reason=memory.reason,
-            memory_seconds=memory.seconds,
             tokens=None if memory.tokens is None else self.sent_tokens,
             full_tokens=memory.full_tokens,
             answered_tokens=self.answered_tokens,
@@ -491,7 +402,6 @@ class _ProxiedRequest:
             cached_tokens=usage.cached,
             written_tokens=usage.written,
             received_bytes=self.received_bytes,
-            sent_bytes=self.usage.size,
             step=memory.step,
         )
 
@@ -502,40 +412,29 @@ def read_body(data: bytes, dialect: Dialect, cache: MessageCache | None = None) 
     return body if cache is None else cache.intern(body, dialect.key)
 
 
-def _value(request: ModelRequest) -> JsonObject:
-    return {} if request.body is None else request.body.value
+def _unchanged(request: ModelRequest, *, strips: bool = False, reason: str = REFUSED) -> MemoryResult:
+    """The result for a request that is sent as it came; ``strips``: without its thinking."""
+    stripped = request.dialect.without_thinking(request.value) if strips else None
+    arrays = {} if stripped is None else {request.dialect.key: stripped}
+    return replace(
+        request.memory,
+        status="unchanged",
+        reason=reason,
+        data=render_body(request.body, arrays) if arrays and request.body else None,
+        arrays=arrays,
+        tokens=request.memory.full_tokens,
+        tools=None,
+    )
 
 
-def _is_rebuilt(request: ModelRequest, turn: Literal["begins", "goes on"]) -> bool:
-    """Whether a request with a rebuilt context is one of a thinking turn, at this place of it."""
-    return request.memory.status == "rebuilt" and _thinks(request) == turn
-
-
-def _thinks(request: ModelRequest) -> Literal["begins", "goes on"] | None:
-    """The place of a request in a turn with ``thinking.type: enabled``; None without that."""
-    return thinking_turn(_value(request)) if request.dialect.provider == "anthropic" else None
-
-
-def _model(request: ModelRequest) -> str:
-    return str(_value(request).get("model"))
-
-
-async def _read_refusal(answer: UpstreamAnswer) -> tuple[UpstreamAnswer, str]:
-    """A refusal whose connection is released, and the type and code of its error where they are plain names."""
+async def _read_error(answer: UpstreamAnswer) -> str:
+    """The type and code of a refusal's error where they are plain names; its connection is released."""
     try:
-        data = b"".join([chunk async for chunk in answer.body])
-    finally:
-        await answer.aclose()
-
-    async def body() -> AsyncIterator[bytes]:
-        yield data
-
-    try:
-        error = json.loads(data)["error"]
+        error = json.loads(await answer.hold() or b"")["error"]
         names = [n for k in ("type", "code") if _ERROR_NAME.fullmatch(n := str(error.get(k) or ""))]
     except (ValueError, RecursionError, TypeError, KeyError, AttributeError):
         names = []
-    return UpstreamAnswer(answer.status, answer.headers, body()), "/".join(names) or "no type"
+    return "/".join(names) or "no type"
 
 
 def _memory_headers(memory: MemoryResult, sent: int) -> Headers:
@@ -565,19 +464,15 @@ class UsageReader:
     """Finds the token usage in an answer; ``feed`` keeps only the first and the last bytes."""
 
     KEPT = 16_384
-    KEY = b'"usage":'
 
     def __init__(self) -> None:
-        self.size = 0
         self._head = b""
         self._chunks: deque[bytes] = deque()
         self._length = 0
 
     def feed(self, chunk: bytes) -> None:
         """Take the next bytes of the answer."""
-        if self.size < self.KEPT:
-            self._head += chunk[: self.KEPT - self.size]
-        self.size += len(chunk)
+        self._head += chunk[: max(0, self.KEPT - len(self._head))]
         self._chunks.append(chunk)
         self._length += len(chunk)
         while self._length - len(self._chunks[0]) >= self.KEPT:
@@ -588,26 +483,17 @@ class UsageReader:
 
         A stream of the Messages API begins with the usage of the input and ends with that of the output.
         """
-        end = b"".join(self._chunks)[-self.KEPT :]
-        last = _first_found(end, reversed([*_positions(end, self.KEY)]))
+        last = next(_usages(b"".join(self._chunks)[-self.KEPT :], last_first=True), NO_USAGE)
         if last.input is None and last.output is not None:
-            first = _first_found(self._head, _positions(self._head, self.KEY))
-            return first._replace(output=last.output)
+            return next(_usages(self._head), NO_USAGE)._replace(output=last.output)
         return last
 
 
-def _positions(text: bytes, key: bytes) -> Iterator[int]:
-    """The positions after each occurrence of a key."""
-    at = text.find(key)
-    while at >= 0:
-        yield at + len(key)
-        at = text.find(key, at + 1)
-
-
-def _first_found(text: bytes, positions: Iterable[int]) -> ReportedUsage:
-    """The first usage at these positions."""
-    found = (_usage_tokens(text[at:]) for at in positions)
-    return next((usage for usage in found if usage != NO_USAGE), NO_USAGE)
+def _usages(text: bytes, *, last_first: bool = False) -> Iterator[ReportedUsage]:
+    """The usages in a text that name tokens."""
+    ends = [match.end() for match in re.finditer(b'"usage":', text)]
+    found = (_usage_tokens(text[at:]) for at in (reversed(ends) if last_first else ends))
+    return (usage for usage in found if usage != NO_USAGE)
 
 
 def _usage_tokens(text: bytes) -> ReportedUsage:

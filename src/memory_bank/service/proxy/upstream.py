@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import ipaddress
+import math
 import re
 import urllib.request
-from collections.abc import AsyncIterable, AsyncIterator, Iterable
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable
 
 from anyio import CancelScope
 
@@ -16,6 +16,8 @@ from memory_bank.errors import (
     NotFoundError,
     UpstreamError,
 )
+from memory_bank.service.security.access import own_key
+from memory_bank.service.security.hosts import is_loopback
 
 try:
     import httpx2
@@ -25,36 +27,72 @@ except ImportError:
 Headers = list[tuple[bytes, bytes]]
 """Lower-case names and values, in order; a name may occur several times."""
 
-CONNECT_TIMEOUT = 30.0
-KEEP_ALIVE = 60.0
-IDLE_CONNECTIONS = 100
-
 _DOT_SEGMENT = re.compile(rb"(?:^|/|%2f|\\|%5c)(?:\.|%2e){1,2}(?:/|%2f|\\|%5c|$)", re.IGNORECASE)
 _OWN_HEADER = b"x-memory-"
-_OWN_KEY = b"mb_"
 _NO_BODY = (204, 304)  # statuses without a body; what follows them is none of ours
-_NOT_FOR_CLIENTS = frozenset((b"date", b"server", b"set-cookie", b"service-worker-allowed"))
-_SANDBOX: Headers = [(b"content-security-policy", b"sandbox")]
 _HOP_BY_HOP = frozenset(  # RFC 9110, section 7.6.1
     b"connection keep-alive proxy-authenticate proxy-authorization proxy-connection te trailer"
     b" transfer-encoding upgrade".split()
 )
 
 
+async def after(first: bytes, rest: AsyncIterable[bytes] | None = None) -> AsyncIterator[bytes]:
+    """Some bytes, and the rest of a stream after them."""
+    if first:
+        yield first
+    if rest is not None:
+        async for chunk in rest:
+            yield chunk
+
+
+async def _nothing() -> None:
+    pass
+
+
 class UpstreamAnswer:
     """An answer that has begun.
 
     ``headers`` are those for the client. ``body`` is read once: the bytes as they arrive, encoded as the
-    headers say; it raises UpstreamError when the answer breaks off. ``aclose`` releases the connection.
+    headers say; it raises UpstreamError when the answer breaks off. ``aclose`` releases the connection, by ``close``.
     """
 
-    def __init__(self, status: int, headers: Headers, body: AsyncIterable[bytes]) -> None:
+    def __init__(
+        self,
+        status: int,
+        headers: Headers,
+        body: AsyncIterator[bytes],
+        close: Callable[[], Awaitable[None]] = _nothing,
+    ) -> None:
         self.status = status
         self.headers = headers
         self.body = body
+        self._close = close
 
     async def aclose(self) -> None:
         """Release what the answer holds."""
+        await self._close()
+
+    async def hold(self, most: float = math.inf) -> bytes | None:
+        """Read the whole body and release the connection; None for a body of more than ``most`` bytes.
+
+        ``body`` gives the same bytes then. Raises UpstreamError.
+        """
+        chunks: list[bytes] = []
+        size = 0
+        try:
+            async for chunk in self.body:
+                chunks.append(chunk)
+                size += len(chunk)
+                if size > most:
+                    self.body = after(b"".join(chunks), self.body)
+                    return None
+        except BaseException:
+            await self.aclose()
+            raise
+        await self.aclose()
+        self._close = _nothing
+        self.body = after(data := b"".join(chunks))
+        return data
 
     def header(self, name: bytes) -> bytes:
         """The first value of a header in lower case; empty without one."""
@@ -79,8 +117,8 @@ class Upstream:
             raise ConfigError("the upstream is not a valid URL: check --upstream.") from None
         self._path = self._base.raw_path.rstrip(b"/")
         self._timeout = timeout
-        self._timeouts = httpx2.Timeout(timeout, connect=min(CONNECT_TIMEOUT, timeout)).as_dict()
-        limits = httpx2.Limits(max_keepalive_connections=IDLE_CONNECTIONS, keepalive_expiry=KEEP_ALIVE)
+        self._timeouts = httpx2.Timeout(timeout, connect=min(30.0, timeout)).as_dict()
+        limits = httpx2.Limits(max_keepalive_connections=100, keepalive_expiry=60.0)
         try:
             self._transport = httpx2.AsyncHTTPTransport(limits=limits, proxy=_proxy_for(self._base))
         except (ImportError, ValueError):
@@ -123,7 +161,20 @@ class Upstream:
             response = await self._transport.handle_async_request(request)
         except httpx2.TransportError as e:
             raise UpstreamError(self._describe(e)) from None
-        answer = _StreamedAnswer(response, reusable=method != "HEAD" and response.status_code not in _NO_BODY)
+        stream = response.stream
+        assert isinstance(stream, httpx2.AsyncByteStream)
+        # a body that should not be there, or bytes behind the answer, would be read as the answer to another request
+        reusable = method != "HEAD" and response.status_code not in _NO_BODY
+
+        async def close() -> None:
+            """Release the connection; it is closed if bytes are still to come."""
+            with CancelScope(shield=True):
+                if not reusable or _has_more(stream):
+                    await response.extensions["network_stream"].aclose()  # the pool drops it then
+                await stream.aclose()
+
+        added = [*answer_headers(response.headers.raw), (b"content-security-policy", b"sandbox")]
+        answer = UpstreamAnswer(response.status_code, added, _chunks(stream), close)
         if not 200 <= answer.status <= 599:
             await answer.aclose()
             raise UpstreamError(f"the model's API answered with the invalid status {answer.status}.")
@@ -146,36 +197,15 @@ class Upstream:
         return f"the request cannot be sent to {where} as it is ({type(error).__name__})."
 
 
-class _StreamedAnswer(UpstreamAnswer):
-    """An answer whose bytes are still arriving.
-
-    Its connection is used again if nothing can follow the answer: a body that should not be there, or bytes
-    behind the answer, would be read as the answer to another request.
-    """
-
-    def __init__(self, response: httpx2.Response, *, reusable: bool) -> None:
-        assert isinstance(response.stream, httpx2.AsyncByteStream)
-        self._response = response
-        self._stream = response.stream
-        self._reusable = reusable
-        headers = [*answer_headers(response.headers.raw), *_SANDBOX]
-        super().__init__(response.status_code, headers, self._read())
-
-    async def _read(self) -> AsyncIterator[bytes]:
-        try:
-            async for chunk in self._stream:
-                yield chunk
-        except httpx2.TimeoutException:
-            raise UpstreamError("the model's API stopped sending within its answer.") from None
-        except httpx2.TransportError:
-            raise UpstreamError("the model's API broke off within its answer.") from None
-
-    async def aclose(self) -> None:
-        """Release the connection; it is closed if bytes are still to come."""
-        with CancelScope(shield=True):
-            if not self._reusable or _has_more(self._stream):
-                await self._response.extensions["network_stream"].aclose()  # the pool drops it then
-            await self._stream.aclose()
+async def _chunks(stream: httpx2.AsyncByteStream) -> AsyncIterator[bytes]:
+    """The bytes of an answer as they arrive. Raises UpstreamError."""
+    try:
+        async for chunk in stream:
+            yield chunk
+    except httpx2.TimeoutException:
+        raise UpstreamError("the model's API stopped sending within its answer.") from None
+    except httpx2.TransportError:
+        raise UpstreamError("the model's API broke off within its answer.") from None
 
 
 def _has_more(stream: object) -> bool:
@@ -187,17 +217,12 @@ def _has_more(stream: object) -> bool:
     parser = getattr(getattr(inner, "_connection", None), "_h11_state", None)
     if parser is None:
         return True
-    more: bytes = parser.trailing_data[0]
-    return bool(more)
+    return bool(parser.trailing_data[0])
 
 
 def _proxy_for(base: httpx2.URL) -> str | None:
     """The proxy that the environment names for a URL."""
-    try:
-        is_loopback = ipaddress.ip_address(base.host).is_loopback
-    except ValueError:
-        is_loopback = base.host == "localhost"
-    if is_loopback or urllib.request.proxy_bypass(base.host):
+    if is_loopback(base.host) or urllib.request.proxy_bypass(base.host):
         return None
     proxies = urllib.request.getproxies()
     return proxies.get(base.scheme) or proxies.get("all") or None
@@ -219,9 +244,7 @@ def request_headers(
     for name, value in _end_to_end(headers):
         if name in (b"host", b"expect") or name.startswith(_OWN_HEADER):
             continue
-        if (name == b"authorization" and is_own_key(value)) or (
-            name == b"x-api-key" and value.strip().startswith(_OWN_KEY)
-        ):
+        if own_key(name, value):
             if not upstream_key:
                 variable = "OPENAI_API_KEY" if key_header == b"authorization" else "ANTHROPIC_API_KEY"
                 raise NotAuthorizedError(
@@ -243,20 +266,9 @@ def answer_headers(headers: Iterable[tuple[bytes, bytes]]) -> Headers:
     transfer encoding.
     """
     raw = [(name.lower(), value) for name, value in headers]
-    encoded = any(name == b"transfer-encoding" for name, _ in raw)
-    return [
-        (name, value)
-        for name, value in _end_to_end(raw)
-        if name not in _NOT_FOR_CLIENTS
-        and not name.startswith(_OWN_HEADER)
-        and not (encoded and name == b"content-length")
-    ]
-
-
-def is_own_key(authorization: bytes) -> bool:
-    """Whether an Authorization header holds a key of this service."""
-    scheme, _, token = authorization.strip().partition(b" ")
-    return scheme.lower() == b"bearer" and token.lstrip().startswith(_OWN_KEY)
+    dropped = {b"content-length"} if any(name == b"transfer-encoding" for name, _ in raw) else set()
+    dropped |= {b"date", b"server", b"set-cookie", b"service-worker-allowed"}
+    return [(n, v) for n, v in _end_to_end(raw) if n not in dropped and not n.startswith(_OWN_HEADER)]
 
 
 def credential_of(headers: Iterable[tuple[bytes, bytes]]) -> str | None:

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from memory_bank.bank.database import Database
 from memory_bank.bank.keys import ApiKey, Keys, digest_of, key_id_of
@@ -16,15 +16,15 @@ from memory_bank.errors import ConfigError, NotAuthorizedError, StorageError, To
 from memory_bank.records import NAMESPACE_END
 from memory_bank.service.security.secrets import known_form
 
+if TYPE_CHECKING:
+    from starlette.requests import HTTPConnection
+
 log = logging.getLogger("memory_bank.Service")
 
 LONGEST_NAME = 180
 """Characters of a session's name."""
 NO_KEY = "no valid key: send Authorization: Bearer mb_… (or x-memory-key: mb_…)."
 _UNKNOWN = ApiKey("", "", None, False, 0.0, digest=digest_of(""))  # what an unknown key is compared with
-_REFRESH_AGE = 0.5  # seconds after which the keys are read again in the background
-_WAIT_AGE = 1.0  # seconds after which a request waits for them
-_MAX_WAIT = 1.0  # seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,14 +48,9 @@ NOBODY = Caller(namespace="")
 """The caller without a key on a route that needs none; no session is in this namespace."""
 
 
-class _HasState(Protocol):
-    @property
-    def state(self) -> object: ...
-
-
-def caller_of(request: _HasState) -> Caller:
+def caller_of(request: HTTPConnection) -> Caller:
     """The caller of a request, as the gate has determined it."""
-    caller: Caller = request.state.caller  # type: ignore[attr-defined]
+    caller: Caller = request.state.caller
     return caller
 
 
@@ -83,6 +78,19 @@ def public_name(namespace: str | None, session_id: str) -> str:
     return session_id if namespace is None else session_id.removeprefix(f"{namespace}{NAMESPACE_END}")
 
 
+def own_key(name: bytes, value: bytes) -> str:
+    """The key of this service in a header in which clients send keys; "" without one."""
+    key = value.decode("latin-1").strip()
+    if name == b"authorization":
+        scheme, _, key = key.partition(" ")
+        key = key.strip() if scheme.lower() == "bearer" else ""
+    elif name == b"x-memory-key":
+        return key
+    elif name != b"x-api-key":
+        return ""
+    return key if key.startswith("mb_") else ""
+
+
 class Keyring:
     """The keys in the database, read again every second. For one event loop.
 
@@ -102,14 +110,13 @@ class Keyring:
         self._read()
 
     async def refresh(self) -> None:
-        """Read the keys again if they are older than a second; waits at most a second for the database."""
+        """Read the keys again if they are older than half a second; waits for it if they are older than one."""
         age = self._clock() - self._read_at
-        if age > _REFRESH_AGE:
+        if age > 0.5:
             if self._reading is None or self._reading.done():
-                loop = asyncio.get_running_loop()
-                self._reading = loop.run_in_executor(self._thread, self._read_again)
-            if age > _WAIT_AGE:
-                await asyncio.wait({self._reading}, timeout=_MAX_WAIT)
+                self._reading = asyncio.get_running_loop().run_in_executor(self._thread, self._read_again)
+            if age > 1.0:
+                await asyncio.wait({self._reading}, timeout=1.0)
 
     def caller(self, key: str | None) -> Caller:
         """The caller with this key; ``LOCAL`` as long as no key was ever created.
@@ -122,13 +129,8 @@ class Keyring:
         known = self._valid.get(key_id_of(presented) or "", _UNKNOWN)
         if not known.fits(presented) or known is _UNKNOWN:
             raise NotAuthorizedError(NO_KEY)
-        return Caller(
-            namespace=known.namespace,
-            key_id=known.key_id,
-            operator=known.operator,
-            requests_per_minute=known.requests_per_minute,
-            max_body_bytes=known.max_body_bytes,
-        )
+        limits = known.requests_per_minute, known.max_body_bytes
+        return Caller(known.namespace, known.key_id, known.operator, *limits)
 
     def close(self) -> None:
         """Stop the thread."""

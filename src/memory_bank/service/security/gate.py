@@ -9,10 +9,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import traceback
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-import orjson
+from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from memory_bank.bank.database import Database
@@ -23,16 +23,13 @@ from memory_bank.errors import (
     MemoryBankError,
     NotAuthorizedError,
     OriginError,
-    ServiceError,
     TooLargeError,
 )
 from memory_bank.service import failures
-from memory_bank.service.security.access import LOCAL, NO_KEY, NOBODY, Caller, Keyring, RateLimits
+from memory_bank.service.security.access import LOCAL, NO_KEY, NOBODY, Caller, Keyring, RateLimits, own_key
 from memory_bank.service.security.hosts import AllowedHosts, address_of, check_loopback
 
 log = logging.getLogger("memory_bank.Service")
-
-Headers = Iterable[tuple[bytes, bytes]]
 
 MESSAGES = "/v1/messages"
 _OPEN_PATHS = ("/", "/health", "/openapi.json")  # and /static/…: readable without a key
@@ -41,7 +38,6 @@ _NO_KEYS = (
     "NAME , or bind 127.0.0.1."
 )
 _TWO_LENGTHS = "a request has either Content-Length or Transfer-Encoding: send one of them, once."
-_CLOSE = {"connection": "close"}
 _EXPOSED = b", ".join(  # headers that an allowed page of another origin may read
     (
         b"x-request-id", b"x-memory-request-id", b"x-memory-status", b"x-memory-reason", b"x-memory-session",
@@ -82,53 +78,63 @@ class Gate:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        headers = _RequestHeaders(scope["headers"])
+        headers: dict[str, list[str]] = {}
+        for name, value in scope["headers"]:
+            headers.setdefault(name.decode("latin-1"), []).append(value.decode("latin-1"))
         scope.setdefault("state", {})["key_header"] = None
-        response = _Response(send)
+        guarded = _Guarded(receive, send)
+        lengths = headers.get("content-length", [])
         try:
-            if headers.lengths > 1:
-                await response.send_error(400, failures.body(_TWO_LENGTHS, "invalid_request", 400), _CLOSE)
+            if len(lengths) + len(headers.get("transfer-encoding", ())) > 1:
+                body = failures.body(_TWO_LENGTHS, "invalid_request", 400)
+                await guarded.send_error(400, body, {"connection": "close"})
                 return
-            if await self._admitted(scope, headers, response):
-                body = _LimitedBody(receive, response, self._max_body(scope["state"]["caller"]))
-                body.check(headers.length)
-                await self.app(scope, body.receive, response.send)
-                if response.replaced_by is not None:
-                    raise response.replaced_by
+            if await self._admitted(scope, headers, guarded):
+                own = scope["state"]["caller"].max_body_bytes
+                guarded.limit(self.settings.max_body_bytes if own is None else own, lengths)
+                await self.app(scope, guarded.receive, guarded.send)
+                if guarded.too_large is not None:
+                    raise guarded.too_large
         except MemoryBankError as e:
             status, content, added = failures.failure(e)
             if scope["path"] == MESSAGES or scope["path"].startswith(f"{MESSAGES}/"):
                 content = failures.messages_body(str(e), status)
-            await response.send_error(status, content, added)
+            await guarded.send_error(status, content, added)
         except (asyncio.CancelledError, ResponseAborted):
             raise
         except Exception as e:
             log.error("unexpected %s at %s", type(e).__name__, _locations(e))  # its text may have content
             message = f"unexpected {type(e).__name__}: see the log."
-            await response.send_error(500, failures.body(message, "unforeseen", 500))
+            await guarded.send_error(500, failures.body(message, "unforeseen", 500))
 
-    async def _admitted(self, scope: Scope, headers: _RequestHeaders, response: _Response) -> bool:
+    async def _admitted(self, scope: Scope, headers: dict[str, list[str]], guarded: _Guarded) -> bool:
         """Whether the request goes on; if not, it has been answered. Raises ServiceError."""
-        server = scope.get("server")
-        local = server[0] if server else None
-        host = self._hosts.check_host(headers.hosts, local)
-        fetch = {**headers.fetch, "method": scope["method"], "path": scope["path"]}
-        page = self._hosts.check_page(headers.origins, host, scope["scheme"], fetch)
+        local = scope["server"][0] if scope.get("server") else None
+        host = self._hosts.check_host(headers.get("host", []), local)
+        fetch = {n[10:]: v[-1].lower() for n, v in headers.items() if n.startswith("sec-fetch-")}
+        fetch |= {"method": scope["method"], "path": scope["path"]}
+        page = self._hosts.check_page(headers.get("origin", []), host, scope["scheme"], fetch)
         if page is not None:
-            response.page = page.encode("latin-1")
-            if scope["method"] == "OPTIONS" and headers.preflight:
-                await response.send_preflight(headers.wanted_headers)
+            guarded.page = page.encode("latin-1")
+            if scope["method"] == "OPTIONS" and "access-control-request-method" in headers:
+                await guarded.send_preflight(headers.get("access-control-request-headers", [""])[-1])
                 return False
         scope["state"]["caller"] = await self._caller(scope, headers, local)
         return True
 
-    async def _caller(self, scope: Scope, headers: _RequestHeaders, local: str | None) -> Caller:
+    async def _caller(self, scope: Scope, headers: dict[str, list[str]], local: str | None) -> Caller:
         keyring: Keyring = scope["app"].state.service.keyring
         await keyring.refresh()
-        keys, scope["state"]["key_header"] = headers.keys()
+        keys: list[str] = []
+        for name in ("x-memory-key", "authorization", "x-api-key"):
+            keys = [k for v in headers.get(name, ()) if (k := own_key(name.encode(), v.encode("latin-1")))]
+            if keys:
+                scope["state"]["key_header"] = name
+                break
         if len(keys) > 1:
             raise NotAuthorizedError(NO_KEY)
-        is_open = _is_open(scope)
+        path: str = scope["path"]
+        is_open = scope["method"] in ("GET", "HEAD") and (path in _OPEN_PATHS or path.startswith("/static/"))
         if keyring.required and not keys and is_open:
             return NOBODY
         caller = keyring.caller(keys[0] if keys else None)
@@ -141,84 +147,34 @@ class Gate:
             self._limits.take(caller.key_id, self.settings.requests_per_minute if own is None else own)
         return caller
 
-    def _max_body(self, caller: Caller) -> int:
-        return self.settings.max_body_bytes if caller.max_body_bytes is None else caller.max_body_bytes
-
 
 class ResponseAborted(Exception):
     """A response that cannot be completed: the server closes the connection, so that the client notices."""
 
 
-class _RequestHeaders:
-    """The headers that the gate reads."""
+class _Guarded:
+    """The two directions of a request: reads its body up to a maximum, adds headers to its response.
 
-    __slots__ = (
-        "_api_key", "_bearer", "_own", "fetch", "hosts", "length", "lengths", "origins", "preflight",
-        "wanted_headers",
-    )  # fmt: skip
+    ``page``: the allowed origin of a page that may read the response. ``too_large``: the error that is sent instead
+    of whatever the handler sends, since the body is too long.
+    """
 
-    def __init__(self, headers: Headers) -> None:
-        self.hosts: list[str] = []
-        self.origins: list[str] = []
-        self.fetch: dict[str, str] = {}
-        self.length = 0
-        self.lengths = 0
-        self.preflight = False
-        self.wanted_headers = b""
-        self._own: list[str] = []
-        self._bearer: list[str] = []
-        self._api_key: list[str] = []
-        for name, value in headers:
-            if name == b"host":
-                self.hosts.append(value.decode("latin-1"))
-            elif name == b"authorization":
-                scheme, _, key = value.decode("latin-1").strip().partition(" ")
-                if scheme.lower() == "bearer" and key.strip().startswith("mb_"):
-                    self._bearer.append(key.strip())
-            elif name == b"x-api-key":
-                if (key := value.decode("latin-1").strip()).startswith("mb_"):
-                    self._api_key.append(key)
-            elif name == b"x-memory-key":
-                self._own.append(value.decode("latin-1").strip())
-            elif name == b"content-length":
-                self.lengths += 1
-                self.length = int(value) if value.isdigit() and len(value) < 20 else 0
-            elif name == b"transfer-encoding":
-                self.lengths += 1
-            elif name == b"origin":
-                self.origins.append(value.decode("latin-1"))
-            elif name.startswith(b"sec-fetch-"):
-                self.fetch[name[10:].decode("latin-1")] = value.decode("latin-1").lower()
-            elif name == b"access-control-request-method":
-                self.preflight = True
-            elif name == b"access-control-request-headers":
-                self.wanted_headers = value
-
-    def keys(self) -> tuple[list[str], str | None]:
-        """The keys of this service and the header that has them; ``x-memory-key`` has precedence."""
-        if self._own:
-            return self._own, "x-memory-key"
-        if self._api_key and not self._bearer:
-            return self._api_key, "x-api-key"
-        return self._bearer, "authorization" if self._bearer else None
-
-
-class _LimitedBody:
-    """A request's body, read up to a maximum size."""
-
-    __slots__ = ("_left", "_max", "_receive", "_response")
-
-    def __init__(self, receive: Receive, response: _Response, max_bytes: int) -> None:
+    def __init__(self, receive: Receive, send: Send) -> None:
+        self.page: bytes | None = None
+        self.too_large: TooLargeError | None = None
         self._receive = receive
-        self._response = response
-        self._max = max_bytes
-        self._left = max_bytes
+        self._send = send
+        self._max = self._left = 0
+        self._begun = False
 
-    def check(self, length: int) -> None:
-        if length > self._max:
+    def limit(self, most: int, lengths: Sequence[str]) -> None:
+        """Set the maximum of the body. Raises TooLargeError for a length above it."""
+        self._max = self._left = most
+        if lengths and lengths[0].isdigit() and len(lengths[0]) < 20 and int(lengths[0]) > most:
             raise self._too_large()
 
     async def receive(self) -> Message:
+        """The next message of the request. Raises TooLargeError."""
         message = await self._receive()
         if message["type"] == "http.request":
             self._left -= len(message.get("body", b""))
@@ -227,24 +183,12 @@ class _LimitedBody:
         return message
 
     def _too_large(self) -> TooLargeError:
-        error = TooLargeError(f"the request's body is longer than {self._max:,} bytes: send less.")
-        self._response.replaced_by = error
-        return error
-
-
-class _Response:
-    """The response: adds headers, and sends errors in the one form."""
-
-    __slots__ = ("_begun", "_send", "page", "replaced_by")
-
-    def __init__(self, send: Send) -> None:
-        self.page: bytes | None = None  # the allowed origin of a page that may read the response
-        self.replaced_by: ServiceError | None = None  # sent instead of whatever the handler sends
-        self._send = send
-        self._begun = False
+        self.too_large = TooLargeError(f"the request's body is longer than {self._max:,} bytes: send less.")
+        return self.too_large
 
     async def send(self, message: Message) -> None:
-        if self.replaced_by is not None:
+        """Send a message of the response."""
+        if self.too_large is not None:
             if self._begun:
                 raise ResponseAborted("a response was aborted: the request's body is too long")
             return
@@ -257,27 +201,22 @@ class _Response:
         self, status: int, content: Mapping[str, Any], headers: Mapping[str, str] | None = None
     ) -> None:
         """Answer with an error. Raises ResponseAborted if a response has begun."""
-        self.replaced_by = None
+        self.too_large = None
         if self._begun:
             raise ResponseAborted(f"a response was aborted with status {status}") from None
-        body = orjson.dumps(content)
-        sent = [(k.encode(), v.encode()) for k, v in (headers or {}).items()]
-        sent += [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
-        await self.send({"type": "http.response.start", "status": status, "headers": sent})
-        await self.send({"type": "http.response.body", "body": body})
+        await JSONResponse(content, status, headers)({"type": "http"}, self.receive, self.send)
 
-    async def send_preflight(self, wanted: bytes) -> None:
+    async def send_preflight(self, wanted: str) -> None:
         """Allow a browser to send the request that it asks for."""
-        headers = [
-            (b"access-control-allow-methods", b"GET, POST, PUT, PATCH, DELETE, HEAD"),
-            (b"access-control-allow-headers", wanted or b"authorization, content-type"),
-            (b"access-control-allow-private-network", b"true"),
-            (b"access-control-max-age", b"600"),
-        ]
-        await self.send({"type": "http.response.start", "status": 204, "headers": headers})
-        await self.send({"type": "http.response.body", "body": b""})
+        headers = {
+            "access-control-allow-methods": "GET, POST, PUT, PATCH, DELETE, HEAD",
+            "access-control-allow-headers": wanted or "authorization, content-type",
+            "access-control-allow-private-network": "true",
+            "access-control-max-age": "600",
+        }
+        await Response(None, 204, headers)({"type": "http"}, self.receive, self.send)
 
-    def _headers(self, headers: Headers) -> list[tuple[bytes, bytes]]:
+    def _headers(self, headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
         out = list(headers)
         names = {name.lower() for name, _ in out}
         if b"x-content-type-options" not in names:
@@ -292,12 +231,6 @@ class _Response:
                 (b"vary", b"origin"),
             ]
         return out
-
-
-def _is_open(scope: Scope) -> bool:
-    """Whether a request needs no key."""
-    path: str = scope["path"]
-    return scope["method"] in ("GET", "HEAD") and (path in _OPEN_PATHS or path.startswith("/static/"))
 
 
 def _locations(error: Exception) -> str:

@@ -96,18 +96,13 @@ class AllowedHosts:
                     f"allowed_origins: {origin!r} is no origin: write it like  https://tools.example ."
                 )
             self._origins[page] = origin.removesuffix("/")
-        self._accepted: set[tuple[str, str | None]] = set()
 
     def check_host(self, hosts: Sequence[str], server: str | None) -> str:
         """The ``Host`` of a request that arrived at the address ``server``. Raises OriginError."""
         if len(hosts) != 1:
             raise OriginError("a request must have exactly one Host header.")
-        asked = (hosts[0], server)
-        if asked not in self._accepted:
-            if not self._is_allowed(*asked):
-                raise OriginError(HOST_REFUSED)
-            if len(self._accepted) < 1_000:
-                self._accepted.add(asked)
+        if not self._is_allowed(hosts[0], server):
+            raise OriginError(HOST_REFUSED)
         return hosts[0]
 
     def _is_allowed(self, host: str, server: str | None) -> bool:

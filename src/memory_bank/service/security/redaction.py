@@ -13,9 +13,11 @@ import operator
 import re
 import threading
 from bisect import bisect_left, bisect_right
-from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
+
+from cachetools import LRUCache
 
 from memory_bank.config import ServiceSettings
 from memory_bank.errors import ConfigError
@@ -39,8 +41,7 @@ _PARTS = frozenset(  # types of message parts, which must stay readable
 _JSON = ("{", "[", '"')  # first characters of a JSON text with strings
 _DEPTH = 60  # deeper values are treated as text
 _ROUNDS = 20  # passes until nothing more is found
-_RESULTS = 200_000  # texts whose results are cached
-_RESULT_CHARS = 16_000_000  # of cached results that differ from their text
+_CACHED_CHARS = 16_000_000  # of cached results, each text counting 80 more
 _SECONDS = 0.25  # per expression and text, and again per million characters
 
 
@@ -57,8 +58,9 @@ class Redaction:
         self.secrets = secrets
         self._seconds = seconds
         self._rules = [(f"rule {number}", _rule(number, e)) for number, e in enumerate(expressions, 1)]
-        self._known: OrderedDict[int, str | None] = OrderedDict()  # None: nothing to hide
-        self._chars = 0
+        self._known: LRUCache[int, str | None] = LRUCache(  # None: nothing to hide
+            _CACHED_CHARS, lambda shown: 80 + len(shown or "")
+        )
         self._warned: set[str] = set()
         self._lock = threading.Lock()
 
@@ -96,16 +98,11 @@ class Redaction:
         place = hash(text) << 32 | len(text)  # hashes are seeded per process
         with self._lock:
             if place in self._known:
-                self._known.move_to_end(place)
                 known = self._known[place]
                 return text if known is None else known
         shown = self._settled(text, 0)
-        with self._lock:
-            if place not in self._known:
-                self._known[place] = None if shown is text else shown
-                self._chars += len(self._known[place] or "")
-            while len(self._known) > _RESULTS or self._chars > _RESULT_CHARS:
-                self._chars -= len(self._known.popitem(last=False)[1] or "")
+        with self._lock, suppress(ValueError):  # a result that is longer than the cache
+            self._known[place] = None if shown is text else shown
         return shown
 
     def _calls(self, calls: Any) -> Any:

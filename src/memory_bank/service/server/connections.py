@@ -7,11 +7,11 @@ process by connections that never send a whole request.
 from __future__ import annotations
 
 import asyncio
-import time
+from contextlib import suppress
 from typing import Any, cast
 
 import h11
-import orjson
+from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
@@ -31,20 +31,18 @@ _OTHER_HANDLES = 128  # files, the database, the listening socket
 
 def handle_limit() -> int:
     """How many handles this process may open; the soft limit is raised to the hard one where that is allowed."""
+    wanted = 2 * _MOST + _OTHER_HANDLES + RESERVE
     try:
         import resource
     except ImportError:  # Windows
-        return 2 * _MOST
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = 2 * _MOST + _OTHER_HANDLES + RESERVE
-    ceiling = wanted if hard == resource.RLIM_INFINITY else min(hard, wanted)
-    if soft != resource.RLIM_INFINITY and soft < ceiling:
-        try:
-            resource.setrlimit(resource.RLIMIT_NOFILE, (ceiling, hard))
-            soft = ceiling
-        except (OSError, ValueError):
-            pass
-    return wanted if soft == resource.RLIM_INFINITY else soft
+        return wanted
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    soft, hard = (wanted if n == resource.RLIM_INFINITY else n for n in limits)
+    if soft < min(hard, wanted):
+        with suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, wanted), limits[1]))
+            soft = min(hard, wanted)
+    return soft
 
 
 def most_connections(handles: int) -> int:
@@ -66,11 +64,9 @@ class BoundedProtocol(H11Protocol):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._deadline: asyncio.TimerHandle | None = None
-        self._waits_for = ""
-        self._body_left = 0.0
-        self._armed_at = 0.0
-        self._waiting_since = time.monotonic()
+        self._timer: asyncio.TimerHandle | None = None
+        self._waits_for = ""  # "head" or "body" of a request that has to arrive
+        self._since = self._last_byte = self.loop.time()
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Take the connection if there is room, or room can be made."""
@@ -78,7 +74,7 @@ class BoundedProtocol(H11Protocol):
         if len(connections) >= self.most:
             idle = [c for c in connections if isinstance(c, BoundedProtocol) and c.is_idle]
             if idle:
-                min(idle, key=lambda c: c._waiting_since).give_up()
+                min(idle, key=lambda c: c._since).give_up()
             elif len(connections) >= self.most + RESERVE:
                 self.transport = transport
                 transport.abort()
@@ -86,7 +82,8 @@ class BoundedProtocol(H11Protocol):
             else:
                 self.app = cast("Any", HealthOnly(cast("ASGIApp", self.app)))
         super().connection_made(transport)
-        self._watch()
+        self._note()
+        self._look()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """As the base class."""
@@ -97,13 +94,13 @@ class BoundedProtocol(H11Protocol):
     def data_received(self, data: bytes) -> None:
         """As the base class."""
         super().data_received(data)
-        self._watch(progress=True)
+        self._note()
 
     def on_response_complete(self) -> None:
         """As the base class."""
         super().on_response_complete()
-        self._waiting_since = time.monotonic()
-        self._watch()
+        self._waits_for, self._since = "", self.loop.time()
+        self._note()
 
     @property
     def is_idle(self) -> bool:
@@ -116,44 +113,35 @@ class BoundedProtocol(H11Protocol):
         self.connections.discard(self)
         self.transport.abort()
 
-    def _watch(self, *, progress: bool = False) -> None:
-        """Set the deadline for what must arrive next."""
-        if self.transport.is_closing():
-            self._cancel()
-            return
-        state = self.conn.their_state
-        if state is h11.SEND_BODY:
-            if self._waits_for != "body":
-                self._body_left = self.body_seconds
-            elif not progress:
-                return
-            self._arm("body", min(self.body_pause, self._body_left))
+    def _note(self) -> None:
+        """Note what must arrive next, and since when."""
+        self._last_byte = self.loop.time()
+        waits_for = ""
+        if self.conn.their_state is h11.SEND_BODY:
+            waits_for = "body"
         elif self.is_idle and self.timeout_keep_alive_task is None:
-            if self._waits_for != "head":  # single bytes do not prolong it
-                self._arm("head", self.head_seconds)
-        else:
-            self._cancel()
+            waits_for = "head"
+        if waits_for != self._waits_for:
+            self._waits_for, self._since = waits_for, self._last_byte
 
-    def _arm(self, what: str, seconds: float) -> None:
-        if self._deadline is not None:
-            if self._waits_for == "body":
-                self._body_left -= self.loop.time() - self._armed_at
-            self._deadline.cancel()
-        self._waits_for = what
-        self._armed_at = self.loop.time()
-        self._deadline = self.loop.call_later(max(0.0, seconds), self._expired)
+    def _look(self) -> None:
+        """Give the connection up where a deadline has passed; otherwise look again when the next one may have."""
+        now = self.loop.time()
+        left = soon = min(self.head_seconds, self.body_pause, self.body_seconds)
+        if self._waits_for == "head":  # single bytes do not prolong it
+            left = self._since + self.head_seconds - now
+        elif self._waits_for == "body":
+            if self.flow.read_paused:  # the service is slow, not the client
+                self._last_byte = now
+            left = min(self._last_byte + self.body_pause, self._since + self.body_seconds) - now
+        if left <= 0 and not self.transport.is_closing():
+            self.give_up()
+        else:
+            self._timer = self.loop.call_later(min(max(left, 0.01), soon), self._look)
 
     def _cancel(self) -> None:
-        if self._deadline is not None:
-            self._deadline.cancel()
-        self._deadline, self._waits_for = None, ""
-
-    def _expired(self) -> None:
-        if self._waits_for == "body" and self.flow.read_paused:  # the service is slow, not the client
-            self._deadline = None
-            self._arm("body", self.body_pause)
-            return
-        self.give_up()
+        if self._timer is not None:
+            self._timer.cancel()
 
 
 def protocol(most: int) -> type[BoundedProtocol]:
@@ -171,16 +159,8 @@ class HealthOnly:
         self.app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and scope["path"] == "/health":
-            await self.app(scope, receive, send)
-            return
-        body = failures.body("the service has too many connections: try again later.", "busy", 503)
-        data = orjson.dumps(body)
-        headers = [
-            (b"content-type", b"application/json"),
-            (b"content-length", str(len(data)).encode()),
-            (b"retry-after", b"5"),
-            (b"connection", b"close"),
-        ]
-        await send({"type": "http.response.start", "status": 503, "headers": headers})
-        await send({"type": "http.response.body", "body": data})
+        answer = self.app
+        if scope["type"] != "http" or scope["path"] != "/health":
+            body = failures.body("the service has too many connections: try again later.", "busy", 503)
+            answer = JSONResponse(body, 503, {"retry-after": "5", "connection": "close"})
+        await answer(scope, receive, send)

@@ -8,6 +8,7 @@ import os
 import socket
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TextIO
@@ -35,7 +36,6 @@ from memory_bank.service.server.workers import Workers
 
 log = logging.getLogger("memory_bank.Service")
 
-BACKLOG = 2048
 _OPTIONS = {"database": "db"}  # settings whose option has another name
 
 
@@ -69,7 +69,7 @@ class StartupInfo:
 def with_options(config: Config, given: Mapping[str, Any]) -> Config:
     """The configuration with settings of the command line. Raises ConfigError."""
     try:
-        service = ServiceSettings(**{**config.service.model_dump(exclude_unset=True), **given})
+        service = ServiceSettings.model_validate({**config.service.model_dump(exclude_unset=True), **given})
     except ValidationError as e:
         first = e.errors(include_url=False, include_input=False)[0]
         name = str(first["loc"][0])
@@ -85,11 +85,15 @@ def serve(config: Config, *, verbose: bool = False) -> int:
     EmbeddingError.
     """
     with listening(config) as sock:
-        config = _with_port_of(sock, config)
+        service = config.service.model_copy(update={"port": sock.getsockname()[1]})
+        config = config.model_copy(update={"service": service})
         serving = checked(config)
-        _listen(sock, config)
-        logs.set_up(config.service.log_format, verbose=verbose)
-        if config.service.workers == 1:
+        try:
+            sock.listen(2048)
+        except OSError as e:  # the address has been taken meanwhile
+            raise _unbound(config, e) from None
+        logs.set_up(service.log_format, verbose=verbose)
+        if service.workers == 1:
             return serve_here(config, sock, lambda: announce(serving, config))
         return Workers(config, sock, verbose=verbose).run(lambda: announce(serving, config))
 
@@ -110,31 +114,17 @@ def listening(config: Config) -> socket.socket:
         sock.bind(where)
     except OSError as e:
         sock.close()
-        raise _unbound(host, port, e) from None
+        raise _unbound(config, e) from None
     return sock
 
 
-def _listen(sock: socket.socket, config: Config) -> None:
-    """Let clients connect. Raises ServiceError if the address has been taken meanwhile."""
-    try:
-        sock.listen(BACKLOG)
-    except OSError as e:
-        raise _unbound(config.service.host, config.service.port, e) from None
-
-
-def _unbound(host: str, port: int, error: OSError) -> ServiceError:
-    what = f"{_bracketed(host)}:{port}"
+def _unbound(config: Config, error: OSError) -> ServiceError:
+    what = f"{_bracketed(config.service.host)}:{config.service.port}"
     if error.errno == errno.EADDRINUSE:
         return ServiceError(f"{what} is in use: stop what listens there, or choose another --port.")
     if error.errno == errno.EACCES:
         return ServiceError(f"{what} needs more rights: choose a --port over 1023.")
     return ServiceError(f"{what} cannot be used ({error.strerror}): choose another --host or --port.")
-
-
-def _with_port_of(sock: socket.socket, config: Config) -> Config:
-    """The configuration with the port that the system assigned."""
-    service = config.service.model_copy(update={"port": sock.getsockname()[1]})
-    return config.model_copy(update={"service": service})
 
 
 def address_of(config: Config) -> str:
@@ -221,15 +211,12 @@ def _check_upstream(config: Config, upstream: str, variable: str) -> None:
 def announce(serving: StartupInfo, config: Config) -> None:
     """Announce that requests are answered, and at which address."""
     if config.service.log_format == "json":
-        fields = asdict(serving)
-        log.info("serving", extra={"version": __version__, **fields})
+        log.info("serving", extra={"version": __version__, **asdict(serving)})
     else:
         _write(sys.stderr, serving.text())
     _write(sys.stdout, serving.address)
 
 
 def _write(stream: TextIO, text: str) -> None:
-    try:
+    with suppress(OSError, ValueError, AttributeError):  # the stream is closed
         print(text, file=stream, flush=True)
-    except (OSError, ValueError, AttributeError):  # the stream is closed
-        return

@@ -16,8 +16,8 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from multiprocessing.connection import Connection, wait
-from multiprocessing.context import SpawnProcess
 from types import FrameType
 
 from memory_bank.config import Config
@@ -33,34 +33,25 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 15.0  # seconds before a worker that died ea
 _SOON = 5.0
 
 
-class _WorkerProcess:
+class _Worker:
     """One process. Its pipe says when it serves, or why it cannot."""
 
     def __init__(self, config: Config, sock: socket.socket, verbose: bool) -> None:
         context = multiprocessing.get_context("spawn")  # inherits no threads and no connections
-        self.pipe, theirs = context.Pipe()
-        self.process: SpawnProcess = context.Process(
-            target=work, args=(config, sock, theirs, verbose), name="memory-bank-worker"
-        )
+        self._pipe, theirs = context.Pipe()
+        self.process = context.Process(target=work, args=(config, sock, theirs, verbose))
         self.process.start()
         theirs.close()
         self.began = time.monotonic()
         self.serves = False
         self.trouble = ""
 
-    @property
-    def pid(self) -> int:
-        assert self.process.pid is not None
-        return self.process.pid
-
     def listen(self) -> None:
         """Read its messages."""
-        try:
-            while self.pipe.poll():
-                self.trouble = self.pipe.recv()
+        with suppress(EOFError, OSError):
+            while self._pipe.poll():
+                self.trouble = self._pipe.recv()
                 self.serves = not self.trouble
-        except (EOFError, OSError):
-            return
 
 
 class Workers:
@@ -74,57 +65,50 @@ class Workers:
         self._config = config
         self._sock = sock
         self._verbose = verbose
-        self._workers: list[_WorkerProcess] = []
+        self._workers: list[_Worker] = []
         self._signals: list[int] = []
         self._pause = _FIRST_PAUSE
         self._folder = ""
 
     def run(self, started: Callable[[], None]) -> int:
         """Serve until a signal; returns 0, or 130 after Ctrl-C. Raises ServiceError if no worker starts."""
-        self._folder = tempfile.mkdtemp(prefix="memory-bank-figures-")
-        shared = os.environ.get(SHARED)
-        os.environ[SHARED] = self._folder
-        before = {s: signal.signal(s, self._on_signal) for s in (signal.SIGINT, signal.SIGTERM)}
+        self._folder = os.environ[SHARED] = tempfile.mkdtemp(prefix="memory-bank-figures-")
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, self._on_signal)
         try:
-            self._begin()
+            self._workers = [self._new() for _ in range(self._config.service.workers)]
+            while not all(w.serves for w in self._workers) and not self._signals:
+                self._wait()
+                for worker in self._workers:
+                    if worker.trouble or not worker.process.is_alive():
+                        worker.listen()
+                        raise ServiceError(
+                            worker.trouble or "a worker process stopped while starting: see the log."
+                        )
             if not self._signals:
                 started()
             while not self._signals:
-                self._watch()
+                self._wait()
+                for i, worker in enumerate(self._workers):
+                    if not worker.process.is_alive():
+                        self._replace(i, worker)
             return self._end()
         finally:
-            for worker in self._workers:
-                worker.process.kill()
-            for number, handler in before.items():
-                signal.signal(number, handler)
-            if shared is None:
-                del os.environ[SHARED]
-            else:
-                os.environ[SHARED] = shared
-            shutil.rmtree(self._folder, ignore_errors=True)
+            self._kill()
 
     def _on_signal(self, number: int, _frame: FrameType | None) -> None:
         if self._signals and number == signal.SIGINT:
-            for worker in self._workers:
-                worker.process.kill()
-            shutil.rmtree(self._folder, ignore_errors=True)
+            self._kill()
             at_once(STOPPED)
         self._signals.append(number)
 
-    def _new(self) -> _WorkerProcess:
-        return _WorkerProcess(self._config, self._sock, self._verbose)
+    def _kill(self) -> None:
+        for worker in self._workers:
+            worker.process.kill()
+        shutil.rmtree(self._folder, ignore_errors=True)
 
-    def _begin(self) -> None:
-        """Start all workers, or none."""
-        self._workers = [self._new() for _ in range(self._config.service.workers)]
-        while not all(w.serves for w in self._workers) and not self._signals:
-            self._wait()
-            for worker in self._workers:
-                if worker.trouble or not worker.process.is_alive():
-                    worker.listen()
-                    raise ServiceError(
-                        worker.trouble or "a worker process stopped while starting: see the log."
-                    )
+    def _new(self) -> _Worker:
+        return _Worker(self._config, self._sock, self._verbose)
 
     def _wait(self) -> None:
         """Wait until a worker dies or a moment has passed, and read the messages."""
@@ -132,28 +116,22 @@ class Workers:
         for worker in self._workers:
             worker.listen()
 
-    def _watch(self) -> None:
-        """Replace dead workers."""
-        self._wait()
-        for i, worker in enumerate(self._workers):
-            if worker.process.is_alive():
-                continue
-            worker.process.join()
-            forget_worker(worker.pid, self._folder)
-            lived = time.monotonic() - worker.began
-            log.warning(
-                "a worker stopped and is replaced: %s",
-                worker.trouble or _exit_reason(worker.process.exitcode),
-            )
-            if lived < _SOON:
-                until = time.monotonic() + self._pause
-                self._pause = min(_LONGEST_PAUSE, 2 * self._pause)
-                while time.monotonic() < until and not self._signals:
-                    time.sleep(_TICK)
-            else:
-                self._pause = _FIRST_PAUSE
-            if not self._signals:
-                self._workers[i] = self._new()
+    def _replace(self, i: int, worker: _Worker) -> None:
+        """Start another worker in the place of a dead one; after a pause if it has died early."""
+        worker.process.join()
+        code = worker.process.exitcode or 0
+        forget_worker(worker.process.pid or 0, self._folder)
+        reason = f"by {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
+        log.warning("a worker stopped and is replaced: %s", worker.trouble or reason)
+        if time.monotonic() - worker.began < _SOON:
+            until = time.monotonic() + self._pause
+            self._pause = min(_LONGEST_PAUSE, 2 * self._pause)
+            while time.monotonic() < until and not self._signals:
+                time.sleep(_TICK)
+        else:
+            self._pause = _FIRST_PAUSE
+        if not self._signals:
+            self._workers[i] = self._new()
 
     def _end(self) -> int:
         """Shut all workers down gracefully; ``run`` kills those that do not stop."""
@@ -169,18 +147,21 @@ class Workers:
         return STOPPED if self._signals[0] == signal.SIGINT else 0
 
 
-def _exit_reason(code: int | None) -> str:
-    if code is not None and code < 0:
-        return f"by {signal.Signals(-code).name}"
-    return f"with exit code {code}"
-
-
 def work(config: Config, sock: socket.socket, pipe: Connection, verbose: bool) -> None:
-    """The worker process: serves until its supervisor stops it or is gone."""
+    """The worker process: serves until its supervisor stops it or is gone, which closes its end of the pipe."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all: the supervisor decides
     logs.set_up(config.service.log_format, verbose=verbose)
     orphaned = threading.Event()
-    threading.Thread(target=_follow, args=(pipe, orphaned), name="memory-bank-pipe", daemon=True).start()
+
+    def follow() -> None:
+        with suppress(EOFError, OSError):
+            pipe.recv()
+            return
+        orphaned.set()
+        log.warning("the supervisor is gone: this worker stops")
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=follow, daemon=True).start()
     try:
         serve_here(config, sock, lambda: pipe.send(""), ends_on=(signal.SIGTERM,))
     except MemoryBankError as e:
@@ -188,13 +169,3 @@ def work(config: Config, sock: socket.socket, pipe: Connection, verbose: bool) -
         raise SystemExit(1) from None
     if orphaned.is_set():  # otherwise the supervisor removes it
         shutil.rmtree(os.environ[SHARED], ignore_errors=True)
-
-
-def _follow(pipe: Connection, orphaned: threading.Event) -> None:
-    """Stop this process when the supervisor is gone, which closes its end of the pipe."""
-    try:
-        pipe.recv()
-    except (EOFError, OSError):
-        orphaned.set()
-        log.warning("the supervisor is gone: this worker stops")
-        os.kill(os.getpid(), signal.SIGTERM)
