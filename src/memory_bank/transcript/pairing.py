@@ -57,7 +57,7 @@ def pairing_errors(messages: object) -> list[str]:
 
 @dataclass
 class _AnsweredTurn:
-    """An assistant turn whose calls are being answered: for each id and for its function, whether it is still open."""
+    """An assistant turn whose calls are being answered: for each id and its function, whether it is still open."""
 
     index: int
     calls: dict[str, bool] = field(default_factory=dict)
