@@ -107,7 +107,10 @@ def sentences(
         if loc[:1] == ["memory_strategies"] and len(loc) > 2 and loc[2] in _MODELS:
             del loc[2]  # the type of the strategy, which pydantic puts between
         found.setdefault(place(loc), []).append(_complaint(each, loc, fields, strategies))
-    return (where + "; or".join(dict.fromkeys(texts)) for where, texts in found.items())
+    return (
+        where + ", or".join([*(t.rstrip(".") for t in texts[:-1]), texts[-1]])
+        for where, texts in found.items()
+    )
 
 
 def _complaint(each: Any, loc: list[str], fields: Any, strategies: Any) -> str:

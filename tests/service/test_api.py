@@ -11,9 +11,9 @@ import pytest
 from fastapi.testclient import TestClient
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.chats import JSON, call, good_chats, result, rounds, system, user
+from tests.chats import FOLDING, JSON, call, good_chats, result, rounds, system, user
 from tests.examples import examples
-from tests.service.api_server import client, configured, serving
+from tests.service import serving
 
 from memory_bank.bank.stores import FactStore
 from memory_bank.config import Config, load_config
@@ -28,6 +28,11 @@ from memory_bank.service.api.models import (
 )
 from memory_bank.service.app import create_app
 from memory_bank.transcript.pairing import pairing_errors
+
+
+def configured(database, **service):
+    settings = {"database": str(database), "redact_secrets": False, **service}
+    return serving.configured({"memory_bank": FOLDING}, **settings)
 
 
 def noted(n):
@@ -316,11 +321,11 @@ def test_any_value_is_stored_as_it_is(given_, came):
 
 
 def test_the_same_at_once_is_stored_once(tmp_path):
-    with serving(configured(tmp_path / "bank.db")) as url:
+    with serving.serving(configured(tmp_path / "bank.db")) as served:
         answers = []
 
         def bring():
-            with client(url) as http:
+            with served.client() as http:
                 answers.append(http.post("/v1/sessions/s/ingest", json={"messages": CHAT}).json())
 
         threads = [threading.Thread(target=bring) for _ in range(8)]
@@ -330,7 +335,7 @@ def test_the_same_at_once_is_stored_once(tmp_path):
             t.join()
         assert len({tuple(a["trace_ids"]) for a in answers}) == 1
         assert sum(a["new"] for a in answers) == 30
-        with client(url) as http:
+        with served.client() as http:
             assert http.get("/v1/sessions/s").json()["records"] == 30
 
 
@@ -498,9 +503,9 @@ def test_it_serves_many_at_once(tmp_path):
     """Sessions of several threads at a real server, on a real database: each finds its own, whole."""
     failed = []
 
-    def work(url, n):
+    def work(served, n):
         try:
-            with client(url) as http:
+            with served.client() as http:
                 for upto in range(4, 24, 2):
                     made = http.post(f"/v1/sessions/s{n}/context", json={"messages": CHAT[:upto]})
                     assert made.status_code == 200, made.text
@@ -512,14 +517,14 @@ def test_it_serves_many_at_once(tmp_path):
         except BaseException as e:
             failed.append(e)
 
-    with serving(configured(tmp_path / "bank.db", sessions_kept=3)) as url:
-        threads = [threading.Thread(target=work, args=(url, n)) for n in range(6)]
+    with serving.serving(configured(tmp_path / "bank.db", sessions_kept=3)) as served:
+        threads = [threading.Thread(target=work, args=(served, n)) for n in range(6)]
         for t in threads:
             t.start()
         for t in threads:
             t.join()
         assert failed == []
-        with client(url) as http:
+        with served.client() as http:
             assert http.get("/v1/stats").json()["records"] == 60
 
 

@@ -13,6 +13,7 @@ import anyio
 import mcp_types
 import pytest
 from mcp import MCPError
+from tests.service import serving
 from tests.service.mcp_clients import (
     EVIL,
     ROOT,
@@ -21,13 +22,13 @@ from tests.service.mcp_clients import (
     fill,
     http_server,
     in_memory,
-    serving,
     text_of,
 )
+from tests.service.serving import running
 
 from memory_bank import InteractionRecord, handle_tool_call
 from memory_bank.bank.database import Database
-from memory_bank.config import Config, load_config
+from memory_bank.config import load_config
 from memory_bank.service.app import create_app
 from memory_bank.service.mcp import RECORD, SESSIONS
 from memory_bank.service.sessions import Sessions
@@ -440,16 +441,16 @@ def test_odd_bodies_are_refused(url):
 
 
 def configured(file, **service):
-    return Config(**load_config().model_dump(exclude={"service"}), service={"database": str(file), **service})
+    return serving.configured(database=str(file), **service)
 
 
 def test_the_service_has_it_at_mcp_also_by_another_name(bank):
     app = create_app(configured(bank["file"], allowed_hosts=("memory.example",)))
-    with serving(app) as url:
+    with running(app) as port:
 
         async def main():
             async with connected(
-                f"{url}/mcp", host="memory.example", **{"x-memory-session": "main"}
+                f"http://127.0.0.1:{port}/mcp", host="memory.example", **{"x-memory-session": "main"}
             ) as client:
                 return await client.call_tool("get_record", {"trace_id": "#3"})
 
@@ -460,8 +461,8 @@ def test_without_the_extra_it_says_what_to_install(bank, monkeypatch):
     app = create_app(configured(bank["file"]))
     monkeypatch.delitem(sys.modules, "memory_bank.service.mcp")
     monkeypatch.setitem(sys.modules, "mcp.server.transport_security", None)
-    with serving(app) as url:
-        answer = answer_to(url, request_of("tools/list", {}))
+    with running(app) as port:
+        answer = answer_to(f"http://127.0.0.1:{port}", request_of("tools/list", {}))
     assert answer.startswith("HTTP/1.1 501")
     assert "pip install 'agent-memory-bank[mcp]'" in answer
 
@@ -548,7 +549,8 @@ def test_the_page_on_it_runs(bank, capsys):
 
     assert ORDERS[2] in anyio.run(main, command(*arguments))
     default = "http://127.0.0.1:8767"
-    with serving(create_app(configured(bank["file"]))) as url:
+    with running(create_app(configured(bank["file"]))) as port:
+        url = f"http://127.0.0.1:{port}"
         assert ORDERS[2] in anyio.run(partial(main, http["url"].replace(default, url), **http["headers"]))
         exec(
             compile(code.replace(default, url).replace("ORD-1003", "ORD-103"), "docs/howto/mcp.md", "exec"),
