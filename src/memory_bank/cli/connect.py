@@ -22,7 +22,7 @@ _BEGIN, _END = "# memory-bank connect: begin", "# memory-bank connect: end"
 
 @dataclass(frozen=True)
 class Client:
-    """A client: what is to be set by hand, where (``{file}``, ``{values}``), and the file that ``--write`` changes."""
+    """A client: what to set by hand, where (``{file}``, ``{values}``), and the file that ``--write`` changes."""
 
     by_hand: Callable[[str], str]
     place: str = "set it in the shell that starts the program, not in that of the service"
