@@ -312,7 +312,7 @@ def line_of(step: Step) -> str:
     if not isinstance(step, ActionStep):
         return one_line(step_text(step), _LINE_CHARS)
     room = max(40, _LINE_CHARS // max(1, len(step.tool_calls)))
-    answers = dict(zip(reversed(match_observations(step)), reversed(step.observations), strict=True))
+    answers = dict(zip(match_observations(step), step.observations, strict=True))
     parts = [] if step.tool_calls else [one_line(step.thought or "", _LINE_CHARS)]
     for i, call in enumerate(step.tool_calls):
         body = one_line(answers[i].text, room) if i in answers else "no result"

@@ -202,7 +202,7 @@ def _usage_fields(given: Any) -> object:  # also of a token usage of another lib
 def _check_error(given: object) -> object:
     if given is None or isinstance(given, (str, BaseException)):
         return given
-    raise HistoryError("error of an ActionStep: give text, or an exception.")
+    raise HistoryError("ActionStep.error: give text, or an exception.")
 
 
 Calls = Annotated[tuple[Annotated[ToolCall, BeforeValidator(_call_fields)], ...], LISTED]
