@@ -78,23 +78,24 @@ def best_first(scores: Vectors, rows: Vectors) -> tuple[Vectors, Vectors]:
 
 
 def _first(
-    limit: int | None, hidden: int, fetch: Callable[[int | None], tuple[list[Hit], bool]]
-) -> list[Hit]:
-    """The first ``limit`` of a ranking, which is fetched as far as ties require.
+    limit: int | None, hidden: int, fetch: Callable[[int | None], tuple[Vectors, Vectors, bool]]
+) -> tuple[list[Any], list[float]]:
+    """The first ``limit`` rows of a ranking and their scores; it is fetched as far as ties require.
 
     ``fetch(n)`` ranks the ``n`` nearest rows (None: all), of which it may leave out ``hidden``, and says
     whether these are all rows.
     """
-    if limit is None:
-        return fetch(None)[0]
-    wanted = limit + hidden + _SPARE
+    wanted = None if limit is None else limit + hidden + _SPARE
     while True:
-        found, complete = fetch(wanted)
+        rows, scores, complete = fetch(wanted)
         # After a clear gap nothing is tied with the last one returned.
-        if complete or (
-            len(found) > limit and (limit == 0 or found[limit - 1].score - found[-1].score > _GAP)
+        if (
+            complete
+            or limit is None
+            or wanted is None
+            or (len(rows) > limit and (limit == 0 or scores[limit - 1] - scores[-1] > _GAP))
         ):
-            return found[:limit]
+            return rows[:limit].tolist(), scores[:limit].tolist()
         wanted *= 4
 
 
@@ -144,19 +145,20 @@ class VectorIndex:
 
         ``exclude`` are trace_ids of the session that searches.
         """
-        hidden = {self._rows.get((None, t)) for t in exclude}
+        hidden = [self._rows[None, t] for t in exclude if (None, t) in self._rows]
 
-        def fetch(n: int | None) -> tuple[list[Hit], bool]:
+        def fetch(n: int | None) -> tuple[Vectors, Vectors, bool]:
             k = self.size if n is None else min(n, self.size)
             scores, found = (column[0] for column in self._faiss.search(query, k))
-            order, scores = best_first(scores, found)
-            ranked = zip(order.tolist(), scores.tolist(), strict=True)
-            keys = self._keys
-            return [
-                Hit(keys[row][1], score, keys[row][0]) for row, score in ranked if row not in hidden
-            ], k == self.size
+            rows, scores = best_first(scores, found)
+            if hidden:
+                shown = ~np.isin(rows, hidden)
+                rows, scores = rows[shown], scores[shown]
+            return rows, scores, k == self.size
 
-        return _first(limit, len(exclude), fetch)
+        rows, scores = _first(limit, len(exclude), fetch)
+        keys = map(self._keys.__getitem__, rows)
+        return [Hit(t, score, s) for (s, t), score in zip(keys, scores, strict=True)]
 
 
 class InsightSearch(ABC):
@@ -240,17 +242,17 @@ class DatabaseSearch(InsightSearch):
             .order_by(sa.text("distance"), _t.seq.desc())
         )
         hidden = {(None, t) for t in exclude}
+        keys: dict[int, Key] = {}
 
-        def fetch(n: int | None) -> tuple[list[Hit], bool]:
+        def fetch(n: int | None) -> tuple[Vectors, Vectors, bool]:
             n = n if n is None or n < _MANY else None
             with self.database.read() as c:
                 rows = c.execute(ranked.limit(n), mine).all()
-            keys = {row.seq: self._key(row.session_id, row.trace_id) for row in rows}
-            order, scores = best_first(
-                np.array([-row.distance for row in rows]), np.array(list(keys), dtype=np.intp)
-            )
-            best = zip(map(keys.__getitem__, order.tolist()), scores.tolist(), strict=True)
-            found = [Hit(t, score, s) for (s, t), score in best if (s, t) not in hidden]
-            return found, n is None or len(rows) < n
+            keys.update((row.seq, self._key(row.session_id, row.trace_id)) for row in rows)
+            scores = np.array([-row.distance for row in rows])
+            order, scores = best_first(scores, np.array([row.seq for row in rows], dtype=np.intp))
+            shown = np.array([keys[seq] not in hidden for seq in order.tolist()], dtype=bool)
+            return order[shown], scores[shown], len(rows) != n
 
-        return _first(limit, len(hidden), fetch)
+        found, scores = _first(limit, len(hidden), fetch)
+        return [Hit(keys[seq][1], score, keys[seq][0]) for seq, score in zip(found, scores, strict=True)]
