@@ -57,8 +57,8 @@ STATUSES: tuple[tuple[type[MemoryBankError], int, str], ...] = (
 )
 
 
-def failure(error: MemoryBankError) -> tuple[int, dict[str, Any], dict[str, str]]:
-    """The status, body and headers of the response to an error."""
+def failure(error: MemoryBankError, path: str = "") -> tuple[int, dict[str, Any], dict[str, str]]:
+    """The status, body and headers of the response to an error, in the form of the API at a path."""
     status, code = _entry(error)
     headers = {}
     if isinstance(error, TooManyRequestsError):
@@ -67,6 +67,8 @@ def failure(error: MemoryBankError) -> tuple[int, dict[str, Any], dict[str, str]
         headers["www-authenticate"] = "Bearer"
     if isinstance(error, StorageError):
         headers["retry-after"] = "1"
+    if path == "/v1/messages" or path.startswith("/v1/messages/"):
+        return status, messages_body(str(error), status), headers
     return status, body(str(error), code, status), headers
 
 

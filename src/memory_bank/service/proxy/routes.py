@@ -17,12 +17,11 @@ from urllib.parse import quote
 
 from anyio import CancelScope
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import JSONResponse
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from memory_bank.errors import BodyError, MemoryBankError, UpstreamError
-from memory_bank.service.failures import code_of, failure
+from memory_bank.service.failures import failure
 from memory_bank.service.proxy.body import Body, MessageCache, parse_body, render_body
 from memory_bank.service.proxy.chat import ChatDialect
 from memory_bank.service.proxy.dialect import Dialect, Provider
@@ -180,17 +179,13 @@ class _ProxiedRequest:
         except ClientDisconnect:
             self.outcome = "client_gone"
         except MemoryBankError as e:
-            has_begun = self.status is not None
-            if has_begun and isinstance(e, UpstreamError):
+            if self.status is not None and isinstance(e, UpstreamError):
                 self.outcome = "broken_off"  # the server closes the client's connection too
                 log.warning("%s", e)
                 return
             self.outcome = "unreachable" if isinstance(e, UpstreamError) else "refused"
-            self.status, _, headers = failure(e)
-            if has_begun or self.dialect is None:
-                raise
-            body = self.dialect.error_body(str(e), code_of(e), self.status)
-            await JSONResponse(body, self.status, headers)(self.scope, self.receive, self.send)
+            self.status = failure(e)[0]
+            raise
         finally:
             watcher.cancel()
             self.proxy.record(self._exchange())
