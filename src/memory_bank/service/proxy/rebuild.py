@@ -393,7 +393,11 @@ class Rebuilder:
                     return MemoryResult("unchanged")
                 arrays = {dialect.key: history.to_request(context), **({"tools": offered} if offered else {})}
                 return MemoryResult("rebuilt", data=render_body(body, arrays), arrays=arrays)
-            self._claim(job, stored_id(namespace, match.name))
+            session_id = stored_id(namespace, match.name)
+            with self._lock:
+                if any(other.session_id == session_id for other in self._stuck):
+                    raise _BusyError
+                job.session_id = session_id
             rebuilt = self._sessions.rebuild(
                 namespace,
                 match.name,
@@ -431,13 +435,6 @@ class Rebuilder:
             step=rebuilt,
             tools=offered if rebuilt.records and (self._inject is True or not rebuilt.unchanged) else None,
         )
-
-    def _claim(self, job: _Job, session_id: str) -> None:
-        """Note the session of a job. Raises _BusyError while an abandoned job uses it."""
-        with self._lock:
-            if any(other.session_id == session_id for other in self._stuck):
-                raise _BusyError
-            job.session_id = session_id
 
 
 def _unseen(count: int) -> str:

@@ -202,7 +202,11 @@ class _ProxiedRequest:
         path = self.scope["path"].removeprefix(PREFIX)
         if self.scope["method"] == "POST":
             self.dialect = next((d for d in DIALECTS if d.path == path), None)
-        provider = self.dialect.provider if self.dialect else self._provider_of(path)
+        provider: Provider = "openai"
+        if self.dialect is not None:
+            provider = self.dialect.provider
+        elif path.startswith("/messages/") or "anthropic-version" in self.incoming.headers:
+            provider = "anthropic"
         self.upstream = self.proxy.upstreams[provider]
         key_header = b"x-api-key" if provider == "anthropic" else b"authorization"
         headers = request_headers(self.scope["headers"], self.upstream.key, key_header)
@@ -254,11 +258,6 @@ class _ProxiedRequest:
         if original is not None:
             await answer.aclose()
         return original or answer
-
-    def _provider_of(self, path: str) -> Provider:
-        """Whose API a request that only passes is for."""
-        is_anthropic = path.startswith("/messages/") or "anthropic-version" in self.incoming.headers
-        return "anthropic" if is_anthropic else "openai"
 
     def _accepted(self, request: ModelRequest) -> None:
         """Note that upstream accepted what memory made of a request."""
