@@ -73,7 +73,7 @@ class Redaction:
 
     def message(self, message: Any) -> Any:
         """Redact a chat message; its role and call ids stay."""
-        return self._value(message, "", links=True)
+        return self._value(message, "", links=not isinstance(message, list))
 
     def value(self, value: Any) -> Any:
         """Redact a JSON value."""
@@ -96,7 +96,7 @@ class Redaction:
     ) -> Any:
         """Redact the value of a field (``name`` may be "").
 
-        ``inner``: it is part of a cached text. ``links``: it is a message or a call, whose ids stay.
+        ``inner``: it is part of a cached text. ``links``: it is a message or a call: names of members and ids stay.
         """
         if value is None or isinstance(value, bool):
             return value
@@ -112,7 +112,9 @@ class Redaction:
             shown = self._settled(text, depth)
             return value if shown is text else shown
         if isinstance(value, list):
-            items = [self._value(v, "", depth + 1, inner=inner, links=links) for v in value]
+            items = [
+                self._value(v, "", depth + 1, inner=inner, links=links and isinstance(v, dict)) for v in value
+            ]
             return value if all(map(operator.is_, items, value)) else items
         if not isinstance(value, Mapping):
             made = plain(value)
@@ -126,8 +128,10 @@ class Redaction:
             ):
                 out[key] = field
                 continue
-            shown_key = self._value(key, "", depth, inner=inner) if isinstance(key, str) else key
-            is_calls = links and key == "tool_calls"
+            shown_key = key
+            if isinstance(key, str) and not links:
+                shown_key = self._value(key, "", depth, inner=inner)
+            is_calls = links and key == "tool_calls" and isinstance(field, list)
             safe = self._value(field, str(shown_key), depth + 1, inner=inner, links=is_calls)
             same = same and shown_key is key and safe is field
             while shown_key is not key and (shown_key in out or shown_key in value):
