@@ -31,12 +31,13 @@ from memory_bank.lab.meter.copies import (
     characters_kept,
     copied_stretches,
 )
+from memory_bank.lab.meter.figures import COLUMNS as EVIDENCE_COLUMNS
 from memory_bank.lab.meter.figures import Figures, half_interval, intervals_of, ratio_of_sums, sum_up
 from memory_bank.lab.meter.measure import measure_by
 from memory_bank.lab.meter.text import normalise, parsed_arguments, scalars
 from memory_bank.lab.pages import PlottedShare
 from memory_bank.lab.replay import PlayedTurn, play
-from memory_bank.lab.tables import Column, milliseconds, percent, whole
+from memory_bank.lab.tables import Column, percent
 from memory_bank.lab.traces import Trace, content_texts, is_turn
 from memory_bank.transcript import MessageKind, calls_of, kind_of, read
 from meters import Meter, run
@@ -306,13 +307,7 @@ COLUMNS: tuple[Column[Figures], ...] = (
            "the same for copied stretches that go over the end of a line, %"),
     Column("copied", lambda f: f.copied, percent, "outputs and own writing together, %"),
     Column("±", half_interval("copied"), percent, "half of the 95% interval of copied, points"),
-    Column("of history", lambda f: f.share_of_history, percent,
-           "tokens beyond anchor and last interaction, % of the older ones"),
-    Column("tokens", lambda f: f.tokens, whole, "mean tokens of a context"),
-    Column("ms", lambda f: f.ms, milliseconds, "mean milliseconds a step"),
-    Column("ms p95", lambda f: f.ms_p95, milliseconds, "milliseconds that 95% of the steps stay below"),
-    Column("errors", lambda f: f.exceptions, whole, "steps at which the strategy raised"),
-    Column("broken", lambda f: f.broken, whole, "contexts with broken call/result pairs"),
+    *(c for c in EVIDENCE_COLUMNS if c.title in ("of history", "tokens", "ms", "ms p95", "errors", "broken")),
 )  # fmt: skip
 
 

@@ -86,19 +86,6 @@ def test_configurations_of_any_make(tmp_path):
         MemoryProcessor(5)
 
 
-def test_a_durable_state(tmp_path):
-    def opened():
-        return MemoryBankState.open(tmp_path / "bank.db", "s")
-
-    first = MemoryProcessor(CONFIG, opened)
-    first.apply_strategy(CHAT)
-    first.close()
-    again = MemoryProcessor(CONFIG, opened)
-    again.apply_strategy(CHAT)
-    assert again.state("one").fact_store.size() == 6
-    again.close()
-
-
 def test_threads_share_one_state_a_key():
     made = []
 

@@ -107,7 +107,10 @@ def sentences(
         if loc[:1] == ["memory_strategies"] and len(loc) > 2 and loc[2] in _MODELS:
             del loc[2]  # the type of the strategy, which pydantic puts between
         found.setdefault(place(loc), []).append(_complaint(each, loc, fields, strategies))
-    return (where + "; or".join(dict.fromkeys(texts)) for where, texts in found.items())
+    return (
+        where + ", or".join([*(t.rstrip(".") for t in texts[:-1]), texts[-1]])
+        for where, texts in found.items()
+    )
 
 
 def _complaint(each: Any, loc: list[str], fields: Any, strategies: Any) -> str:
@@ -130,6 +133,8 @@ def _fields_at(model: type[BaseModel], loc: Sequence[str]) -> Iterable[str]:
     """The names that are known where ``loc`` was found."""
     if len(loc) == 1:
         return model.model_fields
+    if model is not Config:
+        return {name for table in Settings.__subclasses__() for name in table.model_fields}
     if loc[0] == "service":
         return ServiceSettings.model_fields
     if loc[0] == "memory_strategies" and len(loc) == 4:
@@ -593,16 +598,16 @@ def _place(loc: Sequence[str]) -> str:
     return f"the environment variable {variable}" if variable else f"Config: {'.'.join(loc)}"
 
 
-def _read(file: str | Path | None) -> dict[str, Any]:
-    """The values of a TOML file; none without a file."""
+def read_toml(file: str | Path | None, what: str = "configuration") -> dict[str, Any]:
+    """The values of a TOML file; none without a file. Raises ConfigError."""
     try:
         return {} if file is None else tomllib.loads(Path(file).read_text(encoding="utf-8"))
     except OSError as e:
         raise ConfigError(
-            f"the configuration {file} cannot be read ({e.strerror or e}): give the path of a TOML file."
+            f"the {what} {file} cannot be read ({e.strerror or e}): give the path of a TOML file."
         ) from e
     except (ValueError, RecursionError) as e:  # TOMLDecodeError and UnicodeDecodeError are ValueErrors
-        raise ConfigError(f"the configuration {file} is no TOML: {e}; correct it there.") from e
+        raise ConfigError(f"the {what} {file} is no TOML: {e}; correct it there.") from e
 
 
 def load_config(path: str | Path | None = None) -> Config:
@@ -612,7 +617,7 @@ def load_config(path: str | Path | None = None) -> Config:
     value; UnknownStrategyError for a ``default_strategy`` or ``service.strategy`` that does not exist.
     """
     try:
-        config = Config(**laid_over({"memory_strategies": SHIPPED}, _read(path)))
+        config = Config(**laid_over({"memory_strategies": SHIPPED}, read_toml(path)))
         for loc, key in (
             (["default_strategy"], config.default_strategy),
             (["service", "strategy"], config.service.strategy),
@@ -627,7 +632,7 @@ def load_config(path: str | Path | None = None) -> Config:
 
 def named_strategies(path: str | Path | None) -> list[str]:
     """The strategies that a configuration file names; all that are shipped if it names none, and without a file."""
-    return list(_read(path).get("memory_strategies") or SHIPPED)
+    return list(read_toml(path).get("memory_strategies") or SHIPPED)
 
 
 class Setting(NamedTuple):
@@ -641,7 +646,7 @@ class Setting(NamedTuple):
 
 def effective_settings(path: str | Path | None = None) -> Iterator[Setting]:
     """All settings of ``load_config(path)``, which raises what is wrong."""
-    file = _read(path)
+    file = read_toml(path)
 
     def settings(loc: tuple[str, ...], value: Any, about: str) -> Iterator[Setting]:
         if len(loc) <= _LEVELS.get((*loc, "")[0], 0):

@@ -11,6 +11,7 @@ import pytest
 from tests.contracts.stores import together
 
 from memory_bank import MemoryBankSettings, MemoryBankState, apply_memory_bank_strategy
+from memory_bank.bank.spending import Spending
 from memory_bank.bank.worker import Worker
 from memory_bank.config import ObserverBudget, Price
 from memory_bank.models.lexical import LexicalEmbedder
@@ -128,7 +129,7 @@ def test_a_reset_while_the_model_is_asked_leaves_an_empty_session(state: MemoryB
     state.reset()
     gate.open.set()
     assert state.flush(60) == 0
-    state._background.stop(30)
+    state._insights.background.stop(30)
     assert state.insight_store.size() == 0
     assert state.fact_store.size() == 0
 
@@ -166,7 +167,7 @@ def test_a_budget_of_the_day_holds_for_eight_sessions_at_once(bank_url: str) -> 
     together(*[lambda s=s: run(s) for s in states])
     assert len(model.calls) == 9
     assert sum(s.spent.calls for s in states) == 9
-    assert states[0].spending.of_day().calls == 9
+    assert Spending(states[0].database, "a").of_day().calls == 9
     assert sum(sources(s).count("llm:m") for s in states) == 9
     for state in states:
         state.close()

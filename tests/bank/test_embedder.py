@@ -11,7 +11,7 @@ from tests.contracts.insights import NumbersEmbedder
 
 from memory_bank.bank.database import Database
 from memory_bank.bank.embedder import bank_embedder, check_embedder, re_embed
-from memory_bank.bank.stores import InsightStore, clear_session
+from memory_bank.bank.stores import InsightStore, clear_insights
 from memory_bank.errors import EmbedderMismatchError, EmbeddingError, StorageError
 from memory_bank.records import Insight
 
@@ -136,7 +136,7 @@ def test_who_writes_meanwhile_is_not_overwritten(database: Database, change: str
 
     def write(done: int, total: int) -> None:
         if change == "clear":
-            clear_session(database, "one")
+            clear_insights(database, "one")
         else:
             one.add("new" if change == "add" else "one-002", "1 1")
 
@@ -149,7 +149,7 @@ def test_an_empty_bank_is_embedded_anew(database: Database) -> None:
     assert re_embed(database, Turned()) == 0
     assert bank_embedder(database) is None
     fill(database, 1)[0].clear()
-    clear_session(database, "two")
+    clear_insights(database, "two")
     assert re_embed(database, Turned()) == 0
     InsightStore(NumbersEmbedder(), database).add("a", "1 0")
     assert bank_embedder(database) == ("numbers", 2)

@@ -10,7 +10,6 @@ import pytest
 from tests.contracts.insights import InsightStoreContract, NumbersEmbedder
 
 from memory_bank.bank import search
-from memory_bank.bank import stores as module
 from memory_bank.bank.database import Database
 from memory_bank.bank.stores import InsightStore
 from memory_bank.records import Insight
@@ -71,6 +70,3 @@ def test_a_query_is_embedded_once() -> None:
     for _ in range(5):
         store.search("1 0")
     assert model.count == 2
-    for n in range(200):
-        store.search(f"1 {n}")
-    assert len(store._queries) == module._QUERIES_KEPT

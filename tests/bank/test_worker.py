@@ -13,7 +13,7 @@ from tests.contracts.stores import a_record, together
 
 from memory_bank.bank.database import Database
 from memory_bank.bank.jobs import JobQueue
-from memory_bank.bank.stores import FactStore, InsightStore, clear_session
+from memory_bank.bank.stores import FactStore, InsightStore, clear_insights
 from memory_bank.bank.worker import Worker
 from memory_bank.errors import EmbeddingError, StorageError
 from memory_bank.models.chat import OpenAIChat
@@ -166,7 +166,7 @@ def test_a_session_that_is_reset_while_it_is_observed_gets_nothing(database: Dat
 
     def reset(_messages: Any, _model: str) -> str:
         facts.clear()
-        clear_session(database, "default")
+        clear_insights(database, "default")
         return "too late"
 
     work(database, ScriptedModel(reset))

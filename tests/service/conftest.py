@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.chats import FOLDING
 
-from memory_bank.config import Config, load_config
+from memory_bank.config import Config
 
 # Without the extras service and mcp there is nothing to test here.
 if not all(
@@ -22,18 +21,11 @@ if not all(
 
 @pytest.fixture
 def configured(tmp_path: Path) -> Callable[..., Config]:
-    """``configured(strategies=…, **service)``: the shipped configuration with some settings of the service.
+    """``configured(strategies=…, **service)``: as that of ``serving``, with a database and an upstream."""
+    from tests.service import serving
 
-    It has the strategy "folding" besides.
-    """
-
-    def make(strategies: dict[str, Any] | None = None, **service: Any) -> Config:
-        shipped = load_config().model_dump(exclude={"service"})
-        shipped["memory_strategies"].update({"folding": FOLDING, **(strategies or {})})
-        settings = {"database": str(tmp_path / "bank.db"), "upstream": "http://127.0.0.1:9/v1", **service}
-        return Config(**shipped, service=settings)
-
-    return make
+    settings = {"database": str(tmp_path / "bank.db"), "upstream": "http://127.0.0.1:9/v1"}
+    return lambda strategies=None, **service: serving.configured(strategies, **{**settings, **service})
 
 
 @pytest.fixture

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import sys
-import threading
-import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
@@ -14,12 +12,12 @@ from typing import Any
 
 import httpx2
 import mcp_types
-import uvicorn
 from mcp import Client, StdioServerParameters
 from mcp.client.stdio import stdio_client
 from mcp.client.streamable_http import streamable_http_client
 from starlette.applications import Starlette
 from starlette.routing import Route
+from tests.service.serving import running
 
 from memory_bank import InteractionRecord, MemoryBankState
 from memory_bank.service.mcp import create_server, over_http
@@ -58,22 +56,6 @@ class _Named:
 
 
 @contextmanager
-def serving(app: Any) -> Iterator[str]:
-    """An application served in a thread; where."""
-    server = uvicorn.Server(uvicorn.Config(app, port=0, log_config=None, access_log=False))
-    thread = threading.Thread(target=server.run, daemon=True)
-    thread.start()
-    try:
-        while not server.started:
-            assert thread.is_alive(), "the server did not start"
-            time.sleep(0.005)
-        yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
-    finally:
-        server.should_exit = True
-        thread.join(30)
-
-
-@contextmanager
 def http_server(sessions: Sessions) -> Iterator[str]:
     """The MCP server over HTTP, behind a gate that takes everyone's word; its URL."""
 
@@ -87,8 +69,8 @@ def http_server(sessions: Sessions) -> Iterator[str]:
             yield
 
     app = Starlette(routes=[Route("/mcp", Endpoint(), methods=["POST"])], lifespan=lifespan)
-    with serving(_Named(app)) as url:
-        yield f"{url}/mcp"
+    with running(_Named(app)) as port:
+        yield f"http://127.0.0.1:{port}/mcp"
 
 
 def command(*arguments: str, **environment: str) -> StdioServerParameters:

@@ -15,10 +15,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import uvicorn
-from tests.chats import FOLDING
+from tests.service import serving
 
-from memory_bank.config import Config, load_config
+from memory_bank.config import Config
 from memory_bank.service.app import Service, create_app
 from memory_bank.service.proxy.routes import Exchange
 
@@ -26,10 +25,7 @@ TOOLS = [{"type": "function", "function": {"name": "look", "parameters": {"type"
 
 
 def configured(**service: Any) -> Config:
-    """The shipped configuration with some settings of the service, and the strategy "folding" besides."""
-    shipped = load_config().model_dump(exclude={"service"})
-    shipped["memory_strategies"]["folding"] = FOLDING
-    return Config(**shipped, service={"memory_timeout": 60.0, **service})
+    return serving.configured(**{"memory_timeout": 60.0, **service})
 
 
 @dataclass
@@ -72,24 +68,17 @@ def proxied(
     """The service in a thread, on a free port."""
     config = config or configured(upstream=upstream, database=str(database), **service)
     app = create_app(config)
-    server = uvicorn.Server(uvicorn.Config(app, port=0, log_config=None, access_log=False))
-    thread = threading.Thread(target=server.run, daemon=True)
     lines: list[str] = []
     handler = _Lines(lines)
     loggers = [logging.getLogger(name) for name in ("memory_bank", "uvicorn", "asyncio", "httpx2")]
     for logger in loggers:
         logger.addHandler(handler)
     try:
-        thread.start()
-        while not server.started:
-            assert thread.is_alive(), lines
-            time.sleep(0.005)
-        made = Proxied(server.servers[0].sockets[0].getsockname()[1], app.state.service, lines)
-        made.service.exchanges.append(made.exchanges.append)
-        yield made
+        with serving.running(app) as port:
+            made = Proxied(port, app.state.service, lines)
+            made.service.exchanges.append(made.exchanges.append)
+            yield made
     finally:
-        server.should_exit = True
-        thread.join(30)
         for logger in loggers:
             logger.removeHandler(handler)
 

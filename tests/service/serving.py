@@ -6,19 +6,40 @@ import http.client
 import json
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import httpx2
 import uvicorn
+from tests.chats import FOLDING
 
 from memory_bank.config import Config, load_config
 from memory_bank.service.app import create_app
 
 
-def configured(**service: Any) -> Config:
-    return Config(**load_config().model_dump(exclude={"service"}), service=service)
+def configured(strategies: Mapping[str, Any] | None = None, **service: Any) -> Config:
+    """The shipped configuration with some settings of the service, the strategy "folding", and other strategies."""
+    shipped = load_config().model_dump(exclude={"service"})
+    shipped["memory_strategies"].update({"folding": FOLDING, **(strategies or {})})
+    return Config(**shipped, service=service)
+
+
+@contextmanager
+def running(app: Any, **options: Any) -> Iterator[int]:
+    """Serve an application in a thread, on a free port, which is given; ``options`` are uvicorn's."""
+    server = uvicorn.Server(uvicorn.Config(app, port=0, log_config=None, access_log=False, **options))
+    thread = threading.Thread(target=server.run, daemon=True)
+    thread.start()
+    try:
+        while not server.started:
+            assert thread.is_alive(), "the server did not start"
+            time.sleep(0.005)
+        yield server.servers[0].sockets[0].getsockname()[1]
+    finally:
+        server.should_exit = True
+        thread.join(30)
 
 
 @dataclass
@@ -45,6 +66,13 @@ class Reply:
 class Served:
     port: int
     app: Any
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def client(self) -> httpx2.Client:
+        return httpx2.Client(base_url=self.url, timeout=180, trust_env=False)
 
     def ask(
         self,
@@ -84,17 +112,8 @@ def serving(config: Config, host: str = "127.0.0.1", prepare: Any = None) -> Ite
     app = create_app(config)
     if prepare is not None:
         prepare(app)
-    server = uvicorn.Server(uvicorn.Config(app, host=host, port=0, log_level="critical"))
-    thread = threading.Thread(target=server.run, daemon=True)
-    thread.start()
-    try:
-        while not server.started:
-            assert thread.is_alive(), "the server did not start"
-            time.sleep(0.01)
-        yield Served(server.servers[0].sockets[0].getsockname()[1], app)
-    finally:
-        server.should_exit = True
-        thread.join(30)
+    with running(app, host=host) as port:
+        yield Served(port, app)
 
 
 def bearer(key: str) -> tuple[str, str]:

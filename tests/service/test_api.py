@@ -8,13 +8,12 @@ from contextlib import contextmanager
 from urllib.parse import quote
 
 import pytest
-from fastapi import Request
 from fastapi.testclient import TestClient
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.chats import JSON, call, good_chats, result, rounds, system, user
+from tests.chats import FOLDING, JSON, call, good_chats, result, rounds, system, user
 from tests.examples import examples
-from tests.service.api_server import client, configured, serving
+from tests.service import serving
 
 from memory_bank.bank.stores import FactStore
 from memory_bank.config import Config, load_config
@@ -27,9 +26,13 @@ from memory_bank.service.api.models import (
     SessionPage,
     Stats,
 )
-from memory_bank.service.api.requests import ApiContext, api_context
 from memory_bank.service.app import create_app
 from memory_bank.transcript.pairing import pairing_errors
+
+
+def configured(database, **service):
+    settings = {"database": str(database), "redact_secrets": False, **service}
+    return serving.configured({"memory_bank": FOLDING}, **settings)
 
 
 def noted(n):
@@ -57,16 +60,6 @@ def api(database=":memory:", **service):
 def http():
     with api() as made:
         yield made
-
-
-def of(http, namespace):
-    """The same service, asked by a key of a namespace."""
-
-    def asked_by(request: Request) -> ApiContext:
-        return ApiContext(request.headers.get("x-namespace"), request.app.state.service.sessions)
-
-    http.app.dependency_overrides[api_context] = asked_by
-    return TestClient(http.app, headers={"x-namespace": namespace})
 
 
 def told(response, status, code):
@@ -328,11 +321,11 @@ def test_any_value_is_stored_as_it_is(given_, came):
 
 
 def test_the_same_at_once_is_stored_once(tmp_path):
-    with serving(configured(tmp_path / "bank.db")) as url:
+    with serving.serving(configured(tmp_path / "bank.db")) as served:
         answers = []
 
         def bring():
-            with client(url) as http:
+            with served.client() as http:
                 answers.append(http.post("/v1/sessions/s/ingest", json={"messages": CHAT}).json())
 
         threads = [threading.Thread(target=bring) for _ in range(8)]
@@ -342,7 +335,7 @@ def test_the_same_at_once_is_stored_once(tmp_path):
             t.join()
         assert len({tuple(a["trace_ids"]) for a in answers}) == 1
         assert sum(a["new"] for a in answers) == 30
-        with client(url) as http:
+        with served.client() as http:
             assert http.get("/v1/sessions/s").json()["records"] == 30
 
 
@@ -503,64 +496,6 @@ def test_what_is_no_route_is_told_and_does_not_go_on(http):
         assert answer.headers["allow"] == allowed
 
 
-# --- whose it is
-
-
-SECRET = "Zephyr-4471"
-
-
-def test_another_namespace_finds_what_nobody_finds():
-    with api() as http:
-        one, two = of(http, "one"), of(http, "two")
-        ids = ingested(one, "mine", tool_outputs=[{**OUTPUT, "raw_output": SECRET}]).trace_ids
-        ingested(two, "own", tool_outputs=[OUTPUT])
-        for name in ("mine", "one%2Fmine", "never"):
-            for path in ("", "/records", f"/records/{ids[0]}", "/records/1", "/search?q=x", "/nope"):
-                answer = two.get(f"/v1/sessions/{name}{path}")
-                nowhere = two.get(f"/v1/sessions/nowhere{path}")
-                assert (answer.status_code, answer.content) == (404, nowhere.content)
-            assert two.post(f"/v1/sessions/{name}/reset").status_code == 404
-            assert two.delete(f"/v1/sessions/{name}").status_code == 404
-        for asked in (ids[0], ids[0][:8], "2"):
-            told(two.get(f"/v1/sessions/own/records/{asked}"), 404, "not_found")
-        known = two.get("/v1/sessions", params={"after": "mine"})
-        assert known.content == two.get("/v1/sessions", params={"after": "nowhere"}).content
-        assert [s["name"] for s in two.get("/v1/sessions").json()["sessions"]] == ["own"]
-        assert two.get("/v1/sessions", params={"q": "one"}).json()["sessions"] == []
-        assert two.get("/v1/stats").json()["records"] == 1
-        everything = [
-            two.get(p).text for p in ("/v1/sessions", "/v1/stats", "/v1/sessions/own/search?q=Zephyr")
-        ]
-        assert SECRET not in "".join(everything)
-        assert one.get("/v1/sessions/mine").json()["records"] == 1
-
-
-def test_namespaces_may_have_sessions_of_one_name():
-    with api() as http:
-        one, two = of(http, "one"), of(http, "two")
-        ingested(one, "same", tool_outputs=[OUTPUT])
-        assert ingested(two, "same", tool_outputs=[OUTPUT]).new == 1
-        made = [n.get("/v1/sessions/same/records/1").json() for n in (one, two)]
-        assert made[0]["trace_id"] != made[1]["trace_id"]
-        assert [m["session"] for m in made] == ["same", "same"]
-        two.delete("/v1/sessions/same")
-        assert one.get("/v1/sessions/same").json()["records"] == 1
-
-
-def test_cursors_do_not_tell_of_others():
-    """A page's ``next`` is the same whether others have stored anything in between or not."""
-    pages = []
-    for busy in (False, True):
-        with api() as http:
-            one, two = of(http, "one"), of(http, "two")
-            for n in range(4):
-                ingested(one, "s", tool_outputs=[{**OUTPUT, "raw_output": str(n)}])
-                if busy:
-                    ingested(two, f"t{n}", messages=CHAT)
-            pages.append(one.get("/v1/sessions/s/records?limit=2").json()["next"])
-    assert pages == [2, 2]
-
-
 # --- a service that runs
 
 
@@ -568,9 +503,9 @@ def test_it_serves_many_at_once(tmp_path):
     """Sessions of several threads at a real server, on a real database: each finds its own, whole."""
     failed = []
 
-    def work(url, n):
+    def work(served, n):
         try:
-            with client(url) as http:
+            with served.client() as http:
                 for upto in range(4, 24, 2):
                     made = http.post(f"/v1/sessions/s{n}/context", json={"messages": CHAT[:upto]})
                     assert made.status_code == 200, made.text
@@ -582,14 +517,14 @@ def test_it_serves_many_at_once(tmp_path):
         except BaseException as e:
             failed.append(e)
 
-    with serving(configured(tmp_path / "bank.db", sessions_kept=3)) as url:
-        threads = [threading.Thread(target=work, args=(url, n)) for n in range(6)]
+    with serving.serving(configured(tmp_path / "bank.db", sessions_kept=3)) as served:
+        threads = [threading.Thread(target=work, args=(served, n)) for n in range(6)]
         for t in threads:
             t.start()
         for t in threads:
             t.join()
         assert failed == []
-        with client(url) as http:
+        with served.client() as http:
             assert http.get("/v1/stats").json()["records"] == 60
 
 

@@ -7,7 +7,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.service.api_server import configured, serving
+from tests.chats import FOLDING
+from tests.service import serving
 
 pytestmark = pytest.mark.long
 
@@ -57,8 +58,9 @@ class Wrong:
 
 
 def test_it_tells_of_a_service_that_is_wrong():
-    with serving(configured(":memory:"), lambda app: app.add_middleware(Wrong)) as url:
-        done = fuzzed("--requests", 300, "--url", url)
+    config = serving.configured({"memory_bank": FOLDING}, database=":memory:", redact_secrets=False)
+    with serving.serving(config, prepare=lambda app: app.add_middleware(Wrong)) as served:
+        done = fuzzed("--requests", 300, "--url", served.url)
     assert done.returncode == 1, done.stdout + done.stderr
     assert "FOUND by the document: status 500" in done.stdout
     assert "Response violates schema" in done.stdout

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.chats import JSON, TEXT
 from tests.examples import examples
-from tests.service.api_server import client, configured, serving
-from tests.service.test_api import api, ingested, told
+from tests.service import serving
+from tests.service.test_api import api, configured, ingested, told
 
 from memory_bank.bank import listing
 from memory_bank.bank.jobs import JobQueue
@@ -305,25 +305,24 @@ HUGE = json.dumps({"rows": [{"n": n, "text": f"row {n} é"} for n in range(120_0
 
 @pytest.fixture
 def huge(tmp_path):
-    """A service with a record of about 4 MB, and the URL of it."""
-    config = configured(tmp_path / "bank.db")
-    with serving(config) as url, client(url) as http:
+    """A client of a service with a record of about 4 MB, and the service."""
+    with serving.serving(configured(tmp_path / "bank.db")) as served, served.client() as http:
         answer = http.post(
             "/v1/sessions/s/ingest",
             content=json.dumps({"tool_outputs": [{"tool_name": "t", "raw_output": HUGE}]}),
             headers={"content-type": "application/json"},
         )
         assert answer.status_code == 200
-        yield http, url
+        yield http, served
 
 
 def test_a_huge_output_comes_whole_in_part_and_holds_up_nobody(huge):
-    http, url = huge
+    http, served = huge
     slowest, done = 0.0, threading.Event()
 
     def look():
         nonlocal slowest
-        with client(url) as other:
+        with served.client() as other:
             while not done.wait(0.05):
                 began = time.monotonic()
                 assert other.get("/v1/sessions").status_code == 200

@@ -5,9 +5,6 @@ import json
 import numpy as np
 
 from memory_bank import LexicalEmbedder
-from memory_bank.bank import stores
-from memory_bank.bank.database import Database
-from memory_bank.bank.stores import InsightStore
 from memory_bank.errors import TooManyRequestsError
 from memory_bank.service.proxy.body import MessageCache, parse_body
 from memory_bank.service.security.access import RateLimits
@@ -37,16 +34,6 @@ def test_words_of_the_lexical_embedder(monkeypatch):
     for n in range(30):
         embedder.encode([" ".join(f"word{n}x{k}" for k in range(10))])
         assert len(embedder._cache) <= 100
-
-
-def test_vectors_of_queries():
-    store = InsightStore(LexicalEmbedder(), Database(""), "s")
-    store.add("a", "a summary")
-    store.rank("q" * 20_000)
-    assert not store._queries
-    for n in range(stores._QUERIES_KEPT + 20):
-        store.rank(f"query {n}")
-    assert len(store._queries) == stores._QUERIES_KEPT
 
 
 def test_requests_that_are_counted():

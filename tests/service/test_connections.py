@@ -2,13 +2,12 @@
 
 import logging
 import socket
-import threading
 import time
 from contextlib import ExitStack, contextmanager
 
 import pytest
-import uvicorn
 from tests.service.proxied import RawUpstream, chunked, configured, post, request, whole
+from tests.service.serving import running
 
 from memory_bank.service.app import create_app
 from memory_bank.service.operations.logs import RepeatLimit
@@ -24,17 +23,8 @@ def serving(tmp_path, upstream, most=8, **seconds):
     for name, value in seconds.items():
         setattr(bounded, name, value)
     app = create_app(configured(upstream=upstream.base_url, database=str(tmp_path / "bank.db")))
-    server = uvicorn.Server(uvicorn.Config(app, port=0, log_config=None, http=bounded, timeout_keep_alive=75))
-    thread = threading.Thread(target=server.run, daemon=True)
-    thread.start()
-    try:
-        while not server.started:
-            assert thread.is_alive()
-            time.sleep(0.005)
-        yield server.servers[0].sockets[0].getsockname()[1]
-    finally:
-        server.should_exit = True
-        thread.join(30)
+    with running(app, http=bounded, timeout_keep_alive=75) as port:
+        yield port
 
 
 def opened(stack, port, data=b""):

@@ -253,37 +253,14 @@ class World:
 
     def prepare(self, served):
         self.served = served
-        self.done(
-            self.victim_key,
-            Ask(
-                "/v1/sessions/falcon-plan/context",
-                "POST",
-                {"messages": conversation(said=HIDDEN), "agent_id": "falcon-bot"},
-                status=200,
-            ),
-        )
-        self.done(
-            self.victim_key,
-            Ask(
-                "/v1/sessions/wide/context",
-                "POST",
-                {"messages": conversation(said=HIDDEN), "agent_id": "falcon-bot", "strategy": "wide"},
-                status=200,
-            ),
-        )
-        self.done(
-            self.victim_key,
-            Ask("/v1/sessions/own/ingest", "POST", {"messages": conversation(said=HIDDEN)}, status=200),
-        )
-        self.done(
-            self.victim_key,
-            Ask(
-                "/v1/chat/completions",
-                "POST",
-                {"model": "m", "messages": conversation(said=HIDDEN)},
-                status=200,
-            ),
-        )
+        chat = {"messages": conversation(said=HIDDEN)}
+        for path, body in (
+            ("/v1/sessions/falcon-plan/context", {**chat, "agent_id": "falcon-bot"}),
+            ("/v1/sessions/wide/context", {**chat, "agent_id": "falcon-bot", "strategy": "wide"}),
+            ("/v1/sessions/own/ingest", chat),
+            ("/v1/chat/completions", {"model": "m", **chat}),
+        ):
+            self.done(self.victim_key, Ask(path, "POST", body, status=200))
         listed = self.ask(self.victim_key, Ask("/v1/sessions/falcon-plan/records")).json()["records"]
         assert len(listed) == 6
         trace_id = next(
@@ -509,25 +486,9 @@ def test_without_a_key_all_that_is_not_open_is_closed(world):
 
 
 def test_equal_names_and_contents_stay_apart(world):
-    for key in (world.twin_key,):
-        world.done(
-            key,
-            Ask(
-                "/v1/sessions/falcon-plan/context",
-                "POST",
-                {"messages": conversation(calls=3), "agent_id": "falcon-bot", "strategy": "wide"},
-                status=200,
-            ),
-        )
-        world.done(
-            key,
-            Ask(
-                "/v1/sessions/wide/context",
-                "POST",
-                {"messages": conversation(calls=2), "agent_id": "falcon-bot", "strategy": "wide"},
-                status=200,
-            ),
-        )
+    for name, calls in (("falcon-plan", 3), ("wide", 2)):
+        body = {"messages": conversation(calls=calls), "agent_id": "falcon-bot", "strategy": "wide"}
+        world.done(world.twin_key, Ask(f"/v1/sessions/{name}/context", "POST", body, status=200))
     theirs = world.ask(world.victim_key, Ask("/v1/sessions/falcon-plan/records")).json()["records"]
     mine = world.ask(world.twin_key, Ask("/v1/sessions/falcon-plan/records")).json()["records"]
     assert (len(theirs), len(mine)) == (6, 3)
@@ -572,16 +533,9 @@ def test_a_wider_scope_ends_at_the_namespace(world):
     )
     assert answer.header("x-memory-status") == "rebuilt"
     assert HIDDEN not in json.dumps(world.upstream.requests[sent].body)
-    answer = rpc(
-        world, key, "tools/call", {"name": "search_memory", "arguments": {"query": WORD, "session": "wide"}}
-    )
-    assert HIDDEN not in answer.body.decode()
-    own = rpc(
-        world,
-        world.victim_key,
-        "tools/call",
-        {"name": "search_memory", "arguments": {"query": WORD, "session": "wide"}},
-    )
+    search = {"name": "search_memory", "arguments": {"query": WORD, "session": "wide"}}
+    assert HIDDEN not in rpc(world, key, "tools/call", search).body.decode()
+    own = rpc(world, world.victim_key, "tools/call", search)
     assert HIDDEN in own.body.decode()
     assert world.victim.namespace not in own.body.decode()  # which is nobody's business, not even its own
 

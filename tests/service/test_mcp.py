@@ -13,6 +13,7 @@ import anyio
 import mcp_types
 import pytest
 from mcp import MCPError
+from tests.service import serving
 from tests.service.mcp_clients import (
     EVIL,
     ROOT,
@@ -21,13 +22,13 @@ from tests.service.mcp_clients import (
     fill,
     http_server,
     in_memory,
-    serving,
     text_of,
 )
+from tests.service.serving import running
 
 from memory_bank import InteractionRecord, handle_tool_call
 from memory_bank.bank.database import Database
-from memory_bank.config import Config, load_config
+from memory_bank.config import load_config
 from memory_bank.service.app import create_app
 from memory_bank.service.mcp import RECORD, SESSIONS
 from memory_bank.service.sessions import Sessions
@@ -342,76 +343,6 @@ def test_odd_cursors(url, cursor):
     )
 
 
-# --- another owner's
-
-
-def everything(bank, owner):
-    """Every request that could tell a stranger of an owner's session and record."""
-    ids = {"main": bank["main"], "a": bank["a"], "b": bank["b"]}[owner]
-    names = ["main", "other", f"{owner}/main", "nowhere", "b/other", "../b/main"]
-    calls = [
-        ("tool", name, {**arguments, "session": session})
-        for session in names
-        for name, arguments in (
-            ("get_record", {"trace_id": ids[0]}),
-            ("get_record", {"trace_id": ids[0][:10], "pattern": "SECRET"}),
-            ("search_memory", {"query": "SECRET-B-4711"}),
-            ("search_memory", {"query": ids[0]}),
-            ("list_records", {}),
-        )
-    ]
-    uris = [RECORD.replace("{session}", n.replace("/", "%2F")).replace("{trace_id}", ids[0]) for n in names]
-    return [
-        *calls,
-        *(("read", uri, None) for uri in (*uris, SESSIONS)),
-        ("list", None, None),
-        ("list", json.dumps(["other", 0]), None),
-        ("list", json.dumps(["b/other", 0]), None),
-        ("tool", "get_record", {"trace_id": ids[0]}),
-    ]
-
-
-async def ask(client, kind, what, arguments):
-    try:
-        if kind == "tool":
-            return (await client.call_tool(what, arguments)).model_dump_json()
-        if kind == "read":
-            return (await client.read_resource(what)).model_dump_json()
-        return (await client.list_resources(cursor=what)).model_dump_json()
-    except MCPError as e:
-        return e.error.model_dump_json()
-
-
-def test_what_is_anothers_is_not_there(bank, url):
-    """A stranger sees of a full bank what it would see of one without the others' sessions."""
-
-    def seen(url, namespace, header, mode):
-        async def main():
-            headers = {"x-test-namespace": namespace, **({"x-memory-session": header} if header else {})}
-            async with connected(url, mode, **headers) as client:
-                return [await ask(client, *request) for request in everything(bank, "b")]
-
-        return anyio.run(main)
-
-    alone = Database("")
-    fill(alone, "a", "main", ["of a: SECRET-A-4711"])
-    sessions = Sessions(alone, load_config())
-    ids = sorted({t for key in ("main", "odd/name é", "a", "b", "b2") for t in bank[key]})
-    with http_server(sessions) as lonely:
-        for mode, header in (("auto", None), ("legacy", "other"), ("auto", "b/main")):
-            before, after = seen(lonely, "a", header, mode), seen(url, "a", header, mode)
-            # ids are random: whether some of one's own are near to the one asked for is, too
-            near = ["the nearest are", "the latest are"]
-            own = re.compile("|".join([*ids, r"[0-9a-f]{8}-[0-9a-f-]{27}", *near]))
-            asked = [json.dumps(request) for request in everything(bank, "b")]
-            for request, one, other in zip(asked, before, after, strict=True):
-                assert own.sub("ID", one) == own.sub("ID", other), request
-                assert "SECRET-B" not in other.replace("SECRET-B-4711", "", 1) or "SECRET-B" in request
-                assert "of b" not in other
-            assert any("of a" in answer for answer in after)
-    alone.close()
-
-
 def test_an_owner_with_one_session_need_not_name_it(url, bank):
     async def main(namespace):
         async with connected(url, **{"x-test-namespace": namespace}) as client:
@@ -510,16 +441,16 @@ def test_odd_bodies_are_refused(url):
 
 
 def configured(file, **service):
-    return Config(**load_config().model_dump(exclude={"service"}), service={"database": str(file), **service})
+    return serving.configured(database=str(file), **service)
 
 
 def test_the_service_has_it_at_mcp_also_by_another_name(bank):
     app = create_app(configured(bank["file"], allowed_hosts=("memory.example",)))
-    with serving(app) as url:
+    with running(app) as port:
 
         async def main():
             async with connected(
-                f"{url}/mcp", host="memory.example", **{"x-memory-session": "main"}
+                f"http://127.0.0.1:{port}/mcp", host="memory.example", **{"x-memory-session": "main"}
             ) as client:
                 return await client.call_tool("get_record", {"trace_id": "#3"})
 
@@ -530,8 +461,8 @@ def test_without_the_extra_it_says_what_to_install(bank, monkeypatch):
     app = create_app(configured(bank["file"]))
     monkeypatch.delitem(sys.modules, "memory_bank.service.mcp")
     monkeypatch.setitem(sys.modules, "mcp.server.transport_security", None)
-    with serving(app) as url:
-        answer = answer_to(url, request_of("tools/list", {}))
+    with running(app) as port:
+        answer = answer_to(f"http://127.0.0.1:{port}", request_of("tools/list", {}))
     assert answer.startswith("HTTP/1.1 501")
     assert "pip install 'agent-memory-bank[mcp]'" in answer
 
@@ -618,7 +549,8 @@ def test_the_page_on_it_runs(bank, capsys):
 
     assert ORDERS[2] in anyio.run(main, command(*arguments))
     default = "http://127.0.0.1:8767"
-    with serving(create_app(configured(bank["file"]))) as url:
+    with running(create_app(configured(bank["file"]))) as port:
+        url = f"http://127.0.0.1:{port}"
         assert ORDERS[2] in anyio.run(partial(main, http["url"].replace(default, url), **http["headers"]))
         exec(
             compile(code.replace(default, url).replace("ORD-1003", "ORD-103"), "docs/howto/mcp.md", "exec"),

@@ -15,6 +15,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanKind, StatusCode
 
+from memory_bank.bank.steps import StepFigures
 from memory_bank.errors import StorageError
 from memory_bank.service.operations.telemetry import Telemetry
 from memory_bank.service.security.access import stored_id
@@ -185,7 +186,7 @@ def test_work_on_memory(seen: Seen) -> None:
     with seen.telemetry.request("POST", INCOMING):
         with seen.telemetry.memory("delete_memory", "ns/s") as span:
             span.set_attribute("gen_ai.memory.record.count", 3)
-        seen.telemetry.stepped("ns/s", "memory_bank", 12, 40.0, 900, 300)
+        seen.telemetry.stepped(StepFigures("ns/s", 0.0, 900, 300, 4, 12, "rebuilt", "memory_bank", 40.0))
     deleted, searched = seen.spans()["delete_memory"], seen.spans()["search_memory"]
     assert dict(deleted.attributes) == {
         "gen_ai.operation.name": "delete_memory",
@@ -288,7 +289,7 @@ def test_without_an_sdk_what_came_goes_on() -> None:
         assert dict(telemetry.carry(INCOMING)) == dict(INCOMING)
         telemetry.exchanged(Exchange())
         telemetry.answered(span, "POST", "/x", 200)
-        telemetry.stepped("s", "memory_bank", 1, 1.0, 2, 1)
+        telemetry.stepped(StepFigures("s", 0.0, 2, 1, 1, 1, "rebuilt", "memory_bank", 1.0))
     with telemetry.request("POST", [(b"host", b"x")]):
         assert telemetry.carry([(b"host", b"x")]) == [(b"host", b"x")]
     assert telemetry.carry(INCOMING) == INCOMING  # outside of any request

@@ -17,14 +17,6 @@ from memory_bank.vectors import embedder_name, encode_documents
 _KEYS = ("embedder", "dimension")
 _BATCH = 256
 _BANK = sa.select(bank.c.key, bank.c.value).where(bank.c.key.in_(_KEYS))
-_ANY_INSIGHT = sa.select(insights.c.seq).limit(1)
-_FORGET = sa.delete(bank).where(bank.c.key.in_(_KEYS))
-_REMEMBER = sa.insert(bank)
-_SUMMARIES = sa.select(insights.c.seq, insights.c.summary).order_by(insights.c.seq)
-_SEQS = sa.select(insights.c.seq)
-_SET_EMBEDDING = (
-    sa.update(insights).where(insights.c.seq == sa.bindparam("row")).values(embedding=sa.bindparam("vector"))
-)
 
 
 def embedder_of(c: Connection) -> tuple[str, int] | None:
@@ -55,7 +47,7 @@ def is_known(c: Connection, where: str, name: str, dimension: int | None) -> boo
     old_name, old_dimension = known.get("embedder"), known.get("dimension")
     if old_name is None or (old_name == name and (dimension is None or old_dimension == str(dimension))):
         return old_name is not None and dimension is not None
-    if c.execute(_ANY_INSIGHT).first() is None:
+    if c.execute(sa.select(insights.c.seq).limit(1)).first() is None:
         return False
     raise mismatch(where, old_name, old_dimension, name, dimension)
 
@@ -88,9 +80,10 @@ def bind(c: Connection, database: Database, name: str, dimension: int) -> None:
 
 def remember(c: Connection, embedder: tuple[str, int] | None) -> None:
     """Within a write that holds the bank, store its embedder; None deletes it."""
-    c.execute(_FORGET)
+    c.execute(sa.delete(bank).where(bank.c.key.in_(_KEYS)))
     if embedder is not None:
-        c.execute(_REMEMBER, [{"key": k, "value": str(v)} for k, v in zip(_KEYS, embedder, strict=True)])
+        rows = [{"key": k, "value": str(v)} for k, v in zip(_KEYS, embedder, strict=True)]
+        c.execute(sa.insert(bank), rows)
 
 
 def re_embed(database: Database, model: Embedder, progress: Callable[[int, int], None] | None = None) -> int:
@@ -101,7 +94,7 @@ def re_embed(database: Database, model: Embedder, progress: Callable[[int, int],
     EmbeddingError if the embedder fails.
     """
     with database.read() as c:
-        summaries = c.execute(_SUMMARIES).all()
+        summaries = c.execute(sa.select(insights.c.seq, insights.c.summary).order_by(insights.c.seq)).all()
     vectors: list[tuple[int, bytes]] = []
     dimension = 0
     for start in range(0, len(summaries), _BATCH):
@@ -119,13 +112,15 @@ def re_embed(database: Database, model: Embedder, progress: Callable[[int, int],
     with database.write() as c:
         database.lock_bank(c, exclusive=True)
         database.lock_session(c, None)
-        if set(c.execute(_SEQS).scalars()) != {seq for seq, _ in summaries}:
+        if set(c.execute(sa.select(insights.c.seq)).scalars()) != {seq for seq, _ in summaries}:
             raise StorageError(
                 f"{database.name}: the bank was written to during re-embedding, nothing was changed: "
                 "stop its agents and run it again."
             )
         if vectors:
-            c.execute(_SET_EMBEDDING, [{"row": seq, "vector": vector} for seq, vector in vectors])
+            change = sa.update(insights).where(insights.c.seq == sa.bindparam("row"))
+            change = change.values(embedding=sa.bindparam("vector"))
+            c.execute(change, [{"row": seq, "vector": new} for seq, new in vectors])
         remember(c, (embedder_name(model), dimension) if vectors else None)
         c.execute(sa.update(sessions).values(generation=sessions.c.generation + 1))
         fault_point("re_embed.executed")

@@ -8,8 +8,7 @@ import re
 import secrets
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
@@ -25,8 +24,6 @@ _SECRET_BYTES = 32
 _LONGEST = 200  # characters of what may be a key at all
 _NAMESPACE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _k = api_keys.c
-_ALL = sa.select(*_k).order_by(_k.created, _k.key_id)
-_REVOKE = sa.update(api_keys).where(_k.key_id == sa.bindparam("which")).values(revoked=sa.bindparam("at"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,11 +124,10 @@ class Keys:
                 raise NotFoundError("there is no such key: `memory-bank keys list` shows those there are.")
             key = next((k for k in found if k.revoked is None), found[-1])
             if key.revoked is None:
-                c.execute(_REVOKE, {"which": key.key_id, "at": self.clock()})
-                key = next(k for k in _read(c) if k.key_id == key.key_id)
+                key = replace(key, revoked=self.clock())
+                c.execute(sa.update(api_keys).where(_k.key_id == key.key_id).values(revoked=key.revoked))
         return key
 
 
 def _read(c: Connection) -> list[ApiKey]:
-    rows: Any = c.execute(_ALL).mappings()
-    return [ApiKey(**row) for row in rows]
+    return [ApiKey(**row) for row in c.execute(sa.select(*_k).order_by(_k.created, _k.key_id)).mappings()]

@@ -15,8 +15,6 @@ from memory_bank.bank.database import Database
 from memory_bank.bank.rows import from_row
 from memory_bank.bank.schema import (
     HAS_CONTENT,
-    IDS,
-    SESSION,
     count_of,
     in_parts,
     models,
@@ -32,39 +30,7 @@ MOST_CALLS = 5_000
 """Their records at most, so that fitting takes minutes."""
 
 _m, _s = models.c, sessions.c
-_NAMESPACE: sa.BindParameter[str] = sa.bindparam("in_namespace")
 _key = sa.func.coalesce(_s.namespace, "")
-_READ = sa.select(_m.fitted, _m.sessions, _m.model).where(_m.namespace == _NAMESPACE)
-_OF_SESSION = sa.select(_m.model).where(
-    _m.namespace == sa.select(_key).where(_s.session_id == SESSION).scalar_subquery()
-)
-_KEY_OF = sa.select(_key).where(_s.session_id == SESSION)
-_FORGET = sa.update(models).where(_m.namespace == _NAMESPACE).values(model=None)
-_CLAIM = (
-    sa.update(models)
-    .where(_m.namespace == _NAMESPACE, _m.sessions == sa.bindparam("before"))
-    .values(sessions=sa.bindparam("after"), fitted=sa.bindparam("at"))
-)
-_KEEP = (
-    sa.update(models)
-    .where(_m.namespace == _NAMESPACE)
-    .values(model=sa.bindparam("text"), fitted=sa.bindparam("at"), sessions=sa.bindparam("count"))
-)
-_COUNT = sa.select(sa.func.count()).select_from(sessions).where(_key == _NAMESPACE)
-_COUNTS = (
-    sa.select(_key, sa.func.count(), sa.func.coalesce(sa.func.max(_m.sessions), 0))
-    .select_from(sessions.outerjoin(models, _m.namespace == _key))
-    .group_by(_key)
-)
-_calls = count_of(records).where(records.c.session_id == _s.session_id).correlate(sessions).scalar_subquery()
-_NEWEST = (  # forks repeat the calls of another session
-    sa.select(_s.session_id, _s.generation, _s.task, _calls)
-    .where(_key == _NAMESPACE, _s.deleted.is_(None), _s.forked_from.is_(None), _calls > 1)
-    .order_by(_s.created.desc(), _s.session_id)
-    .limit(MOST_SESSIONS)
-)
-_RECORDS = sa.select(*records.c).where(of_session(records), HAS_CONTENT).order_by(records.c.seq)
-_GENERATIONS = sa.select(_s.session_id, _s.generation).where(_s.session_id.in_(IDS), _s.deleted.is_(None))
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,24 +56,34 @@ class OwnSession:
 
 def learned_of(database: Database, namespace: str | None) -> Learned | None:
     """What is known of a namespace's own model; None before the first time it was fitted."""
-    with database.read() as c:
-        row = c.execute(_READ, {"in_namespace": namespace or ""}).first()
-    return None if row is None else Learned(*row)
+    for row in database.rows(
+        sa.select(_m.fitted, _m.sessions, _m.model).where(_m.namespace == (namespace or ""))
+    ):
+        return Learned(**row)
+    return None
 
 
 def model_of_session(database: Database, session_id: str) -> str | None:
     """The model of the namespace that a session belongs to, JSON; None where there is none."""
-    with database.read() as c:
-        return c.execute(_OF_SESSION, {"session": session_id}).scalar()
+    of = sa.select(_key).where(_s.session_id == session_id).scalar_subquery()
+    return database.value(sa.select(_m.model).where(_m.namespace == of))
 
 
 def newest_sessions(database: Database, namespace: str | None) -> list[OwnSession]:
     """The sessions that a model of the namespace is fitted to, oldest first: the newest, within both limits."""
+    mine = count_of(records).where(records.c.session_id == _s.session_id)
+    calls = mine.correlate(sessions).scalar_subquery()
+    newest = (  # forks repeat the calls of another session
+        sa.select(_s.session_id, _s.generation, _s.task, calls)
+        .where(_key == (namespace or ""), _s.deleted.is_(None), _s.forked_from.is_(None), calls > 1)
+        .order_by(_s.created.desc(), _s.session_id)
+        .limit(MOST_SESSIONS)
+    )
     found: list[OwnSession] = []
     total = 0
     with database.read() as c:
-        for session_id, generation, task, calls in c.execute(_NEWEST, {"in_namespace": namespace or ""}):
-            total += calls
+        for session_id, generation, task, count in c.execute(newest):
+            total += count
             if found and total > MOST_CALLS:
                 break
             found.append(OwnSession(session_id, generation, task or ""))
@@ -116,8 +92,8 @@ def newest_sessions(database: Database, namespace: str | None) -> list[OwnSessio
 
 def records_of_session(database: Database, session_id: str) -> list[InteractionRecord]:
     """The records of a session in the order of storing, without those that were forgotten."""
-    with database.read() as c:
-        return [from_row(row) for row in c.execute(_RECORDS, {"session": session_id}).mappings()]
+    mine = sa.select(records).where(of_session(records), HAS_CONTENT).order_by(records.c.seq)
+    return [from_row(row) for row in database.rows(mine, session=session_id)]
 
 
 def namespaces_due(database: Database, new_sessions: int) -> Iterator[str | None]:
@@ -125,19 +101,20 @@ def namespaces_due(database: Database, new_sessions: int) -> Iterator[str | None
 
     Several processes may ask: each namespace is returned to one of them.
     """
+    before = sa.func.coalesce(sa.func.max(_m.sessions), 0)
+    counts = sa.select(_key, sa.func.count(), before).outerjoin(models, _m.namespace == _key).group_by(_key)
     with database.read() as c:
-        counts = c.execute(_COUNTS).all()
-    for key, count, before in counts:
-        if count - before >= new_sessions and _claim(database, key, before, count):
+        found = c.execute(counts).all()
+    for key, count, known in found:
+        if count - known < new_sessions:
+            continue
+        with database.write() as c:
+            database.insert_new(c, models, [{"namespace": key, "fitted": 0.0, "sessions": 0}])
+            unclaimed = _m.namespace == key, _m.sessions == known
+            claim = sa.update(models).where(*unclaimed).values(sessions=count, fitted=time.time())
+            claimed = c.execute(claim).rowcount == 1
+        if claimed:
             yield key or None
-
-
-def _claim(database: Database, key: str, before: int, after: int) -> bool:
-    with database.write() as c:
-        row = {"namespace": key, "fitted": 0.0, "sessions": 0, "model": None}
-        c.execute(database.insert_or_ignore(models), row)
-        values = {"in_namespace": key, "before": before, "after": after, "at": time.time()}
-        return c.execute(_CLAIM, values).rowcount == 1
 
 
 def keep_model(
@@ -153,13 +130,14 @@ def keep_model(
         _lock(database, c, key)
         now: dict[str, int] = {}
         for part in in_parts(list(fitted_to)):
-            now.update(c.execute(_GENERATIONS, {"ids": part}).all())
+            there = _s.session_id.in_(part), _s.deleted.is_(None)
+            now.update(c.execute(sa.select(_s.session_id, _s.generation).where(*there)).all())
         if now != dict(fitted_to):
             return False
-        count = c.execute(_COUNT, {"in_namespace": key}).scalar() or 0
-        row = {"namespace": key, "fitted": 0.0, "sessions": 0, "model": None}
-        c.execute(database.insert_or_ignore(models), row)
-        c.execute(_KEEP, {"in_namespace": key, "text": model, "at": time.time(), "count": count})
+        count = c.execute(count_of(sessions).where(_key == key)).scalar() or 0
+        database.insert_new(c, models, [{"namespace": key, "fitted": 0.0, "sessions": 0}])
+        values = {"model": model, "fitted": time.time(), "sessions": count}
+        c.execute(sa.update(models).where(_m.namespace == key).values(values))
     return True
 
 
@@ -168,21 +146,21 @@ def delete_model(database: Database, namespace: str | None) -> bool:
     key = namespace or ""
     with database.erase() as c:
         _lock(database, c, key)
-        had = c.execute(_READ, {"in_namespace": key}).first()
-        c.execute(_FORGET, {"in_namespace": key})
-    return had is not None and had[2] is not None
+        had = c.execute(sa.select(_m.model).where(_m.namespace == key)).scalar()
+        forget_model(c, key)
+    return had is not None
 
 
 def lock_model(database: Database, c: Connection, session_id: str) -> str:
     """Within a write, and before its other locks: lock the model of a session's namespace; returns its key."""
-    key = str(c.execute(_KEY_OF, {"session": session_id}).scalar() or "")
+    key = str(c.execute(sa.select(_key).where(_s.session_id == session_id)).scalar() or "")
     _lock(database, c, key)
     return key
 
 
 def forget_model(c: Connection, key: str) -> None:
     """Within a write that deletes content of a session, delete the model that may have been fitted to it."""
-    c.execute(_FORGET, {"in_namespace": key})
+    c.execute(sa.update(models).where(_m.namespace == key).values(model=None))
 
 
 def _lock(database: Database, c: Connection, key: str) -> None:

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection, RowMapping
 
 from memory_bank.bank.database import Database
 from memory_bank.bank.jobs import add_jobs
-from memory_bank.bank.rows import Rederiving, from_row
+from memory_bank.bank.rows import rederived
 from memory_bank.bank.schema import (
-    LAST,
     NEXT_GENERATION,
     SESSION,
     in_parts,
@@ -30,47 +30,9 @@ KEPT = 512
 """How many of a session's newest digests are kept; a request adds one or two."""
 _AT_ONCE = 256  # rows copied at once
 
-_l, _s, _r, _i = lineage.c, sessions.c, records.c, insights.c
-_KNOWN = (
-    sa.select(
-        _l.digest, _l.session_id, _l.number, _l.before, _s.head, _s.head_calls, _s.forked_from, _s.namespace
-    )
-    .select_from(lineage.join(sessions, _s.session_id == _l.session_id))
-    .where(_l.digest.in_(sa.bindparam("digests", expanding=True)))
-    .order_by(_s.created, _s.session_id)
-)
-_MOVE = (
-    sa.update(sessions)
-    .where(_s.session_id == SESSION, _s.head.is_not_distinct_from(sa.bindparam("old", type_=sa.String)))
-    .values(head=sa.bindparam("new"))
-)
-_MOVE_WITH_CALLS = _MOVE.values(head_calls=sa.bindparam("calls"))
-_NEXT = sa.select(sa.func.coalesce(sa.func.max(_l.number), 0) + 1).where(of_session(lineage))
-_NEWEST = sa.select(sa.func.coalesce(sa.func.max(_r.seq), 0)).where(of_session(records))
-_TRIM = sa.delete(lineage).where(of_session(lineage), _l.number.between(1, sa.bindparam("first") - 1))
-_INHERIT = sa.insert(lineage).from_select(  # a fork at one of these digests is a fork of the older session
-    ["digest", "session_id", "number", "before"],
-    sa.select(_l.digest, sa.bindparam("other", type_=sa.String), _l.number, sa.literal(0)).where(
-        of_session(lineage), _l.number <= sa.bindparam("number")
-    ),
-)
-_TWIN = (
-    sa.select(_s.session_id)
-    .select_from(lineage.join(sessions, _s.session_id == _l.session_id))
-    .where(_l.digest == sa.bindparam("digest"), _s.head == sa.bindparam("head"))
-    .limit(1)
-)
-_HEAD = sa.select(_s.head).where(_s.session_id == SESSION)
-_TASK = sa.select(_s.task).where(_s.session_id == SESSION)
-_RECORDS = (
-    sa.select(*_r)
-    .where(of_session(records), _r.seq > LAST, _r.seq <= sa.bindparam("upto"))
-    .order_by(_r.seq)
-    .limit(_AT_ONCE)
-)
-_INSIGHTS = sa.select(*_i).where(of_session(insights), _i.seq > LAST).order_by(_i.seq).limit(_AT_ONCE)
-_TAKEN = sa.select(_r.trace_id).where(of_session(records), _r.seq <= sa.bindparam("upto"))
-_JOBS = sa.select(jobs.c.trace_id).where(of_session(jobs)).order_by(jobs.c.seq)
+_l, _s, _r = lineage.c, sessions.c, records.c
+_MINE = _s.session_id == SESSION
+_NEWEST = sa.select(sa.func.max(_r.seq)).where(of_session(records))
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,31 +90,29 @@ class Lineage:
 
     def known(self, digests: Collection[str]) -> list[KnownDigest]:
         """The sessions that have these digests; of up to 500 digests, the oldest session first."""
-        found: list[KnownDigest] = []
-        for part in in_parts(list(digests)):
-            with self.database.read() as c:
-                found += [KnownDigest(*row) for row in c.execute(_KNOWN, {"digests": part})]
-        return found
+        known = sa.select(*_l, _s.head, _s.head_calls, _s.forked_from, _s.namespace)
+        known = known.join(sessions, _s.session_id == _l.session_id).order_by(_s.created, _s.session_id)
+        return [
+            KnownDigest(**row)
+            for part in in_parts(list(digests))
+            for row in self.database.rows(known.where(_l.digest.in_(part)))
+        ]
 
     def head(self, session_id: str) -> str | None:
         """The head of a session."""
-        return self.database.value(_HEAD, session=session_id)
+        return self.database.value(sa.select(_s.head).where(_MINE), session=session_id)
 
     def newest(self, session_id: str) -> int:
         """The ``seq`` of a session's newest record, 0 for none."""
-        with self.database.read() as c:
-            return int(c.execute(_NEWEST, {"session": session_id}).scalar_one())
+        return self.database.value(_NEWEST, session=session_id) or 0
 
     def go_on(self, session_id: str, head: str | None, entry: LineageEntry) -> bool:
         """Add a request to a session. Returns False and changes nothing if its head is not ``head``."""
 
         def write(c: Connection) -> bool:
-            values = {"session": session_id, "old": head, "new": entry.head}
-            if entry.same_calls:
-                moved = c.execute(_MOVE, values)
-            else:
-                moved = c.execute(_MOVE_WITH_CALLS, {**values, "calls": entry.head_calls})
-            if moved.rowcount != 1:
+            new = {"head": entry.head} | ({} if entry.same_calls else {"head_calls": entry.head_calls})
+            move = sa.update(sessions).where(_MINE, _s.head.is_not_distinct_from(head)).values(new)
+            if c.execute(move, {"session": session_id}).rowcount != 1:
                 return False
             self._add(c, session_id, entry)
             fault_point("lineage.executed")
@@ -170,28 +130,27 @@ class Lineage:
         forked_from = None if fork is None else fork.session_id
         with self.database.write() as c:
             self.database.lock_name(c, entry.whole)
-            if c.execute(_TWIN, {"digest": entry.whole, "head": entry.head}).first() is not None:
+            twin = sa.select(_s.session_id).join(lineage, _s.session_id == _l.session_id)
+            if c.execute(twin.where(_l.digest == entry.whole, _s.head == entry.head).limit(1)).first():
                 return False
-            row = {
-                "session_id": session_id,
-                "created": time.time(),
-                "generation": 0,
-                "task": None if fork is None else c.execute(_TASK, {"session": forked_from}).scalar(),
-                "agent_id": None,  # set by the step that follows
-                "namespace": namespace,
-                "head": entry.head,
-                "head_calls": entry.head_calls,
-                "forked_from": forked_from,
-            }
+            task = sa.select(_s.task).where(_s.session_id == forked_from)
+            row = {  # its agent is set by the step that follows
+                "session_id": session_id, "created": time.time(), "generation": 0,
+                "task": c.execute(task).scalar(), "namespace": namespace, "head": entry.head,
+                "head_calls": entry.head_calls, "forked_from": forked_from,
+            }  # fmt: skip
             if fork is not None and fork.upto:
                 self.database.lock_bank(c)
-            if c.execute(self.database.insert_or_ignore(sessions), [row]).rowcount != 1:
+            if self.database.insert_new(c, sessions, [row]) != 1:
                 return False
             if fork is not None:
                 if fork.upto:
                     _copy_beginning(c, self.database, fork, session_id)
-                values = {"session": fork.session_id, "other": session_id, "number": fork.number}
-                c.execute(_INHERIT, values)
+                # a fork at one of these digests is a fork of the older session
+                inherited = sa.select(_l.digest, sa.literal(session_id), _l.number, sa.literal(0))
+                inherited = inherited.where(_l.session_id == fork.session_id, _l.number <= fork.number)
+                names = ["digest", "session_id", "number", "before"]
+                c.execute(sa.insert(lineage).from_select(names, inherited))
                 if fork.takes:
                     _leave(c, fork)
             self._add(c, session_id, entry)
@@ -200,8 +159,11 @@ class Lineage:
 
     def _add(self, c: Connection, session_id: str, entry: LineageEntry) -> None:
         """Within a write that holds the session, insert the digests of a request and delete the oldest."""
-        number = c.execute(_NEXT, {"session": session_id}).scalar_one()
-        before = c.execute(_NEWEST, {"session": session_id}).scalar_one()
+        mine = {"session": session_id}
+        number = 1 + (
+            c.execute(sa.select(sa.func.max(_l.number)).where(of_session(lineage)), mine).scalar() or 0
+        )
+        before = c.execute(_NEWEST, mine).scalar() or 0
         rows = [
             {"digest": d, "session_id": session_id, "number": number + i, "before": before}
             for i, d in enumerate(dict.fromkeys([*entry.calls, entry.whole]))
@@ -210,7 +172,8 @@ class Lineage:
         kept = [{"digest": d, "session_id": session_id, "number": 0, "before": since} for d in entry.kept]
         self.database.insert_new(c, lineage, rows + kept)
         if number > KEPT:
-            c.execute(_TRIM, {"session": session_id, "first": number + len(rows) - KEPT})
+            old = _l.number.between(1, number + len(rows) - KEPT - 1)
+            c.execute(sa.delete(lineage).where(of_session(lineage), old), mine)
 
 
 def _copy_beginning(c: Connection, database: Database, fork: ForkPoint, other: str) -> None:
@@ -218,37 +181,42 @@ def _copy_beginning(c: Connection, database: Database, fork: ForkPoint, other: s
 
     The copies keep their order and get the trace_ids that the new session derives from the same messages.
     """
-    ids: dict[str, str] = {}
-    rederive = Rederiving(fork.session_id, other)
     session = {"session": fork.session_id}
+    ids = dict(rederived(_pages(c, records, session, _r.seq <= fork.upto), fork.session_id, other))
+    for table in (records, insights):
+        rows = (row for row in _pages(c, table, session) if row["trace_id"] in ids)
+        while copies := [_copied(row, other, ids[row["trace_id"]]) for row in islice(rows, _AT_ONCE)]:
+            c.execute(sa.insert(table), copies)
+    waiting = c.execute(
+        sa.select(jobs.c.trace_id).where(of_session(jobs)).order_by(jobs.c.seq), session
+    ).scalars()
+    if copied := [ids[t] for t in waiting if t in ids]:
+        add_jobs(c, database, other, copied)
+
+
+def _pages(
+    c: Connection, table: sa.Table, session: dict[str, str], *which: sa.ColumnElement[bool]
+) -> Iterator[RowMapping]:
+    """The rows of a session, oldest first, a batch at a time."""
     last = 0
-    while rows := c.execute(_RECORDS, {**session, "last": last, "upto": fork.upto}).mappings().all():
-        copies = []
-        for row in rows:
-            trace_id = ids[row["trace_id"]] = rederive(from_row(row), row["output"])
-            copies.append(_copied(row, other, trace_id))
-        c.execute(sa.insert(records), copies)
+    query = sa.select(table).where(of_session(table), *which).order_by(table.c.seq).limit(_AT_ONCE)
+    while rows := c.execute(query.where(table.c.seq > last), session).mappings().all():
+        yield from rows
         last = rows[-1]["seq"]
-    last = 0
-    while ids and (rows := c.execute(_INSIGHTS, {**session, "last": last}).mappings().all()):
-        copies = [_copied(row, other, ids[row["trace_id"]]) for row in rows if row["trace_id"] in ids]
-        if copies:
-            c.execute(sa.insert(insights), copies)
-        last = rows[-1]["seq"]
-    waiting = [ids[t] for t in c.execute(_JOBS, session).scalars() if t in ids]
-    if waiting:
-        add_jobs(c, database, other, waiting)
 
 
 def _leave(c: Connection, fork: ForkPoint) -> None:
     """Delete from a session what is its fork's alone."""
-    session = {"session": fork.session_id, "upto": fork.takes}
-    for table in (jobs, insights):
-        c.execute(sa.delete(table).where(of_session(table), table.c.trace_id.in_(_TAKEN)), session)
-    c.execute(sa.delete(records).where(of_session(records), _r.seq <= sa.bindparam("upto")), session)
-    digests = sa.delete(lineage).where(of_session(lineage), _l.number.between(1, sa.bindparam("number")))
-    c.execute(digests, {**session, "number": fork.number})
-    c.execute(sa.update(sessions).where(_s.session_id == SESSION).values(task=None), session)
+    session = {"session": fork.session_id}
+    taken = sa.select(_r.trace_id).where(of_session(records), _r.seq <= fork.takes)
+    for table, which in (
+        (jobs, jobs.c.trace_id.in_(taken)),
+        (insights, insights.c.trace_id.in_(taken)),
+        (records, _r.seq <= fork.takes),
+        (lineage, _l.number.between(1, fork.number)),
+    ):
+        c.execute(sa.delete(table).where(of_session(table), which), session)
+    c.execute(sa.update(sessions).where(_MINE).values(task=None), session)
     c.execute(NEXT_GENERATION, session)
 
 

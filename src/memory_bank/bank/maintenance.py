@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -241,14 +241,11 @@ class _Verification:
 
     def embedder(self) -> Iterator[Defect]:
         """A bank with insights has an embedder."""
-        self.dimension = self._dimension()
-        if self.dimension is None and self.database.value(sa.select(_i.seq).limit(1)) is not None:
-            yield Defect("embedder", "the bank does not know its embedder: run  memory-bank bank re-embed")
-
-    def _dimension(self) -> int | None:
         with self.database.read() as c:
             embedder = embedder_of(c)
-        return None if embedder is None else embedder[1]
+        self.dimension = None if embedder is None else embedder[1]
+        if embedder is None and self.database.value(sa.select(_i.seq).limit(1)) is not None:
+            yield Defect("embedder", "the bank does not know its embedder: run  memory-bank bank re-embed")
 
     def records(self) -> Iterator[Defect]:
         """Every record is readable; an id derived from content is the hash of that content."""
@@ -285,16 +282,29 @@ class _Verification:
 
     def insights(self) -> Iterator[Defect]:
         """Every insight has a record and a usable embedding."""
-        broken: list[int] = []
+        broken: list[tuple[RowMapping, Defect]] = []
         for row in self._pages(insights, self._insights()):
             self.counts.insights += 1
             defect = self._check_insight(row)
-            if defect is not None and not self.repair:
-                yield defect
-            elif defect is not None:
-                broken.append(row["seq"])
-        for start in range(0, len(broken), _BATCH):
-            yield from self._mend_insights(broken[start : start + _BATCH])
+            if defect is not None:
+                broken.append((row, defect))
+            if len(broken) >= _BATCH:
+                yield from self._mended(broken)
+                broken = []
+        yield from self._mended(broken)
+
+    def _mended(self, broken: list[tuple[RowMapping, Defect]]) -> list[Defect]:
+        """The defects; to repair them, the rows are deleted and their records queued."""
+        if self.repair and broken:
+            with self.database.write() as c:
+                self.database.lock_session(c, None)
+                for row, _ in broken:  # a row that another process has replaced has another number
+                    deleted = c.execute(sa.delete(insights).where(_i.seq == row["seq"])).rowcount
+                    if deleted and row["record"] is not None and row["source"] != EXTRACTIVE:
+                        add_jobs(c, self.database, row["session_id"], [row["trace_id"]])
+                for name in {row["session_id"] for row, _ in broken}:
+                    c.execute(NEXT_GENERATION, {"session": name})
+        return [replace(defect, mended=self.repair) for _, defect in broken]
 
     def _check_insight(self, row: RowMapping) -> Defect | None:
         where = _name(row["session_id"]), _name(row["trace_id"])
@@ -313,28 +323,6 @@ class _Verification:
         if isinstance(vector, bytes) and not np.isfinite(np.frombuffer(vector, "<f4")).all():
             return Defect("embedding", "its embedding has values that are not finite", *where)
         return None
-
-    def _mend_insights(self, seqs: list[int]) -> list[Defect]:
-        """Delete those that are still unusable and queue their records."""
-        mended: list[Defect] = []
-        with self.database.write() as c:
-            self.database.lock_bank(c)
-            self.database.lock_session(c, None)
-            embedder = embedder_of(c)
-            self.dimension = None if embedder is None else embedder[1]
-            for row in c.execute(self._insights().where(_i.seq.in_(seqs)).order_by(_i.seq)).mappings().all():
-                defect = self._check_insight(row)
-                if defect is None:
-                    continue
-                c.execute(sa.delete(insights).where(_i.seq == row["seq"]))
-                if row["record"] is not None and row["source"] != EXTRACTIVE:
-                    add_jobs(c, self.database, row["session_id"], [row["trace_id"]])
-                mended.append(
-                    Defect(defect.kind, defect.what, defect.session_id, defect.trace_id, mended=True)
-                )
-            for name in {d.session_id for d in mended}:
-                c.execute(NEXT_GENERATION, {"session": name})
-        return mended
 
     def jobs(self) -> Iterator[Defect]:
         """Every job has a record."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import uuid
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from operator import itemgetter
 from typing import Any
 
@@ -53,16 +53,14 @@ def to_row(record: InteractionRecord, session_id: str) -> dict[str, Any]:
         raise RecordError(f"a {type(record).__name__} is not a record: use InteractionRecord.create.")
     what = f"of tool {str(record.tool_name)[:80]!r}"
     _check_id(record.trace_id, f"the record {what}")
-    step, when = record.step_id, record.timestamp
-    if not isinstance(step, int) or isinstance(step, bool) or abs(step) > _MAX_STEP:
+    step, input_text, output_text = record.step_id, record.input_text, record.output_text
+    if not fits(sa.Integer(), step):
         raise RecordError(f"the step_id {what} must be a whole number of at most {_MAX_STEP:,}.")
-    if not is_time(when):
+    if not is_time(record.timestamp):
         raise RecordError(f"the timestamp {what} must be Unix seconds, at most {_MAX_TIME:,}.")
-    _check_text(record.tool_name, f"the tool_name {what}")
-    for field in ("call_id", "input_text", "output_text"):
-        if getattr(record, field) is not None:
+    for field in ("tool_name", "call_id", "input_text", "output_text"):
+        if field == "tool_name" or getattr(record, field) is not None:
             _check_text(getattr(record, field), f"the {field} {what}")
-    input_text, output_text = record.input_text, record.output_text
     return {
         "session_id": session_id,
         "trace_id": record.trace_id,
@@ -73,7 +71,7 @@ def to_row(record: InteractionRecord, session_id: str) -> dict[str, Any]:
         "input_verbatim": input_text is not None,
         "output": _dump(record.raw_output, f"raw_output {what}") if output_text is None else output_text,
         "output_verbatim": output_text is not None,
-        "timestamp": float(when),
+        "timestamp": float(record.timestamp),
     }
 
 
@@ -255,25 +253,20 @@ def _content_keys(record: InteractionRecord, output: str) -> list[bytes]:
     return list(dict.fromkeys(keys))
 
 
-class Rederiving:
-    """The trace_ids that the records of one session, passed oldest first, have in another session.
+def rederived(rows: Iterable[Row], session_id: str, other: str) -> Iterator[tuple[str, str]]:
+    """The trace_ids of a session's records, oldest first, each with the one that it has in another session.
 
     Ids that were not derived from content (made by hand, imported) stay the same.
     """
-
-    def __init__(self, session_id: str, other: str) -> None:
-        self._session_id = session_id
-        self._other = other
-        self._next: defaultdict[bytes, int] = defaultdict(int)
-
-    def __call__(self, record: InteractionRecord, output: str) -> str:
-        """The trace_id of a record in the other session; ``output`` is its stored text."""
-        if not is_derived(record.trace_id):
-            return record.trace_id
-        likely = max((self._next[key] for key in _content_keys(record, output)), default=0)
-        found = derivation(self._session_id, record, output, likely)
-        if found is None:
-            return record.trace_id
-        key, ordinal = found
-        self._next[key] = ordinal + 1
-        return derive_trace_id(self._other, key, ordinal)
+    next_: defaultdict[bytes, int] = defaultdict(int)
+    for row in rows:
+        record, trace_id = from_row(row), row["trace_id"]
+        if is_derived(trace_id):
+            likely = max((next_[key] for key in _content_keys(record, row["output"])), default=0)
+            found = derivation(session_id, record, row["output"], likely)
+            if found is not None:
+                key, ordinal = found
+                next_[key] = ordinal + 1
+                yield trace_id, derive_trace_id(other, key, ordinal)
+                continue
+        yield trace_id, trace_id

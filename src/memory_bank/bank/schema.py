@@ -59,16 +59,27 @@ class Embedding(TypeDecorator[bytes]):
         return np.array(value[1:-1].split(","), dtype="<f4").tobytes()
 
 
-metadata = sa.MetaData(
-    naming_convention={
-        "pk": "pk_%(table_name)s",
-        "uq": "uq_%(table_name)s_%(column_0_N_name)s",
-        "ix": "ix_%(table_name)s_%(column_0_N_name)s",
-    }
-)
+metadata = sa.MetaData()
 
-# AUTOINCREMENT never reuses a number, so other processes see that a row has replaced the newest one.
-_Serial = sa.BigInteger().with_variant(sa.Integer, "sqlite")
+
+def _of_records(name: str, *columns: sa.Column[Any] | sa.Index) -> sa.Table:
+    """A table with at most one row for each record of a session, in the order of storing.
+
+    AUTOINCREMENT never reuses a number, so other processes see that a row has replaced the newest one.
+    """
+    serial = sa.BigInteger().with_variant(sa.Integer, "sqlite")
+    return sa.Table(
+        name,
+        metadata,
+        sa.Column("seq", serial, primary_key=True, autoincrement=True),
+        sa.Column("session_id", sa.String(255), nullable=False),
+        sa.Column("trace_id", sa.String(64), nullable=False),
+        *columns,
+        sa.UniqueConstraint("trace_id", "session_id"),
+        sa.Index(f"ix_{name}_session_id_seq", "session_id", "seq"),
+        sqlite_autoincrement=True,
+    )
+
 
 schema_version = sa.Table("schema_version", metadata, sa.Column("version_num", sa.String(32), nullable=False))
 
@@ -96,12 +107,8 @@ sessions = sa.Table(
     sa.Index("ix_sessions_namespace", "namespace", "created"),
 )
 
-records = sa.Table(
+records = _of_records(
     "records",
-    metadata,
-    sa.Column("seq", _Serial, primary_key=True, autoincrement=True),
-    sa.Column("session_id", sa.String(255), nullable=False),
-    sa.Column("trace_id", sa.String(64), nullable=False),
     sa.Column("step_id", sa.Integer, nullable=False),
     sa.Column("call_id", ExactText),
     sa.Column("tool_name", ExactText, nullable=False),
@@ -111,32 +118,18 @@ records = sa.Table(
     sa.Column("output_verbatim", sa.Boolean, nullable=False),
     sa.Column("timestamp", sa.Float, nullable=False),
     sa.Column("mark", sa.String(16)),  # by a person: "pinned", "excluded", "forgotten" (without its content)
-    sa.UniqueConstraint("trace_id", "session_id"),
-    sa.Index("ix_records_session_id_seq", "session_id", "seq"),
-    sqlite_autoincrement=True,
 )
 
-insights = sa.Table(
+insights = _of_records(
     "insights",
-    metadata,
-    sa.Column("seq", _Serial, primary_key=True, autoincrement=True),
-    sa.Column("session_id", sa.String(255), nullable=False),
-    sa.Column("trace_id", sa.String(64), nullable=False),
     sa.Column("summary", ExactText, nullable=False),
     sa.Column("embedding", Embedding, nullable=False),  # of unit length
     sa.Column("source", sa.String(255), nullable=False),
     sa.Column("redo", ExactText),  # why the summary has to be made again
-    sa.UniqueConstraint("trace_id", "session_id"),
-    sa.Index("ix_insights_session_id_seq", "session_id", "seq"),
-    sqlite_autoincrement=True,
 )
 
-jobs = sa.Table(  # records that wait for a summary by a language model; deleted when it is stored
+jobs = _of_records(  # records that wait for a summary by a language model; deleted when it is stored
     "jobs",
-    metadata,
-    sa.Column("seq", _Serial, primary_key=True, autoincrement=True),
-    sa.Column("session_id", sa.String(255), nullable=False),
-    sa.Column("trace_id", sa.String(64), nullable=False),
     sa.Column("created", sa.Float(53), nullable=False),  # all times are Unix seconds
     sa.Column("due", sa.Float(53), nullable=False),  # not taken before this time
     sa.Column("attempts", sa.Integer, nullable=False),
@@ -144,10 +137,7 @@ jobs = sa.Table(  # records that wait for a summary by a language model; deleted
     sa.Column("leased", sa.Float(53)),
     sa.Column("expires", sa.Float(53)),
     sa.Column("error", ExactText),  # why the last attempt failed
-    sa.UniqueConstraint("trace_id", "session_id"),
-    sa.Index("ix_jobs_session_id_seq", "session_id", "seq"),
     sa.Index("ix_jobs_due", "due"),
-    sqlite_autoincrement=True,
 )
 
 spending = sa.Table(  # cost of the Observer's model by session, day (UTC) and model
@@ -228,9 +218,6 @@ models = sa.Table(  # the evidence model fitted to a namespace's own sessions, o
 SESSION: sa.BindParameter[str] = sa.bindparam("session")
 IDS: sa.BindParameter[Sequence[str]] = sa.bindparam("ids", expanding=True)
 LAST: sa.BindParameter[int] = sa.bindparam("last")
-N: sa.BindParameter[int] = sa.bindparam("n")
-IDS_AT_ONCE = 500
-"""The most ids passed to one statement."""
 
 INSIGHT_OF_RECORD = (insights.c.trace_id == records.c.trace_id) & (
     insights.c.session_id == records.c.session_id
@@ -283,6 +270,6 @@ def like_prefix(text: str) -> str:
     return text.replace("/", "//").replace("%", "/%").replace("_", "/_") + "%"
 
 
-def in_parts(values: Sequence[T], size: int = IDS_AT_ONCE) -> Iterator[Sequence[T]]:
+def in_parts(values: Sequence[T], size: int = 500) -> Iterator[Sequence[T]]:
     """The values in slices of at most ``size``."""
     return (values[start : start + size] for start in range(0, len(values), size))

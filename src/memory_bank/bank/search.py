@@ -11,8 +11,8 @@ import numpy.typing as npt
 import sqlalchemy as sa
 
 from memory_bank.bank.database import Database
-from memory_bank.bank.embedder import is_known, mismatch
-from memory_bank.bank.schema import LAST, SESSION, Embedding, N, bank, insights, sessions
+from memory_bank.bank.embedder import check_embedder, is_known, mismatch
+from memory_bank.bank.schema import LAST, SESSION, Embedding, insights, sessions
 from memory_bank.ports import Scope
 from memory_bank.records import Hit
 
@@ -26,31 +26,21 @@ _TIE = 1e-6  # scores this close to the next better one are equal
 _GAP = 1e-4  # scores further apart than this are in different groups of ties
 _SPARE = 16
 
-# Which sessions a search includes
-
+_t = insights.c
 _own = sessions.alias()
-_agent = sa.select(_own.c.agent_id).where(_own.c.session_id == SESSION).scalar_subquery()
-_namespace = sa.select(_own.c.namespace).where(_own.c.session_id == SESSION).scalar_subquery()
-_in_namespace = sessions.c.namespace.is_not_distinct_from(_namespace)  # NULL is one namespace
-_IN_NAMESPACE = sa.select(sessions.c.session_id).where(_in_namespace)
-_OF_AGENT = sa.select(sessions.c.session_id).where(  # without an agent: NULL equals nothing
-    (sessions.c.session_id == SESSION) | ((sessions.c.agent_id == _agent) & _in_namespace)
-)
+_mine = sa.select(_own.c.agent_id, _own.c.namespace).where(_own.c.session_id == SESSION)
+_agent, _namespace = (_mine.with_only_columns(c).scalar_subquery() for c in _mine.selected_columns)
+_IN_NAMESPACE = sessions.c.namespace.is_not_distinct_from(_namespace)  # NULL is one namespace
+# Without an agent: NULL equals nothing.
+_OF_AGENT = (sessions.c.session_id == SESSION) | ((sessions.c.agent_id == _agent) & _IN_NAMESPACE)
 
 
 def within(session_id: sa.ColumnElement[str], scope: Scope) -> sa.ColumnElement[bool]:
     """The condition that a session_id is in the scope of the session of the parameter ``session``."""
-    if scope == "all":
-        return session_id.in_(_IN_NAMESPACE)
-    return session_id.in_(_OF_AGENT) if scope == "agent" else session_id == SESSION
-
-
-_t = insights.c
-_embedder, _dimension = (
-    sa.select(bank.c.value).where(bank.c.key == key).scalar_subquery().label(key)
-    for key in ("embedder", "dimension")
-)
-_distance = _t.embedding.op("<#>", return_type=sa.Float)(sa.bindparam("query", type_=Embedding))
+    if scope == "session":
+        return session_id == SESSION
+    included = _IN_NAMESPACE if scope == "all" else _OF_AGENT
+    return session_id.in_(sa.select(sessions.c.session_id).where(included))
 
 
 def _new_rows(scope: Scope) -> sa.Select[Any]:
@@ -72,29 +62,6 @@ def _new_rows(scope: Scope) -> sa.Select[Any]:
     )
     joined = generations.outerjoin(new, sa.true())
     return sa.select(*generations.c, *new.c).select_from(joined).order_by(new.c.seq)
-
-
-def _ranked(scope: Scope) -> sa.Select[Any]:
-    """The rows by distance, each with the embedder of the bank."""
-    return (
-        sa.select(_embedder, _dimension, _t.seq, _t.session_id, _t.trace_id, _distance.label("distance"))
-        .where(
-            within(_t.session_id, scope), sa.func.vector_dims(_t.embedding) == sa.bindparam("dimension_asked")
-        )
-        .order_by(sa.text("distance"), _t.seq.desc())
-    )
-
-
-_SCOPES: tuple[Scope, ...] = ("session", "agent", "all")
-_NEW_ROWS = {scope: _new_rows(scope) for scope in _SCOPES}
-_RANKED = {scope: _ranked(scope) for scope in _SCOPES}
-_BEST = {scope: statement.limit(N) for scope, statement in _RANKED.items()}
-_ANY = {
-    s: sa.select(_embedder, _dimension).where(
-        sa.exists().select_from(insights).where(within(_t.session_id, s))
-    )
-    for s in _SCOPES
-}
 
 
 def best_first(scores: Vectors, rows: Vectors) -> tuple[Vectors, Vectors]:
@@ -221,8 +188,6 @@ class InsightSearch(ABC):
 class IndexSearch(InsightSearch):
     """Searches a FAISS index that is derived from the rows and follows them."""
 
-    _index: VectorIndex
-
     def rank(self, query: Callable[[], Vectors], exclude: Collection[str], limit: int | None) -> list[Hit]:
         index = self._refresh()
         if not index.size:
@@ -235,6 +200,7 @@ class IndexSearch(InsightSearch):
 
     def forget(self) -> None:
         self._index = VectorIndex()
+        self._statement = _new_rows(self.scope)
 
     def _refresh(self) -> VectorIndex:
         """The index with the rows that this or another process has added since."""
@@ -242,7 +208,7 @@ class IndexSearch(InsightSearch):
             index = self._index
             with self.database.read() as c:
                 values = {"session": self.session_id, "last": index.last_seq}
-                rows = c.execute(_NEW_ROWS[self.scope], values).all()
+                rows = c.execute(self._statement, values).all()
                 generation = rows[0].generation
                 if generation != index.generation:  # a session was cleared or re-embedded: begin again
                     self._index = VectorIndex(generation)
@@ -260,47 +226,31 @@ class DatabaseSearch(InsightSearch):
     """Exact inner products by pgvector over the rows of the scope."""
 
     def rank(self, query: Callable[[], Vectors], exclude: Collection[str], limit: int | None) -> list[Hit]:
-        if not self._has_insights(None):
+        mine = {"session": self.session_id}
+        here = within(_t.session_id, self.scope)
+        if self.database.value(sa.select(_t.seq).where(here).limit(1), **mine) is None:
             return []
         vector = query()
-        dimension = vector.shape[1]
-        values = {
-            "session": self.session_id,
-            "query": vector.astype("<f4").tobytes(),
-            "dimension_asked": dimension,
-        }
+        check_embedder(self.database, self.embedder_name, vector.shape[1])
+        asked = sa.literal(vector.astype("<f4").tobytes(), Embedding)
+        distance = _t.embedding.op("<#>", return_type=sa.Float)(asked).label("distance")
+        ranked = (
+            sa.select(_t.seq, _t.session_id, _t.trace_id, distance)
+            .where(here, sa.func.vector_dims(_t.embedding) == vector.shape[1])
+            .order_by(sa.text("distance"), _t.seq.desc())
+        )
         hidden = {(None, t) for t in exclude}
 
         def fetch(n: int | None) -> tuple[list[Hit], bool]:
             n = n if n is None or n < _MANY else None
             with self.database.read() as c:
-                if n is None:
-                    rows = c.execute(_RANKED[self.scope], values).all()
-                else:
-                    rows = c.execute(_BEST[self.scope], {**values, "n": n}).all()
-            if not rows:
-                self._has_insights(dimension)
-                return [], True
-            self._check(rows[0].embedder, rows[0].dimension, dimension)
+                rows = c.execute(ranked.limit(n), mine).all()
             keys = {row.seq: self._key(row.session_id, row.trace_id) for row in rows}
             order, scores = best_first(
                 np.array([-row.distance for row in rows]), np.array(list(keys), dtype=np.intp)
             )
-            ranked = zip(map(keys.__getitem__, order.tolist()), scores.tolist(), strict=True)
-            found = [Hit(t, score, s) for (s, t), score in ranked if (s, t) not in hidden]
+            best = zip(map(keys.__getitem__, order.tolist()), scores.tolist(), strict=True)
+            found = [Hit(t, score, s) for (s, t), score in best if (s, t) not in hidden]
             return found, n is None or len(rows) < n
 
         return _first(limit, len(hidden), fetch)
-
-    def _has_insights(self, dimension: int | None) -> bool:
-        """Whether there are insights in the scope. Raises EmbedderMismatchError for another embedder's."""
-        with self.database.read() as c:
-            known = c.execute(_ANY[self.scope], {"session": self.session_id}).first()
-        if known is not None:
-            self._check(known.embedder, known.dimension, dimension)
-        return known is not None
-
-    def _check(self, name: str | None, known: str | None, dimension: int | None) -> None:
-        ours = self.embedder_name
-        if name is not None and (name != ours or (dimension is not None and known != str(dimension))):
-            raise mismatch(self.database.name, name, known, ours, dimension)

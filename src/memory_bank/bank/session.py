@@ -10,26 +10,20 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
-from sqlalchemy.engine import Connection
-
 from memory_bank.bank.database import ANY, Database, as_database
 from memory_bank.bank.ingestion import log_ingested, records_of
-from memory_bank.bank.jobs import JobQueue, without_insight
+from memory_bank.bank.insights import InsightWriter
 from memory_bank.bank.learned import model_of_session
-from memory_bank.bank.rows import to_rows
-from memory_bank.bank.spending import Spending
-from memory_bank.bank.stores import FactStore, InsightStore, WiderScope, clear_session
-from memory_bank.bank.worker import BackgroundObserver, Worker
+from memory_bank.bank.stores import FactStore, InsightStore, WiderScope, clear_insights
 from memory_bank.config import MemoryBankSettings
 from memory_bank.errors import EmbeddingError, StorageError
-from memory_bank.faults import fault_point
-from memory_bank.models.observer import EXTRACTIVE, Observer
+from memory_bank.models.observer import EXTRACTIVE
 from memory_bank.plan import Context, Plan
 from memory_bank.ports import Embedder, Scope, TokenCounter
 from memory_bank.pricing import PrefixCache
-from memory_bank.records import Insight, InteractionRecord, Spent
+from memory_bank.records import InteractionRecord, Spent
 from memory_bank.transcript.jsontext import dump_value
-from memory_bank.transcript.messages import Pair, is_memory_tool
+from memory_bank.transcript.messages import Pair
 from memory_bank.transcript.tokens import approximate_counter, open_counter
 from memory_bank.transcript.transcript import Transcript, View, is_same
 
@@ -142,13 +136,23 @@ class MemoryBankState(Session):
 
     Attributes:
         fact_store: the session's FactStore.
-        insight_store: its InsightStore; None until there is something to embed and an embedding model is known.
         step_count: the number of the last stored step.
         steps: trace_id to step of every stored record, in the order of storing.
+        new_records: those that the present step has stored.
         marks: trace_id to mark of every record that a person pinned, excluded or forgot.
         retained: the trace_ids of records that are pinned, and of those that no context shows, by marks and by
             ``tools.NAME.retain``.
+        shown_elsewhere: other sessions' records in contexts, by session_id and trace_id.
+        order_changes: how often other processes changed the order of stored records.
+        storage_errors: how many steps went on without memory because the database failed.
     """
+
+    steps: dict[str, int]
+    marks: dict[str, str]
+    new_records: list[InteractionRecord]
+    _deferred: dict[str, Callable[[], None]]
+    _task: str
+    _by_call: dict[str, list[str]] | None  # trace_ids by call id, once asked for
 
     def __init__(
         self,
@@ -165,41 +169,26 @@ class MemoryBankState(Session):
         super().__init__(session_id, counter or approximate_counter())
         self._shares_database = isinstance(database, Database)
         self.database = as_database(database)
-        self.scope: Scope = "session"
         if agent_id is not None or namespace is not None:
             self.database.open_session(session_id, agent_id, ANY if namespace is None else namespace)
         self.fact_store = FactStore(self.database, session_id)
-        self.insight_store = cast(InsightStore, None)  # until an embedder is bound
-        self.step_count = 0
-        self.steps: dict[str, int] = {}
-        self._prepared = False  # whether a step has begun
-        self.marks: dict[str, str] = {}  # of records, by a person
+        self._insights = InsightWriter(self.fact_store, on_jobs)
+        self.scope: Scope = "session"
+        self.settings = MemoryBankSettings()
+        self.defer = defer
         self.retained: tuple[frozenset[str], frozenset[str]] = (frozenset(), frozenset())
-        self.unobserved: dict[
-            str, Insight | None
-        ] = {}  # records without an insight, with a draft if there is one
-        self.new_records: list[InteractionRecord] = []  # that the present step has stored
-        # other sessions' records in contexts, by session_id and trace_id
         self.shown_elsewhere: dict[tuple[str, str], InteractionRecord] = {}
         self.storage_errors = 0
-        self.order_changes = 0  # how often other processes changed the order of stored records
-        self.settings = MemoryBankSettings()
-        self.observer = Observer()
+        self.order_changes = 0
+        self.generation: int | None = None
+        self.step_count = 0
+        self._prepared = False  # whether a step has begun
         self._given_counter = counter
         self._encoding: str | None = None
-        self._task = ""
-        self._by_call: dict[str, list[str]] | None = None  # trace_ids by call id, once asked for
+        self._forget()
         self.transcript = Transcript(session_id, self.counter, self._is_mask)
-        self._generation: int | None = None
-        self._jobs = JobQueue(self.database, session_id)
-        self._background = BackgroundObserver()
-        self._on_jobs = on_jobs
-        self._may_have_jobs = False
-        self.defer = defer
-        self._deferred: dict[str, Callable[[], None]] = {}
-        self._told: dict[str, object] = {}  # reasons of the Observer's failures that were logged as a warning
         if embedding_model is not None:
-            self._bind_embedder(embedding_model)
+            self._insights.bind(embedding_model)
 
     @classmethod
     def open(
@@ -222,18 +211,15 @@ class MemoryBankState(Session):
         Raises DatabaseOpenError, DatabaseVersionError, EmbedderLoadError, EmbedderMismatchError, and
         ConfigError for a session of another agent or namespace.
         """
-        return cls(
-            embedding_model,
-            database=url,
-            session_id=session_id,
-            agent_id=agent_id,
-            namespace=namespace,
-            counter=counter,
-            on_jobs=on_jobs,
-            defer=defer,
-        )
+        more: dict[str, Any] = {"agent_id": agent_id, "namespace": namespace, "counter": counter}
+        return cls(embedding_model, database=url, session_id=session_id, on_jobs=on_jobs, defer=defer, **more)
 
     # the step of a strategy
+
+    @property
+    def insight_store(self) -> InsightStore:
+        """Its InsightStore; None until there is something to embed and an embedding model is known."""
+        return cast(InsightStore, self._insights.store)
 
     @property
     def embedder_name(self) -> str:
@@ -241,7 +227,7 @@ class MemoryBankState(Session):
 
     @property
     def observer_name(self) -> str:
-        return self.observer.name
+        return self._insights.observer.name
 
     def prepare(self, settings: MemoryBankSettings | None, llm_client: object = None) -> None:
         """Begin a step: take its settings, and load what is stored and not known yet.
@@ -260,13 +246,18 @@ class MemoryBankState(Session):
             self.transcript = Transcript(self.session_id, self.counter, self._is_mask)
         generation, count = self.database.extent(self.session_id)
         if count or settings.scope != "session":  # else there is nothing to search yet
-            self._bind_embedder(settings.embedding_model)
-        if generation != self._generation:  # first use, or another process reset the session
+            self._insights.bind(settings.embedding_model)
+        if generation != self.generation:  # first use, or another process reset the session
             self._load()
-            self._generation = generation
-        elif count != len(self.steps):
-            self._load_order()
-        self.observer = Observer.create(llm_client, settings, self.spending, self._told)
+            self.generation = generation
+        elif count != len(self.steps):  # another process has stored records
+            self._by_call = None
+            steps = self.fact_store.steps()
+            if any(a != b for a, b in zip(self.steps, steps, strict=False)):
+                self.order_changes += 1
+            self.steps = steps
+            self.step_count = max(steps.values(), default=0)
+        self._insights.begin(settings, llm_client)
         self.scope = settings.scope
         self.new_records = []
 
@@ -276,9 +267,9 @@ class MemoryBankState(Session):
         ``insights_later``: no context of this step needs them, so that they may be deferred.
         """
         if view.interactions:
-            self._bind_embedder(self.settings.embedding_model)
+            self._insights.bind(self.settings.embedding_model)
         records, step = records_of(view.new, self.steps, self.step_count)
-        later = insights_later and self.defer and self.observer.name == EXTRACTIVE
+        later = insights_later and self.defer and self.observer_name == EXTRACTIVE
         task = self._task or view.task  # a shorter list, or a client's summary, does not replace it
         self._store_facts(records, step, task, drafts=not later)
         self.transcript.acknowledge()
@@ -287,8 +278,6 @@ class MemoryBankState(Session):
 
     def _retained(self) -> tuple[frozenset[str], frozenset[str]]:
         tools = {name: of.retain for name, of in self.settings.tools.items() if of.retain is not None}
-        if not (tools or self.marks):
-            return frozenset(), frozenset()
         by_tool = self.fact_store.of_tools(list(tools)) if tools else {}
         kinds = {t: "pinned" if tools[name] == "always" else "excluded" for t, name in by_tool.items()}
         kinds.update(self.marks)  # a person's decision counts more
@@ -306,17 +295,41 @@ class MemoryBankState(Session):
             known = {r.trace_id for r in self.fact_store.get_many([r.trace_id for r in records])}
             new = [r for r in {r.trace_id: r for r in records}.values() if r.trace_id not in known]
             if new and self._prepared:
-                self._bind_embedder(self.settings.embedding_model)
+                self._insights.bind(self.settings.embedding_model)
             self._store_facts(new, max([self.step_count, *(r.step_id for r in new)]), task)
             if self.insight_store is not None:
                 self._store_insights(new, task)
             return len(new)
 
-    def run_later(self, name: str, work: Callable[[], None]) -> None:
-        """Do work that no context needs: at once, or in ``finish`` if the session defers.
+    def _store_facts(
+        self, records: Sequence[InteractionRecord], step: int, task: str, *, drafts: bool = True
+    ) -> None:
+        if not records:
+            return
+        if task and task != self._task:  # kept, so that insights can be made again later
+            self.database.set_task(self.session_id, task)
+            self._task = task
+        self._insights.store_facts(records, drafts=drafts)
+        self.steps.update((r.trace_id, r.step_id) for r in records)
+        self._by_call = None
+        self.step_count = step
+        self.new_records = list(records)
+        log_ingested(records)
 
-        The next step does it itself, or defers it again under the same name.
-        """
+    def _store_insights(
+        self, records: Sequence[InteractionRecord], task: str, *, later: bool = False
+    ) -> None:
+        def work() -> None:
+            self._insights.write(records, task, self.generation)
+
+        if later:
+            self.run_later("insights", work)
+        else:
+            work()
+        self._insights.start(bool(records))
+
+    def run_later(self, name: str, work: Callable[[], None]) -> None:
+        """Do work that no context needs: at once, or in ``finish`` if the session defers."""
         if self.defer:
             self._deferred[name] = work
         else:
@@ -335,11 +348,6 @@ class MemoryBankState(Session):
     # what is stored
 
     @property
-    def generation(self) -> int | None:
-        """How often the session was reset, as far as is known here; None before the first step."""
-        return self._generation
-
-    @property
     def agent_id(self) -> str | None:
         """The agent that owns the session; None where none was named."""
         return self.database.agent_of(self.session_id)
@@ -351,11 +359,6 @@ class MemoryBankState(Session):
             return None
         return WiderScope(self.database, self.session_id, self.scope, self.insight_store)
 
-    @property
-    def spending(self) -> Spending:
-        """The account in which the Observer's calls are booked."""
-        return Spending(self.database, self.session_id)
-
     def learned_model(self) -> str | None:
         """The evidence model fitted to the sessions of its namespace, JSON; None where there is none."""
         return model_of_session(self.database, self.session_id)
@@ -363,13 +366,12 @@ class MemoryBankState(Session):
     @property
     def spent(self) -> Spent:
         """What the session's Observer has cost."""
-        return self.spending.of_session()
+        return self._insights.spending.of_session()
 
     @property
     def pending(self) -> int:
         """The number of stored records that have no summary yet."""
-        waiting = 0 if self.settings.observer_mode == "off" else len(self.unobserved)
-        return self._jobs.open_count() + waiting
+        return self._insights.pending
 
     def reset(self) -> None:
         """End the task: empty both stores, the step count and the plan. Models stay loaded."""
@@ -378,11 +380,11 @@ class MemoryBankState(Session):
             if self.insight_store is not None:
                 self.insight_store.clear()
             else:
-                clear_session(self.database, self.session_id)
+                clear_insights(self.database, self.session_id)
             self.database.set_task(self.session_id, "")
             super().reset()
             self.step_count = 0
-            self._generation = None
+            self.generation = None
             log.debug("MemoryBankState reset: session %s", self.session_id)
 
     def flush(self, timeout: float | None = None) -> int:
@@ -395,19 +397,18 @@ class MemoryBankState(Session):
         until = None if timeout is None else time.monotonic() + max(0.0, timeout)
         if self._deferred:
             self.finish()
-        left = self._flush_drafts(timeout)
-        self._background.wake()
-        pause = 0.01
-        while (open_ := self._jobs.open_count()) and self._background.works():
-            if until is not None and time.monotonic() >= until:
-                break
-            time.sleep(pause if until is None else max(0.0, min(pause, until - time.monotonic())))
-            pause = min(0.2, 1.5 * pause)
-        return left + open_
+        if self.lock.acquire(timeout=-1 if timeout is None else max(0.0, timeout)):
+            try:
+                left = self._insights.flush_drafts()
+            finally:
+                self.lock.release()
+        else:
+            left = max(1, len(self._insights.waiting))
+        return left + self._insights.wait(until)
 
     def close(self) -> None:
         """Close the session's own database. What is stored stays stored; what is queued stays queued."""
-        self._background.stop()
+        self._insights.background.stop()
         if self._deferred and self.lock.acquire(blocking=False):  # a step that hangs is not waited for
             try:
                 self.finish()
@@ -431,134 +432,14 @@ class MemoryBankState(Session):
         finally:
             self.close()
 
-    # the write path
-
-    def _store_facts(
-        self, records: Sequence[InteractionRecord], step: int, task: str, *, drafts: bool = True
-    ) -> None:
-        """Commit records with the jobs of those that a model is to summarise.
-
-        ``drafts``: make extractive summaries where no model makes them within the step. With an embedder that
-        answers at once they are committed in the same transaction; any other is asked after the commit.
-        """
-        if not records:
-            return
-        if task and task != self._task:  # kept, so that insights can be made again later
-            self.database.set_task(self.session_id, task)
-            self._task = task
-        mode = self.settings.observer_mode
-        observed = [r for r in records if not is_memory_tool(r.tool_name, r.output_text)]
-        queued = [r.trace_id for r in observed if mode == "background" and self.observer.sends(r)]
-        made: list[Insight] = []
-        if drafts and (mode == "background" or (mode == "inline" and self.observer.name == EXTRACTIVE)):
-            made = [self.observer.extract(r) for r in observed]
-        if made and self.insight_store is not None and _answers_at_once(self.insight_store):
-            prepared = self.insight_store.prepare(made)
-            rows = to_rows(records, self.session_id)
-
-            def write(c: Connection) -> None:
-                self.insight_store.insert(c, prepared)
-                self.fact_store.insert(c, rows, queued)
-
-            self.database.submit(write, self.session_id)
-            fault_point("facts.stored")
-        else:
-            self.fact_store.store_many(records, queued)
-            if mode != "off" and self.insight_store is not None:
-                by_id = {d.trace_id: d for d in made}
-                self.unobserved.update((r.trace_id, by_id.get(r.trace_id)) for r in records)
-        self.steps.update((r.trace_id, r.step_id) for r in records)
-        self._by_call = None
-        self.step_count = step
-        self.new_records = list(records)
-        log_ingested(records)
-
-    def _store_insights(
-        self, records: Sequence[InteractionRecord], task: str, *, later: bool = False
-    ) -> None:
-        """Store insights of new records, and of those that an earlier, interrupted step left without one."""
-        if self.unobserved and self.settings.observer_mode != "off":
-
-            def work() -> None:
-                self._observe(records, task)
-
-            if later:
-                self.run_later("insights", work)
-            else:
-                work()
-        if self.settings.observer_mode == "background":
-            self._start_worker(bool(records))
-
-    def _observe(self, records: Sequence[InteractionRecord], task: str) -> None:
-        wanted = [t for t, draft in self.unobserved.items() if draft is None]
-        new = {r.trace_id: r for r in records}
-        earlier = [t for t in wanted if t not in new]
-        found = self.fact_store.get_many(earlier) if earlier else []
-        found += [new[t] for t in wanted if t in new]
-        found = [r for r in found if not is_memory_tool(r.tool_name, r.output_text)]
-        if self.settings.observer_mode == "inline":
-            drafts = self.observer.observe_all(found, task)
-        else:
-            drafts = [self.observer.extract(r) for r in found]
-            queued = [r.trace_id for r in found if self.observer.sends(r)]
-            self._jobs.add(queued)
-            self._may_have_jobs = self._may_have_jobs or bool(queued)
-        self.unobserved.update((d.trace_id, d) for d in drafts)
-        ready = [draft for draft in self.unobserved.values() if draft is not None]
-        # If the embedder fails, the drafts wait for the next step.
-        self.insight_store.add_many(ready, generation=self._generation)
-        self.unobserved.clear()
-
-    def _start_worker(self, news: bool) -> None:
-        """Make the background Observer work at the queue, unless there is nothing in it."""
-        if self.observer.name == EXTRACTIVE or not (news or self._may_have_jobs):
-            return
-        self._may_have_jobs = False
-        if self._on_jobs is not None:
-            self._on_jobs()
-            return
-        model, observer, attempts = (
-            self.insight_store.embedding_model, self.observer, self.settings.observer_attempts,
-        )  # fmt: skip
-
-        def worker() -> Worker:
-            return Worker(self.database, observer, model, self.session_id, attempts=attempts)
-
-        self._background.work(worker, (observer.chat, self.settings))
-
-    def _flush_drafts(self, timeout: float | None) -> int:
-        if not self.lock.acquire(timeout=-1 if timeout is None else max(0.0, timeout)):
-            return max(1, len(self.unobserved))
-        try:
-            drafts = [d for d in self.unobserved.values() if d is not None]
-            if drafts and self.insight_store is not None:
-                try:
-                    self.insight_store.add_many(drafts)
-                except EmbeddingError as e:
-                    log.warning("%d insights still wait: %s", len(drafts), e)
-                else:
-                    for draft in drafts:
-                        del self.unobserved[draft.trace_id]
-            return 0 if self.settings.observer_mode == "off" else len(self.unobserved)
-        finally:
-            self.lock.release()
-
-    # loading
-
-    def _bind_embedder(self, model: Embedder | str) -> None:
-        """Make the insight store, unless there is one. A model that is named is loaded now."""
-        if self.insight_store is None:
-            self.insight_store = InsightStore(model, self.database, self.session_id)
-
     def _load(self) -> None:
-        """Read the session's steps, and which records an interrupted step left without an insight."""
+        """Read what is stored of the session."""
         self._forget()
         self.steps = self.fact_store.steps()
         self.marks = self.fact_store.marks()
         self.step_count = max(self.steps.values(), default=0)
-        self.unobserved = dict.fromkeys(without_insight(self.database, self.session_id))
         self._task = self.database.get_task(self.session_id)
-        self._may_have_jobs = self._jobs.open_count() > 0
+        self._insights.load()
 
     def _is_mask(self, pair: Pair, trace_id: str) -> bool:
         """Whether a client has put an older result in the place of a recorded output of the same call.
@@ -580,26 +461,13 @@ class MemoryBankState(Session):
                 return True
         return False
 
-    def _load_order(self) -> None:
-        """Read the session's steps again: another process has stored records."""
-        self._by_call = None
-        steps = self.fact_store.steps()
-        if any(a != b for a, b in zip(self.steps, steps, strict=False)):
-            self.order_changes += 1
-        self.steps = steps
-        self.step_count = max(steps.values(), default=0)
-
     def _forget(self) -> None:
         super()._forget()
+        self._insights.waiting = {}
         self.steps = {}
         self.marks = {}
-        self.unobserved = {}
         self.new_records = []
         self.shown_elsewhere.clear()
         self._deferred = {}
         self._task = ""
         self._by_call = None
-
-
-def _answers_at_once(store: InsightStore) -> bool:
-    return bool(getattr(type(store.embedding_model), "instant", False))

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections import OrderedDict
-from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,7 +13,7 @@ from sqlalchemy.engine import Connection, RowMapping
 
 from memory_bank.bank.database import Database, as_database
 from memory_bank.bank.embedder import bind, check_embedder
-from memory_bank.bank.jobs import Job, add_jobs, clear_jobs, finish_job
+from memory_bank.bank.jobs import Job, add_jobs, finish_job
 from memory_bank.bank.learned import forget_model, lock_model
 from memory_bank.bank.listing import Outline, count_records, list_outlines
 from memory_bank.bank.rows import (
@@ -40,7 +39,7 @@ from memory_bank.bank.schema import (
     records,
     steps,
 )
-from memory_bank.bank.search import DatabaseSearch, IndexSearch, InsightSearch, Vectors, within
+from memory_bank.bank.search import DatabaseSearch, IndexSearch, InsightSearch, within
 from memory_bank.errors import ConfigError
 from memory_bank.faults import fault_point
 from memory_bank.models.embedding import load_embedder
@@ -50,45 +49,15 @@ from memory_bank.vectors import embedder_name, encode_documents, encode_queries
 
 FORGOTTEN_OUTPUT = "[forgotten]"
 _QUERIES_KEPT = 64  # cached query vectors: the fixed query is asked at every step
-_LONGEST_QUERY_KEPT = 8_000  # characters
+_LONGEST_KEPT = 8_000  # characters of such a query
 _AT_MOST = 20  # places returned for a trace_id or its beginning
 
 _r, _i = records.c, insights.c
 _BY_IDS = sa.select(*_r).where(of_session(records), _r.trace_id.in_(IDS))
 _STEPS = sa.select(_r.trace_id, _r.step_id).where(of_session(records)).order_by(_r.seq)
-_CALLS = (
-    sa.select(_r.call_id, _r.trace_id).where(of_session(records), _r.call_id.is_not(None)).order_by(_r.seq)
-)
-_MARKS = sa.select(_r.trace_id, _r.mark).where(of_session(records), _r.mark.is_not(None)).order_by(_r.seq)
-_OF_TOOLS = (
-    sa.select(_r.trace_id, _r.tool_name)
-    .where(of_session(records), _r.tool_name.in_(sa.bindparam("names", expanding=True)))
-    .order_by(_r.seq)
-)
-_OF: sa.BindParameter[str] = sa.bindparam("of")
-_MARK = (
-    sa.update(records)
-    .where(of_session(records), _r.trace_id == _OF, _r.mark.is_distinct_from(FORGOTTEN))
-    .values(mark=sa.bindparam("new_mark", type_=sa.String))
-)
-_FORGET = (
-    sa.update(records)
-    .where(of_session(records), _r.trace_id == _OF)
-    .values(
-        mark=FORGOTTEN,
-        call_id=None,
-        input="{}",
-        input_verbatim=False,
-        output=FORGOTTEN_OUTPUT,
-        output_verbatim=True,
-    )
-)
-_FORGET_TOO = (
-    sa.delete(insights).where(of_session(insights), _i.trace_id == _OF),
-    sa.delete(jobs).where(of_session(jobs), jobs.c.trace_id == _OF),
-    sa.update(steps).where(of_session(steps)).values(manifest=None),
-)
-_CLEAR_RECORDS = sa.delete(records).where(of_session(records))
+_INSIGHTS = sa.select(_i.trace_id, _i.summary, _i.source, _i.redo).where(of_session(insights))
+_SUMMARIES = _INSIGHTS.where(_i.trace_id.in_(IDS))
+_FIRST = sa.select(_i.seq).where(of_session(insights)).limit(1)
 
 
 class FactStore:
@@ -101,6 +70,7 @@ class FactStore:
     def __init__(self, database: Database | str | Path | None = None, session_id: str = "default") -> None:
         self.database = as_database(database)
         self.session_id = session_id
+        self._mine = {"session": session_id}
         self.database.open_session(session_id)
 
     def store(self, record: InteractionRecord) -> None:
@@ -116,10 +86,9 @@ class FactStore:
         ``to_observe``: trace_ids of records for which jobs are added in the same transaction.
         """
         rows = to_rows(batch, self.session_id)
-        if not rows:
-            return
-        self.database.submit(lambda c: self.insert(c, rows, to_observe), self.session_id)
-        fault_point("facts.stored")
+        if rows:
+            self.database.submit(lambda c: self.insert(c, rows, to_observe), self.session_id)
+            fault_point("facts.stored")
 
     def insert(
         self, c: Connection, rows: dict[str, dict[str, Any]], to_observe: Collection[str] = ()
@@ -147,35 +116,50 @@ class FactStore:
             found = {row["trace_id"]: row for row in self._rows_of(c, wanted)}
         return [from_row(found[t]) for t in trace_ids if t in found]
 
-    def _rows_of(self, c: Connection, ids: list[str]) -> Iterator[RowMapping]:
-        for part in in_parts(ids):
-            yield from c.execute(_BY_IDS, {"session": self.session_id, "ids": part}).mappings().all()
+    def _rows_of(self, c: Connection, ids: list[str]) -> list[RowMapping]:
+        return [
+            row
+            for part in in_parts(ids)
+            for row in c.execute(_BY_IDS, {**self._mine, "ids": part}).mappings().all()
+        ]
 
     def steps(self) -> dict[str, int]:
         """The step_id of every record by trace_id, oldest first."""
-        with self.database.read() as c:
-            return dict(c.execute(_STEPS, {"session": self.session_id}).all())
+        return self._pairs(_STEPS)
 
     def of_tools(self, names: Sequence[str]) -> dict[str, str]:
         """The records of some tools, oldest first: trace_id to the tool's name."""
-        with self.database.read() as c:
-            return dict(c.execute(_OF_TOOLS, {"session": self.session_id, "names": names}).all())
+        return self._pairs(sa.select(_r.trace_id, _r.tool_name).where(_r.tool_name.in_(names)))
 
     def marks(self) -> dict[str, str]:
         """The marks that persons have given to records, by trace_id: "pinned", "excluded", "forgotten"."""
+        return self._pairs(sa.select(_r.trace_id, _r.mark).where(_r.mark.is_not(None)))
+
+    def by_call(self) -> dict[str, list[str]]:
+        """The trace_ids of the session's records by the id of their call, oldest first."""
+        found: dict[str, list[str]] = {}
+        for trace_id, call_id in self._pairs(
+            sa.select(_r.trace_id, _r.call_id).where(_r.call_id.is_not(None))
+        ).items():
+            found.setdefault(call_id, []).append(trace_id)
+        return found
+
+    def _pairs(self, columns: sa.Select[*tuple[Any, ...]]) -> dict[str, Any]:
+        """Two columns of the session's records, oldest first."""
         with self.database.read() as c:
-            return dict(c.execute(_MARKS, {"session": self.session_id}).all())
+            return dict(c.execute(columns.where(of_session(records)).order_by(_r.seq), self._mine).all())
 
     def mark(self, trace_id: str, mark: Literal["pinned", "excluded"] | None) -> bool:
         """Pin a record, exclude it from contexts, or take its mark away (None).
 
         Open sessions notice at their next step. False: there is no such record, or it is forgotten.
         """
+        known = of_session(records), _r.trace_id == trace_id, _r.mark.is_distinct_from(FORGOTTEN)
         with self.database.write() as c:
             self.database.lock_session(c, self.session_id)
-            found = c.execute(_MARK, {"session": self.session_id, "of": trace_id, "new_mark": mark}).rowcount
+            found = c.execute(sa.update(records).where(*known).values(mark=mark), self._mine).rowcount
             if found:
-                c.execute(NEXT_GENERATION, {"session": self.session_id})
+                c.execute(NEXT_GENERATION, self._mine)
         return found == 1
 
     def forget(self, trace_id: str) -> bool:
@@ -184,25 +168,21 @@ class FactStore:
         Its row stays without them, so that the numbers of other records stay, and the record is not stored again
         from messages that still have it. False: there is no such record.
         """
-        values = {"session": self.session_id, "of": trace_id}
+        emptied = {"mark": FORGOTTEN, "call_id": None, "input": "{}", "input_verbatim": False}
+        emptied |= {"output": FORGOTTEN_OUTPUT, "output_verbatim": True}
         with self.database.erase() as c:
             model = lock_model(self.database, c, self.session_id)
             self.database.lock_session(c, self.session_id)
-            found = c.execute(_FORGET, values).rowcount
+            record = of_session(records), _r.trace_id == trace_id
+            found = c.execute(sa.update(records).where(*record).values(emptied), self._mine).rowcount
             if found:
-                for statement in _FORGET_TOO:
-                    c.execute(statement, values)
+                for table in (insights, jobs):
+                    of = of_session(table), table.c.trace_id == trace_id
+                    c.execute(sa.delete(table).where(*of), self._mine)
+                c.execute(sa.update(steps).where(of_session(steps)).values(manifest=None), self._mine)
                 forget_model(c, model)
-                c.execute(NEXT_GENERATION, {"session": self.session_id})
+                c.execute(NEXT_GENERATION, self._mine)
         return found == 1
-
-    def by_call(self) -> dict[str, list[str]]:
-        """The trace_ids of the session's records by the id of their call, oldest first."""
-        found: dict[str, list[str]] = {}
-        with self.database.read() as c:
-            for call_id, trace_id in c.execute(_CALLS, {"session": self.session_id}).all():
-                found.setdefault(call_id, []).append(trace_id)
-        return found
 
     def page(self, after: int = 0, limit: int = 50, tool: str | None = None) -> list[Outline]:
         """The records with a number above ``after``, oldest first; of one tool, if given."""
@@ -213,33 +193,16 @@ class FactStore:
         with self.database.erase() as c:
             model = lock_model(self.database, c, self.session_id)
             self.database.lock_session(c, self.session_id)
-            c.execute(_CLEAR_RECORDS, {"session": self.session_id})
+            c.execute(sa.delete(records).where(of_session(records)), self._mine)
             forget_model(c, model)
-            clear_jobs(c, self.session_id)
-            c.execute(NEXT_GENERATION, {"session": self.session_id})
+            c.execute(
+                sa.delete(jobs).where(of_session(jobs)), self._mine
+            )  # a worker that holds one cannot finish it
+            c.execute(NEXT_GENERATION, self._mine)
 
     def size(self) -> int:
         """The number of records."""
         return count_records(self.database, self.session_id)
-
-
-_COLUMNS = sa.select(_i.trace_id, _i.summary, _i.source, _i.redo).where(of_session(insights))
-_SUMMARIES = _COLUMNS.where(_i.trace_id.in_(IDS))
-_TO_REDO = _COLUMNS.where(_i.redo.is_not(None)).order_by(_i.seq)
-_TRACE_IDS = sa.select(_i.trace_id).where(of_session(insights)).order_by(_i.seq)
-_FIRST = sa.select(_i.seq).where(of_session(insights)).limit(1)
-_SIZE = count_of(insights).where(of_session(insights))
-_INSERT = sa.insert(insights)
-_DELETE = sa.delete(insights).where(of_session(insights), _i.trace_id.in_(IDS))
-_CLEAR_INSIGHTS = sa.delete(insights).where(of_session(insights))
-
-
-@dataclass(frozen=True, slots=True)
-class PreparedInsights:
-    """Rows with their embeddings, and the dimension of these."""
-
-    rows: list[dict[str, Any]]
-    dimension: int
 
 
 class InsightStore:
@@ -268,10 +231,11 @@ class InsightStore:
         self.embedder_name = embedder_name(embedding_model)
         self.database = as_database(database)
         self.session_id = session_id
+        self._mine = {"session": session_id}
         self.database.open_session(session_id)
         self._lock = threading.RLock()
         self._searches: dict[Scope, InsightSearch] = {}
-        self._queries: OrderedDict[str, Vectors] = OrderedDict()
+        self._vector = lru_cache(_QUERIES_KEPT)(lambda query: encode_queries(embedding_model, [query]))
         check_embedder(self.database, self.embedder_name, None)
 
     def add(self, trace_id: str, summary: str) -> None:
@@ -286,19 +250,19 @@ class InsightStore:
 
         ``generation``: the session's when the insights were made; nothing is stored if it was reset since.
         """
-        prepared = self.prepare(batch)
-        if prepared.rows:
+        rows = self.embed(batch)
+        if rows:
             with self._lock:
-                self.database.submit(lambda c: self.insert(c, prepared, generation), self.session_id)
+                self.database.submit(lambda c: self.insert(c, rows, generation), self.session_id)
             fault_point("insights.stored")
 
-    def prepare(self, batch: Sequence[Insight]) -> PreparedInsights:
-        """Embed insights for ``insert``. Raises RecordError, EmbeddingError."""
+    def embed(self, batch: Sequence[Insight]) -> list[dict[str, Any]]:
+        """Insights as the rows that ``insert`` takes. Raises RecordError, EmbeddingError."""
         latest = latest_insights(batch)
         if not latest:
-            return PreparedInsights([], 0)
+            return []
         vectors = encode_documents(self.embedding_model, [i.summary for i in latest])
-        rows: list[dict[str, Any]] = [
+        return [
             {
                 "session_id": self.session_id,
                 "trace_id": i.trace_id,
@@ -309,24 +273,22 @@ class InsightStore:
             }
             for i, vector in zip(latest, vectors, strict=True)
         ]
-        return PreparedInsights(rows, vectors.shape[1])
 
-    def insert(self, c: Connection, prepared: PreparedInsights, generation: int | None = None) -> None:
+    def insert(self, c: Connection, rows: list[dict[str, Any]], generation: int | None = None) -> None:
         """Within a write that holds no session yet, insert the insights and replace existing ones.
 
         ``generation``: see ``add_many``. Raises EmbedderMismatchError.
         """
-        rows = prepared.rows
         if not rows:
             return
-        bind(c, self.database, self.embedder_name, prepared.dimension)
+        bind(c, self.database, self.embedder_name, len(rows[0]["embedding"]) // 4)
         self.database.lock_session(c, self.session_id)
         if generation is not None and self.database.generation(self.session_id, c) != generation:
             return
         if self.database.insert_new(c, insights, rows) != len(rows):  # some exist already
             for part in in_parts([r["trace_id"] for r in rows]):
-                c.execute(_DELETE, {"session": self.session_id, "ids": part})
-            c.execute(_INSERT, rows)
+                c.execute(sa.delete(insights).where(of_session(insights), _i.trace_id.in_(part)), self._mine)
+            c.execute(sa.insert(insights), rows)
         fault_point("insights.executed")
 
     def finish(self, owner: str, ended: Sequence[tuple[Job, Insight | None]]) -> None:
@@ -335,15 +297,14 @@ class InsightStore:
         The insight of a job that ``owner`` no longer holds is dropped: another worker has the job, or the
         session was reset.
         """
-        prepared = self.prepare([i for _, i in ended if i is not None])
+        prepared = self.embed([i for _, i in ended if i is not None])
 
         def write(c: Connection) -> None:
-            if prepared.rows:
-                bind(c, self.database, self.embedder_name, prepared.dimension)
+            if prepared:
+                bind(c, self.database, self.embedder_name, len(prepared[0]["embedding"]) // 4)
             self.database.lock_session(c, self.session_id)
             ours = {job.trace_id for job, _ in ended if finish_job(c, owner, job)}
-            rows = [r for r in prepared.rows if r["trace_id"] in ours]
-            self.insert(c, PreparedInsights(rows, prepared.dimension))
+            self.insert(c, [r for r in prepared if r["trace_id"] in ours])
 
         with self._lock:
             self.database.submit(write, self.session_id)
@@ -370,10 +331,10 @@ class InsightStore:
             search = self._searches.get(scope)
             if search is None:
                 kind = DatabaseSearch if self.database.ranks else IndexSearch
-                search = self._searches[scope] = kind(
-                    self.database, self.session_id, self.embedder_name, scope
-                )
-            return search.rank(lambda: self._query_vector(query), exclude, limit)
+                search = kind(self.database, self.session_id, self.embedder_name, scope)
+                self._searches[scope] = search
+            vector = self._vector if len(query) <= _LONGEST_KEPT else self._vector.__wrapped__
+            return search.rank(lambda: vector(query), exclude, limit)
 
     def get_summary(self, trace_id: str) -> str | None:
         """The summary, or None."""
@@ -392,23 +353,25 @@ class InsightStore:
         found: dict[str, Insight] = {}
         with self.database.read() as c:
             for part in in_parts(wanted):
-                rows = c.execute(_SUMMARIES, {"session": self.session_id, "ids": part})
+                rows = c.execute(_SUMMARIES, {**self._mine, "ids": part})
                 found.update((row[0], Insight(*row)) for row in rows)
         return {t: found[t] for t in wanted if t in found}
 
     def trace_ids(self) -> list[str]:
         """All ids that have an insight, oldest first."""
-        return self.database.column(_TRACE_IDS, session=self.session_id)
+        mine = sa.select(_i.trace_id).where(of_session(insights)).order_by(_i.seq)
+        return self.database.column(mine, session=self.session_id)
 
     def to_redo(self) -> list[Insight]:
         """The insights that are to be made again, oldest first."""
         with self.database.read() as c:
-            return [Insight(*row) for row in c.execute(_TO_REDO, {"session": self.session_id})]
+            rows = c.execute(_INSIGHTS.where(_i.redo.is_not(None)).order_by(_i.seq), self._mine)
+            return [Insight(*row) for row in rows]
 
     def clear(self) -> None:
         """Delete every insight of the session; the embedding model stays loaded."""
         with self._lock:
-            clear_session(self.database, self.session_id)
+            clear_insights(self.database, self.session_id)
             for search in self._searches.values():
                 search.forget()
 
@@ -418,53 +381,18 @@ class InsightStore:
 
     def size(self) -> int:
         """The number of insights."""
-        return self.database.value(_SIZE, session=self.session_id) or 0
-
-    def _query_vector(self, query: str) -> Vectors:
-        vector = self._queries.get(query)
-        if vector is None:
-            vector = encode_queries(self.embedding_model, [query])
-            if len(query) <= _LONGEST_QUERY_KEPT:
-                self._queries[query] = vector
-            if len(self._queries) > _QUERIES_KEPT:
-                self._queries.popitem(last=False)
-        else:
-            self._queries.move_to_end(query)
-        return vector
+        return (
+            self.database.value(count_of(insights).where(of_session(insights)), session=self.session_id) or 0
+        )
 
 
-def clear_session(database: Database, session_id: str) -> None:
+def clear_insights(database: Database, session_id: str) -> None:
     """Delete a session's insights, without an embedding model."""
+    session = {"session": session_id}
     with database.erase() as c:
         database.lock_session(c, session_id)
-        c.execute(_CLEAR_INSIGHTS, {"session": session_id})
-        c.execute(NEXT_GENERATION, {"session": session_id})
-
-
-_wider: tuple[Scope, ...] = ("agent", "all")
-_SIZES = {s: count_of(records).where(within(_r.session_id, s)) for s in _wider}
-_ENTRIES = {
-    s: sa.select(*_r, _i.summary, _i.source, _i.redo)
-    .select_from(records.outerjoin(insights, INSIGHT_OF_RECORD))
-    .where(
-        within(_r.session_id, s),
-        _r.trace_id.in_(IDS),
-        _r.session_id.in_(sa.bindparam("sessions", expanding=True)),
-    )
-    for s in _wider
-}
-_OTHERS = {
-    s: sa.select(_r.session_id, _r.trace_id)
-    .where(within(_r.session_id, s), _r.session_id != SESSION)
-    .order_by(_r.seq.desc())
-    .limit(_AT_MOST)
-    for s in _wider
-}
-_EQUAL = {s: statement.where(_r.trace_id == sa.bindparam("wanted")) for s, statement in _OTHERS.items()}
-_BEGINNING = {
-    s: statement.where(_r.trace_id.like(sa.bindparam("wanted"), escape="/"))
-    for s, statement in _OTHERS.items()
-}
+        c.execute(sa.delete(insights).where(of_session(insights)), session)
+        c.execute(NEXT_GENERATION, session)
 
 
 class WiderScope:
@@ -481,6 +409,7 @@ class WiderScope:
         self.session_id = session_id
         self.scope = scope
         self.insight_store = insight_store
+        self._within = within(_r.session_id, scope)
 
     def rank(self, query: str, exclude: Collection[str] = (), limit: int | None = None) -> list[Hit]:
         """As ``InsightStore.rank``, over all sessions of the scope; hits of other sessions name theirs.
@@ -494,18 +423,12 @@ class WiderScope:
     ) -> dict[tuple[str, str], tuple[InteractionRecord, Insight | None]]:
         """Records with their insights, by ``(session_id, trace_id)``; missing ones are left out."""
         found: dict[tuple[str, str], tuple[InteractionRecord, Insight | None]] = {}
-        wanted = set(where)
+        entries = sa.select(*_r, _i.summary, _i.source, _i.redo).outerjoin(insights, INSIGHT_OF_RECORD)
         for part in in_parts(where):
-            values = {
-                "session": self.session_id,
-                "sessions": sorted({s for s, _ in part}),
-                "ids": sorted({t for _, t in part}),
-            }
-            with self.database.read() as c:
-                rows = c.execute(_ENTRIES[self.scope], values).mappings().all()
-            for row in rows:
+            named = _r.session_id.in_({s for s, _ in part}), _r.trace_id.in_({t for _, t in part})
+            for row in self.database.rows(entries.where(self._within, *named), session=self.session_id):
                 at = (row["session_id"], row["trace_id"])
-                if at in wanted:
+                if at in part:
                     found[at] = from_row(row), insight_of(row)
         return found
 
@@ -516,11 +439,12 @@ class WiderScope:
         """
         if not is_trace_id(trace_id):
             return []
-        statements, wanted = (_BEGINNING, like_prefix(trace_id)) if beginning else (_EQUAL, trace_id)
+        fits = _r.trace_id.like(like_prefix(trace_id), escape="/") if beginning else _r.trace_id == trace_id
+        others = sa.select(_r.session_id, _r.trace_id).where(self._within, _r.session_id != SESSION, fits)
         with self.database.read() as c:
-            rows = c.execute(statements[self.scope], {"session": self.session_id, "wanted": wanted})
+            rows = c.execute(others.order_by(_r.seq.desc()).limit(_AT_MOST), {"session": self.session_id})
             return [(s, t) for s, t in rows]
 
     def size(self) -> int:
         """The number of records in the scope, those of the own session included."""
-        return self.database.value(_SIZES[self.scope], session=self.session_id) or 0
+        return self.database.value(count_of(records).where(self._within), session=self.session_id) or 0

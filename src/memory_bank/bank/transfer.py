@@ -11,12 +11,13 @@ import base64
 import json
 import re
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import sqlalchemy as sa
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, ValidationError
 from sqlalchemy.engine import Connection, RowMapping
 
 from memory_bank.bank.database import Database
@@ -143,20 +144,53 @@ class _BrokenLine(ValueError):
     """A line that cannot be imported; the message says why."""
 
 
+def _checked(check: Callable[[Any], bool]) -> AfterValidator:
+    def checked(value: Any) -> Any:
+        if not check(value):
+            raise ValueError
+        return value
+
+    return AfterValidator(checked)
+
+
+class _Embedder(BaseModel):
+    name: str
+    dimension: int
+
+
+class _Rows(BaseModel):
+    record: int
+    insight: int
+    job: int
+    spending: int
+
+
+class _Header(BaseModel):
+    """The values of a session as a whole, and how many rows follow."""
+
+    model_config = ConfigDict(strict=True)
+    format: int
+    created: Annotated[float, _checked(is_time)] | None = None
+    task: Annotated[str, BeforeValidator(decode_text)] | None = None
+    agent_id: Annotated[str, _checked(is_session_id)] | None = None
+    embedder: _Embedder | None = None
+    rows: _Rows
+
+
 @dataclass(slots=True)
 class _ReadSession:
     """The lines of one session, checked."""
 
     session_id: str
     line: int
-    header: Line
+    header: _Header
     rows: dict[str, list[dict[str, Any]]] = field(default_factory=lambda: {kind: [] for kind in _TABLES})
     seen: set[tuple[object, ...]] = field(default_factory=set)
 
     def missing(self) -> str:
         """Which of the announced rows are missing, or ""."""
         for kind, rows in self.rows.items():
-            if len(rows) != (announced := self.header["rows"][kind]):
+            if len(rows) != (announced := getattr(self.header.rows, kind)):
                 return f"it has {len(rows):,} of {announced:,} {kind}s: the file is incomplete or was changed"
         return ""
 
@@ -192,8 +226,8 @@ class _ReadSession:
         except (ValueError, TypeError):
             raise _BrokenLine(f"its {column.name} is not valid base64") from None
         if isinstance(kind, Embedding):
-            embedder = self.header["embedder"]
-            if embedder is None or len(value) != 4 * embedder["dimension"] or not _is_finite(value):
+            embedder = self.header.embedder
+            if embedder is None or len(value) != 4 * embedder.dimension or not _is_finite(value):
                 raise _BrokenLine("its embedding does not have the dimension of its embedder")
         elif not fits(kind, value):
             raise _BrokenLine(f"its {column.name} is not valid")
@@ -262,33 +296,16 @@ def _parse_line(text: str | None) -> Line:
     return value
 
 
-def _read_header(value: Any) -> Line:
+def _read_header(value: Any) -> _Header:
     """The values under ``session``. Raises _BrokenLine."""
-    if not isinstance(value, dict) or not fits(sa.Integer(), value.get("format")):
-        raise _BrokenLine("it has no format")
-    if value["format"] > FORMAT:
-        raise _BrokenLine(f"it was written by a newer memory_bank (format {value['format']}): upgrade")
-    embedder, created, agent = (value.get(k) for k in ("embedder", "created", "agent_id"))
-    if embedder is not None and not (
-        isinstance(embedder, dict)
-        and isinstance(embedder.get("name"), str)
-        and fits(sa.Integer(), embedder.get("dimension"))
-    ):
-        raise _BrokenLine("its embedder is not valid")
-    counts = value.get("rows")
-    if not isinstance(counts, dict) or not all(fits(sa.Integer(), counts.get(k)) for k in _TABLES):
-        raise _BrokenLine("it does not say how many rows follow")
-    if not (created is None or is_time(created)):
-        raise _BrokenLine("its time is not a number of Unix seconds")
-    if not (agent is None or is_session_id(agent)):
-        raise _BrokenLine("its agent_id is not valid")
     try:
-        task = decode_text(value.get("task"))
-    except ValueError:
-        task = 0
-    if task is not None and not isinstance(task, str):
-        raise _BrokenLine("its task is not text")
-    return {**value, "task": task}
+        header = _Header.model_validate(value)
+    except ValidationError as e:
+        where = e.errors()[0]["loc"]
+        raise _BrokenLine(f"its {where[0] if where else 'beginning'} is not valid") from None
+    if header.format > FORMAT:
+        raise _BrokenLine(f"it was written by a newer memory_bank (format {header.format}): upgrade")
+    return header
 
 
 def _import_session(
@@ -308,15 +325,15 @@ def _write_session(database: Database, session: _ReadSession, model: Embedder | 
     with database.read() as c:
         known = _stored(c, insights, name, rows["insight"])
     summaries = [row for row in rows["insight"] if row["trace_id"] not in known]
-    embedder = header["embedder"] and (header["embedder"]["name"], header["embedder"]["dimension"])
+    embedder = header.embedder and (header.embedder.name, header.embedder.dimension)
     if summaries and model is not None and embedder and embedder_name(model) != embedder[0]:
         embedder = _embed(summaries, model)
     with database.write() as c:
         if summaries and embedder:
             _bind(c, database, embedder, session.session_id)
-        created = time.time() if header["created"] is None else float(header["created"])
-        new = {"session_id": session.session_id, "created": created, "generation": 0, "task": header["task"]}
-        new["agent_id"] = header.get("agent_id")
+        created = time.time() if header.created is None else header.created
+        new = {"session_id": session.session_id, "created": created, "generation": 0}
+        new |= {"task": header.task, "agent_id": header.agent_id}
         is_new = database.insert_new(c, sessions, [new]) == 1
         database.lock_session(c, session.session_id)
         _set_owner(c, name, header)
@@ -351,14 +368,13 @@ def _stored(
     return found
 
 
-def _set_owner(c: Connection, name: dict[str, str], header: Line) -> None:
+def _set_owner(c: Connection, name: dict[str, str], header: _Header) -> None:
     """Set agent and task of a session that has none. Raises RecordError if another agent owns it."""
     mine = of_session(sessions)
     task, agent = c.execute(sa.select(sessions.c.task, sessions.c.agent_id).where(mine), name).one()
-    agent_id = header.get("agent_id")
-    if agent is not None and agent_id is not None and agent != agent_id:
+    if None not in (agent, header.agent_id) and agent != header.agent_id:
         raise RecordError("the session belongs to another agent in this bank: import it into another bank")
-    values = {"agent_id": agent or agent_id, "task": task or header["task"]}
+    values = {"agent_id": agent or header.agent_id, "task": task or header.task}
     c.execute(sa.update(sessions).where(mine).values(values), name)
 
 

@@ -31,7 +31,7 @@ FIRST_RETRY = 2.0
 LONGEST_RETRY = 300.0
 LONGEST_SLEEP = 5.0
 """Seconds between two checks of an empty queue."""
-_MOST_PAID = 1_000  # summaries cached that could not be stored
+_MOST_PAID = 1_000
 
 
 @dataclass(slots=True)
@@ -149,48 +149,45 @@ class Worker:
         records = {r.trace_id: r for r in facts.get_many([j.trace_id for j in jobs])}
         task = self.database.get_task(session_id)
         observer = self.observer.booking(Spending(self.database, session_id))
-        found = [records[j.trace_id] for j in jobs if j.trace_id in records]
-        by_id: dict[str, Insight | Trouble] = {
-            j.trace_id: self._paid[j.seq] for j in jobs if j.seq in self._paid
-        }
-        asked = [r for r in found if r.trace_id not in by_id]
+
+        def answer(record: InteractionRecord) -> Insight | Trouble:
+            return observer.ask(record, task) if observer.sends(record) else observer.extract(record)
+
+        found: dict[int, Insight | Trouble] = {j.seq: self._paid[j.seq] for j in jobs if j.seq in self._paid}
+        asked = [j for j in jobs if j.trace_id in records and j.seq not in found]
         with _renewal(self.queue, self.owner, held, self.lease):  # also those of the sessions that follow
-            answers = observer.each(asked, lambda r: self._answer(observer, r, task))
+            answers = observer.each([records[j.trace_id] for j in asked], answer)
         fault_point("jobs.observed")
-        by_id.update(zip((r.trace_id for r in asked), answers, strict=True))
+        found.update(zip((j.seq for j in asked), answers, strict=True))
         if len(self._paid) > _MOST_PAID:
             self._paid.clear()
-        self._paid.update((j.seq, a) for j in jobs if isinstance(a := by_id.get(j.trace_id), Insight))
+        self._paid.update((seq, made) for seq, made in found.items() if isinstance(made, Insight))
         ended: list[tuple[Job, Insight | None]] = []
         for job in jobs:
-            answer = by_id.get(job.trace_id)
-            if isinstance(answer, Trouble) and answer.again and job.attempts < self.attempts:
-                self.queue.give_back(self.owner, job, answer.reason, self._delay(job.attempts))
-                self.progress.retried += 1
-                continue
-            if isinstance(answer, Trouble):
-                observer.warn(answer.reason, records[job.trace_id], "extractive summaries stay")
-                answer = observer.extract(records[job.trace_id], answer.reason)
-            ended.append((job, answer))  # None: the record was deleted
+            result = found.get(job.seq)
+            if isinstance(result, Trouble):
+                if result.again and job.attempts < self.attempts:
+                    self.queue.give_back(self.owner, job, result.reason, self._delay(job.attempts))
+                    self.progress.retried += 1
+                    continue
+                observer.warn(result.reason, records[job.trace_id], "extractive summaries stay")
+                result = observer.extract(records[job.trace_id], result.reason)
+            ended.append((job, result))  # None: the record was deleted
         insights.finish(self.owner, ended)
         for job in jobs:
             self._paid.pop(job.seq, None)
         fault_point("jobs.finished")
-        for _, insight in ended:
-            self.progress.observed += insight is not None and insight.source == observer.name
-            self.progress.extracted += insight is not None and insight.source != observer.name
-
-    def _answer(self, observer: Observer, record: InteractionRecord, task: str) -> Insight | Trouble:
-        return observer.ask(record, task) if observer.sends(record) else observer.extract(record)
+        by_model = [insight.source == observer.name for _, insight in ended if insight is not None]
+        self.progress.observed += sum(by_model)
+        self.progress.extracted += len(by_model) - sum(by_model)
 
     def _stores_of(self, session_id: str) -> tuple[FactStore, InsightStore]:
-        found = self._stores.get(session_id)
-        if found is None:
+        if session_id not in self._stores:
             if len(self._stores) >= 64:
                 self._stores.clear()
             facts = FactStore(self.database, session_id)
-            found = self._stores[session_id] = facts, InsightStore(self.embedder, self.database, session_id)
-        return found
+            self._stores[session_id] = facts, InsightStore(self.embedder, self.database, session_id)
+        return self._stores[session_id]
 
     def _delay(self, attempts: int) -> float:
         return min(LONGEST_RETRY, self.first_retry * 2.0 ** min(attempts - 1, 20))

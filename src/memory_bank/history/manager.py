@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 
     from memory_bank.bank.session import MemoryBankState
 
+_HEAD, _VERSION = "memory_bank_history", 1  # of the first line of a file
 S = TypeVar("S", bound=Step)
 Callback = Callable[..., object]
 """Called with a step of the class that it was registered for; one with a parameter ``agent`` also gets that."""
@@ -269,7 +270,27 @@ class MemoryManager:
 
     def save(self, path: str | Path) -> None:
         """Write the steps as JSON lines; the file is replaced in one move. Raises StepFileError."""
-        save_steps(path, self.steps, {"wire": self.wire})
+        path, steps = Path(path), self.steps
+        head = {_HEAD: _VERSION, "steps": len(steps), "wire": self.wire}
+        try:
+            lines = [dump_value(v, "a step") for v in (head, *(s.dict() for s in steps))]
+        except (RecordError, RecursionError) as e:
+            raise StepFileError(
+                f"{path} was not written, as a step is not JSON ({e}): give JSON values."
+            ) from e
+        try:
+            handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+            try:
+                with open(handle, "wb") as file:
+                    file.writelines(line.encode("utf-8", "surrogatepass") + b"\n" for line in lines)
+                    file.flush()
+                    os.fsync(file.fileno())
+                os.replace(name, path)
+            except BaseException:
+                os.unlink(name)
+                raise
+        except OSError as e:
+            raise StepFileError(f"{path} cannot be written ({e.strerror}): give another file.") from e
 
     @classmethod
     def load(cls, path: str | Path, *args: Any, recover: bool = False, **options: Any) -> Self:
@@ -304,35 +325,6 @@ class MemoryManager:
         manager = cls(*args, **options)
         manager._set_steps([*manager._steps, *steps])
         return manager
-
-
-# files of steps: a head line, then one JSON line a step
-
-_HEAD = "memory_bank_history"
-_VERSION = 1
-
-
-def save_steps(path: str | Path, steps: Sequence[Step], head: Json) -> None:
-    """Write steps to a file, which is replaced in one move. Raises StepFileError when it cannot be written."""
-    path = Path(path)
-    first = {_HEAD: _VERSION, "steps": len(steps), **head}
-    try:
-        lines = [dump_value(v, "a step") for v in (first, *(s.dict() for s in steps))]
-    except (RecordError, RecursionError) as e:
-        raise StepFileError(f"{path} was not written, as a step is not JSON ({e}): give JSON values.") from e
-    try:
-        handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-        try:
-            with open(handle, "wb") as file:
-                file.writelines(line.encode("utf-8", "surrogatepass") + b"\n" for line in lines)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(name, path)
-        except BaseException:
-            os.unlink(name)
-            raise
-    except OSError as e:
-        raise StepFileError(f"{path} cannot be written ({e.strerror}): give another file.") from e
 
 
 def load_steps(path: str | Path) -> tuple[list[Step], Json]:

@@ -226,7 +226,8 @@ def semantic_pruning(
         if len(free) <= keep:
             return list(steps)
         rows = encode_documents(embedder, [step_text(steps[i])[:4_000] for i in free]).astype("float64")
-        wanted = query if query is not None else _task_of(steps) or step_text(steps[-1])
+        wanted = query if query is not None else _task_of(steps)
+        wanted = step_text(steps[-1]) if wanted is None else wanted
         relevance = rows @ encode_queries(embedder, [wanted])[0]
         kept = choose_diverse(rows, relevance, float(diversity), [1] * len(free), keep)
         return _without(steps, set(free) - {free[i] for i in kept})
@@ -234,9 +235,9 @@ def semantic_pruning(
     return prune
 
 
-def _task_of(steps: Sequence[Step]) -> str:
-    """The last task."""
-    return next((s.task for s in reversed(steps) if isinstance(s, TaskStep)), "")
+def _task_of(steps: Sequence[Step]) -> str | None:
+    """The last task; None without one."""
+    return next((s.task for s in reversed(steps) if isinstance(s, TaskStep)), None)
 
 
 # summaries
@@ -268,7 +269,7 @@ def summarize_old_steps(
             return list(steps)
         gone = [steps[i] for i in old]
         ids = tuple(dict.fromkeys(t for s in gone for t in trace_ids_of(s)))
-        text = model_summary(gone, opened, max_chars, _task_of(steps))
+        text = model_summary(gone, opened, max_chars, _task_of(steps) or "")
         if text is not None:
             text = shorten_text(text, max_chars) + (f"\nRecords: {', '.join(ids)}" if ids else "")
         summary = note_after(gone[-1], text or _extracted(gone, max_chars), "summary", ids)
@@ -311,7 +312,7 @@ def line_of(step: Step) -> str:
     if not isinstance(step, ActionStep):
         return one_line(step_text(step), _LINE_CHARS)
     room = max(40, _LINE_CHARS // max(1, len(step.tool_calls)))
-    answers = dict(zip(reversed(match_observations(step)), reversed(step.observations), strict=True))
+    answers = dict(zip(match_observations(step), step.observations, strict=True))
     parts = [] if step.tool_calls else [one_line(step.thought or "", _LINE_CHARS)]
     for i, call in enumerate(step.tool_calls):
         body = one_line(answers[i].text, room) if i in answers else "no result"

@@ -202,7 +202,7 @@ def _usage_fields(given: Any) -> object:  # also of a token usage of another lib
 def _check_error(given: object) -> object:
     if given is None or isinstance(given, (str, BaseException)):
         return given
-    raise HistoryError("error of an ActionStep: give text, or an exception.")
+    raise HistoryError("ActionStep.error: give text, or an exception.")
 
 
 Calls = Annotated[tuple[Annotated[ToolCall, BeforeValidator(_call_fields)], ...], LISTED]
@@ -394,7 +394,10 @@ def describe(step: Step) -> tuple[str, list[tuple[str, str]]]:
     if isinstance(step, TaskStep) and step.images:
         rows.append(("images", str(len(step.images))))
     kind = f" ({step.kind})" if isinstance(step, ScratchpadStep) else ""
-    return step.type.replace("_", " ").capitalize() + kind, rows
+    title = {"planning": "Plan", "scratchpad": "Notes"}.get(
+        step.type, step.type.replace("_", " ").capitalize()
+    )
+    return title + kind, rows
 
 
 def step_text(step: Step) -> str:

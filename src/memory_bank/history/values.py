@@ -49,11 +49,11 @@ def _mistake(cls: Any, e: ValidationError) -> HistoryError:
     cause = found.get("ctx", {}).get("error")
     if isinstance(cause, HistoryError):
         return cause
-    names = [f.name for f in dataclasses.fields(cls)]
+    names = [f.name for f in dataclasses.fields(cls) if not f.kw_only]
     place = ".".join(
         names[p] if i == 0 and isinstance(p, int) else str(p) for i, p in enumerate(found["loc"])
     )
-    return HistoryError(f"{place} of a {cls.__name__}: {found['msg'][0].lower()}{found['msg'][1:]}.")
+    return HistoryError(f"{cls.__name__}.{place}: {found['msg'][0].lower()}{found['msg'][1:]}.")
 
 
 def positive(limit: object, name: str) -> int:

@@ -196,14 +196,7 @@ class Service:
         if not step.proxied:
             self._count_tokens(step.full_tokens, step.tokens)
         self.metrics.sessions.set(self.sessions.held)
-        self.telemetry.stepped(
-            step.session_id,
-            step.strategy,
-            step.records,
-            step.milliseconds,
-            step.full_tokens,
-            step.tokens,
-        )
+        self.telemetry.stepped(step)
         self.recorder.take(step)
 
 
@@ -219,14 +212,9 @@ def _usage_of(exchange: Exchange) -> tuple[Usage, Usage] | None:
     step, total = exchange.step, exchange.input_tokens
     if step is None or total is None or exchange.full_tokens is None or not exchange.answered_tokens:
         return None
-    cached, written, output = (
-        exchange.cached_tokens or 0,
-        exchange.written_tokens or 0,
-        exchange.output_tokens or 0,
-    )
-    if not (
-        cached >= 0 and written >= 0 and output >= 0 and cached + written <= total + output < _MOST_TOKENS
-    ):
+    counts = exchange.cached_tokens, exchange.written_tokens, exchange.output_tokens
+    cached, written, output = (n or 0 for n in counts)
+    if min(cached, written, output) < 0 or not cached + written <= total + output < _MOST_TOKENS:
         return None
     sent = Usage(total, cached, written, output)
     caches = exchange.cached_tokens is not None
@@ -254,19 +242,14 @@ def anthropic_upstream_of(settings: ServiceSettings) -> str:
 
 def _base_url(given: str, what: str, example: str, where: str) -> str:
     url = given.strip().rstrip("/")
-    if not _is_base_url(url):
-        raise ConfigError(f"{what} is no URL such as {example}: check {where} (it must not contain a key).")
-    return url
-
-
-def _is_base_url(url: str) -> bool:
     try:
         parts = urlsplit(url)
         fits = parts.scheme in ("http", "https") and parts.hostname and (parts.port is None or parts.port)
     except ValueError:
-        return False
-    is_plain = not (parts.query or parts.fragment or parts.username is not None)
-    return bool(fits) and is_plain and url.isprintable()
+        fits = False
+    if not fits or parts.query or parts.fragment or parts.username is not None or not url.isprintable():
+        raise ConfigError(f"{what} is no URL such as {example}: check {where} (it must not contain a key).")
+    return url
 
 
 # FastAPI's own telemetry reports paths, which contain names, and the texts of errors.

@@ -5,79 +5,56 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from memory_bank.errors import (
-    BodyError,
-    ConfigError,
-    EmbeddingError,
-    HistoryError,
-    InvalidRequestError,
-    LoopDetectedError,
-    MemoryBankError,
-    MessagesError,
-    MissingExtraError,
-    ModelError,
-    NotAuthorizedError,
-    NotFoundError,
-    OriginError,
-    ProvenanceError,
-    RecordConflictError,
-    RecordError,
-    StorageError,
-    TooLargeError,
-    TooManyRequestsError,
-    TraceFileError,
-    UnknownStrategyError,
-    UpstreamError,
-)
+from memory_bank import errors
 
 # The first match applies: subclasses come before their base classes.
-STATUSES: tuple[tuple[type[MemoryBankError], int, str], ...] = (
-    (NotFoundError, 404, "not_found"),
-    (NotAuthorizedError, 401, "not_authorized"),
-    (OriginError, 403, "origin_not_allowed"),
-    (TooLargeError, 413, "too_large"),
-    (TooManyRequestsError, 429, "too_many_requests"),
-    (UpstreamError, 502, "upstream_unreachable"),
-    (BodyError, 422, "invalid_body"),
-    (InvalidRequestError, 422, "invalid_request"),
-    (UnknownStrategyError, 422, "unknown_strategy"),
-    (ConfigError, 422, "invalid_settings"),
-    (MessagesError, 422, "invalid_messages"),
-    (RecordConflictError, 409, "record_conflict"),
-    (RecordError, 422, "invalid_record"),
-    (HistoryError, 422, "invalid_history"),
-    (TraceFileError, 422, "invalid_trace"),
-    (LoopDetectedError, 409, "loop_detected"),
-    (ProvenanceError, 409, "provenance"),
-    (StorageError, 503, "storage_unavailable"),
-    (EmbeddingError, 503, "embedder_unavailable"),
-    (ModelError, 502, "model_failed"),
-    (MissingExtraError, 501, "missing_extra"),
-    (MemoryBankError, 500, "memory_bank_error"),
+STATUSES: tuple[tuple[type[errors.MemoryBankError], int, str], ...] = (
+    (errors.NotFoundError, 404, "not_found"),
+    (errors.NotAuthorizedError, 401, "not_authorized"),
+    (errors.OriginError, 403, "origin_not_allowed"),
+    (errors.TooLargeError, 413, "too_large"),
+    (errors.TooManyRequestsError, 429, "too_many_requests"),
+    (errors.UpstreamError, 502, "upstream_unreachable"),
+    (errors.BodyError, 422, "invalid_body"),
+    (errors.InvalidRequestError, 422, "invalid_request"),
+    (errors.UnknownStrategyError, 422, "unknown_strategy"),
+    (errors.ConfigError, 422, "invalid_settings"),
+    (errors.MessagesError, 422, "invalid_messages"),
+    (errors.RecordConflictError, 409, "record_conflict"),
+    (errors.RecordError, 422, "invalid_record"),
+    (errors.HistoryError, 422, "invalid_history"),
+    (errors.TraceFileError, 422, "invalid_trace"),
+    (errors.LoopDetectedError, 409, "loop_detected"),
+    (errors.ProvenanceError, 409, "provenance"),
+    (errors.StorageError, 503, "storage_unavailable"),
+    (errors.EmbeddingError, 503, "embedder_unavailable"),
+    (errors.ModelError, 502, "model_failed"),
+    (errors.MissingExtraError, 501, "missing_extra"),
+    (errors.MemoryBankError, 500, "memory_bank_error"),
 )
 
 
-def failure(error: MemoryBankError, path: str = "") -> tuple[int, dict[str, Any], dict[str, str]]:
+def failure(error: errors.MemoryBankError, path: str = "") -> tuple[int, dict[str, Any], dict[str, str]]:
     """The status, body and headers of the response to an error, in the form of the API at a path."""
     status, code = _entry(error)
     headers = {}
-    if isinstance(error, TooManyRequestsError):
+    if isinstance(error, errors.TooManyRequestsError):
         headers["retry-after"] = str(max(1, math.ceil(error.retry_after)))
-    if isinstance(error, NotAuthorizedError):
+    if isinstance(error, errors.NotAuthorizedError):
         headers["www-authenticate"] = "Bearer"
-    if isinstance(error, StorageError):
+    if isinstance(error, errors.StorageError):
         headers["retry-after"] = "1"
     if path == "/v1/messages" or path.startswith("/v1/messages/"):
         return status, messages_body(str(error), status), headers
     return status, body(str(error), code, status), headers
 
 
-def code_of(error: MemoryBankError) -> str:
+def code_of(error: errors.MemoryBankError) -> str:
     """The code of an error, as it is in its body and in headers."""
     return _entry(error)[1]
 
 
-def _entry(error: MemoryBankError) -> tuple[int, str]:
+def _entry(error: errors.MemoryBankError) -> tuple[int, str]:
     return next((s, c) for kind, s, c in STATUSES if isinstance(error, kind))
 
 

@@ -98,7 +98,18 @@ class ScriptedResponses:
         """What a provider would refuse in a request's items, together with the stored ones before them."""
         wrong = [e for i, item in enumerate(_items(body.get("input"))) if (e := _wrong_message(i, item))]
         items = self._said(body)
-        return wrong + item_errors(items) + self._missing_reasoning(items)
+        seen, lacking = set(), []  # items that were made with reasoning and are sent back without it
+        for item in items:
+            own = item.get("id") if isinstance(item, dict) else None
+            if isinstance(own, str):
+                seen.add(own)
+                needed = self._needs.get(own, own)
+                if needed not in seen:
+                    lacking.append(
+                        f"Item '{own}' of type '{item_type(item)}' was provided "
+                        f"without its required 'reasoning' item: '{needed}'."
+                    )
+        return wrong + item_errors(items) + lacking
 
     def render(self, reply: Reply, body: JsonObject, size: int, streamed: bool) -> list[bytes]:
         """The body of a reply: one piece, or one for each event."""
@@ -117,22 +128,6 @@ class ScriptedResponses:
             *before,
             *(self._items.get(i["id"], i) if item_type(i) == "item_reference" else i for i in own),
         ]
-
-    def _missing_reasoning(self, items: list[Item]) -> list[str]:
-        """Errors for items that were made with reasoning and are sent back without it."""
-        errors, seen = [], set()
-        for item in items:
-            own = item.get("id") if isinstance(item, dict) else None
-            if not isinstance(own, str):
-                continue
-            seen.add(own)
-            needed = self._needs.get(own, own)
-            if needed not in seen:
-                errors.append(
-                    f"Item '{own}' of type '{item_type(item)}' was provided "
-                    f"without its required 'reasoning' item: '{needed}'."
-                )
-        return errors
 
     def _response(self, reply: Reply, body: JsonObject, size: int) -> JsonObject:
         output = self._output(reply, body)
@@ -202,9 +197,11 @@ def _events(response: JsonObject) -> Iterator[Event]:
     for i, item in enumerate(response["output"]):
         where = {"item_id": item["id"], "output_index": i}
         if item["type"] == "reasoning":
-            begun, events = {**item, "summary": []}, _reasoning_events(item, where)
+            begun = {**item, "summary": []}
+            events = _part_events(item["summary"], where, "summary_index", "reasoning_summary")
         elif item["type"] == "message":
-            begun, events = {**item, "status": "in_progress", "content": []}, _text_events(item, where)
+            begun = {**item, "status": "in_progress", "content": []}
+            events = _part_events(item["content"], {**where, "logprobs": []}, "content_index", "content")
         else:
             field = "input" if "input" in item else "arguments"
             name = "custom_tool_call_input" if field == "input" else "function_call_arguments"
@@ -222,21 +219,14 @@ def _piecewise(name: str, where: JsonObject, field: str, text: str) -> Iterator[
     yield f"{name}.done", {**where, field: text}
 
 
-def _text_events(item: Item, where: JsonObject) -> Iterator[Event]:
-    for i, part in enumerate(item["content"]):
-        here = {**where, "content_index": i}
-        yield "response.content_part.added", {**here, "part": {**part, "text": ""}}
-        for kind, fields in _piecewise("response.output_text", here, "text", part["text"]):
-            yield kind, {**fields, "logprobs": []}
-        yield "response.content_part.done", {**here, "part": part}
-
-
-def _reasoning_events(item: Item, where: JsonObject) -> Iterator[Event]:
-    for i, part in enumerate(item["summary"]):
-        here = {**where, "summary_index": i}
-        yield "response.reasoning_summary_part.added", {**here, "part": {**part, "text": ""}}
-        yield from _piecewise("response.reasoning_summary_text", here, "text", part["text"])
-        yield "response.reasoning_summary_part.done", {**here, "part": part}
+def _part_events(parts: list[JsonObject], where: JsonObject, index: str, name: str) -> Iterator[Event]:
+    """The events of an item's parts, each of them added, written and done."""
+    text = "output_text" if name == "content" else f"{name}_text"
+    for i, part in enumerate(parts):
+        here = {**where, index: i}
+        yield f"response.{name}_part.added", {**here, "part": {**part, "text": ""}}
+        yield from _piecewise(f"response.{text}", here, "text", part["text"])
+        yield f"response.{name}_part.done", {**here, "part": part}
 
 
 def _items(given: Any) -> list[Any]:

@@ -11,7 +11,7 @@ from itertools import islice
 from types import EllipsisType
 from typing import Any, NamedTuple
 
-from memory_bank.transcript.jsontext import compact, is_deep, join_index, join_key, leaves
+from memory_bank.transcript.jsontext import compact, is_deep, join_key, leaves
 from memory_bank.transcript.shortening import joins
 
 LINE_CHARS = 2_000
@@ -161,7 +161,7 @@ def _children(f: PathValue, step: Step) -> Iterator[PathValue]:
         elif isinstance(step, str):
             return
         for i in places:
-            yield PathValue(join_index(f.path, i), value[i])
+            yield PathValue(join_key(f.path, i), value[i])
 
 
 def _missing(step: Step, first: PathValue, places: int, many: bool) -> str:

@@ -47,15 +47,10 @@ def parse_arguments(arguments: Any) -> Any:
 
 def is_deep(value: Any, limit: int = _MAX_DEPTH) -> bool:
     """Whether a JSON value nests deeper than ``limit``, without recursion."""
-    level = [value]
+    level = [value] if isinstance(value, (dict, list)) else []
     for _ in range(limit):
-        level = [
-            child
-            for node in level
-            if isinstance(node, (dict, list))
-            for child in (node.values() if isinstance(node, dict) else node)
-            if isinstance(child, (dict, list))
-        ]
+        children = (c for node in level for c in (node.values() if isinstance(node, dict) else node))
+        level = [child for child in children if isinstance(child, (dict, list))]
         if not level:
             return False
     return True
@@ -96,7 +91,7 @@ class Leaf(NamedTuple):
             used += min(len(step), _KEY_CHARS) + 1 if isinstance(step, str) else 3
         path = "…" if trail is not None else ""
         for step in reversed(steps):
-            path = join_key(path, step) if isinstance(step, str) else join_index(path, step)
+            path = join_key(path, step)
         return path
 
 
@@ -145,21 +140,18 @@ def _children(container: Any, node: Leaf) -> Iterator[Leaf]:
             yield Leaf(child, node.key, depth, (trail, i))
 
 
-def join_key(path: str, key: str) -> str:
-    """The path of an object's member: ``a.b``, or ``a["odd key"]`` where the key has other characters.
+def join_key(path: str, key: str | int) -> str:
+    """The path of an object's member or a list's item: ``a.b``, ``a["odd key"]``, ``a[0]``.
 
     Long keys and paths are cut, so that the paths of an output's values need no more than its size.
     """
+    if isinstance(key, int):
+        return _cut_path(f"{path}[{key}]")
     if len(key) > _KEY_CHARS:
         return _cut_path(f"{path}[{compact(key[:_KEY_CHARS] + '…')}]")
     if _PLAIN_KEY.match(key):
         return _cut_path(f"{path}.{key}" if path else key)
     return _cut_path(f"{path}[{compact(key)}]")
-
-
-def join_index(path: str, index: int) -> str:
-    """The path of a list's item; cut if it is long."""
-    return _cut_path(f"{path}[{index}]")
 
 
 def _cut_path(path: str) -> str:
@@ -188,41 +180,30 @@ def _plain(value: Any) -> Any:
     return str(value)
 
 
-class _Literal:
-    """Text that goes out as it is, on the stack among values."""
-
-    __slots__ = ("text",)
-
-    def __init__(self, text: str) -> None:
-        self.text = text
-
-
 def flat_text(value: Any) -> str:
     """JSON text of a value of any depth, written without recursion."""
     out: list[str] = []
-    stack: list[Any] = [value]
+    stack: list[tuple[bool, Any]] = [(False, value)]  # whether it is text that goes out as it is
     while stack:
-        node = stack.pop()
-        if isinstance(node, _Literal):
-            out.append(node.text)
-        elif isinstance(node, Mapping):
-            stack.append(_Literal("}"))
-            for i, (k, v) in enumerate(reversed(list(node.items()))):
-                if i:
-                    stack.append(_Literal(","))
-                stack.append(v)
-                stack.append(_Literal(json.dumps(str(k), ensure_ascii=False) + ":"))
-            stack.append(_Literal("{"))
+        is_text, node = stack.pop()
+        if is_text:
+            out.append(node)
+            continue
+        parts: list[tuple[bool, Any]]
+        if isinstance(node, Mapping):
+            keys = [json.dumps(str(key), ensure_ascii=False) for key in node]
+            heads = [f"{'{' if n == 0 else ','}{key}:" for n, key in enumerate(keys)]
+            parts = [
+                p for head, v in zip(heads, node.values(), strict=True) for p in ((True, head), (False, v))
+            ]
+            parts = [*(parts or [(True, "{")]), (True, "}")]
         elif isinstance(node, (list, tuple)):
-            stack.append(_Literal("]"))
-            for i, v in enumerate(reversed(node)):
-                if i:
-                    stack.append(_Literal(","))
-                stack.append(v)
-            stack.append(_Literal("["))
+            parts = [p for n, v in enumerate(node) for p in ((True, "[" if n == 0 else ","), (False, v))]
+            parts = [*(parts or [(True, "[")]), (True, "]")]
         else:
             scalar = node if isinstance(node, (str, int, float, bool, type(None))) else str(node)
-            out.append(json.dumps(scalar, ensure_ascii=False))
+            parts = [(True, json.dumps(scalar, ensure_ascii=False))]
+        stack.extend(reversed(parts))
     return "".join(out)
 
 

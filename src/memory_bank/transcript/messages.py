@@ -556,16 +556,31 @@ class Parser:
         """Parse the next message."""
         position, self.position = self.position, self.position + 1
         kind = kind_of(message)
+        utterance = Utterance(position, message, kind)
+        turn = None if self._lead else self._open
         if kind is MessageKind.CALL:
             self._feed_call(position, message)
         elif kind is MessageKind.RESULT:
-            self._feed_result(position, message)
+            waits = turn is not None and turn.match(result_of(message)) is not None
+            if turn is not None and waits and self._between:
+                turn.messages.extend(between.message for between in self._between)
+                turn.faults["a message stands between a call and its result"] = None
+                self._between = []
+            if turn is None or self._between:  # a result without a call stays with the turn that it follows
+                self._close()
+                self._open = turn = _OpenInteraction(position, read(message, "role") is None)
+            turn.add_result(message)
         elif kind in (MessageKind.SAY, MessageKind.REASONING):
             if kind is MessageKind.SAY and self._lead and self._lead[-1].kind is MessageKind.SAY:
                 self._close()  # the earlier text stands alone
-            self._lead.append(Utterance(position, message, kind))
+            self._lead.append(utterance)
+        elif turn is not None and not self._between and turn.has_results and _is_rider(message, kind):
+            turn.attach(message)
+        elif turn is not None and turn.unanswered:
+            self._between.append(utterance)
         else:
-            self._feed_utterance(Utterance(position, message, kind))
+            self._close()
+            self.closed.append(utterance)
 
     def segments(self) -> list[Segment]:
         """All segments so far, the open ones as they would be if nothing followed."""
@@ -577,56 +592,29 @@ class Parser:
         return [*built, *self._between, *self._lead]
 
     def _feed_call(self, position: int, message: object) -> None:
-        is_item = read(message, "role") is None
-        joins = (
-            self._open is not None
-            and is_item
-            and self._open.takes_items()
-            and not self._between
-            and all(utterance.kind is MessageKind.REASONING for utterance in self._lead)
-        )
-        lead, self._lead = self._lead, []
-        if not joins:
+        is_item, lead = read(message, "role") is None, self._lead
+        self._lead = []
+        if (
+            self._open is None
+            or not (is_item and self._open.is_item)
+            or self._open.has_results  # parallel calls are several items before the first result
+            or self._between
+            or any(utterance.kind is not MessageKind.REASONING for utterance in lead)
+        ):
             self._close()
             self._open = _OpenInteraction(lead[0].start if lead else position, is_item)
-        assert self._open is not None
         self._open.messages.extend(utterance.message for utterance in lead)
         self._open.add_call(message)
-
-    def _feed_result(self, position: int, message: object) -> None:
-        if self._open is not None and not self._lead:
-            waits = self._open.waits_for(message)
-            if waits and self._between:
-                self._open.interrupt(self._between)
-                self._between = []
-            if waits or not self._between:  # a result without a call stays with the turn that it follows
-                self._open.add_result(message)
-                return
-        self._close()
-        self._open = _OpenInteraction(position, read(message, "role") is None)
-        self._open.add_result(message)
-
-    def _feed_utterance(self, utterance: Utterance) -> None:
-        if self._open is not None and not self._lead:
-            if (
-                utterance.kind is MessageKind.USER
-                and not self._between
-                and self._open.has_results
-                and carries_only_media(utterance.message)
-            ):
-                self._open.attach(utterance.message)
-                return
-            if self._open.unanswered:
-                self._between.append(utterance)
-                return
-        self._close()
-        self.closed.append(utterance)
 
     def _close(self) -> None:
         self.closed.extend(self.pending())
         self._open = None
         self._between = []
         self._lead = []
+
+
+def _is_rider(message: object, kind: MessageKind) -> bool:
+    return kind is MessageKind.USER and carries_only_media(message)
 
 
 @dataclass(slots=True)
@@ -638,27 +626,19 @@ class _OpenInteraction:
     messages: list[object] = field(default_factory=list)
     has_results: bool = False
     unanswered: dict[int, None] = field(default_factory=dict)  # numbers of calls
+    faults: dict[str, None] = field(default_factory=dict)
     _pairs: list[Pair] = field(default_factory=list)  # those of calls
     _orphans: list[Pair] = field(default_factory=list)
-    _faults: dict[str, None] = field(default_factory=dict)
-    _ids: set[str] = field(default_factory=set)
     # calls by ("id", id) and ("name", name), oldest first
     _queues: dict[tuple[str, str | None], deque[int]] = field(default_factory=dict)
     _last_answered: int | None = None
 
-    def takes_items(self) -> bool:
-        """Whether another call item joins: parallel calls are several items before the first result."""
-        return self.is_item and not self.has_results
-
     def add_call(self, message: object) -> None:
+        """Add a message with calls."""
         position = len(self.messages)
         self.messages.append(message)
         hosted = _hosted_result(message)
         for number, call in enumerate(calls_of(message)):
-            if call.call_id is not None:
-                if call.call_id in self._ids:
-                    self._faults["two calls share an id"] = None
-                self._ids.add(call.call_id)
             i = len(self._pairs)
             self._pairs.append(Pair(call, hosted, (position, number), None if hosted is None else position))
             if hosted is None:
@@ -666,7 +646,7 @@ class _OpenInteraction:
                 self._queues.setdefault(("id", call.call_id), deque()).append(i)
                 self._queues.setdefault(("name", call.name), deque()).append(i)
 
-    def _match(self, result: Result) -> int | None:
+    def match(self, result: Result) -> int | None:
         """The unanswered call that a result is for: by id, else by name, else, without an id, the first."""
         if result.call_id is None and result.name is None:
             return next(iter(self.unanswered), None)
@@ -676,18 +656,16 @@ class _OpenInteraction:
             queue.popleft()
         return queue[0] if queue else None
 
-    def waits_for(self, message: object) -> bool:
-        return self._match(result_of(message)) is not None
-
     def add_result(self, message: object) -> None:
+        """Add a result, of a call that waits for it or of none."""
         position = len(self.messages)
         self.messages.append(message)
         self.has_results = True
         result = result_of(message)
-        i = self._match(result)
+        i = self.match(result)
         if i is None:
             self._orphans.append(Pair(None, result, None, position))
-            self._faults["a result has no call"] = None
+            self.faults["a result has no call"] = None
             return
         self._pairs[i] = replace(self._pairs[i], result=result, result_at=position)
         del self.unanswered[i]
@@ -696,20 +674,20 @@ class _OpenInteraction:
     def attach(self, message: object) -> None:
         """Add a user message that carries the images of the results."""
         self.messages.append(message)
-        i = self._last_answered
-        result = self._pairs[i].result if i is not None else None
-        if i is not None and result is not None:
-            result = replace(result, extra=(*result.extra, read(message, "content")))
-            self._pairs[i] = replace(self._pairs[i], result=result)
-
-    def interrupt(self, between: list[Utterance]) -> None:
-        """Add messages that stood between a call and its result."""
-        self.messages.extend(utterance.message for utterance in between)
-        self._faults["a message stands between a call and its result"] = None
+        if self._last_answered is not None:
+            pair = self._pairs[self._last_answered]
+            assert pair.result is not None
+            extra = (*pair.result.extra, read(message, "content"))
+            self._pairs[self._last_answered] = replace(pair, result=replace(pair.result, extra=extra))
 
     def build(self) -> Interaction:
-        faults = dict(self._faults)
+        """The interaction as it would be if nothing followed."""
+        faults = dict(self.faults)
+        ids = [p.call.call_id for p in self._pairs if p.call is not None and p.call.call_id is not None]
+        if len(ids) > len(set(ids)):
+            faults = {"two calls share an id": None} | faults
         if self.unanswered:
             faults["a call has no result"] = None
-        pairs = (*self._pairs, *self._orphans)
-        return Interaction(self.start, tuple(self.messages), pairs, "; ".join(faults))
+        return Interaction(
+            self.start, tuple(self.messages), (*self._pairs, *self._orphans), "; ".join(faults)
+        )

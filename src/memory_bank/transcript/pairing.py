@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 from typing import Any
 
 from memory_bank.transcript.messages import Interaction, MessageKind, Pair, kind_of, latest_interactions, read
@@ -34,102 +35,81 @@ def pairing_errors(messages: object) -> list[str]:
         return [f"messages: not a list but {type(messages).__name__}"]
     errors: list[str] = []
     turn: _AnsweredTurn | None = None
-    for i, given in enumerate(messages):
+    for i, given in enumerate([*messages, None]):
         message = _as_dict(given)
         role = None if message is None else message.get("role")
-        if message is not None and role == "tool":
-            _check_tool_result(i, message, turn, errors)
-        elif message is not None and role == "function":
-            _check_function_result(i, message, turn, errors)
-        else:
-            _check_answered(turn, errors)
-            turn = _open_turn(i, message, errors) if message is not None and role == "assistant" else None
-            if not isinstance(role, str):
-                what = f"is no object but {type(given).__name__}" if message is None else "has no role"
-                errors.append(f"messages[{i}]: {what}")
-    _check_answered(turn, errors)
+        if message is not None and role in ("tool", "function"):
+            errors += [f"messages[{i}]: {wrong}" for wrong in _answered(turn, role, message)]
+            continue
+        errors += [] if turn is None else turn.unanswered()
+        turn = None
+        if i == len(messages):
+            break
+        if message is None:
+            errors.append(f"messages[{i}]: is no object but {type(given).__name__}")
+        elif not isinstance(role, str):
+            errors.append(f"messages[{i}]: has no role")
+        elif role == "assistant":
+            turn = _AnsweredTurn(i)
+            errors += [f"messages[{i}]: {wrong}" for wrong in turn.open(message)]
     return errors
 
 
 @dataclass
 class _AnsweredTurn:
-    """An assistant turn whose calls are being answered: its calls, and those that are still open."""
+    """An assistant turn whose calls are being answered: for each id and its function, whether it is still open."""
 
     index: int
-    asked: set[str] = field(default_factory=set)
-    pending: dict[str, None] = field(default_factory=dict)
-    function: str | None = None
-    function_pending: bool = False
+    calls: dict[str, bool] = field(default_factory=dict)
+    function: dict[str, bool] = field(default_factory=dict)
 
-
-def _open_turn(i: int, message: Mapping[str, Any], errors: list[str]) -> _AnsweredTurn | None:
-    """The turn that an assistant message opens, or None when it calls nothing."""
-    calls, legacy = message.get("tool_calls"), message.get("function_call")
-    if calls is None and legacy is None:
-        return None
-    turn = _AnsweredTurn(i)
-    if isinstance(calls, (list, tuple)):
-        for n, given in enumerate(calls):
+    def open(self, message: Mapping[str, Any]) -> Iterator[str]:
+        """Take the calls of the assistant's message; what is wrong with them."""
+        calls, legacy = message.get("tool_calls"), message.get("function_call")
+        if calls is not None and not isinstance(calls, (list, tuple)):
+            yield f"tool_calls is not a list but {type(calls).__name__}"
+            calls = None
+        for n, given in enumerate(calls or ()):
             call_id = (_as_dict(given) or {}).get("id")
             if not isinstance(call_id, str) or not call_id:
-                errors.append(f"messages[{i}]: tool_calls[{n}] has no id")
-            elif call_id in turn.asked:
-                errors.append(f"messages[{i}]: tool_calls[{n}] repeats the id {_quoted(call_id)}")
+                yield f"tool_calls[{n}] has no id"
+            elif call_id in self.calls:
+                yield f"tool_calls[{n}] repeats the id {_quoted(call_id)}"
             else:
-                turn.asked.add(call_id)
-                turn.pending[call_id] = None
-    elif calls is not None:
-        errors.append(f"messages[{i}]: tool_calls is not a list but {type(calls).__name__}")
-    if legacy is not None:
-        name = (_as_dict(legacy) or {}).get("name")
-        if isinstance(name, str) and name:
-            turn.function, turn.function_pending = name, True
-        else:
-            errors.append(f"messages[{i}]: function_call has no name")
-    return turn
+                self.calls[call_id] = True
+        if legacy is not None:
+            name = (_as_dict(legacy) or {}).get("name")
+            if isinstance(name, str) and name:
+                self.function[name] = True
+            else:
+                yield "function_call has no name"
+
+    def unanswered(self) -> Iterator[str]:
+        """What is wrong where another message, or the end of the list, closes the turn."""
+        if ids := [call_id for call_id, is_open in self.calls.items() if is_open]:
+            shown = ", ".join(map(_quoted, ids[:SHOWN]))
+            more = f" and {len(ids) - SHOWN} more" if len(ids) > SHOWN else ""
+            yield f"messages[{self.index}]: no tool message directly after it answers {shown}{more}"
+        for name in (name for name, is_open in self.function.items() if is_open):
+            yield f"messages[{self.index}]: no function message answers {_quoted(name)}"
 
 
-def _check_tool_result(
-    i: int, message: Mapping[str, Any], turn: _AnsweredTurn | None, errors: list[str]
-) -> None:
-    call_id = message.get("tool_call_id")
-    if not isinstance(call_id, str) or not call_id:
-        errors.append(f"messages[{i}]: a tool result without a tool_call_id")
-    elif turn is None or call_id not in turn.asked:
-        errors.append(f"messages[{i}]: tool_call_id {_quoted(call_id)} answers no call of the turn before it")
-    elif call_id not in turn.pending:
-        errors.append(f"messages[{i}]: tool_call_id {_quoted(call_id)} is answered a second time")
-    else:
-        del turn.pending[call_id]
-
-
-def _check_function_result(
-    i: int, message: Mapping[str, Any], turn: _AnsweredTurn | None, errors: list[str]
-) -> None:
-    name = message.get("name")
-    if not isinstance(name, str) or not name:
-        errors.append(f"messages[{i}]: a function result without a name")
-    elif turn is None or name != turn.function:
-        errors.append(
-            f"messages[{i}]: the function result {_quoted(name)} answers no function_call before it"
+def _answered(turn: _AnsweredTurn | None, role: object, message: Mapping[str, Any]) -> Iterator[str]:
+    """Note the answer to a call; what is wrong with it."""
+    is_tool = role == "tool"
+    key = message.get("tool_call_id" if is_tool else "name")
+    calls: dict[str, bool] = {} if turn is None else turn.calls if is_tool else turn.function
+    if not isinstance(key, str) or not key:
+        yield f"a {'tool result without a tool_call_id' if is_tool else 'function result without a name'}"
+    elif key not in calls:
+        one, of = (
+            ("tool_call_id", "call of the turn") if is_tool else ("the function result", "function_call")
         )
-    elif not turn.function_pending:
-        errors.append(f"messages[{i}]: the function_call {_quoted(name)} is answered a second time")
+        yield f"{one} {_quoted(key)} answers no {of} before it"
+    elif not calls[key]:
+        yield f"{'tool_call_id' if is_tool else 'the function_call'} {_quoted(key)} is answered a second time"
     else:
-        turn.function_pending = False
-
-
-def _check_answered(turn: _AnsweredTurn | None, errors: list[str]) -> None:
-    """Note the calls without a result of a turn that another message, or the end of the list, closes."""
-    if turn is None:
-        return
-    if turn.pending:
-        ids = list(turn.pending)
-        shown = ", ".join(map(_quoted, ids[:SHOWN]))
-        more = f" and {len(ids) - SHOWN} more" if len(ids) > SHOWN else ""
-        errors.append(f"messages[{turn.index}]: no tool message directly after it answers {shown}{more}")
-    if turn.function_pending and turn.function is not None:
-        errors.append(f"messages[{turn.index}]: no function message answers {_quoted(turn.function)}")
+        calls[key] = False
 
 
 def _as_dict(value: object) -> dict[str, Any] | None:
@@ -181,41 +161,25 @@ def repeated_calls(
 
 def _run(messages: Sequence[object], interactions: Sequence[Interaction], threshold: int) -> list[Pair]:
     """The pairs of the equal calls at the end, or else of the equal turns; [] below the threshold."""
-    calls: list[Pair] = []  # latest first, as are the turns
-    turns: list[list[Pair]] = []
-    last_key: tuple[str, str, str] | None = None
-    last_keys: list[tuple[str, str, str]] | None = None
-    calls_differ = turns_differ = False
-    for pairs in _answered_turns(messages, interactions):
-        keys = [_same_call_key(p) for p in pairs]
-        last_keys = keys if last_keys is None else last_keys
-        turns_differ = turns_differ or keys != last_keys
-        if not turns_differ:
-            turns.append(pairs)
-        for pair, key in zip(reversed(pairs), reversed(keys), strict=True):
-            last_key = key if last_key is None else last_key
-            calls_differ = calls_differ or key != last_key
-            if not calls_differ:
-                calls.append(pair)
-        if calls_differ and turns_differ:
-            break
-    if len(calls) >= threshold:
-        return calls[::-1]
-    return [p for pairs in reversed(turns) for p in pairs] if len(turns) >= threshold else []
+    turns = [[(_same_call_key(p), p) for p in pairs] for pairs in _answered_turns(messages, interactions)]
+    calls = [call for turn in turns for call in reversed(turn)]  # latest first, as are the turns
+    same = list(takewhile(lambda call: call[0] == calls[0][0], calls))
+    if len(same) >= threshold:
+        return [pair for _, pair in reversed(same)]
+    first = [key for key, _ in turns[0]] if turns else []
+    alike = list(takewhile(lambda turn: [key for key, _ in turn] == first, turns))
+    return [pair for turn in reversed(alike) for _, pair in turn] if len(alike) >= threshold else []
 
 
 def _answered_turns(messages: Sequence[object], interactions: Sequence[Interaction]) -> Iterator[list[Pair]]:
     """The answered calls of each interaction since the user's last text, the latest first."""
     stop = len(messages)
     for interaction in reversed(interactions[-_LOOKED_AT:]):
-        if any(_is_text_of_user(m) for m in messages[interaction.start : stop]):
+        between = messages[interaction.start : stop]
+        if any(kind_of(m) is MessageKind.USER and isinstance(read(m, "content"), str) for m in between):
             return
         stop = interaction.start
         yield [p for p in interaction.pairs if p.call is not None and p.result is not None]
-
-
-def _is_text_of_user(message: object) -> bool:
-    return kind_of(message) is MessageKind.USER and isinstance(read(message, "content"), str)
 
 
 def _same_call_key(pair: Pair) -> tuple[str, str, str]:

@@ -72,7 +72,6 @@ class TopKReasons:
 
     def __init__(self, retrieved: Sequence[Retrieved], rank_all: Callable[[], list[Hit]]) -> None:
         self.retrieved = tuple(retrieved)
-        self._shown = {r.trace_id: (i, r) for i, r in enumerate(retrieved, 1) if r.session_id is None}
         self._rank_all = rank_all
 
     @cached_property
@@ -80,12 +79,9 @@ class TopKReasons:
         return self._rank_all()
 
     @cached_property
-    def _scores(self) -> dict[str, float]:
-        return {h.trace_id: h.score for h in self._ranking if h.session_id is None}
-
-    @cached_property
-    def _places(self) -> dict[str, int]:
-        return {h.trace_id: i for i, h in enumerate(self._ranking, 1) if h.session_id is None}
+    def _ranks(self) -> dict[str, tuple[int, float]]:
+        """Rank and score of the session's own records."""
+        return {h.trace_id: (i, h.score) for i, h in enumerate(self._ranking, 1) if h.session_id is None}
 
     def pieces(self, *, explained: bool = True) -> list[Piece]:  # noqa: ARG002
         return [
@@ -100,23 +96,24 @@ class TopKReasons:
 
     def decide(self, interaction: Interaction) -> tuple[Fate, float | None, str]:
         ids = [t for t in interaction.trace_ids if t]
-        score = max((self._scores[t] for t in ids if t in self._scores), default=None)
-        found = [self._shown[t] for t in ids if t in self._shown]
+        ranks = [self._ranks[t] for t in ids if t in self._ranks]
+        score = max((s for _, s in ranks), default=None)
+        own = {r.trace_id: (i, r) for i, r in enumerate(self.retrieved, 1) if r.session_id is None}
+        found = [own[t] for t in ids if t in own]
         if not found:
-            best = min((self._places[t] for t in ids if t in self._places), default=None)
-            if best is None:
+            if not ranks:
                 return Fate.LEFT_OUT, score, "it has no insight yet"
-            reason = f"rank {best} of {len(self._ranking)}, beyond the {len(self.retrieved)} shown"
-            return Fate.LEFT_OUT, score, reason
-        reason = ", ".join(f"retrieved record {i} (rank {self._places.get(r.trace_id, i)})" for i, r in found)
+            place = f"rank {min(ranks)[0]} of {len(self._ranking)}"
+            return Fate.LEFT_OUT, score, f"{place}, beyond the {len(self.retrieved)} shown"
+        places = ((i, self._ranks.get(r.trace_id, (i, 0.0))[0]) for i, r in found)
+        reason = ", ".join(f"retrieved record {i} (rank {place})" for i, place in places)
         cut = [r for _, r in found if r.cut]
         if cut:
             shown, whole = len(cut[0].raw_data), cut[0].whole_chars
             reason += f"; raw data shortened to {shown:,} of {whole:,} characters"
         if len(found) < len(ids):
             reason += f"; {len(ids) - len(found)} parallel call(s) left out"
-        whole_shown = not cut and len(found) == len(ids)
-        return (Fate.KEPT if whole_shown else Fate.PART), score, reason
+        return (Fate.PART if cut or len(found) < len(ids) else Fate.KEPT), score, reason
 
     def beyond(self, here: Collection[str]) -> list[Decision]:
         made = []
@@ -127,8 +124,7 @@ class TopKReasons:
             if r.session_id is not None:
                 why = f", {_session_phrase(r.session_id)}"
             tools = () if r.record is None else (r.record.tool_name,)
-            fate = Fate.PART if r.cut else Fate.KEPT
-            reason = f"retrieved record {i}{why}"
+            fate, reason = Fate.PART if r.cut else Fate.KEPT, f"retrieved record {i}{why}"
             made.append(Decision(None, (r.trace_id,), tools, fate, r.score, reason, 0, r.session_id))
         return made
 

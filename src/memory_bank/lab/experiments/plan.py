@@ -8,7 +8,6 @@ import hashlib
 import json
 import os
 import random
-import tomllib
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -17,9 +16,10 @@ from itertools import product
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, ValidationError, field_validator
+from pydantic import Field, field_validator
 
 from memory_bank import load_config
+from memory_bank.config import Amount, AtLeast0, AtLeast1, Name, Seconds, Settings, Share, read_toml
 from memory_bank.errors import ConfigError
 from memory_bank.lab.costs import Costs, ScriptedCache
 from memory_bank.lab.meter.needs import Need, environment_constants
@@ -34,27 +34,21 @@ READ_PAGE = "read_page"
 """The tool of a book."""
 
 
-class _ExperimentTable(BaseModel):
-    """A table of the file; docs/howto/experiments.md says what each setting means."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
-
-
-class CostSettings(_ExperimentTable):
+class CostSettings(Settings):
     """What input tokens cost, in any one currency, and the discount for cached ones."""
 
-    price_per_million: float = Field(default=1.0, ge=0, allow_inf_nan=False)
-    cached_discount: float = Field(default=0.5, ge=0, le=1)
-    cache_minimum: int = Field(default=0, ge=0)
+    price_per_million: Amount = 1.0
+    cached_discount: Share = 0.5
+    cache_minimum: AtLeast0 = 0
 
 
-class ModelSettings(_ExperimentTable):
+class ModelSettings(Settings):
     """A model of the live suites, at any OpenAI-compatible endpoint."""
 
-    name: str = Field(min_length=1)
+    name: Name
     base_url: str | None = None
-    api_key_env: str = Field(default="OPENAI_API_KEY", min_length=1)
-    timeout: float = Field(default=120.0, gt=0, le=3600)
+    api_key_env: Name = "OPENAI_API_KEY"
+    timeout: Seconds = 120.0
     temperature: float | None = Field(default=None, ge=0, le=2)
 
     def api_key(self) -> str:
@@ -67,7 +61,7 @@ class ModelSettings(_ExperimentTable):
         return key
 
 
-class SuiteSettings(_ExperimentTable):
+class SuiteSettings(Settings):
     """Cases of one kind; ``name`` is their name in tables."""
 
     kind: Literal["replay", "complex_func", "overflow"]
@@ -78,7 +72,7 @@ class SuiteSettings(_ExperimentTable):
     pages: int = Field(default=20, ge=2, le=10_000)
     page_tokens: int = Field(default=500, ge=10, le=1_000_000)
     lag: int = Field(default=4, ge=1, le=1000)
-    context_limit: int | None = Field(default=None, ge=1)
+    context_limit: AtLeast1 | None = None
     repeats: int = Field(default=1, ge=1, le=1000)
 
     @property
@@ -89,29 +83,27 @@ class SuiteSettings(_ExperimentTable):
         return Path(self.files[0]).name.removesuffix(".gz").removesuffix(".jsonl")
 
 
-class Experiment(_ExperimentTable):
+class Experiment(Settings):
     """A whole experiment. ``folder`` holds its file; paths are relative to it."""
 
     name: str = Field(default="experiment", pattern=r"^[\w][\w .-]{0,79}$")
     suites: tuple[SuiteSettings, ...] = Field(min_length=1)
     strategies: tuple[str, ...] = Field(min_length=1)
-    strategy_config: str | None = Field(default=None)
-    thresholds: tuple[NonNegativeInt, ...] = Field(default=())
+    strategy_config: str | None = None
+    thresholds: tuple[AtLeast0, ...] = ()
     models: tuple[ModelSettings, ...] = ()
     selected_test_cases: tuple[str, ...] = ()
-    benchmark_sample_size: int | None = Field(default=None, ge=1)
+    benchmark_sample_size: AtLeast1 | None = None
     seeds: tuple[int, ...] = Field(default=(0,), min_length=1)
     jobs: int = Field(default=1, ge=1, le=256)
-    counter: str = Field(default=ENCODING, min_length=1)
+    counter: Name = ENCODING
     cost: CostSettings = CostSettings()
     folder: Path = Field(default=Path(), exclude=True)
 
     @field_validator("suites", "models", "strategies", "thresholds", "seeds", "selected_test_cases")
     @classmethod
     def _once(cls, values: tuple[ValueT, ...]) -> tuple[ValueT, ...]:
-        names = [
-            getattr(v, "title", getattr(v, "name", v)) if isinstance(v, BaseModel) else v for v in values
-        ]
+        names = [getattr(v, "title", v.name) if isinstance(v, Settings) else v for v in values]  # type: ignore[attr-defined]
         twice = next((n for i, n in enumerate(names) if n in names[:i]), None)
         if twice is not None:
             raise ValueError(f"{twice!r} is listed twice: results could not be told apart")
@@ -124,31 +116,13 @@ class Experiment(_ExperimentTable):
 
 def load_experiment(path: str | Path) -> Experiment:
     """Read an experiment. Raises ConfigError for a missing file, an unknown key, a wrong value."""
-    file = Path(path)
-    try:
-        values = tomllib.loads(file.read_bytes().decode("utf-8"))
-    except OSError as e:
-        raise ConfigError(
-            f"the experiment {file} cannot be read ({e.strerror or e}): give the path of a TOML file."
-        ) from e
-    except (ValueError, RecursionError) as e:
-        raise ConfigError(f"the experiment {file} is not TOML: {e}; correct it there.") from e
+    values = read_toml(path, "experiment")
     if not values.get("suites"):
-        raise ConfigError(f"the experiment {file} has no cases: give it [[suites]] with kind and files.")
+        raise ConfigError(f"the experiment {path} has no cases: give it [[suites]] with kind and files.")
     try:
-        return Experiment(**values | {"folder": file.parent})
-    except ValidationError as e:
-        first = e.errors(include_url=False, include_input=False)[0]
-    place = ".".join(map(str, first["loc"]))
-    message = first["msg"].removeprefix("Value error, ").rstrip(".")
-    if first["type"] == "extra_forbidden":
-        tables = (Experiment, SuiteSettings, ModelSettings, CostSettings)
-        known = [name for table in tables for name in table.model_fields if name != "folder"]
-        near = difflib.get_close_matches(str(first["loc"][-1]), known, n=1)
-        raise ConfigError(
-            f"{file}: {place} is not a setting: {f'did you mean {near[0]}?' if near else 'remove it.'}"
-        )
-    raise ConfigError(f"{file}: {place}: {message[0].lower()}{message[1:]}.")
+        return Experiment(**values | {"folder": Path(path).parent})
+    except ConfigError as e:
+        raise ConfigError(*(m.replace("Experiment: ", f"{path}: ", 1) for m in e.mistakes)) from None
 
 
 @dataclass(frozen=True, slots=True)

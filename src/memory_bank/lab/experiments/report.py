@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
 from memory_bank.lab.experiments.plan import ExperimentPlan
 from memory_bank.lab.experiments.run import rows_in
-from memory_bank.lab.meter.figures import Figures, figures_of, old_bound, ratio
+from memory_bank.lab.meter.figures import COLUMNS, Figures, figures_of, old_bound, ratio
 from memory_bank.lab.pages import OLD_BOUND, Plot, PlotPoint, render
 from memory_bank.lab.tables import Column, markdown_table, milliseconds, money, percent, whole
 
@@ -76,22 +76,20 @@ _BILL: tuple[Column[ReportLine], ...] = (
     Column("cached", lambda x: x.share("bill", "cached", "tokens"), percent,
            "tokens that a prefix cache holds, %"),
 )  # fmt: skip
+_CASES: Column[ReportLine] = Column("cases", lambda x: len(x.results), whole, "cases done")
+_FIGURES: dict[str, Column[ReportLine]] = {
+    c.title: Column(c.title, lambda x, c=c: c.value(x.figures), c.write, c.meaning)  # type: ignore[misc]
+    for c in COLUMNS
+}
 REPLAY: tuple[Column[ReportLine], ...] = (
-    Column("cases", lambda x: len(x.results), whole, "cases done"),
-    Column("evidence", lambda x: x.figures.bound_old, percent,
-           "bound recall of evidence older than the last interaction, %"),
-    Column("recall", lambda x: x.figures.recall, percent, "evidence that is present, %"),
-    Column("of history", lambda x: x.figures.share_of_history, percent,
-           "tokens beyond anchor and last interaction, % of the older ones"),
-    Column("of full", lambda x: x.figures.share_of_full, percent, "tokens, % of the full history"),
-    Column("tokens", lambda x: x.figures.tokens, whole, "mean tokens of a context"),
+    _CASES,
+    replace(_FIGURES["old bound"], title="evidence"),
+    *(_FIGURES[title] for title in ("recall", "of history", "of full", "tokens")),
     *_BILL,
-    Column("ms", lambda x: x.figures.ms, milliseconds, "mean milliseconds a step"),
-    Column("errors", lambda x: x.figures.exceptions, whole, "steps at which the strategy raised"),
-    Column("broken", lambda x: x.figures.broken, whole, "contexts with broken call/result pairs"),
-)  # fmt: skip
+    *(_FIGURES[title] for title in ("ms", "errors", "broken")),
+)
 LIVE: tuple[Column[ReportLine], ...] = (
-    Column("cases", lambda x: len(x.results), whole, "cases done"),
+    _CASES,
     Column("success", lambda x: x.mean("score", "success"), percent, "cases that succeeded, %"),
     Column("call accuracy", lambda x: x.share("score", "correct", "calls"), percent, "of the calls due, %"),
     Column("completeness", lambda x: x.mean("score", "completeness"), lambda v: f"{v:.2f}",

@@ -29,7 +29,7 @@ from memory_bank.transcript import ENCODING, MessageKind, calls_of, content_text
 NEXT_CALLS = 30
 """Calls after a compaction whose values and copied text are looked for."""
 
-OWN = "own compaction"
+OWN, FULL = "own compaction", "history before"
 
 Messages = Sequence[dict[str, Any]]
 
@@ -45,12 +45,8 @@ class KeptByOne:
     failed: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class CompactionRow:
-    """One compaction of a session: by name (OWN, strategies) what was kept, and tokens of the history before it."""
-
-    kept: Mapping[str, KeptByOne]
-    full_tokens: int
+CompactionRow = Mapping[str, KeptByOne]
+"""One compaction of a session: what was kept by name (OWN, strategies), and FULL, the history before it."""
 
 
 class Rereads(NamedTuple):
@@ -182,9 +178,9 @@ def audit_logs(
         calls=calls,
         compactions=compactions,
         measured=len(measured),
-        values=sum(row.kept[OWN].values.of for row in measured),
-        characters=sum(row.kept[OWN].characters.of for row in measured),
-        full_tokens=ratio(sum(row.full_tokens for row in measured), len(measured)),
+        values=sum(row[OWN].values.of for row in measured),
+        characters=sum(row[OWN].characters.of for row in measured),
+        full_tokens=ratio(sum(row[FULL].tokens for row in measured), len(measured)),
         figures=tuple(_figures(name, rows) for name in (OWN, *(s.name for s in strategies)) if measured),
         rereads=Rereads(*map(sum, zip(*reads, strict=True))),
         skipped_lines=files.skipped,
@@ -196,7 +192,7 @@ def audit_logs(
 
 def _figures(name: str, rows: Sequence[Sequence[CompactionRow]]) -> Figures:
     parts = {share: partial(_part, name=name, share=share) for share in ("values", "bound", "characters")}
-    kept = [row.kept[name] for own in rows for row in own]
+    kept = [row[name] for own in rows for row in own]
     values = {
         "name": name,
         "tokens": ratio(sum(k.tokens for k in kept), len(kept)),
@@ -207,7 +203,7 @@ def _figures(name: str, rows: Sequence[Sequence[CompactionRow]]) -> Figures:
 
 
 def _part(rows: Iterable[CompactionRow], name: str, share: str) -> tuple[float, float]:
-    tallies = [getattr(row.kept[name], share) for row in rows]
+    tallies = [getattr(row[name], share) for row in rows]
     return sum(t.has for t in tallies), sum(t.of for t in tallies)
 
 
@@ -275,7 +271,7 @@ def _measure(
         stretches=_copied_text(history, after, tail),
         costs=costs,
     )
-    kept = {OWN: measure_kept([own])}
+    kept = {OWN: measure_kept([own]), FULL: measure_kept(history)}
     always = [*filter(_is_asked, history), *history[tail:]]
     for strategy in strategies:
         try:
@@ -283,7 +279,7 @@ def _measure(
             kept[strategy.name] = measure_kept(memory)
         except Exception:  # counted: a strategy's failure says nothing about the others
             kept[strategy.name] = replace(measure_kept([]), failed=True)
-    return CompactionRow(kept, costs.total(history))
+    return kept
 
 
 def _memory_of(

@@ -10,16 +10,7 @@ from fastapi import APIRouter, Header, Query
 from memory_bank.bank.ingestion import records_of
 from memory_bank.errors import BodyError, InvalidRequestError, MessagesError
 from memory_bank.records import InteractionRecord, content_key, derive_trace_id
-from memory_bank.service.api.models import (
-    BuiltContext,
-    ContextRequest,
-    Hits,
-    Ingested,
-    IngestRequest,
-    SearchHit,
-    SearchQuery,
-    ToolOutput,
-)
+from memory_bank.service.api import models
 from memory_bank.service.api.records import beginning, record_input
 from memory_bank.service.api.requests import Api, ApiContext, JsonBody, RawJson, SessionName, route
 from memory_bank.service.api.sessions import with_public_names
@@ -42,14 +33,14 @@ _OF_BODIES = (404, 409, 413, 415, 422, 501, 502)
     "/sessions/{name}/context",
     "Build the context of the next model call",
     *_OF_BODIES,
-    body=ContextRequest,
+    body=models.ContextRequest,
 )
-def build_context(api: Api, name: SessionName, body: JsonBody) -> BuiltContext:
+def build_context(api: Api, name: SessionName, body: JsonBody) -> models.BuiltContext:
     """Store what is new in a conversation and return the messages to send to the model instead.
 
     The session is created if it does not exist. The same conversation again stores nothing twice.
     """
-    query = ContextRequest.parse(body.value)
+    query = models.ContextRequest.parse(body.value)
     step = api.sessions.rebuild(
         api.namespace,
         name,
@@ -70,7 +61,7 @@ def build_context(api: Api, name: SessionName, body: JsonBody) -> BuiltContext:
     except BodyError:  # a new message is nested deeper than the encoder goes
         messages = step.context
     report = step.plan.figures() if step.plan is not None else None
-    return BuiltContext.of(step, messages=messages, plan=plan, report=report)
+    return models.BuiltContext.of(step, messages=messages, plan=plan, report=report)
 
 
 def _checked(messages: list[Any]) -> list[Any]:
@@ -96,18 +87,18 @@ Key = Header(
     "/sessions/{name}/ingest",
     "Store a conversation, or tool outputs",
     *_OF_BODIES,
-    body=IngestRequest,
+    body=models.IngestRequest,
 )
 def ingest(
     api: Api, name: SessionName, body: JsonBody, idempotency_key: Annotated[str | None, Key] = None
-) -> Ingested:
+) -> models.Ingested:
     """Store records and summaries without building a context. The session is created if it does not exist.
 
     A trace_id is derived from call id, tool, input and output: the same request again stores nothing. Without
     `call_id`, equal outputs in one request are several calls, and equal outputs in another request are the
     same calls again; give each request its own `idempotency-key` if they are not.
     """
-    query = IngestRequest.parse(body.value)
+    query = models.IngestRequest.parse(body.value)
     given = query.model_fields_set & {"messages", "tool_outputs"}
     if len(given) != 1:
         raise InvalidRequestError("give either messages or tool_outputs.")
@@ -122,10 +113,12 @@ def ingest(
         view = Transcript(state.session_id, approximate_counter()).update(seen)  # its tokens are not used
         ids = [t for interaction in view.interactions for t in interaction.trace_ids if t]
         records, _ = records_of(view.interactions, state.steps, state.step_count)
-        return Ingested(trace_ids=ids, new=state.add(records, task=view.task))
+        return models.Ingested(trace_ids=ids, new=state.add(records, task=view.task))
 
 
-def _keep_outputs(api: ApiContext, name: str, query: IngestRequest, key: str | None) -> Ingested:
+def _keep_outputs(
+    api: ApiContext, name: str, query: models.IngestRequest, key: str | None
+) -> models.Ingested:
     """Store tool outputs as one step.
 
     The same outputs again store nothing: a trace_id is made of call id, name, input, output and the ordinal
@@ -161,10 +154,10 @@ def _keep_outputs(api: ApiContext, name: str, query: IngestRequest, key: str | N
             )
             occurred[identity] += 1
             records.append(record)
-        return Ingested(trace_ids=[r.trace_id for r in records], new=state.add(records, task=task))
+        return models.Ingested(trace_ids=[r.trace_id for r in records], new=state.add(records, task=task))
 
 
-def _redacted(api: ApiContext, output: ToolOutput) -> ToolOutput:
+def _redacted(api: ApiContext, output: models.ToolOutput) -> models.ToolOutput:
     """The output as it may be stored, hidden in it what would be in the messages of its call."""
     function: Any = {"name": output.tool_name, "arguments": output.raw_input}
     calls = [{"id": output.call_id, "type": "function", "function": function}]
@@ -182,7 +175,7 @@ def _redacted(api: ApiContext, output: ToolOutput) -> ToolOutput:
 
 
 @route(router, "GET", "/sessions/{name}/search", "Search a session", 404, 422, 501)
-def search_session(api: Api, name: SessionName, query: Annotated[SearchQuery, Query()]) -> Hits:
+def search_session(api: Api, name: SessionName, query: Annotated[models.SearchQuery, Query()]) -> models.Hits:
     """Records whose output contains the words, or an identifier in them, exactly; then similar records."""
     words = query.q.strip()
     if not words:
@@ -193,12 +186,12 @@ def search_session(api: Api, name: SessionName, query: Annotated[SearchQuery, Qu
     ):
         found = search.search_session(state, words, query.top_k)
     note = None if found.trouble is None else f"only exact words were searched: {found.trouble}"
-    return Hits.of(hits=[_hit(api, m) for m in found.matches], note=note)
+    return models.Hits.of(hits=[_hit(api, m) for m in found.matches], note=note)
 
 
-def _hit(api: ApiContext, match: search.SearchMatch) -> SearchHit:
+def _hit(api: ApiContext, match: search.SearchMatch) -> models.SearchHit:
     o = match.outline
-    return SearchHit.of(
+    return models.SearchHit.of(
         o,
         match,
         input=record_input(o),

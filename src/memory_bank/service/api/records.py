@@ -9,30 +9,9 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Query
 from fastapi.responses import Response, StreamingResponse
 
-from memory_bank.bank.listing import (
-    Outline,
-    Text,
-    beginning_with,
-    count_records,
-    list_outlines,
-    numbered,
-    outlines,
-    pieces,
-    whole,
-)
+from memory_bank.bank import listing
 from memory_bank.errors import InvalidRequestError, NotFoundError
-from memory_bank.service.api.models import (
-    MarkRequest,
-    Part,
-    Record,
-    RecordHead,
-    RecordInsight,
-    RecordItem,
-    RecordJob,
-    RecordPage,
-    RecordQuery,
-    RecordsQuery,
-)
+from memory_bank.service.api import models
 from memory_bank.service.api.openapi import errors
 from memory_bank.service.api.record_parts import LONG_OUTPUT, part_of, part_of_long
 from memory_bank.service.api.requests import (
@@ -64,15 +43,17 @@ _NUMBER = re.compile(r"#?(\d{1,9})\Z", re.ASCII)
 
 
 @route(router, "GET", "/sessions/{name}/records", "List a session's records, oldest first", 404, 422)
-def list_records(api: Api, name: SessionName, query: Annotated[RecordsQuery, Query()]) -> RecordPage:
+def list_records(
+    api: Api, name: SessionName, query: Annotated[models.RecordsQuery, Query()]
+) -> models.RecordPage:
     """The call, its summary and the size of its output; a page at a time."""
-    found = list_outlines(api.database, api.known(name), query.limit + 1, query.after)
+    found = listing.list_outlines(api.database, api.known(name), query.limit + 1, query.after)
     shown = found[: query.limit]
-    rows = [RecordItem.of(o, input=record_input(o)) for o in shown]
-    return RecordPage.of(records=rows, next=shown[-1].number if len(found) > len(shown) else None)
+    rows = [models.RecordItem.of(o, input=record_input(o)) for o in shown]
+    return models.RecordPage.of(records=rows, next=shown[-1].number if len(found) > len(shown) else None)
 
 
-def record_input(o: Outline) -> str:
+def record_input(o: listing.Outline) -> str:
     """The arguments of a record as lists and search results show them."""
     return beginning(o.input_head, o.input_bytes, _ARGUMENT_CHARS)
 
@@ -100,11 +81,11 @@ _RECORD_OR_PART: dict[int | str, dict[str, Any]] = {
 @router.get(
     "/sessions/{name}/records/{trace_id}",
     summary="Get a record, or a part of its output",
-    response_model=Record | Part,
+    response_model=models.Record | models.Part,
     responses={**_RECORD_OR_PART, **errors(404, 422)},
 )
 async def get_record(
-    api: Api, name: SessionName, trace_id: RecordId, query: Annotated[RecordQuery, Query()]
+    api: Api, name: SessionName, trace_id: RecordId, query: Annotated[models.RecordQuery, Query()]
 ) -> Response:
     """Everything a tool returned. A record is named by its trace_id, at least six characters of it, or its
     number (`12` or `%2312`, as contexts call it).
@@ -127,32 +108,32 @@ async def get_record(
         "content-disposition": f'attachment; filename="{file}.txt"',
         "x-content-type-options": "nosniff",
     }
-    stored = await _streamed(pieces(api.database, outline, "output"))
+    stored = await _streamed(listing.pieces(api.database, outline, "output"))
     return StreamingResponse(stored, headers=headers, media_type="application/octet-stream")
 
 
-def _outline(api: ApiContext, name: str, wanted: str) -> Outline:
+def _outline(api: ApiContext, name: str, wanted: str) -> listing.Outline:
     """The record with a trace_id, a number, or the beginning of a trace_id. Raises NotFoundError."""
     session_id = api.known(name)
     wanted = wanted.strip()
-    found = outlines(api.database, session_id, [wanted])
+    found = listing.outlines(api.database, session_id, [wanted])
     if found:
         return found[0]
     number = _NUMBER.match(wanted)
     fitting: list[str] = []
     if len(wanted) >= PREFIX and not wanted.startswith("#"):
-        fitting = beginning_with(api.database, session_id, wanted, _IDS_SHOWN + 1)
+        fitting = listing.beginning_with(api.database, session_id, wanted, _IDS_SHOWN + 1)
     if number and not fitting:
-        trace_id = numbered(api.database, session_id, int(number[1]))
+        trace_id = listing.numbered(api.database, session_id, int(number[1]))
         fitting = [] if trace_id is None else [trace_id]
     if len(fitting) > 1:
         ids = ", ".join(fitting[:_IDS_SHOWN]) + (" and others" if len(fitting) > _IDS_SHOWN else "")
         raise NotFoundError(f"several trace_ids begin with that ({ids}): give more of it.")
-    found = outlines(api.database, session_id, fitting)
+    found = listing.outlines(api.database, session_id, fitting)
     if found:
         return found[0]
     if number:
-        count = count_records(api.database, session_id)
+        count = listing.count_records(api.database, session_id)
         there = f"it has #1 to #{count}" if count else "it has none yet"
         raise NotFoundError(f"this session has no record of that number: {there}.")
     raise NotFoundError(
@@ -166,14 +147,14 @@ def _outline(api: ApiContext, name: str, wanted: str) -> Outline:
     "/sessions/{name}/records/{trace_id}/mark",
     "Pin a record, or exclude it from contexts",
     *(404, 413, 415, 422),
-    body=MarkRequest,
+    body=models.MarkRequest,
 )
 def mark_record(api: Api, name: SessionName, trace_id: RecordId, body: JsonBody) -> None:
     """A pinned record is in every context, within the budget; an excluded one in none, and is still returned here.
 
     The session's next step uses it.
     """
-    _mark(api, name, trace_id, MarkRequest.parse(body.value).mark)
+    _mark(api, name, trace_id, models.MarkRequest.parse(body.value).mark)
 
 
 @route(router, "DELETE", "/sessions/{name}/records/{trace_id}", "Forget a record", 404)
@@ -216,14 +197,14 @@ async def _streamed(chunks: Iterator[bytes]) -> AsyncIterator[bytes]:
     return stream()
 
 
-def _record_json(api: ApiContext, outline: Outline) -> Iterator[bytes]:
+def _record_json(api: ApiContext, outline: listing.Outline) -> Iterator[bytes]:
     """A record as JSON, its texts one piece at a time."""
     o = outline
-    head = RecordHead.of(
+    head = models.RecordHead.of(
         o,
         session=api.public(o.session_id),
-        insight=None if o.summary is None else RecordInsight.of(o),
-        job=None if o.attempts is None else RecordJob.of(o),
+        insight=None if o.summary is None else models.RecordInsight.of(o),
+        job=None if o.attempts is None else models.RecordJob.of(o),
     )
     yield json_bytes(head)[:-1]
     yield from _value_and_text(api, outline, "input", o.input_verbatim, o.input_bytes)
@@ -232,7 +213,7 @@ def _record_json(api: ApiContext, outline: Outline) -> Iterator[bytes]:
 
 
 def _value_and_text(
-    api: ApiContext, outline: Outline, text: Text, verbatim: bool, size: int
+    api: ApiContext, outline: listing.Outline, text: listing.Text, verbatim: bool, size: int
 ) -> Iterator[bytes]:
     """The members ``raw_input`` and ``input_text``, or those of the output."""
     name = text.encode()
@@ -242,7 +223,7 @@ def _value_and_text(
         yield b',"%b_text":null' % name
         return
     if size <= _MAX_PARSED:
-        stored = whole(api.database, outline, text)
+        stored = listing.whole(api.database, outline, text)
         yield json_bytes(parse_arguments(stored) if text == "input" else parse_output(stored))
     else:
         yield b"null"
@@ -252,10 +233,10 @@ def _value_and_text(
     yield b'"'
 
 
-def _text_pieces(api: ApiContext, outline: Outline, text: Text) -> Iterator[str]:
+def _text_pieces(api: ApiContext, outline: listing.Outline, text: listing.Text) -> Iterator[str]:
     """A stored text in pieces that split no character. (An incremental decoder refuses lone surrogates.)"""
     rest = b""
-    for piece in pieces(api.database, outline, text):
+    for piece in listing.pieces(api.database, outline, text):
         data = rest + piece
         end = len(data) - 1
         while end > 0 and data[end] & 0xC0 == 0x80:
@@ -265,13 +246,13 @@ def _text_pieces(api: ApiContext, outline: Outline, text: Text) -> Iterator[str]
     yield rest.decode("utf-8", "surrogatepass")
 
 
-def _part(api: ApiContext, outline: Outline, query: RecordQuery) -> Part:
+def _part(api: ApiContext, outline: listing.Outline, query: models.RecordQuery) -> models.Part:
     wanted = query.model_dump(exclude={"raw"})
     try:
         if outline.output_bytes > LONG_OUTPUT:
-            part = part_of_long(pieces(api.database, outline, "output"), wanted)
+            part = part_of_long(listing.pieces(api.database, outline, "output"), wanted)
         else:
-            part = part_of(whole(api.database, outline, "output"), wanted)
+            part = part_of(listing.whole(api.database, outline, "output"), wanted)
     except RefusedCall as e:
         raise InvalidRequestError(str(e)) from None
-    return Part.of(trace_id=outline.trace_id, **part)
+    return models.Part.of(trace_id=outline.trace_id, **part)

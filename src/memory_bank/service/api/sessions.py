@@ -19,24 +19,7 @@ from memory_bank.bank.listing import (
 from memory_bank.bank.steps import UsageSums
 from memory_bank.errors import InvalidRequestError, NotFoundError
 from memory_bank.pricing import Usage, cost, price_of
-from memory_bank.service.api.models import (
-    CallCosts,
-    Curve,
-    CurveQuery,
-    Group,
-    ModelCost,
-    Queue,
-    SessionDetail,
-    SessionPage,
-    SessionRow,
-    SessionsQuery,
-    Stats,
-    StepDetail,
-    StepItem,
-    StepPage,
-    StepsQuery,
-    TokenSums,
-)
+from memory_bank.service.api import models
 from memory_bank.service.api.requests import Api, ApiContext, SessionName, route
 from memory_bank.service.security.access import stored_id
 from memory_bank.transcript.shortening import cut_at_edge
@@ -51,7 +34,9 @@ StepNumber = Annotated[int, Path(ge=1, le=2**31 - 1, description="the step's num
 
 
 @route(router, "GET", "/sessions", "List sessions, newest first", 422)
-def list_sessions(api: Api, request: Request, query: Annotated[SessionsQuery, Query()]) -> SessionPage:
+def list_sessions(
+    api: Api, request: Request, query: Annotated[models.SessionsQuery, Query()]
+) -> models.SessionPage:
     """The caller's sessions, a page at a time."""
     after = None if query.after is None else stored_id(api.namespace, query.after)
     prefix = stored_id(api.namespace, "x")[:-1]
@@ -60,9 +45,11 @@ def list_sessions(api: Api, request: Request, query: Annotated[SessionsQuery, Qu
         raise InvalidRequestError("after names no session of the list: omit it to begin at the first page.")
     lines, more = found
     rebuilder = request.app.state.service.proxy.rebuilder
-    return SessionPage.of(
+    return models.SessionPage.of(
         sessions=[
-            SessionRow.of(line, task=cut_at_edge(line.task, _TASK_CHARS, marked=True), **_names(api, line))
+            models.SessionRow.of(
+                line, task=cut_at_edge(line.task, _TASK_CHARS, marked=True), **_names(api, line)
+            )
             for line in lines
         ],
         next=api.public(lines[-1].session_id) if more else None,
@@ -77,47 +64,45 @@ def _names(api: ApiContext, info: Any) -> dict[str, str | None]:
 
 
 @route(router, "GET", "/sessions/{name}", "Get one session", 404)
-def get_session(api: Api, name: SessionName) -> SessionDetail:
+def get_session(api: Api, name: SessionName) -> models.SessionDetail:
     """Its counts, the Observer's queue and cost, and the tokens of its contexts."""
     found = session_details(api.database, api.namespace, api.known(name))
     if found is None:
         raise NotFoundError("the session has just been deleted.")
-    return SessionDetail.of(
+    return models.SessionDetail.of(
         found,
         **_names(api, found),
         **_sums(api, found, steps.usage_of_session(api.database, found.session_id)),
-        queue=Queue(open=found.jobs, failing=found.failing, attempts=found.attempts),
+        queue=models.Queue(open=found.jobs, failing=found.failing, attempts=found.attempts),
         control=api.sessions.is_control(found.session_id),
     )
 
 
 def _sums(api: ApiContext, found: SessionInfo | NamespaceTotals, used: list[UsageSums]) -> dict[str, Any]:
     """What a session and all sessions of a caller have in common."""
-    tokens = TokenSums.of(found.tokens, compared=_compared(found.tokens.sent, found.tokens.full))
+    tokens = models.TokenSums.of(found.tokens, compared=_compared(found.tokens.sent, found.tokens.full))
     return {"spend": found.spent, "tokens": tokens, "cost": _costs(api, used)}
 
 
-def _costs(api: ApiContext, sums: list[UsageSums]) -> CallCosts:
+def _costs(api: ApiContext, sums: list[UsageSums]) -> models.CallCosts:
     """What the calls of some steps cost, by model and in all."""
     by_model: dict[str, list[UsageSums]] = {}
     for s in sums:
         if s.model is not None:
             by_model.setdefault(s.model, []).append(s)
-    models = []
+    used = []
     for model, own in by_model.items():
         sent, full = _total(s.sent for s in own), _total(s.full for s in own)
         calls, priced = sum(s.steps for s in own), _priced(api, model, sent, full)
-        models.append(ModelCost.of(model=model, calls=calls, sent=sent, full=full, **priced))
-    costs = [
-        (m.sent_cost, m.full_cost) for m in models if m.sent_cost is not None and m.full_cost is not None
-    ]
+        used.append(models.ModelCost.of(model=model, calls=calls, sent=sent, full=full, **priced))
+    costs = [(m.sent_cost, m.full_cost) for m in used if m.sent_cost is not None and m.full_cost is not None]
     paid, in_full = sum(c[0] for c in costs), sum(c[1] for c in costs)
-    return CallCosts.of(
+    return models.CallCosts.of(
         sent=paid if costs else None,
         full=in_full if costs else None,
         compared=_compared(paid, in_full),
-        unpriced=sorted(m.model for m in models if m.sent_cost is None),
-        models=sorted(models, key=lambda m: (-m.calls, m.model)),
+        unpriced=sorted(m.model for m in used if m.sent_cost is None),
+        models=sorted(used, key=lambda m: (-m.calls, m.model)),
     )
 
 
@@ -143,14 +128,14 @@ def _priced(api: ApiContext, model: str | None, sent: Usage | None, full: Usage 
     }
 
 
-def _group(api: ApiContext, sums: list[UsageSums], sessions: int) -> Group:
+def _group(api: ApiContext, sums: list[UsageSums], sessions: int) -> models.Group:
     """The figures of the sessions with memory, or of the control group."""
     count = sum(s.steps for s in sums)
     used = [s for s in sums if s.model is not None]
     calls = sum(s.steps for s in used)
     costs = _costs(api, sums)
     priced = sum(m.calls for m in costs.models if m.sent_cost is not None)
-    return Group(
+    return models.Group(
         sessions=sessions,
         steps=count,
         tokens_per_step=sum(s.tokens for s in sums) / max(1, count),
@@ -173,45 +158,45 @@ def delete_session(api: Api, name: SessionName) -> None:
 
 
 @route(router, "GET", "/stats", "Get the totals of all sessions")
-def get_stats(api: Api) -> Stats:
+def get_stats(api: Api) -> models.Stats:
     """Totals of all sessions of the caller."""
     totals = namespace_totals(api.database, api.namespace)
     sums, sessions = steps.usage_of_namespace(api.database, api.namespace)
-    groups: dict[Literal["memory", "control"], Group] | None = None
+    groups: dict[Literal["memory", "control"], models.Group] | None = None
     if sessions.get(True):
         without = {control: [s for s in sums if s.control == control] for control in (False, True)}
         groups = {
             "memory": _group(api, without[False], sessions.get(False, 0)),
             "control": _group(api, without[True], sessions[True]),
         }
-    queue = Queue(open=totals.jobs, failing=totals.failing)
-    return Stats.of(totals, queue=queue, **_sums(api, totals, sums), groups=groups)
+    queue = models.Queue(open=totals.jobs, failing=totals.failing)
+    return models.Stats.of(totals, queue=queue, **_sums(api, totals, sums), groups=groups)
 
 
 @route(steps_router, "GET", "/steps", "List a session's steps, oldest first", 404, 422)
-def list_steps(api: Api, name: SessionName, query: Annotated[StepsQuery, Query()]) -> StepPage:
+def list_steps(api: Api, name: SessionName, query: Annotated[models.StepsQuery, Query()]) -> models.StepPage:
     """The tokens of every context; a page at a time."""
     session_id = api.known(name)
     found = steps.list_steps(api.database, session_id, query.after, query.limit)
     first, last = steps.ends_of(api.database, session_id) or (None, None)
     more = len(found) == query.limit and last is not None and found[-1].number < last
     shown = [_step(api, s) for s in found]
-    return StepPage.of(steps=shown, next=found[-1].number if more else None, first=first, last=last)
+    return models.StepPage.of(steps=shown, next=found[-1].number if more else None, first=first, last=last)
 
 
-def _step(api: ApiContext, step: steps.StepFigures) -> StepItem:
-    return StepItem.of(step, **_priced(api, step.model, step.sent, step.full))
+def _step(api: ApiContext, step: steps.StepFigures) -> models.StepItem:
+    return models.StepItem.of(step, **_priced(api, step.model, step.sent, step.full))
 
 
 @route(steps_router, "GET", "/curve", "Get the tokens of all steps as a curve", 404, 422)
-def get_curve(api: Api, name: SessionName, query: Annotated[CurveQuery, Query()]) -> Curve:
+def get_curve(api: Api, name: SessionName, query: Annotated[models.CurveQuery, Query()]) -> models.Curve:
     """Tokens of the contexts and of the full histories, in a bounded number of points."""
     totals, points = steps.token_curve(api.database, api.known(name), query.points)
-    return Curve.of(totals, points=points)
+    return models.Curve.of(totals, points=points)
 
 
 @route(steps_router, "GET", "/steps/{number}", "Get one step with its context", 404, 422)
-def get_step(api: Api, name: SessionName, number: StepNumber) -> StepDetail:
+def get_step(api: Api, name: SessionName, number: StepNumber) -> models.StepDetail:
     """The context as sent, the decision on every past call and its reason, changes since the last step."""
     session_id = api.known(name)
     found = steps.get_step(api.database, session_id, number)
@@ -221,7 +206,7 @@ def get_step(api: Api, name: SessionName, number: StepNumber) -> StepDetail:
     before = steps.get_step(api.database, session_id, number - 1) if manifest else None
     with_public_names(api, _decisions(manifest))
     changes = _changes(manifest, before[1] if before else None)
-    return StepDetail.of(step=_step(api, figures), manifest=manifest, changes=changes)
+    return models.StepDetail.of(step=_step(api, figures), manifest=manifest, changes=changes)
 
 
 def with_public_names(api: ApiContext, decisions: list[dict[str, Any]]) -> None:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from memory_bank import __version__
+from memory_bank.bank.steps import StepFigures
 from memory_bank.errors import MissingExtraError
 from memory_bank.service.security.access import stored_id
 
@@ -168,19 +169,17 @@ class Telemetry:
                 _failed(span, type(e).__name__)
                 raise
 
-    def stepped(
-        self, session: str, strategy: str, records: int, milliseconds: float, full_tokens: int, tokens: int
-    ) -> None:
+    def stepped(self, step: StepFigures) -> None:
         """Record the span of a context that has just been built, with the tokens before and after."""
         end = time.time_ns()
         attributes = {
-            **_memory("search_memory", session),
-            "gen_ai.memory.record.count": records,
-            "memory_bank.strategy": strategy,
-            "memory_bank.tokens.full": full_tokens,
-            "memory_bank.tokens.sent": tokens,
+            **_memory("search_memory", step.session_id),
+            "gen_ai.memory.record.count": step.records,
+            "memory_bank.strategy": step.strategy,
+            "memory_bank.tokens.full": step.full_tokens,
+            "memory_bank.tokens.sent": step.tokens,
         }
-        began = end - int(milliseconds * 1e6)
+        began = end - int(step.milliseconds * 1e6)
         self._tracer.start_span("search_memory", attributes=attributes, start_time=began).end(end)
 
 

@@ -8,10 +8,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from memory_bank.bank.session import Session
-from memory_bank.plan import Decision, Fate, Plan
+from memory_bank.plan import Context, Decision, Fate, Plan
 from memory_bank.service.sessions import Rebuilt
-from memory_bank.transcript.messages import MARK, calls_of, content_text, read, result_of
+from memory_bank.transcript.messages import calls_of, content_text, read, result_of
 from memory_bank.transcript.quoting import quote_lines, sendable
 
 FIRST_MESSAGES, LAST_MESSAGES = 20, 180
@@ -28,6 +27,7 @@ _RETRIEVED = re.compile(r"^\[RETRIEVED RECORD (\d+)\]$", re.M)
 _CALL_LINE = re.compile(r"^#(\d+)(?= |$).*$", re.M)
 _MARK = re.compile(r"\[… #(\d+)\]")
 """What stands in a shortened turn in place of the rest of a record."""
+_Parts = list[dict[str, Any]]
 
 
 def snapshot(step: Rebuilt) -> dict[str, Any]:
@@ -36,62 +36,12 @@ def snapshot(step: Rebuilt) -> dict[str, Any]:
     The step must be its session's latest, and the session must be locked: the plan reads its evidence now.
     Texts may have lone surrogates.
     """
-    plan = None
-    known: _MemoryParts = _MemoryParts()
-    if step.plan is not None:
-        plan, known = _plan(step.plan, step.state)
-    return {
-        "context": _context(step, known),
-        "context_messages": len(step.shown),
-        "plan": plan,
-    }
+    made = _Manifest(step)
+    plan = None if step.plan is None else made.plan(step.plan)
+    return {"context": made.context(), "context_messages": len(step.shown), "plan": plan}
 
 
-class _MemoryParts:
-    """What identifies the parts of a memory text: its pieces, records by number, the fate of each record."""
-
-    def __init__(
-        self,
-        pieces: Sequence[Mapping[str, Any]] = (),
-        numbered: Sequence[str] = (),
-        fates: Mapping[str, str] | None = None,
-    ) -> None:
-        self.pieces = pieces
-        self.numbered = numbered
-        self.fates = fates or {}
-        self.shown = {p["trace_id"] for p in pieces}
-        self.found: set[int] = set()  # pieces that were found in a text
-
-
-def _plan(plan: Plan, state: Session | None) -> tuple[dict[str, Any], _MemoryParts]:
-    decisions, fates, omitted = _decisions(plan)
-    shown = plan.shown()
-    numbered = list(getattr(state, "steps", ()))
-    numbers = {t: n for n, t in enumerate(numbered, 1)}
-    known = _MemoryParts(shown["pieces"], numbered, {t: str(d.fate) for d in decisions for t in d.trace_ids})
-    entries = [
-        d.as_dict() | {"reason": d.reason[:REASON_CHARS], "numbers": [numbers.get(t) for t in d.trace_ids]}
-        for d in decisions
-    ]
-    for piece in (*shown["pieces"], *shown["near_misses"], *shown["gone"]):
-        piece["number"] = numbers.get(piece["trace_id"])
-    return {
-        "query": plan.query[:TEXT_CHARS],
-        "counter": plan.counter,
-        "embedder": plan.embedder,
-        "observer": plan.observer,
-        "memory_tokens": plan.memory_tokens,
-        "unchanged": plan.unchanged,
-        "why_unchanged": plan.why_unchanged if plan.unchanged else "",
-        "first": plan.previous is None,
-        "fates": fates,
-        "decisions": entries,
-        "decisions_omitted": omitted,
-        **shown,
-    }, known
-
-
-def _decisions(plan: Plan) -> tuple[list[Decision], dict[str, dict[str, int]], int]:
+def _newest(plan: Plan) -> tuple[list[Decision], dict[str, dict[str, int]], int]:
     """The newest decisions of each fate in order; interactions and tokens by fate; the number left out."""
     fates = {str(f): {"interactions": 0, "tokens": 0} for f in Fate}
     newest: dict[Fate, list[tuple[int, Decision]]] = {f: [] for f in Fate}
@@ -109,245 +59,237 @@ def _decisions(plan: Plan) -> tuple[list[Decision], dict[str, dict[str, int]], i
     return [d for _, d in kept], fates, count - len(kept)
 
 
-def _context(step: Rebuilt, known: _MemoryParts) -> list[dict[str, Any]]:
-    messages = list(enumerate(step.shown))
-    gap = len(messages) - FIRST_MESSAGES - LAST_MESSAGES
-    if gap > 0:
-        del messages[FIRST_MESSAGES : FIRST_MESSAGES + gap]
-    places = _places(step.plan, {id(m) for _, m in messages})
-    quoted = _quoted(step.plan)
-    names = {
-        call.call_id: call.name for _, m in messages for call in calls_of(m) if read(m, "role") == "assistant"
-    }
-    marked = [_split(m, places.get(id(m)), known, quoted.get(id(m))) for _, m in messages]
-    room = _TextBudget()
-    entries = [
-        _message(m, places.get(id(m)), texts, names, room, quoted.get(id(m)))
-        for (_, m), texts in zip(reversed(messages), reversed(marked), strict=True)
-    ][::-1]
-    if gap > 0:
-        entries.insert(FIRST_MESSAGES, {"left_out": gap})
-    return entries
-
-
-def _places(plan: Plan | None, wanted: set[int]) -> dict[int, dict[str, Any]]:
-    """The part of the plan that each of the client's messages is in, by the identity of the message."""
-    if plan is None:
-        return {}
-    view, earlier = plan.view, plan.previous.view if plan.previous else None
-    known = len(earlier.messages) if earlier is not None else None
-    found: dict[int, dict[str, Any]] = {}
-
-    def note(position: int, part: str, step: int | None) -> None:
-        message = id(view.messages[position])
-        if message in wanted:
-            new = known is not None and position >= known
-            found[message] = {"part": part, "step": step, "new": new}
-
-    for number, entry in enumerate(view.interactions, 1):
-        part = "tail" if entry is view.tail else "past"
-        for position in range(entry.start, entry.stop):
-            note(position, part, number)
-    for number, entry in enumerate(view.history, 1):
-        shortened = {"part": "past", "step": number, "new": False, "fate": str(Fate.PART)}
-        for position in range(entry.start, entry.stop) if plan.choice.in_place else ():
-            if position in plan.choice.edits:
-                found.setdefault(id(plan.choice.edits[position].message), shortened)
-    after = view.tail.stop if view.tail else len(view.messages)
-    for position in range(after, len(view.messages)):
-        note(position, "tail", None)
-    for position in view.kept:
-        if id(view.messages[position]) not in found:
-            note(position, "anchor", None)
-    return found
-
-
 @dataclass(frozen=True, slots=True)
-class _Quoted:
-    """The records of a shortened turn: all of them, and by the id of their call where that is one record's."""
+class _Origin:
+    """Where a message of the context is from: its ``place`` as the page shows it.
 
-    records: frozenset[str]
-    by_call: Mapping[str | None, str]
+    Of a message of a shortened turn also the ``records`` of the turn, and by the id of their call where that is one
+    record's.
+    """
 
-    def of(self, call_id: str | None) -> frozenset[str]:
+    place: Mapping[str, Any]
+    records: frozenset[str] | None = None
+    by_call: Mapping[str | None, str] | None = None
+
+    def record_of(self, call_id: str | None) -> str | None:
+        return (self.by_call or {}).get(call_id)
+
+    def quoted_by(self, call_id: str | None) -> frozenset[str] | None:
         """The records that the text of a call or of its result may quote."""
-        return frozenset({self.by_call[call_id]}) if call_id in self.by_call else self.records
+        record = self.record_of(call_id)
+        return self.records if record is None else frozenset({record})
 
 
-def _quoted(plan: Plan | None) -> dict[int, _Quoted]:
-    """What each message of a shortened turn quotes, by the identity of the message."""
-    found: dict[int, _Quoted] = {}
-    if plan is None or plan.unchanged or not plan.choice.in_place:
-        return found
-    for entry in plan.view.history:
-        edits = [plan.edits[p].message for p in range(entry.start, entry.stop) if p in plan.edits]
-        if edits:
-            ids = [c.call_id if (c := pair.call or pair.result) is not None else None for pair in entry.pairs]
-            by_call = {
-                call_id: trace_id
-                for call_id, trace_id in zip(ids, entry.trace_ids, strict=False)
-                if trace_id is not None and ids.count(call_id) == 1
-            }
-            quoted = _Quoted(entry.record_ids, by_call)
-            own = plan.view.messages[entry.start : entry.stop]
-            found.update((id(m), quoted) for m in (*own, *edits))
+def _origins(step: Rebuilt) -> list[_Origin]:
+    """The origin of each message of a context."""
+    plan, shown = step.plan, step.shown
+    other = _Origin({"part": "other", "step": None, "new": False})
+    if plan is None or not isinstance(shown, Context):
+        return [other] * len(shown)
+    view = plan.view
+    known = None if plan.previous is None else len(plan.previous.view.messages)
+    turns = {p: (n, e) for n, e in enumerate(view.interactions, 1) for p in range(e.start, e.stop)}
+    end = view.tail.stop if view.tail else len(view.messages)
+    shortens = plan.choice.in_place and not plan.unchanged
+    found: list[_Origin] = []
+    for position, change in shown.entries:
+        if position is None:
+            is_memory = plan.memory is not None and change == plan.memory
+            found.append(_Origin({**other.place, "part": "memory"}) if is_memory else other)
+            continue
+        number, turn = turns.get(position, (None, None))
+        new = known is not None and position >= known
+        if turn is None or turn is view.tail:
+            part = "tail" if turn is not None or position >= end else "anchor"
+            found.append(_Origin({"part": part, "step": number, "new": new}))
+            continue
+        place = {"part": "past", "step": number, "new": new}
+        if change:
+            place |= {"new": False, "fate": str(Fate.PART)}
+        if shortens and any(p in plan.edits for p in range(turn.start, turn.stop)):
+            ids = [c.call_id if (c := pair.call or pair.result) is not None else None for pair in turn.pairs]
+            records = zip(ids, turn.trace_ids, strict=False)
+            by_call = {i: t for i, t in records if t is not None and ids.count(i) == 1}
+            found.append(_Origin(place, turn.record_ids, by_call))
+        else:
+            found.append(_Origin(place))
     return found
 
 
-_Texts = list[list[dict[str, Any]]]
-"""The parts of a message's content, then those of the arguments of each of its calls."""
+class _Manifest:
+    """The manifest of a step as it is made: first its plan, which tells the parts of its context apart."""
 
+    def __init__(self, step: Rebuilt) -> None:
+        self.step = step
+        self.numbered: Sequence[str] = list(getattr(step.state, "steps", ()))
+        self.pieces: Sequence[Mapping[str, Any]] = ()
+        self.shown: set[str] = set()  # records of which pieces are shown
+        self.fates: Mapping[str, str] = {}  # of records
+        self._found: set[int] = set()  # pieces that were found in a text
+        self._left = CONTEXT_CHARS
 
-def _split(
-    message: Any, place: Mapping[str, Any] | None, known: _MemoryParts, quoted: _Quoted | None
-) -> _Texts:
-    """Split the texts of a message into pieces of records, lines that name a call, marks and the rest."""
-    role = read(message, "role")
-    text = content_text(read(message, "content"))
-    calls = calls_of(message) if role == "assistant" else ()
-    if quoted is None:
-        return [
-            list(_parts(text, known, None)) if _is_memory(message, place) else [{"text": text}],
-            *([{"text": call.text}] for call in calls),
-        ]
-    of = quoted.of(result_of(message).call_id) if role in ("tool", "function") else quoted.records
-    return [
-        list(_parts(text, known, of)),
-        *(list(_parts(call.text, known, quoted.of(call.call_id), as_json=True)) for call in calls),
-    ]
-
-
-def _is_memory(message: object, place: Mapping[str, Any] | None) -> bool:
-    """Whether a message is a memory message that the plan has added."""
-    text = content_text(read(message, "content"))
-    return place is None and text.startswith(MARK) and read(message, "role") not in ("tool", "assistant")
-
-
-def _message(
-    message: Any,
-    place: Mapping[str, Any] | None,
-    texts: _Texts,
-    names: Mapping[Any, str],
-    room: _TextBudget,
-    quoted: _Quoted | None,
-) -> dict[str, Any]:
-    role = read(message, "role")
-    other = {"part": "memory" if _is_memory(message, place) else "other", "step": None, "new": False}
-    entry: dict[str, Any] = dict(place or other)
-    entry["role"] = role if isinstance(role, str) else ""
-    entry["parts"] = room.cut_all(texts[0])
-    entry["calls"] = [
-        {
-            "call_id": call.call_id,
-            "name": call.name,
-            "arguments": room.cut_all(parts),
-            "trace_id": quoted.by_call.get(call.call_id) if quoted is not None else None,
+    def plan(self, plan: Plan) -> dict[str, Any]:
+        """The plan with its decisions and pieces."""
+        decisions, fates, omitted = _newest(plan)
+        shown = plan.shown()
+        numbers = {t: n for n, t in enumerate(self.numbered, 1)}
+        self.pieces = shown["pieces"]
+        self.shown = {p["trace_id"] for p in self.pieces}
+        self.fates = {t: str(d.fate) for d in decisions for t in d.trace_ids}
+        for piece in (*shown["pieces"], *shown["near_misses"], *shown["gone"]):
+            piece["number"] = numbers.get(piece["trace_id"])
+        return {
+            "query": plan.query[:TEXT_CHARS],
+            "counter": plan.counter,
+            "embedder": plan.embedder,
+            "observer": plan.observer,
+            "memory_tokens": plan.memory_tokens,
+            "unchanged": plan.unchanged,
+            "why_unchanged": plan.why_unchanged if plan.unchanged else "",
+            "first": plan.previous is None,
+            "fates": fates,
+            "decisions": [
+                d.as_dict()
+                | {"reason": d.reason[:REASON_CHARS], "numbers": [numbers.get(t) for t in d.trace_ids]}
+                for d in decisions
+            ],
+            "decisions_omitted": omitted,
+            **shown,
         }
-        for call, parts in zip(calls_of(message) if role == "assistant" else (), texts[1:], strict=True)
-    ]
-    entry["tool"] = None
-    if role in ("tool", "function"):
-        result = result_of(message)
-        entry["tool"] = result.name or names.get(result.call_id)
-        entry["call_id"] = result.call_id
-        entry["trace_id"] = quoted.by_call.get(result.call_id) if quoted is not None else None
-    return entry
 
+    def context(self) -> list[dict[str, Any]]:
+        """The messages in their order; the number of those left out in between."""
+        messages = list(zip(self.step.shown, _origins(self.step), strict=True))
+        gap = len(messages) - FIRST_MESSAGES - LAST_MESSAGES
+        if gap > 0:
+            del messages[FIRST_MESSAGES : FIRST_MESSAGES + gap]
+        names = {c.call_id: c.name for m, _ in messages for c in _calls(m)}
+        texts = [self._texts(m, origin) for m, origin in messages]
+        entries = [
+            self._message(m, origin, parts, names)
+            for (m, origin), parts in zip(reversed(messages), reversed(texts), strict=True)
+        ][::-1]
+        if gap > 0:
+            entries.insert(FIRST_MESSAGES, {"left_out": gap})
+        return entries
 
-class _TextBudget:
-    """The characters that are left for a context."""
-
-    def __init__(self) -> None:
-        self.left = CONTEXT_CHARS
-
-    def cut_all(self, parts: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-        """The parts, each with what it is told with, their texts cut to what is left."""
+    def _texts(self, message: Any, origin: _Origin) -> list[_Parts]:
+        """The parts of a message's content, then those of the arguments of each of its calls."""
+        text, calls = content_text(read(message, "content")), _calls(message)
+        if origin.place["part"] == "memory":
+            return [list(self._parts(text, None))]
+        if origin.records is None:
+            return [[{"text": t}] for t in (text, *(call.text for call in calls))]
+        is_result = read(message, "role") in ("tool", "function")
+        quoted = origin.quoted_by(result_of(message).call_id) if is_result else origin.records
         return [
-            {k: v for k, v in part.items() if k != "text"} | cut
-            for part in parts
-            for cut in self._cut(part["text"])
+            list(self._parts(text, quoted)),
+            *(list(self._parts(c.text, origin.quoted_by(c.call_id), as_json=True)) for c in calls),
         ]
 
-    def _cut(self, text: str) -> list[dict[str, Any]]:
-        """The text as parts; a text that is too long as its beginning, the size of the gap, and its end."""
-        limit = min(TEXT_CHARS, max(LEAST_CHARS, self.left))
-        self.left -= min(len(text), limit)
-        if len(text) <= limit:
-            return [{"text": text}] if text else []
-        end = limit // 4
-        return [
-            {"text": text[: limit - end]},
-            {"left_out": len(text) - limit},
-            {"text": text[len(text) - end :]},
+    def _message(
+        self, message: Any, origin: _Origin, texts: list[_Parts], names: Mapping[Any, str]
+    ) -> dict[str, Any]:
+        role = read(message, "role")
+        entry: dict[str, Any] = dict(origin.place)
+        entry["role"] = role if isinstance(role, str) else ""
+        entry["parts"] = self._cut(texts[0])
+        entry["calls"] = [
+            {
+                "call_id": call.call_id,
+                "name": call.name,
+                "arguments": self._cut(parts),
+                "trace_id": origin.record_of(call.call_id),
+            }
+            for call, parts in zip(_calls(message), texts[1:], strict=True)
         ]
+        entry["tool"] = None
+        if role in ("tool", "function"):
+            result = result_of(message)
+            entry["tool"] = result.name or names.get(result.call_id)
+            entry["call_id"] = result.call_id
+            entry["trace_id"] = origin.record_of(result.call_id)
+        return entry
+
+    def _cut(self, parts: _Parts) -> _Parts:
+        """The parts with their texts cut to what is left: to the beginning, the size of the gap, and the end."""
+        cut: _Parts = []
+        for part in parts:
+            text = part["text"]
+            limit = min(TEXT_CHARS, max(LEAST_CHARS, self._left))
+            self._left -= min(len(text), limit)
+            if len(text) <= limit:
+                cut += [part] if text else []
+                continue
+            gap, end = len(text) - limit, limit // 4
+            rest = {k: v for k, v in part.items() if k != "text"}
+            pieces = {"text": text[: limit - end]}, {"left_out": gap}, {"text": text[len(text) - end :]}
+            cut += [rest | piece for piece in pieces]
+        return cut
+
+    def _parts(
+        self, text: str, quoted: frozenset[str] | None, *, as_json: bool = False
+    ) -> Iterator[dict[str, Any]]:
+        """Split a text into pieces of records, lines that name a call or marks, and the text between them.
+
+        ``quoted``: the records that a text of a shortened turn may quote; None for the memory message.
+        ``as_json``: the text is JSON, in which a piece may be escaped.
+        """
+        end = 0
+        for start, stop, piece in self._find_pieces(text, quoted, as_json):
+            yield from self._lines(text[end:start], quoted)
+            trace_id = self.pieces[piece]["trace_id"]
+            fate = Fate.KEPT if self.fates.get(trace_id) == str(Fate.KEPT) else Fate.PART
+            yield {"text": text[start:stop], "piece": piece, "trace_id": trace_id, "fate": str(fate)}
+            end = stop
+        yield from self._lines(text[end:], quoted)
+
+    def _find_pieces(
+        self, text: str, quoted: frozenset[str] | None, as_json: bool
+    ) -> Iterator[tuple[int, int, int]]:
+        """Find the pieces in a text: ``(start, stop, number of the piece)``, in order."""
+        marks = list(_RETRIEVED.finditer(text)) if quoted is None else []
+        if marks and len(marks) == len(self.pieces):
+            ends = [m.start() for m in marks[1:]] + [text.rfind("\n") if "\n" in text else len(text)]
+            yield from ((mark.start(), end, i) for i, (mark, end) in enumerate(zip(marks, ends, strict=True)))
+            return
+        at = 0
+        for i, piece in enumerate(self.pieces):
+            if i in self._found or (quoted is not None and piece["trace_id"] not in quoted):
+                continue
+            body = piece["text"] if quoted is not None else sendable(piece["text"])  # as the fence writes it
+            if body not in text:
+                body = quote_lines(body).removeprefix("\\")  # as quotes are written
+            escaped = [json.dumps(body, ensure_ascii=a)[1:-1] for a in (False, True)] if as_json else []
+            for form in filter(None, (body, *escaped)):
+                start = text.find(form, at)
+                if start >= 0:
+                    self._found.add(i)
+                    at = start + len(form)
+                    yield start, at, i
+                    break
+
+    def _lines(self, text: str, quoted: frozenset[str] | None) -> Iterator[dict[str, Any]]:
+        """Split text between pieces into lines that name a call (``#12 get_order …``) and the rest.
+
+        In a shortened turn the marks (``[… #12]``) of its records are what names a call.
+        """
+        end = 0
+        for found in (_CALL_LINE if quoted is None else _MARK).finditer(text):
+            number = int(found[1])
+            if not 0 < number <= len(self.numbered):
+                continue
+            trace_id = self.numbered[number - 1]
+            if quoted is not None and trace_id not in quoted:
+                continue
+            fate = Fate.LISTED if quoted is None and trace_id not in self.shown else Fate.PART
+            if found.start() > end:
+                yield {"text": text[end : found.start()]}
+            yield {"text": found[0], "number": number, "trace_id": trace_id, "fate": str(fate)}
+            end = found.end()
+        if end < len(text):
+            yield {"text": text[end:]}
 
 
-def _parts(
-    text: str, known: _MemoryParts, quoted: frozenset[str] | None, *, as_json: bool = False
-) -> Iterator[dict[str, Any]]:
-    """Split a text into pieces of records, lines that name a call or marks, and the text between them.
-
-    ``quoted``: the records that a text of a shortened turn may quote; None for the memory message.
-    ``as_json``: the text is JSON, in which a piece may be escaped.
-    """
-    end = 0
-    for start, stop, piece in _find_pieces(text, known, quoted, as_json):
-        yield from _lines(text[end:start], known, quoted)
-        trace_id = known.pieces[piece]["trace_id"]
-        kept = known.fates.get(trace_id) == str(Fate.KEPT)
-        fate = str(Fate.KEPT if kept else Fate.PART)
-        yield {"text": text[start:stop], "piece": piece, "trace_id": trace_id, "fate": fate}
-        end = stop
-    yield from _lines(text[end:], known, quoted)
-
-
-def _find_pieces(
-    text: str, known: _MemoryParts, quoted: frozenset[str] | None, as_json: bool
-) -> Iterator[tuple[int, int, int]]:
-    """Find the pieces in a text: ``(start, stop, number of the piece)``, in order."""
-    marks = list(_RETRIEVED.finditer(text)) if quoted is None else []
-    if marks and len(marks) == len(known.pieces):
-        ends = [m.start() for m in marks[1:]] + [text.rfind("\n") if "\n" in text else len(text)]
-        for i, (mark, end) in enumerate(zip(marks, ends, strict=True)):
-            yield mark.start(), end, i
-        return
-    at = 0
-    for i, piece in enumerate(known.pieces):
-        if i in known.found or (quoted is not None and piece["trace_id"] not in quoted):
-            continue
-        body = piece["text"]
-        if quoted is None:
-            body = sendable(body)  # as the fence writes it
-        if body not in text:
-            body = quote_lines(body).removeprefix("\\")  # as quotes are written
-        forms = (
-            [body, *(json.dumps(body, ensure_ascii=a)[1:-1] for a in (False, True))] if as_json else [body]
-        )
-        found = [(start, form) for form in forms if form and (start := text.find(form, at)) >= 0]
-        if found:
-            start, form = found[0]
-            known.found.add(i)
-            yield start, start + len(form), i
-            at = start + len(form)
-
-
-def _lines(text: str, known: _MemoryParts, quoted: frozenset[str] | None) -> Iterator[dict[str, Any]]:
-    """Split text between pieces into lines that name a call (``#12 get_order …``) and the rest.
-
-    In a shortened turn the marks (``[… #12]``) of its records are what names a call.
-    """
-    end = 0
-    for found in (_CALL_LINE if quoted is None else _MARK).finditer(text):
-        number = int(found[1])
-        if not 0 < number <= len(known.numbered):
-            continue
-        trace_id = known.numbered[number - 1]
-        if quoted is not None and trace_id not in quoted:
-            continue
-        fate = Fate.LISTED if quoted is None and trace_id not in known.shown else Fate.PART
-        if found.start() > end:
-            yield {"text": text[end : found.start()]}
-        yield {"text": found[0], "number": number, "trace_id": trace_id, "fate": str(fate)}
-        end = found.end()
-    if end < len(text):
-        yield {"text": text[end:]}
+def _calls(message: Any) -> Sequence[Any]:
+    return calls_of(message) if read(message, "role") == "assistant" else ()
