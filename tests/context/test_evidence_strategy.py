@@ -511,6 +511,7 @@ def test_a_fold_names_the_tool_of_each_step(layout):
     assert "get_record" not in shown(messages, unnamed, TOOL_SCHEMAS)  # until the next fold
 
 
+@pytest.mark.long
 def test_without_the_tool_its_tokens_go_to_evidence():
     messages = [user("Refund."), *orders(40)]
 

@@ -316,6 +316,7 @@ def huge(tmp_path):
         yield http, served
 
 
+@pytest.mark.long
 def test_a_huge_output_comes_whole_in_part_and_holds_up_nobody(huge):
     http, served = huge
     slowest, done = 0.0, threading.Event()

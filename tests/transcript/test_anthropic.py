@@ -34,8 +34,8 @@ from memory_bank.transcript.anthropic import (
     from_anthropic,
     is_anthropic,
     message_errors,
-    strip_thinking,
     with_cache_marks,
+    without_thinking,
 )
 from memory_bank.transcript.messages import Interaction, parse_messages
 from memory_bank.transcript.turns import WHOLE
@@ -232,8 +232,8 @@ def test_the_tool_turn_that_is_answered_keeps_its_thinking_where_it_must():
 def test_thinking_stays_where_the_provider_drops_it():
     kept = shown(from_anthropic(THINKING, thinking=Thinking.KEEP), drop=(0,))
     assert thoughts(kept) == ["thinking", "redacted_thinking"]
-    assert thoughts(strip_thinking(THINKING, Thinking.DROP)) == []
-    assert thoughts(strip_thinking(THINKING, Thinking.KEEP_LAST)) == ["redacted_thinking"]
+    assert thoughts(without_thinking(THINKING, Thinking.DROP)) == []
+    assert thoughts(without_thinking(THINKING, Thinking.KEEP_LAST)) == ["redacted_thinking"]
 
 
 def test_a_message_of_thinking_alone_goes():
@@ -281,7 +281,7 @@ def test_no_list_breaks_it(messages, rule):
     chat = from_anthropic(messages, "s", thinking=rule)
     parse_messages(chat.messages)
     cache_marks(messages)
-    strip_thinking(messages, rule)
+    without_thinking(messages, rule)
     try:
         out = unchanged(chat)
     except HistoryError:
@@ -348,7 +348,7 @@ def test_types_and_ids_that_are_no_text_break_nothing(odd: Any, role: str) -> No
         ]
         chat = from_anthropic(messages)
         assert isinstance(unchanged(chat), list)
-        assert isinstance(strip_thinking(messages, Thinking.KEEP_LAST), list)
+        assert isinstance(without_thinking(messages, Thinking.KEEP_LAST), list)
         assert isinstance(message_errors(messages), list)
 
 

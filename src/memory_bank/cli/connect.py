@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import tomllib
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -21,32 +22,27 @@ _BEGIN, _END = "# memory-bank connect: begin", "# memory-bank connect: end"
 
 @dataclass(frozen=True)
 class Client:
-    """A client: what to do by hand, the file that ``--write`` changes, and how (None: only by hand).
-
-    ``place`` says where what is printed belongs, with ``{file}`` and the ``{values}`` as JSON.
-    """
+    """A client: what to set by hand, where (``{file}``, ``{values}``), and the file that ``--write`` changes."""
 
     by_hand: Callable[[str], str]
-    file: Callable[[], Path] | None = None
-    values: Callable[[str], dict[str, Any]] | None = None
     place: str = "set it in the shell that starts the program, not in that of the service"
+    home: tuple[
+        str, ...
+    ] = ()  # the variable that names a folder, that folder below the user's, the path in it
+    values: Callable[[str], dict[str, Any]] | None = None
+
+    def file(self) -> Path:
+        variable, default, *rest = self.home
+        given = os.environ.get(variable)
+        return (Path(given) if given else Path.home() / default).joinpath(*rest)
 
 
-def _home(variable: str, default: str) -> Path:
-    given = os.environ.get(variable)
-    return Path(given) if given else Path.home() / default
-
-
-def _claude_values(url: str) -> dict[str, Any]:
-    return {"env": {"ANTHROPIC_BASE_URL": url}}
-
-
-def _opencode_values(url: str) -> dict[str, Any]:
+def _opencode(url: str) -> dict[str, Any]:
     options = {"options": {"baseURL": f"{url}/v1"}}
     return {"provider": {"openai": options, "anthropic": options}}
 
 
-def _codex_values(url: str) -> dict[str, Any]:
+def _codex(url: str) -> dict[str, Any]:
     provider = {
         "name": "memory_bank",
         "base_url": f"{url}/v1",
@@ -59,22 +55,22 @@ def _codex_values(url: str) -> dict[str, Any]:
 CLIENTS = {
     "claude-code": Client(
         lambda url: f"export ANTHROPIC_BASE_URL={url}",
-        lambda: _home("CLAUDE_CONFIG_DIR", ".claude") / "settings.json",
-        _claude_values,
         "set it in the shell that starts `claude`, not in that of the service, or put this into {file}: {values}",
+        ("CLAUDE_CONFIG_DIR", ".claude", "settings.json"),
+        lambda url: {"env": {"ANTHROPIC_BASE_URL": url}},
     ),
     "codex": Client(
-        lambda url: _toml(_codex_values(url)),
-        lambda: _home("CODEX_HOME", ".codex") / "config.toml",
-        _codex_values,
+        lambda url: _toml(_codex(url)),
         "put these lines at the top of {file}, above its first [table] and in place of a model_provider that it has, "
         "and set OPENAI_API_KEY, from which Codex takes the key",
+        ("CODEX_HOME", ".codex", "config.toml"),
+        _codex,
     ),
     "opencode": Client(
-        lambda url: json.dumps(_opencode_values(url), indent=2),
-        lambda: _home("XDG_CONFIG_HOME", ".config") / "opencode" / "opencode.json",
-        _opencode_values,
+        lambda url: json.dumps(_opencode(url), indent=2),
         "put these members into {file}, beside those that it has",
+        ("XDG_CONFIG_HOME", ".config", "opencode", "opencode.json"),
+        _opencode,
     ),
     "openai": Client(lambda url: f"export OPENAI_BASE_URL={url}/v1"),
     "anthropic": Client(lambda url: f"export ANTHROPIC_BASE_URL={url}"),
@@ -100,16 +96,20 @@ def connect(
     url = url.strip().rstrip("/").removesuffix("/v1")
     if not url.startswith(("http://", "https://")):
         raise ConfigError(f"{url!r} is no address of the service: give one such as {URL}.")
+    check = (
+        f"start `memory-bank serve`, let the client make some calls of tools, and look at {url}/ or at "
+        "`memory-bank bank sessions`: the session is there, and answers have the header x-memory-status."
+    )
     if not (write or undo):
         print(known.by_hand(url))
         place = known.place
-        if known.file is not None and known.values is not None:
+        if known.values is not None:
             place = place.format(file=known.file(), values=json.dumps(known.values(url)))
             place += " (--write changes the file)"
         tell(f"{place}.")
-        _tell_check(url)
+        tell(check)
         return
-    if known.file is None or known.values is None:
+    if known.values is None:
         raise ConfigError(
             f"{client} has no configuration file: set the variable that is printed without --write."
         )
@@ -124,14 +124,7 @@ def connect(
         path.write_text(new, encoding="utf-8")
         tell(f"{'removed from' if undo else 'written to'} {path}.")
     if not undo:
-        _tell_check(url)
-
-
-def _tell_check(url: str) -> None:
-    tell(
-        f"start `memory-bank serve`, let the client make some calls of tools, and look at {url}/ or at "
-        "`memory-bank bank sessions`: the session is there, and answers have the header x-memory-status."
-    )
+        tell(check)
 
 
 def _edited_json(path: Path, old: str, values: dict[str, Any], undo: bool) -> str:
@@ -171,14 +164,7 @@ def _remove(path: Path, config: dict[str, Any], values: dict[str, Any]) -> None:
 
 def _edited_toml(path: Path, old: str, values: dict[str, Any], undo: bool) -> str:
     """The text of a TOML file with the values added at its beginning, between marks, or removed."""
-    kept: list[str] = []
-    is_ours = False
-    for line in old.splitlines(keepends=True):
-        is_ours = is_ours or line.startswith(_BEGIN)
-        if not is_ours:
-            kept.append(line)
-        is_ours = is_ours and not line.startswith(_END)
-    rest = "".join(kept)
+    rest = re.sub(rf"^{_BEGIN}.*?(^{_END}.*?$\n?|\Z)", "", old, flags=re.MULTILINE | re.DOTALL)
     if undo:
         return rest
     new = f"{_BEGIN}\n{_toml(values)}\n{_END}\n{rest}"

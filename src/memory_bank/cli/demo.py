@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING
 import typer
 
 from memory_bank.cli.output import one_line
+from memory_bank.errors import EmbeddingError
+from memory_bank.shipped import shipped_trace
 
 if TYPE_CHECKING:
     from memory_bank import MemoryBankState
     from memory_bank.lab.replay import ReplayStep
     from memory_bank.lab.traces import Trace
 
-DEMO_TRACE = "shop-refunds.jsonl"
 _BAR = 24
 
 
@@ -25,18 +26,21 @@ def demo(
     """Replay a recorded run: tokens with and without memory, what was brought back, one exact fetch."""
     from memory_bank.config import Config, MemoryBankSettings
     from memory_bank.lab.replay import replay_trace
-    from memory_bank.lab.traces import is_turn
+    from memory_bank.lab.traces import Trace, is_turn, read_traces
+    from memory_bank.models.embedding import load_embedder
 
     screen = _Screen()
-    trace = _recorded_run()
-    embedder, why = _load(embedding_model)
-    if why:
-        screen.say("[yellow]Falling back to the built-in lexical embedder:[/] ", one_line(why, 600))
+    trace = next(t for t in read_traces(shipped_trace("shop-refunds.jsonl")) if isinstance(t, Trace))
+    try:
+        load_embedder(embedding_model)
+    except EmbeddingError as e:
+        screen.say("[yellow]Falling back to the built-in lexical embedder:[/] ", one_line(str(e), 600))
+        embedding_model = "lexical"
     settings = MemoryBankSettings(
         selection="evidence",
         history_budget=2000,
         refresh_after=0,
-        embedding_model=embedder,
+        embedding_model=embedding_model,
         observer_model="extractive",
     )
     # constructed without the environment: the demo shows the same on every machine
@@ -104,30 +108,6 @@ class _Screen:
                 tools = ", ".join(decision.tools)
                 line = f"step {decision.step} {tools}: worth {decision.score:.2f}, {decision.reason}"
                 self.say(f"         [dim]{self._back}[/] ", one_line(line, 150))
-
-
-def _recorded_run() -> Trace:
-    from memory_bank.errors import TraceFileError
-    from memory_bank.lab.traces import Trace, read_traces
-    from memory_bank.shipped import shipped_trace
-
-    file = shipped_trace(DEMO_TRACE)
-    for trace in read_traces(file):
-        if isinstance(trace, Trace):
-            return trace
-    raise TraceFileError(f"{file} holds no trace: reinstall memory-bank.")
-
-
-def _load(name: str) -> tuple[str, str]:
-    """The embedder's name and, when it had to be replaced, the reason."""
-    from memory_bank.errors import EmbeddingError
-    from memory_bank.models.embedding import load_embedder
-
-    try:
-        load_embedder(name)
-    except EmbeddingError as e:
-        return "lexical", str(e)
-    return name, ""
 
 
 def _fetch(state: MemoryBankState, trace: Trace) -> tuple[str, str, bytes, bytes]:

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any, Unpack
 
 from memory_bank.errors import MissingExtraError
-from memory_bank.integrations.bridge import Bridge, BridgeOptions
+from memory_bank.integrations.bridge import Bridge, BridgeOptions, ModelCall
 from memory_bank.tools import TOOL_SCHEMAS
 from memory_bank.transcript.anthropic import Thinking, from_anthropic, thinking_rule
 from memory_bank.transcript.messages import content_text, same_objects
@@ -29,6 +29,7 @@ _HELD = (
     "the provider holds the history (thread), so memory cannot replace it and the request is sent as it is: pass "
     "thread=False to tool_runner"
 )
+_REFUSED = "the provider refused a rebuilt request with 400: the original is sent"
 
 
 class _RequestMessages(list[dict[str, Any]]):
@@ -76,16 +77,14 @@ class MemoryBankTransport(httpx2.BaseTransport, httpx2.AsyncBaseTransport):
         read = self._read(request)
         if read is None:
             return self._sent(self._transport.handle_request(request))
-        body, messages, session_id, system = read
-        tools = body.get("tools") or ()
-        rebuilt = self.bridge.rebuild(messages, session_id, system=system, tools=tools)
-        if same_objects(rebuilt, messages):
-            return self._sent(self._transport.handle_request(request))
-        response = self._transport.handle_request(_with_messages(request, body, rebuilt))
-        if response.status_code != 400:
-            return self._sent(response)
-        response.close()
-        _log_refusal()
+        messages, session_id, call = read
+        rebuilt = self.bridge.rebuild(messages, session_id, **call)
+        if not same_objects(rebuilt, messages):
+            response = self._transport.handle_request(_with_messages(request, rebuilt))
+            if response.status_code != 400:
+                return self._sent(response)
+            response.close()
+            log.warning("%s", _REFUSED)
         return self._sent(self._transport.handle_request(request))
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
@@ -95,16 +94,14 @@ class MemoryBankTransport(httpx2.BaseTransport, httpx2.AsyncBaseTransport):
         read = self._read(request)
         if read is None:
             return self._sent(await self._transport.handle_async_request(request))
-        body, messages, session_id, system = read
-        tools = body.get("tools") or ()
-        rebuilt = await self.bridge.arebuild(messages, session_id, system=system, tools=tools)
-        if same_objects(rebuilt, messages):
-            return self._sent(await self._transport.handle_async_request(request))
-        response = await self._transport.handle_async_request(_with_messages(request, body, rebuilt))
-        if response.status_code != 400:
-            return self._sent(response)
-        await response.aclose()
-        _log_refusal()
+        messages, session_id, call = read
+        rebuilt = await self.bridge.arebuild(messages, session_id, **call)
+        if not same_objects(rebuilt, messages):
+            response = await self._transport.handle_async_request(_with_messages(request, rebuilt))
+            if response.status_code != 400:
+                return self._sent(response)
+            await response.aclose()
+            log.warning("%s", _REFUSED)
         return self._sent(await self._transport.handle_async_request(request))
 
     def close(self) -> None:
@@ -122,10 +119,8 @@ class MemoryBankTransport(httpx2.BaseTransport, httpx2.AsyncBaseTransport):
         assert isinstance(response, httpx2.Response)
         return response
 
-    def _read(
-        self, request: httpx2.Request
-    ) -> tuple[dict[str, Any], _RequestMessages, str | None, str | None] | None:
-        """Body, messages, session and system prompt of a request that memory may rebuild; None for another."""
+    def _read(self, request: httpx2.Request) -> tuple[_RequestMessages, str | None, ModelCall] | None:
+        """Messages and session of a request that memory may rebuild, and what else is known; None for another."""
         session_id = request.headers.pop(SESSION_HEADER, None) or self._session_id
         if request.method != "POST" or not request.url.path.endswith(_PATH):
             return None
@@ -143,7 +138,7 @@ class MemoryBankTransport(httpx2.BaseTransport, httpx2.AsyncBaseTransport):
         messages = _RequestMessages(body["messages"])
         messages.thinking = thinking_rule(body.get("thinking"))
         system = content_text(body["system"]) if body.get("system") else None
-        return body, messages, session_id, system
+        return messages, session_id, ModelCall(system=system, tools=body.get("tools") or ())
 
     def _tool(self, schema: dict[str, Any], session_id: str | None, asynchronous: bool) -> Any:
         name = schema["name"]
@@ -158,16 +153,12 @@ class MemoryBankTransport(httpx2.BaseTransport, httpx2.AsyncBaseTransport):
         return partial(beta_async_tool, **given)(acall) if asynchronous else partial(beta_tool, **given)(call)
 
 
-def _with_messages(request: httpx2.Request, body: dict[str, Any], messages: list[Any]) -> httpx2.Request:
+def _with_messages(request: httpx2.Request, messages: list[Any]) -> httpx2.Request:
     """The request with other messages."""
     headers = [
         (k, v) for k, v in request.headers.raw if k.lower() not in (b"content-length", b"transfer-encoding")
     ]
-    data = json.dumps({**body, "messages": messages}).encode()
+    data = json.dumps({**json.loads(request.content), "messages": messages}).encode()
     return httpx2.Request(
         request.method, request.url, headers=headers, content=data, extensions=request.extensions
     )
-
-
-def _log_refusal() -> None:
-    log.warning("the provider refused a rebuilt request with 400: the original is sent")

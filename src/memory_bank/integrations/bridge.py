@@ -23,11 +23,11 @@ from typing import Any, Generic, NamedTuple, TypedDict, TypeVar, Unpack
 from memory_bank.bank.database import Database
 from memory_bank.bank.session import MemoryBankState, Session
 from memory_bank.config import Config
-from memory_bank.errors import ConfigError, LoopDetectedError, MemoryBankError
+from memory_bank.errors import ConfigError, HistoryError, LoopDetectedError, MemoryBankError
 from memory_bank.plan import Context
 from memory_bank.processor import MemoryProcessor, Tools
 from memory_bank.tools import TOOL_SCHEMAS, handle_tool_call, memory_tools
-from memory_bank.transcript.anthropic import Thinking
+from memory_bank.transcript.anthropic import Thinking, without_thinking
 from memory_bank.transcript.messages import MessageKind, call_entry, same_objects
 from memory_bank.transcript.turns import KEPT_ROLE, WHOLE, ChatMessage, Conversation, Place, Wire
 
@@ -69,42 +69,22 @@ def strip_natives(
 
     Where the turn that is being answered must begin with its thinking and does not, the natives themselves.
     """
-    pairs = enumerate(zip(rebuilt, natives, strict=False))
-    first = next((i for i, (a, b) in pairs if a is not b), min(len(rebuilt), len(natives)))
-    if rule is Thinking.KEEP or first >= len(rebuilt):
-        return list(rebuilt)
 
-    def signed(native: N) -> dict[int, None]:
-        return {n: None for n, part in wire.read(native).items() if part.signed}
+    def without(native: N) -> N | None:
+        signed = {n: None for n, part in wire.read(native).items() if part.signed}
+        return wire.write(native, signed) if signed else native
 
-    keeps = _answered_turn(rebuilt, wire) if rule is Thinking.KEEP_LAST else None
-    if keeps is not None and not signed(rebuilt[keeps]):
-        for native in reversed(natives):
-            kinds = _kinds(native, wire)
-            if MessageKind.USER in kinds and MessageKind.RESULT not in kinds:
-                break
-            if signed(native):
-                return list(natives)
-    out = []
-    for i, native in enumerate(rebuilt):
-        without = signed(native) if i >= first and i != keeps else {}
-        out.append(wire.write(native, without) if without else native)
-    return [n for n in out if n is not None]
+    def kinds(native: N) -> set[str]:
+        return {_KINDS.get(part.kind, "") for part in wire.read(native).values()}
+
+    try:
+        return without_thinking(rebuilt, rule, natives, kinds, without)
+    except HistoryError:
+        return list(natives)
 
 
-def _kinds(native: N, wire: FrameworkWire[N]) -> set[MessageKind]:
-    return {part.kind for part in wire.read(native).values()}
-
-
-def _answered_turn(natives: Sequence[N], wire: FrameworkWire[N]) -> int | None:
-    """The position of the assistant's message whose results end the list; None where something else does."""
-    answers = False
-    for at in range(len(natives) - 1, -1, -1):
-        kinds = _kinds(natives[at], wire)
-        answers = answers or MessageKind.RESULT in kinds
-        if kinds & {MessageKind.SAY, MessageKind.CALL, MessageKind.REASONING}:
-            return at if answers else None
-    return None
+_KINDS = dict.fromkeys((MessageKind.SAY, MessageKind.CALL, MessageKind.REASONING), "assistant")
+_KINDS |= {MessageKind.USER: "user", MessageKind.RESULT: "result"}
 
 
 def read_natives(natives: Sequence[N], wire: FrameworkWire[N], system: str | None = None) -> Conversation[N]:

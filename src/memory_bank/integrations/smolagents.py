@@ -14,8 +14,9 @@ from memory_bank import history as typed
 from memory_bank.errors import MessagesError, MissingExtraError
 from memory_bank.integrations.bridge import Bridge, BridgeOptions, FrameworkWire, Part, read_natives
 from memory_bank.tools import TOOL_SCHEMAS
-from memory_bank.transcript.jsontext import compact, parse_arguments
+from memory_bank.transcript.jsontext import parse_arguments
 from memory_bank.transcript.messages import MessageKind, content_text
+from memory_bank.transcript.textcalls import joined_calls, parted_calls
 from memory_bank.transcript.turns import Change, ChatMessage
 
 try:
@@ -78,7 +79,11 @@ class SmolagentsWire(FrameworkWire[MemoryStep]):
             return dataclasses.replace(native, plan=change[_SAID])
         changes: dict[str, Any] = {"model_output": change[_SAID]} if _SAID in change else {}
         if _CALLED in change:
-            changes["tool_calls"] = _calls_of(native, parse_arguments(change[_CALLED]))
+            calls = getattr(native, "tool_calls", None) or []
+            given = parted_calls(parse_arguments(change[_CALLED]), [call.arguments for call in calls])
+            changes["tool_calls"] = [
+                dataclasses.replace(call, arguments=new) for call, new in zip(calls, given, strict=True)
+            ]
         if _OBSERVED in change:
             changes |= {"observations": change[_OBSERVED], "error": None, "observations_images": None}
         return dataclasses.replace(native, **changes)
@@ -101,36 +106,13 @@ def _read_action(step: ActionStep) -> dict[int, Part]:
         return {_SAID: said, _OBSERVED: Part(MessageKind.OTHER, text)}
     images = [{"type": "image"} for _ in step.observations_images or ()]
     call_id = step.tool_calls[0].id
-    name, arguments = _function(step.tool_calls)
+    name, arguments = joined_calls([(call.name, call.arguments) for call in step.tool_calls])
     content: Any = [{"type": "text", "text": text}, *images] if images else text
     return {
         _SAID: said,
         _CALLED: Part(MessageKind.CALL, arguments, call_id, name),
         _OBSERVED: Part(MessageKind.RESULT, content, call_id),
     }
-
-
-def _function(calls: Sequence[ToolCall]) -> tuple[str, str]:
-    """Name and arguments for the calls of a step: several are named together, with the arguments of each."""
-    if len(calls) == 1:
-        [call] = calls
-        return call.name, compact(_arguments(call))
-    named = [{"name": call.name, "arguments": _arguments(call)} for call in calls]
-    return "+".join(dict.fromkeys(c.name for c in calls)), compact({"calls": named})
-
-
-def _arguments(call: ToolCall) -> Any:
-    return {"code": call.arguments} if isinstance(call.arguments, str) else call.arguments
-
-
-def _calls_of(step: Any, arguments: Any) -> list[ToolCall]:
-    """The step's calls with other arguments, in the form of ``_function``."""
-    several = len(step.tool_calls) > 1
-    given = [c["arguments"] for c in arguments["calls"]] if several else [arguments]
-    return [
-        dataclasses.replace(call, arguments=new["code"] if isinstance(call.arguments, str) else new)
-        for call, new in zip(step.tool_calls, given, strict=True)
-    ]
 
 
 def add_memory(

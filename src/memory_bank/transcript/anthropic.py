@@ -289,7 +289,7 @@ class AnthropicWire(Wire[AnthropicMessage]):
         Also where a tool turn would have to keep a thinking block that it has not.
         """
         messages = _arranged(super().finish(written, source), source)
-        messages = _without_thinking(messages, source, self._thinking)
+        messages = without_thinking(messages, self._thinking, source)
         if message_errors(messages) and not message_errors(source):
             raise HistoryError(
                 "the rebuilt context would break a call from its result: send the messages as they are."
@@ -351,64 +351,60 @@ def _as_blocks(message: AnthropicMessage) -> list[Any]:
     return [{"type": "text", "text": text}] if text else []
 
 
-def _without_thinking(
-    messages: list[AnthropicMessage], source: Sequence[Any], rule: Thinking
-) -> list[AnthropicMessage]:
-    """The messages without the thinking blocks that the rule leaves out. Raises HistoryError."""
-    first = next(
-        (i for i, (a, b) in enumerate(zip(messages, source, strict=False)) if a is not b), len(source)
-    )
-    if rule is Thinking.KEEP or first >= len(messages):
-        return messages
-    keeps = answered_turn(messages) if rule is Thinking.KEEP_LAST else None
-    if keeps is not None and _thinks_in_this_turn(source):
-        blocks = _blocks(messages[keeps])
-        if not blocks or _type(blocks[0]) not in THINKING:
-            raise HistoryError(
-                "the tool turn that is being answered has no thinking block of its own: send the messages as "
-                "they are."
-            )
-    return strip_thinking(messages, rule, first)
+def _kinds(message: Any) -> set[str]:
+    kinds = {role for role in ("user", "assistant") if _role(message) == role}
+    return kinds | {"result" for b in _blocks(message) if b.get("type") == "tool_result"}
 
 
-def strip_thinking(messages: Sequence[Any], rule: Thinking, first: int = 0) -> list[Any]:
-    """The messages without the thinking blocks that the rule leaves out, from the position ``first`` on.
+def _without(message: Any) -> Any | None:
+    blocks = _blocks(message)
+    if _role(message) != "assistant" or not any(_type(b) in THINKING for b in blocks):
+        return message
+    rest = [b for b in message["content"] if _type(b) not in THINKING]
+    return {**message, "content": rest} if rest else None
 
-    Messages that have none are the very objects.
+
+def without_thinking(
+    messages: Sequence[Any],
+    rule: Thinking,
+    source: Sequence[Any] = (),
+    kinds: Callable[[Any], set[str]] = _kinds,
+    without: Callable[[Any], Any | None] = _without,
+) -> list[Any]:
+    """The messages without the thinking blocks that the rule leaves out from the first that differs from ``source``.
+
+    ``kinds`` says of a message whether it is of the "user", of the "assistant", or has a "result"; ``without`` gives
+    it without its thinking, itself where it has none, None where nothing is left.
+
+    Raises HistoryError where the turn that is being answered must have thinking and has none.
     """
-    keeps = answered_turn(messages) if rule is Thinking.KEEP_LAST else None
-    if rule is Thinking.KEEP:
+    pairs = enumerate(zip(messages, source, strict=False))
+    first = next((i for i, (a, b) in pairs if a is not b), min(len(messages), len(source)))
+    if rule is Thinking.KEEP or first >= len(messages):
         return [*messages]
-    out: list[Any] = []
-    for i, message in enumerate(messages):
-        blocks = _blocks(message)
-        thinks = _role(message) == "assistant" and any(_type(b) in THINKING for b in blocks)
-        if i < first or i == keeps or not thinks:
-            out.append(message)
-        elif rest := [b for b in message["content"] if _type(b) not in THINKING]:
-            out.append({**message, "content": rest})
-    return out
+    keeps = answered_turn(messages, kinds) if rule is Thinking.KEEP_LAST else None
+    if keeps is not None and without(messages[keeps]) is messages[keeps]:
+        for message in reversed(source):
+            if without(message) is not message:
+                raise HistoryError(
+                    "the tool turn that is being answered has no thinking block of its own: send the messages "
+                    "as they are."
+                )
+            if "user" in kinds(message) and "result" not in kinds(message):
+                break
+    out = [m if i < first or i == keeps else without(m) for i, m in enumerate(messages)]
+    return [new for new, old in zip(out, messages, strict=True) if new is not None or old is None]
 
 
-def answered_turn(messages: Sequence[AnthropicMessage]) -> int | None:
+def answered_turn(messages: Sequence[Any], kinds: Callable[[Any], set[str]] = _kinds) -> int | None:
     """The position of the assistant message whose results end the list; None where something else does."""
-    at = len(messages) - 1
     answers = False
-    while at >= 0 and _role(messages[at]) != "assistant":
-        answers = answers or any(b.get("type") == "tool_result" for b in _blocks(messages[at]))
-        at -= 1
-    return at if at >= 0 and answers else None
-
-
-def _thinks_in_this_turn(source: Sequence[Any]) -> bool:
-    """Whether the assistant thought since the user last said something besides results."""
-    for message in reversed(source):
-        if _role(message) == "assistant":
-            if any(_type(b) in THINKING for b in _blocks(message)):
-                return True
-        elif _role(message) == "user" and not any(b.get("type") == "tool_result" for b in _blocks(message)):
-            return False
-    return False
+    for at in range(len(messages) - 1, -1, -1):
+        found = kinds(messages[at])
+        answers = answers or "result" in found
+        if "assistant" in found:
+            return at if answers else None
+    return None
 
 
 # The check of pairs

@@ -224,6 +224,27 @@ def read_called(text: str) -> tuple[str, list[Any]] | None:
     return (text[:at], listed) if isinstance(listed, list) and listed else None
 
 
+def joined_calls(calls: Sequence[tuple[str, Any]]) -> tuple[str, str]:
+    """One call for those of a turn whose outputs are one text: its name, and as JSON the arguments of each.
+
+    Arguments that are a text are code.
+    """
+    given = [(n, {"code": a} if isinstance(a, str) else a) for n, a in calls]
+    if len(given) == 1:
+        return given[0][0], compact(given[0][1])
+    named = [{"name": n, "arguments": a} for n, a in given]
+    return "+".join(dict.fromkeys(n for n, _ in given)), compact({"calls": named})
+
+
+def parted_calls(arguments: Any, before: Sequence[Any]) -> list[Any]:
+    """The arguments of each of some joined calls that were ``before``, of those that the one call has now.
+
+    Raises KeyError, TypeError or ValueError where they do not have that form.
+    """
+    each = [call["arguments"] for call in arguments["calls"]] if len(before) > 1 else [arguments]
+    return [new["code"] if isinstance(old, str) else new for new, old in zip(each, before, strict=True)]
+
+
 def _read_smolagents(text: str) -> WrittenCall | None:
     found = read_called(text)
     if found is None:
@@ -234,27 +255,19 @@ def _read_smolagents(text: str) -> WrittenCall | None:
         function = call.get("function") if isinstance(call, dict) else None
         if not isinstance(function, dict) or not isinstance(function.get("name"), str):
             return None
-        given = function.get("arguments")
-        named.append((function["name"], {"code": given} if isinstance(given, str) else given))
-    if len(named) == 1:
-        name, arguments = named[0]
-    else:  # their outputs are one text
-        name = "+".join(dict.fromkeys(n for n, _ in named))
-        arguments = {"calls": [{"name": n, "arguments": a} for n, a in named]}
+        named.append((function["name"], function.get("arguments")))
+    name, arguments = joined_calls(named)
 
     def write(changed: str) -> str:
         new = json.loads(changed)
-        each = [c["arguments"] for c in new["calls"]] if len(named) > 1 else [new]
-        rewritten = []
-        for call, given in zip(listed, each, strict=True):
-            is_code = isinstance(call["function"].get("arguments"), str)
-            function = call["function"] | {"arguments": given["code"] if is_code else given}
-            rewritten.append(call | {"function": function})
-        return str(rewritten)
+        functions = [call["function"] for call in listed]
+        each = parted_calls(new, [function.get("arguments") for function in functions])
+        changed_calls = zip(listed, functions, each, strict=True)
+        return str([call | {"function": f | {"arguments": given}} for call, f, given in changed_calls])
 
     call_id = listed[0].get("id")
     known = call_id if isinstance(call_id, str) and call_id else None
-    return WrittenCall(lead, CALLING, name, compact(arguments), "", write, known)
+    return WrittenCall(lead, CALLING, name, arguments, "", write, known)
 
 
 def _read_bash(text: str) -> WrittenCall | None:

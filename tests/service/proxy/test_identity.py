@@ -619,6 +619,7 @@ world.close()
 """
 
 
+@pytest.mark.long
 def test_two_processes_at_one_database(bank_url: str, tmp_path: Path) -> None:
     """Requests of four agents with one prompt, each agent's alternating between the processes, and one pair
     that does the same at the same moment."""
@@ -655,6 +656,7 @@ def test_two_processes_at_one_database(bank_url: str, tmp_path: Path) -> None:
 # --- growth
 
 
+@pytest.mark.long
 def test_what_a_session_leaves_behind_is_bounded(small: World) -> None:
     chat = [*START, *rounds(KEPT + 40)]
     for n in range(1, KEPT + 41):

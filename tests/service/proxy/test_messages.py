@@ -134,6 +134,7 @@ def test_thinking_of_type_enabled_keeps_that_of_the_turn_that_is_answered(tmp_pa
                 assert message_errors(request.body["messages"]) == []
 
 
+@pytest.mark.long
 def test_no_turn_of_type_enabled_begins_with_a_rebuilt_context_before_one_was_accepted(tmp_path):
     """Else a strict provider would refuse the rest of the turn, whichever way it is sent."""
     enabled = {"type": "enabled", "budget_tokens": 1024}

@@ -26,9 +26,9 @@ from memory_bank.transcript.anthropic import (
     answered_turn,
     drops_blocks,
     from_anthropic,
-    strip_thinking,
     thinking_rule,
     with_cache_marks,
+    without_thinking,
 )
 from memory_bank.transcript.jsontext import parse_arguments
 
@@ -75,7 +75,7 @@ class MessagesDialect(Dialect):
         messages = request.get(self.key)
         if not isinstance(messages, list):
             return None
-        stripped = strip_thinking(messages, thinking_rule(request.get("thinking")))
+        stripped = without_thinking(messages, thinking_rule(request.get("thinking")))
         return None if all(a is b for a, b in zip(stripped, messages, strict=False)) else stripped
 
     def mark_cache(self, request: JsonObject, conversation: Sequence[object]) -> list[object] | None:
