@@ -342,11 +342,8 @@ class Sessions:
         except StorageError as e:  # the next step raises it
             log.debug("the work put off by a step is left to the next step: %s", e)
         except EmbeddingError as e:
-            log.log(
-                logging.DEBUG if self._delay == str(e) else logging.WARNING,
-                "summaries wait for the next step: %s",
-                e,
-            )
+            level = logging.DEBUG if self._delay == str(e) else logging.WARNING
+            log.log(level, "summaries wait for the next step: %s", e)
             self._delay = str(e)
 
     @contextmanager
@@ -407,11 +404,8 @@ class Sessions:
         """
         session_id = self.known(namespace, name)
         store = FactStore(self.database, session_id)
-        if mark == "forgotten":
-            with self.traced("delete_memory", session_id):
-                done = store.forget(trace_id)
-        else:
-            done = store.mark(trace_id, mark)
+        with self.traced("delete_memory", session_id) if mark == "forgotten" else nullcontext():
+            done = store.forget(trace_id) if mark == "forgotten" else store.mark(trace_id, mark)
         if done:
             log.info("a person marked the record %s: %s", trace_id, mark or "no mark")
         return done

@@ -116,21 +116,18 @@ def _outline(api: ApiContext, name: str, wanted: str) -> listing.Outline:
     """The record with a trace_id, a number, or the beginning of a trace_id. Raises NotFoundError."""
     session_id = api.known(name)
     wanted = wanted.strip()
-    found = listing.outlines(api.database, session_id, [wanted])
-    if found:
+    if found := listing.outlines(api.database, session_id, [wanted]):
         return found[0]
     number = _NUMBER.match(wanted)
     fitting: list[str] = []
     if len(wanted) >= PREFIX and not wanted.startswith("#"):
         fitting = listing.beginning_with(api.database, session_id, wanted, _IDS_SHOWN + 1)
     if number and not fitting:
-        trace_id = listing.numbered(api.database, session_id, int(number[1]))
-        fitting = [] if trace_id is None else [trace_id]
+        fitting = [t for t in [listing.numbered(api.database, session_id, int(number[1]))] if t]
     if len(fitting) > 1:
         ids = ", ".join(fitting[:_IDS_SHOWN]) + (" and others" if len(fitting) > _IDS_SHOWN else "")
         raise NotFoundError(f"several trace_ids begin with that ({ids}): give more of it.")
-    found = listing.outlines(api.database, session_id, fitting)
-    if found:
+    if found := listing.outlines(api.database, session_id, fitting):
         return found[0]
     if number:
         count = listing.count_records(api.database, session_id)

@@ -196,7 +196,7 @@ export class StepView {
   }
 
   why(manifest, plan) {
-    if (!manifest) return "Only the figures of this step are kept: contexts are kept of the latest steps, and of those that stood for a tenth of a second.";
+    if (!manifest) return "Only the figures of this step are kept: contexts are kept of the latest steps, and of those that stood for a fifth of a second.";
     if (plan?.unchanged) return `The messages went through as they came: ${plan.why_unchanged}.`;
     if (plan) return "";
     return "This strategy makes no plan of past calls: the context is here, there are no scores and reasons.";
