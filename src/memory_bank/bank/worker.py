@@ -10,7 +10,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from memory_bank.bank.database import Database
 from memory_bank.bank.jobs import Job, JobQueue
@@ -148,7 +148,7 @@ class Worker:
         facts, insights = self._stores_of(session_id)
         records = {r.trace_id: r for r in facts.get_many([j.trace_id for j in jobs])}
         task = self.database.get_task(session_id)
-        observer = self.observer.booking(Spending(self.database, session_id))
+        observer = replace(self.observer, account=Spending(self.database, session_id))
 
         def answer(record: InteractionRecord) -> Insight | Trouble:
             return observer.ask(record, task) if observer.sends(record) else observer.extract(record)

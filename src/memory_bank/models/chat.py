@@ -7,8 +7,9 @@ import logging
 import re
 import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -28,25 +29,19 @@ def ask(chat: ChatModel, messages: Sequence[dict[str, Any]], model: str, timeout
     Raises TimeoutError when it takes longer than ``timeout`` seconds (the call then goes on in its thread,
     and its answer is dropped), and whatever the model raises.
     """
-    if timeout is None:
-        return chat.generate_plain(input_messages=list(messages), model=model)
-    answers: list[object] = []
-    errors: list[BaseException] = []
+    answer: Future[object] = Future()
 
     def call() -> None:
         try:
-            answers.append(chat.generate_plain(input_messages=list(messages), model=model))
+            answer.set_result(chat.generate_plain(input_messages=list(messages), model=model))
         except BaseException as e:
-            errors.append(e)
+            answer.set_exception(e)
 
-    thread = threading.Thread(target=call, name="memory-bank-observer-call", daemon=True)
-    thread.start()
-    thread.join(timeout)
-    if errors:
-        raise errors[0]
-    if not answers:
-        raise TimeoutError
-    return answers[0]
+    if timeout is None:
+        call()
+    else:
+        threading.Thread(target=call, name="memory-bank-observer-call", daemon=True).start()
+    return answer.result(timeout)
 
 
 def reply_text(answer: object) -> str:
@@ -76,23 +71,20 @@ def reply_text(answer: object) -> str:
 def usage_of(answer: object) -> tuple[int, int]:
     """The (prompt, completion) tokens that a model reported with its answer; 0 where it reported none."""
     usage = read(answer, "usage")
-    return _tokens(usage, "prompt_tokens", "input_tokens"), _tokens(
-        usage, "completion_tokens", "output_tokens"
-    )
+    prompt = _count(read(usage, "prompt_tokens")) or _count(read(usage, "input_tokens"))
+    return prompt or 0, _count(read(usage, "completion_tokens")) or _count(read(usage, "output_tokens")) or 0
 
 
 def cached_of(answer: object) -> int | None:
     """The prompt tokens that a model reported as read from its cache; None where it did not report them."""
     usage = read(answer, "usage")
     details = read(usage, "prompt_tokens_details") or read(usage, "input_tokens_details")
-    found = (read(details, "cached_tokens"), read(usage, "cache_read_input_tokens"))
-    return next((v for v in found if isinstance(v, int) and not isinstance(v, bool) and v >= 0), None)
+    found = _count(read(details, "cached_tokens"))
+    return _count(read(usage, "cache_read_input_tokens")) if found is None else found
 
 
-def _tokens(usage: object, *names: str) -> int:
-    """The first positive number under some names, 0 without one."""
-    values = (read(usage, name) for name in names)
-    return next((v for v in values if isinstance(v, int) and not isinstance(v, bool) and v > 0), 0)
+def _count(value: object) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
 
 
 class OpenAIChat:
@@ -244,26 +236,30 @@ _FORMS = (
 """How a generate_plain may take the messages (by that name; "": as the first argument), and ``model=`` or not."""
 
 
+def _arguments(
+    form: tuple[str, bool], messages: object, model: str
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    name, with_model = form
+    return () if name else (messages,), ({name: messages} if name else {}) | (
+        {"model": model} if with_model else {}
+    )
+
+
 def _form_of(own: Callable[..., object], owner: str) -> tuple[str, bool]:
     """The first form that a ``generate_plain`` takes; the documented one where its signature is not known."""
     try:
         signature = inspect.signature(own)
     except (TypeError, ValueError):
         return _FORMS[0]
-    for name, with_model in _FORMS:
-        try:
-            signature.bind(*(() if name else ([],)), **({name: []} if name else {}), **_model(with_model, ""))
-        except TypeError:
-            continue
-        return name, with_model
+    for form in _FORMS:
+        positional, named = _arguments(form, [], "")
+        with suppress(TypeError):
+            signature.bind(*positional, **named)
+            return form
     raise ConfigError(
         f"generate_plain of {owner} takes {str(signature)[:120]}: "
         "give it the parameters (*, input_messages, model), or (messages, model)."
     )
-
-
-def _model(with_model: bool, model: str) -> dict[str, Any]:
-    return {"model": model} if with_model else {}
 
 
 @dataclass(frozen=True)
@@ -275,10 +271,8 @@ class PlainChat:
 
     def generate_plain(self, *, input_messages: list[dict[str, Any]], model: str) -> object:
         """The client's answer. Raises what the client raises."""
-        name, with_model = self.form
-        given = {name: input_messages} if name else {}
-        first = () if name else (input_messages,)
-        return self.client.generate_plain(*first, **given, **_model(with_model, model))
+        positional, named = _arguments(self.form, input_messages, model)
+        return self.client.generate_plain(*positional, **named)
 
 
 def failure_of(error: Exception) -> str:
@@ -287,18 +281,11 @@ def failure_of(error: Exception) -> str:
     The sentence of a ModelError; of any other error its type, and the HTTP status where it has one.
     """
     if isinstance(error, ModelError):
-        status, reason = None, str(error)
-    else:
-        status = next(
-            (s for s in map(partial(read, error), ("status_code", "status", "code")) if _is_status(s)), None
-        )
-        reason = f"the model failed with {type(error).__name__}"
-        reason += f" (HTTP {status}): {_advice(int(status))}" if status is not None else ""
-    return reason
-
-
-def _is_status(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 400 <= value <= 599
+        return str(error)
+    given = (_count(read(error, name)) or 0 for name in ("status_code", "status", "code"))
+    status = next((s for s in given if 400 <= s <= 599), None)
+    reason = f"the model failed with {type(error).__name__}"
+    return reason if status is None else f"{reason} (HTTP {status}): {_advice(status)}"
 
 
 def create_of(client: object) -> object:
@@ -327,17 +314,15 @@ def explain(error: Exception, who: str) -> str:
 
 
 def _advice(status: int) -> str:
-    if status in (401, 403):
-        return "check the API key (OPENAI_API_KEY) and that it belongs to this base_url"
-    if status == 404:
-        return "check the model name and base_url (it often ends in /v1)"
-    if status == 413:
-        return "the request is too large, send less"
-    if status == 429:
-        return "wait, check the quota, or raise max_retries"
     if status in (408, 409) or status >= 500:
         return "the endpoint is in trouble, try again later"
-    return "check that the messages fit the model, in shape and in length"
+    return {
+        401: (key := "check the API key (OPENAI_API_KEY) and that it belongs to this base_url"),
+        403: key,
+        404: "check the model name and base_url (it often ends in /v1)",
+        413: "the request is too large, send less",
+        429: "wait, check the quota, or raise max_retries",
+    }.get(status, "check that the messages fit the model, in shape and in length")
 
 
 def _host(client: object) -> str:

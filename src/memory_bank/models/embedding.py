@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections import OrderedDict
+from functools import lru_cache
 
 from memory_bank.models.flag import FlagEmbedder
 from memory_bank.models.lexical import LexicalEmbedder
@@ -17,7 +17,7 @@ OPENAI_PREFIX = "openai:"
 MAX_LOADED = 4
 
 
-class _Loading:
+class _Place:
     """One model: the first thread loads it, the others wait."""
 
     def __init__(self) -> None:
@@ -25,8 +25,12 @@ class _Loading:
         self.model: NamedEmbedder | None = None
 
 
-_loaded: OrderedDict[str, _Loading] = OrderedDict()
-_loaded_lock = threading.Lock()
+_places_lock = threading.Lock()
+
+
+@lru_cache(MAX_LOADED)
+def _place_of(spec: str) -> _Place:  # noqa: ARG001
+    return _Place()
 
 
 def load_embedder(spec: str) -> NamedEmbedder:
@@ -44,11 +48,8 @@ def load_embedder(spec: str) -> NamedEmbedder:
         return OpenAIEmbedder(spec.removeprefix(OPENAI_PREFIX))
     path = os.path.expanduser(spec)
     key = os.path.realpath(path) if os.path.isdir(path) and spec != "lexical" else spec
-    with _loaded_lock:
-        place = _loaded.setdefault(key, _Loading())
-        _loaded.move_to_end(key)
-        while len(_loaded) > MAX_LOADED:
-            _loaded.popitem(last=False)
+    with _places_lock:
+        place = _place_of(key)
     with place.lock:
         if place.model is None:
             place.model = LexicalEmbedder() if spec == "lexical" else FlagEmbedder(spec)

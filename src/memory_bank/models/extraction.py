@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 from itertools import islice
-from typing import Any
 
 from memory_bank.records import InteractionRecord
 from memory_bank.transcript.jsontext import RAW, compact, is_raw, leaves
 from memory_bank.transcript.messages import readable_output
+from memory_bank.transcript.quoting import one_line
 from memory_bank.transcript.shortening import cut_at_edge, unfold
 
 MAX_CHARS = 1_400  # about 200 words
@@ -34,7 +34,15 @@ _NAME_KEYS = ("name", "title", "label", "subject", "email", "city", "path", "fil
 
 def extract_summary(record: InteractionRecord) -> str:
     """A summary of at most 1,400 characters: the call, then errors, counts, headers, identifiers, names."""
-    call = f"Called {record.tool_name}({_arguments(record.raw_input)})."
+    given = record.raw_input
+    if is_raw(given):
+        shown = str(given[RAW])
+    elif isinstance(given, dict):
+        shown = ", ".join(f"{k}={v if isinstance(v, str) else compact(v)}" for k, v in given.items())
+    else:
+        shown = compact(given)
+    shown = cut_at_edge(one_line(shown[: 2 * _ARGUMENT_CHARS]), _ARGUMENT_CHARS)
+    call = f"Called {record.tool_name}({shown})."
     value, _ = readable_output(record)
     if is_raw(value) and isinstance(value[RAW], str):
         body = _text_summary(value[RAW])
@@ -46,16 +54,6 @@ def extract_summary(record: InteractionRecord) -> str:
     return cut_at_edge(f"{call} {body}", MAX_CHARS)
 
 
-def _arguments(value: Any) -> str:
-    if is_raw(value):
-        shown = str(value[RAW])
-    elif isinstance(value, dict):
-        shown = ", ".join(f"{k}={v if isinstance(v, str) else compact(v)}" for k, v in value.items())
-    else:
-        shown = compact(value)
-    return cut_at_edge(" ".join(shown[: 2 * _ARGUMENT_CHARS].split()), _ARGUMENT_CHARS)
-
-
 def _value_summary(value: object) -> str:
     parts = [_shape(value)]
     errors: dict[str, None] = {}
@@ -64,7 +62,7 @@ def _value_summary(value: object) -> str:
     # The shallow values first: they occur once, values of rows many times.
     given = (leaf for leaf in leaves(value, breadth_first=True) if leaf.value not in (None, ""))
     for leaf, key, depth, _ in islice(given, _SCAN_LEAVES):
-        shown = cut_at_edge(" ".join(str(leaf)[:400].split()), 160)
+        shown = cut_at_edge(one_line(str(leaf)[:400]), 160)
         key = key[-_KEY_CHARS:]  # one long key may stand over thousands of values
         item = f"{key}: {shown}" if key else shown
         low = key.lower()

@@ -43,7 +43,7 @@ _log = logging.getLogger("memory_bank.InsightStore")
 
 
 class _ModelFiles(NamedTuple):
-    """The files of a model before it is loaded: where they are, its name, pooling and query instruction."""
+    """A model before it is loaded: where its files are, its name, pooling and query instruction."""
 
     source: str
     name: str
@@ -57,21 +57,18 @@ class FlagEmbedder:
     ``model_name_or_folder`` is a name on the Hugging Face hub or a folder in transformers' format. Options
     that are not given are taken from the model's files:
 
-    - ``pooling_method``, ``"cls"`` or ``"mean"``: as ``1_Pooling/config.json`` (sentence-transformers) says,
-      else ``"cls"``, which BGE models use.
-    - ``query_instruction``: the ``query`` prompt in ``config_sentence_transformers.json``, else the
-      documented one of English and Chinese BGE models (told by hub name, folder name, or ``_name_or_path``
-      in ``config.json``), else none; ``""`` is none. Only ``encode_queries`` puts it before a text.
+    - ``pooling_method``, ``"cls"`` or ``"mean"``: as ``1_Pooling/config.json`` says, else ``"cls"``.
+    - ``query_instruction``: the ``query`` prompt in ``config_sentence_transformers.json``, else the documented
+      one of English and Chinese BGE models, else none; ``""`` is none. Only ``encode_queries`` puts it before
+      a text.
     - ``device``: the first that FlagEmbedding finds; half precision on a GPU only.
 
     ``name`` is the hub name, or for a folder ``folder:TYPE-DIMENSION-HASH``, a hash of weights, configuration
-    and tokenizer: a folder that is moved is the same embedder, a folder with other weights is another one. A
-    pooling other than cls is appended (``+mean``), because it gives other vectors.
+    and tokenizer; a pooling other than cls is appended (``+mean``), because it gives other vectors.
 
     A hub model in the local cache is loaded without the network. Any other is requested once, with a timeout
-    of 10 seconds, so that an unreachable hub is an error in seconds; HF_HUB_OFFLINE is respected. Loading
-    sets TOKENIZERS_PARALLELISM=false unless the environment sets it. Threads may share an embedder; one of
-    them encodes at a time.
+    of 10 seconds; HF_HUB_OFFLINE is respected. Loading sets TOKENIZERS_PARALLELISM=false unless the
+    environment sets it. Threads may share an embedder; one of them encodes at a time.
 
     Raises EmbedderLoadError when FlagEmbedding is not installed or the model cannot be loaded.
     """
@@ -128,7 +125,7 @@ class FlagEmbedder:
         size = self._batch_size
         for start in range(0, len(order), size):
             part = order[start : start + size]
-            readable = [_readable(texts[i]) for i in part]
+            readable = [texts[i][:MAX_CHARS].encode("utf-8", "replace").decode() for i in part]
             with self._lock:
                 rows[part] = encode(readable, batch_size=size + 1, max_length=self._max_tokens)
         return rows
@@ -141,11 +138,7 @@ def _load(source: str, pooling: str, instruction: str, device: str | None) -> An
     from FlagEmbedding import FlagModel
 
     class OnePassFlagModel(FlagModel):  # type: ignore[misc]
-        """A FlagModel that runs a batch once on a CPU.
-
-        FlagEmbedding's own ``encode_single_device`` first runs the first batch only to see whether it fits
-        the memory of a GPU, then runs all, that batch again included: twice the work for a short call.
-        """
+        """A FlagModel that runs a batch once on a CPU; FlagEmbedding itself runs the first batch twice."""
 
         one_pass = False
 
@@ -196,8 +189,7 @@ def _find(model: str) -> _ModelFiles:
     """The files of a model. Raises EmbedderLoadError, before FlagEmbedding is imported, without them."""
     folder = Path(os.path.expanduser(model))
     is_folder = bool(model.strip()) and folder.is_dir()
-    is_hub_name = bool(re.fullmatch(r"\w[\w.-]*(/\w[\w.-]*)?", model)) and not folder.exists()
-    if not is_folder and not is_hub_name:
+    if not is_folder and (folder.exists() or not re.fullmatch(r"\w[\w.-]*(/\w[\w.-]*)?", model)):
         raise EmbedderLoadError(
             f"there is no folder {model!r} to load an embedding model from: {_LEXICAL}, or give an existing "
             "folder with the weights or a name on the Hugging Face hub"
@@ -218,14 +210,12 @@ def _find(model: str) -> _ModelFiles:
 
 
 def _on_hub(name: str) -> _ModelFiles:
-    """A model of the hub: from the local cache when it is complete there, else by one request to the hub.
-
-    transformers itself repeats its requests: an unreachable hub would be an error after 47 s.
-    """
+    """A model of the hub: from the local cache when it is complete there, else by one request to the hub."""
     hub: Any = importlib.import_module("huggingface_hub")
     look = functools.partial(hub.try_to_load_from_cache, name)
 
     def fetch(*files: str) -> None:
+        # transformers itself repeats its requests: an unreachable hub would be an error after 47 s
         hub.get_hf_file_metadata(hub.hf_hub_url(name, "config.json"), timeout=HUB_TIMEOUT)
         for file in files:
             with contextlib.suppress(hub.errors.EntryNotFoundError), _quiet():
@@ -252,44 +242,34 @@ def _complete(folder: Path) -> bool:
 
 def _files_in(folder: Path, source: str, hub_name: str | None) -> _ModelFiles:
     """The name (unless the hub gave one), pooling and instruction that the files of a model give."""
-    config = _json(folder / "config.json")
-    modes = _json(folder / _EXTRAS[0])
+    config, modes = _json(folder / "config.json"), _json(folder / _EXTRAS[0])
     chosen = [key for key, on in modes.items() if key.startswith("pooling_mode_") and on]
     mode = str(modes.get("pooling_mode") or "+".join(chosen) or "cls")
-    pooling = re.sub(r"pooling_mode_|_tokens?\b", "", mode)
     prompts = _json(folder / _EXTRAS[1]).get("prompts") or {}
     # A snapshot of the hub's cache is models--OWNER--NAME/snapshots/REVISION.
     places = [hub_name] if hub_name else [folder.name, *folder.resolve().parts[-3::2]]
     names = [*places, str(config.get("_name_or_path", "")).replace("_", "-")]
     bge = next((match for place in names if (match := _BGE.search(place))), None)
     instruction = prompts.get("query") or (BGE_INSTRUCTIONS[bge[1].lower()] if bge else "")
-    kind = f"{config.get('model_type', 'model')}-{config.get('hidden_size', 0)}"
-    name = hub_name or f"folder:{kind}-{_content_hash(folder)}"
-    return _ModelFiles(source, name, pooling, str(instruction))
-
-
-def _content_hash(folder: Path) -> str:
-    """Twelve hex digits of a hash of the files that decide the vectors: weights, configuration, tokenizer."""
-    if not _complete(folder):  # without a tokenizer, transformers would make up an empty one
-        raise FileNotFoundError("weights or tokenizer are missing")
-    weights = next(files for pattern in _WEIGHTS if (files := sorted(folder.glob(pattern))))
-    digest = hashlib.sha256()
-    for file in [*weights, *(folder / name for name in _HASHED)]:
-        if file.is_file():
-            with file.open("rb") as stream:
-                digest.update(file.name.encode() + hashlib.file_digest(stream, "sha256").digest())
-    return digest.hexdigest()[:12]
+    name = hub_name
+    if name is None:
+        if not _complete(folder):  # without a tokenizer, transformers would make up an empty one
+            raise FileNotFoundError("weights or tokenizer are missing")
+        weights = next(files for pattern in _WEIGHTS if (files := sorted(folder.glob(pattern))))
+        digest = hashlib.sha256()
+        for file in [*weights, *(folder / hashed for hashed in _HASHED)]:
+            if file.is_file():
+                with file.open("rb") as stream:
+                    digest.update(file.name.encode() + hashlib.file_digest(stream, "sha256").digest())
+        kind = f"{config.get('model_type', 'model')}-{config.get('hidden_size', 0)}"
+        name = f"folder:{kind}-{digest.hexdigest()[:12]}"
+    return _ModelFiles(source, name, re.sub(r"pooling_mode_|_tokens?\b", "", mode), str(instruction))
 
 
 def _json(path: Path) -> dict[str, Any]:
     """The object in a JSON file; empty when there is no file."""
     found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
     return found
-
-
-def _readable(text: str) -> str:
-    """The text for the tokenizer: cut to a bounded length, lone surrogates replaced."""
-    return text[:MAX_CHARS].encode("utf-8", "replace").decode()
 
 
 def _cause(exc: BaseException) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
 from memory_bank.config import MemoryBankSettings, ObserverBudget, Price
@@ -109,15 +109,12 @@ class Observer:
         """The source of its insights: ``"extractive"`` or ``"llm:MODEL"``."""
         return EXTRACTIVE if self.chat is None or self.model == EXTRACTIVE else f"llm:{self.model}"
 
-    def booking(self, account: Account | None) -> Observer:
-        """This Observer with another account."""
-        return replace(self, account=account)
-
     def sends(self, record: InteractionRecord) -> bool:
         """Whether a record is sent to the model: there is one, and the output is not too short."""
-        if self.name == EXTRACTIVE:
-            return False
-        return not self.min_chars or _size(record) >= self.min_chars
+        if self.name == EXTRACTIVE or not self.min_chars:
+            return self.name != EXTRACTIVE
+        text = readable_output(record)[1] if record.output_text is None else record.output_text
+        return len(text) >= self.min_chars
 
     def extract(self, record: InteractionRecord, trouble: str | None = None) -> Insight:
         """A summary without a model; ``trouble``, a reason, marks it to be made again."""
@@ -127,7 +124,7 @@ class Observer:
         """A summary by the model, or the reason why there is none; books the call."""
         assert self.chat is not None, "only records that are sent are asked about"
         messages = self.messages(record, user_query)
-        expected = self._expected(messages)
+        expected = self._priced(sum(map(approximate_counter().count_message, messages)), _SUMMARY_TOKENS)
         if self.account is not None:
             refused = self.account.reserve(self.model, expected, self.budget)
             if refused:
@@ -140,7 +137,10 @@ class Observer:
         except Exception as e:  # a model may raise anything; the record is stored already
             self._settle(expected, Spent(calls=1))
             return Trouble(failure_of(e), again=True)
-        self._settle(expected, self._actual(answer, expected, summary))
+        prompt, completion = usage_of(answer)
+        if not prompt and not completion:  # the model did not report them
+            prompt, completion = expected.prompt_tokens, approximate_counter().count_text(summary)
+        self._settle(expected, self._priced(prompt, completion))
         if not summary:
             return Trouble("the model's reply was empty", again=True)
         log.debug("observed %s (%s): %d characters", record.tool_name, record.trace_id, len(summary))
@@ -174,20 +174,8 @@ class Observer:
         with ThreadPoolExecutor(workers, thread_name_prefix="memory-bank-observer") as pool:
             return list(pool.map(do, records))
 
-    def _expected(self, messages: list[dict[str, str]]) -> Spent:
-        """The cost of a call with the longest summary expected."""
-        prompt = sum(map(approximate_counter().count_message, messages))
-        return self._priced(prompt, _SUMMARY_TOKENS)
-
-    def _actual(self, answer: object, expected: Spent, summary: str) -> Spent:
-        prompt, completion = usage_of(answer)
-        if not prompt and not completion:  # the model did not report them
-            prompt, completion = expected.prompt_tokens, approximate_counter().count_text(summary)
-        return self._priced(prompt, completion)
-
     def _priced(self, prompt: int, completion: int) -> Spent:
-        price = self.price
-        charged = cost(Usage(prompt, output=completion), price) if price else 0.0
+        charged = cost(Usage(prompt, output=completion), self.price) if self.price else 0.0
         return Spent(1, prompt, completion, charged)
 
     def _settle(self, expected: Spent, actual: Spent) -> None:
@@ -213,11 +201,6 @@ class Observer:
                 "output": output or "(nothing)",
             },
         )
-
-
-def _size(record: InteractionRecord) -> int:
-    """Characters of an output, as it is read where it is not text."""
-    return len(readable_output(record)[1]) if record.output_text is None else len(record.output_text)
 
 
 def observe_tool_output(

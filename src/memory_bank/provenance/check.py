@@ -8,7 +8,7 @@ import re
 import threading
 import weakref
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
@@ -25,9 +25,9 @@ from memory_bank.provenance.identifiers import (
     runs,
 )
 from memory_bank.provenance.index import PATH_JOINTS, KnownIdentifier, Source, SourceIndex
-from memory_bank.provenance.report import CallReport, Nearest, Origin, Place, ValueReport
+from memory_bank.provenance.report import CallReport, Nearest, Origin, ValueReport
 from memory_bank.transcript.jsontext import RAW, compact, inner_json, is_deep, leaves
-from memory_bank.transcript.messages import Call, calls_of
+from memory_bank.transcript.messages import Call, calls_of, read
 
 log = logging.getLogger("memory_bank.Provenance")
 
@@ -47,6 +47,7 @@ _NAMES_NEW = re.compile(
     r"branch|save|uri|url)(?:$|_)|(?:name|path|file|output|dir)$|^(?:new|output|out|dest)",
     re.I,
 )
+_NAMES_TOOL = ("tool_name", "tool", "name", "action", "command", "operation", "method")
 _LETTERS_THEN_DIGITS = re.compile(r"([a-z]+)(\d{4,})\Z")
 
 _SCHEMES = frozenset({"http", "https", "www", "ftp", "file"})
@@ -121,17 +122,13 @@ def _parse_call(call: Any) -> Call:
         return call
     if isinstance(call, tuple) and len(call) == 2 and isinstance(call[0], str):
         return Call(None, call[0], call[1])
-    found = calls_of(call) if _is_item(call) else calls_of({"role": "assistant", "tool_calls": [call]})
+    is_item = str(read(call, "type")).endswith("_call")
+    found = calls_of(call if is_item else {"role": "assistant", "tool_calls": [call]})
     if not found or found[0].name == "unknown":
         raise MessagesError(
             "this is not a tool call: pass a tool_call with its function, or (name, arguments)."
         )
     return found[0]
-
-
-def _is_item(call: Any) -> bool:
-    kind = call.get("type") if isinstance(call, Mapping) else getattr(call, "type", None)
-    return isinstance(kind, str) and kind.endswith("_call")
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +140,15 @@ class _Argument:
     value: Any
     text: str
     kind: ValueKind
+
+    @classmethod
+    def of(cls, path: str, key: str, value: Any) -> _Argument:
+        if value is None or isinstance(value, bool) or value == "":
+            return cls(path, key, value, "", ValueKind.TRIVIAL)
+        if isinstance(value, (int, float)):
+            kind = kind_of_number(value, key) if math.isfinite(value) else ValueKind.TRIVIAL
+            return cls(path, key, value, repr(value), kind)
+        return cls(path, key, value, value, kind_of_text(value, key))
 
     @property
     def normal(self) -> str:
@@ -165,11 +171,14 @@ class _CallCheck:
         if isinstance(arguments, dict) and list(arguments) == [RAW]:
             arguments = arguments[RAW]
         elif isinstance(arguments, dict):
-            self.makes_new = self.makes_new or _runs_maker(arguments)
+            # the arguments of a tool that runs other tools may name one that makes something new
+            named = (arguments.get(key) for key in _NAMES_TOOL)
+            inner = (name for name in named if isinstance(name, str) and len(name) < 60)
+            self.makes_new = self.makes_new or any(_MAKES_NEW.search(name) for name in inner)
         if is_deep(arguments):
             arguments = compact(arguments)
         for leaf in leaves(arguments, opened=inner_json):
-            yield from self._check(_argument(leaf.path, leaf.key, leaf.value))
+            yield from self._check(_Argument.of(leaf.path, leaf.key, leaf.value))
 
     def _check(self, argument: _Argument) -> Iterator[ValueReport]:
         if argument.kind is ValueKind.TRIVIAL:
@@ -181,7 +190,12 @@ class _CallCheck:
             wanted = argument.normal
         holder = self._holder(wanted, is_number or argument.kind in _NUMBERS)
         if holder is not None:
-            yield argument.report(Origin(holder.role), place=self._place(holder, wanted))
+            known = self.index.neighbours.get(wanted)
+            if known is not None and self.index.sources[known.source] is holder:
+                place = known.place
+            else:
+                place = holder.place_of(wanted) if holder.role == "record" else ""
+            yield argument.report(Origin(holder.role), place=holder.place(place))
         elif argument.kind in IDENTIFIERS:
             yield self._check_identifier(argument)
         else:
@@ -195,12 +209,6 @@ class _CallCheck:
             if form and (found := self.index.holders(form, 1)):
                 return found[0]
         return None
-
-    def _place(self, source: Source, wanted: str) -> Place:
-        known = self.index.neighbours.get(wanted)
-        if known is not None and self.index.sources[known.source] is source:
-            return source.place(known.place)
-        return source.place(source.place_of(wanted) if source.role == "record" else "")
 
     def _check_identifier(self, argument: _Argument) -> ValueReport:
         """The report on an identifier that no source holds as it is."""
@@ -235,24 +243,22 @@ class _CallCheck:
         return argument.report(Origin.WRITTEN, unknown=unknown)
 
     def _unknown_hard_runs(self, text: str) -> tuple[str, ...]:
-        return tuple(r for r in hard_runs(text) if not self._knows(r))
-
-    def _knows(self, run: str) -> bool:
-        """Whether a run is known, or the digits of letters followed by digits are."""
-        parts = _LETTERS_THEN_DIGITS.match(run)
-        return self.index.knows_run(run) or (parts is not None and self.index.knows_run(parts[2]))
+        """The hard runs of a text that no source has, nor the digits of letters followed by digits."""
+        knows = self.index.knows_run
+        parts = {r: _LETTERS_THEN_DIGITS.match(r) for r in hard_runs(text)}
+        return tuple(r for r in hard_runs(text) if not knows(r) and not ((p := parts[r]) and knows(p[2])))
 
     def _unknown_words(self, wanted: str, kind: ValueKind) -> tuple[str, ...]:
-        """The unknown words of an identifier. An initial before a known name is known."""
+        """The unknown words of an identifier. In an e-mail address an initial before a known name is known."""
         knows = self.index.knows_run
         unknown = [r for r in _words(wanted) if not knows(r)]
         if kind is ValueKind.EMAIL:
-            unknown = [r for r in unknown if not (knows(r[1:]) or self._is_two_names(r))]
+            two = (
+                knows(r[1:]) or any(knows(r[:i]) and knows(r[i:]) for i in range(3, len(r) - 2))
+                for r in unknown
+            )
+            unknown = [r for r, known in zip(unknown, two, strict=True) if not known]
         return tuple(unknown)
-
-    def _is_two_names(self, run: str) -> bool:
-        knows = self.index.knows_run
-        return any(knows(run[:i]) and knows(run[i:]) for i in range(3, len(run) - 2))
 
     def _mistyped(
         self, wanted: str, key: str, hard: Sequence[str] = ()
@@ -306,24 +312,6 @@ class _CallCheck:
             if near is not None:
                 part = _Argument(argument.path, argument.key, token, token, kind)
                 yield self._alarm(part, unknown, near, token=True)
-
-
-def _argument(path: str, key: str, leaf: Any) -> _Argument:
-    if leaf is None or isinstance(leaf, bool) or leaf == "":
-        return _Argument(path, key, leaf, "", ValueKind.TRIVIAL)
-    if isinstance(leaf, (int, float)):
-        kind = kind_of_number(leaf, key) if math.isfinite(leaf) else ValueKind.TRIVIAL
-        return _Argument(path, key, leaf, repr(leaf), kind)
-    return _Argument(path, key, leaf, leaf, kind_of_text(leaf, key))
-
-
-def _runs_maker(arguments: Mapping[str, Any]) -> bool:
-    """Whether the arguments of a tool that runs other tools name one that makes something new."""
-    return any(
-        isinstance(v, str) and len(v) < 60 and _MAKES_NEW.search(v)
-        for k, v in arguments.items()
-        if k in ("tool_name", "tool", "name", "action", "command", "operation", "method")
-    )
 
 
 def _words(value: str) -> list[str]:

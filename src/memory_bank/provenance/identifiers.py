@@ -84,12 +84,11 @@ def hard_runs(value: str) -> list[str]:
     if not _DIGIT.search(value):
         return []
     rest = _DAY_INSIDE.sub(" ", value)
-    return [r.casefold() for r in _RUN.findall(rest) if _is_hard(r.casefold()) or _is_random_case(r)]
-
-
-def _is_random_case(run: str) -> bool:
-    """Whether a run has a digit in a random mix of small and capital letters."""
-    return len(run) >= 8 and any(c.isdigit() for c in run) and bool(_CASE_MIX.search(run))
+    found = _RUN.findall(rest)
+    mixed = {
+        r for r in found if len(r) >= 8 and _DIGIT.search(r) and _CASE_MIX.search(r)
+    }  # in a random mix of case
+    return [r.casefold() for r in found if _is_hard(r.casefold()) or r in mixed]
 
 
 def _is_hard(run: str) -> bool:
@@ -191,16 +190,12 @@ _NUMBER = re.compile(r"[-+]?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?\Z")
 _NO_WORD_GAPS = "\u2e80"  # from here on scripts write without blanks
 
 
-def _unescape(match: re.Match[str]) -> str:
-    if match[1]:
-        return chr(int(match[1], 16))
-    return " " if match[2] else match[3]
-
-
 def normal(text: str) -> str:
     """The normal form for comparisons: without JSON escapes, however nested; case and blanks folded."""
     if "\\" in text:
-        text = _BACKSLASHES.sub(r"\\", _ESCAPE.sub(_unescape, text))
+        text = _BACKSLASHES.sub(
+            r"\\", _ESCAPE.sub(lambda m: chr(int(m[1], 16)) if m[1] else " " if m[2] else m[3], text)
+        )
         if _SURROGATE.search(text):
             text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
     return _BLANKS.sub(" ", text).strip().casefold()
@@ -239,10 +234,8 @@ def find(text: str, value: str) -> int:
     at = text.find(value)
     while at >= 0:
         if not _continues(text, at - 1, value[0]) and not _continues(text, at + end, value[-1]):
-            if not is_number:
-                return at
-            before, after = text[max(0, at - 2) : at], text[at + end : at + end + 2]
-            if not (_is_digit_joint(before[::-1]) or _is_digit_joint(after)):
+            joints = text[max(0, at - 2) : at][::-1], text[at + end : at + end + 2]
+            if not is_number or not any(len(j) == 2 and j[0] in ".," and j[1].isdigit() for j in joints):
                 return at
         at = text.find(value, at + 1)
     return -1
@@ -254,7 +247,3 @@ def _continues(text: str, at: int, edge: str) -> bool:
         return False
     other = text[at]
     return other == "_" or (other.isalnum() and other < _NO_WORD_GAPS)
-
-
-def _is_digit_joint(pair: str) -> bool:
-    return len(pair) == 2 and pair[0] in ".," and pair[1].isdigit()

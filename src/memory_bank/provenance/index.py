@@ -270,8 +270,7 @@ class SourceIndex:
     def read_records(self, records: Iterable[InteractionRecord]) -> None:
         """Add records whose messages are no longer available."""
         for r in records:
-            text = _output_of(r)
-            self._add_record(r.trace_id, r.tool_name, r.step_id, text)
+            self._add_record(r.trace_id, r.tool_name, r.step_id, _output_of(r))
             self._add("agent", r.input_text if r.input_text is not None else compact(r.raw_input))
 
     def read_brought(self, brought: Mapping[tuple[str, str], InteractionRecord]) -> None:
@@ -279,10 +278,7 @@ class SourceIndex:
         for (session_id, trace_id), r in list(brought.items()):
             if (session_id, trace_id) not in self._brought:
                 self._brought.add((session_id, trace_id))
-                text = _output_of(r)
-                self._index(
-                    Source("record", text, normal(text), trace_id, r.tool_name, r.step_id, session_id)
-                )
+                self._index("record", _output_of(r), trace_id, r.tool_name, r.step_id, session_id)
 
     def read_tools(self, tools: object) -> None:
         """Add the schemas of the tools."""
@@ -314,19 +310,28 @@ class SourceIndex:
     def _add_record(self, trace_id: str, tool: str, step: int, text: str) -> None:
         if trace_id not in self._records:
             self._records.add(trace_id)
-            self._index(Source("record", text, normal(text), trace_id, tool, step))
+            self._index("record", text, trace_id, tool, step)
 
     def _add(self, role: Role, text: str) -> None:
         if text and (role, text) not in self._texts:
             self._texts.add((role, text))
-            self._index(Source(role, text, normal(text)))
+            self._index(role, text)
 
-    def _index(self, source: Source) -> None:
+    def _index(
+        self,
+        role: Role,
+        text: str,
+        trace_id: str | None = None,
+        tool: str | None = None,
+        step: int | None = None,
+        session_id: str | None = None,
+    ) -> None:
+        source = Source(role, text, normal(text), trace_id, tool, step, session_id)
         number = len(self.sources)
         self.sources.append(source)
         for run in set(runs(source.normal)):
             self._postings.setdefault(run, []).append(number)
-        if source.role in ("record", "user", "system"):
+        if role in ("record", "user", "system"):
             for identifier in islice(_identifiers_of(source, number), _PROPOSED):
                 self._propose(identifier)
 
@@ -358,17 +363,10 @@ class SourceIndex:
 
     def holders(self, value: str, limit: int = 3) -> list[Source]:
         """The sources that hold a value (normal form), oldest first, the agent's own words last."""
-        lists = []
-        for run in set(runs(value)):
-            found = self._postings.get(run)
-            if found is None:
-                return []
-            lists.append(found)
-        if not lists:
-            return []
+        lists = [self._postings.get(run, []) for run in set(runs(value))]
         given: list[Source] = []
         own: list[Source] = []
-        for number in min(lists, key=len):
+        for number in min(lists, key=len, default=[]):
             source = self.sources[number]
             if source.role == "agent" and own:
                 continue

@@ -37,20 +37,14 @@ class Place:
 
     def as_dict(self) -> dict[str, Any]:
         """The place as a JSON object, with ``session_id`` only for another session."""
-        values = asdict(self)
-        if self.session_id is None:
-            del values["session_id"]
-        return values
+        return {k: v for k, v in asdict(self).items() if k != "session_id" or v is not None}
 
     def phrase(self) -> str:
         """The source in words: ``get_orders, step 3`` or ``the user``."""
-        if self.tool is None:
-            return {
-                "system": "the system prompt",
-                "schema": "the tool schema",
-                "agent": "the agent itself",
-            }.get(self.role, f"the {self.role}")
-        return f"{self.tool}, step {self.step}" + (" of another session" if self.session_id else "")
+        if self.tool is not None:
+            return f"{self.tool}, step {self.step}" + (" of another session" if self.session_id else "")
+        named = {"system": "the system prompt", "schema": "the tool schema", "agent": "the agent itself"}
+        return named.get(self.role, f"the {self.role}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,11 +95,11 @@ class ValueReport:
     def sentence(self) -> str:
         """The origin in one sentence, for people and models."""
         head = f"{self.path or 'the argument'} = {_short(self.value)}"
+        if self.origin is Origin.NOWHERE and self.nearest:
+            where = self.nearest.place.phrase()
+            return f"{head} is not in this session: did you mean {_short(self.nearest.value)}, from {where}?"
         if self.origin is Origin.NOWHERE:
-            said = f"{head} is not in this session"
-            if self.nearest:
-                said += f": did you mean {_short(self.nearest.value)}, from {self.nearest.place.phrase()}?"
-            return said if said.endswith("?") else f"{said}."
+            return f"{head} is not in this session."
         if self.place is not None:
             where = f" ({self.place.place})" if self.place.place else ""
             return f"{head} comes from {self.place.phrase()}{where}."
@@ -135,10 +129,9 @@ class CallReport:
 
     def sentence(self) -> str:
         """The alarms in one sentence each, or that there are none."""
-        alarms = self.alarms
-        if not alarms:
+        if self.ok:
             return f"Every identifier in the call of {self.name} is known."
-        return f"In the call of {self.name}, " + " ".join(a.sentence() for a in alarms)
+        return f"In the call of {self.name}, " + " ".join(a.sentence() for a in self.alarms)
 
 
 def _short(value: Any) -> str:

@@ -11,7 +11,6 @@ from itertools import islice
 
 from memory_bank.selection.candidates import KIND, kind_of
 from memory_bank.selection.effects import is_failure
-from memory_bank.selection.parsing import clean
 from memory_bank.transcript.jsontext import Leaf, inner_json, leaves, parse_arguments
 from memory_bank.transcript.quoting import one_line
 
@@ -275,51 +274,20 @@ def call_line(number: int, tool: str, arguments: str, chars: int = ARGUMENT_CHAR
     """
     if chars < 0:
         return f"#{number}"
-    name = clean(tool)[:80]
+    name = one_line(tool)[:80]
+    shown: list[str] = []
     if not chars:
         return f"#{number} {name.partition(' ')[0]}"
-    body = _arguments_text(arguments, chars)
-    return f"#{number} {name}" + (f" {body}" if body else "")
-
-
-def _arguments_text(arguments: str, chars: int) -> str:
-    """Return arguments as ``key=value, …``, never cut inside a word; ``…`` marks a cut."""
-    try:
-        value: object = json.loads(arguments) if arguments else {}
-    except (ValueError, RecursionError):
-        value = arguments
-    if not isinstance(value, dict):
-        return _first_words(arguments, chars)
-    parts: list[str] = []
-    room = chars
-    for key, item in value.items():
-        if item in ("", None, [], {}):
-            continue
-        if not isinstance(item, str):
-            try:
-                item = json.dumps(item, ensure_ascii=False)
-            except (ValueError, RecursionError):
-                item = "…"
-        part = f"{clean(str(key))[:40]}={_first_words(item, max(24, room))}"
-        if parts and len(part) > room:
-            parts.append("…")
+    for argument in arguments_of(arguments):
+        part = named(argument.key, shown_value(argument.text, max(LEAST_CHARS, chars)))
+        if shown and len(part) > chars:
+            shown.append("…")
             break
-        parts.append(part)
-        room -= len(part) + 2
-    return ", ".join(parts)
+        shown.append(part)
+        chars -= len(part) + 2
+    return f"#{number} {name} {', '.join(shown)}".rstrip()
 
 
-def _first_words(text: str, chars: int) -> str:
-    """Return the first words of a text on one line, at most about `chars` characters."""
-    text = clean(" ".join(text[: chars * 8 + 400].split()))
-    if len(text) <= chars:
-        return text
-    cut = 0
-    for match in _WORD_END.finditer(text, 0, chars + 1):
-        cut = match.start()
-    if not cut:
-        after = _WORD_END.search(text, 0, chars * 4)
-        if after is None:
-            return text if len(text) <= chars * 4 else f"[{len(text)} characters]"
-        cut = after.start()
-    return text[:cut] + "…"
+def named(key: str, text: str) -> str:
+    """``key=text``, or the text alone where it has no key."""
+    return f"{key}={text}" if key else text

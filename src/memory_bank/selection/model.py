@@ -6,7 +6,6 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -111,15 +110,27 @@ def parse_model(text: str, name: str) -> Model:
     """
     try:
         data = json.loads(text)
-        names = list(data["features"])
-        copied = data.get("copied", {"features": [], "weights": []})
-        copy_names = list(copied["features"])
-        version = data.get("version", 1)
-        known = sorted(names) == sorted(FEATURE_NAMES) and (
-            not copy_names or copy_names == list(COPY_FEATURES)
+        names, copied = list(data["features"]), data.get("copied", {"features": [], "weights": []})
+        known = sorted(names) == sorted(FEATURE_NAMES) and list(copied["features"]) in (
+            [],
+            list(COPY_FEATURES),
         )
-        if known and version == FEATURES_VERSION:
-            return _model_of(data, names, copied["weights"])
+        if known and data.get("version", 1) == FEATURES_VERSION:
+            place = np.array(
+                [FEATURE_NAMES.index(name) for name in names], np.int32
+            )  # a file may order them freely
+            weights = np.zeros(len(names), np.float32)
+            weights[place] = data["weights"]
+            return Model(
+                weights,
+                float(data["bias"]),
+                place[np.array(data["feature"], np.int32).reshape(len(data["feature"]), -1)],
+                np.array(data["threshold"], np.float32),
+                np.array(data["leaf"], np.float32),
+                float(data["base"]),
+                float(data["mix"]),
+                np.array(copied["weights"], np.float32),
+            )
     except (ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError) as e:
         raise ConfigError(_unreadable(name, e)) from e
     raise ConfigError(f"{name} was trained on other features: train it again.")
@@ -127,21 +138,3 @@ def parse_model(text: str, name: str) -> Model:
 
 def _unreadable(name: str, error: Exception) -> str:
     return f"{name} cannot be read ({type(error).__name__}): train it again."
-
-
-def _model_of(data: Mapping[str, Any], names: list[str], copied: object) -> Model:
-    place = np.array(
-        [FEATURE_NAMES.index(name) for name in names], np.int32
-    )  # the file may order them freely
-    weights = np.zeros(len(names), np.float32)
-    weights[place] = data["weights"]
-    return Model(
-        weights,
-        float(data["bias"]),
-        place[np.array(data["feature"], np.int32).reshape(len(data["feature"]), -1)],
-        np.array(data["threshold"], np.float32),
-        np.array(data["leaf"], np.float32),
-        float(data["base"]),
-        float(data["mix"]),
-        np.array(copied, np.float32),
-    )

@@ -190,10 +190,7 @@ class EvidenceTables:
         self.anchor: list[str] = []
         self._new: list[tuple[int, str]] = []  # kind and spelling of values whose rows are not filled yet
         self._anchor_texts: dict[str, _AnchorText] = {}
-        self._anchor_text = ""
-        self._anchor_forms: set[str] = set()
-        self._anchor_words: set[str] = set()
-        self._anchor_runs: set[str] = set()
+        self._shown = _AnchorText("")
         self._anchored = 0, 0, 0  # values, words and runs that were compared with the anchor
         self.tools("")
         self.keys("")
@@ -424,23 +421,25 @@ class EvidenceTables:
             self.anchor = list(texts)
             known = self._anchor_texts
             self._anchor_texts = {t: known.get(t) or _AnchorText(t) for t in texts}
-            self._anchor_text = " ".join([k.folded for t in texts if (k := self._anchor_texts[t]).folded])
-            shown = self._anchor_texts.values()
-            self._anchor_forms = set().union(*(t.forms for t in shown))
-            self._anchor_words = set().union(*(t.words for t in shown))
-            self._anchor_runs = {""}.union(*(t.runs for t in shown))
+            shown = self._shown = _AnchorText("")
+            shown.folded = " ".join([k.folded for t in texts if (k := self._anchor_texts[t]).folded])
+            shown.runs = {""}
+            for read in self._anchor_texts.values():
+                shown.forms |= read.forms
+                shown.words |= read.words
+                shown.runs |= read.runs
             self._anchored = 0, 0, 0
         v, words, runs = self.values, self.words.table, self.runs.table
         first, first_word, first_run = self._anchored
         if first == v.size:
             return
         self._anchored = v.size, words.size, runs.size
-        self.words.mark(self._anchor_words, first_word)
-        self.runs.mark(self._anchor_runs, first_run)
-        forms = self._anchor_forms
+        self.words.mark(self._shown.words, first_word)
+        self.runs.mark(self._shown.runs, first_run)
+        forms = self._shown.forms
         visible = np.array([form in forms for form in self.forms[first:]])
         for n in np.flatnonzero(runs["shown"][v["run"][first:]] & ~visible).tolist():
-            visible[n] = stands_in(self.forms[first + n], self._anchor_text)
+            visible[n] = stands_in(self.forms[first + n], self._shown.folded)
         v["visible"][first:] = visible
         terms = self.value_terms
         start = int(np.searchsorted(terms["value"], first))
@@ -517,7 +516,7 @@ class _AnchorText:
 
     def __init__(self, text: str) -> None:
         self.folded = fold(text)
-        self.forms = forms_in(text)
+        self.forms = set(forms_in(text))
         self.runs = set(_RUN.findall(self.folded))
         self.words = set(words_of(self.folded))
 

@@ -19,6 +19,7 @@ from memory_bank.selection.calltext import (
     arguments_of,
     distinguishing,
     ending,
+    named,
     outcome,
     shown_value,
     tells_id,
@@ -356,10 +357,10 @@ class _Telling:
         values = [self._shown_as[c.number].values for c in valued]
         keys = [k for k, _ in dict.fromkeys((v[0][0], "") for v in values if v)]
         common = keys[0] if len(keys) == 1 else ""
-        bodies = [", ".join(t if k == common else _named(k, t) for k, t in v) for v in values if v]
+        bodies = [", ".join(t if k == common else named(k, t) for k, t in v) for v in values if v]
         text = f"{tool} {ranges(c.number for c in valued)}"
         if bodies:
-            text += f" {_named(common, '; '.join(dict.fromkeys(bodies)))}"
+            text += f" {named(common, '; '.join(dict.fromkeys(bodies)))}"
         if counted:
             text += f"; besides ×{len(counted)} {ranges(c.number for c in counted)}"
         return text
@@ -369,11 +370,11 @@ class _Telling:
         kept = self._shown_as[call.number]
         if kept.line:
             return kept.line
-        shown = [_named(k, t) for k, t in kept.values]
+        shown = [named(k, t) for k, t in kept.values]
         room = LINE_CHARS - sum(len(s) + 2 for s in shown)
         told = self._told[call.number]
         for argument in call.arguments:
-            part = _named(argument.key, ending(argument.text, LEAST_CHARS))
+            part = named(argument.key, ending(argument.text, LEAST_CHARS))
             if argument not in told and len(part) <= room:
                 shown.append(part)
                 room -= len(part) + 2
@@ -382,10 +383,6 @@ class _Telling:
             text += " " + ", ".join(shown)
         kept.line = f"{text} → {call.outcome}" if call.outcome else text
         return kept.line
-
-
-def _named(key: str, text: str) -> str:
-    return f"{key}={text}" if key else text
 
 
 def ranges(numbers: Iterable[int]) -> str:

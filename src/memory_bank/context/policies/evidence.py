@@ -72,22 +72,18 @@ def choose_evidence(view: View, session: MemoryBankState, *, settings: MemoryBan
     state = session.cache(_EvidenceState)
     kept = state.kept if state.kept is not None and state.kept.memory is memory else None
     since = None if kept is None else kept.interactions_since(view, settings, kept.growth if growth else 0)
-    if kept is not None and since is not None and (not is_cold or kept.is_new(since)):
+    # where nothing was added to the interactions of the fold, a new one would be the same
+    if kept and since is not None and (not is_cold or len(since) + len(kept.past) <= kept.count):
         session.run_later("evidence", partial(_feed, view, session, settings))
         return kept.choice(base, since, view, in_full(session.record_tool))
     room = budget + (0 if is_cold or kept is not None else growth)
-    in_list = (
-        frozenset[str]().union(*(e.record_ids for e in view.interactions)) if older <= room else frozenset()
-    )
+    in_list = {t for e in view.interactions for t in e.record_ids} if older <= room else set()
     gone = older <= room and not session.steps.keys() <= in_list  # records whose messages the list has lost
     if older <= room and not gone:
         state.kept = None
         session.run_later("evidence", partial(_feed, view, session, settings))
-        why = (
-            "the older history is shorter than a fold and its growth"
-            if view.history
-            else "there was no history yet"
-        )
+        why = "the older history is shorter than a fold and its growth"
+        why = why if view.history else "there was no history yet"
         starts = [e.start for e in past] if view.hidden else ()
         return replace(base, unchanged=why, reasons=EvidenceReasons(memory, NOTHING, starts))
     _feed(view, session, settings)
@@ -104,8 +100,8 @@ def choose_evidence(view: View, session: MemoryBankState, *, settings: MemoryBan
         step = _Step(view, session, settings, memory, budget, recent=len(view.history))
         shown = step.without_excerpts()
     folded = tuple(view.history[: len(view.history) - len(step.whole)])
-    new = _KeptChoice(
-        memory, shown, step.anchor, step.first_step, folded, len(view.history), _before(view, folded), settings,
+    new = _Fold(
+        *shown, memory, step.anchor, step.first_step, folded, len(view.history), _before(view, folded), settings,
         growth, gone,
     )  # fmt: skip
     state.kept = new if growth else None
@@ -124,14 +120,8 @@ def _before(view: View, past: Sequence[Interaction]) -> list[int]:
     return [p for p in view.kept if past and p < past[-1].stop]
 
 
-@dataclass(frozen=True, slots=True)
-class _Shown:
-    """What is shown of the older history: the memory text, turns in their places, what both are made of."""
-
-    text: str
-    in_place: Mapping[int, Edit] | None
-    selection: Selection
-    told: frozenset[int]
+_Shown = tuple[str, Mapping[int, Edit] | None, Selection, frozenset[int]]
+"""What a fold shows: the memory text, turns in their places, the selection, the calls that the text names."""
 
 
 class _Step:
@@ -147,18 +137,22 @@ class _Step:
         recent: int | None = None,
     ) -> None:
         self._view, self._session, self._memory = view, session, memory
-        if recent is None:
-            self.whole = _recent(view, settings.keep_recent, int(budget * _RECENT_SHARE))
-        else:
-            self.whole = _recent(view, recent, int(budget * (1 - _RECENT_SHARE)))
-        self.anchor = _anchor(view)
+        share, most = (_RECENT_SHARE, settings.keep_recent) if recent is None else (1 - _RECENT_SHARE, recent)
+        count = newest_within([e.tokens for e in view.history], int(budget * share), most)
+        apart = view.pinned | view.hidden
+        latest = view.history[len(view.history) - count :]
+        self.whole = [e for e in latest if not e.fault and e.start not in apart]
+        after = view.tail.stop if view.tail else len(view.messages)
+        shown = [view.messages[p] for p in view.kept] + list(view.messages[after:])
+        self.anchor = [content_text(read(m, "content")) for m in shown]
         hidden = _latest_hidden(view, session, self.whole)
         steps = session.steps
         self.whole = [e for e in self.whole if all(steps.get(t, hidden + 1) > hidden for t in e.record_ids)]
         visible = [*self.whole, *([view.tail] if view.tail else [])]
         seen = [steps[t] for e in visible for t in e.record_ids if t in steps]
         self.first_step = min(seen, default=session.step_count + 1)
-        room = budget - sum(e.tokens for e in self.whole) - _frame_tokens(session, settings)
+        frame = memory_message("", session.session_id, settings.memory_role)
+        room = budget - sum(e.tokens for e in self.whole) - session.counter.count_message(frame) - 1
         self._room = max(0, room)
         self._thread_room = min(self._room, thread_room(budget, len(memory.numbers)))
         self._thread_more = min(self._room - self._thread_room, int(budget * _MORE_SHARE))
@@ -174,7 +168,7 @@ class _Step:
         selection = NOTHING
         if room > 0:
             selection = self._memory.select(self.anchor, self.first_step, room, None, told.text, self._kept)
-        return _Shown(told.text + selection.text, {} if self._native else None, selection, told.told)
+        return told.text + selection.text, {} if self._native else None, selection, told.told
 
     def without_excerpts(self) -> _Shown:
         """The thread alone."""
@@ -185,7 +179,7 @@ class _Step:
                 "session %s: the calls cannot be listed (%s)", self._session.session_id, type(e).__name__
             )
             told = ThreadText("", 0)
-        return _Shown(told.text, {} if self._native else None, NOTHING, told.told)
+        return told.text, {} if self._native else None, NOTHING, told.told
 
     def native(self) -> _Shown:
         """Turns of which something is chosen in their places, the others in the thread.
@@ -219,7 +213,7 @@ class _Step:
                 besides.popitem()
                 continue
             if over <= 0 or not selection.gains:
-                return _Shown(text, in_place, selection, told.told | numbers)
+                return text, in_place, selection, told.told | numbers
             selection = self._memory.index.without_last(selection, over)
 
     def _tell(
@@ -231,11 +225,14 @@ class _Step:
 
 
 @dataclass(frozen=True, slots=True)
-class _KeptChoice:
-    """A choice that may be used for several steps, and what it was made for."""
+class _Fold:
+    """What stands in the place of the older history for several steps, and what it was made for."""
 
+    text: str
+    in_place: Mapping[int, Edit] | None
+    selection: Selection
+    named: frozenset[int]
     memory: EvidenceMemory
-    shown: _Shown
     anchor: list[str]
     first_step: int
     past: tuple[Interaction, ...]  # the interactions that it is about
@@ -245,33 +242,27 @@ class _KeptChoice:
     growth: int  # tokens of interactions that may follow before the next fold
     gone: bool
 
-    def is_new(self, since: Sequence[Interaction]) -> bool:
-        """Whether nothing was added to the interactions of the fold, so that a new one would be the same."""
-        return len(since) + len(self.past) <= self.count
-
     def choice(self, base: Choice, whole: Sequence[Interaction], view: View, hint: str) -> Choice:
-        """The choice with some interactions whole after those that it is about.
+        """The fold, and some interactions whole after those that it is about.
 
         Where the tools have changed since, the text says of them what ``hint`` says, or nothing.
         Of messages that are not the view's own the context gets copies, which a caller may change.
         """
-        shown = self.shown
         edits = {
             p: replace(edit, message=copy_of(edit.message) if edit.change else view.messages[p])
-            for p, edit in (shown.in_place or {}).items()
+            for p, edit in (self.in_place or {}).items()
         }
         starts = [e.start for e in whole]
-        reasons = EvidenceReasons(
-            self.memory, shown.selection, starts, shown.told, self.anchor, self.first_step
-        )
         return replace(
             base,
-            text=with_hint(shown.text, hint),
+            text=with_hint(self.text, hint),
             whole=whole,
             edits={**base.edits, **edits},
-            in_place=shown.in_place is not None,
+            in_place=self.in_place is not None,
             may_cost_more=self.gone,
-            reasons=reasons,
+            reasons=EvidenceReasons(
+                self.memory, self.selection, starts, self.named, self.anchor, self.first_step
+            ),
         )
 
     def interactions_since(
@@ -293,11 +284,11 @@ class _KeptChoice:
 
 @dataclass(slots=True)
 class _EvidenceState:
-    """A session's evidence, what it was made with, and the choice that is kept."""
+    """A session's evidence, what it was made with, and the fold that is kept."""
 
     memory: EvidenceMemory | None = None
     made_with: tuple[object, ...] = ()
-    kept: _KeptChoice | None = None
+    kept: _Fold | None = None
 
 
 def _memory(session: MemoryBankState, settings: MemoryBankSettings) -> EvidenceMemory:
@@ -349,13 +340,6 @@ def _notes(view: View, trace_ids: set[str]) -> dict[str, str]:
     return notes
 
 
-def _recent(view: View, most: int, budget: int) -> list[Interaction]:
-    """The last interactions before the tail: at most ``most``, as many as fit."""
-    count = newest_within([e.tokens for e in view.history], budget, most)
-    apart = view.pinned | view.hidden
-    return [e for e in view.history[len(view.history) - count :] if not e.fault and e.start not in apart]
-
-
 def _latest_hidden(view: View, session: MemoryBankState, whole: Sequence[Interaction]) -> int:
     """The step of the newest record before the tail that the messages do not show; 0 for none.
 
@@ -367,18 +351,6 @@ def _latest_hidden(view: View, session: MemoryBankState, whole: Sequence[Interac
     others = (e for e in view.history if e.fault or e.start in apart)
     shown = session.retained[1].union(t for e in (*whole, *others) for t in e.record_ids)
     return next((s for t, s in reversed(session.steps.items()) if s < before and t not in shown), 0)
-
-
-def _anchor(view: View) -> list[str]:
-    """The texts that every context shows, except the tail's interaction."""
-    after = view.tail.stop if view.tail else len(view.messages)
-    shown = [view.messages[p] for p in view.kept] + list(view.messages[after:])
-    return [content_text(read(m, "content")) for m in shown]
-
-
-def _frame_tokens(session: MemoryBankState, settings: MemoryBankSettings) -> int:
-    """Tokens of the memory message without its text."""
-    return session.counter.count_message(memory_message("", session.session_id, settings.memory_role)) + 1
 
 
 def _shortened_tail(view: View, session: MemoryBankState, most: int) -> dict[int, Edit]:
