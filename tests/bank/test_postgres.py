@@ -124,8 +124,8 @@ def test_a_long_session_is_ranked_as_by_faiss(database: Database) -> None:
     for query in range(3):
         for limit, exclude in ((1, ()), (10, ["7", "407"]), (10**12, ()), (None, ["1"])):
             got, expected = (s.rank(str(query), exclude, limit) for s in stores)
-            assert list(got.trace_ids) == list(expected.trace_ids)
-            assert list(got.scores) == pytest.approx(list(expected.scores), abs=1e-6)
+            assert [h.trace_id for h in got] == [h.trace_id for h in expected]
+            assert [h.score for h in got] == pytest.approx([h.score for h in expected], abs=1e-6)
 
 
 def test_a_session_is_found_by_its_b_tree(database: Database) -> None:
