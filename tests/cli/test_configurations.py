@@ -184,7 +184,9 @@ def test_what_is_shown_is_what_runs(
     short, shown, listed = (cli("config", file, *more) for more in ((), ("--all",), ("--all", "--json")))
     told = {tuple(s["setting"]): (s["value"], s["source"].replace(str(file), "FILE")) for s in listed.json()}
     assert {place: told[place] for place in some} == some
-    assert checked(config).strategy == config.default_strategy  # what `serve` checks, and says at its start
+    assert (
+        checked(config)["strategy"] == config.default_strategy
+    )  # what `serve` checks, and says at its start
     with TestClient(create_app(config)) as client:
         running = client.app.state.service.config  # type: ignore[attr-defined]
         assert client.get("/health").json()["parts"]["embedder"]["ok"]

@@ -13,8 +13,8 @@ from tests.growth import LINEAR, growth
 from memory_bank import MemoryProcessor
 from memory_bank.context import native
 from memory_bank.provenance.index import SourceIndex
-from memory_bank.selection import candidates, thread
-from memory_bank.selection.candidates import fold, forms_in, kind_of, parse_record, shape_of, words_of
+from memory_bank.selection import thread
+from memory_bank.selection.candidates import fold, forms_in, parse_record
 from memory_bank.selection.index import EvidenceIndex
 from memory_bank.selection.parsing import LONGEST_KEY
 from memory_bank.selection.tables import EvidenceTables, stands_in
@@ -54,21 +54,6 @@ def test_a_long_key_is_not_kept_with_each_of_its_values(output):
     record = parse_record(1, output, len)
     assert max(len(c.key) for found in record.candidates for c in found) <= LONGEST_KEY
     assert max(len(key) for s in record.cut.segments for key, _, _ in s.cells) <= LONGEST_KEY
-
-
-@pytest.mark.parametrize("function", [kind_of, shape_of, words_of])
-def test_long_texts_are_in_no_cache(function):
-    caches = (candidates._kind_of, candidates._shape_of, candidates._singular)
-    function("a-1")
-    before = [cache.cache_info().currsize for cache in caches]
-    function("q" * 50_000 + "s")
-    function("7" * 50_000)
-    after = [cache.cache_info().currsize for cache in caches]
-    if function is shape_of:  # its first 40 characters
-        assert after[1] <= before[1] + 2
-    else:
-        assert after == before
-    assert all(cache.cache_info().maxsize == candidates.CACHED for cache in caches)
 
 
 def test_what_a_thread_keeps_does_not_change_what_it_tells():

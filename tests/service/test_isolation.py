@@ -213,7 +213,7 @@ UNIQUE = re.compile(
     r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}|auto-[0-9a-f]{20}|~[0-9a-f]{12}|chatcmpl-\w+|resp_\w+|msg_\w+|(?<=seal=)[0-9a-f]{8}"
 )
 FIGURES = re.compile(
-    r'"(created|created_at|timestamp|last_written|\w*tokens|sent)": ?[0-9.]+|(?<="x-memory-tokens", ")[0-9/]+'
+    r'"(created|created_at|timestamp|last_written|\w*tokens|sent)": ?[0-9.]+|(?<="x-memory-tokens", ")[0-9/]+|[0-9]+% (?=more|less)'
 )
 
 

@@ -356,9 +356,9 @@ class McpEndpoint:
 def _handle_errors(app: FastAPI) -> None:
     """Answer expected errors in the one form; the gate answers unexpected ones."""
 
-    async def ours(request: Request, error: Exception) -> Response:  # noqa: ARG001
+    async def ours(request: Request, error: Exception) -> Response:
         assert isinstance(error, MemoryBankError)
-        status, body, headers = failures.failure(error)
+        status, body, headers = failures.failure(error, request.scope["path"])
         return Response(json_bytes(body), status, headers, JSON)
 
     async def theirs(request: Request, error: Exception) -> Response:  # noqa: ARG001

@@ -34,8 +34,8 @@ STATUSES: tuple[tuple[type[errors.MemoryBankError], int, str], ...] = (
 )
 
 
-def failure(error: errors.MemoryBankError) -> tuple[int, dict[str, Any], dict[str, str]]:
-    """The status, body and headers of the response to an error."""
+def failure(error: errors.MemoryBankError, path: str = "") -> tuple[int, dict[str, Any], dict[str, str]]:
+    """The status, body and headers of the response to an error, in the form of the API at a path."""
     status, code = _entry(error)
     headers = {}
     if isinstance(error, errors.TooManyRequestsError):
@@ -44,6 +44,8 @@ def failure(error: errors.MemoryBankError) -> tuple[int, dict[str, Any], dict[st
         headers["www-authenticate"] = "Bearer"
     if isinstance(error, errors.StorageError):
         headers["retry-after"] = "1"
+    if path == "/v1/messages" or path.startswith("/v1/messages/"):
+        return status, messages_body(str(error), status), headers
     return status, body(str(error), code, status), headers
 
 

@@ -161,7 +161,12 @@ def repeated_calls(
 
 def _run(messages: Sequence[object], interactions: Sequence[Interaction], threshold: int) -> list[Pair]:
     """The pairs of the equal calls at the end, or else of the equal turns; [] below the threshold."""
-    turns = [[(_same_call_key(p), p) for p in pairs] for pairs in _answered_turns(messages, interactions)]
+    turns: list[list[tuple[tuple[str, str, str], Pair]]] = []
+    for pairs in _answered_turns(messages, interactions):
+        turns.append([(_same_call_key(p), p) for p in pairs])
+        keys, latest = [key for key, _ in turns[-1]], next((t[-1][0] for t in turns if t), None)
+        if keys != [key for key, _ in turns[0]] and any(key != latest for key in keys):
+            break  # neither run goes on before this turn
     calls = [call for turn in turns for call in reversed(turn)]  # latest first, as are the turns
     same = list(takewhile(lambda call: call[0] == calls[0][0], calls))
     if len(same) >= threshold:

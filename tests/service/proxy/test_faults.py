@@ -130,15 +130,6 @@ def test_an_upstream_that_breaks_off(tmp_path):
         assert sum("broke off" in line for line in p.lines) == 3
 
 
-def test_what_the_client_of_openai_sees_of_it(tmp_path):
-    body = b'data: {"id":"1","object":"chat.completion.chunk","choices":[{"index":0,"delta":{"content":"half"}}]}\n\n'
-    with before(lambda got: [*chunked(body, end=False), None], tmp_path) as (_, p):
-        client = openai.OpenAI(base_url=p.base_url, api_key="k", max_retries=0)
-        with pytest.raises(Exception, match=r"incomplete|peer closed|Connection"):
-            for _ in client.chat.completions.create(model="m", messages=LONG[:2], stream=True):
-                pass
-
-
 @pytest.mark.parametrize(
     "answer",
     [

@@ -196,23 +196,6 @@ def test_a_client_whose_tools_stand_in_an_item_is_offered_none(tmp_path):
     assert request.body["input"][0] == item
 
 
-def test_asynchronously(tmp_path):
-    async def run(p):
-        async with openai.AsyncOpenAI(base_url=p.base_url, api_key="k", default_headers=SESSION) as client:
-            whole = client.chat.completions.create(model="m", messages=MESSAGES, tools=TOOLS)
-            pieces = await client.chat.completions.create(
-                model="m", messages=MESSAGES, tools=TOOLS, stream=True
-            )
-            streamed = "".join([c.choices[0].delta.content or "" async for c in pieces])
-            return (await whole).choices[0].message.content, streamed
-
-    def script(body):
-        return say(SECRET) if SECRET in json.dumps(body) else FETCH
-
-    with injected(tmp_path, script) as (_, p):
-        assert asyncio.run(run(p)) == (SECRET, SECRET)
-
-
 def test_an_agent_recovers_every_value_that_its_context_has_lost(tmp_path):
     """A whole task by the reference agent; at its end the model needs what it saw long ago."""
     rng = random.Random(7)

@@ -407,13 +407,3 @@ def test_headers_come_before_the_first_byte(tmp_path):
         data = json.dumps({"messages": LONG[:2], "stream": True}).encode()
         client.sendall(head_of("POST", CHAT, data) + data)
         assert client.recv(10)
-
-
-def test_connections_are_kept(echo):
-    upstream, p = echo
-    heads = [head_of("GET", "/v1/models", b"", close=False)] * 3
-    with socket.create_connection(("127.0.0.1", p.port), timeout=20) as client:
-        for head in heads:
-            client.sendall(head)
-            assert read_answer(client).whole
-    assert len(upstream.got) == 3

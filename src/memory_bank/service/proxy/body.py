@@ -12,6 +12,7 @@ from typing import Any, TypeAlias, TypeVar, cast
 
 from memory_bank.errors import BodyError
 from memory_bank.transcript.anthropic import Derive, Make, Part, derive_anew
+from memory_bank.transcript.messages import same_objects
 
 JsonObject: TypeAlias = dict[str, Any]
 """A JSON object of a request or an answer, as some client or server wrote it."""
@@ -139,7 +140,7 @@ def render_body(body: Body, arrays: Mapping[str, Sequence[object]]) -> bytes:
     edits: list[tuple[int, int, str]] = []
     added: list[str] = []
     for key, new in arrays.items():
-        if key in body.elements and _are_same(body.elements[key], new):
+        if key in body.elements and same_objects([e for e, _ in body.elements[key]], new):
             continue
         text = render_array(body, key, new)
         if key in body.value:
@@ -176,10 +177,6 @@ def render_array(body: Body, member: str, new: Sequence[object]) -> str:
         except (TypeError, ValueError, RecursionError):
             raise BodyError("an element cannot be written as JSON") from None
     return f"[{','.join(parts)}]"
-
-
-def _are_same(old: Elements, new: Sequence[object]) -> bool:
-    return len(old) == len(new) and all(a is b for (a, _), b in zip(old, new, strict=True))
 
 
 @dataclass(slots=True, eq=False)

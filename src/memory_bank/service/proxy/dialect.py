@@ -9,7 +9,6 @@ from typing import Any, Literal
 
 from memory_bank.errors import HistoryError
 from memory_bank.plan import Context
-from memory_bank.service import failures
 from memory_bank.service.proxy.body import Body, JsonObject
 from memory_bank.service.proxy.events import Event, rewrite_event
 from memory_bank.tools import GET_RECORD, LIST_RECORDS, SEARCH_MEMORY, ToolAnswer
@@ -140,10 +139,6 @@ class Dialect:
     def open_stream(self, request: JsonObject) -> TurnStream:
         """A reader of the streamed answers to a request."""
         raise NotImplementedError
-
-    def error_body(self, message: str, code: str, status: int) -> JsonObject:
-        """The body of an error in the shape that clients of this API read."""
-        return failures.body(message, code, status)
 
 
 class EventKind(Enum):

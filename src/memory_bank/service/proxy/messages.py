@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
-from memory_bank.service import failures
 from memory_bank.service.proxy.body import Body, JsonObject
 from memory_bank.service.proxy.dialect import (
     Dialect,
@@ -111,10 +110,6 @@ class MessagesDialect(Dialect):
     def open_stream(self, request: JsonObject) -> TurnStream:  # noqa: ARG002
         """See Dialect."""
         return MessageStream()
-
-    def error_body(self, message: str, code: str, status: int) -> JsonObject:  # noqa: ARG002
-        """See Dialect."""
-        return failures.messages_body(message, status)
 
 
 class CountTokensDialect(MessagesDialect):

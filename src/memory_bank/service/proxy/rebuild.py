@@ -61,10 +61,10 @@ Status = Literal["rebuilt", "unchanged", "passed", "failed"]
 class MemoryResult:
     """What memory did for a request.
 
-    ``data`` is the body for upstream, None for the original one; ``arrays`` are the members that differ in
-    it. ``reason`` says, without contents, why the request ``passed`` or memory ``failed``. ``session`` is the
-    session's public name; ``tokens`` are those of one such request. ``seconds`` is the time taken. ``step`` is the
-    step that it is recorded as. ``tools``: the request's with the memory tools, where these are added.
+    ``data`` is the body for upstream, None for the original one; ``arrays`` are the members that differ in it.
+    ``reason`` says, without contents, why the request ``passed`` or memory ``failed``. ``session`` is the session's
+    public name, ``tokens`` are those of one such request, ``step`` is the step that it is recorded as. ``tools``: the
+    request's with the memory tools, where these are added.
     """
 
     status: Status
@@ -74,7 +74,6 @@ class MemoryResult:
     session: str | None = None
     tokens: int | None = None
     full_tokens: int | None = None
-    seconds: float = 0.0
     step: Rebuilt | None = field(default=None, repr=False)
     tools: list[object] | None = field(default=None, repr=False)
 
@@ -145,48 +144,6 @@ class SessionWay:
     thinks: bool = False
 
 
-class CircuitBreaker:
-    """Blocks calls for ``pause`` seconds after ``hangs`` consecutive hangs, then lets a single one try.
-
-    Whoever is allowed reports the outcome: ``worked``, with success or not; ``hung``; or ``abandoned``, where it
-    was not waited for. For one event loop.
-    """
-
-    def __init__(
-        self, hangs: int = 2, pause: float = PAUSE, clock: Callable[[], float] = time.monotonic
-    ) -> None:
-        self._hangs = hangs
-        self._pause = pause
-        self._clock = clock
-        self._consecutive = 0
-        self._blocked_until = 0.0
-        self._is_trying = False
-
-    def allows(self) -> bool:
-        """Whether to call; after a pause, true for one caller until it reports."""
-        if self._consecutive < self._hangs:
-            return True
-        if self._is_trying or self._clock() < self._blocked_until:
-            return False
-        self._is_trying = True
-        return True
-
-    def worked(self) -> None:
-        """The call returned in time."""
-        self._consecutive = 0
-        self._is_trying = False
-
-    def hung(self) -> None:
-        """The call did not return in time."""
-        self._consecutive += 1
-        self._blocked_until = self._clock() + self._pause
-        self._is_trying = False
-
-    def abandoned(self) -> None:
-        """The caller stopped waiting before the outcome was known."""
-        self._is_trying = False
-
-
 @dataclass(slots=True, eq=False)
 class _Job:
     """A rebuild in a worker thread: whether it runs, on which session, and its result."""
@@ -198,14 +155,38 @@ class _Job:
 
 
 class _Share:
-    """What one namespace may use, and what its requests have met with: failures, and clients without calls."""
+    """What one namespace may use, and what its requests have met with: hangs, failures, clients without calls.
+
+    After two hangs in a row nobody is let through for ``pause`` seconds, then a single request tries.
+    """
 
     def __init__(self, pause: float, threads: int) -> None:
-        self.breaker = CircuitBreaker(pause=pause)
         self.threads = anyio.CapacityLimiter(threads)
         self.without_calls: LRUCache[bytes, int] = LRUCache(256)  # requests in a row, by client
         self.failures = 0  # requests in a row that memory failed for
         self.causes: dict[str, str] = {}  # their reasons, with the latest sentence
+        self._pause = pause
+        self._hangs = 0
+        self._blocked_until = 0.0
+        self._is_trying = False
+
+    def allows(self) -> bool:
+        """Whether a request may use memory; after a pause, true for one until it reports."""
+        if self._hangs < 2:
+            return True
+        if self._is_trying or time.monotonic() < self._blocked_until:
+            return False
+        self._is_trying = True
+        return True
+
+    def report(self, hung: bool | None) -> None:
+        """Note whether a request that was allowed has hung; None where nobody waited for it."""
+        self._is_trying = False
+        if hung:
+            self._hangs += 1
+            self._blocked_until = time.monotonic() + self._pause
+        elif hung is False:
+            self._hangs = 0
 
     def failed(self, reason: str, sentence: str) -> None:
         """Note why memory failed for a request; it is logged once for each reason until memory works again."""
@@ -286,34 +267,31 @@ class Rebuilder:
 
     async def rebuild(self, request: ModelRequest, body: Body) -> MemoryResult:
         """Return the rebuilt context of a request, or the reason why the request is forwarded unchanged."""
-        began = time.perf_counter()
         share = self._share(request.caller.namespace)
-        if len(self._stuck) >= 64 or not share.breaker.allows():
+        if len(self._stuck) >= 64 or not share.allows():
             return MemoryResult("failed", "paused")
+        began = time.perf_counter()
         job = _Job()
         result: MemoryResult | None = None
-        outcome = share.breaker.abandoned
+        hung: bool | None = None
         try:
             with anyio.move_on_after(self._timeout):
                 async with share.threads:
                     result = await to_thread.run_sync(
                         self._run, job, request, body, abandon_on_cancel=True, limiter=self._limiter
                     )
-            seconds = time.perf_counter() - began
-            if result is None:
-                if job.is_running:  # otherwise no thread was free, but nothing hangs
-                    outcome = share.breaker.hung
-            elif result.status == "failed" and seconds > self._timeout / 2:
-                outcome = share.breaker.hung
-            else:
-                outcome = share.breaker.worked
+            if result is not None:
+                hung = result.status == "failed" and time.perf_counter() - began > self._timeout / 2
+            elif job.is_running:  # otherwise no thread was free, but nothing hangs
+                hung = True
         finally:
-            outcome()
-            if result is None:
-                self._abandon(job)
+            share.report(hung)
+            with self._lock:
+                if result is None and job.is_running:
+                    self._stuck.add(job)
         if result is None:
             share.failed("timeout", f"it took longer than {self._timeout:g} s")
-            return MemoryResult("failed", "timeout", seconds=seconds)
+            return MemoryResult("failed", "timeout")
         if not request.dialect.counts_only:
             result = share.count(request, result)
         if result.status == "failed" and job.failure:
@@ -324,7 +302,7 @@ class Rebuilder:
             task = asyncio.create_task(self._finish(job.rebuilt))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
-        return dataclasses.replace(result, seconds=seconds)
+        return result
 
     def notice(self, namespace: str | None) -> str | None:
         """That a client of a namespace has sent UNSEEN or more requests in a row without a tool call; else None."""
@@ -415,7 +393,11 @@ class Rebuilder:
                     return MemoryResult("unchanged")
                 arrays = {dialect.key: history.to_request(context), **({"tools": offered} if offered else {})}
                 return MemoryResult("rebuilt", data=render_body(body, arrays), arrays=arrays)
-            self._claim(job, stored_id(namespace, match.name))
+            session_id = stored_id(namespace, match.name)
+            with self._lock:
+                if any(other.session_id == session_id for other in self._stuck):
+                    raise _BusyError
+                job.session_id = session_id
             rebuilt = self._sessions.rebuild(
                 namespace,
                 match.name,
@@ -453,18 +435,6 @@ class Rebuilder:
             step=rebuilt,
             tools=offered if rebuilt.records and (self._inject is True or not rebuilt.unchanged) else None,
         )
-
-    def _claim(self, job: _Job, session_id: str) -> None:
-        """Note the session of a job. Raises _BusyError while an abandoned job uses it."""
-        with self._lock:
-            if any(other.session_id == session_id for other in self._stuck):
-                raise _BusyError
-            job.session_id = session_id
-
-    def _abandon(self, job: _Job) -> None:
-        with self._lock:
-            if job.is_running:
-                self._stuck.add(job)
 
 
 def _unseen(count: int) -> str:

@@ -17,12 +17,11 @@ from urllib.parse import quote
 
 from anyio import CancelScope
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import JSONResponse
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from memory_bank.errors import BodyError, MemoryBankError, UpstreamError
-from memory_bank.service.failures import code_of, failure
+from memory_bank.service.failures import failure
 from memory_bank.service.proxy.body import Body, MessageCache, parse_body, render_body
 from memory_bank.service.proxy.chat import ChatDialect
 from memory_bank.service.proxy.dialect import Dialect, Provider
@@ -180,17 +179,13 @@ class _ProxiedRequest:
         except ClientDisconnect:
             self.outcome = "client_gone"
         except MemoryBankError as e:
-            has_begun = self.status is not None
-            if has_begun and isinstance(e, UpstreamError):
+            if self.status is not None and isinstance(e, UpstreamError):
                 self.outcome = "broken_off"  # the server closes the client's connection too
                 log.warning("%s", e)
                 return
             self.outcome = "unreachable" if isinstance(e, UpstreamError) else "refused"
-            self.status, _, headers = failure(e)
-            if has_begun or self.dialect is None:
-                raise
-            body = self.dialect.error_body(str(e), code_of(e), self.status)
-            await JSONResponse(body, self.status, headers)(self.scope, self.receive, self.send)
+            self.status = failure(e)[0]
+            raise
         finally:
             watcher.cancel()
             self.proxy.record(self._exchange())
@@ -207,7 +202,11 @@ class _ProxiedRequest:
         path = self.scope["path"].removeprefix(PREFIX)
         if self.scope["method"] == "POST":
             self.dialect = next((d for d in DIALECTS if d.path == path), None)
-        provider = self.dialect.provider if self.dialect else self._provider_of(path)
+        provider: Provider = "openai"
+        if self.dialect is not None:
+            provider = self.dialect.provider
+        elif path.startswith("/messages/") or "anthropic-version" in self.incoming.headers:
+            provider = "anthropic"
         self.upstream = self.proxy.upstreams[provider]
         key_header = b"x-api-key" if provider == "anthropic" else b"authorization"
         headers = request_headers(self.scope["headers"], self.upstream.key, key_header)
@@ -259,11 +258,6 @@ class _ProxiedRequest:
         if original is not None:
             await answer.aclose()
         return original or answer
-
-    def _provider_of(self, path: str) -> Provider:
-        """Whose API a request that only passes is for."""
-        is_anthropic = path.startswith("/messages/") or "anthropic-version" in self.incoming.headers
-        return "anthropic" if is_anthropic else "openai"
 
     def _accepted(self, request: ModelRequest) -> None:
         """Note that upstream accepted what memory made of a request."""

@@ -31,7 +31,6 @@ from memory_bank.service.security.hosts import AllowedHosts, address_of, check_l
 
 log = logging.getLogger("memory_bank.Service")
 
-MESSAGES = "/v1/messages"
 _OPEN_PATHS = ("/", "/health", "/openapi.json")  # and /static/…: readable without a key
 _NO_KEYS = (
     "without keys the service answers on loopback addresses only: create one with  memory-bank keys create "
@@ -96,9 +95,7 @@ class Gate:
                 if guarded.too_large is not None:
                     raise guarded.too_large
         except MemoryBankError as e:
-            status, content, added = failures.failure(e)
-            if scope["path"] == MESSAGES or scope["path"].startswith(f"{MESSAGES}/"):
-                content = failures.messages_body(str(e), status)
+            status, content, added = failures.failure(e, scope["path"])
             await guarded.send_error(status, content, added)
         except (asyncio.CancelledError, ResponseAborted):
             raise

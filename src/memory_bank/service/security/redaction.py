@@ -73,21 +73,7 @@ class Redaction:
 
     def message(self, message: Any) -> Any:
         """Redact a chat message; its role and call ids stay."""
-        if not isinstance(message, dict):
-            if isinstance(message, (str, int, float, list, type(None))):
-                return self._value(message, "")
-            made = plain(message)
-            shown = self.message(made) if isinstance(made, dict) else made
-            return message if shown is made else shown
-        changed = None
-        for key, value in message.items():
-            if key in _KEPT and isinstance(value, (str, int, type(None))):
-                continue
-            shown = self._calls(value) if key == "tool_calls" else self._value(value, str(key))
-            if shown is not value:
-                changed = changed or dict(message)
-                changed[key] = shown
-        return message if changed is None else changed
+        return self._value(message, "", links=not isinstance(message, list))
 
     def value(self, value: Any) -> Any:
         """Redact a JSON value."""
@@ -105,14 +91,13 @@ class Redaction:
             self._known[place] = None if shown is text else shown
         return shown
 
-    def _calls(self, calls: Any) -> Any:
-        if not isinstance(calls, list):
-            return self._value(calls, "")
-        shown = [self.message(call) if isinstance(call, dict) else self._value(call, "") for call in calls]
-        return calls if all(map(operator.is_, shown, calls)) else shown
+    def _value(
+        self, value: Any, name: str, depth: int = 0, *, inner: bool = False, links: bool = False
+    ) -> Any:
+        """Redact the value of a field (``name`` may be "").
 
-    def _value(self, value: Any, name: str, depth: int = 0, *, inner: bool = False) -> Any:
-        """Redact the value of a field (``name`` may be ""). ``inner``: it is part of a cached text."""
+        ``inner``: it is part of a cached text. ``links``: it is a message or a call: names of members and ids stay.
+        """
         if value is None or isinstance(value, bool):
             return value
         if isinstance(value, (str, int, float)):
@@ -127,23 +112,27 @@ class Redaction:
             shown = self._settled(text, depth)
             return value if shown is text else shown
         if isinstance(value, list):
-            items = [self._value(v, "", depth + 1, inner=inner) for v in value]
+            items = [
+                self._value(v, "", depth + 1, inner=inner, links=links and isinstance(v, dict)) for v in value
+            ]
             return value if all(map(operator.is_, items, value)) else items
-        if isinstance(value, Mapping):
-            return self._object(value, depth, inner)
-        made = plain(value)
-        safe = self._value(made, name, depth, inner=inner)
-        return value if safe is made else safe
-
-    def _object(self, value: Mapping[Any, Any], depth: int, inner: bool) -> Any:
+        if not isinstance(value, Mapping):
+            made = plain(value)
+            safe = self._value(made, name, depth, inner=inner, links=links)
+            return value if safe is made else safe
         out: dict[Any, Any] = {}
         same = True
         for key, field in value.items():
-            if key == "type" and isinstance(field, str) and field in _PARTS:
+            if (key == "type" and isinstance(field, str) and field in _PARTS) or (
+                links and key in _KEPT and isinstance(field, (str, int, type(None)))
+            ):
                 out[key] = field
                 continue
-            shown_key = self._value(key, "", depth, inner=inner) if isinstance(key, str) else key
-            safe = self._value(field, str(shown_key), depth + 1, inner=inner)
+            shown_key = key
+            if isinstance(key, str) and not links:
+                shown_key = self._value(key, "", depth, inner=inner)
+            is_calls = links and key == "tool_calls" and isinstance(field, list)
+            safe = self._value(field, str(shown_key), depth + 1, inner=inner, links=is_calls)
             same = same and shown_key is key and safe is field
             while shown_key is not key and (shown_key in out or shown_key in value):
                 shown_key += "+"  # two redacted names stay different

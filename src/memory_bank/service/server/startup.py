@@ -9,7 +9,6 @@ import socket
 import sys
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TextIO
 from urllib.parse import urlsplit
@@ -37,33 +36,6 @@ from memory_bank.service.server.workers import Workers
 log = logging.getLogger("memory_bank.Service")
 
 _OPTIONS = {"database": "db"}  # settings whose option has another name
-
-
-@dataclass(frozen=True, slots=True)
-class StartupInfo:
-    """The address and the settings that a service prints once it has started."""
-
-    address: str
-    database: str
-    upstream: str
-    upstream_anthropic: str
-    strategy: str
-    observer: str
-    workers: int
-
-    def text(self) -> str:
-        """The announcement for a terminal."""
-        workers = f", {self.workers} workers" if self.workers > 1 else ""
-        return (
-            f"memory-bank {__version__} serves at {self.address}{workers}\n"
-            f"  database  {self.database}\n"
-            f"  upstream  {self.upstream}\n"
-            f"  messages  {self.upstream_anthropic}\n"
-            f"  strategy  {self.strategy}, summaries: {self.observer}\n"
-            f"  agents    OPENAI_BASE_URL={self.address}/v1\n"
-            f"            ANTHROPIC_BASE_URL={self.address}\n"
-            f"  page      {self.address}/"
-        )
 
 
 def with_options(config: Config, given: Mapping[str, Any]) -> Config:
@@ -139,8 +111,10 @@ def _bracketed(host: str) -> str:
     return f"[{host}]" if ":" in host else host
 
 
-def checked(config: Config) -> StartupInfo:
+def checked(config: Config) -> dict[str, Any]:
     """Check what a service and its strategy need, and the evidence models of all, as a request may name each.
+
+    Returns the address and the settings that a service announces once it has started.
 
     Creates the database if there is none. Raises ConfigError, StorageError, EmbeddingError.
     """
@@ -170,7 +144,15 @@ def checked(config: Config) -> StartupInfo:
     if chat is not None and isinstance(strategy, MemoryBankSettings) and strategy.observer_mode != "off":
         model = strategy.observer_model
         observer = observer if model == "extractive" else f"by {model}"
-    return StartupInfo(address_of(config), where, upstream, anthropic, name, observer, settings.workers)
+    return {
+        "address": address_of(config),
+        "database": where,
+        "upstream": upstream,
+        "upstream_anthropic": anthropic,
+        "strategy": name,
+        "observer": observer,
+        "workers": settings.workers,
+    }
 
 
 def _check_strategy(config: Config, name: str, chat: OpenAIChat | None) -> str | None:
@@ -208,13 +190,25 @@ def _check_upstream(config: Config, upstream: str, variable: str) -> None:
         )
 
 
-def announce(serving: StartupInfo, config: Config) -> None:
+def announce(serving: dict[str, Any], config: Config) -> None:
     """Announce that requests are answered, and at which address."""
+    address: str = serving["address"]
     if config.service.log_format == "json":
-        log.info("serving", extra={"version": __version__, **asdict(serving)})
+        log.info("serving", extra={"version": __version__, **serving})
     else:
-        _write(sys.stderr, serving.text())
-    _write(sys.stdout, serving.address)
+        workers = f", {serving['workers']} workers" if serving["workers"] > 1 else ""
+        text = (
+            f"memory-bank {__version__} serves at {address}{workers}\n"
+            "  database  {database}\n"
+            "  upstream  {upstream}\n"
+            "  messages  {upstream_anthropic}\n"
+            "  strategy  {strategy}, summaries: {observer}\n"
+            "  agents    OPENAI_BASE_URL={address}/v1\n"
+            "            ANTHROPIC_BASE_URL={address}\n"
+            "  page      {address}/"
+        )
+        _write(sys.stderr, text.format(**serving))
+    _write(sys.stdout, address)
 
 
 def _write(stream: TextIO, text: str) -> None:
