@@ -27,7 +27,7 @@ def test_every_verb(cli, url, tmp_path):
     assert json.loads(shown["output_text"]) == {"order": "alpha-2"}
     out = tmp_path / "all.jsonl"
     assert "wrote 8 records" in cli("bank", "export", "--db", url, "--out", out).sentence()
-    assert len(out.read_text().splitlines()) == 8
+    assert sum("record" in json.loads(line) for line in out.read_text().splitlines()) == 8
     assert cli("bank", "observe", "--db", url, "--once", "--json").json()["made"] == 0
     assert (
         cli("bank", "re-embed", "--db", url, "--embedding-model", "lexical", "--json").json()["insights"] == 8
@@ -46,7 +46,7 @@ def test_a_file_named_as_the_database_may_be_written(cli, url, tmp_path, monkeyp
 
 def test_replaying_again_stores_nothing_twice(cli, url, two):
     assert cli("lab", "replay", two, "--db", url).code == 0
-    assert len(cli("bank", "export", "--db", url).out.splitlines()) == 8
+    assert "wrote 8 records" in cli("bank", "export", "--db", url).err
 
 
 def test_what_is_no_bank_is_not_made_one(cli, postgres):
