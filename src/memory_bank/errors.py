@@ -15,7 +15,7 @@ MemoryBankError
 │ └ RecordConflictError           another record already has this trace_id
 ├ StorageError                    the database refused an operation or cannot be reached
 │ ├ DatabaseOpenError             it cannot be opened at all
-│ └ DatabaseVersionError          it was written by a newer memory_bank
+│ └ DatabaseVersionError          it was written by another memory_bank
 ├ EmbeddingError                  an embedder failed or returned no array of finite numbers
 │ ├ EmbedderLoadError             the model cannot be loaded
 │ └ EmbedderMismatchError         the bank was built with another embedder
@@ -116,7 +116,7 @@ class DatabaseOpenError(StorageError):
 
 
 class DatabaseVersionError(StorageError):
-    """The database was written by a newer version of memory_bank."""
+    """The database was written by another version of memory_bank."""
 
 
 class EmbeddingError(MemoryBankError):

@@ -242,9 +242,10 @@ class Database:
             raise DatabaseOpenError(f"{self.name} is a database of another program: {self.elsewhere}.")
         version = connection.exec_driver_sql(f"SELECT version_num FROM {table}").scalar()
         if version != VERSION:
+            other = "an unreleased" if table == "alembic_version" else "a newer"
             raise DatabaseVersionError(
-                f"{self.name} was written by a newer memory_bank (schema {version}, this one "
-                f"knows {VERSION}): upgrade agent-memory-bank."
+                f"{self.name} was written by {other} memory_bank (schema {version}, this one knows {VERSION}): "
+                "open it with that version."
             )
         return True
 
