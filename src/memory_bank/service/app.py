@@ -74,10 +74,6 @@ OPENAI = "https://api.openai.com/v1"
 ANTHROPIC = "https://api.anthropic.com"
 
 
-_MOST_TOKENS = 2**40
-"""Tokens from which a reported usage is not believed."""
-
-
 class Service:
     """What the handlers of one process share. ``exchanges`` are called after each proxied request."""
 
@@ -173,10 +169,16 @@ class Service:
         step, tokens, full_tokens = exchange.step, exchange.tokens, exchange.full_tokens
         if step is None or not tokens or full_tokens is None:
             return
-        sent, full = _usage_of(exchange) or (None, None)
-        if _has_answered(exchange):
+        sent, full, by_marks = _usage_of(exchange), None, exchange.route == "messages"
+        if sent is not None:
+            # the Messages API reports zeros where the client marks nothing for the cache
+            caches = sent.cached + sent.written > 0 if by_marks else exchange.cached_tokens is not None
+            counts = exchange.answered_tokens, full_tokens, step.known_tokens
+            full = full_usage(sent, *counts, caches=caches)
+        is_whole = exchange.outcome == "complete" and exchange.status is not None and exchange.status < 300
+        if is_whole and exchange.memory == ("unchanged" if step.unchanged else "rebuilt"):
             cached = None if sent is None or exchange.cached_tokens is None else sent.cached
-            self.sessions.answered(step, cached, by_marks=exchange.route == "messages")
+            self.sessions.answered(step, cached, by_marks=by_marks)
         model = None if sent is None else exchange.model or ""
         status = CONTROL if step.control else "refused" if exchange.reason == REFUSED else exchange.memory
         self.recorder.take_outcome(
@@ -200,28 +202,16 @@ class Service:
         self.recorder.take(step)
 
 
-def _has_answered(exchange: Exchange) -> bool:
-    """Whether upstream has answered the context that memory built, completely."""
-    is_whole = exchange.outcome == "complete" and exchange.status is not None and exchange.status < 300
-    built = exchange.step is not None and ("unchanged" if exchange.step.unchanged else "rebuilt")
-    return is_whole and exchange.memory == built
-
-
-def _usage_of(exchange: Exchange) -> tuple[Usage, Usage] | None:
-    """The usage that was reported of a recorded step, and that of its full history; None without one."""
-    step, total = exchange.step, exchange.input_tokens
-    if step is None or total is None or exchange.full_tokens is None or not exchange.answered_tokens:
+def _usage_of(exchange: Exchange) -> Usage | None:
+    """The usage that upstream reported; None without one, and for one that cannot be."""
+    total = exchange.input_tokens
+    if total is None or not exchange.answered_tokens:
         return None
     counts = exchange.cached_tokens, exchange.written_tokens, exchange.output_tokens
     cached, written, output = (n or 0 for n in counts)
-    if min(cached, written, output) < 0 or not cached + written <= total + output < _MOST_TOKENS:
+    if min(cached, written, output) < 0 or not cached + written <= total + output < 2**40:
         return None
-    sent = Usage(total, cached, written, output)
-    caches = exchange.cached_tokens is not None
-    if exchange.route == "messages":  # it reports zeros where the client marks nothing for the cache
-        caches = cached + written > 0
-    tokens = exchange.answered_tokens, exchange.full_tokens, step.known_tokens
-    return sent, full_usage(sent, *tokens, caches=caches)
+    return Usage(total, cached, written, output)
 
 
 def upstream_of(settings: ServiceSettings) -> str:
@@ -303,20 +293,16 @@ def create_app(config: Config) -> FastAPI:
     app.metrics, app.tracing = Metrics(), tracing
     _handle_errors(app)
     add_operations(app)
-    app.include_router(sessions.router)
-    app.include_router(memory.router)
-    app.include_router(records.router)
-    app.include_router(sessions.steps_router)
-    app.include_router(files.router)
+    for router in (sessions.router, memory.router, records.router, sessions.steps_router, files.router):
+        app.include_router(router)
     app.router.routes += [Route(path, UnknownRoute(), include_in_schema=False) for path in _API_PATHS]
     app.router.routes.append(Route("/mcp", McpEndpoint(), methods=["POST"]))
     app.router.routes.extend(upstream_routes())
     app.router.routes[:0] = model_routes()  # first, as they are called at every step
     describe(app)
     app.add_middleware(EncodedSlashes)
-    app.add_middleware(
-        Gate, settings=config.service, hosts=AllowedHosts(config.service)
-    )  # added last: before all
+    # added last: it is before all
+    app.add_middleware(Gate, settings=config.service, hosts=AllowedHosts(config.service))
     return app
 
 
@@ -356,18 +342,15 @@ class McpEndpoint:
 def _handle_errors(app: FastAPI) -> None:
     """Answer expected errors in the one form; the gate answers unexpected ones."""
 
-    async def ours(request: Request, error: Exception) -> Response:
-        assert isinstance(error, MemoryBankError)
+    async def ours(request: Request, error: Any) -> Response:
         status, body, headers = failures.failure(error, request.scope["path"])
         return Response(json_bytes(body), status, headers, JSON)
 
-    async def theirs(request: Request, error: Exception) -> Response:  # noqa: ARG001
-        assert isinstance(error, HTTPException)
+    async def theirs(request: Request, error: Any) -> Response:  # noqa: ARG001
         body = failures.body(str(error.detail), "http_error", error.status_code)
         return Response(json_bytes(body), error.status_code, error.headers, JSON)
 
-    async def invalid(request: Request, error: Exception) -> Response:
-        assert isinstance(error, RequestValidationError)
+    async def invalid(request: Request, error: Any) -> Response:
         return await ours(request, InvalidRequestError(validation_message(error.errors())))
 
     app.add_exception_handler(MemoryBankError, ours)

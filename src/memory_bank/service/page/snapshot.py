@@ -191,24 +191,29 @@ class _Manifest:
         self, message: Any, origin: _Origin, texts: list[_Parts], names: Mapping[Any, str]
     ) -> dict[str, Any]:
         role = read(message, "role")
-        entry: dict[str, Any] = dict(origin.place)
-        entry["role"] = role if isinstance(role, str) else ""
-        entry["parts"] = self._cut(texts[0])
-        entry["calls"] = [
-            {
-                "call_id": call.call_id,
-                "name": call.name,
-                "arguments": self._cut(parts),
-                "trace_id": origin.record_of(call.call_id),
-            }
-            for call, parts in zip(_calls(message), texts[1:], strict=True)
-        ]
-        entry["tool"] = None
+        entry = {
+            **origin.place,
+            "role": role if isinstance(role, str) else "",
+            "parts": self._cut(texts[0]),
+            "calls": [
+                {
+                    "call_id": call.call_id,
+                    "name": call.name,
+                    "arguments": self._cut(parts),
+                    "trace_id": origin.record_of(call.call_id),
+                }
+                for call, parts in zip(_calls(message), texts[1:], strict=True)
+            ],
+            "tool": None,
+        }
         if role in ("tool", "function"):
             result = result_of(message)
-            entry["tool"] = result.name or names.get(result.call_id)
-            entry["call_id"] = result.call_id
-            entry["trace_id"] = origin.record_of(result.call_id)
+            id_ = result.call_id
+            entry |= {
+                "tool": result.name or names.get(id_),
+                "call_id": id_,
+                "trace_id": origin.record_of(id_),
+            }
         return entry
 
     def _cut(self, parts: _Parts) -> _Parts:
