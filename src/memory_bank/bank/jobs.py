@@ -204,8 +204,3 @@ def oldest_job(database: Database) -> tuple[int, float]:
     with database.read() as c:
         count, created = c.execute(sa.select(sa.func.count(), sa.func.min(_t.created))).one()
         return int(count), max(0.0, database.now(c) - created) if count else 0.0
-
-
-def orphaned_jobs(database: Database) -> int:
-    """The number of jobs without a record."""
-    return database.value(_OPEN.where(~sa.exists(_r.seq).where(JOB_OF_RECORD))) or 0

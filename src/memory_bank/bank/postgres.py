@@ -74,9 +74,8 @@ class Postgres(Database):
     """See Database. Statements wait up to 5 s for a lock; connections are tested before they are used."""
 
     ranks = True
-    reading: ClassVar[Mapping[str, Any]] = {
-        "isolation_level": "AUTOCOMMIT"
-    }  # a read is one statement and needs no transaction
+    # a read is one statement and needs no transaction
+    reading: ClassVar[Mapping[str, Any]] = {"isolation_level": "AUTOCOMMIT"}
     insert = staticmethod(postgresql.insert)
     leaders = 4  # a transaction that waits for a session of another process does not block the others
     elsewhere = (

@@ -194,10 +194,8 @@ class FactStore:
             model = lock_model(self.database, c, self.session_id)
             self.database.lock_session(c, self.session_id)
             c.execute(sa.delete(records).where(of_session(records)), self._mine)
+            c.execute(sa.delete(jobs).where(of_session(jobs)), self._mine)  # nobody can finish them now
             forget_model(c, model)
-            c.execute(
-                sa.delete(jobs).where(of_session(jobs)), self._mine
-            )  # a worker that holds one cannot finish it
             c.execute(NEXT_GENERATION, self._mine)
 
     def size(self) -> int:
