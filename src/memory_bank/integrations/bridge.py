@@ -61,6 +61,17 @@ class FrameworkWire(Wire[N]):
         """The parts of a message in their order, by number. Raises MessagesError for a foreign object."""
         raise NotImplementedError
 
+    def read_all(self, natives: Sequence[N], system: str | None = None) -> Conversation[N]:
+        """A list of natives as chat messages; ``system`` is a prompt that the framework sends apart from them."""
+        chat: Conversation[N] = Conversation(natives, self)
+        if system:
+            chat.add({"role": "system", "content": system}, [], -1)
+        for at, native in enumerate(natives):
+            parts = self.read(native) or {WHOLE: Part(MessageKind.OTHER)}
+            for message, places in _chat_messages(at, parts, self.joint):
+                chat.add(message, places, at)
+        return chat
+
 
 def strip_natives(
     rebuilt: Sequence[N], natives: Sequence[N], wire: FrameworkWire[N], rule: Thinking
@@ -85,22 +96,6 @@ def strip_natives(
 
 _KINDS = dict.fromkeys((MessageKind.SAY, MessageKind.CALL, MessageKind.REASONING), "assistant")
 _KINDS |= {MessageKind.USER: "user", MessageKind.RESULT: "result"}
-
-
-def read_natives(natives: Sequence[N], wire: FrameworkWire[N], system: str | None = None) -> Conversation[N]:
-    """A list of natives as chat messages; ``system`` is a prompt that the framework sends apart from them."""
-    chat: Conversation[N] = Conversation(natives, [], [], [], wire)
-    made: list[tuple[ChatMessage, list[Place]]] = (
-        [({"role": "system", "content": system}, [])] if system else []
-    )
-    for at, native in enumerate(natives):
-        parts = wire.read(native) or {WHOLE: Part(MessageKind.OTHER)}
-        made += _chat_messages(at, parts, wire.joint)
-    for message, places in made:
-        chat.messages.append(message)
-        chat.places.append(places)
-        chat.units.append(places[0].message if places else -1)
-    return chat
 
 
 def _chat_messages(

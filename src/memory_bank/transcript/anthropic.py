@@ -104,14 +104,12 @@ def from_anthropic(
     """
     if not isinstance(messages, (list, tuple)):
         raise HistoryError(f"messages must be a list of messages, not {type(messages).__name__}.")
-    chat: Conversation[AnthropicMessage] = Conversation(messages, [], [], [], AnthropicWire(thinking))
+    chat: Conversation[AnthropicMessage] = Conversation(messages, AnthropicWire(thinking))
     unit = 0
 
     def put(part: Part, start: int) -> None:
         message, places = part
-        chat.messages.append(message)
-        chat.places.append([Place(start + i, j, number) for i, j, number in places])
-        chat.units.append(unit)
+        chat.add(message, [Place(start + i, j, number) for i, j, number in places], unit)
 
     text = content_text(system).strip() if system else ""
     if text:

@@ -103,7 +103,7 @@ def _calls_in(
 def _converted(
     messages: Sequence[Any], form: TextForm, found: Mapping[int, WrittenCall]
 ) -> Conversation[Any]:
-    chat: Conversation[Any] = Conversation(messages, [], [], [], TextWire(form))
+    chat: Conversation[Any] = Conversation(messages, TextWire(form))
     ids: set[str] = set()
     for i, message in enumerate(messages):
         new, places = message, [Place(i, WHOLE)]
@@ -119,9 +119,7 @@ def _converted(
             output = (_text(message) or "")[_start(form, message) :]
             new = {"role": "tool", "tool_call_id": call_id, "content": output}
             places = [Place(i, WHOLE, WHOLE)]
-        chat.messages.append(new)
-        chat.places.append(places)
-        chat.units.append(i)
+        chat.add(new, places, i)
     return chat
 
 

@@ -17,7 +17,7 @@ from memory_bank.bank.retrieval import (
 )
 from memory_bank.bank.session import MemoryBankState
 from memory_bank.config import MemoryBankSettings
-from memory_bank.plan import Choice, Decision, Fate, Piece
+from memory_bank.plan import Choice, Decision, Fate, Piece, Reasons
 from memory_bank.records import Hit
 from memory_bank.transcript.messages import Interaction
 from memory_bank.transcript.shortening import Shortened
@@ -66,7 +66,7 @@ def choose_top_k(view: View, session: MemoryBankState, *, settings: MemoryBankSe
     return replace(base, text=text, reasons=reasons)
 
 
-class TopKReasons:
+class TopKReasons(Reasons):
     """Reasons of the classic selection: rank and score of every record; see ``plan.Reasons``."""
 
     def __init__(self, retrieved: Sequence[Retrieved], rank_all: Callable[[], list[Hit]]) -> None:
