@@ -40,6 +40,7 @@ from memory_bank.service.operations.telemetry import Telemetry
 from memory_bank.service.page import files
 from memory_bank.service.page.recorder import Recorder
 from memory_bank.service.proxy.body import MessageCache
+from memory_bank.service.proxy.dialect import Provider
 from memory_bank.service.proxy.identity import Identity, canonical_bytes
 from memory_bank.service.proxy.injection import Injection
 from memory_bank.service.proxy.rebuild import Rebuilder
@@ -83,8 +84,8 @@ class Service:
         self.database = database
         self.metrics = metrics
         self.telemetry = telemetry
-        upstream = upstream_of(self.settings)
-        chat = chat_of(config, upstream)
+        urls = upstreams_of(self.settings)
+        chat = chat_of(config, urls["openai"])
         self.observing = ServiceObserver(database, config, chat)
         self.learning = ServiceLearning(database, self.settings.learn_after)
         cache = MessageCache()
@@ -100,16 +101,13 @@ class Service:
             traced=telemetry.memory,
         )
         self.keyring = Keyring(database)
-        self.operations = Operations(database, self.sessions, self.observing, metrics, upstream)
+        self.operations = Operations(database, self.sessions, self.observing, metrics, urls["openai"])
         self.exchanges: list[Callable[[Exchange], None]] = [telemetry.exchanged, self._exchanged]
-        self.upstream = Upstream(
-            upstream, timeout=self.settings.upstream_timeout, key=os.environ.get("OPENAI_API_KEY")
-        )
-        self.anthropic = Upstream(
-            anthropic_upstream_of(self.settings),
-            timeout=self.settings.upstream_timeout,
-            key=os.environ.get("ANTHROPIC_API_KEY"),
-        )
+        keys = {"openai": os.environ.get("OPENAI_API_KEY"), "anthropic": os.environ.get("ANTHROPIC_API_KEY")}
+        self.upstreams = {
+            provider: Upstream(url, timeout=self.settings.upstream_timeout, key=keys[provider])
+            for provider, url in urls.items()
+        }
         timeout = self.settings.memory_timeout
         identity = Identity(database, lambda m: cache.result("canonical", m, canonical_bytes))
         rebuilder = Rebuilder(
@@ -121,7 +119,7 @@ class Service:
         )
         self.operations.add("memory", rebuilder.check)
         self.proxy = Proxy(
-            {"openai": self.upstream, "anthropic": self.anthropic},
+            self.upstreams,
             rebuilder,
             injection=Injection(self.sessions, timeout),
             cache=cache,
@@ -214,20 +212,17 @@ def _usage_of(exchange: Exchange) -> Usage | None:
     return Usage(total, cached, written, output)
 
 
-def upstream_of(settings: ServiceSettings) -> str:
-    """The base URL that requests are forwarded to, without a trailing slash. Raises ConfigError."""
-    given = settings.upstream or os.environ.get("OPENAI_BASE_URL") or OPENAI
-    return _base_url(given, "the upstream", OPENAI, "--upstream or OPENAI_BASE_URL")
-
-
-def anthropic_upstream_of(settings: ServiceSettings) -> str:
-    """The base URL that requests of the Messages API are forwarded to, with ``/v1`` at its end.
+def upstreams_of(settings: ServiceSettings) -> dict[Provider, str]:
+    """The base URLs that requests are forwarded to, without a trailing slash; Anthropic's ends with ``/v1``.
 
     Raises ConfigError.
     """
+    given = settings.upstream or os.environ.get("OPENAI_BASE_URL") or OPENAI
+    openai = _base_url(given, "the upstream", OPENAI, "--upstream or OPENAI_BASE_URL")
     given = settings.upstream_anthropic or os.environ.get("ANTHROPIC_BASE_URL") or ANTHROPIC
     what, where = "the upstream of the Messages API", "--upstream-anthropic or ANTHROPIC_BASE_URL"
-    return f"{_base_url(given, what, ANTHROPIC, where).removesuffix('/v1')}/v1"
+    anthropic = _base_url(given, what, ANTHROPIC, where).removesuffix("/v1")
+    return {"openai": openai, "anthropic": f"{anthropic}/v1"}
 
 
 def _base_url(given: str, what: str, example: str, where: str) -> str:
@@ -276,11 +271,12 @@ def create_app(config: Config) -> FastAPI:
         try:
             yield
         finally:
-            await service.upstream.aclose()
-            await service.anthropic.aclose()
+            for upstream in service.upstreams.values():
+                await upstream.aclose()
             await to_thread.run_sync(service.close)
 
-    tracing = Telemetry(upstream_of(config.service), anthropic_upstream_of(config.service))
+    urls = upstreams_of(config.service)
+    tracing = Telemetry(urls["openai"], urls["anthropic"])
     app = _Application(
         title="memory_bank",
         version=__version__,
