@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from functools import wraps
+from functools import partial, wraps
 from pathlib import Path
 from typing import Any, Generic, NamedTuple, TypedDict, TypeVar, Unpack
 
@@ -198,7 +198,9 @@ class Bridge(Generic[N]):
         self._llm_client = llm_client
         self._max_sessions = max_sessions
         self._database = None if database is None else Database(database)
-        self.processor = MemoryProcessor(config, None if self._database is None else self._open_state)
+        self.processor = MemoryProcessor(
+            config, None if database is None else partial(MemoryBankState, database=self._database)
+        )
         self.strategy = strategy or self.processor.config.default_strategy
         self.processor.config.strategy(self.strategy)
         self._sessions: OrderedDict[str, _HeldSession] = OrderedDict()
@@ -285,10 +287,6 @@ class Bridge(Generic[N]):
             self._database.close()
 
     # ------------------------------------------------------------------
-
-    def _open_state(self, session_id: str) -> MemoryBankState:
-        assert self._database is not None
-        return MemoryBankState(database=self._database, session_id=session_id)
 
     def _rebuild(
         self, natives: Sequence[N], session_id: str | None, system: str | None = None, tools: Tools = None

@@ -453,6 +453,26 @@ def check_messages(messages: object) -> Sequence[Any]:
     return messages
 
 
+def check_shape(messages: object) -> None:
+    """Raise MessagesError for what is no list, and for messages of LangChain and contents of Gemini.
+
+    Nothing of these could be stored, for they have no roles and calls of a chat. The first eight are looked at.
+    """
+    for message in check_messages(messages)[:8]:
+        role, kind, parts = (read(message, key) for key in ("role", "type", "parts"))
+        if not isinstance(role, str) and isinstance(kind, str) and kind in ("human", "ai"):
+            raise MessagesError(
+                "these are LangChain messages: use the middleware of memory_bank.integrations.langchain, or convert "
+                "them with langchain_core.messages.convert_to_openai_messages."
+            )
+        is_gemini = role in ("user", "model") and isinstance(parts, (list, tuple))
+        if is_gemini and read(message, "content") is None:
+            raise MessagesError(
+                "these are Gemini contents: use the plugin of memory_bank.integrations.google_adk, or pass chat "
+                "messages with role and content."
+            )
+
+
 def parse_messages(messages: object) -> list[Segment]:
     """Parse a list of messages into segments, which have them all in order; raises MessagesError for no list."""
     parser = Parser()

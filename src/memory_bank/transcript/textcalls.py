@@ -113,7 +113,11 @@ def _converted(
                 call_id = f"{call_id}_{len(ids) + 1}"
             ids.add(call_id)
             made = call_entry(call_id, found[i].name, found[i].arguments)
-            new = {"role": "assistant", "content": _words(found[i]) or None, "tool_calls": [made]}
+            new = {
+                "role": "assistant",
+                "content": f"{found[i].lead}{found[i].after}" or None,
+                "tool_calls": [made],
+            }
             places = [Place(i, 0, 0), Place(i, WHOLE, WHOLE)]
         elif i - 1 in found:
             output = (_text(message) or "")[_start(form, message) :]
@@ -121,11 +125,6 @@ def _converted(
             places = [Place(i, WHOLE, WHOLE)]
         chat.add(new, places, i)
     return chat
-
-
-def _words(call: WrittenCall) -> str:
-    """What the assistant says besides a call."""
-    return f"{call.lead}{call.after}"
 
 
 def _start(form: TextForm, answer: Any) -> int:
