@@ -319,7 +319,7 @@ class InsightStore:
         *,
         scope: Scope = "session",
     ) -> list[Hit]:
-        """At most ``limit`` insights but the excluded, best first; ties (1e-6): the newer first.
+        """At most ``limit`` insights without the session's excluded ones, best first; ties (1e-6): the newer first.
 
         ``scope``: ``"agent"`` and ``"all"`` include other sessions, whose hits then name their session.
 
@@ -400,21 +400,10 @@ class WiderScope:
     StorageError.
     """
 
-    def __init__(
-        self, database: Database, session_id: str, scope: Scope, insight_store: InsightStore
-    ) -> None:
+    def __init__(self, database: Database, session_id: str, scope: Scope) -> None:
         self.database = database
         self.session_id = session_id
-        self.scope = scope
-        self.insight_store = insight_store
         self._within = within(_r.session_id, scope)
-
-    def rank(self, query: str, exclude: Collection[str] = (), limit: int | None = None) -> list[Hit]:
-        """As ``InsightStore.rank``, over all sessions of the scope; hits of other sessions name theirs.
-
-        ``exclude`` are trace_ids of the own session.
-        """
-        return self.insight_store.rank(query, exclude, limit, scope=self.scope)
 
     def entries(
         self, where: Sequence[tuple[str, str]]

@@ -319,7 +319,14 @@ def _write_session(database: Database, session: _ReadSession, model: Embedder | 
         new |= {"task": header.task, "agent_id": header.agent_id}
         is_new = database.insert_new(c, sessions, [new]) == 1
         database.lock_session(c, session.session_id)
-        _set_owner(c, name, header)
+        mine = of_session(sessions)
+        task, agent = c.execute(sa.select(sessions.c.task, sessions.c.agent_id).where(mine), name).one()
+        if None not in (agent, header.agent_id) and agent != header.agent_id:
+            raise RecordError(
+                "the session belongs to another agent in this bank: import it into another bank"
+            )
+        owner = {"agent_id": agent or header.agent_id, "task": task or header.task}
+        c.execute(sa.update(sessions).where(mine).values(owner), name)
         stored = _stored(c, records, name, rows["record"])
         for row in rows["record"]:
             old = stored.get(row["trace_id"])
@@ -349,16 +356,6 @@ def _stored(
         query = sa.select(table).where(of_session(table), table.c.trace_id.in_(part))
         found.update((row["trace_id"], row) for row in c.execute(query, name).mappings())
     return found
-
-
-def _set_owner(c: Connection, name: dict[str, str], header: _Header) -> None:
-    """Set agent and task of a session that has none. Raises RecordError if another agent owns it."""
-    mine = of_session(sessions)
-    task, agent = c.execute(sa.select(sessions.c.task, sessions.c.agent_id).where(mine), name).one()
-    if None not in (agent, header.agent_id) and agent != header.agent_id:
-        raise RecordError("the session belongs to another agent in this bank: import it into another bank")
-    values = {"agent_id": agent or header.agent_id, "task": task or header.task}
-    c.execute(sa.update(sessions).where(mine).values(values), name)
 
 
 def _bind(c: Connection, database: Database, embedder: tuple[str, int], session_id: str) -> None:

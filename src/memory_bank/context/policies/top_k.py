@@ -41,16 +41,15 @@ def choose_top_k(view: View, session: MemoryBankState, *, settings: MemoryBankSe
     if session.insight_store is None:  # nothing was stored yet
         return replace(base, unchanged=_NOTHING_YET)
     store, wider = session.insight_store, session.wider
-    rank = store.rank if wider is None else wider.rank
     query = query_of_view(view, settings.retrieval_query, settings.fixed_query)
     base = replace(base, query=query, may_cost_more=True)
     # neither a second time, nor what is excluded
     shown = [e.record_ids for e in view.interactions if e is view.tail or e.start in view.pinned]
     without = frozenset[str](session.retained[1]).union(*shown)
-    rank_all = partial(rank, query, without)
+    rank_all = partial(store.rank, query, without, scope=settings.scope)
     if wider is None and len(session.steps) <= len(without) and store.is_empty():
         return replace(base, unchanged=_NOTHING_YET, reasons=TopKReasons([], rank_all))
-    ranking = rank(query, without, limit=max(1, settings.top_k))
+    ranking = rank_all(limit=max(1, settings.top_k))
     cache = session.cache(_ShortenedOutputs)
     if len(cache) > 256:
         cache.clear()
