@@ -282,15 +282,12 @@ def _image(part: Mapping[str, Any]) -> list[_Answer]:
 
 
 def _tool(
-    name: str, title: str, description: str, properties: _Answer, session: str, *, destructive: bool = False
+    name: str, title: str, description: str, properties: _Answer, *, destructive: bool = False
 ) -> _Answer:
-    """A tool as MCP lists it: nullable parameters are optional, and ``session`` is added.
-
-    One that is not destructive only reads.
-    """
+    """A tool as MCP lists it: nullable parameters are optional; one that is not destructive only reads."""
     schema = {
         "type": "object",
-        "properties": {**properties, "session": {"type": ["string", "null"], "description": session}},
+        "properties": {**properties, "session": _SESSION},
         "required": [k for k, v in properties.items() if v["type"] == "string"],
         "additionalProperties": False,
     }
@@ -309,6 +306,10 @@ def _tool(
     }
 
 
+_SESSION = {
+    "type": ["string", "null"],
+    "description": "The session, where there are several; null for the own.",
+}
 _MARKING = {
     "trace_id": {"type": "string", "description": "The whole trace_id of the record."},
     "mark": {
@@ -319,13 +320,7 @@ _MARKING = {
 }
 _TOOLS = [
     *(
-        _tool(
-            f["name"],
-            _TITLES[f["name"]],
-            f["description"],
-            f["parameters"]["properties"],
-            "The session, where there are several; null for the own.",
-        )
+        _tool(f["name"], _TITLES[f["name"]], f["description"], f["parameters"]["properties"])
         for f in (schema["function"] for schema in TOOL_SCHEMAS)
     ),
     _tool(  # clients ask before a destructive tool is called
@@ -333,7 +328,6 @@ _TOOLS = [
         "Pin, exclude or forget a record",
         "Only when the user asks for it: pin a record, exclude it from contexts, or delete it for good.",
         _MARKING,
-        "The session; null for the own.",
         destructive=True,
     ),
 ]
