@@ -27,7 +27,6 @@ from typing import Any
 import sqlalchemy as sa
 
 from memory_bank.bank.database import Database
-from memory_bank.bank.jobs import orphaned_jobs
 from memory_bank.bank.maintenance import verify
 from memory_bank.bank.schema import insights, jobs, records
 from memory_bank.bank.session import MemoryBankState
@@ -186,7 +185,8 @@ def check_session(database: Database, session: str, acknowledged: int, parallel:
 
 def check_bank(database: Database) -> Found:
     """What holds for a bank as a whole once its workers are done, ``memory-bank bank verify`` included."""
-    found = Found(orphaned=orphaned_jobs(database), unsound=sum(1 for _ in verify(database)))
+    defects = [defect.kind for defect in verify(database)]
+    found = Found(orphaned=defects.count("job"), unsound=len(defects))
     has_insight = sa.exists().where(
         insights.c.session_id == records.c.session_id, insights.c.trace_id == records.c.trace_id
     )

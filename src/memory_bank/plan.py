@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cached_property
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 from memory_bank.transcript.messages import Interaction
 from memory_bank.transcript.transcript import View
@@ -72,23 +72,27 @@ class Piece:
         }  # fmt: skip
 
 
-class Reasons(Protocol):
+class Reasons:
     """Explains a choice. It is asked when a plan is read, not at each step."""
 
-    def pieces(self, *, explained: bool = True) -> list[Piece]:
+    def pieces(self, *, explained: bool = True) -> list[Piece]:  # noqa: ARG002
         """The pieces shown of past records, in their order in the context; ``explained``: with reasons."""
+        return []
 
     def near_misses(self) -> list[Piece]:
         """The pieces that come next with a larger budget, best first."""
+        return []
 
     def decide(self, interaction: Interaction) -> tuple[Fate, float | None, str]:
         """Fate, score and reason of a past interaction with whole pairs."""
+        raise NotImplementedError
 
-    def beyond(self, here: Collection[str]) -> list[Decision]:
+    def beyond(self, here: Collection[str]) -> list[Decision]:  # noqa: ARG002
         """Decisions on shown records whose trace_id is not in ``here``."""
+        return []
 
 
-class Shown:
+class Shown(Reasons):
     """Reasons of a policy that scores nothing: interactions kept whole, shown in part, listed or left out."""
 
     def __init__(
@@ -101,18 +105,9 @@ class Shown:
         self._fates |= {e.start: Fate.PART for e in part}
         self._fates |= {e.start: Fate.KEPT for e in whole}
 
-    def pieces(self, *, explained: bool = True) -> list[Piece]:  # noqa: ARG002
-        return []
-
-    def near_misses(self) -> list[Piece]:
-        return []
-
     def decide(self, interaction: Interaction) -> tuple[Fate, float | None, str]:
         fate = self._fates.get(interaction.start, Fate.LEFT_OUT)
         return fate, None, _REASONS[fate]
-
-    def beyond(self, here: Collection[str]) -> list[Decision]:  # noqa: ARG002
-        return []
 
 
 _REASONS = {
@@ -221,27 +216,25 @@ class Plan:
     def decided(self) -> Iterator[Decision]:
         """Iterate over ``decisions`` without keeping them."""
         for step, interaction in enumerate(self.view.history, 1):
-            yield self._decide(step, interaction)
+            fate, score, reason = self._decide(interaction)
+            ids = tuple(t for t in interaction.trace_ids if t)
+            tools = tuple(p.tool_name for p in interaction.pairs)
+            yield Decision(step, ids, tools, fate, score, reason, interaction.tokens)
         if not self.unchanged:
             here = {t for interaction in self.view.interactions for t in interaction.trace_ids if t}
             yield from self.choice.reasons.beyond(here)
 
-    def _decide(self, step: int, interaction: Interaction) -> Decision:
-        score: float | None = None
+    def _decide(self, interaction: Interaction) -> tuple[Fate, float | None, str]:
         if self.unchanged:
-            fate, reason = Fate.KEPT, f"the messages went through unchanged: {self.why_unchanged}"
-        elif interaction.fault:
+            return Fate.KEPT, None, f"the messages went through unchanged: {self.why_unchanged}"
+        if interaction.fault:
             done = self.repairs.get(interaction.start, "passed through as it came")
-            fate, reason = Fate.KEPT, f"its pairs are broken ({interaction.fault}): {done}"
-        elif interaction.start in self.view.pinned:
-            fate, reason = Fate.KEPT, "it is pinned, or its tool is always retained"
-        elif interaction.start in self.view.hidden:
-            fate, reason = Fate.LEFT_OUT, "it is excluded or forgotten, or its tool is never retained"
-        else:
-            fate, score, reason = self.choice.reasons.decide(interaction)
-        ids = tuple(t for t in interaction.trace_ids if t)
-        tools = tuple(p.tool_name for p in interaction.pairs)
-        return Decision(step, ids, tools, fate, score, reason, interaction.tokens)
+            return Fate.KEPT, None, f"its pairs are broken ({interaction.fault}): {done}"
+        if interaction.start in self.view.pinned:
+            return Fate.KEPT, None, "it is pinned, or its tool is always retained"
+        if interaction.start in self.view.hidden:
+            return Fate.LEFT_OUT, None, "it is excluded or forgotten, or its tool is never retained"
+        return self.choice.reasons.decide(interaction)
 
     def figures(self) -> dict[str, Any]:
         """The token counts and labels as JSON values, without the decisions."""

@@ -18,8 +18,7 @@ from memory_bank.errors import ConfigError, LoopDetectedError, StorageError
 from memory_bank.plan import Context
 from memory_bank.pricing import price_of
 from memory_bank.transcript.anthropic import from_anthropic, is_anthropic
-from memory_bank.transcript.foreign import check_shape
-from memory_bank.transcript.messages import Interaction, check_messages, same_objects
+from memory_bank.transcript.messages import Interaction, check_messages, check_shape, same_objects
 from memory_bank.transcript.pairing import repeated_calls
 
 log = logging.getLogger("memory_bank.MemoryBankStrategy")
@@ -77,7 +76,7 @@ def apply_memory_bank_strategy(
             )
     else:
         chosen = as_settings(settings)
-    check_shape(check_messages(messages))
+    check_shape(messages)
     policy = policy_of(chosen, llm_client)
     return _in_form(messages, lambda chat: (_apply(chat, state, policy, tools), state))
 
@@ -158,7 +157,7 @@ class MemoryProcessor:
         Raises UnknownStrategyError, MessagesError, what the strategy raises, and with ``loop_detection`` "raise"
         LoopDetectedError, after the strategy has stored what is new.
         """
-        check_shape(check_messages(messages))
+        check_shape(messages)
         key = memory_key or self.config.default_strategy
         settings = self.config.strategy(key)
 

@@ -9,7 +9,8 @@ from tests.contracts.insights import NumbersEmbedder
 from tests.contracts.stores import a_record, together
 
 from memory_bank.bank.database import Database
-from memory_bank.bank.jobs import LONGEST_WAIT, JobQueue, orphaned_jobs
+from memory_bank.bank.jobs import LONGEST_WAIT, JobQueue
+from memory_bank.bank.maintenance import verify
 from memory_bank.bank.stores import FactStore, InsightStore
 from memory_bank.records import Insight
 
@@ -142,6 +143,6 @@ def test_records_and_jobs_are_noted_in_one_transaction_and_cleared_together(data
     assert JobQueue(database).open_count() == 1
     facts.store_many([a_record(1)], [a_record(1).trace_id])  # again: noted once
     assert JobQueue(database).open_count() == 1
-    assert orphaned_jobs(database) == 0
+    assert "job" not in [defect.kind for defect in verify(database)]
     facts.clear()
     assert JobQueue(database).open_count() == 0

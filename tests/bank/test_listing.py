@@ -25,7 +25,6 @@ from memory_bank.bank.listing import (
     list_page,
     list_sessions,
     namespace_totals,
-    numbered,
     outlines,
     pieces,
     session_details,
@@ -274,7 +273,6 @@ def test_records_are_numbered_from_the_oldest_on_page_by_page(database):
     assert [o.number for o in list_outlines(database, "s", 5, 0, "tool_5")] == [5]
     assert list_outlines(database, "s", 5, 5, "tool_5") == []
     assert count_records(database, "s") == 6
-    assert [numbered(database, "s", n) for n in (0, 1, 6, 7)] == [None, mine[0].trace_id, more.trace_id, None]
 
 
 def test_an_outline_says_how_much_there_is_and_what_became_of_it(database):

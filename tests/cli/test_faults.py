@@ -247,7 +247,7 @@ def test_what_is_no_bank_or_a_newer_one(cli: Any, tmp_path: Path, bank: Path, ve
     with sqlite3.connect(bank) as c:
         c.execute("UPDATE schema_version SET version_num = '9999'")
     done = cli(*verb, "--db", bank)
-    assert (done.code, "upgrade agent-memory-bank" in done.sentence()) == (1, True)
+    assert (done.code, "open it with that version" in done.sentence()) == (1, True)
     assert cli("bank", "import", tmp_path / "empty.jsonl", "--db", bank).code == 1
 
 

@@ -36,7 +36,6 @@ from memory_bank.integrations.bridge import (
     Bridge,
     FrameworkWire,
     Part,
-    read_natives,
 )
 from memory_bank.testing import pairing_errors
 from memory_bank.transcript.messages import MessageKind
@@ -89,7 +88,7 @@ class NativeWire(FrameworkWire[Native]):
 
 
 def bridge_of(**options: Any) -> Bridge[Native]:
-    return Bridge(lambda natives, system: read_natives(natives, NativeWire(), system), **options)
+    return Bridge(NativeWire().read_all, **options)
 
 
 def output(step: int, size: int = 60) -> str:
@@ -115,7 +114,7 @@ def history(
 
 
 def chat(natives: list[Native]) -> list[dict[str, Any]]:
-    return read_natives(natives, NativeWire()).messages
+    return NativeWire().read_all(natives).messages
 
 
 def test_kept_messages_are_the_very_objects_and_the_input_is_not_changed():
@@ -293,7 +292,7 @@ def test_an_unforeseen_failure_costs_the_memory_of_a_step(caplog):
         def say(self, message):
             raise RuntimeError("a secret in the contents")
 
-    bridge = Bridge(lambda natives, system: read_natives(natives, Broken(), system))
+    bridge = Bridge(Broken().read_all)
     natives = history(25)
     with caplog.at_level(logging.WARNING, "memory_bank.Integrations"):
         assert bridge.rebuild(natives) == natives

@@ -22,7 +22,7 @@ from tests.examples import examples, first_short
 
 from memory_bank import MemoryBankState, MemoryProcessor, Plan
 from memory_bank.context.render import render
-from memory_bank.integrations.bridge import Bridge, read_natives
+from memory_bank.integrations.bridge import Bridge
 from memory_bank.transcript.anthropic import from_anthropic
 from memory_bank.transcript.messages import Interaction, calls_of, message_text, parse_messages
 from memory_bank.transcript.responses import from_items
@@ -303,7 +303,7 @@ def langchain() -> Form:
             out += [core.HumanMessage(turn.after)] if turn.after else []
         return out
 
-    read = by_bridge(lambda natives, system: read_natives(natives, wire, system))
+    read = by_bridge(wire.read_all)
     return Form(write, dump=lambda natives: "".join(n.model_dump_json() for n in natives), **read)
 
 
@@ -336,7 +336,7 @@ def pydantic_ai() -> Form:
     def dump(natives: list[Any]) -> str:
         return parts.ModelMessagesTypeAdapter.dump_json(natives).decode()
 
-    read = by_bridge(lambda natives, system: read_natives(natives, wire, system))
+    read = by_bridge(wire.read_all)
     return Form(write, dump=dump, **read)
 
 
@@ -360,7 +360,7 @@ def smolagents() -> Form:
     def dump(natives: list[Any]) -> str:
         return str([m.content for step in natives for m in step.to_messages()])
 
-    read = by_bridge(lambda natives, system: read_natives(natives, wire, system))
+    read = by_bridge(wire.read_all)
     return Form(write, dump=dump, parallel=False, **read)
 
 
@@ -416,13 +416,13 @@ def llama_index() -> Form:
             out += [core.ChatMessage(role="user", content=turn.after)] if turn.after else []
         return out
 
-    read = by_bridge(lambda natives, system: read_natives(natives, wire, system))
+    read = by_bridge(wire.read_all)
     return Form(write, dump=lambda natives: "".join(n.model_dump_json() for n in natives), **read)
 
 
 def litellm() -> Form:
     wire = importlib.import_module("memory_bank.integrations.litellm").WIRE
-    return Form(chat, **by_bridge(lambda natives, system: read_natives(natives, wire, system)))
+    return Form(chat, **by_bridge(wire.read_all))
 
 
 def _service(

@@ -194,7 +194,7 @@ def test_the_answer_is_not_kept_waiting_by_a_step_of_the_session(tmp_path):
         state = p.service.sessions._processor.state("memory_bank", "a")
         with state.lock:
             p.service.sessions.answered(done.step, 5_000, by_marks=False)
-        assert done.step.sent.is_answered
+        assert done.step.sent_context.is_answered
 
 
 def test_a_request_sent_as_it_came_is_no_prefix_of_the_next_context(tmp_path):
@@ -211,5 +211,5 @@ def test_a_request_sent_as_it_came_is_no_prefix_of_the_next_context(tmp_path):
             assert (done.memory, done.status, done.reason) == (
                 "unchanged", 200, "upstream refused the rebuilt context",
             )  # fmt: skip
-            assert not done.step.sent.is_answered
+            assert not done.step.sent_context.is_answered
         assert cache_of(p).read == 0.1

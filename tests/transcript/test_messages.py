@@ -15,7 +15,6 @@ from memory_bank.transcript.messages import (
     extract_tool_outputs,
     latest_interactions,
     parse_messages,
-    render_messages,
     task_text,
 )
 from memory_bank.transcript.pairing import pairing_errors
@@ -36,7 +35,7 @@ def same(a, b) -> bool:
 
 @given(any_chats())
 def test_rendering_gives_the_same_messages_back(messages):
-    assert same(render_messages(parse_messages(messages)), messages)
+    assert same([m for s in parse_messages(messages) for m in s.messages], messages)
 
 
 @given(good_chats())
@@ -164,7 +163,7 @@ def test_sdk_objects_are_read_like_dicts():
     )
     messages = [user(), message, result("a", '{"id": 7}')]
     assert extract_tool_outputs(messages) == [("find", {"q": 1}, {"id": 7})]
-    assert render_messages(parse_messages(messages))[1] is message
+    assert [m for s in parse_messages(messages) for m in s.messages][1] is message
 
 
 def test_calls_as_objects_inside_a_dict():

@@ -254,7 +254,7 @@ class Database:
     @contextmanager
     def read(self) -> Iterator[Connection]:
         """A connection for reading."""
-        with self._mapped(), self._guard(), self._reader.connect() as connection:
+        with self._mapped(), self._reader.connect() as connection:
             yield connection
 
     def value(self, statement: sa.Select[T, *tuple[Any, ...]], **values: object) -> T | None:
@@ -282,7 +282,7 @@ class Database:
     @contextmanager
     def snapshot(self) -> Iterator[Connection]:
         """A connection for several reads of one state of the bank."""
-        with self._mapped(), self._guard(), self._engine.connect() as connection:
+        with self._mapped(), self._engine.connect() as connection:
             self.begin_snapshot(connection)
             try:
                 yield connection
@@ -396,19 +396,15 @@ class Database:
             fault_point("write.committed")
 
     @contextmanager
-    def _guard(self) -> Iterator[None]:
-        """In memory, reads and writes of all threads take turns on the one connection."""
-        with self.write_lock if self.in_memory else nullcontext():
-            yield
-
-    @contextmanager
     def _mapped(self) -> Iterator[None]:
+        """Raise errors of the driver as ours. In memory, all threads take turns on the one connection."""
         if self._closed:
             raise StorageError(
                 "the bank was in memory and has been closed, its contents are lost: open a new one."
             )
         try:
-            yield
+            with self.write_lock if self.in_memory else nullcontext():
+                yield
         except (SQLAlchemyError, OverflowError) as e:
             if self.failed is not None:
                 self.failed()
@@ -434,20 +430,13 @@ class Database:
             known = c.execute(_OWNERS, mine).first()
         if known is None or (agent_id is not None and known[0] is None) or known[2] is not None:
             with self.write() as c:
-                new = {
-                    "session_id": session_id,
-                    "created": time.time(),
-                    "generation": 0,
-                    "agent_id": agent_id,
-                }
-                new["namespace"] = None if namespace is ANY else namespace
+                new = {"session_id": session_id, "created": time.time(), "generation": 0}
+                new |= {"agent_id": agent_id, "namespace": None if namespace is ANY else namespace}
                 c.execute(self.insert_or_ignore(sessions), new)
                 known = c.execute(_OWNERS, mine).one()
                 if namespace in (ANY, known[1]):
                     self.revive(c, session_id)
-                    if (
-                        agent_id is not None
-                    ):  # with a new generation, so that searches over the agent's sessions notice
+                    if agent_id is not None:  # searches over the agent's sessions notice the new generation
                         joins = {"agent_id": agent_id, "generation": _s.generation + 1}
                         c.execute(_SET.where(_s.agent_id.is_(None)).values(joins), mine)
                         known = c.execute(_OWNERS, mine).one()

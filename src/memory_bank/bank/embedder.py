@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from memory_bank.bank.database import Database
-from memory_bank.bank.schema import bank, insights, sessions
+from memory_bank.bank.schema import bank, in_parts, insights, sessions
 from memory_bank.errors import EmbedderMismatchError, EmbeddingError, StorageError
 from memory_bank.faults import fault_point
 from memory_bank.ports import Embedder
@@ -21,7 +21,7 @@ _BANK = sa.select(bank.c.key, bank.c.value).where(bank.c.key.in_(_KEYS))
 
 def embedder_of(c: Connection) -> tuple[str, int] | None:
     """Name and dimension of the embedder of a bank; None before the first insight, or if it is invalid."""
-    known = _stored_values(c)
+    known = dict(c.execute(_BANK).all())
     name, dimension = known.get("embedder"), known.get("dimension") or ""
     return (name, int(dimension)) if name and dimension.isascii() and dimension.isdecimal() else None
 
@@ -43,7 +43,7 @@ def is_known(c: Connection, where: str, name: str, dimension: int | None) -> boo
 
     Raises EmbedderMismatchError if it was built with another one.
     """
-    known = _stored_values(c)
+    known = dict(c.execute(_BANK).all())
     old_name, old_dimension = known.get("embedder"), known.get("dimension")
     if old_name is None or (old_name == name and (dimension is None or old_dimension == str(dimension))):
         return old_name is not None and dimension is not None
@@ -95,20 +95,7 @@ def re_embed(database: Database, model: Embedder, progress: Callable[[int, int],
     """
     with database.read() as c:
         summaries = c.execute(sa.select(insights.c.seq, insights.c.summary).order_by(insights.c.seq)).all()
-    vectors: list[tuple[int, bytes]] = []
-    dimension = 0
-    for start in range(0, len(summaries), _BATCH):
-        part = summaries[start : start + _BATCH]
-        encoded = encode_documents(model, [summary for _, summary in part])
-        if start and encoded.shape[1] != dimension:
-            raise EmbeddingError(
-                f"the embedder {embedder_name(model)!r} gave {dimension} dimensions, then "
-                f"{encoded.shape[1]}: nothing was changed, use another one."
-            )
-        dimension = encoded.shape[1]
-        vectors += [(seq, v.astype("<f4").tobytes()) for (seq, _), v in zip(part, encoded, strict=True)]
-        if progress is not None:
-            progress(len(vectors), len(summaries))
+    vectors, dimension = embed_all(model, [summary for _, summary in summaries], progress)
     with database.write() as c:
         database.lock_bank(c, exclusive=True)
         database.lock_session(c, None)
@@ -120,12 +107,30 @@ def re_embed(database: Database, model: Embedder, progress: Callable[[int, int],
         if vectors:
             change = sa.update(insights).where(insights.c.seq == sa.bindparam("row"))
             change = change.values(embedding=sa.bindparam("vector"))
-            c.execute(change, [{"row": seq, "vector": new} for seq, new in vectors])
+            c.execute(
+                change, [{"row": row[0], "vector": v} for row, v in zip(summaries, vectors, strict=True)]
+            )
         remember(c, (embedder_name(model), dimension) if vectors else None)
         c.execute(sa.update(sessions).values(generation=sessions.c.generation + 1))
         fault_point("re_embed.executed")
     return len(vectors)
 
 
-def _stored_values(c: Connection) -> dict[str, str]:
-    return dict(c.execute(_BANK).all())
+def embed_all(
+    model: Embedder, texts: Sequence[str], progress: Callable[[int, int], None] | None = None
+) -> tuple[list[bytes], int]:
+    """The vectors of texts as they are stored, and their dimension. Raises EmbeddingError."""
+    vectors: list[bytes] = []
+    dimension = 0
+    for part in in_parts(texts, _BATCH):
+        encoded = encode_documents(model, part)
+        if vectors and encoded.shape[1] != dimension:
+            raise EmbeddingError(
+                f"the embedder {embedder_name(model)!r} gave {dimension} dimensions, then "
+                f"{encoded.shape[1]}: nothing was changed, use another one."
+            )
+        dimension = encoded.shape[1]
+        vectors += [vector.astype("<f4").tobytes() for vector in encoded]
+        if progress is not None:
+            progress(len(vectors), len(texts))
+    return vectors, dimension

@@ -11,6 +11,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Collection
 from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 from sqlalchemy.engine import Connection
@@ -28,19 +29,17 @@ class _OneFailed(Exception):
     """One of several writes failed."""
 
 
+@dataclass(slots=True, eq=False)
 class _Write(Generic[T]):
     """A write in the queue and its result."""
 
-    __slots__ = ("alone", "done", "error", "operation", "result", "session_id", "turn")
-
-    def __init__(self, operation: Operation[T], session_id: str) -> None:
-        self.operation = operation
-        self.session_id = session_id
-        self.turn = threading.Event()  # set when it is done, or when it has to lead
-        self.done = False
-        self.alone = False  # another transaction holds its session: it runs by itself
-        self.result: T
-        self.error: BaseException | None = None
+    operation: Operation[T]
+    session_id: str
+    turn: threading.Event = field(default_factory=threading.Event)  # set when it is done, or has to lead
+    done: bool = False
+    alone: bool = False  # another transaction holds its session: it runs by itself
+    result: T = field(init=False)
+    error: BaseException | None = None
 
 
 class GroupWriter:

@@ -43,9 +43,7 @@ class InsightWriter:
         self._on_jobs = on_jobs
         self._jobs = JobQueue(facts.database, facts.session_id)
         self._may_have_jobs = False
-        self._logged: dict[
-            str, object
-        ] = {}  # reasons of the Observer's failures that were logged as a warning
+        self._logged: dict[str, object] = {}  # reasons of failures that were logged as a warning
 
     def begin(self, settings: MemoryBankSettings, llm_client: object) -> None:
         """Take the settings of a step. Raises ConfigError."""

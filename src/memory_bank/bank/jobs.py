@@ -157,13 +157,8 @@ def queue_unmade(database: Database, session_id: str | None = None, at_once: int
 
     Answers of our own tools are left out: they are never summarised. May raise StorageError.
     """
-    unmade = (
-        sa.select(_r.seq, _r.session_id, _r.trace_id, *_OWN)
-        .select_from(records.outerjoin(insights, INSIGHT_OF_RECORD).outerjoin(jobs, JOB_OF_RECORD))
-        .where(_i.seq.is_(None) | _i.redo.is_not(None), _t.seq.is_(None), HAS_CONTENT)
-        .order_by(_r.seq)
-        .limit(at_once)
-    )
+    unmade = _WITH_INSIGHT.outerjoin(jobs, JOB_OF_RECORD).limit(at_once)
+    unmade = unmade.where(_i.seq.is_(None) | _i.redo.is_not(None), _t.seq.is_(None))
     if session_id is not None:
         unmade = unmade.where(_r.session_id == session_id)
     added, last = 0, -1
@@ -171,9 +166,9 @@ def queue_unmade(database: Database, session_id: str | None = None, at_once: int
         with database.read() as c:
             rows = c.execute(unmade.where(_r.seq > last)).all()
         wanted: dict[str, list[str]] = {}
-        for _, session, trace_id, *of in rows:
-            if not _is_own(*of):
-                wanted.setdefault(session, []).append(trace_id)
+        for row in rows:
+            if not _is_own(row):
+                wanted.setdefault(row.session_id, []).append(row.trace_id)
         for session, trace_ids in wanted.items():
             JobQueue(database, session).add(trace_ids)
             added += len(trace_ids)
@@ -184,19 +179,24 @@ def queue_unmade(database: Database, session_id: str | None = None, at_once: int
 
 def without_insight(database: Database, session_id: str) -> list[str]:
     """The trace_ids of a session's records that need an insight and have none, oldest first."""
-    bare = sa.select(_r.trace_id, *_OWN).outerjoin(insights, INSIGHT_OF_RECORD)
-    bare = bare.where(of_session(records), _i.seq.is_(None), HAS_CONTENT).order_by(_r.seq)
+    bare = _WITH_INSIGHT.where(of_session(records), _i.seq.is_(None))
     with database.read() as c:
-        rows = c.execute(bare, {"session": session_id}).all()
-    return [trace_id for trace_id, *of in rows if not _is_own(*of)]
+        return [row.trace_id for row in c.execute(bare, {"session": session_id}) if not _is_own(row)]
 
 
-_OWN = (_r.tool_name, _r.output_verbatim, first_bytes(_r.output, max(map(len, MARKS))).label("head"))
+_head = first_bytes(_r.output, max(map(len, MARKS))).label("head")
+_WITH_INSIGHT = (
+    sa.select(_r.seq, _r.session_id, _r.trace_id, _r.tool_name, _r.output_verbatim, _head)
+    .outerjoin(insights, INSIGHT_OF_RECORD)
+    .where(HAS_CONTENT)
+    .order_by(_r.seq)
+)
 
 
-def _is_own(tool: str, verbatim: bool, head: bytes) -> bool:
+def _is_own(row: sa.Row[Any]) -> bool:
     """Whether a record is an answer of our own tools, by the beginning of its output."""
-    return is_memory_tool(tool, bytes(head or b"").decode("ascii", "replace") if verbatim else None)
+    text = bytes(row.head or b"").decode("ascii", "replace") if row.output_verbatim else None
+    return is_memory_tool(row.tool_name, text)
 
 
 def oldest_job(database: Database) -> tuple[int, float]:
@@ -204,8 +204,3 @@ def oldest_job(database: Database) -> tuple[int, float]:
     with database.read() as c:
         count, created = c.execute(sa.select(sa.func.count(), sa.func.min(_t.created))).one()
         return int(count), max(0.0, database.now(c) - created) if count else 0.0
-
-
-def orphaned_jobs(database: Database) -> int:
-    """The number of jobs without a record."""
-    return database.value(_OPEN.where(~sa.exists(_r.seq).where(JOB_OF_RECORD))) or 0

@@ -391,12 +391,6 @@ def count_records(database: Database, session_id: str) -> int:
     return database.value(count_of(records).where(of_session(records)), session=session_id) or 0
 
 
-def numbered(database: Database, session_id: str, number: int) -> str | None:
-    """The trace_id of the record with this number; None if there is none."""
-    mine = sa.select(_r.trace_id).where(of_session(records)).order_by(_r.seq)
-    return database.value(mine.limit(1).offset(number - 1), session=session_id) if number > 0 else None
-
-
 def beginning_with(database: Database, session_id: str, text: str, limit: int) -> list[str]:
     """The trace_ids of a session that begin with a text, ignoring case, the newest first."""
     if not is_trace_id(text):

@@ -18,7 +18,7 @@ from memory_bank.bank.database import Database
 from memory_bank.bank.embedder import embedder_of
 from memory_bank.bank.jobs import add_jobs
 from memory_bank.bank.learned import forget_model, is_model_text, lock_model
-from memory_bank.bank.rows import derivation, fits, from_row, is_derived, is_json, is_session_id
+from memory_bank.bank.rows import derivation, from_row, is_derived, is_session_id, what_is_wrong
 from memory_bank.bank.schema import (
     INSIGHT_OF_RECORD,
     JOB_OF_RECORD,
@@ -205,13 +205,13 @@ def verify(
             yield Defect("unreadable", f"{part.__name__}: cannot be read to the end ({reason})")
 
 
+@dataclass(slots=True)
 class _Verification:
-    def __init__(self, database: Database, counts: Counts, repair: bool, report: Report) -> None:
-        self.database = database
-        self.counts = counts
-        self.repair = repair
-        self.report = report
-        self.dimension: int | None = None
+    database: Database
+    counts: Counts
+    repair: bool
+    report: Report
+    dimension: int | None = None
 
     def file(self) -> Iterator[Defect]:
         """The integrity check of SQLite."""
@@ -260,9 +260,6 @@ class _Verification:
         values, what = _values(records, row)
         if what:
             return what
-        for side in ("input", "output"):
-            if not values[f"{side}_verbatim"] and not is_json(values[side]):
-                return f"its {side} should be JSON and is not"
         record = from_row(values)
         if is_derived(record.trace_id) and record.call_id is not None:
             if derivation(values["session_id"], record, values["output"]) is None:
@@ -270,23 +267,15 @@ class _Verification:
             self.counts.checked_ids += 1
         return ""
 
-    def _insights(self) -> sa.Select[Any]:
-        vector = (
-            sa.func.vector_dims(_i.embedding, type_=sa.Integer)
-            if self.database.ranks
-            else as_bytes(_i.embedding)
-        )
-        columns = (c for c in _stored(insights) if c.name != "embedding")
-        query = sa.select(*columns, vector.label("embedding"), _r.seq.label("record"))
-        return query.outerjoin(records, INSIGHT_OF_RECORD)
-
     def insights(self) -> Iterator[Defect]:
         """Every insight has a record and a usable embedding."""
+        vector = sa.func.vector_dims(_i.embedding) if self.database.ranks else as_bytes(_i.embedding)
+        columns = (c for c in _stored(insights) if c.name != "embedding")
+        query = sa.select(*columns, vector.label("embedding"), _r.seq.label("record"))
         broken: list[tuple[RowMapping, Defect]] = []
-        for row in self._pages(insights, self._insights()):
+        for row in self._pages(insights, query.outerjoin(records, INSIGHT_OF_RECORD)):
             self.counts.insights += 1
-            defect = self._check_insight(row)
-            if defect is not None:
+            if defect := self._check_insight(row):
                 broken.append((row, defect))
             if len(broken) >= _BATCH:
                 yield from self._mended(broken)
@@ -353,11 +342,8 @@ class _Verification:
         ):
             if row["used"] and is_model_text(bytes(row["model"])):
                 continue
-            what = (
-                "its evidence model cannot be read"
-                if row["used"]
-                else "it has an evidence model and no session"
-            )
+            unused = "it has an evidence model and no session"
+            what = "its evidence model cannot be read" if row["used"] else unused
             if self.repair:
                 with self.database.erase() as c:
                     forget_model(c, row["namespace"])
@@ -392,10 +378,8 @@ def _values(table: sa.Table, row: Any) -> tuple[dict[str, Any], str]:
                 value = memoryview(value).tobytes().decode("utf-8", "surrogatepass")
         except (TypeError, ValueError):
             return values, f"its {column.name} is not readable"
-        if not (fits(column.type, value) or (value is None and column.nullable)):
-            return values, f"its {column.name} is not valid"
         values[column.name] = value
-    return values, ""
+    return values, what_is_wrong(table.c, values)
 
 
 def _name(value: object) -> str:

@@ -74,9 +74,8 @@ class Postgres(Database):
     """See Database. Statements wait up to 5 s for a lock; connections are tested before they are used."""
 
     ranks = True
-    reading: ClassVar[Mapping[str, Any]] = {
-        "isolation_level": "AUTOCOMMIT"
-    }  # a read is one statement and needs no transaction
+    # a read is one statement and needs no transaction
+    reading: ClassVar[Mapping[str, Any]] = {"isolation_level": "AUTOCOMMIT"}
     insert = staticmethod(postgresql.insert)
     leaders = 4  # a transaction that waits for a session of another process does not block the others
     elsewhere = (
@@ -113,7 +112,7 @@ class Postgres(Database):
             connection.commit()
 
         event.listen(engine, "checkout", _test)
-        event.listen(engine, "checkin", _note_use)
+        event.listen(engine, "checkin", lambda _, record: record.info.update({_USED: time.monotonic()}))
         return engine
 
     def begin_snapshot(self, c: Connection) -> None:
@@ -216,11 +215,7 @@ class Postgres(Database):
 
 
 def _test(connection: psycopg.Connection, record: ConnectionPoolEntry, _proxy: object) -> None:
-    """Test a connection before it is used. Raises InvalidatePoolError.
-
-    If the server has closed it, the socket is readable; only a connection unused for some time, whose server
-    may have vanished silently, is tested by a query.
-    """
+    """Raise InvalidatePoolError for a lost connection: its socket is readable, or, after some time, a query fails."""
     quiet = time.monotonic() - record.info.get(_USED, 0.0) < _ASKED_AFTER
     if quiet and not connection.closed and not _is_readable(connection.fileno()):
         return
@@ -229,10 +224,6 @@ def _test(connection: psycopg.Connection, record: ConnectionPoolEntry, _proxy: o
         connection.rollback()
     except Exception as e:
         raise InvalidatePoolError("the server has closed the connection") from e
-
-
-def _note_use(_connection: object, record: ConnectionPoolEntry) -> None:
-    record.info[_USED] = time.monotonic()
 
 
 def _is_readable(descriptor: int) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -123,17 +123,15 @@ def format_retrieved_memory(records: Sequence[dict[str, Any]]) -> str:
     Lines of their data that look like the frame of this text get a backslash, so that a tool cannot forge a
     record.
     """
-    blocks = [
-        f"[RETRIEVED RECORD {i}]\nSummary: {_origin(r)}{quote_lines(r['summary'])}\n"
-        f"Raw Data: {quote_lines(r['raw_data'])}\n{_RULE}"
-        for i, r in enumerate(records, 1)
-    ]
-    return "\n".join([f"{HEADING}\n", *blocks])
-
-
-def _origin(record: Mapping[str, Any]) -> str:
-    session_id = record.get("session_id")
-    return "" if session_id is None else f"(session {session_name(session_id)}) "
+    blocks = [f"{HEADING}\n"]
+    for i, record in enumerate(records, 1):
+        session = record.get("session_id")
+        origin = "" if session is None else f"(session {session_name(session)}) "
+        blocks += [
+            f"[RETRIEVED RECORD {i}]\nSummary: {origin}{quote_lines(record['summary'])}\n"
+            f"Raw Data: {quote_lines(record['raw_data'])}\n{_RULE}"
+        ]
+    return "\n".join(blocks)
 
 
 def session_name(session_id: str) -> str:

@@ -54,7 +54,7 @@ def to_row(record: InteractionRecord, session_id: str) -> dict[str, Any]:
     what = f"of tool {str(record.tool_name)[:80]!r}"
     _check_id(record.trace_id, f"the record {what}")
     step, input_text, output_text = record.step_id, record.input_text, record.output_text
-    if not fits(sa.Integer(), step):
+    if not _fits(sa.Integer(), step):
         raise RecordError(f"the step_id {what} must be a whole number of at most {_MAX_STEP:,}.")
     if not is_time(record.timestamp):
         raise RecordError(f"the timestamp {what} must be Unix seconds, at most {_MAX_TIME:,}.")
@@ -176,8 +176,19 @@ def _dump(value: Any, what: str) -> str:
     return text
 
 
-def is_json(text: str) -> bool:
-    """Whether a stored text that was not received as text is the JSON of a value."""
+def what_is_wrong(columns: Iterable[sa.Column[Any]], row: Row) -> str:
+    """Why a row cannot be one of a table with these columns, or ""."""
+    for column in columns:
+        value = row[column.name]
+        if not (_fits(column.type, value) or (value is None and column.nullable)):
+            return f"its {column.name} is not valid"
+    for side in ("input", "output"):
+        if side in row and not row[f"{side}_verbatim"] and not _is_json(row[side]):
+            return f"its {side} should be JSON and is not"
+    return ""
+
+
+def _is_json(text: str) -> bool:
     try:
         json.loads(text)
     except RecursionError:  # nested deeper than the parser allows: kept as text
@@ -187,7 +198,7 @@ def is_json(text: str) -> bool:
     return True
 
 
-def fits(kind: Any, value: Any) -> bool:
+def _fits(kind: Any, value: Any) -> bool:
     """Whether a value may stand in a column of a type, within limits that no sum over sessions exceeds."""
     if isinstance(kind, ExactText):
         return isinstance(value, str)

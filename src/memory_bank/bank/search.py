@@ -65,12 +65,9 @@ def _new_rows(scope: Scope) -> sa.Select[Any]:
 
 
 def best_first(scores: Vectors, rows: Vectors) -> tuple[Vectors, Vectors]:
-    """Rows and scores, best first; among scores within 1e-6 of one another the larger row, the newer, first.
-
-    Neighbours are compared instead of rounded values: equal vectors differ in the last bit, and some of them
-    would be on the other side of a rounding edge.
-    """
+    """Rows and scores, best first; among scores within 1e-6 of one another the larger row, the newer, first."""
     order = np.argsort(-scores, kind="stable")
+    # neighbours are compared: equal vectors differ in the last bit, perhaps across a rounding edge
     ties = np.zeros(len(order), dtype=np.intp)
     np.cumsum(np.diff(scores[order].astype(np.float64)) < -_TIE, out=ties[1:])
     order = order[np.lexsort((-rows[order], ties))]

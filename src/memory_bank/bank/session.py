@@ -357,7 +357,7 @@ class MemoryBankState(Session):
         """The other sessions that ``scope`` includes; None when it includes none."""
         if self.scope == "session":
             return None
-        return WiderScope(self.database, self.session_id, self.scope, self.insight_store)
+        return WiderScope(self.database, self.session_id, self.scope)
 
     def learned_model(self) -> str | None:
         """The evidence model fitted to the sessions of its namespace, JSON; None where there is none."""

@@ -168,11 +168,6 @@ def _add(database: Database, c: Connection, session_id: str, new: list[StepToSto
     database.revive(c, session_id)
 
 
-def _storable(text: str, length: int) -> str:
-    """The first ``length`` characters of a text, with ``?`` for NUL and lone surrogates, which databases refuse."""
-    return text[:length].replace("\0", "?").encode("utf-8", "replace").decode("utf-8")
-
-
 def _row(step: StepFigures) -> dict[str, Any]:
     sent, full = step.sent, step.full
     counts: Sequence[int | None] = [None] * len(_USED)
@@ -180,7 +175,8 @@ def _row(step: StepFigures) -> dict[str, Any]:
         counts = (sent.input, sent.cached, sent.written, sent.output, full.input, full.cached, full.written)
     row: dict[str, Any] = {c.name: getattr(step, c.name) for c in _t if hasattr(step, c.name)}
     for name, length in (("status", 32), ("strategy", 255), ("changed", 16), ("model", 255)):
-        row[name] = row[name] and _storable(row[name], length)
+        if row[name]:  # without NUL and lone surrogates, which databases refuse
+            row[name] = row[name][:length].replace("\0", "?").encode("utf-8", "replace").decode("utf-8")
     return row | {c.name: n for c, n in zip(_USED, counts, strict=True)}
 
 

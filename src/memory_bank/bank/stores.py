@@ -194,10 +194,8 @@ class FactStore:
             model = lock_model(self.database, c, self.session_id)
             self.database.lock_session(c, self.session_id)
             c.execute(sa.delete(records).where(of_session(records)), self._mine)
+            c.execute(sa.delete(jobs).where(of_session(jobs)), self._mine)  # nobody can finish them now
             forget_model(c, model)
-            c.execute(
-                sa.delete(jobs).where(of_session(jobs)), self._mine
-            )  # a worker that holds one cannot finish it
             c.execute(NEXT_GENERATION, self._mine)
 
     def size(self) -> int:
@@ -321,7 +319,7 @@ class InsightStore:
         *,
         scope: Scope = "session",
     ) -> list[Hit]:
-        """At most ``limit`` insights but the excluded, best first; ties (1e-6): the newer first.
+        """At most ``limit`` insights without the session's excluded ones, best first; ties (1e-6): the newer first.
 
         ``scope``: ``"agent"`` and ``"all"`` include other sessions, whose hits then name their session.
 
@@ -402,21 +400,10 @@ class WiderScope:
     StorageError.
     """
 
-    def __init__(
-        self, database: Database, session_id: str, scope: Scope, insight_store: InsightStore
-    ) -> None:
+    def __init__(self, database: Database, session_id: str, scope: Scope) -> None:
         self.database = database
         self.session_id = session_id
-        self.scope = scope
-        self.insight_store = insight_store
         self._within = within(_r.session_id, scope)
-
-    def rank(self, query: str, exclude: Collection[str] = (), limit: int | None = None) -> list[Hit]:
-        """As ``InsightStore.rank``, over all sessions of the scope; hits of other sessions name theirs.
-
-        ``exclude`` are trace_ids of the own session.
-        """
-        return self.insight_store.rank(query, exclude, limit, scope=self.scope)
 
     def entries(
         self, where: Sequence[tuple[str, str]]

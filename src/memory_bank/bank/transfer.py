@@ -21,8 +21,8 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Val
 from sqlalchemy.engine import Connection, RowMapping
 
 from memory_bank.bank.database import Database
-from memory_bank.bank.embedder import bank_embedder, bind, embedder_of
-from memory_bank.bank.rows import FORGOTTEN, MARKS, check_same, fits, is_json, is_session_id, is_time
+from memory_bank.bank.embedder import bank_embedder, bind, embed_all, embedder_of
+from memory_bank.bank.rows import FORGOTTEN, MARKS, check_same, is_session_id, is_time, what_is_wrong
 from memory_bank.bank.schema import (
     NEXT_GENERATION,
     Embedding,
@@ -39,7 +39,7 @@ from memory_bank.bank.schema import (
 from memory_bank.errors import EmbedderMismatchError, RecordError
 from memory_bank.faults import fault_point
 from memory_bank.ports import Embedder
-from memory_bank.vectors import embedder_name, encode_documents
+from memory_bank.vectors import embedder_name
 
 FORMAT = 1
 """The version of the lines; a file with a higher one was written by a newer memory_bank."""
@@ -192,13 +192,23 @@ class _ReadSession:
         kind = next((k for k in _TABLES if k in line), None)
         if kind is None or not isinstance(line[kind], dict):
             raise _BrokenLine("it is not a row of a session")
-        row = {c.name: self._value(c, line[kind].get(c.name)) for c in _COLUMNS[kind]}
-        if any(
-            not row[f"{side}_verbatim"] and not is_json(row[side])
-            for side in ("input", "output")
-            if side in row
-        ):
-            raise _BrokenLine("its input or output should be JSON and is not")
+        row: dict[str, Any] = {}
+        for column in _COLUMNS[kind]:
+            value = line[kind].get(column.name)
+            try:
+                if isinstance(column.type, ExactText):
+                    value = decode_text(value)
+                elif isinstance(column.type, Embedding):
+                    value = base64.b64decode(value, validate=True)
+            except (ValueError, TypeError):
+                raise _BrokenLine(f"its {column.name} is not valid base64") from None
+            row[column.name] = value
+        if wrong := what_is_wrong(_COLUMNS[kind], row):
+            raise _BrokenLine(wrong)
+        embedder, vector = self.header.embedder, row.get("embedding", b"")
+        usable = embedder is not None and len(vector) == 4 * embedder.dimension
+        if kind == "insight" and not (usable and np.isfinite(np.frombuffer(vector, "<f4")).all()):
+            raise _BrokenLine("its embedding does not have the dimension of its embedder")
         if row.get("mark") not in (None, *MARKS):
             raise _BrokenLine("its mark is not known")
         key = kind, row.get("trace_id"), row.get("day"), row.get("model")
@@ -206,29 +216,6 @@ class _ReadSession:
             raise _BrokenLine(f"the {kind} {row.get('trace_id', row.get('day'))} occurs twice")
         self.seen.add(key)
         self.rows[kind].append({"session_id": self.session_id, **row})
-
-    def _value(self, column: sa.Column[Any], given: Any) -> Any:
-        """A column's value from its line. Raises _BrokenLine."""
-        kind = column.type
-        try:
-            value: Any = decode_text(given) if isinstance(kind, ExactText) else given
-            if value is None and column.nullable:
-                return None
-            if isinstance(kind, Embedding):
-                value = base64.b64decode(value, validate=True)
-        except (ValueError, TypeError):
-            raise _BrokenLine(f"its {column.name} is not valid base64") from None
-        if isinstance(kind, Embedding):
-            embedder = self.header.embedder
-            if embedder is None or len(value) != 4 * embedder.dimension or not _is_finite(value):
-                raise _BrokenLine("its embedding does not have the dimension of its embedder")
-        elif not fits(kind, value):
-            raise _BrokenLine(f"its {column.name} is not valid")
-        return value
-
-
-def _is_finite(embedding: bytes) -> bool:
-    return bool(np.isfinite(np.frombuffer(embedding, "<f4")).all())
 
 
 def import_lines(
@@ -320,7 +307,10 @@ def _write_session(database: Database, session: _ReadSession, model: Embedder | 
     summaries = [row for row in rows["insight"] if row["trace_id"] not in known]
     embedder = header.embedder and (header.embedder.name, header.embedder.dimension)
     if summaries and model is not None and embedder and embedder_name(model) != embedder[0]:
-        embedder = _embed(summaries, model)
+        vectors, dimension = embed_all(model, [row["summary"] for row in summaries])
+        for row, vector in zip(summaries, vectors, strict=True):
+            row["embedding"] = vector
+        embedder = embedder_name(model), dimension
     with database.write() as c:
         if summaries and embedder:
             _bind(c, database, embedder, session.session_id)
@@ -329,7 +319,14 @@ def _write_session(database: Database, session: _ReadSession, model: Embedder | 
         new |= {"task": header.task, "agent_id": header.agent_id}
         is_new = database.insert_new(c, sessions, [new]) == 1
         database.lock_session(c, session.session_id)
-        _set_owner(c, name, header)
+        mine = of_session(sessions)
+        task, agent = c.execute(sa.select(sessions.c.task, sessions.c.agent_id).where(mine), name).one()
+        if None not in (agent, header.agent_id) and agent != header.agent_id:
+            raise RecordError(
+                "the session belongs to another agent in this bank: import it into another bank"
+            )
+        owner = {"agent_id": agent or header.agent_id, "task": task or header.task}
+        c.execute(sa.update(sessions).where(mine).values(owner), name)
         stored = _stored(c, records, name, rows["record"])
         for row in rows["record"]:
             old = stored.get(row["trace_id"])
@@ -359,27 +356,6 @@ def _stored(
         query = sa.select(table).where(of_session(table), table.c.trace_id.in_(part))
         found.update((row["trace_id"], row) for row in c.execute(query, name).mappings())
     return found
-
-
-def _set_owner(c: Connection, name: dict[str, str], header: _Header) -> None:
-    """Set agent and task of a session that has none. Raises RecordError if another agent owns it."""
-    mine = of_session(sessions)
-    task, agent = c.execute(sa.select(sessions.c.task, sessions.c.agent_id).where(mine), name).one()
-    if None not in (agent, header.agent_id) and agent != header.agent_id:
-        raise RecordError("the session belongs to another agent in this bank: import it into another bank")
-    values = {"agent_id": agent or header.agent_id, "task": task or header.task}
-    c.execute(sa.update(sessions).where(mine).values(values), name)
-
-
-def _embed(rows: list[dict[str, Any]], model: Embedder) -> tuple[str, int]:
-    """Embed summaries with another model; its name and dimension."""
-    dimension = 0
-    for part in in_parts(rows, _BATCH):
-        encoded = encode_documents(model, [row["summary"] for row in part])
-        dimension = encoded.shape[1]
-        for row, vector in zip(part, encoded, strict=True):
-            row["embedding"] = vector.astype("<f4").tobytes()
-    return embedder_name(model), dimension
 
 
 def _bind(c: Connection, database: Database, embedder: tuple[str, int], session_id: str) -> None:

@@ -11,6 +11,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from memory_bank.bank.database import Database
 from memory_bank.bank.jobs import Job, JobQueue
@@ -72,7 +73,9 @@ class Worker:
         self.owner = f"{socket.gethostname()[:20]}:{os.getpid()}:{uuid.uuid4().hex[:16]}"
         self.progress = WorkerCounts()
         self._held: list[Job] = []
-        self._stores: dict[str, tuple[FactStore, InsightStore]] = {}
+        self._stores = lru_cache(64)(
+            lambda name: (FactStore(database, name), InsightStore(embedder, database, name))
+        )
         self._paid: dict[int, Insight] = {}  # by job: insights that could not be stored
 
     def step(self) -> int:
@@ -145,7 +148,7 @@ class Worker:
                 wake.clear()
 
     def _work(self, jobs: list[Job], session_id: str, held: list[Job]) -> None:
-        facts, insights = self._stores_of(session_id)
+        facts, insights = self._stores(session_id)
         records = {r.trace_id: r for r in facts.get_many([j.trace_id for j in jobs])}
         task = self.database.get_task(session_id)
         observer = replace(self.observer, account=Spending(self.database, session_id))
@@ -180,14 +183,6 @@ class Worker:
         by_model = [insight.source == observer.name for _, insight in ended if insight is not None]
         self.progress.observed += sum(by_model)
         self.progress.extracted += len(by_model) - sum(by_model)
-
-    def _stores_of(self, session_id: str) -> tuple[FactStore, InsightStore]:
-        if session_id not in self._stores:
-            if len(self._stores) >= 64:
-                self._stores.clear()
-            facts = FactStore(self.database, session_id)
-            self._stores[session_id] = facts, InsightStore(self.embedder, self.database, session_id)
-        return self._stores[session_id]
 
     def _delay(self, attempts: int) -> float:
         return min(LONGEST_RETRY, self.first_retry * 2.0 ** min(attempts - 1, 20))

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from memory_bank.config import ToolSettings
 from memory_bank.errors import ConfigError
-from memory_bank.plan import Decision, Fate, Piece
+from memory_bank.plan import Decision, Fate, Piece, Reasons
 from memory_bank.ports import TokenCounter
 from memory_bank.records import InteractionRecord
 from memory_bank.selection.index import EvidenceIndex, Reason, Selection
@@ -118,7 +118,7 @@ class EvidenceMemory:
         )
 
 
-class EvidenceReasons:
+class EvidenceReasons(Reasons):
     """Reasons of a selection by evidence; see ``plan.Reasons``.
 
     ``kept``: positions of interactions kept whole. ``told``: numbers of records whose calls the thread names.

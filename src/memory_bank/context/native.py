@@ -165,12 +165,9 @@ class NativeTurns:
         turn = self._turns[start]
         known = self._made.get(key) or self._before.get(key)
         if known is None or known[0] is not turn:
-            known = turn, shorten_turn(turn, shown, note, self._count)
+            known = turn, shorten_turn(turn, shown, note, self._counter.count_message)
         self._made[key] = known
         return known[1]
-
-    def _count(self, message: Any) -> int:
-        return self._counter.count_message(message)
 
 
 def _quotes_by_text(cut: CutText, places: Sequence[int]) -> Iterator[tuple[str, str]]:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from functools import wraps
+from functools import partial, wraps
 from pathlib import Path
 from typing import Any, Generic, NamedTuple, TypedDict, TypeVar, Unpack
 
@@ -61,6 +61,17 @@ class FrameworkWire(Wire[N]):
         """The parts of a message in their order, by number. Raises MessagesError for a foreign object."""
         raise NotImplementedError
 
+    def read_all(self, natives: Sequence[N], system: str | None = None) -> Conversation[N]:
+        """A list of natives as chat messages; ``system`` is a prompt that the framework sends apart from them."""
+        chat: Conversation[N] = Conversation(natives, self)
+        if system:
+            chat.add({"role": "system", "content": system}, [], -1)
+        for at, native in enumerate(natives):
+            parts = self.read(native) or {WHOLE: Part(MessageKind.OTHER)}
+            for message, places in _chat_messages(at, parts, self.joint):
+                chat.add(message, places, at)
+        return chat
+
 
 def strip_natives(
     rebuilt: Sequence[N], natives: Sequence[N], wire: FrameworkWire[N], rule: Thinking
@@ -85,22 +96,6 @@ def strip_natives(
 
 _KINDS = dict.fromkeys((MessageKind.SAY, MessageKind.CALL, MessageKind.REASONING), "assistant")
 _KINDS |= {MessageKind.USER: "user", MessageKind.RESULT: "result"}
-
-
-def read_natives(natives: Sequence[N], wire: FrameworkWire[N], system: str | None = None) -> Conversation[N]:
-    """A list of natives as chat messages; ``system`` is a prompt that the framework sends apart from them."""
-    chat: Conversation[N] = Conversation(natives, [], [], [], wire)
-    made: list[tuple[ChatMessage, list[Place]]] = (
-        [({"role": "system", "content": system}, [])] if system else []
-    )
-    for at, native in enumerate(natives):
-        parts = wire.read(native) or {WHOLE: Part(MessageKind.OTHER)}
-        made += _chat_messages(at, parts, wire.joint)
-    for message, places in made:
-        chat.messages.append(message)
-        chat.places.append(places)
-        chat.units.append(places[0].message if places else -1)
-    return chat
 
 
 def _chat_messages(
@@ -203,7 +198,9 @@ class Bridge(Generic[N]):
         self._llm_client = llm_client
         self._max_sessions = max_sessions
         self._database = None if database is None else Database(database)
-        self.processor = MemoryProcessor(config, None if self._database is None else self._open_state)
+        self.processor = MemoryProcessor(
+            config, None if database is None else partial(MemoryBankState, database=self._database)
+        )
         self.strategy = strategy or self.processor.config.default_strategy
         self.processor.config.strategy(self.strategy)
         self._sessions: OrderedDict[str, _HeldSession] = OrderedDict()
@@ -290,10 +287,6 @@ class Bridge(Generic[N]):
             self._database.close()
 
     # ------------------------------------------------------------------
-
-    def _open_state(self, session_id: str) -> MemoryBankState:
-        assert self._database is not None
-        return MemoryBankState(database=self._database, session_id=session_id)
 
     def _rebuild(
         self, natives: Sequence[N], session_id: str | None, system: str | None = None, tools: Tools = None

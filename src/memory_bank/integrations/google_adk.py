@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any, Unpack
 
 from memory_bank.errors import MissingExtraError
-from memory_bank.integrations.bridge import Bridge, BridgeOptions, FrameworkWire, Part, read_natives
+from memory_bank.integrations.bridge import Bridge, BridgeOptions, FrameworkWire, Part
 from memory_bank.tools import TOOL_SCHEMAS
 from memory_bank.transcript.jsontext import compact, parse_arguments, plain
 from memory_bank.transcript.messages import MessageKind
@@ -116,7 +116,7 @@ def call_ids(contents: Sequence[Any]) -> dict[int, str]:
 
 def read_contents(contents: Sequence[Any], system: str | None) -> Conversation[Any]:
     """The contents of a model request as a chat."""
-    return read_natives(contents, ADKWire(call_ids(contents)), system)
+    return ADKWire(call_ids(contents)).read_all(contents, system)
 
 
 class MemoryBankPlugin(BasePlugin):

@@ -11,7 +11,6 @@ from memory_bank.integrations.bridge import (
     BridgeOptions,
     FrameworkWire,
     Part,
-    read_natives,
     strip_natives,
 )
 from memory_bank.tools import TOOL_SCHEMAS
@@ -133,9 +132,7 @@ class MemoryBankMiddleware(AgentMiddleware):
 
     def __init__(self, *, offer_tools: bool = True, **options: Unpack[BridgeOptions]) -> None:
         super().__init__()
-        self.bridge: Bridge[BaseMessage] = Bridge(
-            lambda natives, system: read_natives(natives, WIRE, system), **options
-        )
+        self.bridge: Bridge[BaseMessage] = Bridge(WIRE.read_all, **options)
         self.tools: Sequence[BaseTool] = self._tools() if offer_tools else []
         self.bridge.offered = TOOL_SCHEMAS if offer_tools else ()
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any, Unpack
 
 from memory_bank.errors import MessagesError, MissingExtraError
-from memory_bank.integrations.bridge import Bridge, BridgeOptions, FrameworkWire, Part, read_natives
+from memory_bank.integrations.bridge import Bridge, BridgeOptions, FrameworkWire, Part
 from memory_bank.transcript.chat import edited_message
 from memory_bank.transcript.messages import MessageKind, calls_of, kind_of
 from memory_bank.transcript.turns import WHOLE, Change, ChatMessage
@@ -81,9 +81,7 @@ class MemoryBankHook(CustomLogger):
 
     def __init__(self, **options: Unpack[BridgeOptions]) -> None:
         super().__init__()
-        self.bridge: Bridge[Any] = Bridge(
-            lambda natives, system: read_natives(natives, WIRE, system), **options
-        )
+        self.bridge: Bridge[Any] = Bridge(WIRE.read_all, **options)
         self._warned: set[str] = set()
 
     async def async_pre_call_deployment_hook(self, kwargs: dict[str, Any], call_type: Any) -> dict[str, Any]:

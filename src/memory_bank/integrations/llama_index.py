@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any, TypeVar, Unpack
 
 from memory_bank.errors import MessagesError, MissingExtraError
-from memory_bank.integrations.bridge import Bridge, BridgeOptions, FrameworkWire, Part, read_natives
+from memory_bank.integrations.bridge import Bridge, BridgeOptions, FrameworkWire, Part
 from memory_bank.transcript.chat import edited_message
 from memory_bank.transcript.jsontext import parse_arguments, plain
 from memory_bank.transcript.messages import Call, MessageKind, calls_of
@@ -114,7 +114,7 @@ def with_memory(
     ``session_id``: the session of all calls of the copy; without one it is found by the messages. ``options``
     are those of Bridge. Raises ConfigError, UnknownStrategyError, StorageError.
     """
-    bridge: Bridge[Any] = Bridge(lambda natives, system: read_natives(natives, WIRE, system), **options)
+    bridge: Bridge[Any] = Bridge(WIRE.read_all, **options)
     kind = type(llm)
 
     class WithMemory(kind):  # type: ignore[valid-type,misc]

@@ -11,7 +11,6 @@ from memory_bank.integrations.bridge import (
     BridgeOptions,
     FrameworkWire,
     Part,
-    read_natives,
     strip_natives,
 )
 from memory_bank.tools import TOOL_SCHEMAS
@@ -121,9 +120,7 @@ class MemoryBank(AbstractCapability[Any]):
 
     def __init__(self, *, offer_tools: bool = True, **options: Unpack[BridgeOptions]) -> None:
         super().__init__()
-        self.bridge: Bridge[ModelMessage] = Bridge(
-            lambda natives, system: read_natives(natives, WIRE, system), **options
-        )
+        self.bridge: Bridge[ModelMessage] = Bridge(WIRE.read_all, **options)
         self._offer_tools = offer_tools
         self.bridge.offered = TOOL_SCHEMAS if offer_tools else ()
 

@@ -12,7 +12,7 @@ from typing import Any, Unpack
 
 from memory_bank import history as typed
 from memory_bank.errors import MessagesError, MissingExtraError
-from memory_bank.integrations.bridge import Bridge, BridgeOptions, FrameworkWire, Part, read_natives
+from memory_bank.integrations.bridge import Bridge, BridgeOptions, FrameworkWire, Part
 from memory_bank.tools import TOOL_SCHEMAS
 from memory_bank.transcript.jsontext import parse_arguments
 from memory_bank.transcript.messages import MessageKind, content_text
@@ -128,9 +128,7 @@ def add_memory(
     the agent does (``run(…, reset=False)``). ``offer_tools``: whether the agent gets search_memory, get_record
     and list_records. ``options`` are those of Bridge. Raises ConfigError, UnknownStrategyError, StorageError.
     """
-    bridge: Bridge[MemoryStep] = Bridge(
-        lambda natives, system: read_natives(natives, WIRE, system), **options
-    )
+    bridge: Bridge[MemoryStep] = Bridge(WIRE.read_all, **options)
 
     def write_memory_to_messages(summary_mode: bool = False) -> list[SmolMessage]:
         system = agent.memory.system_prompt

@@ -40,6 +40,7 @@ from memory_bank.service.operations.telemetry import Telemetry
 from memory_bank.service.page import files
 from memory_bank.service.page.recorder import Recorder
 from memory_bank.service.proxy.body import MessageCache
+from memory_bank.service.proxy.dialect import Provider
 from memory_bank.service.proxy.identity import Identity, canonical_bytes
 from memory_bank.service.proxy.injection import Injection
 from memory_bank.service.proxy.rebuild import Rebuilder
@@ -74,10 +75,6 @@ OPENAI = "https://api.openai.com/v1"
 ANTHROPIC = "https://api.anthropic.com"
 
 
-_MOST_TOKENS = 2**40
-"""Tokens from which a reported usage is not believed."""
-
-
 class Service:
     """What the handlers of one process share. ``exchanges`` are called after each proxied request."""
 
@@ -87,8 +84,8 @@ class Service:
         self.database = database
         self.metrics = metrics
         self.telemetry = telemetry
-        upstream = upstream_of(self.settings)
-        chat = chat_of(config, upstream)
+        urls = upstreams_of(self.settings)
+        chat = chat_of(config, urls["openai"])
         self.observing = ServiceObserver(database, config, chat)
         self.learning = ServiceLearning(database, self.settings.learn_after)
         cache = MessageCache()
@@ -104,16 +101,13 @@ class Service:
             traced=telemetry.memory,
         )
         self.keyring = Keyring(database)
-        self.operations = Operations(database, self.sessions, self.observing, metrics, upstream)
+        self.operations = Operations(database, self.sessions, self.observing, metrics, urls["openai"])
         self.exchanges: list[Callable[[Exchange], None]] = [telemetry.exchanged, self._exchanged]
-        self.upstream = Upstream(
-            upstream, timeout=self.settings.upstream_timeout, key=os.environ.get("OPENAI_API_KEY")
-        )
-        self.anthropic = Upstream(
-            anthropic_upstream_of(self.settings),
-            timeout=self.settings.upstream_timeout,
-            key=os.environ.get("ANTHROPIC_API_KEY"),
-        )
+        keys = {"openai": os.environ.get("OPENAI_API_KEY"), "anthropic": os.environ.get("ANTHROPIC_API_KEY")}
+        self.upstreams = {
+            provider: Upstream(url, timeout=self.settings.upstream_timeout, key=keys[provider])
+            for provider, url in urls.items()
+        }
         timeout = self.settings.memory_timeout
         identity = Identity(database, lambda m: cache.result("canonical", m, canonical_bytes))
         rebuilder = Rebuilder(
@@ -125,7 +119,7 @@ class Service:
         )
         self.operations.add("memory", rebuilder.check)
         self.proxy = Proxy(
-            {"openai": self.upstream, "anthropic": self.anthropic},
+            self.upstreams,
             rebuilder,
             injection=Injection(self.sessions, timeout),
             cache=cache,
@@ -173,10 +167,16 @@ class Service:
         step, tokens, full_tokens = exchange.step, exchange.tokens, exchange.full_tokens
         if step is None or not tokens or full_tokens is None:
             return
-        sent, full = _usage_of(exchange) or (None, None)
-        if _has_answered(exchange):
+        sent, full, by_marks = _usage_of(exchange), None, exchange.route == "messages"
+        if sent is not None:
+            # the Messages API reports zeros where the client marks nothing for the cache
+            caches = sent.cached + sent.written > 0 if by_marks else exchange.cached_tokens is not None
+            counts = exchange.answered_tokens, full_tokens, step.known_tokens
+            full = full_usage(sent, *counts, caches=caches)
+        is_whole = exchange.outcome == "complete" and exchange.status is not None and exchange.status < 300
+        if is_whole and exchange.memory == ("unchanged" if step.unchanged else "rebuilt"):
             cached = None if sent is None or exchange.cached_tokens is None else sent.cached
-            self.sessions.answered(step, cached, by_marks=exchange.route == "messages")
+            self.sessions.answered(step, cached, by_marks=by_marks)
         model = None if sent is None else exchange.model or ""
         status = CONTROL if step.control else "refused" if exchange.reason == REFUSED else exchange.memory
         self.recorder.take_outcome(
@@ -200,44 +200,29 @@ class Service:
         self.recorder.take(step)
 
 
-def _has_answered(exchange: Exchange) -> bool:
-    """Whether upstream has answered the context that memory built, completely."""
-    is_whole = exchange.outcome == "complete" and exchange.status is not None and exchange.status < 300
-    built = exchange.step is not None and ("unchanged" if exchange.step.unchanged else "rebuilt")
-    return is_whole and exchange.memory == built
-
-
-def _usage_of(exchange: Exchange) -> tuple[Usage, Usage] | None:
-    """The usage that was reported of a recorded step, and that of its full history; None without one."""
-    step, total = exchange.step, exchange.input_tokens
-    if step is None or total is None or exchange.full_tokens is None or not exchange.answered_tokens:
+def _usage_of(exchange: Exchange) -> Usage | None:
+    """The usage that upstream reported; None without one, and for one that cannot be."""
+    total = exchange.input_tokens
+    if total is None or not exchange.answered_tokens:
         return None
     counts = exchange.cached_tokens, exchange.written_tokens, exchange.output_tokens
     cached, written, output = (n or 0 for n in counts)
-    if min(cached, written, output) < 0 or not cached + written <= total + output < _MOST_TOKENS:
+    if min(cached, written, output) < 0 or not cached + written <= total + output < 2**40:
         return None
-    sent = Usage(total, cached, written, output)
-    caches = exchange.cached_tokens is not None
-    if exchange.route == "messages":  # it reports zeros where the client marks nothing for the cache
-        caches = cached + written > 0
-    tokens = exchange.answered_tokens, exchange.full_tokens, step.known_tokens
-    return sent, full_usage(sent, *tokens, caches=caches)
+    return Usage(total, cached, written, output)
 
 
-def upstream_of(settings: ServiceSettings) -> str:
-    """The base URL that requests are forwarded to, without a trailing slash. Raises ConfigError."""
-    given = settings.upstream or os.environ.get("OPENAI_BASE_URL") or OPENAI
-    return _base_url(given, "the upstream", OPENAI, "--upstream or OPENAI_BASE_URL")
-
-
-def anthropic_upstream_of(settings: ServiceSettings) -> str:
-    """The base URL that requests of the Messages API are forwarded to, with ``/v1`` at its end.
+def upstreams_of(settings: ServiceSettings) -> dict[Provider, str]:
+    """The base URLs that requests are forwarded to, without a trailing slash; Anthropic's ends with ``/v1``.
 
     Raises ConfigError.
     """
+    given = settings.upstream or os.environ.get("OPENAI_BASE_URL") or OPENAI
+    openai = _base_url(given, "the upstream", OPENAI, "--upstream or OPENAI_BASE_URL")
     given = settings.upstream_anthropic or os.environ.get("ANTHROPIC_BASE_URL") or ANTHROPIC
     what, where = "the upstream of the Messages API", "--upstream-anthropic or ANTHROPIC_BASE_URL"
-    return f"{_base_url(given, what, ANTHROPIC, where).removesuffix('/v1')}/v1"
+    anthropic = _base_url(given, what, ANTHROPIC, where).removesuffix("/v1")
+    return {"openai": openai, "anthropic": f"{anthropic}/v1"}
 
 
 def _base_url(given: str, what: str, example: str, where: str) -> str:
@@ -286,11 +271,12 @@ def create_app(config: Config) -> FastAPI:
         try:
             yield
         finally:
-            await service.upstream.aclose()
-            await service.anthropic.aclose()
+            for upstream in service.upstreams.values():
+                await upstream.aclose()
             await to_thread.run_sync(service.close)
 
-    tracing = Telemetry(upstream_of(config.service), anthropic_upstream_of(config.service))
+    urls = upstreams_of(config.service)
+    tracing = Telemetry(urls["openai"], urls["anthropic"])
     app = _Application(
         title="memory_bank",
         version=__version__,
@@ -303,20 +289,16 @@ def create_app(config: Config) -> FastAPI:
     app.metrics, app.tracing = Metrics(), tracing
     _handle_errors(app)
     add_operations(app)
-    app.include_router(sessions.router)
-    app.include_router(memory.router)
-    app.include_router(records.router)
-    app.include_router(sessions.steps_router)
-    app.include_router(files.router)
+    for router in (sessions.router, memory.router, records.router, sessions.steps_router, files.router):
+        app.include_router(router)
     app.router.routes += [Route(path, UnknownRoute(), include_in_schema=False) for path in _API_PATHS]
     app.router.routes.append(Route("/mcp", McpEndpoint(), methods=["POST"]))
     app.router.routes.extend(upstream_routes())
     app.router.routes[:0] = model_routes()  # first, as they are called at every step
     describe(app)
     app.add_middleware(EncodedSlashes)
-    app.add_middleware(
-        Gate, settings=config.service, hosts=AllowedHosts(config.service)
-    )  # added last: before all
+    # added last: it is before all
+    app.add_middleware(Gate, settings=config.service, hosts=AllowedHosts(config.service))
     return app
 
 
@@ -356,18 +338,15 @@ class McpEndpoint:
 def _handle_errors(app: FastAPI) -> None:
     """Answer expected errors in the one form; the gate answers unexpected ones."""
 
-    async def ours(request: Request, error: Exception) -> Response:
-        assert isinstance(error, MemoryBankError)
+    async def ours(request: Request, error: Any) -> Response:
         status, body, headers = failures.failure(error, request.scope["path"])
         return Response(json_bytes(body), status, headers, JSON)
 
-    async def theirs(request: Request, error: Exception) -> Response:  # noqa: ARG001
-        assert isinstance(error, HTTPException)
+    async def theirs(request: Request, error: Any) -> Response:  # noqa: ARG001
         body = failures.body(str(error.detail), "http_error", error.status_code)
         return Response(json_bytes(body), error.status_code, error.headers, JSON)
 
-    async def invalid(request: Request, error: Exception) -> Response:
-        assert isinstance(error, RequestValidationError)
+    async def invalid(request: Request, error: Any) -> Response:
         return await ours(request, InvalidRequestError(validation_message(error.errors())))
 
     app.add_exception_handler(MemoryBankError, ours)

@@ -84,21 +84,16 @@ class Rebuilt(StepFigures):
 
 @dataclass(slots=True)
 class _OpenSession:
-    """A session in use, and the lock that serializes its steps.
-
-    ``generation``: the session's when it was last registered in the database. ``users``: running steps.
-    ``tokens``: of the session's full history, or more for large requests. ``sent``: the context of its last step;
-    ``changed``: it did not begin as the one before.
-    """
+    """A session in use, and the lock that serializes its steps."""
 
     namespace: str | None
     agent_id: str | None
     lock: AbstractContextManager[object] = field(default_factory=threading.RLock)
-    generation: int | None = None
-    users: int = 0
-    tokens: int = 0
-    sent: Sequence[object] = ()
-    changed: bool = False
+    generation: int | None = None  # when it was last registered in the database
+    users: int = 0  # running steps
+    tokens: int = 0  # of its full history, or more for large requests
+    sent: Sequence[object] = ()  # the context of its last step
+    changed: bool = False  # that context did not begin as the one before
 
 
 @dataclass(slots=True)
@@ -139,7 +134,7 @@ class Sessions:
         self._redact = redact
         self._on_rebuilt = rebuilt
         self._queued = queued
-        self.traced = traced or _untraced
+        self.traced = traced or (lambda operation, session_id: nullcontext())  # noqa: ARG005
         without = {CONTROL: NoStrategySettings(), **config.memory_strategies}
         for key, settings in config.memory_strategies.items():
             if isinstance(settings, MemoryBankSettings):
@@ -283,46 +278,38 @@ class Sessions:
             return messages
         key = strategy or self.strategy
         seen = self._hidden(messages)
-        preview = self._take_preview(namespace, name, key, seen)
-        used = self._processor.state(key, session_id)
-        if used is not None:
-            preview.memory.prefix_cache = copied(used.prefix_cache)
-        shown, _ = preview.processor.apply_strategy(
-            seen, key, None, None, session_id=session_id, model=model, tools=tools
-        )
-        preview.messages = seen
-        with self._lock:
-            self._previews[session_id, key] = preview
-            if len(self._previews) > PREVIEWS_KEPT:
-                self._previews.popitem(last=False)
-        return _with_own_text(shown, seen, messages)
-
-    def _take_preview(self, namespace: str | None, name: str, key: str, messages: list[object]) -> _Preview:
-        """The memory of a session's last preview with what is stored since, or a new one.
-
-        A new one where records or messages of the last preview are gone, and after learning.
-        """
-        session_id = stored_id(namespace, name)
         store = FactStore(self.database, session_id) if self.exists(namespace, name) else None
         stored = [] if store is None else list(store.steps())
         learned = learned_of(self.database, namespace)
         with self._lock:
-            last = self._previews.pop((session_id, key), None)
+            made = self._previews.pop((session_id, key), None)
+        # a new one where records or messages of the last preview are gone, and after learning
         if (
-            last is None
-            or not last.stored.issubset(stored)
-            or last.learned != learned
-            or messages[: len(last.messages)] != last.messages
+            made is None
+            or not made.stored.issubset(stored)
+            or made.learned != learned
+            or seen[: len(made.messages)] != made.messages
         ):
             memory = MemoryBankState(session_id=session_id)
             if learned is not None:
                 keep_model(memory.database, None, {}, learned.model)
             config = self.config.model_copy(update={"loop_detection": "off"})
-            last = _Preview(MemoryProcessor(config, lambda session_id: memory), memory, learned)  # noqa: ARG005
+            made = _Preview(MemoryProcessor(config, lambda session_id: memory), memory, learned)  # noqa: ARG005
         if store is not None:
-            last.memory.add(store.get_many([t for t in stored if t not in last.stored]))
-        last.stored = set(stored)
-        return last
+            made.memory.add(store.get_many([t for t in stored if t not in made.stored]))
+        made.stored = set(stored)
+        used = self._processor.state(key, session_id)
+        if used is not None:
+            made.memory.prefix_cache = copied(used.prefix_cache)
+        shown, _ = made.processor.apply_strategy(
+            seen, key, None, None, session_id=session_id, model=model, tools=tools
+        )
+        made.messages = seen
+        with self._lock:
+            self._previews[session_id, key] = made
+            if len(self._previews) > PREVIEWS_KEPT:
+                self._previews.popitem(last=False)
+        return _with_own_text(shown, seen, messages)
 
     def is_control(self, session_id: str) -> bool:
         """Whether a session is one of the share (``holdout``) that is left without memory, as a control.
@@ -435,7 +422,14 @@ class Sessions:
         with self.traced("delete_memory", session_id):
             for _ in purge(self.database, session_id=session_id):
                 pass
-        self._forget(session_id)
+        with self._lock:
+            self._open_sessions.pop(session_id, None)
+            reader = self._readers.pop(session_id, None)
+            for key in [k for k in self._previews if k[0] == session_id]:
+                del self._previews[key]
+        self._processor.close(session_id)
+        if reader is not None:
+            reader.close()
 
     def delete(self, namespace: str | None, name: str) -> None:
         """Reset a session and mark it as deleted, until it is used again. Raises NotFoundError."""
@@ -512,16 +506,6 @@ class Sessions:
                 count, tokens = count - 1, tokens - used.tokens
         return old
 
-    def _forget(self, session_id: str) -> None:
-        with self._lock:
-            self._open_sessions.pop(session_id, None)
-            reader = self._readers.pop(session_id, None)
-            for key in [k for k in self._previews if k[0] == session_id]:
-                del self._previews[key]
-        self._processor.close(session_id)
-        if reader is not None:
-            reader.close()
-
 
 @lru_cache(maxsize=32)
 def count_once(count: Callable[[str], int], text: str) -> int:
@@ -544,10 +528,6 @@ def _first_change(
     new = now[position]
     is_memory = plan is not None and plan.memory is not None and new == plan.memory
     return position, "memory" if is_memory else str(read(new, "role") or read(new, "type") or "")
-
-
-def _untraced(operation: str, session_id: str) -> AbstractContextManager[object]:  # noqa: ARG001
-    return nullcontext()
 
 
 def _with_own_text(shown: list[object], redacted: Sequence[object], given: Sequence[object]) -> list[object]:

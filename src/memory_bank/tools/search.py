@@ -71,10 +71,9 @@ def search_session(state: Any, query: str, top_k: int) -> SearchResult:
     trouble, embedded = None, state.insight_store is not None
     ranking: list[Hit] = []
     try:
-        if embedded and state.wider is not None:
-            ranking = state.wider.rank(query, limit=_MAX_RANKED)
-        elif embedded:
-            ranking = state.insight_store.rank(query)
+        if embedded:
+            limit = None if state.scope == "session" else _MAX_RANKED
+            ranking = state.insight_store.rank(query, limit=limit, scope=state.scope)
     except EmbeddingError as e:
         trouble = e
     scores = {(hit.session_id, hit.trace_id): hit.score for hit in ranking}

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
-from itertools import pairwise
+from itertools import groupby, pairwise
 from typing import Any
 
 from memory_bank.errors import HistoryError
@@ -104,14 +104,12 @@ def from_anthropic(
     """
     if not isinstance(messages, (list, tuple)):
         raise HistoryError(f"messages must be a list of messages, not {type(messages).__name__}.")
-    chat: Conversation[AnthropicMessage] = Conversation(messages, [], [], [], AnthropicWire(thinking))
+    chat: Conversation[AnthropicMessage] = Conversation(messages, AnthropicWire(thinking))
     unit = 0
 
     def put(part: Part, start: int) -> None:
         message, places = part
-        chat.messages.append(message)
-        chat.places.append([Place(start + i, j, number) for i, j, number in places])
-        chat.units.append(unit)
+        chat.add(message, [Place(start + i, j, number) for i, j, number in places], unit)
 
     text = content_text(system).strip() if system else ""
     if text:
@@ -427,7 +425,8 @@ def message_errors(messages: object) -> list[str]:
     ids: set[str] = set()
     open_calls: dict[str, None] = {}
     last_role: object = None
-    for role, positions in _runs(messages):
+    for role, run in groupby(range(len(messages)), lambda i: _role(messages[i])):
+        positions = list(run)
         first = positions[0]
         if role not in ("user", "assistant", "system"):
             errors.append(f"messages.{first}: Input should have the role user, assistant or system")
@@ -452,18 +451,6 @@ def message_errors(messages: object) -> list[str]:
     if open_calls:
         errors.append(_unanswered(len(messages) - 1, open_calls))
     return errors
-
-
-def _runs(messages: Sequence[Any]) -> Iterator[tuple[object, list[int]]]:
-    """The roles in their order, each with the positions of the messages in a row that have it."""
-    run: list[int] = []
-    for i, message in enumerate(messages):
-        if run and _role(messages[run[0]]) != _role(message):
-            yield _role(messages[run[0]]), run
-            run = []
-        run.append(i)
-    if run:
-        yield _role(messages[run[0]]), run
 
 
 def _block_errors(
@@ -539,16 +526,10 @@ def with_cache_marks(request: Mapping[str, Any], messages: Sequence[Any]) -> lis
     if (own or around) and left >= own:
         return None
     out = list(messages)
-    for place in (_last_place(out), _end_of_fold(out, source)):
+    for place in (_last_markable(_places(out, len(out) - 1)), _end_of_fold(out, source)):
         if place is not None and around + cache_marks(out) < MOST_CACHE_MARKS:
             _mark(out, place)
     return out
-
-
-def _last_place(messages: Sequence[Any]) -> Place | None:
-    """The last block of the last message that may have a mark."""
-    last = len(messages) - 1
-    return next((p for p, b in reversed(_places(messages, last)) if _is_markable(b)), None)
 
 
 def _end_of_fold(messages: Sequence[Any], source: Sequence[Any]) -> Place | None:
@@ -559,9 +540,7 @@ def _end_of_fold(messages: Sequence[Any], source: Sequence[Any]) -> Place | None
         if a is not b and a != b:
             break
         same += 1
-    if same == len(now):
-        return None
-    return next((p for p, b in reversed(now[: len(now) - same]) if _is_markable(b)), None)
+    return _last_markable(now[: len(now) - same])
 
 
 def _up_to_last_turn(messages: Sequence[Any]) -> list[tuple[Place, Any]]:
@@ -584,11 +563,14 @@ def _places(messages: Sequence[Any], start: int = 0) -> list[tuple[Place, Any]]:
     return out
 
 
-def _is_markable(block: object) -> bool:
-    if not isinstance(block, dict) or _type(block) not in _MARKABLE:
-        return False
-    text = block.get("text")
-    return _type(block) != "text" or (isinstance(text, str) and bool(text.strip()))
+def _last_markable(blocks: Sequence[tuple[Place, Any]]) -> Place | None:
+    """The place of the last block that may have a mark; an empty text may have none."""
+
+    def may(block: Any) -> bool:
+        text = block.get("text") if _type(block) == "text" else "-"
+        return _type(block) in _MARKABLE and isinstance(text, str) and bool(text.strip())
+
+    return next((place for place, block in reversed(blocks) if may(block)), None)
 
 
 def _mark(messages: list[Any], place: Place) -> None:

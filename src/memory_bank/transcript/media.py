@@ -22,17 +22,8 @@ _ADDRESS = ("url", "image_url", "file_url", "uri")
 _KIND = ("media_type", "mimeType", "mime_type")
 _NAME = ("filename", "name", "title", "display_name")
 _OTHER = (
-    "type",
-    "detail",
-    "format",
-    "file_id",
-    "id",
-    "source_type",
-    "annotations",
-    "_meta",
-    "citations",
-    "context",
-)
+    "type", "detail", "format", "file_id", "id", "source_type", "annotations", "_meta", "citations", "context",
+)  # fmt: skip
 _KNOWN = frozenset({*_BODIES, *_DATA, *_ADDRESS, *_KIND, *_NAME, *_OTHER})
 
 

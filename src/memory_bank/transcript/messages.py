@@ -111,33 +111,13 @@ def is_text_part(part: object) -> bool:
     return isinstance(kind, str) and kind in _TEXT_TYPES and isinstance(read(part, "text"), str)
 
 
-def media_kinds(content: object) -> list[str]:
-    """The names of the parts that are not text, in order: ``["image", "file"]``."""
-    if not isinstance(content, (list, tuple)):
-        return []
-    return [part_text(p).strip("[]") for p in content if not is_text_part(p)]
-
-
 def carries_only_media(message: object) -> bool:
     """Whether a user message holds nothing that the user said: only images or files of a tool's result."""
     content = read(message, "content")
-    if not media_kinds(content):
+    if not isinstance(content, (list, tuple)) or all(map(is_text_part, content)):
         return False
     texts = [part_text(p) for p in content if read(p, "type") in ("text", "input_text") or isinstance(p, str)]
     return all(not t.strip() or t.lstrip().startswith(_MEDIA_MARKS) for t in texts)
-
-
-def verbatim_text(content: object) -> str | None:
-    """The exact text of a tool's output, where the content is text and nothing else."""
-    if isinstance(content, str):
-        return content
-    if isinstance(content, (list, tuple)) and len(content) == 1 and is_text_part(content[0]):
-        part = content[0]
-        if isinstance(part, str):
-            return part
-        if isinstance(part, Mapping) and set(part) <= {"type", "text"}:
-            return str(part["text"])
-    return None
 
 
 # Our own tools
@@ -264,7 +244,12 @@ class Result:
     @property
     def output_text(self) -> str | None:
         """The exact output where it is text and nothing else, or None."""
-        return None if self.extra else verbatim_text(self.content)
+        content = self.content
+        if isinstance(content, (list, tuple)) and len(content) == 1 and is_text_part(content[0]):
+            content = content[0]
+            if isinstance(content, Mapping) and set(content) <= {"type", "text"}:
+                content = content["text"]
+        return content if isinstance(content, str) and not self.extra else None
 
     @property
     def raw_output(self) -> Any:
@@ -384,13 +369,6 @@ class Pair:
             output_text=result.output_text,
         )
 
-    def before_images(self) -> list[Pair]:
-        """The pair as it was before each message that brought images for its result."""
-        if self.result is None:
-            return []
-        extra = self.result.extra
-        return [replace(self, result=replace(self.result, extra=extra[:n])) for n in range(len(extra))]
-
     def content_key(self) -> bytes:
         """What identifies the pair in its session: call id, name, arguments and output."""
         call, result = self.call, self.result
@@ -475,20 +453,32 @@ def check_messages(messages: object) -> Sequence[Any]:
     return messages
 
 
-def parse_messages(messages: object) -> list[Segment]:
-    """Parse a list of messages into segments; ``render_messages`` of them gives the list back.
+def check_shape(messages: object) -> None:
+    """Raise MessagesError for what is no list, and for messages of LangChain and contents of Gemini.
 
-    Raises MessagesError when ``messages`` is no list.
+    Nothing of these could be stored, for they have no roles and calls of a chat. The first eight are looked at.
     """
+    for message in check_messages(messages)[:8]:
+        role, kind, parts = (read(message, key) for key in ("role", "type", "parts"))
+        if not isinstance(role, str) and isinstance(kind, str) and kind in ("human", "ai"):
+            raise MessagesError(
+                "these are LangChain messages: use the middleware of memory_bank.integrations.langchain, or convert "
+                "them with langchain_core.messages.convert_to_openai_messages."
+            )
+        is_gemini = role in ("user", "model") and isinstance(parts, (list, tuple))
+        if is_gemini and read(message, "content") is None:
+            raise MessagesError(
+                "these are Gemini contents: use the plugin of memory_bank.integrations.google_adk, or pass chat "
+                "messages with role and content."
+            )
+
+
+def parse_messages(messages: object) -> list[Segment]:
+    """Parse a list of messages into segments, which have them all in order; raises MessagesError for no list."""
     parser = Parser()
     for message in check_messages(messages):
         parser.feed(message)
     return parser.segments()
-
-
-def render_messages(segments: Iterable[Segment]) -> list[Any]:
-    """The messages of some segments, the very objects that were parsed, in order."""
-    return [m for segment in segments for m in segment.messages]
 
 
 def latest_interactions(messages: Sequence[object], count: int) -> list[Interaction]:
@@ -574,7 +564,13 @@ class Parser:
             if kind is MessageKind.SAY and self._lead and self._lead[-1].kind is MessageKind.SAY:
                 self._close()  # the earlier text stands alone
             self._lead.append(utterance)
-        elif turn is not None and not self._between and turn.has_results and _is_rider(message, kind):
+        elif (
+            turn is not None
+            and not self._between
+            and turn.has_results
+            and kind is MessageKind.USER
+            and carries_only_media(message)
+        ):
             turn.attach(message)
         elif turn is not None and turn.unanswered:
             self._between.append(utterance)
@@ -611,10 +607,6 @@ class Parser:
         self._open = None
         self._between = []
         self._lead = []
-
-
-def _is_rider(message: object, kind: MessageKind) -> bool:
-    return kind is MessageKind.USER and carries_only_media(message)
 
 
 @dataclass(slots=True)

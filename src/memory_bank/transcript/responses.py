@@ -42,6 +42,8 @@ _POSITION_FREE = frozenset(
 )  # fmt: skip
 _LEADS = frozenset({"reasoning", "item_reference"})  # belong to the turn after them, and go with it
 _HIDDEN = frozenset({"type", "id", "status", "encrypted_content", "fingerprint"})
+# Types of calls whose input is a text: the member that holds it, and its value without one.
+_TEXT_INPUTS = {"function_call": ("arguments", "{}"), "custom_tool_call": ("input", "")}
 _ARGUMENTS = {
     "computer_call": ("action", "actions"),
     "local_shell_call": ("action",),
@@ -162,9 +164,13 @@ def _code_output(output: object) -> object:
     return output
 
 
-def with_output(item: Item, text: str) -> Item:
-    """The item with another text as its output; unchanged where its output cannot be a text."""
+def _with_text(item: Item, text: str) -> Item:
+    """The item with another text or output; unchanged where its output cannot be a text."""
     kind = item_type(item)
+    if kind == "message" and not isinstance(item.get("content"), str):
+        return {**item, "content": [{"type": "output_text", "text": text, "annotations": []}]}
+    if kind == "message":
+        return {**item, "content": text}
     if kind in ("function_call_output", "custom_tool_call_output"):
         is_list = isinstance(item.get("output"), list)
         return {**item, "output": [{"type": "input_text", "text": text}] if is_list else text}
@@ -179,36 +185,6 @@ def with_output(item: Item, text: str) -> Item:
     if kind == "code_interpreter_call":
         return {**item, "outputs": [{"type": "logs", "logs": text}]}
     return item
-
-
-def with_arguments(item: Item, arguments: Any) -> Item:
-    """The call with other arguments; unchanged where its type has none that are a text."""
-    key = {"function_call": "arguments", "custom_tool_call": "input"}.get(item_type(item))
-    return item if key is None else {**item, key: arguments}
-
-
-def with_words(item: Item, text: str) -> Item:
-    """The assistant's message with another text."""
-    if isinstance(item.get("content"), str):
-        return {**item, "content": text}
-    return {**item, "content": [{"type": "output_text", "text": text, "annotations": []}]}
-
-
-def answer_to(call: Item, content: object) -> Item | None:
-    """A new output item for a call that had none; None where its output cannot be a text."""
-    kind = item_type(call)
-    if kind not in ("function_call", "custom_tool_call"):
-        return None
-    return {"type": OUTPUT_OF[kind], "call_id": call_id_of(call), "output": content}
-
-
-def call_for(output: Item, name: str) -> Item | None:
-    """A new call item for an output that had none; None for other outputs than those of functions."""
-    kind = CALL_OF.get(item_type(output))
-    head = {"type": kind, "call_id": call_id_of(output), "name": name}
-    if kind == "function_call":
-        return {**head, "arguments": "{}"}
-    return {**head, "input": ""} if kind == "custom_tool_call" else None
 
 
 # The check of pairs
@@ -292,13 +268,9 @@ class ItemWire(Wire[Item]):
     def write(self, native: Item, change: Change) -> Item | None:
         if None in change.values():
             return None
-        if 0 in change:
-            native = with_arguments(native, change[0])
-        if WHOLE not in change:
-            return native
-        if item_type(native) == "message":
-            return with_words(native, change[WHOLE])
-        return with_output(native, change[WHOLE])
+        if 0 in change and item_type(native) in _TEXT_INPUTS:
+            native = {**native, _TEXT_INPUTS[item_type(native)][0]: change[0]}
+        return _with_text(native, change[WHOLE]) if WHOLE in change else native
 
     def say(self, message: ChatMessage) -> Item:
         return {"type": "message", "role": message["role"], "content": content_text(message["content"])}
@@ -308,17 +280,15 @@ class ItemWire(Wire[Item]):
         is_output = message["role"] == "tool"
         call_id = message["tool_call_id"] if is_output else message["tool_calls"][0]["id"]
         kinds = OUTPUT_OF if is_output else CALL_OF
-        partner = next((i for i in source if item_type(i) in kinds and call_id_of(i) == call_id), None)
-        made = None
-        if partner is not None and is_output:
-            return answer_to(partner, message["content"])
-        if partner is not None:
-            made = call_for(partner, message["tool_calls"][0]["function"]["name"])
-        if made is None:
-            raise HistoryError(
-                "the context holds a call or a result that no item has: send the input as it is."
-            )
-        return made
+        partners = (item_type(i) for i in source if item_type(i) in kinds and call_id_of(i) == call_id)
+        partner = next(partners, "")
+        made: Item = {"type": kinds.get(partner), "call_id": call_id}
+        if partner and is_output:
+            return {**made, "output": message["content"]} if partner in _TEXT_INPUTS else None
+        if made["type"] in _TEXT_INPUTS:
+            key, nothing = _TEXT_INPUTS[made["type"]]
+            return {**made, "name": message["tool_calls"][0]["function"]["name"], key: nothing}
+        raise HistoryError("the context holds a call or a result that no item has: send the input as it is.")
 
     def finish(self, written: list[tuple[int | None, Item]], source: Sequence[Item]) -> list[Item]:
         """See Wire. Raises HistoryError where the items would have a broken pair that those read had not."""
@@ -350,7 +320,7 @@ def from_items(items: object, instructions: object = None) -> Conversation[Item]
         items = [{"role": "user", "content": items}]
     if not isinstance(items, (list, tuple)):
         raise HistoryError(f"input must be a text or a list of items, not {type(items).__name__}.")
-    reader = _Reader(Conversation(items, [], [], [], WIRE))
+    reader = _Reader(Conversation(items, WIRE))
     if isinstance(instructions, str) and instructions:
         reader.put(({"role": "system", "content": instructions}, []))
     for position, item in enumerate(items):
@@ -452,9 +422,7 @@ class _Reader:
         """Add a unit: its messages, each with the parts of items that it stands for."""
         unit = len(self.chat.units)  # any number that no other unit has
         for message, places in messages:
-            self.chat.messages.append(message)
-            self.chat.places.append(places)
-            self.chat.units.append(unit)
+            self.chat.add(message, places, unit)
 
     def _feed_call(self, position: int, item: Item, kind: str) -> None:
         if self._turn is None or not self._turn.takes(item, bool(self._lead)):

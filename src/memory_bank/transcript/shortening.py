@@ -48,24 +48,18 @@ def shorten(value: Any, max_chars: int, *, text: str | None = None, trace_id: st
             return Shortened(dense, len(source), False)
     if max_chars <= 0:
         return Shortened("", len(source), True)
-    note = _note(len(source), trace_id)
+    where = f"; the whole has trace_id {trace_id}" if trace_id else ""
+    note = f"\n[shortened from {len(source):,} characters{where}]"
     room = max_chars - len(note)
     if room < 2 * _MIN_ROOM:
         note, room = "", max_chars
     body = ""
     if not is_text and isinstance(value, (dict, list)):
-        try:
-            body = _Packer(value).pack(room)
-        except RecursionError:
-            body = ""
+        with suppress(RecursionError):
+            body = _Packer(value).pack(value, room)
     if not body or len(body) > room:
         body = shorten_text(dense, room)
     return Shortened(body + note, len(source), True)
-
-
-def _note(whole: int, trace_id: str | None) -> str:
-    where = f"; the whole has trace_id {trace_id}" if trace_id else ""
-    return f"\n[shortened from {whole:,} characters{where}]"
 
 
 def shorten_text(text: str, room: int) -> str:
@@ -186,12 +180,8 @@ class _Packer:
     """Writes a JSON value in a number of characters: measures every node once, then divides the room."""
 
     def __init__(self, value: Any) -> None:
-        self.value = value
-        self.sizes: dict[int, int] = {}
+        self.sizes: dict[int, int] = {}  # of objects and lists, by identity
         self._measure(value)
-
-    def pack(self, room: int) -> str:
-        return self._pack(self.value, room)
 
     def _measure(self, node: Any) -> int:
         if isinstance(node, dict):
@@ -206,7 +196,8 @@ class _Packer:
     def _size(self, node: Any) -> int:
         return self.sizes.get(id(node), 0) if isinstance(node, (dict, list)) else _len(node)
 
-    def _pack(self, node: Any, room: int) -> str:
+    def pack(self, node: Any, room: int) -> str:
+        """The value, or one within it, in at most so many characters."""
         if not node or self._size(node) <= room:
             return compact(node)
         if isinstance(node, dict):
@@ -218,22 +209,18 @@ class _Packer:
         return compact(node)
 
     def _pack_dict(self, node: dict[str, Any], room: int) -> str:
-        keys = list(node)
-        overhead = 2 + (_MARK if len(keys) > 1 else 0)
+        free = room - 2 - (_MARK if len(node) > 1 else 0)
         shown: list[str] = []
-        for key in keys:  # as many keys as have room for something
-            cost = _len(key) + 2 + min(self._size(node[key]), _MIN_ROOM)
-            if overhead + cost > room:
+        least = 0
+        for key, value in node.items():  # as many keys as have room for something
+            least += _len(key) + 2 + min(self._size(value), _MIN_ROOM)
+            if least > free:
                 break
-            overhead += _len(key) + 2
             shown.append(key)
-        while shown and overhead + sum(min(self._size(node[k]), _MIN_ROOM) for k in shown) > room:
-            overhead -= _len(shown[-1]) + 2
-            shown.pop()
-        shares = _share([self._size(node[k]) for k in shown], room - overhead)
-        parts = [f"{compact(k)}:{self._pack(node[k], s)}" for k, s in zip(shown, shares, strict=True)]
-        if len(shown) < len(keys):
-            parts.append(f'"…":"{len(keys) - len(shown):,} more keys"')
+        shares = _share([self._size(node[k]) for k in shown], free - sum(_len(k) + 2 for k in shown))
+        parts = [f"{compact(k)}:{self.pack(node[k], s)}" for k, s in zip(shown, shares, strict=True)]
+        if len(shown) < len(node):
+            parts.append(f'"…":"{len(node) - len(shown):,} more keys"')
         return "{" + ",".join(parts) + "}"
 
     def _pack_list(self, node: list[Any], room: int) -> str:
@@ -252,7 +239,7 @@ class _Packer:
         if not sizes:
             return f'["… {len(node):,} items"]'
         shares = _share(sizes, free - len(sizes))
-        parts = [self._pack(item, s) for item, s in zip(node, shares, strict=False)]
+        parts = [self.pack(item, s) for item, s in zip(node, shares, strict=False)]
         if len(parts) < len(node):
             parts.append(f'"… {len(node) - len(parts):,} more items"')
         return "[" + ",".join(parts) + "]"

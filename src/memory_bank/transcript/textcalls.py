@@ -103,7 +103,7 @@ def _calls_in(
 def _converted(
     messages: Sequence[Any], form: TextForm, found: Mapping[int, WrittenCall]
 ) -> Conversation[Any]:
-    chat: Conversation[Any] = Conversation(messages, [], [], [], TextWire(form))
+    chat: Conversation[Any] = Conversation(messages, TextWire(form))
     ids: set[str] = set()
     for i, message in enumerate(messages):
         new, places = message, [Place(i, WHOLE)]
@@ -113,21 +113,18 @@ def _converted(
                 call_id = f"{call_id}_{len(ids) + 1}"
             ids.add(call_id)
             made = call_entry(call_id, found[i].name, found[i].arguments)
-            new = {"role": "assistant", "content": _words(found[i]) or None, "tool_calls": [made]}
+            new = {
+                "role": "assistant",
+                "content": f"{found[i].lead}{found[i].after}" or None,
+                "tool_calls": [made],
+            }
             places = [Place(i, 0, 0), Place(i, WHOLE, WHOLE)]
         elif i - 1 in found:
             output = (_text(message) or "")[_start(form, message) :]
             new = {"role": "tool", "tool_call_id": call_id, "content": output}
             places = [Place(i, WHOLE, WHOLE)]
-        chat.messages.append(new)
-        chat.places.append(places)
-        chat.units.append(i)
+        chat.add(new, places, i)
     return chat
-
-
-def _words(call: WrittenCall) -> str:
-    """What the assistant says besides a call."""
-    return f"{call.lead}{call.after}"
 
 
 def _start(form: TextForm, answer: Any) -> int:

@@ -18,7 +18,6 @@ from memory_bank.transcript.messages import (
     MessageKind,
     Pair,
     Parser,
-    Segment,
     Utterance,
     check_messages,
     kind_of,
@@ -124,7 +123,6 @@ class Transcript:
         self._parser = Parser()
         self._read = 0  # closed segments that are counted and identified
         self._interactions: list[Interaction] = []
-        self._starts: list[int] = []  # of the interactions
         self._keys: list[tuple[bytes, ...]] = []  # content keys of their answered pairs
         self._occurrences: Counter[bytes] = Counter()
         self._kept: list[int] = []
@@ -155,7 +153,6 @@ class Transcript:
                 interaction, keys = self._identified(segment, may_be_masked=segment is not last)
                 self._occurrences.update(keys)
                 self._interactions.append(interaction)
-                self._starts.append(segment.start)
                 self._keys.append(keys)
             if not isinstance(segment, Interaction) or segment.fault:
                 self._kept.extend(range(segment.start, segment.stop))
@@ -173,15 +170,20 @@ class Transcript:
         ids: list[str | None] = []
         earlier: list[str] = []
         here: Counter[bytes] = Counter()
+
+        def trace_id_of(key: bytes) -> str:
+            return derive_trace_id(self.session_id, key, self._occurrences[key] + here[key])
+
         for pair in interaction.pairs:
             if pair.result is None:
                 ids.append(None)
                 continue
-            for before in pair.before_images():
-                key = before.content_key()
-                earlier.append(derive_trace_id(self.session_id, key, self._occurrences[key] + here[key]))
+            extra = pair.result.extra
+            for n in range(len(extra)):  # as it was before each message that brought images
+                before = replace(pair, result=replace(pair.result, extra=extra[:n]))
+                earlier.append(trace_id_of(before.content_key()))
             key = pair.content_key()
-            trace_id = derive_trace_id(self.session_id, key, self._occurrences[key] + here[key])
+            trace_id = trace_id_of(key)
             masks = may_be_masked and self._is_mask is not None and self._is_mask(pair, trace_id)
             ids.append(None if masks else trace_id)
             here[key] += 1
@@ -241,33 +243,29 @@ class Transcript:
 
     def _is_patchable(self, position: int, message: object) -> bool:
         """Whether a changed message is a text of system or user, so that its neighbours stay as parsed."""
-        segment = self._closed_at(position)
+        closed = self._parser.closed
+        at = self._closed_at(position)
+        segment = closed[at] if at >= 0 else None
         return (
             isinstance(segment, Utterance)
+            and segment.stop > position
             and segment.kind in (MessageKind.SYSTEM, MessageKind.USER)
             and kind_of(message) is segment.kind
             and all(isinstance(read(m, "content"), str) for m in (message, self._snapshot[position]))
         )
 
-    def _closed_at(self, position: int) -> Segment | None:
-        closed = self._parser.closed
-        i = bisect_right(closed, position, key=lambda s: s.start) - 1
-        return closed[i] if i >= 0 and closed[i].stop > position else None
+    def _closed_at(self, position: int) -> int:
+        """The number of the last closed segment that begins at a position or before it; -1 without one."""
+        return bisect_right(self._parser.closed, position, key=lambda s: s.start) - 1
 
     def _patch(self, positions: Sequence[int], messages: Sequence[object]) -> None:
         counts = [b - a for a, b in pairwise(self._tokens_before)]
-        closed = self._parser.closed
         for i in positions:
             counts[i] = self.counter.count_message(messages[i])
             self._snapshot[i] = copy_of(messages[i])
-            at = bisect_right(closed, i, key=lambda s: s.start) - 1
-            closed[at] = Utterance(i, messages[i], kind_of(messages[i]))
+            self._parser.closed[self._closed_at(i)] = Utterance(i, messages[i], kind_of(messages[i]))
         self._tokens_before = list(accumulate(counts, initial=0))
-        self._forget_task()
-
-    def _forget_task(self) -> None:
-        self._task = None
-        self._task_sought = 0
+        self._task, self._task_sought = None, 0
 
     def _rewind(self, position: int) -> int:
         """Forget the messages from ``position`` on, and the last interaction that may reach there.
@@ -289,13 +287,13 @@ class Transcript:
         self._read = cut
         del self._snapshot[start:], self._objects[start:]
         self._tokens_before = self._tokens_before[: start + 1]
-        keep = bisect_left(self._starts, start)
+        keep = bisect_left(self._interactions, start, key=lambda e: e.start)
         for keys in self._keys[keep:]:
             self._occurrences.subtract(keys)
-        del self._interactions[keep:], self._starts[keep:], self._keys[keep:]
+        del self._interactions[keep:], self._keys[keep:]
         self._kept = self._kept[: bisect_left(self._kept, start)]
         self._acknowledged = min(self._acknowledged, keep)
-        self._forget_task()
+        self._task, self._task_sought = None, 0
         return start
 
 

@@ -77,10 +77,16 @@ class Conversation(Generic[N]):
     """
 
     source: Sequence[N]
-    messages: list[ChatMessage]
-    places: list[Sequence[Place]] = field(repr=False)
-    units: list[int] = field(repr=False)
     wire: Wire[N] = field(repr=False)
+    messages: list[ChatMessage] = field(default_factory=list)
+    places: list[Sequence[Place]] = field(default_factory=list, repr=False)
+    units: list[int] = field(default_factory=list, repr=False)
+
+    def add(self, message: ChatMessage, places: Sequence[Place], unit: int) -> None:
+        """Add a chat message of a turn."""
+        self.messages.append(message)
+        self.places.append(places)
+        self.units.append(unit)
 
     def write(self, entries: Sequence[Entry]) -> list[N]:
         """The messages that a context stands for: unchanged ones are the very objects, in the order of the context.

@@ -17,7 +17,7 @@ from memory_bank.bank.retrieval import (
 )
 from memory_bank.bank.session import MemoryBankState
 from memory_bank.config import MemoryBankSettings
-from memory_bank.plan import Choice, Decision, Fate, Piece
+from memory_bank.plan import Choice, Decision, Fate, Piece, Reasons
 from memory_bank.records import Hit
 from memory_bank.transcript.messages import Interaction
 from memory_bank.transcript.shortening import Shortened
@@ -41,16 +41,15 @@ def choose_top_k(view: View, session: MemoryBankState, *, settings: MemoryBankSe
     if session.insight_store is None:  # nothing was stored yet
         return replace(base, unchanged=_NOTHING_YET)
     store, wider = session.insight_store, session.wider
-    rank = store.rank if wider is None else wider.rank
     query = query_of_view(view, settings.retrieval_query, settings.fixed_query)
     base = replace(base, query=query, may_cost_more=True)
     # neither a second time, nor what is excluded
     shown = [e.record_ids for e in view.interactions if e is view.tail or e.start in view.pinned]
     without = frozenset[str](session.retained[1]).union(*shown)
-    rank_all = partial(rank, query, without)
+    rank_all = partial(store.rank, query, without, scope=settings.scope)
     if wider is None and len(session.steps) <= len(without) and store.is_empty():
         return replace(base, unchanged=_NOTHING_YET, reasons=TopKReasons([], rank_all))
-    ranking = rank(query, without, limit=max(1, settings.top_k))
+    ranking = rank_all(limit=max(1, settings.top_k))
     cache = session.cache(_ShortenedOutputs)
     if len(cache) > 256:
         cache.clear()
@@ -67,7 +66,7 @@ def choose_top_k(view: View, session: MemoryBankState, *, settings: MemoryBankSe
     return replace(base, text=text, reasons=reasons)
 
 
-class TopKReasons:
+class TopKReasons(Reasons):
     """Reasons of the classic selection: rank and score of every record; see ``plan.Reasons``."""
 
     def __init__(self, retrieved: Sequence[Retrieved], rank_all: Callable[[], list[Hit]]) -> None:

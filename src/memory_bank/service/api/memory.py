@@ -133,12 +133,8 @@ def _keep_outputs(
         for output in outputs:
             raw, call = output.raw_output, Call(output.call_id, output.tool_name, output.raw_input)
             text = raw if isinstance(raw, str) else dump_value(raw, "raw_output")
-            parts = [
-                output.call_id or "",
-                output.tool_name,
-                call.text,
-                text,
-            ]  # as of a call in a message list
+            # as of a call in a message list
+            parts = [output.call_id or "", output.tool_name, call.text, text]
             if key is not None and output.call_id is None:
                 parts.append(key)
             identity = content_key(*parts)
@@ -162,15 +158,10 @@ def _redacted(api: ApiContext, output: models.ToolOutput) -> models.ToolOutput:
     function: Any = {"name": output.tool_name, "arguments": output.raw_input}
     calls = [{"id": output.call_id, "type": "function", "function": function}]
     said: Any = api.sessions.redacted({"role": "assistant", "tool_calls": calls})
-    came = api.sessions.redacted(
-        {"role": "tool", "tool_call_id": output.call_id, "content": output.raw_output}
-    )
+    result = {"role": "tool", "tool_call_id": output.call_id, "content": output.raw_output}
+    raw_output = api.sessions.redacted(result)["content"]
     function = said["tool_calls"][0]["function"]
-    hidden = {
-        "tool_name": function["name"],
-        "raw_input": function["arguments"],
-        "raw_output": came["content"],
-    }
+    hidden = {"tool_name": function["name"], "raw_input": function["arguments"], "raw_output": raw_output}
     return output.model_copy(update=hidden)
 
 

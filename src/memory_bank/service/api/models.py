@@ -218,19 +218,24 @@ class Ingested(ResponseModel):
 # records
 
 
-class RecordItem(ResponseModel):
-    """A record in a list."""
+class RecordFigures(ResponseModel):
+    """What a list of records and one record have in common."""
 
     trace_id: str = Field(examples=[TRACE_ID])
     number: Count = Field(description="position in its session, from 1; contexts call it #1")
     step_id: int
     tool_name: str
     timestamp: Time
+    mark: str | None = Field(description="pinned, excluded or forgotten, by a person")
+    output_bytes: Count = Field(description="length of the output in UTF-8")
+
+
+class RecordItem(RecordFigures):
+    """A record in a list."""
+
     summary: str | None
     source: str | None = Field(description="what made the summary", examples=["llm:gpt-4.1-mini"])
-    mark: str | None = Field(description="pinned, excluded or forgotten, by a person")
     input: str = Field(description="the beginning of its arguments")
-    output_bytes: Count = Field(description="length of the output in UTF-8")
 
 
 class SearchHit(RecordItem):
@@ -272,21 +277,14 @@ class RecordJob(ResponseModel):
     error: str | None = Field(description="why the last attempt failed")
 
 
-class RecordHead(ResponseModel):
+class RecordHead(RecordFigures):
     """A record without its arguments and output."""
 
-    trace_id: str = Field(examples=[TRACE_ID])
     session: str
-    number: Count
-    step_id: int
-    tool_name: str
     call_id: str | None
-    timestamp: Time
-    mark: str | None = Field(description="pinned, excluded or forgotten, by a person")
     insight: RecordInsight | None
     job: RecordJob | None
     input_bytes: Count
-    output_bytes: Count
 
 
 class Record(RecordHead):
@@ -462,11 +460,10 @@ class RecordsQuery(RequestModel):
     after: int = After
 
 
-class StepsQuery(RequestModel):
+class StepsQuery(RecordsQuery):
     """Query of ``list_steps``."""
 
     limit: Limit = 100
-    after: int = After
 
 
 class CurveQuery(RequestModel):
@@ -539,14 +536,12 @@ class ToolOutput(RequestModel):
     )
 
 
-_OUTPUTS: list[Any] = [
-    {
-        "tool_name": "get_order",
-        "raw_input": {"id": "ORD-7"},
-        "raw_output": '{"id": "ORD-7", "due": "2026-03-01"}',
-        "call_id": "call_1",
-    }
-]
+_OUTPUT: dict[str, Any] = {
+    "tool_name": "get_order",
+    "raw_input": {"id": "ORD-7"},
+    "raw_output": MESSAGES[-1]["content"],
+    "call_id": "call_1",
+}
 
 
 class IngestRequest(RequestModel):
@@ -554,7 +549,7 @@ class IngestRequest(RequestModel):
 
     model_config = ConfigDict(
         json_schema_extra={
-            "examples": [{"task": "Is order ORD-7 late?", "tool_outputs": _OUTPUTS}, {"messages": MESSAGES}],
+            "examples": [{"task": "Is order ORD-7 late?", "tool_outputs": [_OUTPUT]}, {"messages": MESSAGES}],
             "oneOf": [{"required": ["messages"]}, {"required": ["tool_outputs"]}],
         }
     )

@@ -123,7 +123,9 @@ def _outline(api: ApiContext, name: str, wanted: str) -> listing.Outline:
     if len(wanted) >= PREFIX and not wanted.startswith("#"):
         fitting = listing.beginning_with(api.database, session_id, wanted, _IDS_SHOWN + 1)
     if number and not fitting:
-        fitting = [t for t in [listing.numbered(api.database, session_id, int(number[1]))] if t]
+        nth = int(number[1])
+        if nth and (found := listing.list_outlines(api.database, session_id, 1, nth - 1)):
+            return found[0]
     if len(fitting) > 1:
         ids = ", ".join(fitting[:_IDS_SHOWN]) + (" and others" if len(fitting) > _IDS_SHOWN else "")
         raise NotFoundError(f"several trace_ids begin with that ({ids}): give more of it.")

@@ -130,17 +130,13 @@ async def body_of(request: Request) -> Body:
         data = await request.body()
     except ClientDisconnect:
         raise HTTPException(400, "the client disconnected before its body was complete.") from None
-    return await in_thread("api", _parsed, data)
+    try:
+        return await in_thread("api", parse_body, data, "messages", "tool_outputs")
+    except BodyError as e:
+        raise InvalidRequestError(await in_thread("api", _why_invalid, data, e)) from None
 
 
 JsonBody = Annotated[Body, Depends(body_of)]
-
-
-def _parsed(data: bytes) -> Body:
-    try:
-        return parse_body(data, "messages", "tool_outputs")
-    except BodyError as e:
-        raise InvalidRequestError(_why_invalid(data, e)) from None
 
 
 def _why_invalid(data: bytes, error: BodyError) -> str:

@@ -47,10 +47,8 @@ def list_sessions(
     rebuilder = request.app.state.service.proxy.rebuilder
     return models.SessionPage.of(
         sessions=[
-            models.SessionRow.of(
-                line, task=cut_at_edge(line.task, _TASK_CHARS, marked=True), **_names(api, line)
-            )
-            for line in lines
+            models.SessionRow.of(s, task=cut_at_edge(s.task, _TASK_CHARS, marked=True), **_names(api, s))
+            for s in lines
         ],
         next=api.public(lines[-1].session_id) if more else None,
         notice=rebuilder.notice(api.namespace),
@@ -109,10 +107,9 @@ def _costs(api: ApiContext, sums: list[UsageSums]) -> models.CallCosts:
 def _compared(sent: float, full: float) -> str:
     """How much memory saved, or cost, in words; "" where there is nothing to compare."""
     share = round(100 * (sent / full - 1)) if full else 0
-    word = "more" if share > 0 else "less"
-    return (
-        f"{abs(share)}% {word} than without memory" if share else "as much as without memory" if full else ""
-    )
+    if not share:
+        return "as much as without memory" if full else ""
+    return f"{abs(share)}% {'more' if share > 0 else 'less'} than without memory"
 
 
 def _total(usages: Iterable[Usage]) -> Usage:
@@ -227,13 +224,7 @@ def _changes(now: Manifest | None, before: Manifest | None) -> list[dict[str, An
         return None
     was = {tuple(d["trace_ids"]): d["fate"] for d in _decisions(before) if d["trace_ids"]}
     return [
-        {
-            "step": d["step"],
-            "trace_ids": d["trace_ids"],
-            "tools": d["tools"],
-            "before": fate,
-            "now": d["fate"],
-        }
+        {key: d[key] for key in ("step", "trace_ids", "tools")} | {"before": fate, "now": d["fate"]}
         for d in _decisions(now)
         if (fate := was.get(tuple(d["trace_ids"]))) is not None and fate != d["fate"]
     ]

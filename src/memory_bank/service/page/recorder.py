@@ -114,7 +114,7 @@ class Recorder:
             self._closing.wait(_GATHER)
             with self._change:
                 batch = [self._pop() for _ in range(min(_TOGETHER, len(self._new)))]
-            written = self._written([self._with_manifest(*new) for new in batch])
+            written = self._write([self._with_manifest(*new) for new in batch])
             with self._change:
                 if not written and self._closing.is_set():
                     return  # the rest counts as lost
@@ -128,11 +128,8 @@ class Recorder:
         self._closing.wait(_REST * (time.monotonic() - began))
         return made
 
-    def _written(self, batch: list[StepToStore]) -> bool:
-        """Write steps and return True. While the database fails, try again, until ``patience`` seconds are over.
-
-        Returns False if the steps could not be written: the time is over, or an error came up that no retry mends.
-        """
+    def _write(self, batch: list[StepToStore]) -> bool:
+        """Whether the steps were written; while the database fails, it tries again for ``patience`` seconds."""
         until, pause = time.monotonic() + self.patience, _PAUSES[0]
         while True:
             try:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from memory_bank.plan import Context, Decision, Fate, Plan
@@ -44,18 +45,14 @@ def snapshot(step: Rebuilt) -> dict[str, Any]:
 def _newest(plan: Plan) -> tuple[list[Decision], dict[str, dict[str, int]], int]:
     """The newest decisions of each fate in order; interactions and tokens by fate; the number left out."""
     fates = {str(f): {"interactions": 0, "tokens": 0} for f in Fate}
-    newest: dict[Fate, list[tuple[int, Decision]]] = {f: [] for f in Fate}
+    newest: dict[Fate, deque[tuple[int, Decision]]] = {f: deque(maxlen=DECISIONS) for f in Fate}
     count = 0
-    for decision in plan.decided():
+    for count, decision in enumerate(plan.decided(), 1):
         of = fates[str(decision.fate)]
         of["interactions"] += 1
         of["tokens"] += decision.tokens
-        latest = newest[decision.fate]
-        latest.append((count, decision))
-        if len(latest) >= 2 * DECISIONS:
-            del latest[:-DECISIONS]
-        count += 1
-    kept = sorted((d for latest in newest.values() for d in latest[-DECISIONS:]), key=lambda d: d[0])
+        newest[decision.fate].append((count, decision))
+    kept = sorted((d for latest in newest.values() for d in latest), key=lambda d: d[0])
     return [d for _, d in kept], fates, count - len(kept)
 
 
@@ -69,14 +66,11 @@ class _Origin:
 
     place: Mapping[str, Any]
     records: frozenset[str] | None = None
-    by_call: Mapping[str | None, str] | None = None
-
-    def record_of(self, call_id: str | None) -> str | None:
-        return (self.by_call or {}).get(call_id)
+    by_call: Mapping[str | None, str] = field(default_factory=dict)
 
     def quoted_by(self, call_id: str | None) -> frozenset[str] | None:
         """The records that the text of a call or of its result may quote."""
-        record = self.record_of(call_id)
+        record = self.by_call.get(call_id)
         return self.records if record is None else frozenset({record})
 
 
@@ -191,24 +185,29 @@ class _Manifest:
         self, message: Any, origin: _Origin, texts: list[_Parts], names: Mapping[Any, str]
     ) -> dict[str, Any]:
         role = read(message, "role")
-        entry: dict[str, Any] = dict(origin.place)
-        entry["role"] = role if isinstance(role, str) else ""
-        entry["parts"] = self._cut(texts[0])
-        entry["calls"] = [
-            {
-                "call_id": call.call_id,
-                "name": call.name,
-                "arguments": self._cut(parts),
-                "trace_id": origin.record_of(call.call_id),
-            }
-            for call, parts in zip(_calls(message), texts[1:], strict=True)
-        ]
-        entry["tool"] = None
+        entry = {
+            **origin.place,
+            "role": role if isinstance(role, str) else "",
+            "parts": self._cut(texts[0]),
+            "calls": [
+                {
+                    "call_id": call.call_id,
+                    "name": call.name,
+                    "arguments": self._cut(parts),
+                    "trace_id": origin.by_call.get(call.call_id),
+                }
+                for call, parts in zip(_calls(message), texts[1:], strict=True)
+            ],
+            "tool": None,
+        }
         if role in ("tool", "function"):
             result = result_of(message)
-            entry["tool"] = result.name or names.get(result.call_id)
-            entry["call_id"] = result.call_id
-            entry["trace_id"] = origin.record_of(result.call_id)
+            id_ = result.call_id
+            entry |= {
+                "tool": result.name or names.get(id_),
+                "call_id": id_,
+                "trace_id": origin.by_call.get(id_),
+            }
         return entry
 
     def _cut(self, parts: _Parts) -> _Parts:

@@ -46,7 +46,14 @@ from memory_bank.service.security.access import LONGEST_NAME, public_name, store
 from memory_bank.service.security.secrets import known_form
 from memory_bank.transcript.harness import SUMMARY_OPENINGS
 from memory_bank.transcript.jsontext import dump_value, flat_text
-from memory_bank.transcript.messages import Interaction, MessageKind, Pair, Parser, is_text_part, kind_of
+from memory_bank.transcript.messages import (
+    Interaction,
+    MessageKind,
+    Pair,
+    is_text_part,
+    kind_of,
+    latest_interactions,
+)
 
 HEADER = "x-memory-session"
 PREVIEWED = "count_tokens"
@@ -563,7 +570,7 @@ def digest_chain(
     if MessageKind.CALL not in kinds:
         return None
     first = kinds.index(MessageKind.CALL)
-    latest = _latest_interactions(messages, kinds)
+    latest = latest_interactions(messages, LATEST)
     marks = {i.stop: _mark_of(seed, i.pairs) for i in latest}
     past_until = max((stop for stop, mark in marks.items() if mark is None), default=0)
     past = hashlib.sha256(seed + b"past")  # without system messages
@@ -589,17 +596,6 @@ def _may_end(kinds: Sequence[MessageKind], i: int) -> bool:
     return i + 1 == len(kinds) or (
         kinds[i] is not MessageKind.CALL and kinds[i + 1] is not MessageKind.RESULT
     )
-
-
-def _latest_interactions(messages: Sequence[object], kinds: Sequence[MessageKind]) -> list[Interaction]:
-    start, calls = len(kinds), 0
-    while start and (calls <= LATEST or kinds[start - 1] is MessageKind.CALL):
-        start -= 1
-        calls += kinds[start] is MessageKind.CALL
-    parser = Parser(start)
-    for message in messages[start:]:
-        parser.feed(message)
-    return [s for s in parser.segments() if isinstance(s, Interaction)][-LATEST:]
 
 
 def _mark_of(seed: bytes, pairs: Sequence[Pair]) -> str | None:

@@ -25,7 +25,7 @@ from memory_bank.models.embedding import load_embedder
 from memory_bank.models.observer import Observer
 from memory_bank.records import InteractionRecord
 from memory_bank.selection.model import load_model
-from memory_bank.service.app import anthropic_upstream_of, upstream_of
+from memory_bank.service.app import upstreams_of
 from memory_bank.service.operations import logs
 from memory_bank.service.operations.observer import chat_of, model_of
 from memory_bank.service.security.gate import check_binding
@@ -121,9 +121,9 @@ def checked(config: Config) -> dict[str, Any]:
     settings = config.service
     name = settings.strategy or config.default_strategy
     strategy = config.strategy(name)
-    upstream = upstream_of(settings)
+    upstreams = upstreams_of(settings)
+    upstream, anthropic = upstreams["openai"], upstreams["anthropic"]
     _check_upstream(config, upstream, "OPENAI_BASE_URL")
-    anthropic = anthropic_upstream_of(settings)
     _check_upstream(config, anthropic, "ANTHROPIC_BASE_URL")
     chat = chat_of(config, upstream)
     for each in config.memory_strategies.values():
