@@ -84,11 +84,16 @@ def check(name: str, *, fresh: bool) -> str:
     return f"| {distribution} | {version} | {told} | {time.perf_counter() - began:.0f} |"
 
 
-def own_requirements() -> list[str]:
-    """What memory_bank[service,mcp] needs."""
+NEED_MCP_1 = ("crewai", "openhands-sdk")
+"""Frameworks beside which the extra ``mcp`` must be left out."""
+
+
+def own_requirements(beside: str = "") -> list[str]:
+    """What memory_bank[service,mcp] needs; beside a framework that needs mcp 1, memory_bank[service]."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    extras = project["optional-dependencies"]
-    return [*project["dependencies"], *extras["service"], *extras["mcp"]]
+    optional = project["optional-dependencies"]
+    own = [*project["dependencies"], *optional["service"]]
+    return own if beside in NEED_MCP_1 else [*own, *optional["mcp"]]
 
 
 def find_versions(requirements: Sequence[str]) -> dict[str, str]:
@@ -119,16 +124,15 @@ def find_versions(requirements: Sequence[str]) -> dict[str, str]:
 def install_together(names: Sequence[str]) -> int:
     """Print the table of ``--together``; the number of frameworks that are older beside memory_bank than alone."""
     older = 0
-    own = own_requirements()
     newest: dict[str, str] = {}
     print("| framework | newest | beside memory_bank | mcp | openai |\n|---|---|---|---|---|", flush=True)
     for name in names:
         newest[name] = find_versions([name]).get(name, "none")
-        found = find_versions([*own, name])
+        found = find_versions([name, *own_requirements(name)])
         older += found.get(name) != newest[name]
         told = found.get(name, "none"), found.get("mcp", "none"), found.get("openai", "none")
         print(f"| {name} | {newest[name]} | {' | '.join(told)} |", flush=True)
-    for title, needed in (("without", []), ("with", own)):
+    for title, needed in (("without", []), ("with", own_requirements())):
         found = find_versions([*needed, *names])
         changed = [f"{n} {found[n]}" for n in names if found and found[n] != newest[n]]
         told = "no versions" if not found else f"older: {', '.join(changed) or 'none'}"
