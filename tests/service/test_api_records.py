@@ -21,7 +21,7 @@ from memory_bank.bank.stores import FactStore
 from memory_bank.errors import StorageError
 from memory_bank.records import InteractionRecord
 from memory_bank.service.api import record_parts, records
-from memory_bank.service.api.models import Part, Record, RecordPage
+from memory_bank.service.api.models import Record, RecordPage, RecordPart
 from memory_bank.service.api.record_parts import part_of, part_of_long
 from memory_bank.tools.selection import RefusedCall
 
@@ -181,7 +181,7 @@ def test_a_name_from_outside_cannot_leave_its_header(http):
 
 
 def part(http, asked="1", **params):
-    return Part.model_validate(got(http, asked, **params).json())
+    return RecordPart.model_validate(got(http, asked, **params).json())
 
 
 def test_a_path_gives_values(http):

@@ -166,7 +166,7 @@ class Database:
         raise NotImplementedError
 
     def begin_creation(self, c: Connection) -> None:
-        """As ``begin_write``; other processes that create the bank wait until it has ended.
+        """Begin the transaction that creates the tables. Another process that creates them waits until it ends.
 
         Raises DatabaseOpenError if what the tables need may not be created.
         """
@@ -487,7 +487,7 @@ class Database:
 
 
 def ascii_lower(text: str) -> str:
-    """A text with its ASCII letters in lower case."""
+    """The text with A to Z in lower case; all other letters stay as they are."""
     return text.translate(_LOWER)
 
 

@@ -51,17 +51,17 @@ class Spending:
         return None
 
     def settle(self, model: str, expected: Spent, actual: Spent) -> None:
-        """Replace the expected cost of a booked call by the actual cost."""
+        """Correct a call that was booked with its expected cost to what it did cost."""
         with self.database.write() as c:
             self._add(c, getattr(self._reserved, "day", None) or self._today(), model, actual.less(expected))
 
     def of_session(self) -> Spent:
-        """The cost of the session."""
+        """What the session's model calls have cost so far."""
         with self.database.read() as c:
             return _spent(c, _p.session_id == self.session_id)
 
     def of_day(self) -> Spent:
-        """The cost of all sessions today (UTC)."""
+        """What the model calls of all sessions have cost today (UTC)."""
         with self.database.read() as c:
             return _spent(c, _p.day == self._today())
 

@@ -358,7 +358,7 @@ log = logging.getLogger("memory_bank.MemoryBankStrategy")
 _LISTED = 40  # lines of one note; the others are counted
 
 
-class Part(NamedTuple):
+class StepPart(NamedTuple):
     """A part of a step that is a record: an answered call with the position of its observation, or a text."""
 
     name: str
@@ -397,7 +397,7 @@ def to_memory_bank(state: MemoryBankState, prune: Pruning | None = None, *, keep
 
 
 def check_bank(state: object, who: str) -> None:
-    """Raises HistoryError unless records can be added to ``state``."""
+    """Raise HistoryError where ``state`` is no bank: it has no method ``add``."""
     if not callable(getattr(state, "add", None)):
         raise HistoryError(
             f"{who} was given a {type(state).__name__} as its bank: give a MemoryBankState first."
@@ -411,12 +411,12 @@ def records_of(steps: Sequence[Step], session_id: str = "default") -> list[Inter
 
 def store_parts(
     state: MemoryBankState, steps: Sequence[Step], changed: Mapping[int, Step | None]
-) -> dict[int, list[Part]]:
+) -> dict[int, list[StepPart]]:
     """Store what some steps of a history lose; returns it by their positions.
 
     ``changed``: what becomes of a step, by position; None where it is dropped.
     """
-    stored: dict[int, list[Part]] = {}
+    stored: dict[int, list[StepPart]] = {}
     for i, parts in enumerate(_calls_of(steps, state.session_id)):
         old, new = steps[i], changed.get(i, steps[i])
         if new is None:
@@ -432,12 +432,12 @@ def store_parts(
     return stored
 
 
-def _calls_of(steps: Sequence[Step], session_id: str) -> Iterator[list[Part]]:
+def _calls_of(steps: Sequence[Step], session_id: str) -> Iterator[list[StepPart]]:
     """The answered calls of each step, with trace_ids as the messages of the whole history give them."""
     used: set[str] = set()
     for step in steps:
         used.update(trace_ids_of(step))
-        parts: list[Part] = []
+        parts: list[StepPart] = []
         if isinstance(step, ActionStep) and (step.tool_calls or step.observations):
             segments = parse_messages(step.to_messages())
             pairs = [p for s in segments if isinstance(s, Interaction) for p in s.pairs]
@@ -452,11 +452,11 @@ def _calls_of(steps: Sequence[Step], session_id: str) -> Iterator[list[Part]]:
                         ordinal += 1
                     used.add(trace_id)
                     name = f"{pair.tool_name}({one_line(pair.call.text if pair.call else '', 80)})"
-                    parts.append(Part(name, i, pair.record(trace_id, step.step_number, step.timestamp)))
+                    parts.append(StepPart(name, i, pair.record(trace_id, step.step_number, step.timestamp)))
         yield parts
 
 
-def _text_of(step: Step, session_id: str) -> list[Part]:
+def _text_of(step: Step, session_id: str) -> list[StepPart]:
     """The text of a step besides its calls (plan, note, answer, thought); none without text."""
     name, text = step.type, step_text(step).split("\n", 1)[-1]
     if isinstance(step, ActionStep):
@@ -468,7 +468,7 @@ def _text_of(step: Step, session_id: str) -> list[Part]:
     number, time = step.step_number, step.timestamp
     trace_id = derive_trace_id(session_id, content_key(name, str(number), repr(time), text), 0)
     record = InteractionRecord(trace_id, number, name, {"step": number}, {RAW: text}, time, output_text=text)
-    return [Part(f"{name} of step {number}", None, record)]
+    return [StepPart(f"{name} of step {number}", None, record)]
 
 
 def _was_cut(old: Step, new: Step, i: int | None) -> bool:
@@ -494,7 +494,7 @@ def _origins(before: Sequence[Step], after: Sequence[Step]) -> list[int | None]:
     return origins
 
 
-def _with_trace_ids(step: Step, parts: Sequence[Part]) -> Step:
+def _with_trace_ids(step: Step, parts: Sequence[StepPart]) -> Step:
     """A step whose shortened observations name their records."""
     if not parts or not isinstance(step, ActionStep):
         return step
@@ -507,7 +507,7 @@ def _with_trace_ids(step: Step, parts: Sequence[Part]) -> Step:
     return replace(step, observations=tuple(observations), source=None)
 
 
-def _note(before: Sequence[Step], gone: range, stored: Mapping[int, Sequence[Part]]) -> list[Step]:
+def _note(before: Sequence[Step], gone: range, stored: Mapping[int, Sequence[StepPart]]) -> list[Step]:
     """One note for a run of dropped steps, which also takes in the notes among them; none without records."""
     lines: list[str] = []
     ids: list[str] = []

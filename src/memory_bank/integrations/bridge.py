@@ -29,7 +29,7 @@ from memory_bank.processor import MemoryProcessor, Tools
 from memory_bank.tools import TOOL_SCHEMAS, handle_tool_call, memory_tools
 from memory_bank.transcript.anthropic import Thinking, without_thinking
 from memory_bank.transcript.messages import MessageKind, call_entry, same_objects
-from memory_bank.transcript.turns import KEPT_ROLE, WHOLE, ChatMessage, Conversation, Place, Wire
+from memory_bank.transcript.turns import KEPT_ROLE, WHOLE, ChatMessage, Conversation, PartPlace, Wire
 
 log = logging.getLogger("memory_bank.Integrations")
 
@@ -100,21 +100,21 @@ _KINDS |= {MessageKind.USER: "user", MessageKind.RESULT: "result"}
 
 def _chat_messages(
     at: int, parts: Mapping[int, Part], joint: str
-) -> Iterator[tuple[ChatMessage, list[Place]]]:
+) -> Iterator[tuple[ChatMessage, list[PartPlace]]]:
     """The chat messages of a native: what the assistant said and called is one, what is kept whole another."""
     calls: list[ChatMessage] = []
     texts: list[Any] = []
-    made: list[Place] = []
+    made: list[PartPlace] = []
     kept = [n for n, part in parts.items() if part.kind is MessageKind.OTHER]
     for number, part in parts.items():
         if part.kind is MessageKind.SAY:
             texts.append(part.value)
-            made.append(Place(at, number, WHOLE))
+            made.append(PartPlace(at, number, WHOLE))
         elif part.kind is MessageKind.CALL:
-            made.append(Place(at, number, len(calls)))
+            made.append(PartPlace(at, number, len(calls)))
             calls.append(call_entry(part.call_id, part.name, part.value))
         elif part.kind is MessageKind.REASONING:
-            made.append(Place(at, number))
+            made.append(PartPlace(at, number))
     if made:
         content: Any = [{"type": "text", "text": t} if isinstance(t, str) else t for t in texts]
         if all(isinstance(t, str) for t in texts):
@@ -128,12 +128,12 @@ def _chat_messages(
             }
             message |= {} if part.call_id is None else {"tool_call_id": part.call_id}
             message |= {"name": part.name} if part.name else {}
-            yield message | {"content": part.value}, [Place(at, number, WHOLE)]
+            yield message | {"content": part.value}, [PartPlace(at, number, WHOLE)]
         elif part.kind in (MessageKind.USER, MessageKind.SYSTEM):
-            yield {"role": part.kind.value, "content": part.value}, [Place(at, number, WHOLE)]
+            yield {"role": part.kind.value, "content": part.value}, [PartPlace(at, number, WHOLE)]
     if kept:
         text = "\n".join(str(parts[n].value) for n in kept)
-        yield {"role": KEPT_ROLE, "content": text}, [Place(at, n) for n in kept]
+        yield {"role": KEPT_ROLE, "content": text}, [PartPlace(at, n) for n in kept]
 
 
 @dataclass(slots=True, eq=False)

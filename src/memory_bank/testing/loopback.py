@@ -116,7 +116,10 @@ class _Handler(BaseHTTPRequestHandler):
         return None
 
     def _send(self, reply: Reply, kind: str, pieces: Sequence[bytes]) -> bool:
-        """Send an answer, events one chunk a piece; returns whether it was sent completely."""
+        """Send a reply: a stream of events as one chunk for each piece, other replies as one body.
+
+        False if the client has gone, or if the reply was cut short on purpose (``Reply.cut``).
+        """
         chunked = kind == "text/event-stream"
         framing = {"transfer-encoding": "chunked"} if chunked else {"content-length": sum(map(len, pieces))}
         self.send_response(reply.status)

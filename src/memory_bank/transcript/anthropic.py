@@ -10,11 +10,11 @@ from typing import Any
 from memory_bank.errors import HistoryError
 from memory_bank.transcript.jsontext import compact, parse_arguments, plain
 from memory_bank.transcript.messages import call_entry, content_text
-from memory_bank.transcript.turns import KEPT_ROLE, WHOLE, Change, ChatMessage, Conversation, Place, Wire
+from memory_bank.transcript.turns import KEPT_ROLE, WHOLE, Change, ChatMessage, Conversation, PartPlace, Wire
 
 AnthropicMessage = dict[str, Any]
 Block = dict[str, Any]
-Part = tuple[ChatMessage, list[Place]]
+Part = tuple[ChatMessage, list[PartPlace]]
 """A chat message and its blocks, whose messages are numbered from the first of their turn."""
 Make = Callable[[Any], list[Part]]
 Derive = Callable[[Any, Make], list[Part]]
@@ -26,7 +26,7 @@ MOST_CACHE_MARKS = 4
 
 _USER_BLOCKS = frozenset({"text", "image", "document", "search_result"})
 _HIDDEN = frozenset({"type", "id", "signature", "data", "encrypted_content", CACHE_MARK})
-_NOTHING = Place(0, WHOLE)  # the message as a whole, which is never changed
+_NOTHING = PartPlace(0, WHOLE)  # the message as a whole, which is never changed
 
 
 class Thinking(Enum):
@@ -109,7 +109,7 @@ def from_anthropic(
 
     def put(part: Part, start: int) -> None:
         message, places = part
-        chat.add(message, [Place(start + i, j, number) for i, j, number in places], unit)
+        chat.add(message, [PartPlace(start + i, j, number) for i, j, number in places], unit)
 
     text = content_text(system).strip() if system else ""
     if text:
@@ -146,26 +146,26 @@ def _turn(run: Sequence[Any]) -> list[Part]:
     """Make one message of an assistant turn, with its text and calls, and an item for blocks of other kinds."""
     texts: list[str] = []
     calls: list[dict[str, Any]] = []
-    made: list[Place] = []
-    opaque: list[Place] = []
+    made: list[PartPlace] = []
+    opaque: list[PartPlace] = []
     for i, message in enumerate(run):
         content = message.get("content")
         if not isinstance(content, list):
             texts.append(content_text(content))
-            made.append(Place(i, WHOLE, WHOLE))
+            made.append(PartPlace(i, WHOLE, WHOLE))
             continue
         if not content:
-            made.append(Place(i, WHOLE))
+            made.append(PartPlace(i, WHOLE))
         for j, block in enumerate(content):
             kind = _type(block)
             if kind == "tool_use":
-                made.append(Place(i, j, len(calls)))
+                made.append(PartPlace(i, j, len(calls)))
                 calls.append(_tool_call(block))
             elif kind == "text":
-                made.append(Place(i, j, WHOLE))
+                made.append(PartPlace(i, j, WHOLE))
                 texts.append(content_text(block.get("text")))
             else:
-                (made if kind in THINKING else opaque).append(Place(i, j))
+                (made if kind in THINKING else opaque).append(PartPlace(i, j))
     text = "\n".join(t for t in texts if t)
     kept = _item([run[place.message]["content"][place.number] for place in opaque])
     if calls:
@@ -188,14 +188,14 @@ def _said_by_user(message: Any) -> list[Part]:
     results = [j for j, b in enumerate(content) if _type(b) == "tool_result"]
     said = [j for j, b in enumerate(content) if isinstance(b, str) or _type(b) in _USER_BLOCKS]
     other = [j for j in range(len(content)) if j not in {*results, *said}]
-    parts: list[Part] = [(_tool_message(content[j]), [Place(0, j, WHOLE)]) for j in results]
+    parts: list[Part] = [(_tool_message(content[j]), [PartPlace(0, j, WHOLE)]) for j in results]
     if said or not content:
         texts = [_unmarked(content[j]) for j in said]
         is_text = len(texts) == 1 and _type(texts[0]) == "text" and isinstance(texts[0].get("text"), str)
-        places = [Place(0, j) for j in said] or [_NOTHING]
+        places = [PartPlace(0, j) for j in said] or [_NOTHING]
         parts.append(({"role": "user", "content": texts[0]["text"] if is_text else texts}, places))
     if other:
-        parts.append((_item([content[j] for j in other]), [Place(0, j) for j in other]))
+        parts.append((_item([content[j] for j in other]), [PartPlace(0, j) for j in other]))
     return parts
 
 
@@ -532,7 +532,7 @@ def with_cache_marks(request: Mapping[str, Any], messages: Sequence[Any]) -> lis
     return out
 
 
-def _end_of_fold(messages: Sequence[Any], source: Sequence[Any]) -> Place | None:
+def _end_of_fold(messages: Sequence[Any], source: Sequence[Any]) -> PartPlace | None:
     """The last block before those that stand as in the request, up to the last turn; None where all do."""
     now, before = _up_to_last_turn(messages), _up_to_last_turn(source)
     same = 0
@@ -543,27 +543,27 @@ def _end_of_fold(messages: Sequence[Any], source: Sequence[Any]) -> Place | None
     return _last_markable(now[: len(now) - same])
 
 
-def _up_to_last_turn(messages: Sequence[Any]) -> list[tuple[Place, Any]]:
+def _up_to_last_turn(messages: Sequence[Any]) -> list[tuple[PartPlace, Any]]:
     """The blocks up to the last message of the assistant, without its thinking."""
     stop = next((i for i in reversed(range(len(messages))) if _role(messages[i]) == "assistant"), -1) + 1
     return [(p, b) for p, b in _places(messages[:stop]) if _type(b) not in THINKING]
 
 
-def _places(messages: Sequence[Any], start: int = 0) -> list[tuple[Place, Any]]:
+def _places(messages: Sequence[Any], start: int = 0) -> list[tuple[PartPlace, Any]]:
     """The blocks from a message on with their places; a text is one block."""
-    out: list[tuple[Place, Any]] = []
+    out: list[tuple[PartPlace, Any]] = []
     for i in range(start, len(messages)):
         if _role(messages[i]) not in ("user", "assistant", "system"):
             continue
         content = messages[i].get("content")
         if isinstance(content, list):
-            out += [(Place(i, j), block) for j, block in enumerate(content)]
+            out += [(PartPlace(i, j), block) for j, block in enumerate(content)]
         else:
-            out.append((Place(i, WHOLE), {"type": "text", "text": content}))
+            out.append((PartPlace(i, WHOLE), {"type": "text", "text": content}))
     return out
 
 
-def _last_markable(blocks: Sequence[tuple[Place, Any]]) -> Place | None:
+def _last_markable(blocks: Sequence[tuple[PartPlace, Any]]) -> PartPlace | None:
     """The place of the last block that may have a mark; an empty text may have none."""
 
     def may(block: Any) -> bool:
@@ -573,7 +573,7 @@ def _last_markable(blocks: Sequence[tuple[Place, Any]]) -> Place | None:
     return next((place for place, block in reversed(blocks) if may(block)), None)
 
 
-def _mark(messages: list[Any], place: Place) -> None:
+def _mark(messages: list[Any], place: PartPlace) -> None:
     """Put a copy of a message with a mark at one of its blocks in its place; a marked block stays."""
     message = messages[place.message]
     blocks = _as_blocks(message) if place.number == WHOLE else [*message["content"]]

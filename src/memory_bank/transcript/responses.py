@@ -10,7 +10,7 @@ from typing import Any
 from memory_bank.errors import HistoryError
 from memory_bank.transcript.jsontext import compact
 from memory_bank.transcript.messages import HOSTED, call_entry, content_text
-from memory_bank.transcript.turns import KEPT_ROLE, WHOLE, Change, ChatMessage, Conversation, Place, Wire
+from memory_bank.transcript.turns import KEPT_ROLE, WHOLE, Change, ChatMessage, Conversation, PartPlace, Wire
 
 Item = dict[str, Any]
 
@@ -333,11 +333,11 @@ def from_items(items: object, instructions: object = None) -> Conversation[Item]
 class _Turn:
     """An assistant turn being read: its calls, their results, and the items that bind it."""
 
-    made: list[Place] = field(default_factory=list)  # reasoning, text and calls
+    made: list[PartPlace] = field(default_factory=list)  # reasoning, text and calls
     calls: list[dict[str, Any]] = field(default_factory=list)
     texts: list[object] = field(default_factory=list)
     bonds: list[int] = field(default_factory=list)
-    answers: list[tuple[ChatMessage, list[Place]]] = field(default_factory=list)
+    answers: list[tuple[ChatMessage, list[PartPlace]]] = field(default_factory=list)
     unanswered: Counter[str | None] = field(default_factory=Counter)
     programs: set[str | None] = field(default_factory=set)  # still running
     has_outputs: bool = False
@@ -369,7 +369,7 @@ class _Reader:
             if item["role"] != "assistant":
                 self.close()
                 message = {"role": item["role"], "content": item.get("content")}
-                self.put((message, [Place(position, WHOLE, WHOLE)]))
+                self.put((message, [PartPlace(position, WHOLE, WHOLE)]))
                 return
             spoken = next((n for n, p in enumerate(self._lead) if self._is_message(p)), None)
             if spoken is not None:  # that text stood alone; the items after it lead to this one
@@ -382,7 +382,7 @@ class _Reader:
             # an approved call stays apart: without it the provider would take the approval for open
             self._feed_call(position, item, kind)
         elif kind in CALL_OF:
-            answer = tool_message(item), [Place(position, WHOLE, WHOLE)]
+            answer = tool_message(item), [PartPlace(position, WHOLE, WHOLE)]
             if turn is None or turn.unanswered[call_id_of(item)] <= 0:
                 self.close()
                 self.put(answer)
@@ -411,14 +411,14 @@ class _Reader:
         lead, self._lead = self._lead, []
         said = next((p for p in lead if self._is_message(p)), None)
         bonds = [p for p in lead if not self._is_message(p) and (said is None or not self._leads(p))]
-        messages: list[tuple[ChatMessage, list[Place]]] = []
+        messages: list[tuple[ChatMessage, list[PartPlace]]] = []
         if said is not None:
             message = {"role": "assistant", "content": self.chat.source[said].get("content")}
             messages.append((message, [self._place(p) for p in lead if p not in bonds]))
         # after the text, so that it is not taken for that of a call that follows
         self.put(*messages, *([self._bound(bonds)] if bonds else []))
 
-    def put(self, *messages: tuple[ChatMessage, list[Place]]) -> None:
+    def put(self, *messages: tuple[ChatMessage, list[PartPlace]]) -> None:
         """Add a unit: its messages, each with the parts of items that it stands for."""
         unit = len(self.chat.units)  # any number that no other unit has
         for message, places in messages:
@@ -430,10 +430,10 @@ class _Reader:
             self._turn = _Turn()
         turn, call_id = self._turn, call_id_of(item)
         self._absorb_lead(turn)
-        turn.made.append(Place(position, 0, len(turn.calls)))
+        turn.made.append(PartPlace(position, 0, len(turn.calls)))
         turn.calls.append(tool_call(item))
         if kind in HOSTED:
-            turn.answers.append((tool_message(item), [Place(position, WHOLE, WHOLE)]))
+            turn.answers.append((tool_message(item), [PartPlace(position, WHOLE, WHOLE)]))
             return
         turn.unanswered[call_id] += 1
         if kind == "program":
@@ -465,13 +465,13 @@ class _Reader:
     def _leads(self, position: int) -> bool:
         return item_type(self.chat.source[position]) in _LEADS
 
-    def _place(self, position: int) -> Place:
-        return Place(position, WHOLE, WHOLE if self._is_message(position) else None)
+    def _place(self, position: int) -> PartPlace:
+        return PartPlace(position, WHOLE, WHOLE if self._is_message(position) else None)
 
-    def _bound(self, positions: Sequence[int]) -> tuple[ChatMessage, list[Place]]:
+    def _bound(self, positions: Sequence[int]) -> tuple[ChatMessage, list[PartPlace]]:
         """A message that no strategy leaves out, for items that are kept as they are."""
         text = "\n".join(_readable_text(self.chat.source[p]) for p in positions)
-        return {"role": KEPT_ROLE, "content": text}, [Place(p, WHOLE) for p in positions]
+        return {"role": KEPT_ROLE, "content": text}, [PartPlace(p, WHOLE) for p in positions]
 
 
 def _readable_text(item: object) -> str:

@@ -25,7 +25,7 @@ from typing import Any
 
 from memory_bank.transcript.jsontext import compact
 from memory_bank.transcript.messages import MessageKind, call_entry, content_text, is_text_part, kind_of, read
-from memory_bank.transcript.turns import WHOLE, Change, ChatMessage, Conversation, Place, Wire
+from memory_bank.transcript.turns import WHOLE, Change, ChatMessage, Conversation, PartPlace, Wire
 
 CALLING = "Calling tools:\n"
 
@@ -106,7 +106,7 @@ def _converted(
     chat: Conversation[Any] = Conversation(messages, TextWire(form))
     ids: set[str] = set()
     for i, message in enumerate(messages):
-        new, places = message, [Place(i, WHOLE)]
+        new, places = message, [PartPlace(i, WHOLE)]
         if i in found:
             call_id = found[i].call_id or f"text_{len(ids) + 1}"
             if call_id in ids:
@@ -118,11 +118,11 @@ def _converted(
                 "content": f"{found[i].lead}{found[i].after}" or None,
                 "tool_calls": [made],
             }
-            places = [Place(i, 0, 0), Place(i, WHOLE, WHOLE)]
+            places = [PartPlace(i, 0, 0), PartPlace(i, WHOLE, WHOLE)]
         elif i - 1 in found:
             output = (_text(message) or "")[_start(form, message) :]
             new = {"role": "tool", "tool_call_id": call_id, "content": output}
-            places = [Place(i, WHOLE, WHOLE)]
+            places = [PartPlace(i, WHOLE, WHOLE)]
         chat.add(new, places, i)
     return chat
 

@@ -37,7 +37,7 @@ class Edit:
     tokens: int
 
 
-class Place(NamedTuple):
+class PartPlace(NamedTuple):
     """A part of the source: the position of its message, and its number in that.
 
     ``part``: the part of the chat message that it is; None for what goes with the message, such as thinking.
@@ -79,10 +79,10 @@ class Conversation(Generic[N]):
     source: Sequence[N]
     wire: Wire[N] = field(repr=False)
     messages: list[ChatMessage] = field(default_factory=list)
-    places: list[Sequence[Place]] = field(default_factory=list, repr=False)
+    places: list[Sequence[PartPlace]] = field(default_factory=list, repr=False)
     units: list[int] = field(default_factory=list, repr=False)
 
-    def add(self, message: ChatMessage, places: Sequence[Place], unit: int) -> None:
+    def add(self, message: ChatMessage, places: Sequence[PartPlace], unit: int) -> None:
         """Add a chat message of a turn."""
         self.messages.append(message)
         self.places.append(places)

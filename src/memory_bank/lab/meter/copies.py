@@ -148,7 +148,10 @@ def covered(text: str, *indexes: TextIndex) -> int:
 
 
 def copied_stretches(message: object, source: TextIndex, *near: TextIndex) -> list[str]:
-    """The stretches that a message's calls copy from a source and that mostly do not stand in what is near."""
+    """The stretches of ``source`` that a message's calls repeat word for word.
+
+    Left out are those of which half or more also stands in ``near``, where the model would see them anyway.
+    """
     return [
         stretch
         for text in argument_texts(message)

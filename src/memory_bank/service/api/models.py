@@ -315,7 +315,7 @@ class SelectedLine(ResponseModel):
     matches: bool = Field(description="false: it is next to a line that matches")
 
 
-class Part(ResponseModel):
+class RecordPart(ResponseModel):
     """A part of a record's output."""
 
     trace_id: str = Field(examples=[TRACE_ID])

@@ -29,7 +29,7 @@ run()
 
 
 def part_of(text: str, query: Mapping[str, Any]) -> dict[str, Any]:
-    """Select a part of an output: the members of the API's model ``Part`` but ``trace_id``. Raises RefusedCall.
+    """Select a part of an output: the members of the API's model ``RecordPart`` but ``trace_id``. Raises RefusedCall.
 
     ``query`` has the members path, lines, pattern and max_chars of ``RecordQuery``.
     """

@@ -66,7 +66,7 @@ def beginning(head: bytes, size: int, room: int) -> str:
     return f"{cut_at_edge(text, room - 2)} …"
 
 
-_SCHEMA = [{"$ref": "#/components/schemas/Record"}, {"$ref": "#/components/schemas/Part"}]
+_SCHEMA = [{"$ref": "#/components/schemas/Record"}, {"$ref": "#/components/schemas/RecordPart"}]
 _RECORD_OR_PART: dict[int | str, dict[str, Any]] = {
     200: {
         "description": "The record; with `path`, `lines` or `pattern` a part of it; with `raw` its bytes.",
@@ -81,7 +81,7 @@ _RECORD_OR_PART: dict[int | str, dict[str, Any]] = {
 @router.get(
     "/sessions/{name}/records/{trace_id}",
     summary="Get a record, or a part of its output",
-    response_model=models.Record | models.Part,
+    response_model=models.Record | models.RecordPart,
     responses={**_RECORD_OR_PART, **errors(404, 422)},
 )
 async def get_record(
@@ -245,7 +245,7 @@ def _text_pieces(api: ApiContext, outline: listing.Outline, text: listing.Text) 
     yield rest.decode("utf-8", "surrogatepass")
 
 
-def _part(api: ApiContext, outline: listing.Outline, query: models.RecordQuery) -> models.Part:
+def _part(api: ApiContext, outline: listing.Outline, query: models.RecordQuery) -> models.RecordPart:
     wanted = query.model_dump(exclude={"raw"})
     try:
         if outline.output_bytes > LONG_OUTPUT:
@@ -254,4 +254,4 @@ def _part(api: ApiContext, outline: listing.Outline, query: models.RecordQuery) 
             part = part_of(listing.whole(api.database, outline, "output"), wanted)
     except RefusedCall as e:
         raise InvalidRequestError(str(e)) from None
-    return models.Part.of(trace_id=outline.trace_id, **part)
+    return models.RecordPart.of(trace_id=outline.trace_id, **part)
