@@ -271,8 +271,7 @@ class SourceIndex:
         for (session_id, trace_id), r in list(brought.items()):
             if (session_id, trace_id) not in self._brought:
                 self._brought.add((session_id, trace_id))
-                text = _output_of(r)
-                of = trace_id, r.tool_name, r.step_id, session_id
+                text, of = _output_of(r), (trace_id, r.tool_name, r.step_id, session_id)
                 self._index(Source("record", text, normal(text), *of))
 
     def read_tools(self, tools: object) -> None:

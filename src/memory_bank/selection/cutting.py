@@ -513,7 +513,6 @@ def _row_cells(line: str, at: int, mark: str, names: list[str]) -> list[Cell]:
     return cells
 
 
-# -- lines and words ----------------------------------------------------------
 def _lines(text: str, start: int, stop: int) -> Iterator[tuple[int, int]]:
     """Yield (start, end) of each line of text[start:stop] without its line end."""
     while start <= stop:

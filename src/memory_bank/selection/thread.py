@@ -80,7 +80,6 @@ class _Shown:
     values: list[tuple[str, str]]
     value_cost: int
     line: str = ""
-    line_cost: int = 0
 
 
 class Thread:
@@ -125,10 +124,6 @@ class Thread:
         if plan := plan_in_call(tool, arguments) or plan_in_note(note):
             self._plans.append((interaction, plan))
         self._decisions.extend((interaction, quote_lines(said)) for said in decisions_in(note))
-
-    def changed(self, before: int) -> list[int]:
-        """The numbers of the calls of interactions before ``before`` that changed something."""
-        return [c.number for c in self._calls[: bisect_left(self._interactions, before)] if c.changed]
 
     def outcome_of(self, number: int) -> str:
         """What a call brought back, in a few words; "" for nothing."""
@@ -277,7 +272,7 @@ class _Telling:
         for wanted in (changed, failed, found_ids):
             for call in wanted:
                 if call.number in self._paid and call.number not in self._own:
-                    price = max(1, self._line_cost(call) - self._paid[call.number])
+                    price = max(1, self._thread._cost(self._line(call) + "\n") - self._paid[call.number])
                     if self._pays(call, True, price, wanted is found_ids):
                         self._own.add(call.number)
 
@@ -318,12 +313,6 @@ class _Telling:
         cost = self._thread._cost("".join([f"{text}, " for _, text in values]))
         kept[key] = _Shown((told, *beside), values, cost)
         return kept[key]
-
-    def _line_cost(self, call: _Call) -> int:
-        shown = self._shown_as[call.number]
-        if not shown.line_cost:
-            shown.line_cost = self._thread._cost(self._line(call) + "\n")
-        return shown.line_cost
 
     def _shared_line(self, tool: str, calls: Sequence[_Call]) -> str:
         """The line of some calls of one tool: their distinguishing values, then how many more there are."""

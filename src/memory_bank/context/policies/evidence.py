@@ -64,7 +64,7 @@ def choose_evidence(view: View, session: MemoryBankState, *, settings: MemoryBan
     else:
         growth = int(settings.refresh_after)
     state = session.cache(_EvidenceState)
-    kept = state.kept
+    kept = state.kept if state.kept and state.kept.memory is memory else None
     since = None if kept is None else kept.interactions_since(view, settings, kept.growth if growth else 0)
     # where nothing was added to the interactions of the fold, a new one would be the same
     if kept and since is not None and (not is_cold or len(since) + len(kept.past) <= kept.count):
@@ -290,7 +290,7 @@ def _memory(session: MemoryBankState, settings: MemoryBankSettings) -> EvidenceM
         learned = session.learned_model() if settings.evidence_model is None else None
         model = evidence_model(settings.evidence_model, learned)
         state.memory = EvidenceMemory(session.counter, model, settings.tools)
-        state.made_with, state.kept = made_with, None
+        state.made_with = made_with
     return state.memory
 
 
