@@ -97,24 +97,23 @@ class EvidenceMemory:
         anchor: Sequence[str],
         first_visible_step: int,
         budget: int,
-        opening: Callable[[int], int] | None = None,
-        listed: str = "",
-        shown: Collection[str] = (),
+        opening: Callable[[int], int] | None,
+        listed: str,
+        shown: Collection[str],
     ) -> Selection:
         """What the next call may need, at most ``budget`` tokens; later steps are visible anyway.
 
         ``listed``: the list of past calls that the context has. ``shown``: the records that it has whole.
         """
+        without = [self.places[t] for t in shown if t in self.places]
+        without += [place for place, t in self._notes.items() if t in shown]
         return self.index.select(
             anchor=anchor,
             tail_interaction=first_visible_step,
             budget=budget,
             opening=opening,
             listed=listed,
-            without=[
-                *(self.places[t] for t in shown if t in self.places),
-                *(place for place, t in self._notes.items() if t in shown),
-            ],
+            without=without,
         )
 
 
@@ -152,26 +151,18 @@ class EvidenceReasons(Reasons):
         return dict(zip(segments, reasons, strict=True))
 
     def pieces(self, *, explained: bool = True) -> list[Piece]:
-        return self._pieces(self._shown, self._selection.gains, self._why if explained else {})
+        why = self._why if explained else {}
+        return [self._piece(s, self._selection.gains.get(s, 0.0), why.get(s, ())) for s in self._shown]
 
     def near_misses(self) -> list[Piece]:
-        edge = dict(self._selection.edge)
-        return self._pieces(sorted(edge, key=lambda s: -edge[s]), edge, self._why)
+        edge = sorted(dict(self._selection.edge).items(), key=lambda e: -e[1])
+        return [self._piece(segment, worth, self._why.get(segment, ())) for segment, worth in edge]
 
-    def _pieces(
-        self,
-        segments: Sequence[int],
-        worth: Mapping[int, float],
-        reasons: Mapping[int, tuple[Reason, ...]],
-    ) -> list[Piece]:
-        made = []
-        for segment in segments:
-            record, place = self._memory.index.tables.place_of(segment)
-            source = self._memory.index.tables.parsed[record]
-            tool, text = source.tool or "(the agent's words)", source.cut.segments[place].text
-            why = reasons.get(segment, ())
-            made.append(Piece(self._memory.owner(record), tool, text, worth.get(segment, 0.0), why))
-        return made
+    def _piece(self, segment: int, worth: float, why: tuple[Reason, ...]) -> Piece:
+        record, place = self._memory.index.tables.place_of(segment)
+        source = self._memory.index.tables.parsed[record]
+        tool, text = source.tool or "(the agent's words)", source.cut.segments[place].text
+        return Piece(self._memory.owner(record), tool, text, worth, why)
 
     def decide(self, interaction: Interaction) -> tuple[Fate, float | None, str]:
         if interaction.start in self._kept:
@@ -198,9 +189,8 @@ class EvidenceReasons(Reasons):
             whole = len(places) == len(source.cut.segments) and not source.cut.skipped
             reason = f"#{number}: {len(places)} of {len(source.cut.segments)} pieces, the best {best!r}"
             return (Fate.KEPT if whole else Fate.PART), sum(gains), reason
-        edge = [
-            gain for s, gain in self._selection.edge if self._memory.index.tables.place_of(s)[0] == record
-        ]
+        tables = self._memory.index.tables
+        edge = [gain for s, gain in self._selection.edge if tables.place_of(s)[0] == record]
         near = f"; nearly shown: worth {max(edge):.3f}, beyond the budget" if edge else ""
         if words := self._words.get(trace_id):
             shown = f"{len(words)} pieces of its arguments or of the agent's words"

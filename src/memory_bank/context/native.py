@@ -24,12 +24,9 @@ from memory_bank.transcript.transcript import View
 from memory_bank.transcript.turns import WHOLE, Edit
 
 EXCERPTS_HEAD = "Excerpts of calls that are no longer in the list of messages:\n"
-THREAD_LINE = 10
-"""About how many tokens a call takes in the thread, which leaves out the calls that are shown in their place."""
-MAX_ITEMS = 40
-"""Items of a list in the arguments of a call that are kept."""
-MOST_OF_A_TOOL = 250
-"""Most tokens of the call that is shown for a tool which the context does not show otherwise."""
+THREAD_LINE = 10  # about how many tokens a call takes in the thread, which leaves out those shown in place
+MAX_ITEMS = 40  # of a list in the arguments of a call that are kept
+MOST_OF_A_TOOL = 250  # tokens of the call that is shown for a tool which the context does not show otherwise
 GAP = "\n…"
 
 
@@ -76,13 +73,10 @@ class NativeTurns:
     ) -> None:
         self._memory, self._counter = memory, counter
         self._turns = {e.start: e for e in view.past if e.start not in apart}
+        turns = self._turns.values()
         self._at = {
-            t: (e.start, place)
-            for e in self._turns.values()
-            for place, t in enumerate(e.trace_ids)
-            if t is not None
+            t: (e.start, place) for e in turns for place, t in enumerate(e.trace_ids) if t is not None
         }
-        self._view = view
         self._before = memory.turns  # of the step before
         self._made: dict[object, tuple[Interaction, dict[int, Edit]]] = {}
         memory.turns = self._made
@@ -130,7 +124,6 @@ class NativeTurns:
             shown.setdefault(start, {})[place] = self._call(trace_id)
         notes: dict[int, str] = {}
         elsewhere: list[str] = []
-        numbers: set[int] = set()
         for record, places in sorted(selection.shown.items()):
             trace_id = memory.owner(record)
             parsed = memory.index.tables.parsed[record]
@@ -148,7 +141,7 @@ class NativeTurns:
                 calls[place] = replace(call, arguments=tuple(_quotes_by_text(parsed.cut, places)))
             else:
                 calls[place] = replace(call, quote=quote)
-        numbers.update(call.number for calls in shown.values() for call in calls.values())
+        numbers = {call.number for calls in shown.values() for call in calls.values()}
         in_place: dict[int, Edit] = {}
         for start in sorted(shown):
             in_place |= self._shorten(start, shown[start], notes.get(start, ""))

@@ -31,8 +31,6 @@ from memory_bank.transcript.messages import Call, calls_of, read
 
 log = logging.getLogger("memory_bank.Provenance")
 
-_SOUGHT_CHARS = 2_000  # longer texts are only checked token by token
-_CHECKED_TOKENS = 400  # of one text
 _NUMBERS = (ValueKind.NUMBER, ValueKind.LONG_NUMBER)
 _CHECKED_IN_TEXT = frozenset(
     {ValueKind.EMAIL, ValueKind.URL, ValueKind.PATH, ValueKind.CODE, ValueKind.LONG_NUMBER}
@@ -186,7 +184,7 @@ class _CallCheck:
             return
         is_number = not isinstance(argument.value, str)
         wanted = argument.text if is_number else ""
-        if not is_number and len(argument.text) <= _SOUGHT_CHARS:
+        if not is_number and len(argument.text) <= 2_000:  # longer ones are only checked token by token
             wanted = argument.normal
         holder = self._holder(wanted, is_number or argument.kind in _NUMBERS)
         if holder is not None:
@@ -216,15 +214,13 @@ class _CallCheck:
         if self.index.knows_joined(wanted):
             return argument.report(Origin.COMPOSED)
         names_new = self.makes_new and bool(_NAMES_NEW.search(argument.key))
-        unknown = self._unknown_hard_runs(argument.text)
-        if unknown:
+        if unknown := self._unknown_hard_runs(argument.text):
             if names_new and kind in (ValueKind.PATH, ValueKind.CODE):
                 near = self.index.neighbours.nearest(wanted, argument.key, 1)
                 if near is None or len(wanted) < 8:
                     return argument.report(Origin.WRITTEN, unknown=unknown)
             return self._alarm(argument, unknown)
-        unknown = self._unknown_words(wanted, kind)
-        if not unknown:
+        if not (unknown := self._unknown_words(wanted, kind)):
             return argument.report(Origin.COMPOSED)
         near = self._mistyped(wanted, argument.key, hard_runs(argument.text))
         if kind is ValueKind.EMAIL or near is not None:
@@ -235,38 +231,32 @@ class _CallCheck:
         if kind in (ValueKind.PATH, ValueKind.URL):
             parts = [p for p in PATH_JOINTS.split(argument.text) if p]
             for part in parts[:-1] if names_new else parts:  # the file may be new, its folder is not
-                if any(r in unknown for r in runs(normal(part))) and (
-                    near := self._mistyped(normal(part), "")
-                ):
+                is_unknown = any(r in unknown for r in runs(normal(part)))
+                if is_unknown and (near := self._mistyped(normal(part), "")):
                     whole = argument.text.replace(part, near[0].value)
                     return self._alarm(argument, unknown, (replace(near[0], value=whole), near[1]))
         return argument.report(Origin.WRITTEN, unknown=unknown)
 
     def _unknown_hard_runs(self, text: str) -> tuple[str, ...]:
         """The hard runs of a text that no source has, nor the digits of letters followed by digits."""
-        knows = self.index.knows_run
-        parts = {r: _LETTERS_THEN_DIGITS.match(r) for r in hard_runs(text)}
-        return tuple(r for r in hard_runs(text) if not knows(r) and not ((p := parts[r]) and knows(p[2])))
+        knows, part = self.index.knows_run, _LETTERS_THEN_DIGITS.match
+        return tuple(r for r in hard_runs(text) if not (knows(r) or ((p := part(r)) and knows(p[2]))))
 
     def _unknown_words(self, wanted: str, kind: ValueKind) -> tuple[str, ...]:
         """The unknown words of an identifier. In an e-mail address an initial before a known name is known."""
         knows = self.index.knows_run
         unknown = [r for r in _words(wanted) if not knows(r)]
         if kind is ValueKind.EMAIL:
-            two = (
-                knows(r[1:]) or any(knows(r[:i]) and knows(r[i:]) for i in range(3, len(r) - 2))
-                for r in unknown
-            )
-            unknown = [r for r, known in zip(unknown, two, strict=True) if not known]
+            two = [any(knows(r[:i]) and knows(r[i:]) for i in range(3, len(r) - 2)) for r in unknown]
+            unknown = [r for r, known in zip(unknown, two, strict=True) if not (known or knows(r[1:]))]
         return tuple(unknown)
 
     def _mistyped(
         self, wanted: str, key: str, hard: Sequence[str] = ()
     ) -> tuple[KnownIdentifier, int] | None:
         """A known identifier of which this one looks like a mistyped form, with its distance; or None."""
-        if len(wanted) < 6:
-            return None
-        near = self.index.neighbours.nearest(wanted, key, 2 if len(wanted) >= 10 else 1)
+        limit = 2 if len(wanted) >= 10 else 1
+        near = self.index.neighbours.nearest(wanted, key, limit) if len(wanted) >= 6 else None
         if near is None:
             return None
         long, short = sorted((wanted, near[0].normal), key=len, reverse=True)
@@ -284,9 +274,8 @@ class _CallCheck:
         *,
         token: bool = False,
     ) -> ValueReport:
-        near = near or self.index.neighbours.nearest(argument.normal, argument.key)
         nearest = None
-        if near is not None:
+        if near := near or self.index.neighbours.nearest(argument.normal, argument.key):
             known, edits = near
             nearest = Nearest(known.value, edits, self.index.sources[known.source].place(known.place))
         return argument.report(Origin.NOWHERE, nearest=nearest, unknown=unknown, token=token)
@@ -298,7 +287,7 @@ class _CallCheck:
             if kind not in _CHECKED_IN_TEXT or token in seen:
                 continue
             seen.add(token)
-            if len(seen) > _CHECKED_TOKENS:
+            if len(seen) > 400:
                 return
             wanted = normal(token)
             unknown = self._unknown_hard_runs(token)
@@ -308,8 +297,7 @@ class _CallCheck:
                 continue
             if self._holder(wanted, kind in _NUMBERS) is not None or self.index.knows_joined(wanted):
                 continue
-            near = self._mistyped(wanted, argument.key, unknown)
-            if near is not None:
+            if near := self._mistyped(wanted, argument.key, unknown):
                 part = _Argument(argument.path, argument.key, token, token, kind)
                 yield self._alarm(part, unknown, near, token=True)
 

@@ -38,7 +38,6 @@ _PROPOSED = 5_000  # identifiers of one text that are proposed
 _PLACED_CHARS = 300_000  # of a JSON output in which the path of a value is searched
 _SEALED = "<retrieved-data seal="  # begins what the bank itself put into a context
 PATH_JOINTS = re.compile(r"[/\\?&=]+")
-_NEWLINE = re.compile("\n")
 
 
 # the nearest identifier
@@ -70,23 +69,18 @@ def distance(a: str, b: str, limit: int) -> int:
     """
     if abs(len(a) - len(b)) > limit:
         return limit + 1
-    start = 0
-    while start < len(a) and start < len(b) and a[start] == b[start]:
-        start += 1
-    end = 0
-    while end < len(a) - start and end < len(b) - start and a[-1 - end] == b[-1 - end]:
-        end += 1
-    a, b = a[start : len(a) - end], b[start : len(b) - end]
+    start = next((n for n, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+    a, b = a[start:], b[start:]
+    while a and b and a[-1] == b[-1]:
+        a, b = a[:-1], b[:-1]
     if not a or not b:
         return min(len(a) + len(b), limit + 1)
     far = limit + 1
     before: list[int] = []
     row = list(range(len(b) + 1))
     for i, ca in enumerate(a, 1):
-        low, high = max(1, i - limit), min(len(b), i + limit)
-        new = [far] * (len(b) + 1)
-        new[0] = i
-        for j in range(low, high + 1):
+        new = [i] + [far] * len(b)
+        for j in range(max(1, i - limit), min(len(b), i + limit) + 1):
             cb = b[j - 1]
             cost = min(new[j - 1] + 1, row[j] + 1, row[j - 1] + (ca != cb))
             if i > 1 and j > 1 and ca == b[j - 2] and cb == a[i - 2]:
@@ -147,7 +141,7 @@ class Neighbourhood:
         if not self._identifiers:
             return None
         reach = max(2, len(normal) // 3) if limit is None else limit
-        own_shape = _shape(normal)
+        shape = _shape(normal)
         best: tuple[tuple[float, int], KnownIdentifier, int] | None = None
         for identifier, least in self._near(normal, reach):
             if best is not None and least > best[2] + 1:  # shape and key outweigh one edit, never two
@@ -155,13 +149,13 @@ class Neighbourhood:
             d = distance(normal, identifier.normal, reach if best is None else min(reach, best[2] + 1))
             if not 0 < d <= reach:
                 continue
-            bonus = 0.6 * (own_shape == _shape(identifier.normal)) + 0.5 * _is_same_key(key, identifier.key)
+            bonus = 0.6 * (shape == _shape(identifier.normal)) + 0.5 * _is_same_key(key, identifier.key)
             if best is None or (d - bonus, -identifier.source) < best[0]:
                 best = (d - bonus, -identifier.source), identifier, d
         if best is not None:
             return best[1], best[2]
         if limit is None:
-            for at in reversed(self._by_shape.get(own_shape, ())[-_COMPARED:]):
+            for at in reversed(self._by_shape.get(shape, ())[-_COMPARED:]):
                 identifier = self._identifiers[at]
                 if _is_same_key(key, identifier.key):
                     return identifier, distance(normal, identifier.normal, len(normal))
@@ -215,9 +209,9 @@ class Source:
                     return leaf.path
         if wanted.isascii():
             words = r"\s+".join(re.escape(w) for w in wanted.split(" "))
-            match = re.search(words, self.text, re.I)
-            if match:
-                return f"line {len(_NEWLINE.findall(self.text, 0, match.start())) + 1}"
+            if match := re.search(words, self.text, re.I):
+                number = self.text.count("\n", 0, match.start()) + 1
+                return f"line {number}"
         return ""
 
 
@@ -252,9 +246,8 @@ class SourceIndex:
         messages = view.messages
         n = min(len(self._read), len(messages))
         known = n if all(map(is_, messages[:n], self._read)) else 0
-        open_turn = next((e for e in view.interactions[-1:] if _is_open(e)), None)
-        stop = open_turn.start if open_turn else len(messages)
         entries = view.interactions
+        stop = next((e.start for e in entries[-1:] if _is_open(e)), len(messages))
         # The interaction before the first new message may have been open when it was read.
         at = max(0, bisect_left(entries, known, key=lambda e: e.start) - 1)
         said = max(0, min(known, entries[at].start if at < len(entries) else known))
@@ -278,7 +271,8 @@ class SourceIndex:
         for (session_id, trace_id), r in list(brought.items()):
             if (session_id, trace_id) not in self._brought:
                 self._brought.add((session_id, trace_id))
-                self._index("record", _output_of(r), trace_id, r.tool_name, r.step_id, session_id)
+                text, of = _output_of(r), (trace_id, r.tool_name, r.step_id, session_id)
+                self._index(Source("record", text, normal(text), *of))
 
     def read_tools(self, tools: object) -> None:
         """Add the schemas of the tools."""
@@ -310,28 +304,19 @@ class SourceIndex:
     def _add_record(self, trace_id: str, tool: str, step: int, text: str) -> None:
         if trace_id not in self._records:
             self._records.add(trace_id)
-            self._index("record", text, trace_id, tool, step)
+            self._index(Source("record", text, normal(text), trace_id, tool, step))
 
     def _add(self, role: Role, text: str) -> None:
         if text and (role, text) not in self._texts:
             self._texts.add((role, text))
-            self._index(role, text)
+            self._index(Source(role, text, normal(text)))
 
-    def _index(
-        self,
-        role: Role,
-        text: str,
-        trace_id: str | None = None,
-        tool: str | None = None,
-        step: int | None = None,
-        session_id: str | None = None,
-    ) -> None:
-        source = Source(role, text, normal(text), trace_id, tool, step, session_id)
+    def _index(self, source: Source) -> None:
         number = len(self.sources)
         self.sources.append(source)
         for run in set(runs(source.normal)):
             self._postings.setdefault(run, []).append(number)
-        if role in ("record", "user", "system"):
+        if source.role in ("record", "user", "system"):
             for identifier in islice(_identifiers_of(source, number), _PROPOSED):
                 self._propose(identifier)
 
@@ -344,9 +329,8 @@ class SourceIndex:
         if identifier.kind in (ValueKind.PATH, ValueKind.URL):  # each part may be named alone
             for part in PATH_JOINTS.split(identifier.value):
                 if 4 < len(part) < len(identifier.value):
-                    self.neighbours.add(
-                        replace(identifier, value=part, normal=normal(part), kind=ValueKind.NAME)
-                    )
+                    name = replace(identifier, value=part, normal=normal(part), kind=ValueKind.NAME)
+                    self.neighbours.add(name)
 
     def knows_joined(self, value: str) -> bool:
         """Whether a value (normal form) is known with other separators, such as 555-1234 for 5551234."""
@@ -365,13 +349,12 @@ class SourceIndex:
         """The sources that hold a value (normal form), oldest first, the agent's own words last."""
         lists = [self._postings.get(run, []) for run in set(runs(value))]
         given: list[Source] = []
-        own: list[Source] = []
+        own: list[Source] = []  # the first of the agent's
         for number in min(lists, key=len, default=[]):
             source = self.sources[number]
-            if source.role == "agent" and own:
-                continue
-            if find(source.normal, value) >= 0:
-                (own if source.role == "agent" else given).append(source)
+            of_its_kind = own if source.role == "agent" else given
+            if not (of_its_kind is own and own) and find(source.normal, value) >= 0:
+                of_its_kind.append(source)
                 if len(given) >= limit:
                     break
         return given + own
@@ -405,12 +388,13 @@ def _identifiers_of(source: Source, number: int) -> Iterator[KnownIdentifier]:
             if scanned > _SCANNED_CHARS:
                 return
             kind = kind_of_text(scalar, key)
-            if kind in IDENTIFIERS:
-                yield KnownIdentifier(scalar.strip(), normal(scalar), kind, key, number, leaf.path)
-            elif kind is ValueKind.TEXT:
-                for token, inner, _ in identifiers_in(scalar):
-                    yield KnownIdentifier(token, normal(token), inner, key, number, leaf.path)
         elif isinstance(scalar, int) and not isinstance(scalar, bool):
             kind = kind_of_number(scalar, key)
-            if kind in IDENTIFIERS:
-                yield KnownIdentifier(str(scalar), str(scalar), kind, key, number, leaf.path)
+        else:
+            continue
+        written = str(scalar).strip()
+        if kind in IDENTIFIERS:
+            yield KnownIdentifier(written, normal(written), kind, key, number, leaf.path)
+        elif kind is ValueKind.TEXT:
+            for token, inner, _ in identifiers_in(str(scalar)):
+                yield KnownIdentifier(token, normal(token), inner, key, number, leaf.path)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import islice
@@ -16,24 +16,17 @@ from memory_bank.selection.files import FileAccess, file_access
 from memory_bank.selection.parsing import unescape
 from memory_bank.transcript.jsontext import inner_json, leaves
 
-LONGEST = 120
-"""Characters of the longest value."""
-CACHED = 1 << 15
-"""Tokens whose kind, shape or singular is kept."""
-LONGEST_LINE = 80
-"""Characters of the longest line of text that is a value as a whole."""
-LONGEST_ERROR = 3000
-"""Characters of the longest output that may only report a failure."""
-MAX_LEAVES, MAX_USES = 5_000, 300
-"""Scalars in the arguments of one call that are read, and values in them that count."""
-MAX_WORDS = 60
-"""Different words of a segment that are compared with the task and the latest messages."""
+LONGEST = 120  # characters of the longest value
+CACHED = 1 << 15  # tokens whose kind, shape or singular is kept
+LONGEST_LINE = 80  # characters of the longest line of text that is a value as a whole
+LONGEST_ERROR = 3000  # characters of the longest output that may only report a failure
+MAX_LEAVES, MAX_USES = 5_000, 300  # scalars in the arguments of a call that are read, values that count
+MAX_WORDS = 60  # different words of a segment that are compared with the task and the latest messages
 KINDS = (
     *("word", "capital", "upper", "name", "phrase", "integer", "decimal", "date", "code"),
     *("snake", "camel", "dotted", "path", "url", "email", "hex", "slug", "label"),
 )
 KIND = {name: number for number, name in enumerate(KINDS)}
-_LABEL = KIND["label"]
 
 _URL = r"(?P<url>https?://[^\s\"'<>)\]}|\\]{1,300})|"
 _EMAIL = r"(?P<email>[\w.+\-]{1,64}@[\w\-]{1,64}\.[\w.\-]{1,64})|"
@@ -64,6 +57,7 @@ _ESCAPE = re.compile(r"\\+([nrt\"'/])")
 _ERROR = re.compile(r"error\b|exception\b|traceback|not found|no such|failed|denied|invalid|unable to", re.I)
 _ERROR_FLAG = re.compile(r"is_?error[\\\"']*\s*[:=]\s*true", re.I)
 TRIVIAL = frozenset(("true", "false", "none", "null", "nan", "error", "success", "utf-8"))
+_TRIVIAL_DIGITS = frozenset(("", *"123456789", "15", "25"))
 
 
 class Candidate(NamedTuple):
@@ -112,11 +106,6 @@ class ParsedRecord:
     kind: RecordKind
     error: bool
     file: FileAccess | None
-
-    @property
-    def note(self) -> bool:
-        """Whether this is what the agent said with its calls."""
-        return self.kind == "note"
 
 
 def fold(text: str) -> str:
@@ -179,9 +168,6 @@ def _shape_of(text: str) -> str:
     return "".join(out)
 
 
-_TRIVIAL_DIGITS = frozenset(("", *"123456789", "15", "25"))
-
-
 def trivial(form: str) -> bool:
     """Whether a form is too short or too common to be looked for."""
     if len(form) < 3 or form in TRIVIAL:
@@ -193,6 +179,10 @@ def trivial(form: str) -> bool:
 
 def _strip(text: str) -> str:
     return text.strip().rstrip(".,;:")
+
+
+def _kind_or_phrase(text: str) -> int:
+    return KIND["phrase"] if " " in text else kind_of(text)
 
 
 def parse_record(
@@ -222,18 +212,15 @@ def parse_record(
         tuple(tuple(dict.fromkeys(words_of(s.text)))[:MAX_WORDS] for s in cut.segments),
         () if own_arguments else tuple(find_uses(arguments)[:MAX_USES]),
         tuple(count_tokens(s.text + "\n") for s in cut.segments),
-        tuple(
-            2 if chars < 2 else 3 + chars // 3 for chars in gaps
-        ),  # about: exactly takes longer than it is worth
+        tuple(2 if chars < 2 else 3 + chars // 3 for chars in gaps),  # about; to count takes too long
         kind,
         error and bool(_ERROR.search(output, 0, 120) or _ERROR_FLAG.search(output)),
         file_access(tool, arguments) if tool else None,
     )
 
 
-def _by_segment(cut: CutText) -> list[tuple[Candidate, ...]]:
+def _by_segment(cut: CutText) -> Iterator[tuple[Candidate, ...]]:
     """Candidates of each segment; a label counts once in a block, where it stands first."""
-    out: list[tuple[Candidate, ...]] = []
     block = -1
     labels: set[str] = set()
     for segment in cut.segments:
@@ -241,9 +228,8 @@ def _by_segment(cut: CutText) -> list[tuple[Candidate, ...]]:
         if segment.block != block:
             block, labels, head = segment.block, set(), cut.heads[segment.block]
         found = find_candidates(segment, head)
-        out.append(tuple([c for c in found if c.kind != _LABEL or c.form not in labels]))
-        labels.update([c.form for c in found if c.kind == _LABEL])
-    return out
+        yield tuple([c for c in found if c.kind != KIND["label"] or c.form not in labels])
+        labels.update([c.form for c in found if c.kind == KIND["label"]])
 
 
 # -- candidates of a segment --------------------------------------------------
@@ -294,11 +280,11 @@ def _add_cell(text: str, key: str, found: dict[str, Candidate], cell: bool) -> N
     if "<" in whole and len(whole) <= 3 * LONGEST:
         whole = _TAGS.sub("", whole).strip()
     if whole and len(whole) <= LONGEST and (cell or (" " in whole and len(whole) <= LONGEST_LINE)):
-        _add(found, whole, KIND["phrase"] if " " in whole else kind_of(whole), key, True)
+        _add(found, whole, _kind_or_phrase(whole), key, True)
     if " " in text:
         for match in _QUOTED.finditer(text):
             quoted = _strip(match.group(match.lastindex or 0))
-            _add(found, quoted, KIND["phrase"] if " " in quoted else kind_of(quoted), key, True)
+            _add(found, quoted, _kind_or_phrase(quoted), key, True)
         for match in _NAME.finditer(text):
             _add(found, match.group(0), KIND["name"], key)
     pattern = _TOKEN if "@" in text else _TOKEN_WITHOUT_AT if "/" in text else _TOKEN_WITHOUT_SLASH

@@ -35,7 +35,7 @@ class CurrentStep:
         words: set[str] = set()
         for item in self._items:
             if item.kind != "arguments":
-                words.update(*(item.words if item.note else [words_of(item.arguments[:2000])]))
+                words.update(*(item.words if item.kind == "note" else [words_of(item.arguments[:2000])]))
         at = np.flatnonzero(t.words.flags(words)[t.value_terms["word"]])
         value = t.value_terms["value"][at]
         share = t.value_terms["weight"][at] / t.values["word_weight"][value]

@@ -115,7 +115,7 @@ class EvidenceIndex:
         """That line in one of the lengths of ARGUMENT_CHARS, and its tokens."""
         if (record, length) not in self._headers:
             item, number = self.tables.parsed[record], self._calls[record]
-            line = f"note before #{number + 1}" if item.note else f"#{number} arguments"
+            line = f"note before #{number + 1}" if item.kind == "note" else f"#{number} arguments"
             if item.kind == "output":
                 line = call_line(number, item.tool, item.arguments, ARGUMENT_CHARS[length])
             self._headers[record, length] = line, self.count(line + "\n")

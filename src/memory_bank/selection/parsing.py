@@ -9,7 +9,6 @@ MAX_DEPTH = 40
 LONGEST_KEY = 200
 """Characters that are kept of a key: many values may stand under it."""
 
-_CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f]")
 _ESCAPE = re.compile(r"\\(?:u([0-9a-fA-F]{4})|x([0-9a-fA-F]{2})|(.))", re.S)
 _ESCAPED = {"n": "\n", "t": "\t", "r": "\r", "b": " ", "f": " "}
 _SURROGATE = re.compile("[\ud800-\udfff]")
@@ -42,11 +41,6 @@ class Node:
 
 
 # -- strings ------------------------------------------------------------------
-def clean(text: str) -> str:
-    """Return `text` without control characters and without white space at its ends."""
-    return _CONTROL.sub(" ", text).strip()
-
-
 def unescape(text: str) -> str:
     """Undo one level of backslash escapes; two escapes of a surrogate pair become one character."""
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
-from itertools import islice
-from typing import Any
+from collections import defaultdict
+from collections.abc import Collection, Hashable, Iterable, Sequence
+from itertools import count, islice
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,9 +27,7 @@ from memory_bank.selection.candidates import (
 from memory_bank.selection.files import FileAccess
 
 Array = NDArray[Any]
-_RUN = re.compile(
-    r"[^\W_]+"
-)  # what str.isalnum takes, so that a form stands in a text only with its whole runs
+_RUN = re.compile(r"[^\W_]+")  # what str.isalnum takes: a form stands in a text only with its whole runs
 OWN: dict[RecordKind, int] = {"output": 0, "note": 1, "arguments": 2}
 """Column `own` of the records by their kind."""
 NEVER = -1_000_000
@@ -66,19 +65,11 @@ class Table:
         return self._data[name][: self.size]
 
 
-class _Numbers(dict[Hashable, int]):
-    """Numbers keys from 0 as they are asked for."""
-
-    def __missing__(self, key: Hashable) -> int:
-        number = self[key] = len(self)
-        return number
-
-
 class Interner:
     """Numbers keys from 0 in the order in which they come; `table` has one row a key."""
 
     def __init__(self, **columns: tuple[str, float]) -> None:
-        self.ids = _Numbers()
+        self.ids: defaultdict[Hashable, int] = defaultdict(count().__next__)
         self.table = Table(**columns)
 
     def __call__(self, key: Hashable) -> int:
@@ -115,19 +106,21 @@ class ValueLists:
     def __init__(self, name: str, successor: str) -> None:
         self.name, self.successor = name, successor
         self.table = Table(used=_REAL, last_at=_TIME, used_at=_TIME, size=_REAL)
-        self.members: list[Array] = [np.zeros(0, np.int32)]
         self.table.grow(1)
+        self.members: list[Array] = [np.zeros(0, np.int32)]
 
-    def add(self, groups: Iterable[list[int]], values: Table) -> None:
-        """Add a list for each group of values and note each value's list and position."""
-        arrays = [np.array(group, np.int32) for group in groups]
+    def add(self, ids: Array, of: Sequence[int], values: Table) -> None:
+        """Add a list for the values with each number in ``of``, and note each value's list and position."""
+        groups: dict[int, list[int]] = {}
+        for value, number in zip(ids.tolist(), of, strict=True):
+            groups.setdefault(number, []).append(value)
+        arrays = [np.array(group, np.int32) for group in groups.values()]
         sizes = [len(a) for a in arrays]
         first = self.table.append(size=sizes)
         self.members += arrays
         ids = np.concatenate(arrays)
-        stop = np.cumsum(sizes)
         values[self.name][ids] = np.repeat(np.arange(first, first + len(arrays)), sizes)
-        values[self.name + "_at"][ids] = np.arange(len(ids)) - np.repeat(stop - sizes, sizes)
+        values[self.name + "_at"][ids] = np.concatenate([np.arange(n) for n in sizes])
 
 
 class EvidenceTables:
@@ -190,7 +183,7 @@ class EvidenceTables:
         self.anchor: list[str] = []
         self._new: list[tuple[int, str]] = []  # kind and spelling of values whose rows are not filled yet
         self._anchor_texts: dict[str, _AnchorText] = {}
-        self._shown = _AnchorText("")
+        self._shown = _AnchorText.of("")
         self._anchored = 0, 0, 0  # values, words and runs that were compared with the anchor
         self.tools("")
         self.keys("")
@@ -259,8 +252,8 @@ class EvidenceTables:
             self.argument_words |= key_words(use.key)
             value = self.ids.get(use.form)
             if value is None:
-                kind = KIND["phrase"] if " " in use.form else kind_of(use.form)
                 if use.leaf or kind_of(use.form) != KIND["word"]:
+                    kind = KIND["phrase"] if " " in use.form else kind_of(use.form)
                     value = self._new_value(use.form, kind)
                     v["agent"][value] = v["uses"][value] = 1
                     v["used"][value] = v["seen"][value] = v["first_use"][value] = now
@@ -272,13 +265,11 @@ class EvidenceTables:
             v["used"][value] = v["seen"][value] = now
             if v["first_use"][value] == NEVER:
                 v["first_use"][value] = now
-            origin = int(v["record"][value])
             plain = v["kind"][value] in (KIND["capital"], KIND["word"])
-            if origin < 0 or v["visible"][value] or (plain and not use.leaf):
-                continue
-            self._add_supply(value, now)
-            for name in taken:
-                taken[name].add(int(v[name][value]))
+            if v["record"][value] >= 0 and not v["visible"][value] and (use.leaf or not plain):
+                self._add_supply(value, now)
+                for name in taken:
+                    taken[name].add(int(v[name][value]))
         self._describe_new()
         if touched:
             self._touch(np.array(touched, np.int32), event=True)
@@ -290,7 +281,6 @@ class EvidenceTables:
     def _add_supply(self, value: int, now: int) -> None:
         """Add that a call at interaction `now` used a value that a record showed."""
         v = self.values
-        segment = int(v["segment"][value])
         self.kinds["used"][v["kind"][value]] += 1
         for name, owners in (("key", self.keys), ("source", self.sources), ("shape", self.shapes)):
             owners.table["used"][v[name][value]] += 1
@@ -307,7 +297,7 @@ class EvidenceTables:
                 v["successor_by"][following] = 1 / np.arange(1, len(following) + 1)
             self._touch(members, event=False)
             self._touch(following, event=True)
-        row = self.values_of(segment).copy()
+        row = self.values_of(int(v["segment"][value])).copy()
         v["row_used"][row] = now
         v["row_uses"][row] += 1
         self._touch(row, event=True)
@@ -331,7 +321,8 @@ class EvidenceTables:
             copies.append((file.part, record))
 
     def _add_text(self, item: ParsedRecord, record: int, tool: int) -> None:
-        now, v = item.interaction, self.values
+        now, v, r = item.interaction, self.values, self.records
+        texts = self.texts.all(s.text for s in item.cut.segments)
         first = self.segments.append(
             tokens=item.tokens,
             gap=item.gaps,
@@ -340,7 +331,7 @@ class EvidenceTables:
             chars=[len(s.text) for s in item.cut.segments],
             lines=[s.text.count("\n") for s in item.cut.segments],
             structure=[s.structured for s in item.cut.segments],
-            text=(texts := self.texts.all(s.text for s in item.cut.segments)),
+            text=texts,
         )
         self.texts.table["last"][texts] = np.arange(first, first + len(texts))
         self.segments["record"][first:] = record
@@ -348,13 +339,12 @@ class EvidenceTables:
         shown: dict[int, tuple[int, Candidate]] = {}  # value: segment and candidate of its first place
         pairs: list[int] = []
         counts = np.zeros(len(item.candidates), dtype=np.int32)
-        arguments = item.kind == "arguments"
         for segment, found in enumerate(item.candidates):
             for c in found:
                 value = self.ids.get(c.form)
                 if value is None:
                     value = self._new_value(c.form, c.kind, c.text)
-                elif arguments and not v["agent"][value]:
+                elif item.kind == "arguments" and not v["agent"][value]:
                     continue  # a value of an output: arguments do not say what it belongs to
                 shown.setdefault(value, (first + segment, c))
                 pairs.append(value)
@@ -365,7 +355,6 @@ class EvidenceTables:
         self.segments["start"][first:] = start + np.cumsum(counts) - counts
         words = self.words.all(text for of_segment in item.words for text in of_segment)
         np.add.at(self.words.table["count"], np.array(words, np.int32), 1)
-        r = self.records
         r["interaction"][record] = now
         r["tool"][record] = tool
         r["values"][record] = len(shown)
@@ -373,46 +362,32 @@ class EvidenceTables:
         r["own"][record] = OWN[item.kind]
         r["error"][record] = item.error
         self.tools.table["last"][tool] = record
-        if not shown:
-            return
         ids = np.fromiter(shown, dtype=np.int32, count=len(shown))
         ranks = np.arange(len(ids))
         v["seen"][ids] = now
-        if item.kind != "output":
-            fresh = v["record"][ids] < 0
-            v["agent"][ids[fresh]] = 1
-            self._place(ids[fresh], ranks[fresh], record, tool, shown)
-        else:
-            v["records"][ids] += 1
-            self._place(ids, ranks, record, tool, shown)
         self._touch(ids, event=False)
-
-    def _place(
-        self, ids: Array, ranks: Array, record: int, tool: int, shown: Mapping[int, tuple[int, Candidate]]
-    ) -> None:
-        """Note where values were shown last: record, segment, key, source and lists."""
+        if item.kind == "output":
+            v["records"][ids] += 1
+        else:  # where an output showed a value last stays its place
+            ranks = np.flatnonzero(v["record"][ids] < 0)
+            ids = ids[ranks]
+            v["agent"][ids] = 1
         if not len(ids):
             return
-        v = self.values
         places = [shown[value] for value in ids.tolist()]
         keys = self.keys.all([c.key for _, c in places])
         sources = self.sources.all([(tool, key) for key in keys])
-        columns: dict[int, list[int]] = {}
-        likes: dict[int, list[int]] = {}
-        for value, key, shape in zip(ids.tolist(), keys, v["shape"][ids].tolist(), strict=True):
-            columns.setdefault(key, []).append(value)
-            likes.setdefault(shape, []).append(value)
-        self.columns.add(columns.values(), v)
-        self.likes.add(likes.values(), v)
+        shapes = v["shape"][ids].tolist()
+        self.columns.add(ids, keys, v)
+        self.likes.add(ids, shapes, v)
         v["record"][ids] = record
         v["segment"][ids] = [segment for segment, _ in places]
         v["cell"][ids] = [c.cell for _, c in places]
         v["rank"][ids] = ranks
         v["key"][ids] = keys
         v["source"][ids] = sources
-        np.add.at(self.keys.table["total"], keys, 1)
-        np.add.at(self.sources.table["total"], sources, 1)
-        np.add.at(self.shapes.table["total"], v["shape"][ids], 1)
+        for owners, numbers in ((self.keys, keys), (self.sources, sources), (self.shapes, shapes)):
+            np.add.at(owners.table["total"], numbers, 1)
 
     # -- the anchor ------------------------------------------------------------
     def set_anchor(self, texts: Sequence[str]) -> None:
@@ -420,14 +395,14 @@ class EvidenceTables:
         if list(texts) != self.anchor:
             self.anchor = list(texts)
             known = self._anchor_texts
-            self._anchor_texts = {t: known.get(t) or _AnchorText(t) for t in texts}
-            shown = self._shown = _AnchorText("")
-            shown.folded = " ".join([k.folded for t in texts if (k := self._anchor_texts[t]).folded])
-            shown.runs = {""}
-            for read in self._anchor_texts.values():
-                shown.forms |= read.forms
-                shown.words |= read.words
-                shown.runs |= read.runs
+            self._anchor_texts = {t: known.get(t) or _AnchorText.of(t) for t in texts}
+            read = self._anchor_texts.values()
+            self._shown = _AnchorText(
+                " ".join(filter(None, [self._anchor_texts[t].folded for t in texts])),
+                set().union(*(k.forms for k in read)),
+                {""}.union(*(k.runs for k in read)),
+                set().union(*(k.words for k in read)),
+            )
             self._anchored = 0, 0, 0
         v, words, runs = self.values, self.words.table, self.runs.table
         first, first_word, first_run = self._anchored
@@ -445,8 +420,8 @@ class EvidenceTables:
         start = int(np.searchsorted(terms["value"], first))
         of_value = terms["value"][start:] - first
         named = words["shown"][terms["word"][start:]]
-        count = np.bincount(of_value, minlength=v.size - first).clip(1)
-        v["overlap"][first:] = np.bincount(of_value, weights=named, minlength=v.size - first) / count
+        number = np.bincount(of_value, minlength=v.size - first).clip(1)
+        v["overlap"][first:] = np.bincount(of_value, weights=named, minlength=v.size - first) / number
         v["changed"][first:] = True
 
     # -- asking ----------------------------------------------------------------
@@ -468,11 +443,11 @@ class EvidenceTables:
 
     def sum_by_segment(self, amounts: Array, last: int) -> Array:
         """Return the sum of the amounts, which are by value, of each of the first `last` segments."""
-        start, count = self.segments["start"][:last], self.segments["count"][:last]
+        start, number = self.segments["start"][:last], self.segments["count"][:last]
         out = np.zeros(last, amounts.dtype)
-        filled = np.flatnonzero(count)
+        filled = np.flatnonzero(number)
         if len(filled):
-            end = int(start[filled[-1]] + count[filled[-1]])
+            end = int(start[filled[-1]] + number[filled[-1]])
             out[filled] = np.add.reduceat(amounts[self.pairs["value"][:end]], start[filled])
         return out
 
@@ -498,11 +473,9 @@ class EvidenceTables:
         """Note that values changed; `event`: by an event that ages (see `eventful`)."""
         self.values["changed"][ids] = True
         if event:
-            fresh = ids[~self.values["has_event"][ids]]
-            if len(fresh):
-                fresh = np.unique(fresh)
-                self.values["has_event"][fresh] = True
-                self.eventful.append(value=fresh)
+            fresh = np.unique(ids[~self.values["has_event"][ids]])
+            self.values["has_event"][fresh] = True
+            self.eventful.append(value=fresh)
 
     def pop_changed_values(self) -> Array:
         """Return the values that changed since the last call of this."""
@@ -511,22 +484,25 @@ class EvidenceTables:
         return changed
 
 
-class _AnchorText:
+class _AnchorText(NamedTuple):
     """A text of the anchor as values are compared with it, and the forms, runs and words in it."""
 
-    def __init__(self, text: str) -> None:
-        self.folded = fold(text)
-        self.forms = set(forms_in(text))
-        self.runs = set(_RUN.findall(self.folded))
-        self.words = set(words_of(self.folded))
+    folded: str
+    forms: set[str]
+    runs: set[str]
+    words: set[str]
+
+    @classmethod
+    def of(cls, text: str) -> _AnchorText:
+        folded = fold(text)
+        return cls(folded, set(forms_in(text)), set(_RUN.findall(folded)), set(words_of(folded)))
 
 
 def stands_in(form: str, text: str) -> bool:
     """Whether `form` stands in `text` as whole words."""
     at = text.find(form)
     while at >= 0:
-        before = text[at - 1] if at else " "
-        after = text[at + len(form)] if at + len(form) < len(text) else " "
+        before, after = text[max(0, at - 1) : at], text[at + len(form) : at + len(form) + 1]
         if not (before.isalnum() and form[0].isalnum()) and not (after.isalnum() and form[-1].isalnum()):
             return True
         at = text.find(form, at + 1)

@@ -34,21 +34,14 @@ PARTS_HEAD = "An output that ends with [… #n] is shortened{}.\n"
 """The first line of a context that has no list of calls, because every call stands in its place."""
 PLAN_HEAD = "The agent's latest plan:\n"
 DECISIONS_HEAD = "The agent's words:\n"
-LINE_CHARS = 84  # of the arguments of a call on a line of its own
 VALUE_CHARS = 32  # of a value in a line that several calls share
-PLAN_SHARE, DECISIONS_SHARE = 0.2, 0.1  # of the room
-MAX_DECISIONS = 8
 MOST_NAMED = 256
 """Most calls of each kind (changes, look-ups) that the list names; older ones are only counted."""
-MAX_COSTS = 4_096
-"""Texts whose tokens are kept; they have at most a few hundred characters."""
-
-_SHARE, _LEAST, _A_CALL, _MOST = 0.2, 700, 14, 0.25
 
 
 def thread_room(budget: int, calls: int) -> int:
     """The tokens that the thread may take of a budget: a fifth, 700, or 14 a call; at most a quarter."""
-    return int(min(max(_SHARE * budget, _LEAST, _A_CALL * calls), _MOST * budget))
+    return int(min(max(0.2 * budget, 700, 14 * calls), 0.25 * budget))
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,9 +78,8 @@ class _Shown:
 
     told: tuple[tuple[Argument, ...] | None, ...]  # of the call, and of the tool's calls before and after it
     values: list[tuple[str, str]]
-    line: str
     value_cost: int
-    line_cost: int
+    line: str = ""
 
 
 class Thread:
@@ -105,7 +97,7 @@ class Thread:
         self._shown: dict[tuple[int, int], _Shown] = {}  # by number and length of values
         self._plans: list[tuple[int, str]] = []  # with their interactions, as are the next
         self._decisions: list[tuple[int, str]] = []
-        self._cost = lru_cache(MAX_COSTS)(count_tokens)
+        self._cost = lru_cache(4_096)(count_tokens)  # the texts have at most a few hundred characters
         self._told: dict[str, set[str]] = {}  # by tool: the values in its outcomes
 
     def add(
@@ -133,10 +125,6 @@ class Thread:
             self._plans.append((interaction, plan))
         self._decisions.extend((interaction, quote_lines(said)) for said in decisions_in(note))
 
-    def changed(self, before: int) -> list[int]:
-        """The numbers of the calls of interactions before ``before`` that changed something."""
-        return [c.number for c in self._calls[: bisect_left(self._interactions, before)] if c.changed]
-
     def outcome_of(self, number: int) -> str:
         """What a call brought back, in a few words; "" for nothing."""
         return self._calls[number - 1].outcome
@@ -160,7 +148,7 @@ class Thread:
         calls = [c for c in self._calls[: bisect_left(self._interactions, before)] if c.number not in known]
         words = self._words(before, room)
         if not calls and not words:
-            return ThreadText("", 0)
+            return _NOTHING_TOLD
         left = room - (self._cost(words) if words else 0)
         head = HEAD.format(hint)
         telling = _Telling(self, calls, left - self._cost(head), more, first)
@@ -179,16 +167,16 @@ class Thread:
         for text in (f"Calls {span}{hint}.\n", f"{span}\n") if calls else ():
             if (tokens := self._count(text)) <= room:
                 return ThreadText(text, tokens)
-        return ThreadText("", 0)
+        return _NOTHING_TOLD
 
     def _words(self, before: int, room: int) -> str:
         """The latest plan and the latest decisions; each has a share of the room, in tokens."""
-        plans = [text for at, text in self._plans if at < before]
-        decided = dict.fromkeys(text for at, text in self._decisions if at < before)
+        plan = next((text for at, text in reversed(self._plans) if at < before), "")
+        decided = list(dict.fromkeys(text for at, text in self._decisions if at < before))
         texts = []
         for head, lines, share in (
-            (PLAN_HEAD, plans[-1].split("\n") if plans else [], PLAN_SHARE),
-            (DECISIONS_HEAD, list(decided)[: -MAX_DECISIONS - 1 : -1], DECISIONS_SHARE),  # the latest first
+            (PLAN_HEAD, plan.split("\n") if plan else [], 0.2),
+            (DECISIONS_HEAD, decided[:-9:-1], 0.1),  # the latest first
         ):
             left = int(room * share) - self._cost(head) - 2
             kept: list[str] = []
@@ -209,32 +197,23 @@ class _Telling:
     """Which form each call takes in a room: on its own line, as a value in its tool's line, or counted."""
 
     def __init__(
-        self,
-        thread: Thread,
-        calls: Sequence[_Call],
-        room: int,
-        more: int = 0,
-        first: ThreadText = _NOTHING_TOLD,
+        self, thread: Thread, calls: Sequence[_Call], room: int, more: int, first: ThreadText
     ) -> None:
-        self._thread, self._first = thread, first
-        self._calls = calls
-        self._room, self._more = room, more
-        self.more_tokens = 0  # beyond the room
-        self._told: dict[int, tuple[Argument, ...]] = {}
+        self._thread, self._calls, self._room, self._more, self._first = thread, calls, room, more, first
         changed = [c for c in calls if c.changed][-MOST_NAMED:]
         looked = [c for c in calls if not c.changed][-MOST_NAMED:]
         self._named = sorted([*changed, *looked], key=lambda c: c.number)
-        self._beside: dict[int, list[tuple[Argument, ...] | None]] = {
-            c.number: [None, None] for c in self._named
-        }
+        self._told: dict[int, tuple[Argument, ...]] = {}
+        # what is told of the tool's calls before and after each
+        self._beside: dict[int, list[tuple[Argument, ...] | None]] = {}
         latest: dict[str, int] = {}
         for call in self._named:
             if call.told is None:
                 call.told = distinguishing(call.arguments, thread._values[call.tool])
             told = self._told[call.number] = call.told
             other = latest.get(call.tool)
+            self._beside[call.number] = [None if other is None else self._told[other], None]
             if other is not None:
-                self._beside[call.number][0] = self._told[other]
                 self._beside[other][1] = told
             latest[call.tool] = call.number
         for chars in (VALUE_CHARS, LEAST_CHARS):
@@ -253,53 +232,49 @@ class _Telling:
         # a line for each tool with its name and the range of its numbers, and a few tokens to spare
         groups = {(c.tool, c.failed) for c in self._calls}
         self._left = self._room - 4 - sum(cost(f"{t} ×100 #100 to #200\n") + 2 for t, _ in groups)
-        self._left_more = self._more
+        self.more_tokens = 0  # beyond the room
         self._shown_as = {c.number: self._show(c) for c in self._named}
         newest = list(reversed(self._named))
         # by number, tokens of values; none for what another call's value says
         self._paid: dict[int, int] = {}
         self._written: set[tuple[str, str]] = set()
-        own: set[int] = set()
+        self._own: set[int] = set()
         first = [c for c in newest if c.number in self._first.lines]
         self._add_values(first)
-        self._add_lines(first, own)
+        self._add_lines(first)
         self._add_values([c for c in newest if c.number not in self._paid])
-        self._add_lines(newest, own)
-        self.more_tokens = self._more - self._left_more
+        self._add_lines(newest)
         self._settle()
 
-    def _add_values(self, calls: Sequence[_Call]) -> None:
-        for changes in (True, False):
-            for call in calls:
-                if call.changed is not changes:
-                    continue
-                shown = self._shown_as[call.number]
-                key = call.tool, "".join([f"{text}, " for _, text in shown.values])
-                price = 0 if key in self._written else shown.value_cost + 1
-                if price <= self._left + changes * self._left_more:
-                    self._left -= price
-                    if self._left < 0:
-                        self._left_more, self._left = self._left_more + self._left, 0
-                    self._written.add(key)
-                    self._paid[call.number] = price
-                    self._steps.append((call.number, False, price))
+    def _pays(self, call: _Call, own: bool, price: int, beyond: bool) -> bool:
+        """Take a form of a call if there is room for it, ``beyond``: if need be beyond the room."""
+        if price > self._left + beyond * (self._more - self.more_tokens):
+            return False
+        self._steps.append((call.number, own, price))
+        self._left -= price
+        if self._left < 0:
+            self.more_tokens, self._left = self.more_tokens - self._left, 0
+        return True
 
-    def _add_lines(self, calls: Sequence[_Call], own: set[int]) -> None:
+    def _add_values(self, calls: Sequence[_Call]) -> None:
+        for call in sorted(calls, key=lambda c: not c.changed):
+            shown = self._shown_as[call.number]
+            key = call.tool, "".join([f"{text}, " for _, text in shown.values])
+            price = 0 if key in self._written else shown.value_cost + 1
+            if self._pays(call, False, price, call.changed):
+                self._written.add(key)
+                self._paid[call.number] = price
+
+    def _add_lines(self, calls: Sequence[_Call]) -> None:
         changed = [c for c in calls if c.changed]
         failed = [c for c in calls if c.failed and not c.changed]
         found_ids = [c for c in calls if not c.failed and tells_id(c.outcome)]
         for wanted in (changed, failed, found_ids):
-            beyond = self._left_more if wanted is found_ids else 0
             for call in wanted:
-                if call.number in self._paid and call.number not in own:
-                    price = max(1, self._line_cost(call) - self._paid[call.number])
-                    if price <= self._left + beyond:
-                        own.add(call.number)
-                        self._steps.append((call.number, True, price))
-                        self._left -= price
-                        if self._left < 0:
-                            beyond += self._left
-                            self._left_more, self._left = beyond, 0
+                if call.number in self._paid and call.number not in self._own:
+                    price = max(1, self._thread._cost(self._line(call) + "\n") - self._paid[call.number])
+                    if self._pays(call, True, price, wanted is found_ids):
+                        self._own.add(call.number)
 
     def _settle(self) -> None:
         self.told = frozenset(number for number, own, _ in self._steps if not own)
@@ -320,11 +295,8 @@ class _Telling:
         rest = [c for c in self._calls if c.number not in self.lines]
         for call in sorted(rest, key=lambda c: not c.changed):  # those that changed something first
             groups.setdefault((call.tool, call.failed), []).append(call)
-        shared = [
-            self._shared_line(f"{tool} failed" if failed else tool, calls)
-            for (tool, failed), calls in groups.items()
-        ]
-        return "".join(f"{line}\n" for line in (*own, *shared))
+        own += [self._shared_line(f"{t} failed" if failed else t, c) for (t, failed), c in groups.items()]
+        return "".join(f"{line}\n" for line in own)
 
     def _show(self, call: _Call) -> _Shown:
         """How a call is shown: its line and its tokens are made when they are needed."""
@@ -339,14 +311,8 @@ class _Telling:
             (a.key, shown_value(a.text, self._chars, [o[a.key] for o in others if a.key in o])) for a in told
         ]
         cost = self._thread._cost("".join([f"{text}, " for _, text in values]))
-        shown = kept[key] = _Shown((told, *beside), values, "", cost, 0)
-        return shown
-
-    def _line_cost(self, call: _Call) -> int:
-        shown = self._shown_as[call.number]
-        if not shown.line_cost:
-            shown.line_cost = self._thread._cost(self._line(call) + "\n")
-        return shown.line_cost
+        kept[key] = _Shown((told, *beside), values, cost)
+        return kept[key]
 
     def _shared_line(self, tool: str, calls: Sequence[_Call]) -> str:
         """The line of some calls of one tool: their distinguishing values, then how many more there are."""
@@ -354,10 +320,10 @@ class _Telling:
         counted = [c for c in calls if c.number not in self.told]
         if not valued:
             return f"{tool} ×{len(counted)} {ranges(c.number for c in counted)}"
-        values = [self._shown_as[c.number].values for c in valued]
-        keys = [k for k, _ in dict.fromkeys((v[0][0], "") for v in values if v)]
-        common = keys[0] if len(keys) == 1 else ""
-        bodies = [", ".join(t if k == common else named(k, t) for k, t in v) for v in values if v]
+        values = [v for c in valued if (v := self._shown_as[c.number].values)]
+        keys = {v[0][0] for v in values}
+        common = keys.pop() if len(keys) == 1 else ""
+        bodies = [", ".join(t if k == common else named(k, t) for k, t in v) for v in values]
         text = f"{tool} {ranges(c.number for c in valued)}"
         if bodies:
             text += f" {named(common, '; '.join(dict.fromkeys(bodies)))}"
@@ -371,16 +337,14 @@ class _Telling:
         if kept.line:
             return kept.line
         shown = [named(k, t) for k, t in kept.values]
-        room = LINE_CHARS - sum(len(s) + 2 for s in shown)
+        room = 84 - sum(len(s) + 2 for s in shown)
         told = self._told[call.number]
         for argument in call.arguments:
             part = named(argument.key, ending(argument.text, LEAST_CHARS))
             if argument not in told and len(part) <= room:
                 shown.append(part)
                 room -= len(part) + 2
-        text = f"#{call.number} {call.tool}"
-        if shown:
-            text += " " + ", ".join(shown)
+        text = f"#{call.number} {call.tool} {', '.join(shown)}" if shown else f"#{call.number} {call.tool}"
         kept.line = f"{text} → {call.outcome}" if call.outcome else text
         return kept.line
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
@@ -33,14 +33,8 @@ NATIVE_BUDGET = 1_500
 """Tokens from which past turns are shown in their native form; the frames of messages cost too much below."""
 LEAST_FOLD, FOLD_SHARE, MOST_FOLD = 2_000, 0.15, 16_000
 """Tokens of a fold with ``history_budget = "auto"``: a share of the older history between two bounds."""
-_LATEST = 20
-"""Interactions whose mean length predicts that of the next ones."""
 _RECENT_SHARE = 0.2
 """The share of a fold for the newest interactions, which it keeps whole."""
-_MORE_SHARE = 0.25
-"""The share of a fold that the list of calls may take besides, for changes and for calls that brought back ids."""
-_TOOLS_SHARE = 0.2
-"""The share of the room for one call of each tool that the newest interactions do not use."""
 
 log = logging.getLogger("memory_bank.MemoryBankStrategy")
 
@@ -63,27 +57,28 @@ def choose_evidence(view: View, session: MemoryBankState, *, settings: MemoryBan
         repair_pairs=settings.repair_pairs,
         edits=_shortened_tail(view, session, settings.shorten_last),
     )
-    latest, cache = past[-_LATEST:], session.prefix_cache
-    growth = (
-        growth_that_pays(budget, sum(e.tokens for e in latest) / max(1, len(latest)), cache.read, cache.write)
-        if settings.refresh_after == "auto"
-        else int(settings.refresh_after)
-    )
+    if settings.refresh_after == "auto":
+        latest, cache = past[-20:], session.prefix_cache  # whose mean length predicts that of the next ones
+        mean = sum(e.tokens for e in latest) / max(1, len(latest))
+        growth = growth_that_pays(budget, mean, cache.read, cache.write)
+    else:
+        growth = int(settings.refresh_after)
     state = session.cache(_EvidenceState)
-    kept = state.kept if state.kept is not None and state.kept.memory is memory else None
+    kept = state.kept if state.kept and state.kept.memory is memory else None
     since = None if kept is None else kept.interactions_since(view, settings, kept.growth if growth else 0)
     # where nothing was added to the interactions of the fold, a new one would be the same
     if kept and since is not None and (not is_cold or len(since) + len(kept.past) <= kept.count):
         session.run_later("evidence", partial(_feed, view, session, settings))
         return kept.choice(base, since, view, in_full(session.record_tool))
     room = budget + (0 if is_cold or kept is not None else growth)
-    in_list = {t for e in view.interactions for t in e.record_ids} if older <= room else set()
-    gone = older <= room and not session.steps.keys() <= in_list  # records whose messages the list has lost
-    if older <= room and not gone:
+    fits = older <= room
+    # whether there are records whose messages the list has lost
+    gone = fits and not session.steps.keys() <= {t for e in view.interactions for t in e.record_ids}
+    if fits and not gone:
         state.kept = None
         session.run_later("evidence", partial(_feed, view, session, settings))
-        why = "the older history is shorter than a fold and its growth"
-        why = why if view.history else "there was no history yet"
+        shorter = "the older history is shorter than a fold and its growth"
+        why = shorter if view.history else "there was no history yet"
         starts = [e.start for e in past] if view.hidden else ()
         return replace(base, unchanged=why, reasons=EvidenceReasons(memory, NOTHING, starts))
     _feed(view, session, settings)
@@ -155,7 +150,8 @@ class _Step:
         room = budget - sum(e.tokens for e in self.whole) - session.counter.count_message(frame) - 1
         self._room = max(0, room)
         self._thread_room = min(self._room, thread_room(budget, len(memory.numbers)))
-        self._thread_more = min(self._room - self._thread_room, int(budget * _MORE_SHARE))
+        # for changes and for calls that brought back ids
+        self._thread_more = min(self._room - self._thread_room, int(budget * 0.25))
         self._native = settings.layout == "native"
         self._hint = in_full(session.record_tool)
         kept = (e for e in view.history if (e.fault or e.start in view.pinned) and e.start not in view.hidden)
@@ -164,10 +160,7 @@ class _Step:
     def block(self) -> _Shown:
         """All in the memory text: the thread, then excerpts under the lines of their calls."""
         told = self._tell(self._thread_room)
-        room = self._room - told.tokens - 1
-        selection = NOTHING
-        if room > 0:
-            selection = self._memory.select(self.anchor, self.first_step, room, None, told.text, self._kept)
+        selection = self._select(self._room - told.tokens - 1, None, told.text)
         return told.text + selection.text, {} if self._native else None, selection, told.told
 
     def without_excerpts(self) -> _Shown:
@@ -175,10 +168,8 @@ class _Step:
         try:
             told = self._tell(self._room)
         except Exception as e:
-            log.warning(
-                "session %s: the calls cannot be listed (%s)", self._session.session_id, type(e).__name__
-            )
-            told = ThreadText("", 0)
+            session_id, told = self._session.session_id, ThreadText("", 0)
+            log.warning("session %s: the calls cannot be listed (%s)", session_id, type(e).__name__)
         return told.text, {} if self._native else None, NOTHING, told.told
 
     def native(self) -> _Shown:
@@ -192,15 +183,12 @@ class _Step:
         room = self._room - told.tokens
         newest = turns.newest_of_tools({p.tool_name for e in whole for p in e.pairs})
         besides: dict[str, int] = {}
-        for trace_id, cost in newest.items():  # the first of them that fit
-            if sum(besides.values()) + cost > int(room * _TOOLS_SHARE):
+        for trace_id, cost in newest.items():  # the first of them that fit in a fifth of the room
+            if sum(besides.values()) + cost > int(room * 0.2):
                 break
             besides[trace_id] = cost
         room -= sum(besides.values())
-        selection = NOTHING
-        if room > 0:
-            at = self.anchor, self.first_step
-            selection = self._memory.select(*at, room, turns.opening, told.text, self._kept)
+        selection = self._select(room, turns.opening, told.text)
         while True:
             in_place, elsewhere, numbers = turns.show(selection, besides)
             told = self._tell(self._thread_room, numbers, first)
@@ -215,6 +203,11 @@ class _Step:
             if over <= 0 or not selection.gains:
                 return text, in_place, selection, told.told | numbers
             selection = self._memory.index.without_last(selection, over)
+
+    def _select(self, room: int, opening: Callable[[int], int] | None, listed: str) -> Selection:
+        if room <= 0:
+            return NOTHING
+        return self._memory.select(self.anchor, self.first_step, room, opening, listed, self._kept)
 
     def _tell(
         self, room: int, shown: Collection[int] = (), first: ThreadText = ThreadText("", 0)
@@ -252,7 +245,7 @@ class _Fold:
             p: replace(edit, message=copy_of(edit.message) if edit.change else view.messages[p])
             for p, edit in (self.in_place or {}).items()
         }
-        starts = [e.start for e in whole]
+        starts, at = [e.start for e in whole], (self.anchor, self.first_step)
         return replace(
             base,
             text=with_hint(self.text, hint),
@@ -260,9 +253,7 @@ class _Fold:
             edits={**base.edits, **edits},
             in_place=self.in_place is not None,
             may_cost_more=self.gone,
-            reasons=EvidenceReasons(
-                self.memory, self.selection, starts, self.named, self.anchor, self.first_step
-            ),
+            reasons=EvidenceReasons(self.memory, self.selection, starts, self.named, *at),
         )
 
     def interactions_since(
@@ -317,14 +308,14 @@ def _feed(view: View, session: MemoryBankState, settings: MemoryBankSettings) ->
         stored = session.fact_store.get_many([t for t in missing if t not in records])
         records.update((r.trace_id, r) for r in stored)
         notes = _notes(view, set(missing))
-        excluded = session.retained[1]
         for trace_id in missing:
-            if trace_id in records and trace_id in excluded:  # nothing of it is to be chosen
-                memory.add(
-                    replace(records[trace_id], raw_input={}, input_text=None, raw_output="", output_text="")
-                )
-            elif trace_id in records:  # a record purged meanwhile: the next step loads the session again
-                memory.add(records[trace_id], notes.get(trace_id, ""))
+            record = records.get(trace_id)
+            if record is None:  # purged meanwhile: the next step loads the session again
+                continue
+            if trace_id in session.retained[1]:  # nothing of it is to be chosen
+                memory.add(replace(record, raw_input={}, input_text=None, raw_output="", output_text=""))
+            else:
+                memory.add(record, notes.get(trace_id, ""))
 
 
 def _notes(view: View, trace_ids: set[str]) -> dict[str, str]:
