@@ -276,8 +276,11 @@ class StoredSettings(Settings):
 
     def bank(self) -> MemoryBankSettings:
         """The settings by which records are stored; a summary model is their Observer."""
-        own = {"embedding_model": self.embedding_model, "token_encoding": self.token_encoding}
-        return MemoryBankSettings(observer_model=EXTRACTIVE, **own)
+        return MemoryBankSettings(
+            observer_model=EXTRACTIVE,
+            embedding_model=self.embedding_model,
+            token_encoding=self.token_encoding,
+        )
 
 
 class MaskingSettings(StoredSettings):
