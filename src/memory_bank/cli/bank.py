@@ -124,8 +124,7 @@ def search(
     if session is None:
         known = [s.session_id for s in list_sessions(database)]
         if not known:
-            empty = {"session_id": None, "embedder": None, "hits": []}
-            answer(empty, "the bank is empty.", as_json)
+            answer({"session_id": None, "embedder": None, "hits": []}, "the bank is empty.", as_json)
             return
         if len(known) > 1:
             names = ", ".join(map(repr, known[:3])) + (", …" if len(known) > 3 else "")

@@ -60,8 +60,9 @@ def _schema(name: str, description: str, **properties: tuple[str, str]) -> dict[
         key: {"type": [kind[:-1], "null"] if kind.endswith("?") else kind, "description": text}
         for key, (kind, text) in properties.items()
     }
-    parameters = {"type": "object", "properties": described, "required": list(described)}
-    parameters["additionalProperties"] = False
+    parameters = {
+        "type": "object", "properties": described, "required": list(described), "additionalProperties": False,
+    }  # fmt: skip
     function = {"name": name, "description": description, "strict": True, "parameters": parameters}
     return {"type": "function", "function": function}
 
