@@ -67,12 +67,10 @@ class Settings(BaseModel):
 @cache
 def _meanings() -> dict[tuple[str, str], str]:
     """What each setting does, by its class and name: the text that stands below it in this module."""
-    classes = (
-        c for c in ast.parse(Path(__file__).read_text(encoding="utf-8")).body if isinstance(c, ast.ClassDef)
-    )
     return {
         (c.name, setting.target.id): str(below.value.value)
-        for c in classes
+        for c in ast.parse(Path(__file__).read_text(encoding="utf-8")).body
+        if isinstance(c, ast.ClassDef)
         for setting, below in pairwise(c.body)
         if isinstance(setting, ast.AnnAssign) and isinstance(setting.target, ast.Name)
         if isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant)
@@ -122,7 +120,7 @@ def _complaint(each: Any, loc: list[str], fields: Any, strategies: Any) -> str:
     types = f"its type must be one of {', '.join(STRATEGY_TYPES)}"
     if each["type"] == "union_tag_invalid":
         near = hint(str(each["ctx"]["tag"]), STRATEGY_TYPES, "")
-        return f": {types}{f'; {near}' if near else '.'}"
+        return f": {types}; {near}" if near else f": {types}."
     if each["type"] == "union_tag_not_found":
         near = hint(loc[-1], [k for k in strategies if k != loc[-1]], f"{types}.")
         return f": there is no strategy {loc[-1]!r} to change: {near}"
@@ -441,20 +439,10 @@ class ServiceSettings(Settings):
 
 
 AnyStrategy = (
-    NoStrategySettings
-    | TruncationSettings
-    | KeepLastSettings
-    | MaskingSettings
-    | ProgressiveSettings
-    | HierarchicalSettings
-    | AdaptiveSettings
-    | SemanticSettings
-    | ScratchpadSettings
-    | MemoryBankSettings
-)
-_MODELS: dict[str, type[AnyStrategy]] = {
-    model.model_fields["type"].default: model for model in AnyStrategy.__args__
-}
+    NoStrategySettings | TruncationSettings | KeepLastSettings | MaskingSettings | ProgressiveSettings
+    | HierarchicalSettings | AdaptiveSettings | SemanticSettings | ScratchpadSettings | MemoryBankSettings
+)  # fmt: skip
+_MODELS: dict[str, type[AnyStrategy]] = {m.model_fields["type"].default: m for m in AnyStrategy.__args__}
 STRATEGY_TYPES = tuple(_MODELS)
 _LOCAL: dict[str, Any] = {"type": "memory_bank", "observer_model": EXTRACTIVE, "embedding_model": "lexical"}
 SHIPPED: dict[str, dict[str, Any]] = {
@@ -491,22 +479,28 @@ class Config(Settings):
 
     def __init__(self, **values: Any) -> None:
         strategies = values.get("memory_strategies", {"memory_bank": {"type": "memory_bank"}})
-        known = strategies if isinstance(strategies, Mapping) else {}
+        given = strategies if isinstance(strategies, Mapping) else {}
         try:
-            values = laid_over({"memory_strategies": strategies} | values, _environment(known))
+            values = laid_over({"memory_strategies": strategies} | values, _environment(given))
             BaseModel.__init__(self, **values)
         except ValidationError as e:
-            raise ConfigError(*sentences(e, Config, _place, known)) from None
+            raise ConfigError(*sentences(e, Config, _place, given)) from None
         except SettingsError as e:
             raise ConfigError(f"the environment, {ENV_PREFIX}…: its value is no JSON ({e}).") from None
+        known = {*self.memory_strategies, *STRATEGY_TYPES}
         for key, settings in self.memory_strategies.items():
-            if isinstance(settings, AdaptiveSettings):
-                self._check_rungs(_place(["memory_strategies", key, "strategies"]), settings)
+            place = ["memory_strategies", key]
+            for name in settings.strategies if isinstance(settings, AdaptiveSettings) else ():
+                if name not in known:
+                    raise UnknownStrategyError(f"{_place([*place, 'strategies'])}: {_unknown(name, known)}")
+                if isinstance(self.rung(name), AdaptiveSettings):
+                    wrong = f"{name!r} is adaptive itself: name strategies of other types."
+                    raise ConfigError(f"{_place([*place, 'strategies'])}: {wrong}")
             for name in ("evidence_model", "observer_prompt"):
                 file = getattr(settings, name, None)
                 if file is not None and not Path(file).is_file():
-                    place = _place(["memory_strategies", key, name])
-                    raise ConfigError(f"{place}: there is no file {file}: correct the path, or remove it.")
+                    wrong = f"there is no file {file}: correct the path, or remove it."
+                    raise ConfigError(f"{_place([*place, name])}: {wrong}")
 
     def strategy(self, key: str) -> AnyStrategy:
         """The settings under a key. Raises UnknownStrategyError, which names the nearest known key."""
@@ -519,14 +513,6 @@ class Config(Settings):
         if name not in self.memory_strategies and name in _MODELS:
             return _MODELS[name]()
         return self.strategy(name)
-
-    def _check_rungs(self, place: str, settings: AdaptiveSettings) -> None:
-        known = {*self.memory_strategies, *STRATEGY_TYPES}
-        for name in settings.strategies:
-            if name not in known:
-                raise UnknownStrategyError(f"{place}: {_unknown(name, known)}")
-            if isinstance(self.rung(name), AdaptiveSettings):
-                raise ConfigError(f"{place}: {name!r} is adaptive itself: name strategies of other types.")
 
 
 def _unknown(key: object, strategies: Iterable[str]) -> str:
@@ -562,11 +548,9 @@ def _environment(strategies: Iterable[str]) -> dict[str, Any]:
     ours = (v for v in os.environ if v.upper().startswith(ENV_PREFIX) and v != FAULT)
     names = {v[len(ENV_PREFIX) :].lower().split("__")[0] for v in ours}
     values: dict[str, Any] = {name: None for name in names if name not in Config.model_fields}
+    model = cast("type[BaseSettings]", Config)
     values |= EnvSettingsSource(
-        cast("type[BaseSettings]", Config),
-        env_prefix=ENV_PREFIX,
-        env_nested_delimiter="__",
-        env_ignore_empty=True,
+        model, env_prefix=ENV_PREFIX, env_nested_delimiter="__", env_ignore_empty=True
     )()
     if isinstance(given := values.get("memory_strategies"), Mapping):
         spelled = {str(k).lower(): k for k in strategies}
@@ -576,11 +560,7 @@ def _environment(strategies: Iterable[str]) -> dict[str, Any]:
 
 def has(values: Any, loc: Sequence[str]) -> bool:
     """Whether a configuration sets the value at a place."""
-    for name in loc:
-        if not isinstance(values, Mapping) or name not in values:
-            return False
-        values = values[name]
-    return True
+    return not loc or (isinstance(values, Mapping) and loc[0] in values and has(values[loc[0]], loc[1:]))
 
 
 def _variable(loc: Sequence[str]) -> str | None:
@@ -603,9 +583,8 @@ def read_toml(file: str | Path | None, what: str = "configuration") -> dict[str,
     try:
         return {} if file is None else tomllib.loads(Path(file).read_text(encoding="utf-8"))
     except OSError as e:
-        raise ConfigError(
-            f"the {what} {file} cannot be read ({e.strerror or e}): give the path of a TOML file."
-        ) from e
+        wrong = f"cannot be read ({e.strerror or e}): give the path of a TOML file."
+        raise ConfigError(f"the {what} {file} {wrong}") from e
     except (ValueError, RecursionError) as e:  # TOMLDecodeError and UnicodeDecodeError are ValueErrors
         raise ConfigError(f"the {what} {file} is no TOML: {e}; correct it there.") from e
 
@@ -618,10 +597,11 @@ def load_config(path: str | Path | None = None) -> Config:
     """
     try:
         config = Config(**laid_over({"memory_strategies": SHIPPED}, read_toml(path)))
-        for loc, key in (
-            (["default_strategy"], config.default_strategy),
-            (["service", "strategy"], config.service.strategy),
-        ):
+        named = {
+            ("default_strategy",): config.default_strategy,
+            ("service", "strategy"): config.service.strategy,
+        }
+        for loc, key in named.items():
             if key and key not in config.memory_strategies:
                 raise UnknownStrategyError(f"{_place(loc)}: {_unknown(key, config.memory_strategies)}")
     except ConfigError as e:
@@ -668,9 +648,8 @@ def as_settings(settings: Any) -> MemoryBankSettings:
     if isinstance(settings, MemoryBankSettings):
         return settings
     if isinstance(settings, Settings):
-        raise ConfigError(
-            f"{type(settings).__name__} are no settings of a memory bank: pass MemoryBankSettings."
-        )
+        name = type(settings).__name__
+        raise ConfigError(f"{name} are no settings of a memory bank: pass MemoryBankSettings.")
     known = MemoryBankSettings.model_fields.keys()
     if isinstance(settings, Mapping):
         foreign = {name for model in _MODELS.values() for name in model.model_fields} - known

@@ -7,7 +7,7 @@ import sys
 import time
 import zlib
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -136,16 +136,11 @@ def search(
     hits = list(store.rank(query, limit=top_k))
     facts = {r.trace_id: r for r in FactStore(database, session).get_many([h.trace_id for h in hits])}
     found = [
-        {
-            "trace_id": h.trace_id,
-            "score": round(h.score, 6),
-            "step": facts[h.trace_id].step_id,
-            "tool": facts[h.trace_id].tool_name,
-            "summary": store.get_summary(h.trace_id),
-        }
+        {"trace_id": h.trace_id, "score": round(h.score, 6), "step": r.step_id, "tool": r.tool_name,
+         "summary": store.get_summary(h.trace_id)}
         for h in hits
-        if h.trace_id in facts
-    ]
+        if (r := facts.get(h.trace_id))
+    ]  # fmt: skip
     if as_json:
         print_json({"session_id": session, "embedder": store.embedder_name, "hits": found})
         return
@@ -170,23 +165,16 @@ def re_embed(
     model = load_embedder(embedding_model)
     with progress("embedded", "summaries") as bar:
         count = run(database, model, bar)
-    answer(
-        {"embedder": model.name, "insights": count},
-        f"embedded {count:,} summaries with {model.name}.",
-        as_json,
-    )
-
-
-_UNITS = {"s": 1, "m": 60, "h": 3_600, "d": 86_400, "w": 604_800}
-_SHOWN = 1_000  # problems printed one by one
+    said = f"embedded {count:,} summaries with {model.name}."
+    answer({"embedder": model.name, "insights": count}, said, as_json)
 
 
 def seconds_of(duration: str) -> float:
     """The seconds of ``30d``, ``12h`` or ``1d12h``. Raises ConfigError."""
     text = duration.strip().lower()
-    total = 0
-    if re.fullmatch(r"(?:\d{1,9}[smhdw])+", text):
-        total = sum(int(n) * _UNITS[u] for n, u in re.findall(r"(\d+)([smhdw])", text))
+    units = {"s": 1, "m": 60, "h": 3_600, "d": 86_400, "w": 604_800}
+    correct = re.fullmatch(r"(?:\d{1,9}[smhdw])+", text)
+    total = sum(int(n) * units[u] for n, u in re.findall(r"(\d+)([smhdw])", text)) if correct else 0
     if not total:
         raise ConfigError(
             f"--older-than {one_line(duration, 40)!r} is not a duration: write 30d, 12h, 90m or 1d12h "
@@ -222,23 +210,19 @@ def purge(
         database.close()  # removes deleted data from SQLite's write-ahead log, too
         complete = True
     finally:  # after Ctrl-C or at a locked database earlier sessions are deleted all the same
+        head = ["records", "insights", "jobs", "bytes", "emptied"]
+        total = {name: sum(getattr(p, name) for p in gone) for name in head}
+        total["sessions_emptied"] = total.pop("emptied")
+        if gone and not as_json:
+            table(["session", *head], [[p.session_id, *(getattr(p, name) for name in head)] for p in gone])
         if complete or gone or not as_json:
-            _print_purged(gone, dry_run, as_json, complete)
-
-
-def _print_purged(gone: Sequence[Purged], dry_run: bool, as_json: bool, complete: bool) -> None:
-    total = {name: sum(getattr(p, name) for p in gone) for name in ("records", "insights", "jobs", "bytes")}
-    total["sessions_emptied"] = sum(p.emptied for p in gone)
-    if gone and not as_json:
-        rows = [[p.session_id, p.records, p.insights, p.jobs, p.bytes, p.emptied] for p in gone]
-        table(["session", "records", "insights", "jobs", "bytes", "emptied"], rows)
-    answer(
-        {"dry_run": dry_run, "complete": complete, **total, "sessions": [asdict(p) for p in gone]},
-        f"{'would remove' if dry_run else 'removed'} {total['records']:,} records, "
-        f"{total['insights']:,} insights and {total['jobs']:,} jobs ({total['bytes']:,} bytes) "
-        f"of {len(gone):,} sessions{'' if complete else ', then it was stopped'}.",
-        as_json,
-    )
+            answer(
+                {"dry_run": dry_run, "complete": complete, **total, "sessions": [asdict(p) for p in gone]},
+                f"{'would remove' if dry_run else 'removed'} {total['records']:,} records, "
+                f"{total['insights']:,} insights and {total['jobs']:,} jobs ({total['bytes']:,} bytes) "
+                f"of {len(gone):,} sessions{'' if complete else ', then it was stopped'}.",
+                as_json,
+            )
 
 
 def verify(
@@ -261,12 +245,11 @@ def verify(
     kinds: Counter[str] = Counter()
     left = 0
     with progress("checked", "") as bar:
-        for problem in run(
-            database, counts, repair=repair, report=lambda _what, done, total: bar(done, total)
-        ):
+        report = run(database, counts, repair=repair, report=lambda _what, done, total: bar(done, total))
+        for problem in report:
             kinds[problem.kind] += 1
             left += not problem.mended
-            if kinds.total() > _SHOWN:
+            if kinds.total() > 1_000:
                 continue
             found.append(asdict(problem))
             if not as_json:
@@ -274,8 +257,8 @@ def verify(
                 where = ", ".join(one_line(str(part), 300) for part in of if part)
                 state = "mended" if problem.mended else "wrong "
                 print(f"{state}  {problem.kind}  {where}: {visible(problem.what)}")
-    if kinds.total() > _SHOWN and not as_json:
-        print(f"… and {kinds.total() - _SHOWN:,} more.")
+    if kinds.total() > 1_000 and not as_json:
+        print(f"… and {kinds.total() - 1_000:,} more.")
     answer(
         {**asdict(counts), "problems": dict(kinds), "left": left, "found": found},
         f"{counts.records:,} records ({counts.checked_ids:,} ids are their content's hash), "
@@ -300,20 +283,17 @@ def export(
     from memory_bank.bank.transfer import export_lines
 
     database = open_bank(db, session=session)
-    count = written = 0
+    count = 0
     url = database.url
     bank = [Path(url.database)] if url.get_backend_name() == "sqlite" and url.database else []
     with output_file(out, *bank) as file:
         target = file or sys.stdout
-        if as_json:
-            target.write("[")
-        for value in export_lines(database, session):
+        target.write("[" if as_json else "")
+        for number, value in enumerate(export_lines(database, session)):
             line = json_line(value)
-            target.write(("," if written else "") + line.rstrip("\n") if as_json else line)
-            written += 1
+            target.write(("," if number else "") + line.rstrip("\n") if as_json else line)
             count += "record" in value
-        if as_json:
-            target.write("]\n")
+        target.write("]\n" if as_json else "")
     tell(f"wrote {count:,} records.")
 
 
@@ -359,12 +339,7 @@ def import_(
                 n: sum(getattr(s, n) for s in imported) for n in ("records", "known", "insights", "jobs")
             }
             answer(
-                {
-                    "complete": complete,
-                    **total,
-                    "sessions": [asdict(s) for s in imported],
-                    "refused": refused,
-                },
+                {"complete": complete, **total, "sessions": list(map(asdict, imported)), "refused": refused},
                 f"imported {total['records']:,} records with {total['insights']:,} insights of "
                 f"{len(imported):,} sessions; {total['known']:,} records were there already"
                 f"{'' if complete else '; then it was stopped'}.",

@@ -25,20 +25,13 @@ from memory_bank.cli.output import (
 from memory_bank.errors import ConfigError, StorageError, TraceFileError
 
 if TYPE_CHECKING:
-    from memory_bank import Config
-    from memory_bank.lab.experiments.report import ReportLine
-    from memory_bank.lab.logs.audit import LogAudit
-    from memory_bank.lab.meter.audit import Audit
-    from memory_bank.lab.replay import ReplaySummary
     from memory_bank.lab.tables import Column, SubjectT
-    from memory_bank.plan import Plan
 
-TRACES = typer.Argument(..., help="Files of JSON lines {id, messages}, plain or .gz.")
 _APPROXIMATE = "token counts are approximate: the vocabulary of tiktoken is not available"
 
 
 def replay(
-    traces: list[Path] = TRACES,
+    traces: list[Path] = typer.Argument(..., help="Files of JSON lines {id, messages}, plain or .gz."),
     strategy: str | None = typer.Option(None, help="Key in the configuration; default: its default."),
     config: Path | None = CONFIG,
     db: str | None = typer.Option(None, help="Keep the memory in this database; default: in memory."),
@@ -77,12 +70,6 @@ def replay(
             bar(summary.traces)
         summary.continued = memory.continued
         summary.skipped_lines, summary.unreadable_files = files.skipped, files.unreadable
-    answer(summary.as_dict(), _summary_text(summary), as_json)
-    if summary.broken_pairs or summary.unreadable_files:
-        raise typer.Exit(1)
-
-
-def _summary_text(summary: ReplaySummary) -> str:
     s = summary.as_dict()
     note = "they held records, contexts may show what came later"
     lines = [
@@ -95,21 +82,19 @@ def _summary_text(summary: ReplaySummary) -> str:
         ("ratio", f"{s['ratio']:.1%}"),
         ("broken pairs", str(summary.broken_pairs)),
         ("", _APPROXIMATE if summary.token_counter == "approximate" else ""),
-        *_unread(summary.skipped_lines, summary.unreadable_files),
+        *_unread(len(summary.skipped_lines), summary.unreadable_files),
         ("continued sessions", f"{summary.continued:,}: {note}" if summary.continued else ""),
     ]
-    return "\n".join(f"{title:<20} {text}" for title, text in lines if text)
+    answer(s, "\n".join(f"{title:<20} {text}" for title, text in lines if text), as_json)
+    if summary.broken_pairs or summary.unreadable_files:
+        raise typer.Exit(1)
 
 
-def _unread(
-    skipped: int | Sequence[object], files: Sequence[object], unknown: Sequence[object] = ()
-) -> list[tuple[str, str]]:
+def _unread(skipped: int, files: Sequence[object], unknown: Sequence[object] = ()) -> list[tuple[str, str]]:
     """What of the given files was not read, with titles; "" for nothing."""
     counts = {
-        "skipped lines": skipped if isinstance(skipped, int) else len(skipped),
-        "files of another format": len(unknown),
-        "unreadable files": len(files),
-    }
+        "skipped lines": skipped, "files of another format": len(unknown), "unreadable files": len(files),
+    }  # fmt: skip
     return [(title, f"{n:,}" if n else "") for title, n in counts.items()]
 
 
@@ -148,15 +133,14 @@ def _interrupts_between_steps() -> Iterator[Callable[[], None]]:
         return
     interrupted = False
 
-    def note(_number: int, _frame: object) -> None:
-        nonlocal interrupted
-        if interrupted:
-            raise KeyboardInterrupt
-        interrupted = True
-
     def look() -> None:
         if interrupted:
             raise KeyboardInterrupt
+
+    def note(_number: int, _frame: object) -> None:
+        nonlocal interrupted
+        look()
+        interrupted = True
 
     before = signal.signal(signal.SIGINT, note)
     try:
@@ -190,60 +174,42 @@ def audit(
     from memory_bank.lab.logs.sessions import log_files, log_format
     from memory_bank.lab.meter.audit import audit as run
     from memory_bank.lab.meter.audit import plan_audit
+    from memory_bank.lab.meter.figures import SHORT
 
     settings = load_config(config)
     files = log_files(traces)
     if any(map(log_format, files)):
-        _audit_logs(files, strategy or [settings.default_strategy], settings, bool(budget or html), as_json)
+        from memory_bank.lab.logs.audit import LOG_COLUMNS, audit_logs
+        from memory_bank.lab.strategies import parse_strategy
+
+        if budget or html:
+            raise ConfigError("--budget and --html are for recorded runs: leave them out for agents' logs.")
+        strategies = [parse_strategy(name, settings) for name in strategy or [settings.default_strategy]]
+        with progress("read", "sessions") as bar:
+            logs = audit_logs(files, strategies, tell=tell, progress=bar)
+        if as_json:
+            print_json(logs.as_dict())
+        else:
+            if logs.figures:
+                _print_figures("", [(f.name, f) for f in logs.figures], LOG_COLUMNS)
+            unread = _unread(logs.skipped_lines, logs.unreadable_files, logs.unknown_files)
+            _print_notes(logs.token_counter, unread, logs.sentences())
+        if logs.unreadable_files or not logs.sessions:
+            raise typer.Exit(1)
         return
     plan = plan_audit(settings, strategy, budget, named_strategies(config))
-    traces = files
-    with output_file(html, *traces) as target, progress("measured", "traces") as bar:
-        report = run(traces, plan, jobs=jobs, tell=tell, progress=bar)
+    with output_file(html, *files) as target, progress("measured", "traces") as bar:
+        report = run(files, plan, jobs=jobs, tell=tell, progress=bar)
         if target is not None:
             target.write(report.as_html())
     if as_json:
         print_json(report.as_dict())
     else:
-        _print_audit(report)
+        _print_figures("strategy", [(m.strategy.name, m.figures) for m in report.measurements], SHORT)
+        unread = _unread(len(report.skipped_lines), report.unreadable_files)
+        _print_notes(report.token_counter, unread, [*report.notes, report.sentence])
     if report.unreadable_files or not any(m.figures.steps for m in report.measurements):
         raise typer.Exit(1)
-
-
-def _audit_logs(
-    files: list[Path], names: list[str], settings: Config, other_options: bool, as_json: bool
-) -> None:
-    from memory_bank.lab.logs.audit import audit_logs
-    from memory_bank.lab.strategies import parse_strategy
-
-    if other_options:
-        raise ConfigError("--budget and --html are for recorded runs: leave them out for agents' logs.")
-    strategies = [parse_strategy(name, settings) for name in names]
-    with progress("read", "sessions") as bar:
-        report = audit_logs(files, strategies, tell=tell, progress=bar)
-    if as_json:
-        print_json(report.as_dict())
-    else:
-        _print_log_audit(report)
-    if report.unreadable_files or not report.sessions:
-        raise typer.Exit(1)
-
-
-def _print_log_audit(report: LogAudit) -> None:
-    from memory_bank.lab.logs.audit import LOG_COLUMNS
-
-    if report.figures:
-        _print_figures("", [(f.name, f) for f in report.figures], LOG_COLUMNS)
-    unread = _unread(report.skipped_lines, report.unreadable_files, report.unknown_files)
-    _print_notes(report.token_counter, unread, report.sentences())
-
-
-def _print_audit(report: Audit) -> None:
-    from memory_bank.lab.meter.figures import SHORT
-
-    _print_figures("strategy", [(m.strategy.name, m.figures) for m in report.measurements], SHORT)
-    unread = _unread(report.skipped_lines, report.unreadable_files)
-    _print_notes(report.token_counter, unread, [*report.notes, report.sentence])
 
 
 def _print_notes(counter: str | None, unread: list[tuple[str, str]], sentences: Iterable[str]) -> None:
@@ -280,7 +246,7 @@ def bench(
     """
     from memory_bank import __version__
     from memory_bank.lab.experiments.plan import load_experiment, plan_experiment
-    from memory_bank.lab.experiments.report import markdown, render_report, report_lines
+    from memory_bank.lab.experiments.report import by_suite, markdown, render_report, report_lines
     from memory_bank.lab.experiments.run import Results, about_run, run_experiment
 
     experiment = load_experiment(config)
@@ -308,14 +274,7 @@ def bench(
                     file.write(text)
     if as_json:
         print_json([line.as_row() for line in lines])
-    else:
-        _print_report(lines)
-        print(f"written to {one_line(str(folder), 500)}: results.jsonl, table.md, report.html")
-
-
-def _print_report(lines: list[ReportLine]) -> None:
-    from memory_bank.lab.experiments.report import by_suite
-
+        return
     for suite, own in by_suite(lines).items():
         columns = own[0].columns
         print(one_line(suite, 100))
@@ -324,6 +283,7 @@ def _print_report(lines: list[ReportLine]) -> None:
         print()
     if any(r.get("counter") == "approximate" for line in lines for r in line.results):
         print(_APPROXIMATE)
+    print(f"written to {one_line(str(folder), 500)}: results.jsonl, table.md, report.html")
 
 
 def explain(
@@ -357,24 +317,23 @@ def explain(
             )
         if found.plan is None:
             raise ConfigError(f"the strategy {key} keeps no plan in a replay: choose one that has a bank.")
+        plan = found.plan
         if html is not None:
-            html.write_text(found.plan.as_html(), encoding="utf-8", errors="replace")
+            html.write_text(plan.as_html(), encoding="utf-8", errors="replace")
         if as_json:
-            print_json(found.plan.manifest())
-        else:
-            _print_plan(found.plan)
-    if html is not None and not as_json:
+            print_json(plan.manifest())
+            return
+        print(
+            f"{plan.tokens:,} tokens instead of {plan.full_tokens:,}, {plan.memory_tokens:,} of them memory"
+        )
+        rows = [
+            ["–" if d.step is None else str(d.step), one_line(", ".join(d.tools), 30), d.fate,
+             "" if d.score is None else f"{d.score:.3f}", d.tokens, one_line(d.reason, 100)]
+            for d in plan.decisions
+        ]  # fmt: skip
+        table(["step", "tools", "fate", "worth", "tokens", "why"], rows, right=(0, 3))
+    if html is not None:
         print(f"wrote {html}")
-
-
-def _print_plan(plan: Plan) -> None:
-    print(f"{plan.tokens:,} tokens instead of {plan.full_tokens:,}, {plan.memory_tokens:,} of them memory")
-    rows = [
-        ["–" if d.step is None else str(d.step), one_line(", ".join(d.tools), 30), d.fate,
-         "" if d.score is None else f"{d.score:.3f}", d.tokens, one_line(d.reason, 100)]
-        for d in plan.decisions
-    ]  # fmt: skip
-    table(["step", "tools", "fate", "worth", "tokens", "why"], rows, right=(0, 3))
 
 
 def train(

@@ -24,9 +24,6 @@ if TYPE_CHECKING:
     from memory_bank.bank.keys import ApiKey
     from memory_bank.config import Config
 
-_READ = 65_536
-_LONGEST = 16 * 2**20  # a longer line on standard input is not an MCP request
-
 
 def serve(
     host: str | None = typer.Option(None, help="Address to listen on; default 127.0.0.1."),
@@ -64,12 +61,10 @@ def serve(
 
     given = {
         "host": host, "port": port, "database": db, "upstream": upstream, "upstream_anthropic": upstream_anthropic,
-        "workers": workers,
-        "inject_tools": inject_tools, "log_format": log_format,
+        "workers": workers, "inject_tools": inject_tools, "log_format": log_format,
     }  # fmt: skip
     loaded = with_options(load_config(config), {k: v for k, v in given.items() if v is not None})
-    verbose = logging.getLogger("memory_bank").level == logging.DEBUG
-    code = run(loaded, verbose=verbose)
+    code = run(loaded, verbose=logging.getLogger("memory_bank").level == logging.DEBUG)
     if code == STOPPED:
         raise SystemExit(code)
     raise typer.Exit(code)
@@ -129,7 +124,6 @@ async def _serve_stdio(server: Server[Any]) -> int | None:
     from mcp.server.stdio import stdio_server
 
     came: list[int] = []
-    lines = _StdinLines()
     async with anyio.create_task_group() as group:
 
         async def watch() -> None:
@@ -141,7 +135,7 @@ async def _serve_stdio(server: Server[Any]) -> int | None:
 
         group.start_soon(watch)
         try:
-            async with stdio_server(stdin=lines) as (read, write):  # type: ignore[arg-type]
+            async with stdio_server(stdin=_stdin_lines()) as (read, write):  # type: ignore[arg-type]
                 await server.run(read, write, server.create_initialization_options())
         except* (BrokenPipeError, anyio.BrokenResourceError, anyio.ClosedResourceError):
             pass  # the client went away
@@ -149,45 +143,42 @@ async def _serve_stdio(server: Server[Any]) -> int | None:
     return came[0] if came else None
 
 
-class _StdinLines:
+def _stdin_lines() -> AsyncIterator[str]:
     """The lines of standard input, read by a daemon thread so that waiting never blocks the exit.
 
     The library's own reader waits in a thread that Ctrl-C cannot stop. The thread reads from the descriptor,
     for a daemon thread must not hold Python's buffered stdin when the interpreter ends.
     """
+    import anyio
+    from anyio.from_thread import run
+    from anyio.lowlevel import current_token
 
-    def __init__(self) -> None:
-        import anyio
-        from anyio.from_thread import run
-        from anyio.lowlevel import current_token
+    send, receive = anyio.create_memory_object_stream[str](16)
+    token = current_token()
 
-        self._send, self._receive = anyio.create_memory_object_stream[str](16)
-        token, put = current_token(), self._put
+    async def put(*lines: bytes) -> None:
+        for line in lines:
+            if line.strip():
+                await send.send(line.decode("utf-8", "replace"))
 
-        def read() -> None:
-            try:
-                rest = b""
-                while piece := os.read(0, _READ):
-                    *whole, rest = (rest + piece).split(b"\n")
-                    for line in whole:
-                        run(put, line, token=token)
-                    if len(rest) > _LONGEST:
-                        break
-                run(put, rest, token=token)
-                run(put, None, token=token)
-            except Exception:  # the event loop has ended, or the descriptor is closed
-                return
+    async def put_last(line: bytes) -> None:
+        await put(line)
+        send.close()
 
-        threading.Thread(target=read, name="memory_bank-stdin", daemon=True).start()
+    def read() -> None:
+        try:
+            rest = b""
+            while piece := os.read(0, 65_536):
+                *whole, rest = (rest + piece).split(b"\n")
+                run(put, *whole, token=token)
+                if len(rest) > 16 * 2**20:  # no MCP request is as long
+                    break
+            run(put_last, rest, token=token)
+        except Exception:  # the event loop has ended, or the descriptor is closed
+            return
 
-    async def _put(self, line: bytes | None) -> None:
-        if line is None:
-            self._send.close()
-        elif line.strip():
-            await self._send.send(line.decode("utf-8", "replace"))
-
-    def __aiter__(self) -> AsyncIterator[str]:
-        return self._receive.__aiter__()
+    threading.Thread(target=read, name="memory_bank-stdin", daemon=True).start()
+    return receive
 
 
 def create_key(

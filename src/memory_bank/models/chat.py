@@ -150,9 +150,8 @@ class OpenAIChat:
             except Exception:
                 raise model_error(error, model, self._client) from error
             _respelled[place] = dotted
-            log.warning(
-                "the chat model %s%s is called %s there: set that", model, _host(self._client), dotted
-            )
+            where = _host(self._client)
+            log.warning("the chat model %s%s is called %s there: set that", model, where, dotted)
         if isinstance(answer, str) or read(answer, "choices") is None:
             raise ModelError(
                 f"the endpoint{_host(self._client)} answered, but with no chat completion: "
@@ -178,9 +177,8 @@ class OpenAIChat:
         except Exception as error:  # or it cannot be reached, has no such list, wants another key
             if listed and getattr(error, "status_code", None) == 404:
                 near = hint(model, listed, f"it has {', '.join(sorted(listed)[:5])}.")
-                raise ConfigError(
-                    f"the API{_host(self._client)} does not know the model {model!r}: {near}"
-                ) from None
+                unknown = f"the API{_host(self._client)} does not know the model {model!r}"
+                raise ConfigError(f"{unknown}: {near}") from None
 
 
 def dotted_name(model: str) -> str:
@@ -210,22 +208,20 @@ def as_chat_model(client: object) -> ChatModel | None:
         return None
     if isinstance(client, type):
         raise ConfigError(f"llm_client is the class {client.__name__}: pass an instance of it")
-    own = getattr(client, "generate_plain", None)
+    own, name = getattr(client, "generate_plain", None), type(client).__name__
     if callable(own):
         if _is_async(own):
-            raise ConfigError(f"generate_plain of {type(client).__name__} is async: pass a synchronous one")
-        form = _form_of(own, type(client).__name__)
+            raise ConfigError(f"generate_plain of {name} is async: pass a synchronous one")
+        form = _form_of(own, name)
         model: ChatModel = client if form == _FORMS[0] else PlainChat(client, form)  # type: ignore[assignment]
         return model
     if not callable(create_of(client)):
         raise ConfigError(
-            f"llm_client cannot be a {type(client).__name__}: pass an openai.OpenAI client, "
+            f"llm_client cannot be a {name}: pass an openai.OpenAI client, "
             "an object with generate_plain(input_messages=, model=), or None"
         )
     if is_async(client):
-        raise ConfigError(
-            f"{type(client).__name__} is asynchronous: pass a synchronous client such as openai.OpenAI"
-        )
+        raise ConfigError(f"{name} is asynchronous: pass a synchronous client such as openai.OpenAI")
     return OpenAIChat(client)
 
 
@@ -236,13 +232,11 @@ _FORMS = (
 """How a generate_plain may take the messages (by that name; "": as the first argument), and ``model=`` or not."""
 
 
-def _arguments(
-    form: tuple[str, bool], messages: object, model: str
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def _called(function: Callable[..., object], form: tuple[str, bool], messages: object, model: str) -> object:
+    """The answer of a function that takes the messages and the model in this form."""
     name, with_model = form
-    return () if name else (messages,), ({name: messages} if name else {}) | (
-        {"model": model} if with_model else {}
-    )
+    named: dict[str, Any] = {"model": model} if with_model else {}
+    return function(**{name: messages}, **named) if name else function(messages, **named)
 
 
 def _form_of(own: Callable[..., object], owner: str) -> tuple[str, bool]:
@@ -252,9 +246,8 @@ def _form_of(own: Callable[..., object], owner: str) -> tuple[str, bool]:
     except (TypeError, ValueError):
         return _FORMS[0]
     for form in _FORMS:
-        positional, named = _arguments(form, [], "")
         with suppress(TypeError):
-            signature.bind(*positional, **named)
+            _called(signature.bind, form, [], "")
             return form
     raise ConfigError(
         f"generate_plain of {owner} takes {str(signature)[:120]}: "
@@ -271,8 +264,7 @@ class PlainChat:
 
     def generate_plain(self, *, input_messages: list[dict[str, Any]], model: str) -> object:
         """The client's answer. Raises what the client raises."""
-        positional, named = _arguments(self.form, input_messages, model)
-        return self.client.generate_plain(*positional, **named)
+        return _called(self.client.generate_plain, self.form, input_messages, model)
 
 
 def failure_of(error: Exception) -> str:
@@ -303,14 +295,10 @@ def explain(error: Exception, who: str) -> str:
         return f"{who} cannot be reached, or hung up: check base_url and the network"
     if isinstance(error, openai.APIStatusError):
         status, code = error.status_code, getattr(error, "code", None)
-        reason = (
-            f", {code}" if isinstance(code, str) and re.fullmatch(r"[\w.-]{1,60}", code, re.ASCII) else ""
-        )
-        return f"{who} refused (HTTP {status}{reason}): {_advice(status)}"
-    return (
-        f"{who} gave no usable answer ({type(error).__name__}): "
-        "check base_url, the options passed and the endpoint's log"
-    )
+        plain = isinstance(code, str) and re.fullmatch(r"[\w.-]{1,60}", code, re.ASCII)
+        return f"{who} refused (HTTP {status}{f', {code}' if plain else ''}): {_advice(status)}"
+    advice = "check base_url, the options passed and the endpoint's log"
+    return f"{who} gave no usable answer ({type(error).__name__}): {advice}"
 
 
 def _advice(status: int) -> str:

@@ -21,13 +21,6 @@ import numpy.typing as npt
 
 from memory_bank.errors import EmbedderLoadError, MissingExtraError
 
-#: Tokens that a BERT model reads; later ones are ignored.
-MAX_TOKENS = 512
-#: Longer texts are cut before the tokenizer: 512 tokens are some 2,500 characters of prose.
-MAX_CHARS = 30_000
-#: Seconds that the Hugging Face hub has to answer one request before loading fails.
-HUB_TIMEOUT = 10.0
-
 BGE_INSTRUCTIONS = {
     "en": "Represent this sentence for searching relevant passages: ",
     "zh": "为这个句子生成表示以用于检索相关文章：",
@@ -87,7 +80,7 @@ class FlagEmbedder:
         found = _find(model_name_or_folder)
         pooling = pooling_method or found.pooling
         self.query_instruction = found.query_instruction if query_instruction is None else query_instruction
-        self._name = found.name if pooling == "cls" else f"{found.name}+{pooling}"
+        self.name = found.name if pooling == "cls" else f"{found.name}+{pooling}"
         self._batch_size = max(1, batch_size)
         self._lock = threading.Lock()
         try:
@@ -95,7 +88,7 @@ class FlagEmbedder:
                 raise ValueError(f"FlagModel has no pooling {pooling!r}, only cls and mean")
             self._model = _load(found.source, pooling, self.query_instruction, device)
             self.dimension = int(self._model.model.config.hidden_size)
-            self._max_tokens = min(MAX_TOKENS, int(self._model.tokenizer.model_max_length))
+            self._max_tokens = min(512, int(self._model.tokenizer.model_max_length))
             self._model.check_one_pass()
         except Exception as exc:
             raise EmbedderLoadError(
@@ -103,12 +96,7 @@ class FlagEmbedder:
                 "or give a local folder with the weights of a model that FlagEmbedding's FlagModel loads"
             ) from exc
         seconds = time.perf_counter() - started
-        _log.info("loaded embedding model %s in %.1f s, dimension %d", self._name, seconds, self.dimension)
-
-    @property
-    def name(self) -> str:
-        """The name that the bank stores: the hub name, or a hash of the folder's content."""
-        return self._name
+        _log.info("loaded embedding model %s in %.1f s, dimension %d", self.name, seconds, self.dimension)
 
     def encode(self, texts: Sequence[str]) -> npt.NDArray[np.float32]:
         """Embed the first 512 tokens of texts: float32 of shape (n, d), rows of length 1."""
@@ -121,11 +109,12 @@ class FlagEmbedder:
     def _encode(self, encode: Callable[..., Any], texts: Sequence[str]) -> npt.NDArray[np.float32]:
         rows = np.zeros((len(texts), self.dimension), dtype=np.float32)
         # Longest first, for little padding; slices under the batch size, for no progress bar.
+        # Texts are cut before the tokenizer: 512 tokens are some 2,500 characters of prose.
         order = sorted(range(len(texts)), key=lambda i: -len(texts[i]))
         size = self._batch_size
         for start in range(0, len(order), size):
             part = order[start : start + size]
-            readable = [texts[i][:MAX_CHARS].encode("utf-8", "replace").decode() for i in part]
+            readable = [texts[i][:30_000].encode("utf-8", "replace").decode() for i in part]
             with self._lock:
                 rows[part] = encode(readable, batch_size=size + 1, max_length=self._max_tokens)
         return rows
@@ -216,7 +205,7 @@ def _on_hub(name: str) -> _ModelFiles:
 
     def fetch(*files: str) -> None:
         # transformers itself repeats its requests: an unreachable hub would be an error after 47 s
-        hub.get_hf_file_metadata(hub.hf_hub_url(name, "config.json"), timeout=HUB_TIMEOUT)
+        hub.get_hf_file_metadata(hub.hf_hub_url(name, "config.json"), timeout=10.0)
         for file in files:
             with contextlib.suppress(hub.errors.EntryNotFoundError), _quiet():
                 hub.hf_hub_download(name, file)

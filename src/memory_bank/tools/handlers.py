@@ -50,14 +50,7 @@ LONGEST_ARGUMENTS: dict[str, int] = {
     "query": 8_000, "trace_id": 200, "path": 1_000, "lines": 1_000, "pattern": 1_000, "tool": 1_000, "after": 200
 }  # fmt: skip
 """Characters of each argument at most, for every way in: tool calls, MCP and the HTTP API."""
-_MAX_TOP_K = 20
-_EXCERPT_CHARS = 700
-_ARGUMENT_CHARS = 2_000
-_LISTED_ARGUMENT_CHARS = 160
-_FOUND_ARGUMENT_CHARS = 200
 _IDS_SHOWN = 5
-_KEYS_SHOWN = 12
-_MAX_NUMBER = 10**9
 _NOTHING_STORED = "No tool output is stored in this session yet."
 
 
@@ -68,11 +61,8 @@ def _schema(name: str, description: str, **properties: tuple[str, str]) -> dict[
         for key, (kind, text) in properties.items()
     }
     parameters = {
-        "type": "object",
-        "properties": described,
-        "required": list(described),
-        "additionalProperties": False,
-    }
+        "type": "object", "properties": described, "required": list(described), "additionalProperties": False,
+    }  # fmt: skip
     function = {"name": name, "description": description, "strict": True, "parameters": parameters}
     return {"type": "function", "function": function}
 
@@ -137,9 +127,8 @@ def answer_tool_call(state: Any, name: str, arguments: Any, *, max_chars: int = 
             f"the arguments are (state, name, arguments): the first is a {type(state).__name__}, "
             "where a MemoryBankState is expected."
         )
-    known = next(
-        (k for k in _HANDLERS if k == name or (is_memory_tool(name) and name.casefold().endswith(k))), None
-    )
+    ours = is_memory_tool(name)
+    known = next((k for k in _HANDLERS if k == name or (ours and name.casefold().endswith(k))), None)
     if known is None:
         text = f"There is no memory tool {compact(name[:80])}: there are {', '.join(_HANDLERS)}."
         return ToolAnswer(text, refused=True)
@@ -174,17 +163,15 @@ def _answer(tool: str, state: Any, given: Mapping[str, Any], room: int) -> ToolA
     try:
         for name, longest in LONGEST_ARGUMENTS.items():
             value = given.get(name)
-            if isinstance(value, (list, dict)) and name not in (
-                "after",
-                "tool",
-            ):  # these have their own sentence
+            if isinstance(value, (list, dict)) and name not in ("after", "tool"):  # they have own sentences
                 raise RefusedCall(f"{name} is a text.")
             if isinstance(value, str) and len(value) > longest:
                 raise RefusedCall(f"{name} has {len(value):,} characters: give at most {longest:,}.")
         handler, known = _HANDLERS[tool]
-        if unknown := [k for k in given if k not in known]:
-            named = compact(unknown[0][:80])
-            raise RefusedCall(f"{tool} has no parameter {named}: it takes {', '.join(known)}.")
+        for name in given:
+            if name not in known:
+                takes = ", ".join(known)
+                raise RefusedCall(f"{tool} has no parameter {compact(name[:80])}: it takes {takes}.")
         return handler(state, given, room)
     except RefusedCall as e:
         text = f"{e.sentence}\n{fence(e.quoted)}" if e.quoted else e.sentence
@@ -210,12 +197,11 @@ def _search(state: Any, given: Mapping[str, Any], room: int) -> ToolAnswer:
     query = str(given.get("query") or "").strip()
     if not query:
         raise RefusedCall("search_memory needs a query: words, or an id that you look for.")
-    top_k = TOP_K
-    if given.get("top_k") is not None:
-        try:
-            top_k = max(1, min(_MAX_TOP_K, int(given["top_k"])))
-        except (TypeError, ValueError, OverflowError):
-            raise RefusedCall(f"top_k is a whole number from 1 to {_MAX_TOP_K}.") from None
+    asked = given.get("top_k")
+    try:
+        top_k = TOP_K if asked is None else max(1, min(20, int(asked)))
+    except (TypeError, ValueError, OverflowError):
+        raise RefusedCall("top_k is a whole number from 1 to 20.") from None
     wider = state.wider
     size: int = state.fact_store.size() if wider is None else wider.size()
     if not size:
@@ -235,8 +221,8 @@ def _search(state: Any, given: Mapping[str, Any], room: int) -> ToolAnswer:
     found = [(m, records[at]) for m, at in zip(result.matches, places, strict=True) if at in records]
     if not found:
         raise NothingFound(f"Nothing was found for {compact(query[:80])}{trouble}.")
-    excerpt = min(_EXCERPT_CHARS, max(80, room // len(found) - 400))
-    blocks = []
+    excerpt = min(700, max(80, room // len(found) - 400))
+    blocks, described = [], []
     for number, (m, record) in enumerate(found, 1):
         o, why = m.outline, f"similarity {m.score or 0.0:.2f}"
         if m.holds is not None:
@@ -244,17 +230,15 @@ def _search(state: Any, given: Mapping[str, Any], room: int) -> ToolAnswer:
         where = f"step {o.step_id}{_of_session(m.session_id)}"
         block = (
             f"[{number}] trace_id {o.trace_id}, {one_line(o.tool_name)}, {where}, {why}\n"
-            f"arguments: {quote_lines(shorten(record.raw_input, _FOUND_ARGUMENT_CHARS).text)}\n"
+            f"arguments: {quote_lines(shorten(record.raw_input, 200).text)}\n"
         )
         if o.summary is not None:
             block += f"summary: {quote_lines(cut_at_edge(o.summary, excerpt, marked=True))}\n"
         blocks.append(f"{block}output: {quote_lines(raw_data(record, excerpt).text)}")
+        score = None if m.score is None else round(m.score, 4)
+        described.append(_described(o, m.session_id, score=score))
     count = f"{len(found)} of {result.candidates if wider is None else size:,} records{trouble}"
     note = f"[{count}. An output exactly: {GET_RECORD} with its trace_id.]"
-    described = [
-        _described(m.outline, m.session_id, score=None if m.score is None else round(m.score, 4))
-        for m, _ in found
-    ]
     return ToolAnswer(fence("\n\n".join(blocks)) + f"\n{note}", records=tuple(described))
 
 
@@ -262,33 +246,29 @@ def _get(state: Any, given: Mapping[str, Any], room: int) -> ToolAnswer:
     record, session_id = _record(state, given.get("trace_id"))
     path, lines, pattern = (given.get(k) or None for k in ("path", "lines", "pattern"))
     text = record.output_text if record.output_text is not None else compact(record.raw_output)
-    parts: list[dict[str, Any]] = []
+    parts: tuple[dict[str, Any], ...] = ()
     whole = not (path or lines or pattern)
     if whole or (record.output_text is None and not path):
         text = readable_output(record)[1]
         if whole and record.output_text is None:
-            parts = [p for p in parts_of(record.raw_output) if isinstance(p, dict) and media_of(p)]
+            parts = tuple(p for p in parts_of(record.raw_output) if isinstance(p, dict) and media_of(p))
     chosen = at_path(text, None if path is None else str(path), as_json)
     what = f"{len(text):,} characters"
     if chosen.found is not None:
         what = f"at {chosen.found[0].path}" if chosen.single else f"{len(chosen.found):,} values at {path}"
     if lines is None and pattern is None:
-        shown, note, keys = _beginning(record.trace_id, chosen, room)
-        what += keys
+        shown, note, what = _beginning(record.trace_id, chosen, room, what)
     else:
-        shown, note, selected = _some_lines(
-            chosen, lines, None if pattern is None else str(pattern), room, what
-        )
-        what = ", ".join(s for s in (selected[0], what if chosen.single else "", selected[1]) if s)
+        shown, note, what = _some_lines(chosen, lines, None if pattern is None else str(pattern), room, what)
     arguments = record.input_text if record.input_text is not None else compact(record.raw_input)
-    arguments = shorten(record.raw_input, _ARGUMENT_CHARS, text=arguments).text
+    arguments = shorten(record.raw_input, 2_000, text=arguments).text
     answer = fence(
         f"tool: {one_line(record.tool_name)}\nstep: {record.step_id}{_of_session(session_id)}\n"
         f"trace_id: {record.trace_id}\n"
         f"arguments: {quote_lines(arguments)}\noutput ({what}):\n{quote_lines(shown)}"
     )
     described = (_described(record, session_id),)
-    return ToolAnswer(f"{answer}\n{note}" if note else answer, records=described, parts=tuple(parts))
+    return ToolAnswer(f"{answer}\n{note}" if note else answer, records=described, parts=parts)
 
 
 def _record(state: Any, asked: Any) -> tuple[InteractionRecord, str | None]:
@@ -352,23 +332,19 @@ def _and_more(named: Sequence[str], count: int) -> str:
     return ", ".join(named) + (f" and {count - _IDS_SHOWN} more" if count > _IDS_SHOWN else "")
 
 
-def _beginning(trace_id: str, chosen: PathSelection, room: int) -> tuple[str, str, str]:
-    """The text, or its beginning, a note on how to get the rest, and the keys of an object.
-
-    The note is outside of the fence: it holds nothing of what the tool returned.
-    """
+def _beginning(trace_id: str, chosen: PathSelection, room: int, what: str) -> tuple[str, str, str]:
+    """The text, or its beginning, a note on how to get the rest (without the tool's text), and what is shown."""
     text, value = chosen.text, chosen.value
     if len(text) <= room:
-        return text, "", ""
+        return text, "", what
     head = text[: text.rfind("\n", room // 2, room) + 1] or cut_at_edge(text, room)
     layout = lay_out(text, value)
     at = 1 if layout.by_path else min(layout.count, head.count("\n") + 1)
     of = f"of {layout.count:,} lines{', one a value' if layout.by_path else ''}"
     ways = [f'lines="{at}-{min(layout.count, at + 199)}" ({of})']
-    keys = ""
     if isinstance(value, dict):
-        shown = ", ".join(quoted(k) for k in islice(value, _KEYS_SHOWN))
-        keys = f", with the keys {shown}{', …' if len(value) > _KEYS_SHOWN else ''}"
+        shown = ", ".join(quoted(k) for k in islice(value, 12))
+        what += f", with the keys {shown}{', …' if len(value) > 12 else ''}"
         ways.append("path=")
     elif isinstance(value, list):
         ways.append(f'path="[0]" to "[{len(value) - 1}]"')
@@ -376,13 +352,13 @@ def _beginning(trace_id: str, chosen: PathSelection, room: int) -> tuple[str, st
         f"[Shown are the first {len(head):,} of {len(text):,} characters. The rest: "
         f'{GET_RECORD} with trace_id="{trace_id}" and {" or ".join([*ways, "pattern="])}.]'
     )
-    return head, note, keys
+    return head, note, what
 
 
 def _some_lines(
     chosen: PathSelection, lines: Any, pattern: str | None, room: int, where: str
-) -> tuple[str, str, tuple[str, str]]:
-    """The selected lines as text, a note if some are left out, what they are and how they were laid out."""
+) -> tuple[str, str, str]:
+    """The selected lines of ``where`` as text, a note if some are left out, and what they are."""
     layout = lay_out(chosen.text, chosen.value)
     selected = select_lines(layout, lines, pattern)
     what = f"lines {lines} of {layout.count:,}" if lines is not None else f"{layout.count:,} lines"
@@ -406,7 +382,8 @@ def _some_lines(
             break
         rows.append(row if used <= room else cut_at_edge(row, room, marked=True))
         last = n
-    return "\n".join(rows), note, (what, layout.note)
+    told = (what, where if chosen.single else "", layout.note)
+    return "\n".join(rows), note, ", ".join(t for t in told if t)
 
 
 def _list(state: Any, given: Mapping[str, Any], room: int) -> ToolAnswer:
@@ -418,7 +395,7 @@ def _list(state: Any, given: Mapping[str, Any], room: int) -> ToolAnswer:
         )
     if tool is not None and not isinstance(tool, str):
         raise RefusedCall("tool is the name of a tool, or null for all.")
-    tool, after = tool or None, min(int(number[:12]), _MAX_NUMBER)
+    tool, after = tool or None, min(int(number[:12]), 10**9)
     lines: list[Outline] = state.fact_store.page(after, PAGE + 1, tool)
     total: int = state.fact_store.size()
     if not total:
@@ -433,7 +410,7 @@ def _list(state: Any, given: Mapping[str, Any], room: int) -> ToolAnswer:
     rows: list[str] = []
     used = 0
     for line in lines[:PAGE]:
-        arguments = cut_at_edge(one_line(line.arguments), _LISTED_ARGUMENT_CHARS, marked=True)
+        arguments = cut_at_edge(one_line(line.arguments), 160, marked=True)
         row = (
             f"#{line.number} trace_id {line.trace_id}, {one_line(line.tool_name)}, step {line.step_id}, "
             f"{line.output_bytes:,} bytes, arguments: {arguments}"

@@ -22,14 +22,6 @@ MAX_LINES = 500_000
 """Values of an output on one line that are laid out as lines."""
 MAX_HITS = 100_000
 """Matching lines that are counted."""
-_KEYS_SHOWN = 30
-_WORD_CHARS = 100
-_INDENTED = 20  # levels of JSON that are indented
-_PATTERN_SECONDS, _PATIENCE, _A_LINE = (
-    2.0,
-    0.01,
-    1e-5,
-)  # of a search, of a line at first, of a line that is not counted
 # Repeats are possessive (``*+``): no character is tried twice, so that parsing a path is linear.
 _STEP = re.compile(
     r"""\.?\[\s*+(?P<quoted>"(?:[^"\\]|\\.)*+"|'(?:[^'\\]|\\.)*+')\s*+\]|"""
@@ -99,11 +91,10 @@ def parse_path(path: str) -> list[Step]:
                 'items[3].sku, items[*].sku, items[2:5] or ["odd key"].'
             )
         at = match.end()
+        step: Step
         if (key := match["quoted"]) is not None:
             try:
-                step: Step = (
-                    re.sub(r"\\(.)", r"\1", key[1:-1]) if key[0] == "'" else json.loads(key, strict=False)
-                )
+                step = re.sub(r"\\(.)", r"\1", key[1:-1]) if key[0] == "'" else json.loads(key, strict=False)
             except ValueError:
                 step = key[1:-1]
         elif match["slice"] is not None:
@@ -136,9 +127,8 @@ def select(value: Any, path: str) -> list[PathValue]:
                 "by a slice such as [0:1000]."
             )
         if not next_:
-            raise RefusedCall(
-                f"The path {quoted(path)} finds nothing.", _missing(step, found[0], len(found), many)
-            )
+            missing = _missing(step, found[0], len(found), many)
+            raise RefusedCall(f"The path {quoted(path)} finds nothing.", missing)
         many = many or isinstance(step, slice) or step is ...
         found = next_
     return found
@@ -169,8 +159,8 @@ def _missing(step: Step, first: PathValue, places: int, many: bool) -> str:
     where = first.path or "the top"
     value = first.value
     if isinstance(value, dict):
-        keys = ", ".join(quoted(k) for k in islice(value, _KEYS_SHOWN))
-        more = f" and {len(value) - _KEYS_SHOWN:,} more" if len(value) > _KEYS_SHOWN else ""
+        keys = ", ".join(quoted(k) for k in islice(value, 30))
+        more = f" and {len(value) - 30:,} more" if len(value) > 30 else ""
         others = f" (and in {places - 1:,} others)" if many and places > 1 else ""
         what = f"an object with the keys {keys}{more}" if keys else "an object with no keys"
         return f"At {where}{others} there is {what}."
@@ -197,7 +187,7 @@ def as_json(value: Any, indent: str = "") -> str:
         return value.text
     if not isinstance(value, (dict, list)) or not value:
         return compact(value)
-    inner = indent + "  " if len(indent) < 2 * _INDENTED else indent
+    inner = indent + "  " if len(indent) < 40 else indent
     if isinstance(value, dict):
         parts = [f"{compact(k)}: {as_json(v, inner)}" for k, v in value.items()]
         left, right = "{}"
@@ -282,24 +272,21 @@ def lay_out(text: str, value: Any = None) -> Layout:
     Time and memory are linear in the size of the output.
     """
     long = _TOO_LONG.search(text) is not None
-    if isinstance(value, (dict, list)) and (long or "\n" not in text):
+    by_path = isinstance(value, (dict, list)) and (long or "\n" not in text)
+    if not long and not by_path:
+        return Layout(lambda: _lines(text), text.count("\n") + 1)
 
-        def values() -> Iterator[str]:
-            return islice((piece for line in _values(value) for piece in _wrapped(line)), MAX_LINES)
+    def wrapped() -> Iterator[str]:
+        lines = _values(value) if by_path else _lines(text)
+        return islice((p for line in lines for p in _wrapped(line)), MAX_LINES if by_path else None)
 
-        count = sum(1 for _ in values())
+    count = sum(1 for _ in wrapped())
+    note = f"lines of more than {LINE_CHARS:,} characters are wrapped and count as several"
+    if by_path:
         note = "the output is JSON on one line; here each value is a line under its path"
         if count == MAX_LINES:
             note += f"; laid out are the first {MAX_LINES:,}, the rest by path="
-        return Layout(values, count, note, True)
-    if long:
-
-        def wrapped() -> Iterator[str]:
-            return (piece for line in _lines(text) for piece in _wrapped(line))
-
-        note = f"lines of more than {LINE_CHARS:,} characters are wrapped and count as several"
-        return Layout(wrapped, sum(1 for _ in wrapped()), note)
-    return Layout(lambda: _lines(text), text.count("\n") + 1)
+    return Layout(wrapped, count, note, by_path)
 
 
 def _lines(text: str) -> Iterator[str]:
@@ -324,10 +311,7 @@ def _wrapped(line: str) -> Iterator[str]:
     at = 0
     while len(line) - at > LINE_CHARS:
         end = at + LINE_CHARS
-        for near in range(end, end - _WORD_CHARS, -1):
-            if not joins(line, near):
-                end = near
-                break
+        end = next((near for near in range(end, end - 100, -1) if not joins(line, near)), end)
         yield line[at:end]
         at = end
     yield line[at:]
@@ -341,17 +325,14 @@ def chosen_lines(spec: object, count: int) -> list[range]:
     """
     text = str(spec).strip()
     spans: list[tuple[int, int]] = []
-    for part in text.split(","):
-        part = part.strip()
+    for part in map(str.strip, text.split(",")):
         if last := _LAST.match(part):
             spans.append((max(1, count - int(last[1]) + 1), count + 1))
             continue
         span = _SPAN.match(part)
         if span is None:
-            raise RefusedCall(
-                f'The lines {json.dumps(text[:60])} are not understood: write "10-25", "7" '
-                'or "-20" (the last 20).'
-            )
+            spelled = '"10-25", "7" or "-20" (the last 20)'
+            raise RefusedCall(f"The lines {json.dumps(text[:60])} are not understood: write {spelled}.")
         start = int(span["start"])
         stop = int(span["stop"]) if span["stop"] else count if span["dash"] else start
         spans.append((max(1, start), min(stop, count) + 1))
@@ -364,9 +345,7 @@ def chosen_lines(spec: object, count: int) -> list[range]:
 def _merged(spans: Iterable[tuple[int, int]]) -> list[range]:
     """The spans as ascending, disjoint ranges; empty ones are left out."""
     merged: list[range] = []
-    for start, stop in sorted(spans):
-        if start >= stop:
-            continue
+    for start, stop in sorted(s for s in spans if s[0] < s[1]):
         if merged and start <= merged[-1].stop:
             merged[-1] = range(merged[-1].start, max(merged[-1].stop, stop))
         else:
@@ -387,16 +366,16 @@ def matching_lines(pattern: str, lines: Iterable[tuple[int, str]]) -> list[int]:
         raise RefusedCall(
             f"The pattern is no regular expression ({e}): escape special characters with a backslash."
         ) from None
-    left = _PATTERN_SECONDS
     found: list[int] = []
+    left = 2.0  # seconds
     try:
         for number, line in lines:
             begun = time.thread_time()
             try:
-                match = find(line, timeout=_PATIENCE)
+                match = find(line, timeout=0.01)
             except TimeoutError:  # a slow pattern: other threads may run meanwhile
                 match = find(line, timeout=left, concurrent=True)
-            left -= max(0.0, time.thread_time() - begun - _A_LINE)
+            left -= max(0.0, time.thread_time() - begun - 1e-5)  # what a usual line takes is not counted
             if left <= 0:
                 raise TimeoutError
             if match:
@@ -405,8 +384,8 @@ def matching_lines(pattern: str, lines: Iterable[tuple[int, str]]) -> list[int]:
                     break
     except TimeoutError:
         raise RefusedCall(
-            f"The pattern takes more than {_PATTERN_SECONDS:.0f} seconds: make it simpler (no repeat within "
-            "a repeat, fewer .*), or narrow the text by path or lines."
+            "The pattern takes more than 2 seconds: make it simpler (no repeat within a repeat, fewer .*), "
+            "or narrow the text by path or lines."
         ) from None
     return found
 
