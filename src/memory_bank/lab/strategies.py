@@ -47,9 +47,8 @@ class Strategy:
         """What builds contexts from the beginning of a trace. Raises ConfigError when a plugin cannot be imported."""
         if self.config is not None:
             with closing(MemoryProcessor(self.config, partial(TraceMemory().open, trace))) as processor:
-                yield lambda messages, _: processor.apply_strategy(messages, self.target, tools=TOOL_SCHEMAS)[
-                    0
-                ]
+                apply = partial(processor.apply_strategy, memory_key=self.target, tools=TOOL_SCHEMAS)
+                yield lambda messages, _: apply(messages)[0]
         elif self.kind == "plugin":
             function = partial(load_plugin(self.target), **dict(self.options))
             state: dict[str, Any] = {"tools": trace.tools} if trace.tools else {}  # lives for one trace
@@ -60,9 +59,9 @@ class Strategy:
 
                 def build(messages: list[Any], _: Sequence[Need]) -> list[Any]:
                     context = function(messages, state)
-                    return as_messages(
-                        loop.run(awaited(context)) if inspect.isawaitable(context) else context
-                    )
+                    if inspect.isawaitable(context):
+                        context = loop.run(awaited(context))
+                    return as_messages(context)
 
                 yield build
         else:
