@@ -143,10 +143,8 @@ def collect(traces: Iterable[Trace], every: int = 1, seed: int = 0) -> Collected
     steps = [(n, step) for n, trace in chosen for step in _steps_of(trace, random)]
 
     def samples(part: int, features: int) -> Samples:
-        own = [(n, step[part]) for n, step in steps]
-        return Samples.of(
-            [s for _, s in own if s is not None], [n for n, s in own if s is not None], features
-        )
+        own = [(n, made) for n, step in steps if (made := step[part]) is not None]
+        return Samples.of([s for _, s in own], [n for n, _ in own], features)
 
     values = samples(0, len(FEATURES))
     return Collected(replace(values, x=values.x.astype(np.float16)), samples(1, len(COPY_FEATURES)))
@@ -286,8 +284,8 @@ def retrain(files: Sequence[Path], out: Path, against: Path | None = None) -> tu
     """
     samples = [collect(traces_in(path)) for path in files]
     held = [s.of_traces(lambda trace: trace % HELD_OUT == HELD_OUT - 1).values for s in samples]
+    seen = [s.of_traces(lambda trace: trace % HELD_OUT < HELD_OUT - 1) for s in samples]
     try:
-        seen = [s.of_traces(lambda trace: trace % HELD_OUT < HELD_OUT - 1) for s in samples]
         trial = held_out_loss(fit_model(seen), held)
     except ValueError:
         trial = float("inf")
