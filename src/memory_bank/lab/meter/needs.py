@@ -110,11 +110,9 @@ def environment_constants(traces: Iterable[Trace]) -> frozenset[str]:
             if isinstance(arguments, str) and arguments == call.arguments:
                 continue  # not JSON
             for text, _ in leaves(arguments):
-                if len(text) < 200:
-                    users[normalise(text)].add(task)
-                if len(text) > 12:
-                    for token in identifiers(text):
-                        users[normalise(token)].add(task)
+                values = [text] if len(text) < 200 else []
+                for value in values + (identifiers(text) if len(text) > 12 else []):
+                    users[normalise(value)].add(task)
     least = max(8, 0.2 * len(tasks))
     return frozenset(value for value, by in users.items() if len(by) >= least)
 
