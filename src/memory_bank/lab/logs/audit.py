@@ -362,11 +362,11 @@ def file_read(name: str, arguments: object) -> str:
     if re.search(r"[;&<>$`\n]", command):
         return ""
     try:
-        words = shlex.split(command.split("|")[0])
+        parts = shlex.split(command.split("|")[0])
     except ValueError:
         return ""
     pagers = ("cat", "head", "tail", "nl", "less", "more", "bat", "sed")
-    if not words or words[0] not in pagers or (words[0] == "sed" and "-n" not in words):
+    if not parts or parts[0] not in pagers or (parts[0] == "sed" and "-n" not in parts):
         return ""
-    files = [w for w in words[1:] if not w.startswith("-") and not re.fullmatch(r"[\d,$]+p?", w)]
+    files = [p for p in parts[1:] if not p.startswith("-") and not re.fullmatch(r"[\d,$]+p?", p)]
     return files[0] if len(files) == 1 else ""

@@ -17,7 +17,6 @@ from typing import Any, Literal
 from memory_bank.errors import ConfigError
 from memory_bank.lab.traces import open_lines
 from memory_bank.transcript import compact, content_text, kind_of
-from memory_bank.transcript.messages import call_entry
 
 Client = Literal["Claude Code", "Codex", "message list"]
 
@@ -61,7 +60,8 @@ class LoggedSession:
 
 
 def _add_call(message: dict[str, Any], call_id: str, name: str, arguments: str) -> None:
-    message.setdefault("tool_calls", []).append(call_entry(call_id, name or "unknown", arguments))
+    function = {"name": name or "unknown", "arguments": arguments}
+    message.setdefault("tool_calls", []).append({"id": call_id, "type": "function", "function": function})
 
 
 def _text_at(value: Mapping[str, Any], *keys: str) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -55,11 +56,11 @@ def shared_length(a: str, b: str) -> int:
     return low
 
 
-_Run = tuple[NDArray[np.uint64], NDArray[np.int32], NDArray[np.int32]]
+_Run = tuple[NDArray[Any], NDArray[Any], NDArray[Any]]
 """The hashes of all windows of some texts in ascending order, with the text and the place of each."""
 
 
-def _run(hashes: NDArray[np.uint64], texts: NDArray[np.int32], places: NDArray[np.int32]) -> _Run:
+def _run(hashes: NDArray[Any], texts: NDArray[Any], places: NDArray[Any]) -> _Run:
     order = np.argsort(hashes, kind="stable")
     return hashes[order], texts[order], places[order]
 
@@ -80,7 +81,7 @@ class TextIndex:
         self._texts.append(text)
         run = _run(hashes, number, np.arange(len(hashes), dtype=np.int32))
         while self._runs and len(self._runs[-1][0]) <= 2 * len(run[0]):
-            run = _run(*map(np.concatenate, zip(self._runs.pop(), run, strict=True)))
+            run = _run(*(np.concatenate(pair) for pair in zip(self._runs.pop(), run, strict=True)))
         self._runs.append(run)
 
     def add_message(self, message: object) -> None:
