@@ -47,9 +47,8 @@ class Strategy:
         """What builds contexts from the beginning of a trace. Raises ConfigError when a plugin cannot be imported."""
         if self.config is not None:
             with closing(MemoryProcessor(self.config, partial(TraceMemory().open, trace))) as processor:
-                yield lambda messages, _: processor.apply_strategy(messages, self.target, tools=TOOL_SCHEMAS)[
-                    0
-                ]
+                apply = partial(processor.apply_strategy, memory_key=self.target, tools=TOOL_SCHEMAS)
+                yield lambda messages, _: apply(messages)[0]
         elif self.kind == "plugin":
             function = partial(load_plugin(self.target), **dict(self.options))
             state: dict[str, Any] = {"tools": trace.tools} if trace.tools else {}  # lives for one trace
@@ -60,9 +59,9 @@ class Strategy:
 
                 def build(messages: list[Any], _: Sequence[Need]) -> list[Any]:
                     context = function(messages, state)
-                    return as_messages(
-                        loop.run(awaited(context)) if inspect.isawaitable(context) else context
-                    )
+                    if inspect.isawaitable(context):
+                        context = loop.run(awaited(context))
+                    return as_messages(context)
 
                 yield build
         else:
@@ -74,11 +73,10 @@ class Strategy:
 
 
 def parse_strategy(text: str, config: Config) -> Strategy:
-    """The strategy that a text names.
+    """The strategy that a text names. Raises ConfigError and UnknownStrategyError.
 
     ``full``, ``oracle``, a key of the configuration, ``KEY?setting=value&…`` with settings changed, or
-    ``module:function?name=value&…`` for a function ``f(messages, state) -> messages``. Values are JSON, else
-    text. Raises ConfigError and UnknownStrategyError.
+    ``module:function?name=value&…`` for a function ``f(messages, state) -> messages``. Values are JSON, else text.
     """
     target, _, query = text.partition("?")
     options: dict[str, Any] = {}
@@ -91,11 +89,8 @@ def parse_strategy(text: str, config: Config) -> Strategy:
     if ":" in target:
         load_plugin(target)
         return Strategy(text, "plugin", target, options=tuple(options.items()))
-    if target not in config.memory_strategies:
-        if target == "full":
-            return Strategy(text, "full")
-        if target == "oracle":
-            return Strategy(text, "oracle")
+    if target in ("full", "oracle") and target not in config.memory_strategies:
+        return Strategy(text, "full" if target == "full" else "oracle")
     return replace(configured(config, target, options), name=text)
 
 
@@ -137,14 +132,13 @@ def with_budgets(
 def load_plugin(target: str) -> Callable[..., Any]:
     """The function ``module:function``. Raises ConfigError when there is none."""
     module, _, name = target.partition(":")
+    called = f"the strategy {target}"
     try:
         function: Callable[..., Any] = getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError, ValueError) as e:
-        raise ConfigError(
-            f"the strategy {target} cannot be imported ({e}): check the name and PYTHONPATH."
-        ) from e
+        raise ConfigError(f"{called} cannot be imported ({e}): check the name and PYTHONPATH.") from e
     if not callable(function):
-        raise ConfigError(f"the strategy {target} is not a function: name one of (messages, state).")
+        raise ConfigError(f"{called} is not a function: name one of (messages, state).")
     return function
 
 
@@ -163,16 +157,17 @@ def as_messages(context: Iterable[object]) -> list[Any]:
 class TraceMemory:
     """Where replayed traces keep their memory: in a database, or in a memory that ends with the trace.
 
-    In a database a trace's session is named after its id, so playing it again stores nothing twice. A
-    repeated id with other messages is another run: its session is ``ID#2``, ``ID#3`` and so on.
-    ``continued`` counts the traces whose session already held records: their contexts may show what comes
-    later in the trace.
+    In a database a trace's session is named after its id, so playing it again stores nothing twice. A repeated id
+    with other messages is another run: its session is ``ID#2``, ``ID#3`` and so on. ``continued`` counts the traces
+    whose session already held records: their contexts may show what comes later in the trace.
     """
 
     def __init__(self, url: str | Path | None = None) -> None:
         self.continued = 0
         self._url = url
-        self._digests: dict[str, list[str]] = {}  # session → the different traces played in it
+        self._numbers: dict[
+            str, dict[str, int]
+        ] = {}  # session → digests of the different traces played in it
 
     def open(self, trace: Trace) -> MemoryBankState:
         """The state that a trace starts with; the caller closes it."""
@@ -181,11 +176,8 @@ class TraceMemory:
         session = "".join(c if c.isprintable() else "?" for c in trace.id)  # every database takes it
         if session != trace.id or len(session) > 247:  # names have at most 255 characters
             session = f"{session[:235]}~{_digest(trace.id, 4)}"
-        known = self._digests.setdefault(session, [])
-        digest = _digest(compact(trace.messages), 8)
-        if digest not in known:
-            known.append(digest)
-        number = known.index(digest) + 1
+        known = self._numbers.setdefault(session, {})
+        number = known.setdefault(_digest(compact(trace.messages), 8), len(known) + 1)
         name = session if number == 1 else f"{session[:247]}#{number}"
         state = MemoryBankState.open(self._url, session_id=name)
         self.continued += bool(state.fact_store.size())
@@ -205,15 +197,14 @@ def _oracle(messages: list[Any], needs: Sequence[Need]) -> list[Any]:
     last = next((s for s in reversed(segments) if isinstance(s, Interaction)), None)
     base: list[Any] = []
     for s in segments:
-        is_asked = not isinstance(s, Interaction) and s.kind in (MessageKind.SYSTEM, MessageKind.USER)
-        if s is last or is_asked:
+        if s is last or (not isinstance(s, Interaction) and s.kind in (MessageKind.SYSTEM, MessageKind.USER)):
             base.extend(s.messages)
     shown = texts_of(base)
     asking = ("system", "user", "developer")
     history = texts_of(m for m in reversed(messages) if read(m, "role") not in asking)
-    missing = (n for n in needs if not recall(n, shown)[1])
-    excerpts = list(dict.fromkeys(filter(None, (_excerpt(need, history) for need in missing))))
-    return [*base, {"role": "user", "content": "\n".join(excerpts)}] if excerpts else base
+    excerpts = filter(None, (_excerpt(need, history) for need in needs if not recall(need, shown)[1]))
+    text = "\n".join(dict.fromkeys(excerpts))
+    return [*base, {"role": "user", "content": text}] if text else base
 
 
 def _excerpt(need: Need, history: Sequence[NormalText]) -> str | None:

@@ -56,23 +56,21 @@ class ScriptedModel:
         request = Request(_copied(input_messages), model)
         with self._lock:
             self.calls.append(request)
-            number = len(self.calls)
-            reply = self._script if callable(self._script) else self._take(self._script, number)
+            number, script = len(self.calls), self._script
+            if callable(script):
+                reply: Any = script
+            elif number <= len(script) or (self._loop_last and script):
+                reply = script[min(number, len(script)) - 1]
+            else:
+                raise ModelError(
+                    f"the scripted model has {len(script)} replies and was called {number} times: "
+                    "give it more replies, or loop_last=True"
+                )
         while callable(reply) and not isinstance(reply, type):
             reply = reply(list(_copied(input_messages)), model)
         if isinstance(reply, BaseException) or (isinstance(reply, type) and issubclass(reply, BaseException)):
             raise reply
         return completion(reply, model=model, usage=self._usage, number=number)
-
-    def _take(self, script: list[Any], n: int) -> Any:
-        if n <= len(script):
-            return script[n - 1]
-        if self._loop_last and script:
-            return script[-1]
-        raise ModelError(
-            f"the scripted model has {len(script)} replies and was called {n} times: "
-            "give it more replies, or loop_last=True"
-        )
 
 
 def completion(
@@ -95,15 +93,14 @@ def completion(
     message = {"role": "assistant", "content": None, "tool_calls": None, **reply}
     reason = "tool_calls" if message["tool_calls"] else "stop"
     names = ("prompt_tokens", "completion_tokens", "total_tokens")
-    made = {
-        "id": f"chatcmpl-scripted-{number}",
-        "object": "chat.completion",
-        "created": 0,
-        "model": model,
-        "choices": [{"index": 0, "finish_reason": reason, "message": message}],
-        "usage": usage and dict(zip(names, (*usage, sum(usage)), strict=True)),
-    }
-    return _namespace(made)
+    return SimpleNamespace(
+        id=f"chatcmpl-scripted-{number}",
+        object="chat.completion",
+        created=0,
+        model=model,
+        choices=[SimpleNamespace(index=0, finish_reason=reason, message=_namespace(message))],
+        usage=usage and SimpleNamespace(**dict(zip(names, (*usage, sum(usage)), strict=True))),
+    )
 
 
 def _namespace(value: Any) -> Any:

@@ -121,10 +121,9 @@ class ScriptedServer:
             number = len(self.requests)
         path = path.partition("?")[0].rstrip("/")
         keys = (headers.get("authorization"), headers.get("x-api-key"))
+        reply = fail(401, "Incorrect API key provided.", code="invalid_api_key")
         if self.api_key is None or f"Bearer {self.api_key}" in keys or self.api_key in keys:
             reply = self.answer(method, path, body)
-        else:
-            reply = fail(401, "Incorrect API key provided.", code="invalid_api_key")
         try:
             kind, pieces = self.render(reply, path, body, len(data))
         except Exception as error:
@@ -218,8 +217,7 @@ class ScriptedServer:
         kind = "text/event-stream" if streamed else "application/json"
         if reply.raw is not None:
             given = [reply.raw] if isinstance(reply.raw, (str, bytes)) else reply.raw
-            parts = [p if isinstance(p, bytes) else p.encode("utf-8", "surrogatepass") for p in given]
-            return kind, parts
+            return kind, [p if isinstance(p, bytes) else p.encode("utf-8", "surrogatepass") for p in given]
         if reply.status >= 400:
             return "application/json", [error_of(reply) if path in (MESSAGES, COUNT) else _error_body(reply)]
         if path in (MESSAGES, RESPONSES):
@@ -228,9 +226,8 @@ class ScriptedServer:
         head = {"id": self._number("chatcmpl-"), "created": 0, "model": body["model"]}
         tool_calls = [self._tool_call(*given) for given in reply.tool_calls]
         said = len(reply.content or "") + sum(len(c["function"]["arguments"]) for c in tool_calls)
-        prompt, completion = reply.usage or (size // 4, said // 4)
-        usage: JsonObject = {"prompt_tokens": prompt, "completion_tokens": completion}
-        usage["total_tokens"] = prompt + completion
+        into, out = reply.usage or (size // 4, said // 4)
+        usage: JsonObject = {"prompt_tokens": into, "completion_tokens": out, "total_tokens": into + out}
         if reply.cached is not None:
             usage["prompt_tokens_details"] = {"cached_tokens": reply.cached[0]}
         reason = "tool_calls" if tool_calls else "stop"
@@ -244,14 +241,10 @@ class ScriptedServer:
             whole = {**head, "object": "chat.completion", "choices": [choice], "usage": usage}
             return kind, [json.dumps(whole).encode()]
         head["object"] = "chat.completion.chunk"
+        deltas: list[tuple[Any, Any]] = [*((d, None) for d in _deltas(reply, tool_calls)), ({}, reason)]
+        chunks = [{**head, "choices": [{"index": 0, "delta": d, "finish_reason": r}]} for d, r in deltas]
         options = body.get("stream_options")
-        with_usage = isinstance(options, dict) and bool(options.get("include_usage"))
-        deltas: list[tuple[Any, Any]] = [(d, None) for d in _deltas(reply, tool_calls)]
-        chunks: list[JsonObject] = [
-            {**head, "choices": [{"index": 0, "delta": d, "finish_reason": r}]}
-            for d, r in [*deltas, ({}, reason)]
-        ]
-        if with_usage:
+        if isinstance(options, dict) and options.get("include_usage"):
             chunks = [{**chunk, "usage": None} for chunk in chunks]
             chunks.append({**head, "choices": [], "usage": usage})
         return kind, [f"data: {c}\n\n".encode() for c in [*map(json.dumps, chunks), "[DONE]"]]

@@ -39,21 +39,18 @@ class ScriptedMessages:
 
     def errors(self, body: JsonObject) -> list[str]:
         """What the API would refuse: broken pairs, too many cache marks, thinking that does not fit."""
-        errors = message_errors(body["messages"])
-        marks = cache_marks(body.get("system"), body.get("tools"), body["messages"])
+        messages, thinking = body["messages"], body.get("thinking") or {}
+        errors = message_errors(messages)
+        marks = cache_marks(body.get("system"), body.get("tools"), messages)
         if marks > MOST_CACHE_MARKS:
             errors.append(
                 f"A maximum of {MOST_CACHE_MARKS} blocks with cache_control may be provided. Found {marks}."
             )
-        return errors or self._thinking_errors(body)
-
-    def _thinking_errors(self, body: JsonObject) -> list[str]:
-        thinking = body.get("thinking") or {}
+        if errors:
+            return errors
         if not isinstance(thinking, dict):
             return ["thinking: Input should be an object"]
         binding = thinking.get("block_binding")
-        messages = body["messages"]
-        errors = []
         if not isinstance(binding, dict) or binding.get("prefix_mismatch_behavior") != "drop_block":
             errors = [
                 f"messages.{i}.content.{j}: `thinking` or `redacted_thinking` blocks cannot be used "
@@ -145,17 +142,14 @@ def _events(message: JsonObject) -> Iterator[tuple[str, JsonObject]]:
     yield "ping", {}
     for index, block in enumerate(message["content"]):
         kind = block["type"]
-        empty: dict[str, JsonObject] = {
-            "text": {"text": ""},
-            "tool_use": {"input": {}},
-            "thinking": {"thinking": "", "signature": ""},
-        }
-        yield "content_block_start", {"index": index, "content_block": {**block, **empty[kind]}}
         if kind == "tool_use":
-            pieces, delta, member = in_pieces(json.dumps(block["input"])), "input_json_delta", "partial_json"
+            empty: JsonObject = {"input": {}}
+            text, delta, member = json.dumps(block["input"]), "input_json_delta", "partial_json"
         else:
-            pieces, delta, member = in_pieces(block[kind]), f"{kind}_delta", kind
-        for piece in pieces:
+            empty = {"text": ""} if kind == "text" else {"thinking": "", "signature": ""}
+            text, delta, member = block[kind], f"{kind}_delta", kind
+        yield "content_block_start", {"index": index, "content_block": {**block, **empty}}
+        for piece in in_pieces(text):
             yield "content_block_delta", {"index": index, "delta": {"type": delta, member: piece}}
         if kind == "thinking":
             signed = {"type": "signature_delta", "signature": block["signature"]}

@@ -64,15 +64,13 @@ class ScriptedResponses:
     def refusal(self, body: JsonObject, path: str) -> Reply | None:  # noqa: ARG002
         """The error for a request without input or with unknown ids; None for a valid one."""
 
+        previous, conversation = body.get("previous_response_id"), _conversation(body)
+        given = body.get("input")
+
         def wrong_type(name: str, wanted: str, value: Any) -> Reply:
             told = f"Invalid type for '{name}': expected {wanted}, but got {type(value).__name__}."
             return fail(400, told, param=name, code="invalid_type")
 
-        previous, conversation, given = (
-            body.get("previous_response_id"),
-            _conversation(body),
-            body.get("input"),
-        )
         for name, named in (("previous_response_id", previous), ("conversation", conversation)):
             if not isinstance(named, (str, type(None))):
                 return wrong_type(name, "a string", named)
@@ -100,11 +98,9 @@ class ScriptedResponses:
         items = self._said(body)
         seen, lacking = set(), []  # items that were made with reasoning and are sent back without it
         for item in items:
-            own = item.get("id") if isinstance(item, dict) else None
-            if isinstance(own, str):
+            if isinstance(item, dict) and isinstance(own := item.get("id"), str):
                 seen.add(own)
-                needed = self._needs.get(own, own)
-                if needed not in seen:
+                if (needed := self._needs.get(own, own)) not in seen:
                     lacking.append(
                         f"Item '{own}' of type '{item_type(item)}' was provided "
                         f"without its required 'reasoning' item: '{needed}'."
@@ -124,12 +120,10 @@ class ScriptedResponses:
         before = self._after.get(body.get("previous_response_id") or "", [])
         before = before or self._conversations.get(_conversation(body) or "", [])
         own = _items(body.get("input"))
-        return [
-            *before,
-            *(self._items.get(i["id"], i) if item_type(i) == "item_reference" else i for i in own),
-        ]
+        return before + [self._items.get(i["id"], i) if item_type(i) == "item_reference" else i for i in own]
 
     def _response(self, reply: Reply, body: JsonObject, size: int) -> JsonObject:
+        """The response that a reply makes, kept unless the request says otherwise."""
         output = self._output(reply, body)
         said = sum(len(str(i.get("arguments") or i.get("input") or "")) for i in output)
         thought = len(reply.reasoning or "") // 4
@@ -149,7 +143,16 @@ class ScriptedResponses:
                 "total_tokens": into + out,
             },
         }
-        self._keep(body, response)
+        if response["store"]:
+            with self._lock:
+                items = [*self._said(body), *output]
+                self._made[response["id"]] = response
+                self._after[response["id"]] = items
+                if (conversation := _conversation(body)) is not None:
+                    self._conversations[conversation] = items
+                self._items.update((item["id"], item) for item in output)
+                if output and output[0]["type"] == "reasoning":
+                    self._needs.update((item["id"], output[0]["id"]) for item in output[1:])
         return response
 
     def _output(self, reply: Reply, body: JsonObject) -> list[Item]:
@@ -174,20 +177,6 @@ class ScriptedResponses:
             else:
                 output.append({"id": self._number("fc_"), "type": "function_call", **made, "arguments": text})
         return output
-
-    def _keep(self, body: JsonObject, response: JsonObject) -> None:
-        if not response["store"]:
-            return
-        output = response["output"]
-        with self._lock:
-            said = [*self._said(body), *output]
-            self._made[response["id"]] = response
-            self._after[response["id"]] = said
-            if (conversation := _conversation(body)) is not None:
-                self._conversations[conversation] = said
-            self._items.update((item["id"], item) for item in output)
-            if output and output[0]["type"] == "reasoning":
-                self._needs.update((item["id"], output[0]["id"]) for item in output[1:])
 
 
 def _events(response: JsonObject) -> Iterator[Event]:

@@ -38,17 +38,9 @@ from memory_bank.lab.strategies import Build
 from memory_bank.lab.traces import Trace, is_turn
 from memory_bank.transcript import content_text, read
 
-_MOST_WRONG = 5  # wrong calls in a row that end a case
-_OVERFLOW_WORDS = (
-    "context length", "context window", "maximum context", "too many tokens", "prompt is too long",
-)  # fmt: skip
-
 
 class RecordedTools:
-    """Answers each recorded call as recorded and refuses any other.
-
-    The order of calls is free, as that of parallel calls is; a call of a later step made early counts too.
-    """
+    """Answers each recorded call as recorded, in any order, and refuses any other."""
 
     def __init__(self, trace: Trace) -> None:
         self._due = recorded_calls(trace)  # name, arguments, output
@@ -56,10 +48,7 @@ class RecordedTools:
         self.calls = len(self._due)
         self.wrong = 0
 
-    @property
-    def correct(self) -> int:
-        """How many of the calls due were made."""
-        return sum(self._made)
+        self.correct = 0  # of the calls due, those that were made
 
     def call(self, name: str, arguments: object) -> str:
         """The recorded output, or a JSON error."""
@@ -69,6 +58,7 @@ class RecordedTools:
             return json.dumps({"error": f"{name} found nothing for these arguments"})
         at = next((i for i in found if not self._made[i]), found[-1])
         self._made[at] = True
+        self.correct = sum(self._made)
         return self._due[at][2]
 
     def succeeded(self, answer: str) -> bool:
@@ -139,18 +129,9 @@ class Book:
             self.wrong += 1
             return json.dumps({"error": f"page {page} is opened with the code of page {needed}"})
         self.correct = max(self.correct, page)
-        words = [
-            "ledger",
-            "harbour",
-            "copper",
-            "meadow",
-            "signal",
-            "lantern",
-            "river",
-            "winter",
-            "orchard",
-            "window",
-        ]
+        words = (
+            "ledger", "harbour", "copper", "meadow", "signal", "lantern", "river", "winter", "orchard", "window",
+        )  # fmt: skip
         text = " ".join(words[(page + i * i) % len(words)] for i in range(self._settings.page_tokens))
         return json.dumps({"page": page, "code": page_code(self._case, page), "text": text})
 
@@ -166,22 +147,23 @@ def live_unit(unit: Unit) -> dict[str, Any]:
     calls``, ``max_steps``, or ``error: TYPE`` for what the strategy raised. Raises ModelError when the
     endpoint cannot be used, which says nothing about the case.
     """
-    costs = Costs(named_counter(unit.counter))
-    agent = _Agent(unit, costs)
+    settings, costs = unit.settings, Costs(named_counter(unit.counter))
+    world = Book(unit.case.id, settings) if settings.kind == "overflow" else RecordedTools(unit.case)
+    turns: list[dict[str, Any]] = []
+    outputs: list[str] = []
     with gated(unit, costs) as (build, contexts):
-        ended, answer = agent.work(build)
+        ended, answer = _work(unit, world, build, costs, turns, outputs)
     paid, cached = bill(unit, contexts, costs)
-    for turn, known in zip(agent.turns, cached, strict=False):  # a context that failed has no turn
+    for turn, known in zip(turns, cached, strict=False):  # a context that failed has no turn
         turn["cached"] = known
-    world, judge = agent.world, unit.settings.judge
     completeness = None
-    if judge is not None and unit.settings.kind == "complex_func":
-        completeness = 0 if not answer.strip() else _judge(judge, unit, answer, agent.outputs)
+    if settings.judge is not None and settings.kind == "complex_func":
+        completeness = _judge(settings.judge, unit, answer, outputs) if answer.strip() else 0
     return {
         "ended": ended,
-        "steps": len(agent.turns),
-        "largest": max((t["tokens"] for t in agent.turns), default=0),
-        "ms": sum(t["ms"] for t in agent.turns) / max(1, len(agent.turns)),
+        "steps": len(turns),
+        "largest": max((t["tokens"] for t in turns), default=0),
+        "ms": sum(t["ms"] for t in turns) / max(1, len(turns)),
         "score": {
             "success": world.succeeded(answer),
             "calls": world.calls,
@@ -189,79 +171,75 @@ def live_unit(unit: Unit) -> dict[str, Any]:
             "wrong": world.wrong,
             "completeness": completeness,
         },
-        "turns": agent.turns,
+        "turns": turns,
         "counter": costs.counter.name,
         "bill": paid,
     }
 
 
-class _Agent:
-    """An agent at work on one case: asks the model, calls the tools, until it answers or fails."""
+def _work(
+    unit: Unit,
+    world: Book | RecordedTools,
+    build: Build,
+    costs: Costs,
+    turns: list[dict[str, Any]],
+    outputs: list[str],
+) -> tuple[str, str]:
+    """Ask the model and call the tools until it answers or fails: how the case ended, and the answer.
 
-    def __init__(self, unit: Unit, costs: Costs) -> None:
-        self._unit, self._settings, self._costs = unit, unit.settings, costs
-        is_book = self._settings.kind == "overflow"
-        self.world = Book(unit.case.id, self._settings) if is_book else RecordedTools(unit.case)
-        self._most_steps = max(self._settings.max_steps, self._settings.pages + 2 if is_book else 0)
-        self.turns: list[dict[str, Any]] = []
-        self.outputs: list[str] = []
-
-    def work(self, build: Build) -> tuple[str, str]:
-        """How the case ended, and the answer."""
-        messages = opening(self._unit.case)
-        wrong_in_a_row = 0
-        for _ in range(self._most_steps):
-            begun = time.perf_counter()
-            try:
-                context = build(copied(messages), ())
-            except Exception as e:  # only this case fails, not the experiment
-                return f"error: {type(e).__name__}", ""
-            ms = round(1000 * (time.perf_counter() - begun), 3)
-            tokens, full = self._costs.total(context), self._costs.total(messages)
-            turn: dict[str, Any] = {"tokens": tokens, "full": full, "cached": 0, "ms": ms, "calls": []}
-            self.turns.append(turn)
-            limit = self._settings.context_limit
-            said = None if limit is not None and tokens > limit else self._ask(context)
-            if said is None:
-                return "overflow", ""
-            messages.append(said)
-            if not said.get("tool_calls"):
-                return "answered", str(said.get("content") or "")
-            wrong = self.world.wrong
-            messages += [self._call_tool(call, turn) for call in said["tool_calls"]]
-            wrong_in_a_row = wrong_in_a_row + 1 if self.world.wrong > wrong else 0
-            if wrong_in_a_row >= _MOST_WRONG:
-                return "wrong calls", ""
-        return "max_steps", ""
-
-    def _ask(self, context: list[Any]) -> dict[str, Any] | None:
-        """The model's message; None when the endpoint refused the request for its length."""
-        model = self._unit.model
-        assert model is not None
-        options: dict[str, Any] = {"seed": self._unit.seed, "user": self._unit.id}
-        if self._unit.case.tools:
-            options["tools"] = self._unit.case.tools
-        if model.temperature is not None:
-            options["temperature"] = model.temperature
+    What was done is added to ``turns`` and ``outputs``.
+    """
+    settings, messages = unit.settings, opening(unit.case)
+    wrong_in_a_row = 0
+    for _ in range(max(settings.max_steps, settings.pages + 2 if isinstance(world, Book) else 0)):
+        begun = time.perf_counter()
         try:
-            said = _complete(model, context, **options)
-        except ModelError as e:
-            if isinstance(e.__cause__, openai.APIStatusError) and _is_overflow(e.__cause__):
-                return None
-            raise
-        message: dict[str, Any] = {"role": "assistant", "content": said.content}
-        if said.tool_calls:
-            message["tool_calls"] = [c.model_dump(exclude_none=True) for c in said.tool_calls]
-        return message
+            context = build(copied(messages), ())
+        except Exception as e:  # only this case fails, not the experiment
+            return f"error: {type(e).__name__}", ""
+        ms = round(1000 * (time.perf_counter() - begun), 3)
+        tokens, full = costs.total(context), costs.total(messages)
+        made: list[dict[str, str]] = []
+        turns.append({"tokens": tokens, "full": full, "cached": 0, "ms": ms, "calls": made})
+        limit = settings.context_limit
+        said = None if limit is not None and tokens > limit else _ask(unit, context)
+        if said is None:
+            return "overflow", ""
+        messages.append(said)
+        if not said.get("tool_calls"):
+            return "answered", str(said.get("content") or "")
+        for call in said["tool_calls"]:
+            function, wrong = call.get("function") or {}, world.wrong
+            name = str(function.get("name", ""))
+            output = world.call(name, parsed_arguments(function.get("arguments") or "{}"))
+            outputs.append(output)
+            made.append({"call": name[:80], "verdict": "wrong" if world.wrong > wrong else "right"})
+            messages.append({"role": "tool", "tool_call_id": call.get("id"), "content": output})
+        wrong_in_a_row = wrong_in_a_row + 1 if any(c["verdict"] == "wrong" for c in made) else 0
+        if wrong_in_a_row >= 5:
+            return "wrong calls", ""
+    return "max_steps", ""
 
-    def _call_tool(self, call: dict[str, Any], turn: dict[str, Any]) -> dict[str, Any]:
-        function = call.get("function") or {}
-        name, wrong = str(function.get("name", "")), self.world.wrong
-        output = self.world.call(name, parsed_arguments(function.get("arguments") or "{}"))
-        self.outputs.append(output)
-        verdict = "wrong" if self.world.wrong > wrong else "right"
-        turn["calls"].append({"call": name[:80], "verdict": verdict})
-        return {"role": "tool", "tool_call_id": call.get("id"), "content": output}
+
+def _ask(unit: Unit, context: list[Any]) -> dict[str, Any] | None:
+    """The model's message; None when the endpoint refused the request for its length."""
+    model = unit.model
+    assert model is not None
+    options: dict[str, Any] = {"seed": unit.seed, "user": unit.id}
+    if unit.case.tools:
+        options["tools"] = unit.case.tools
+    if model.temperature is not None:
+        options["temperature"] = model.temperature
+    try:
+        said = _complete(model, context, **options)
+    except ModelError as e:
+        if isinstance(e.__cause__, openai.APIStatusError) and _is_overflow(e.__cause__):
+            return None
+        raise
+    message: dict[str, Any] = {"role": "assistant", "content": said.content}
+    if said.tool_calls:
+        message["tool_calls"] = [c.model_dump(exclude_none=True) for c in said.tool_calls]
+    return message
 
 
 def _complete(model: ModelSettings, messages: list[Any], **options: Any) -> ChatCompletionMessage:
@@ -304,5 +282,5 @@ def _is_overflow(error: openai.APIStatusError) -> bool:
     """Whether an endpoint refused a request for its length."""
     if error.status_code == 413 or error.code == "context_length_exceeded":
         return True
-    text = error.message.lower()
-    return error.status_code == 400 and any(w in text for w in _OVERFLOW_WORDS)
+    said = "context length|context window|maximum context|too many tokens|prompt is too long"
+    return error.status_code == 400 and re.search(said, error.message.lower()) is not None

@@ -53,12 +53,11 @@ class ModelSettings(Settings):
 
     def api_key(self) -> str:
         """The key. Raises ConfigError when its variable is empty."""
-        key = os.environ.get(self.api_key_env)
-        if not key:
-            raise ConfigError(
-                f"the model {self.name} has no API key: set {self.api_key_env} (any text for a local one)."
-            )
-        return key
+        if key := os.environ.get(self.api_key_env):
+            return key
+        raise ConfigError(
+            f"the model {self.name} has no API key: set {self.api_key_env} (any text for a local one)."
+        )
 
 
 class SuiteSettings(Settings):
@@ -104,9 +103,9 @@ class Experiment(Settings):
     @classmethod
     def _once(cls, values: tuple[ValueT, ...]) -> tuple[ValueT, ...]:
         names = [getattr(v, "title", v.name) if isinstance(v, Settings) else v for v in values]  # type: ignore[attr-defined]
-        twice = next((n for i, n in enumerate(names) if n in names[:i]), None)
-        if twice is not None:
-            raise ValueError(f"{twice!r} is listed twice: results could not be told apart")
+        for i, name in enumerate(names):
+            if name in names[:i]:
+                raise ValueError(f"{name!r} is listed twice: results could not be told apart")
         return values
 
     def path(self, given: str) -> Path:
@@ -173,24 +172,21 @@ class ExperimentPlan:
 def plan_experiment(experiment: Experiment, tell: Callable[[str], None]) -> ExperimentPlan:
     """Read the cases and list the units; skipped lines are reported to ``tell``.
 
-    Raises ConfigError (no case, an unknown id, a live suite without models), TraceFileError,
-    UnknownStrategyError.
+    Raises ConfigError (no case, an unknown id, a live suite without models), TraceFileError, UnknownStrategyError.
     """
     file = experiment.strategy_config
     config = load_config(None if file is None else experiment.path(file))
     strategies = [parse_strategy(text, config) for text in experiment.strategies]
-    suites = {s: list(_cases(experiment, s, tell)) for s in experiment.suites}
+    suites = {s: _cases(experiment, s, tell) for s in experiment.suites}
     known = {trace.id for traces in suites.values() for trace in traces}
     for wanted in experiment.selected_test_cases:
         if wanted not in known:
             near = difflib.get_close_matches(wanted, sorted(known), n=1)
             hint = f"did you mean {near[0]!r}?" if near else "use an id of its files."
             raise ConfigError(f"selected_test_cases: no suite has a case {wanted!r}: {hint}")
-    units = [u for s, traces in suites.items() for u in _units(experiment, s, traces, strategies)]
-    settings = {s.name: _settings_of(s) for s in strategies}
-    return ExperimentPlan(
-        experiment, tuple(units), _digest([experiment.name, [u.id for u in units]]), settings
-    )
+    units = tuple(u for s, traces in suites.items() for u in _units(experiment, s, traces, strategies))
+    defined = _digest([experiment.name, [u.id for u in units]])
+    return ExperimentPlan(experiment, units, defined, {s.name: _settings_of(s) for s in strategies})
 
 
 def _settings_of(strategy: Strategy) -> Any:
@@ -200,22 +196,20 @@ def _settings_of(strategy: Strategy) -> Any:
     return {"type": strategy.kind, "target": strategy.target, **dict(strategy.options)}
 
 
-def _cases(experiment: Experiment, suite: SuiteSettings, tell: Callable[[str], None]) -> Iterator[Trace]:
+def _cases(experiment: Experiment, suite: SuiteSettings, tell: Callable[[str], None]) -> list[Trace]:
     if suite.kind == "overflow":
-        yield from book_cases(suite)
-        return
-    found = False
-    for pattern in suite.files:
-        path = str(experiment.path(pattern))
+        return book_cases(suite)
+    found: list[Trace] = []
+    for path in (str(experiment.path(pattern)) for pattern in suite.files):
         for file in sorted(glob.glob(path)) if glob.has_magic(path) else [path]:
             for trace in read_traces(file):
                 if isinstance(trace, Trace):
-                    found = True
-                    yield trace
+                    found.append(trace)
                 else:
                     tell(f"skipped {trace}.")
     if not found:
         raise ConfigError(f"the suite {suite.title} has no cases: its files hold no trace.")
+    return found
 
 
 def book_cases(settings: SuiteSettings) -> list[Trace]:
@@ -226,17 +220,14 @@ def book_cases(settings: SuiteSettings) -> list[Trace]:
         "description": "One page of the book, with its code.",
         "parameters": {"type": "object", "properties": properties, "required": ["page"]},
     }
-    cases = []
-    for n in range(1, settings.repeats + 1):
-        task = (
-            f"Read the pages 1 to {settings.pages} of book {n} in order, one call of {READ_PAGE} a turn. "
-            f"Every page has a code. "
-            f"Page n is opened with the code of page n-{settings.lag}; the first {settings.lag} need none. "
-            "After the last page answer with its code."
-        )
-        messages = [{"role": "user", "content": task}]
-        cases.append(Trace(f"book-{n}", messages, [{"type": "function", "function": function}], task))
-    return cases
+    tasks = (
+        f"Read the pages 1 to {settings.pages} of book {n} in order, one call of {READ_PAGE} a turn. "
+        f"Every page has a code. Page n is opened with the code of page n-{settings.lag}; the first {settings.lag} "
+        "need none. After the last page answer with its code."
+        for n in range(1, settings.repeats + 1)
+    )
+    tools = [{"type": "function", "function": function}]
+    return [Trace(f"book-{n}", [{"role": "user", "content": t}], tools, t) for n, t in enumerate(tasks, 1)]
 
 
 def page_code(case: str, page: int) -> str:
@@ -250,16 +241,13 @@ def _units(
     live = suite.kind != "replay"
     models: Sequence[ModelSettings | None] = experiment.models if live else (None,)
     if live:
+        called = f"the suite {suite.title} is live"
         if not models:
-            raise ConfigError(
-                f"the suite {suite.title} is live and needs a model: give one under [[models]]."
-            )
+            raise ConfigError(f"{called} and needs a model: give one under [[models]].")
         for asked in filter(None, (*models, suite.judge)):
             asked.api_key()
         if oracle := next((s.name for s in strategies if s.kind == "oracle"), None):
-            raise ConfigError(
-                f"the suite {suite.title} is live: {oracle!r} knows only recorded runs, leave it out."
-            )
+            raise ConfigError(f"{called}: {oracle!r} knows only recorded runs, leave it out.")
     constants = environment_constants(traces) if not live else frozenset()
     seen: Counter[str] = Counter()
     cases: dict[str, tuple[Trace, str]] = {}  # with a hash of its content
@@ -274,11 +262,10 @@ def _units(
         if size is not None and size < len(drawn):
             chosen = random.Random(f"{seed}:{suite.title}").sample(range(len(drawn)), size)
             drawn = [drawn[i] for i in sorted(chosen)]
-        for name, model, strategy, threshold in product(
-            drawn, models, strategies, experiment.thresholds or (None,)
-        ):
+        thresholds = experiment.thresholds or (None,)
+        for name, model, strategy, threshold in product(drawn, models, strategies, thresholds):
             case, content = cases[name]
-            acting, gate = with_threshold(strategy, threshold)
+            acting, gate = _with_threshold(strategy, threshold)
             defined = [
                 suite.title, suite.model_dump(exclude={"files"}), [name, content],
                 model and model.model_dump(exclude={"timeout"}), [strategy.name, _settings_of(acting)], threshold,
@@ -290,16 +277,10 @@ def _units(
             )  # fmt: skip
 
 
-def with_threshold(strategy: Strategy, threshold: int | None) -> tuple[Strategy, int]:
-    """The strategy starting at a threshold, and the threshold that remains for a gate before it.
-
-    A strategy with a setting ``compact_threshold`` gets it set, and no gate; for any other, contexts up
-    to the threshold are to be passed on unchanged. Raises ConfigError when the setting refuses the value.
-    """
-    if threshold is None:
-        return strategy, 0
-    if strategy.config is None or not hasattr(strategy.settings(), "compact_threshold"):
-        return strategy, threshold
+def _with_threshold(strategy: Strategy, threshold: int | None) -> tuple[Strategy, int]:
+    """The strategy with its ``compact_threshold`` set, or the threshold of a gate where it has no such setting."""
+    if threshold is None or strategy.config is None or not hasattr(strategy.settings(), "compact_threshold"):
+        return strategy, threshold or 0
     changed = configured(strategy.config, strategy.target, {"compact_threshold": max(1, threshold)})
     return replace(changed, name=strategy.name), 0
 
@@ -311,10 +292,7 @@ def _digest(value: Any) -> str:
 
 @contextmanager
 def gated(unit: Unit, costs: Costs) -> Iterator[tuple[Build, list[list[Any]]]]:
-    """What builds the contexts of a unit, those up to its gate unchanged, and a list of them.
-
-    One that could not be built is empty there.
-    """
+    """What builds the contexts of a unit, those up to its gate unchanged, and a list of them; [] where it raised."""
     contexts: list[list[Any]] = []
     with unit.strategy.start(unit.case) as build:
 

@@ -15,9 +15,6 @@ from memory_bank.lab.meter.figures import COLUMNS, Figures, figures_of, old_boun
 from memory_bank.lab.pages import OLD_BOUND, Plot, PlotPoint, render
 from memory_bank.lab.tables import Column, markdown_table, milliseconds, money, percent, whole
 
-MOST_CASES = 40
-"""The page shows this many cases of a line, those that lost most; the results file has all."""
-
 
 @dataclass(frozen=True)
 class ReportLine:
@@ -194,36 +191,34 @@ def _plot(lines: Sequence[ReportLine]) -> Plot:
 
 
 def _line_part(number: int, line: ReportLine) -> dict[str, Any]:
-    """A line for the template, with the cases that lost most, each with its steps."""
-    replayed = line.kind == "replay"
-    shown = sorted(map(_replay_case if replayed else _live_case, line.results), key=lambda case: case[0])
-    cases = [
-        {"id": f"line-{number}-case-{i}", "name": name, "cells": cells, "steps": steps}
-        for i, (_, name, cells, steps) in enumerate(shown[:MOST_CASES])
-    ]
-    own = ["evidence", "errors"] if replayed else ["success", "right calls", "ended"]
+    """A line for the template, with the 40 cases that lost most, each with its steps."""
+    if line.kind == "replay":
+        read_case, own = _replay_case, ["evidence", "errors"]
+        steps = ["step", "turn", "tokens", "full", "cached", "evidence kept", "ages lost", "ms", "error"]
+    else:
+        read_case, own = _live_case, ["success", "right calls", "ended"]
+        steps = ["step", "tokens", "full", "cached", "ms", "calls"]
+    shown = sorted(map(read_case, line.results), key=lambda case: case[0])[:40]
+    cases = [{"id": f"line-{number}-case-{i}", **case} for i, (_, case) in enumerate(shown)]
     return {
         "id": f"line-{number}",
         "line": line,
         "titles": ["case", "seed", "tokens", "cost", "cache-priced", *own],
-        "step_titles": _REPLAY_STEP if replayed else _LIVE_STEP,
+        "step_titles": steps,
         "cases": cases,
         "left": len(line.results) - len(cases),
     }
 
 
-_REPLAY_STEP = ("step", "turn", "tokens", "full", "cached", "evidence kept", "ages lost", "ms", "error")
-_LIVE_STEP = ("step", "tokens", "full", "cached", "ms", "calls")
-_Case = tuple[Any, str, list[str], list[list[str]]]
-"""Of a case: its loss, its name, the cells of its row, and those of its steps."""
-
-
-def _case_cells(result: dict[str, Any]) -> list[str]:
+def _case(result: dict[str, Any], own: list[str], steps: list[list[str]]) -> dict[str, Any]:
+    """A case for the template: its name, the cells of its row, and those of its steps."""
     bill = result["bill"]
-    return [str(result["seed"]), f"{bill['tokens']:,}", money(bill["plain"]), money(bill["priced"])]
+    cells = [str(result["seed"]), f"{bill['tokens']:,}", money(bill["plain"]), money(bill["priced"]), *own]
+    return {"name": result["case"], "cells": cells, "steps": steps}
 
 
-def _replay_case(result: dict[str, Any]) -> _Case:
+def _replay_case(result: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """A case and its loss, by which cases are sorted."""
     rows = rows_in(result)
     kept, values = old_bound(rows)
     steps = []
@@ -234,10 +229,10 @@ def _replay_case(result: dict[str, Any]) -> _Case:
         numbers = [f"{v:,}" for v in (row.tokens, row.full, cached)]
         steps.append([str(n), row.kind, *numbers, found, ages, f"{1000 * row.seconds:.1f}", row.error])
     own = [f"{kept} of {values}", str(sum(bool(row.error) for row in rows))]
-    return kept - values, result["case"], [*_case_cells(result), *own], steps
+    return kept - values, _case(result, own, steps)
 
 
-def _live_case(result: dict[str, Any]) -> _Case:
+def _live_case(result: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
     score = result["score"]
     steps = []
     for n, turn in enumerate(result["turns"], 1):
@@ -247,4 +242,4 @@ def _live_case(result: dict[str, Any]) -> _Case:
     right = f"{score['correct']} of {score['calls']}"
     own = ["yes" if score["success"] else "no", right, str(result["ended"])]
     loss = float(score["success"]), score["correct"] / max(1, score["calls"])
-    return loss, result["case"], [*_case_cells(result), *own], steps
+    return loss, _case(result, own, steps)

@@ -28,8 +28,6 @@ try:
 except ImportError:  # Windows: two runs on one file are not detected there
     fcntl = None  # type: ignore[assignment]
 
-_BEGINNING = b'{"experiment":'
-
 
 def run_experiment(
     plan: ExperimentPlan, results: Results, *, jobs: int | None = None, progress: ProgressReport | None = None
@@ -52,21 +50,10 @@ def run_experiment(
 
 def do_unit(unit: Unit) -> dict[str, Any]:
     """The results line of a unit. Raises ModelError when an endpoint fails."""
-    if unit.settings.kind == "replay":
-        result = replay_unit(unit)
-    else:
+    if unit.settings.kind != "replay":
         from memory_bank.lab.experiments.live import live_unit
 
-        result = live_unit(unit)
-    return {"unit": unit.id, **unit.place, **result}
-
-
-_latest: list[tuple[tuple[Trace, frozenset[str], str], Costs, list[NeedyTurn]]] = []
-"""The case of the unit before: the strategies of a case follow one another."""
-
-
-def replay_unit(unit: Unit) -> dict[str, Any]:
-    """The result of a replay as JSON values: rows of every step, cached tokens of each, the bill."""
+        return {"unit": unit.id, **unit.place, **live_unit(unit)}
     key = (unit.case, unit.constants, unit.counter)
     if not _latest or _latest[0][0] != key:
         _latest[:] = [(key, Costs(named_counter(unit.counter)), needs_of(unit.case, unit.constants))]
@@ -74,7 +61,12 @@ def replay_unit(unit: Unit) -> dict[str, Any]:
     with gated(unit, costs) as (build, contexts):
         rows = measure_trace(unit.case, turns, build, costs)
     paid, cached = bill(unit, contexts, costs)
-    return {"rows": rows, "cached": cached, "counter": costs.counter.name, "bill": paid}
+    result = {"rows": rows, "cached": cached, "counter": costs.counter.name, "bill": paid}
+    return {"unit": unit.id, **unit.place, **result}
+
+
+_latest: list[tuple[tuple[Trace, frozenset[str], str], Costs, list[NeedyTurn]]] = []
+"""The case of the unit before: the strategies of a case follow one another."""
 
 
 def rows_in(result: dict[str, Any]) -> list[StepRow]:
@@ -103,7 +95,13 @@ class Results:
                 f"{path} cannot be written ({e.strerror}): give another folder with --out."
             ) from e
         try:
-            self._lock()
+            try:
+                if fcntl is not None:
+                    fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                raise ConfigError(
+                    f"{path} is being written by another run: wait for it, or give another --out."
+                ) from None
             kept = self._read(header["experiment"])
             self._file.truncate(kept)
             self._write(header if kept == 0 else {"run": header["about"]})
@@ -122,22 +120,13 @@ class Results:
         self._file.flush()
         os.fsync(self._file.fileno())
 
-    def _lock(self) -> None:
-        try:
-            if fcntl is not None:
-                fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise ConfigError(
-                f"{self.path} is being written by another run: wait for it, or give another --out."
-            ) from None
-
     def _read(self, experiment: str) -> int:
         """Read what the file holds; the bytes of its complete lines."""
-        kept = 0
+        kept, beginning = 0, b'{"experiment":'
         self._file.seek(0)
         for number, raw in enumerate(self._file, 1):
-            whole = raw.endswith(b"\n")
-            if not whole and (number > 1 or raw.startswith(_BEGINNING) or _BEGINNING.startswith(raw)):
+            ours = number > 1 or raw.startswith(beginning) or beginning.startswith(raw)
+            if ours and not raw.endswith(b"\n"):
                 break  # cut off by a crash
             try:
                 line = json.loads(raw)
@@ -187,16 +176,13 @@ def about_run(experiment: Experiment, version: str) -> dict[str, Any]:
 def _commit() -> str:
     """The commit of the checkout that this code runs from, with ``+`` when it has changes, or ``""``."""
     here = Path(__file__).resolve()
-    output = ""
-    for arguments in (
-        ["ls-files", "--error-unmatch", here.name],  # fails when installed below another project's folder
-        ["describe", "--always", "--abbrev=40", "--dirty=+", "--exclude=*"],
-    ):
-        try:
-            git = ["git", "-C", str(here.parent), *arguments]
-            output = subprocess.run(
-                git, capture_output=True, text=True, timeout=10, check=True
-            ).stdout.strip()
-        except (OSError, subprocess.SubprocessError):
-            return ""
-    return output
+
+    def git(*arguments: str) -> str:
+        command = ["git", "-C", str(here.parent), *arguments]
+        return subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
+
+    try:
+        git("ls-files", "--error-unmatch", here.name)  # fails when installed below another project's folder
+        return git("describe", "--always", "--abbrev=40", "--dirty=+", "--exclude=*")
+    except (OSError, subprocess.SubprocessError):
+        return ""

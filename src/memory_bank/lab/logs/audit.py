@@ -6,7 +6,7 @@ import math
 import re
 import shlex
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from itertools import pairwise
@@ -30,8 +30,7 @@ NEXT_CALLS = 30
 """Calls after a compaction whose values and copied text are looked for."""
 
 OWN, FULL = "own compaction", "history before"
-
-Messages = Sequence[dict[str, Any]]
+_ANSWERED = (MessageKind.CALL, MessageKind.RESULT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,11 +61,9 @@ class Rereads(NamedTuple):
 class LogAudit:
     """The result of an audit of logs; the first figures are those of the clients' own compactions.
 
-    Figures are what one way to compact kept over all compactions: shares and mean tokens. ``failures`` counts the
-    compactions at which the strategy raised.
-
-    ``compactions`` counts those in the logs, ``measured`` those that are followed by calls and have a summary that
-    can be read. ``values`` and ``characters`` are what the next calls took.
+    Figures are what one way to compact kept over all compactions (shares, mean tokens), and its ``failures``, the
+    compactions at which it raised. ``compactions`` counts those in the logs, ``measured`` those that are followed by
+    calls and have a summary that can be read. ``values`` and ``characters`` are what the next calls took.
     """
 
     sessions: dict[str, int]
@@ -85,30 +82,25 @@ class LogAudit:
 
     def as_dict(self) -> dict[str, Any]:
         """JSON values; NaN is None."""
-        lists = {
-            "figures": [f.as_dict() for f in self.figures],
-            "rereads": self.rereads._asdict(),
-            "sentences": self.sentences(),
-        }
-        own = {f.name: json_value(getattr(self, f.name)) for f in fields(self)}
-        return own | lists
+        values = {f.name: json_value(getattr(self, f.name)) for f in fields(self)}
+        figures = [f.as_dict() for f in self.figures]
+        return values | {"figures": figures, "rereads": self.rereads._asdict(), "sentences": self.sentences()}
 
     def sentences(self) -> list[str]:
         """The result in plain words."""
         sessions = ", ".join(f"{n:,} of {client}" for client, n in self.sessions.items())
-        found = (
-            count_of(sum(self.sessions.values()), "session") + f" ({sessions})" if sessions else "No session"
-        )
+        count = count_of(sum(self.sessions.values()), "session")
+        found = f"{count} ({sessions})" if sessions else "No session"
         said = [f"{found}, {count_of(self.calls, 'call')}, {count_of(self.compactions, 'compaction')}."]
         if self.measured:
             own, *others = self.figures
-            taken = f"{self.values:,} values and {self.characters:,} characters of copied text"
-            said.append(
-                f"After {count_of(self.measured, 'compaction')} the next {NEXT_CALLS} calls took {taken} from the "
-                f"history before it ({self.full_tokens:,.0f} tokens on average)."
-            )
-            said.append(f"The agent's own compaction kept {_shares_in_words(own)}.")
-            said += [f"{f.name} would have kept {_shares_in_words(f)}." for f in others]
+            said += [
+                f"After {count_of(self.measured, 'compaction')} the next {NEXT_CALLS} calls took {self.values:,} "
+                f"values and {self.characters:,} characters of copied text from the history before it "
+                f"({self.full_tokens:,.0f} tokens on average).",
+                f"The agent's own compaction kept {_shares_in_words(own)}.",
+                *(f"{f.name} would have kept {_shares_in_words(f)}." for f in others),
+            ]
         elif self.compactions:
             said.append("No compaction has both a readable summary and calls after it, so none is compared.")
         else:
@@ -125,10 +117,11 @@ class LogAudit:
 
 def _shares_in_words(f: Figures) -> str:
     failed = f" (it failed at {count_of(f.failures, 'compaction')})" if f.failures else ""
-    shares = f.values, f.bound, f.characters
-    values, bound, characters = ("none" if math.isnan(x) else f"{percent(x)}%" for x in shares)
+    values, bound, copied_text = (
+        "none" if math.isnan(x) else f"{percent(x)}%" for x in (f.values, f.bound, f.characters)
+    )
     return (
-        f"{values} of the values ({bound} next to what they belong to) and {characters} of the copied text in "
+        f"{values} of the values ({bound} next to what they belong to) and {copied_text} of the copied text in "
         f"{f.tokens:,.0f} tokens{failed}"
     )
 
@@ -190,24 +183,20 @@ def audit_logs(
     )
 
 
-def _figures(name: str, rows: Sequence[Sequence[CompactionRow]]) -> Figures:
-    parts = {share: partial(_part, name=name, share=share) for share in ("values", "bound", "characters")}
-    kept = [row[name] for own in rows for row in own]
+def _figures(name: str, sessions: Sequence[Sequence[CompactionRow]]) -> Figures:
+    def part(share: str, rows: Sequence[CompactionRow]) -> tuple[float, float]:
+        tallies = [getattr(row[name], share) for row in rows]
+        return sum(t.has for t in tallies), sum(t.of for t in tallies)
+
+    parts = {share: partial(part, share) for share in ("values", "bound", "characters")}
+    kept = [row[name] for rows in sessions for row in rows]
     values = {
         "name": name,
         "tokens": ratio(sum(k.tokens for k in kept), len(kept)),
         "failures": sum(k.failed for k in kept),
-        **{share: ratio_of_sums(map(part, rows)) for share, part in parts.items()},
+        **{share: ratio_of_sums(map(own, sessions)) for share, own in parts.items()},
     }
-    return Figures(values, intervals_of(rows, parts))
-
-
-def _part(rows: Iterable[CompactionRow], name: str, share: str) -> tuple[float, float]:
-    tallies = [getattr(row[name], share) for row in rows]
-    return sum(t.has for t in tallies), sum(t.of for t in tallies)
-
-
-# Compactions
+    return Figures(values, intervals_of(sessions, parts))
 
 
 def measure_compactions(
@@ -219,22 +208,40 @@ def measure_compactions(
     those of the next 30 calls that only an output of this history showed; the text is what these calls copy from it.
     What user messages or the last interaction show is left out. Strategies get a budget of the summary's tokens.
     """
-    rows = []
+    rows: list[CompactionRow] = []
     start, before = 0, None
     stops = [position for position, _ in session.compactions[1:]] + [len(session.messages)]
     for (position, summary), stop in zip(session.compactions, stops, strict=False):
         history = session.messages[start:position]
         if before is not None:
             history = [{"role": "user", "content": before}, *history]
-        after = _next_calls(session.messages[position:stop])
-        if summary is not None and summary not in seen and after and _interactions(history):
-            seen.add(summary)
-            rows.append(_measure(session.id, history, after, summary, strategies, costs))
         start, before = position, summary
+        after = _next_calls(session.messages[position:stop])
+        pairs = list(pairwise(map(kind_of, history)))
+        if summary is None or summary in seen or not after or _ANSWERED not in pairs:
+            continue
+        seen.add(summary)
+        own = {"role": "user", "content": summary}
+        tail = len(pairs) - 1 - pairs[::-1].index(_ANSWERED)  # the last interaction
+        kept_by = partial(
+            _kept_by,
+            values=_needed_values(history, after, tail),
+            stretches=_copied_text(history, after, tail),
+            costs=costs,
+        )
+        row = {OWN: kept_by([own]), FULL: kept_by(history)}
+        always = [*filter(_is_asked, history), *history[tail:]]
+        for strategy in strategies:
+            try:
+                memory = _memory_of(strategy, Trace(session.id, history), always, costs.of(own), costs)
+                row[strategy.name] = kept_by(memory)
+            except Exception:  # counted: a strategy's failure says nothing about the others
+                row[strategy.name] = replace(kept_by([]), failed=True)
+        rows.append(row)
     return rows
 
 
-def _next_calls(messages: Messages) -> Messages:
+def _next_calls(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """The messages up to the thirtieth call; none when there is no call."""
     count = 0
     for position, message in enumerate(messages):
@@ -245,41 +252,8 @@ def _next_calls(messages: Messages) -> Messages:
     return messages if count else []
 
 
-def _interactions(history: Messages) -> list[int]:
-    """Where the calls with a result begin."""
-    kinds = [kind_of(m) for m in history]
-    return [i for i, pair in enumerate(pairwise(kinds)) if pair == (MessageKind.CALL, MessageKind.RESULT)]
-
-
 def _is_asked(message: object) -> bool:
     return kind_of(message) in (MessageKind.SYSTEM, MessageKind.USER)
-
-
-def _measure(
-    name: str,
-    history: list[dict[str, Any]],
-    after: Messages,
-    summary: str,
-    strategies: Sequence[Strategy],
-    costs: Costs,
-) -> CompactionRow:
-    own = {"role": "user", "content": summary}
-    tail = _interactions(history)[-1]
-    measure_kept = partial(
-        _measure_kept,
-        values=_needed_values(history, after, tail),
-        stretches=_copied_text(history, after, tail),
-        costs=costs,
-    )
-    kept = {OWN: measure_kept([own]), FULL: measure_kept(history)}
-    always = [*filter(_is_asked, history), *history[tail:]]
-    for strategy in strategies:
-        try:
-            memory = _memory_of(strategy, Trace(name, history), always, max(1, costs.of(own)), costs)
-            kept[strategy.name] = measure_kept(memory)
-        except Exception:  # counted: a strategy's failure says nothing about the others
-            kept[strategy.name] = replace(measure_kept([]), failed=True)
-    return kept
 
 
 def _memory_of(
@@ -289,7 +263,7 @@ def _memory_of(
 
     Frames and notes may come on top of a ``history_budget``: it is lowered by as much, a few times.
     """
-    budget = most
+    budget = most = max(1, most)
     for _ in range(4):
         [limited] = with_budgets(strategy, [max(1, budget)], folds=True)
         with limited.start(history) as build:
@@ -302,21 +276,20 @@ def _memory_of(
     return memory
 
 
-def _needed_values(history: Messages, after: Messages, tail: int) -> list[Need]:
+def _needed_values(history: Sequence[object], after: Sequence[object], tail: int) -> list[Need]:
     """The values of the next calls that outputs before the compaction showed; each once."""
     outputs = texts_of(m for m in history[:tail] if kind_of(m) is MessageKind.RESULT)
     recent = texts_of(history[tail:])
     found: dict[str, Need] = {}
     for turn in needs_of(Trace("", [*history, *after])):
         if turn.position >= len(history) and turn.kind == "call":
-            for need in turn.needs:
-                old = any(text.holds(need.forms) for text in outputs)
-                if need.born == "tool" and old and not any(text.holds(need.forms) for text in recent):
+            for need in (n for n in turn.needs if n.born == "tool"):
+                if any(t.holds(need.forms) for t in outputs) and not any(t.holds(need.forms) for t in recent):
                     found.setdefault(need.value, need)
     return list(found.values())
 
 
-def _copied_text(history: Messages, after: Messages, tail: int) -> list[str]:
+def _copied_text(history: Sequence[object], after: Sequence[object], tail: int) -> list[str]:
     """The stretches that the next calls copy from before the compaction; each once."""
     source, near = TextIndex(), TextIndex()
     for position, message in enumerate(history):
@@ -329,22 +302,15 @@ def _copied_text(history: Messages, after: Messages, tail: int) -> list[str]:
     return list(found)
 
 
-def _measure_kept(
+def _kept_by(
     messages: Sequence[object], values: Sequence[Need], stretches: Sequence[str], costs: Costs
 ) -> KeptByOne:
     texts, index = texts_of(messages), TextIndex()
     for message in messages:
         index.add_message(message)
     recalled = [recall(need, texts) for need in values]
-    return KeptByOne(
-        values=Tally(sum(present for present, _ in recalled), len(values)),
-        bound=Tally(sum(bound for _, bound in recalled), len(values)),
-        characters=characters_kept(stretches, index),
-        tokens=costs.total(messages),
-    )
-
-
-# Files that are read again
+    present, bound = (Tally(sum(r[part] for r in recalled), len(values)) for part in (0, 1))
+    return KeptByOne(present, bound, characters_kept(stretches, index), costs.total(messages))
 
 
 def count_rereads(session: LoggedSession, costs: Costs) -> Rereads:
@@ -390,22 +356,17 @@ def file_read(name: str, arguments: object) -> str:
     if isinstance(command, list):
         wrapped = len(command) == 3 and str(command[1]).startswith("-")
         command = command[-1] if wrapped else shlex.join(map(str, command))
-    return _shell_read(command) if isinstance(command, str) else ""
-
-
-def _shell_read(command: str) -> str:
-    """The one file that a simple command prints."""
-    if re.search(r"[|;&<>$`\n]", command):
-        command = re.sub(r"^\s*cd [^;&|]+&&", "", command)
-        if re.search(r"[;&<>$`\n]", command):
-            return ""
-        command = command.split("|")[0]
+    if not isinstance(command, str):
+        return ""
+    command = re.sub(r"^\s*cd [^;&|]+&&", "", command)
+    if re.search(r"[;&<>$`\n]", command):
+        return ""
     try:
-        words = shlex.split(command)
+        parts = shlex.split(command.split("|")[0])
     except ValueError:
         return ""
     pagers = ("cat", "head", "tail", "nl", "less", "more", "bat", "sed")
-    if not words or words[0] not in pagers or (words[0] == "sed" and "-n" not in words):
+    if not parts or parts[0] not in pagers or (parts[0] == "sed" and "-n" not in parts):
         return ""
-    files = [w for w in words[1:] if not w.startswith("-") and not re.fullmatch(r"[\d,$]+p?", w)]
+    files = [p for p in parts[1:] if not p.startswith("-") and not re.fullmatch(r"[\d,$]+p?", p)]
     return files[0] if len(files) == 1 else ""

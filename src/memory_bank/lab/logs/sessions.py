@@ -58,10 +58,6 @@ class LoggedSession:
         """Add the result of a call."""
         self.messages.append({"role": "tool", "tool_call_id": call_id, "content": _text_of(output)})
 
-    def compact(self, summary: str | None) -> None:
-        """Note that everything so far was replaced by a summary."""
-        self.compactions.append((len(self.messages), summary))
-
 
 def _add_call(message: dict[str, Any], call_id: str, name: str, arguments: str) -> None:
     function = {"name": name or "unknown", "arguments": arguments}
@@ -108,7 +104,7 @@ def read_claude_code(lines: Iterable[Mapping[str, Any]], name: str) -> list[Logg
         session = sessions.setdefault(branch, LoggedSession(session_id, "Claude Code"))
         content = message.get("content")
         if line.get("isCompactSummary") is True:
-            session.compact(_text_of(content))
+            session.compactions.append((len(session.messages), _text_of(content)))
         elif line["type"] == "user":
             words = [content] if isinstance(content, str) else []
             for part in _objects(content):
@@ -156,24 +152,21 @@ def read_codex(lines: Iterable[Mapping[str, Any]], name: str) -> list[LoggedSess
         if kind == "session_meta":
             session.id = _text_at(item, "id") or name
         elif kind == "compacted":
-            session.compact(_codex_summary(item, session))
-        elif kind == "response_item" or kind in _CODEX_ITEMS:
-            _add_codex_item(session, item)
+            session.compactions.append((len(session.messages), _codex_summary(item, session)))
+        if kind != "response_item" and kind not in _CODEX_ITEMS:
+            continue
+        kind, call_id = _text_at(item, "type"), _text_at(item, "call_id", "id")
+        if kind == "message":
+            role = _text_at(item, "role")
+            role = role if role in ("user", "assistant", "system", "developer") else "user"
+            session.add(role, _text_of(item.get("content")))
+        elif kind in ("function_call", "custom_tool_call"):
+            session.add_call(call_id, _text_at(item, "name"), _text_at(item, "arguments", "input"))
+        elif kind == "local_shell_call":
+            session.add_call(call_id, "local_shell", json.dumps(item.get("action"), default=str))
+        elif kind.endswith("_call_output"):
+            session.add_result(call_id, item.get("output"))
     return [session] if session.messages else []
-
-
-def _add_codex_item(session: LoggedSession, item: Mapping[str, Any]) -> None:
-    kind, call_id = _text_at(item, "type"), _text_at(item, "call_id", "id")
-    if kind == "message":
-        role = _text_at(item, "role")
-        role = role if role in ("user", "assistant", "system", "developer") else "user"
-        session.add(role, _text_of(item.get("content")))
-    elif kind in ("function_call", "custom_tool_call"):
-        session.add_call(call_id, _text_at(item, "name"), _text_at(item, "arguments", "input"))
-    elif kind == "local_shell_call":
-        session.add_call(call_id, "local_shell", json.dumps(item.get("action"), default=str))
-    elif kind.endswith("_call_output"):
-        session.add_result(call_id, item.get("output"))
 
 
 def _codex_summary(item: Mapping[str, Any], session: LoggedSession) -> str | None:
@@ -233,12 +226,10 @@ def _client_of(values: Sequence[Any]) -> Client | None:
     marks = {"sessionId", "leafUuid", "snapshot"}
     if any(isinstance(v.get("type"), str) and marks & v.keys() for v in lines):
         return "Claude Code"
-    kinds = ((_text_at(v, "type"), v) for v in lines)
-    if any(
-        (k in _CODEX_LINES and "payload" in v) or (k in _CODEX_ITEMS and "sessionId" not in v)
-        for k, v in kinds
-    ):
-        return "Codex"
+    for line in lines:
+        kind = _text_at(line, "type")
+        if (kind in _CODEX_LINES and "payload" in line) or (kind in _CODEX_ITEMS and "sessionId" not in line):
+            return "Codex"
     return None
 
 
@@ -286,17 +277,13 @@ class LogFiles:
                 reason = (getattr(e, "strerror", None) or str(e) or type(e).__name__).rstrip(".")
                 self.tell(f"the log {path} cannot be read: {reason}; check or replace it.")
                 continue
-            yield from self._sessions(path, values)
-
-    def _sessions(self, path: Path, values: list[Any]) -> list[LoggedSession]:
-        name = path.name.removesuffix(".gz").removesuffix(".jsonl").removesuffix(".json")
-        if client := _client_of(values):
-            objects = [v for v in values if isinstance(v, Mapping)]
-            self.skipped += len(values) - len(objects)
-            return (read_claude_code if client == "Claude Code" else read_codex)(objects, name)
-        found = list(filter(None, map(_messages_in, values)))
-        if found:
-            self.skipped += len(values) - len(found)
-        else:
-            self.unknown.append(str(path))
-        return [LoggedSession(f"{name}:{n}", "message list", m) for n, m in enumerate(found, 1)]
+            name = path.name.removesuffix(".gz").removesuffix(".jsonl").removesuffix(".json")
+            if client := _client_of(values):
+                objects = [v for v in values if isinstance(v, Mapping)]
+                self.skipped += len(values) - len(objects)
+                yield from (read_claude_code if client == "Claude Code" else read_codex)(objects, name)
+            elif found := list(filter(None, map(_messages_in, values))):
+                self.skipped += len(values) - len(found)
+                yield from (LoggedSession(f"{name}:{n}", "message list", m) for n, m in enumerate(found, 1))
+            else:
+                self.unknown.append(str(path))

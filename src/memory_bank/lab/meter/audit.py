@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from memory_bank import Config, load_embedder
 from memory_bank.errors import EmbeddingError, MissingExtraError
 from memory_bank.lab.costs import named_counter
-from memory_bank.lab.meter.figures import Figures, StepRow, old_bound
+from memory_bank.lab.meter.figures import Figures, StepRow, json_value, old_bound
 from memory_bank.lab.meter.measure import Measurement, measure
 from memory_bank.lab.pages import PageSection, figures_page
 from memory_bank.lab.processes import ProgressReport
@@ -56,15 +56,9 @@ class Audit:
 
     def as_dict(self) -> dict[str, Any]:
         """JSON values."""
-        lists = {k: list(getattr(self, k)) for k in ("losses", "notes", "skipped_lines", "unreadable_files")}
-        return {
-            "traces": self.traces,
-            "strategies": [{"strategy": m.strategy.name, **m.figures.as_dict()} for m in self.measurements],
-            "advised": self.advised,
-            "sentence": self.sentence,
-            **lists,
-            "token_counter": self.token_counter,
-        }
+        values = {f.name: json_value(getattr(self, f.name)) for f in fields(self) if f.name != "measurements"}
+        measured = [{"strategy": m.strategy.name, **m.figures.as_dict()} for m in self.measurements]
+        return {"traces": self.traces, "strategies": measured} | values
 
     def as_html(self) -> str:
         """A self-contained page with the frontier plot, the table and the notes."""
@@ -72,17 +66,14 @@ class Audit:
         losses = [f"{x['id']}: {x['kept']:,} of {x['values']:,} old values kept" for x in self.losses]
         advised = next((m.strategy for m in self.measurements if m.strategy.name == self.advised), NO_MEMORY)
         heading = f"{self.traces:,} traces, tokens by {self.token_counter}"
-        return figures_page(
-            "Memory audit",
-            self.sentence,
-            [PageSection(heading, rows, self.advised)],
-            [
-                (f"Traces that lose most with {described(advised)}", losses),
-                ("Notes", self.notes),
-                ("Lines skipped", self.skipped_lines),
-                ("Files that cannot be read", self.unreadable_files),
-            ],
-        )
+        lists = [
+            (f"Traces that lose most with {described(advised)}", losses),
+            ("Notes", self.notes),
+            ("Lines skipped", self.skipped_lines),
+            ("Files that cannot be read", self.unreadable_files),
+        ]
+        section = PageSection(heading, rows, self.advised)
+        return figures_page("Memory audit", self.sentence, [section], lists)
 
 
 def plan_audit(
@@ -235,20 +226,16 @@ def _describe_kept(measurement: Measured) -> str:
 def _exception_notes(measured: Sequence[Measured]) -> list[str]:
     """A note for each strategy that raised: which exceptions, at how many steps."""
     notes = []
-    for measurement in measured:
-        kinds = Counter(row.error for rows in measurement.rows for row in rows if row.error)
-        if kinds:
+    for m in measured:
+        if kinds := Counter(row.error for rows in m.rows for row in rows if row.error):
             raised = ", ".join(f"{kind} at {count_of(n, 'step')}" for kind, n in sorted(kinds.items()))
-            notes.append(f"{measurement.strategy.name} raised {raised}")
+            notes.append(f"{m.strategy.name} raised {raised}")
     return notes
 
 
 def _losses(traces: Sequence[Trace], best: Measured) -> tuple[dict[str, Any], ...]:
     """The traces that lose most under the advised strategy, worst first."""
-    kept = [old_bound(rows) for rows in best.rows]
-    losses: list[dict[str, Any]] = [
-        {"id": trace.id, "values": of, "kept": has}
-        for trace, (has, of) in zip(traces, kept, strict=True)
-        if has < of
-    ]
+    losses: list[dict[str, Any]] = []
+    for trace, (has, of) in zip(traces, map(old_bound, best.rows), strict=True):
+        losses += [{"id": trace.id, "values": of, "kept": has}] if has < of else []
     return tuple(sorted(losses, key=lambda x: x["kept"] - x["values"])[:10])

@@ -7,9 +7,9 @@ undone, white space at the ends of lines left out.
 from __future__ import annotations
 
 import re
-from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -56,18 +56,13 @@ def shared_length(a: str, b: str) -> int:
     return low
 
 
-@dataclass(frozen=True, slots=True)
-class _Run:
-    """The hashes of all windows of some texts in ascending order, with the text and the place of each."""
+_Run = tuple[NDArray[Any], NDArray[Any], NDArray[Any]]
+"""The hashes of all windows of some texts in ascending order, with the text and the place of each."""
 
-    hashes: NDArray[np.uint64]
-    texts: NDArray[np.int32]
-    places: NDArray[np.int32]
 
-    def sorted(self) -> _Run:
-        """The same in ascending order."""
-        order = np.argsort(self.hashes, kind="stable")
-        return _Run(self.hashes[order], self.texts[order], self.places[order])
+def _run(hashes: NDArray[Any], texts: NDArray[Any], places: NDArray[Any]) -> _Run:
+    order = np.argsort(hashes, kind="stable")
+    return hashes[order], texts[order], places[order]
 
 
 class TextIndex:
@@ -84,15 +79,10 @@ class TextIndex:
             return
         number = np.full(len(hashes), len(self._texts), dtype=np.int32)
         self._texts.append(text)
-        self._runs.append(_Run(hashes, number, np.arange(len(hashes), dtype=np.int32)).sorted())
-        while len(self._runs) > 1 and len(self._runs[-2].hashes) <= 2 * len(self._runs[-1].hashes):
-            new, old = self._runs.pop(), self._runs.pop()
-            both = _Run(
-                np.concatenate((old.hashes, new.hashes)),
-                np.concatenate((old.texts, new.texts)),
-                np.concatenate((old.places, new.places)),
-            )
-            self._runs.append(both.sorted())
+        run = _run(hashes, number, np.arange(len(hashes), dtype=np.int32))
+        while self._runs and len(self._runs[-1][0]) <= 2 * len(run[0]):
+            run = _run(*(np.concatenate(pair) for pair in zip(self._runs.pop(), run, strict=True)))
+        self._runs.append(run)
 
     def add_message(self, message: object) -> None:
         """Add the contents and the arguments of a message."""
@@ -102,14 +92,14 @@ class TextIndex:
     def candidates(self, hashes: NDArray[np.uint64]) -> dict[int, list[tuple[str, int]]]:
         """By the number of a hash: texts and places whose window has it, the oldest first, a few of each."""
         found: dict[int, list[tuple[str, int]]] = {}
-        for run in self._runs:
-            at = np.searchsorted(run.hashes, hashes)
-            inside = np.minimum(at, len(run.hashes) - 1)
-            for n in np.flatnonzero((at < len(run.hashes)) & (run.hashes[inside] == hashes)):
+        for own, texts, places in self._runs:
+            at = np.searchsorted(own, hashes)
+            inside = np.minimum(at, len(own) - 1)
+            for n in np.flatnonzero((at < len(own)) & (own[inside] == hashes)):
                 known = found.setdefault(int(n), [])
-                for place in range(int(at[n]), min(int(at[n]) + _OCCURRENCES, len(run.hashes))):
-                    if run.hashes[place] == hashes[n] and len(known) < _OCCURRENCES:
-                        known.append((self._texts[run.texts[place]], int(run.places[place])))
+                for place in range(int(at[n]), min(int(at[n]) + _OCCURRENCES, len(own))):
+                    if own[place] == hashes[n] and len(known) < _OCCURRENCES:
+                        known.append((self._texts[texts[place]], int(places[place])))
         return found
 
 
@@ -127,19 +117,15 @@ def stretches(text: str, *indexes: TextIndex) -> Iterator[str]:
     for index in indexes if len(hashes) else ():
         for start, places in index.candidates(hashes).items():
             candidates.setdefault(start, []).extend(places)
-    starts = sorted(candidates)
-    start = 0
-    while (n := bisect_left(starts, start)) < len(starts):
-        start = starts[n]
-        rest = text[start:]
-        length = max(
-            shared_length(rest, other[place : place + len(rest)]) for other, place in candidates[start]
-        )
-        if length < SHORTEST:  # another window has the same hash
-            start += 1
-            continue
-        yield rest[:length]
-        start += length
+    end = 0
+    for start in sorted(candidates):
+        if start >= end:
+            rest = text[start:]
+            known = (other[place : place + len(rest)] for other, place in candidates[start])
+            length = max(shared_length(rest, other) for other in known)
+            if length >= SHORTEST:  # else another window has the same hash
+                yield rest[:length]
+                end = start + length
 
 
 def covered(text: str, *indexes: TextIndex) -> int:

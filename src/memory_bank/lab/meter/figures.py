@@ -19,8 +19,6 @@ RowT = TypeVar("RowT")
 Part = Callable[[Sequence[RowT]], tuple[float, float]]
 """A numerator and a denominator of one trace."""
 
-RESAMPLES = 500
-
 
 class NeedResult(NamedTuple):
     """Whether a context holds a needed value, and next to its words; its age, kind and first use are the need's."""
@@ -104,7 +102,7 @@ def figures_of(traces: Sequence[Sequence[StepRow]]) -> Figures:
     values = [f for row in calls for f in row.found]
     old = [f for f in values if f.age > 1]
     said = [f.present for row in rows if row.kind == "say" for f in row.found]
-    youngest = dict(zip((name for name, _ in AGES), (0, *(age for _, age in AGES)), strict=False))
+    bins = zip(AGES, (0, *(age for _, age in AGES)), strict=False)  # with the oldest age of the bin before
     values_of = sum_up(
         rows,
         traces=len(traces),
@@ -115,7 +113,7 @@ def figures_of(traces: Sequence[Sequence[StepRow]]) -> Figures:
         leaf_old=_share(f.present for f in old if f.kind == "leaf"),
         complete=_share(all(f.present for f in row.found) for row in calls),
         say=_share(said),
-        by_age={n: _share(f.present for f in values if youngest[n] < f.age <= age) for n, age in AGES},
+        by_age={n: _share(f.present for f in values if low < f.age <= high) for (n, high), low in bins},
         tokens_p95=p95(sorted(row.tokens for row in rows)),
         step_ratio=ratio(sum(row.tokens / max(1, row.full) for row in rows), len(rows)),
         dollars={
@@ -163,9 +161,8 @@ def intervals_of(
         own = [p for p in map(part, traces) if p[1] > 0]
         if len(own) >= 4:
             dice = random.Random(0)
-            drawn = sorted(ratio_of_sums(dice.choices(own, k=len(own))) for _ in range(RESAMPLES))
-            edge = round(RESAMPLES * 0.025)
-            bounds[name] = (drawn[edge], drawn[-1 - edge])
+            drawn = sorted(ratio_of_sums(dice.choices(own, k=len(own))) for _ in range(500))
+            bounds[name] = (drawn[12], drawn[-13])  # 2.5% of them lie beyond each
     return bounds
 
 
@@ -216,9 +213,8 @@ def _dollar_column(name: str, price: Price) -> Column[Figures]:
 
 
 def _age_column(name: str) -> Column[Figures]:
-    return Column(
-        f"age {name}", lambda f: f.by_age[name], percent, f"recall at age {name}, in interactions, %"
-    )
+    meaning = f"recall at age {name}, in interactions, %"
+    return Column(f"age {name}", lambda f: f.by_age[name], percent, meaning)
 
 
 COLUMNS: tuple[Column[Figures], ...] = (

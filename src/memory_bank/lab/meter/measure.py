@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
-from itertools import accumulate
 from typing import Any, Generic, TypeVar
 
 from memory_bank.lab.costs import Costs, ScriptedCache, named_counter
@@ -68,8 +67,9 @@ def measure_by(
     """
     if limit is not None and limit < len(traces):
         traces = traces[:: max(1, len(traces) // limit)][:limit] if limit > 0 else []
+    lengths = [sum(len(content_text(read(m, "content"))) for m in trace.messages) for trace in traces]
     # long traces first, so that no process works alone at the end
-    order = sorted(range(len(traces)), key=lambda i: -_length(traces[i]))
+    order = sorted(range(len(traces)), key=lambda i: -lengths[i])
     work = partial(_measure_one, prepare=prepare, strategies=tuple(strategies), counter=counter)
     results: dict[int, list[list[RowT]]] = {}
     with closing(run_tasks([traces[i] for i in order], work, jobs)) as measured:
@@ -77,15 +77,8 @@ def measure_by(
             results[order[n]] = result
             if progress is not None:
                 progress(len(results), len(traces))
-    found = []
-    for n, strategy in enumerate(strategies):
-        own = tuple(tuple(results[i][n]) for i in range(len(traces)))
-        found.append(Measurement(strategy, sum_up(own), own))
-    return found
-
-
-def _length(trace: Trace) -> int:
-    return sum(len(content_text(read(m, "content"))) for m in trace.messages)
+    rows = (tuple(tuple(results[i][n]) for i in range(len(traces))) for n in range(len(strategies)))
+    return [Measurement(s, sum_up(own), own) for s, own in zip(strategies, rows, strict=True)]
 
 
 def _measure_one(
@@ -110,14 +103,12 @@ def measure_trace(trace: Trace, turns: Sequence[NeedyTurn], build: Build, costs:
     """
     tokens = [costs.of(m) for m in trace.messages]
     kinds = [kind_of(m) for m in trace.messages]
-    asked = (
-        t if k in (MessageKind.SYSTEM, MessageKind.USER) else 0 for t, k in zip(tokens, kinds, strict=True)
-    )
-    full, anchor = list(accumulate(tokens, initial=0)), list(accumulate(asked, initial=0))
-    last = [0]  # of the last interaction before each message
+    full, anchor, last = [0], [0], [0]  # last: of the last interaction before each message
     for count, kind in zip(tokens, kinds, strict=True):
+        full.append(full[-1] + count)
+        anchor.append(anchor[-1] + count * (kind in (MessageKind.SYSTEM, MessageKind.USER)))
         before = 0 if kind is MessageKind.CALL else last[-1]
-        last.append(before + count if kind in (MessageKind.CALL, MessageKind.RESULT) else before)
+        last.append(before + count * (kind in (MessageKind.CALL, MessageKind.RESULT)))
     parts = [(str(i), count) for i, count in enumerate(tokens)]  # of the full history, which only grows
     cache, full_cache = ScriptedCache(costs.counter), ScriptedCache(costs.counter)
     needed = [[n for n in turn.needs if n.born == "tool"] for turn in turns]

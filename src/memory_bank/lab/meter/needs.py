@@ -110,11 +110,9 @@ def environment_constants(traces: Iterable[Trace]) -> frozenset[str]:
             if isinstance(arguments, str) and arguments == call.arguments:
                 continue  # not JSON
             for text, _ in leaves(arguments):
-                if len(text) < 200:
-                    users[normalise(text)].add(task)
-                if len(text) > 12:
-                    for token in identifiers(text):
-                        users[normalise(token)].add(task)
+                values = [text] if len(text) < 200 else []
+                for value in values + (identifiers(text) if len(text) > 12 else []):
+                    users[normalise(value)].add(task)
     least = max(8, 0.2 * len(tasks))
     return frozenset(value for value, by in users.items() if len(by) >= least)
 
@@ -168,26 +166,29 @@ class _SearchIndex:
         """The evidence of the next turn."""
         candidates: dict[str, NeedKind]
         if kind_of(message) is MessageKind.CALL:
-            candidates = call_values((c.arguments for c in calls_of(message)), self._in_an_output)
-        else:
-            candidates = dict.fromkeys(
-                identifiers("\n".join(content_texts(read(message, "content")))), "token"
+            candidates = call_values(
+                (c.arguments for c in calls_of(message)),
+                lambda text: any(p in self.outputs for p in self._search(normalise(text))),
             )
+        else:
+            text = "\n".join(content_texts(read(message, "content")))
+            candidates = dict.fromkeys(identifiers(text), "token")
         found: dict[NormalText, Need] = {}
         for value, kind in candidates.items():
             forms = forms_of(value)
-            if forms[0] not in constants and forms[0] not in found:
-                need = self._need(value, forms, kind)
-                if need is not None:
-                    found[forms[0]] = need
+            known = forms[0] in constants or forms[0] in found
+            if not known and (need := self._need(value, forms, kind)):
+                found[forms[0]] = need
         # a value within a longer one of the same turn does not count
         whole = [n for own, n in found.items() if not any(t.places(own) for t in found if t != own)]
         if len(whole) > MOST_NEEDS:
-            whole.sort(key=lambda n: hashlib.md5(_bytes(n.forms[0]), usedforsecurity=False).digest())
-        return tuple(whole[:MOST_NEEDS])
 
-    def _in_an_output(self, text: str) -> bool:
-        return any(p in self.outputs for p in self._search(normalise(text)))
+            def digest(need: Need) -> bytes:
+                text = need.forms[0].encode("utf-8", "surrogatepass")
+                return hashlib.md5(text, usedforsecurity=False).digest()
+
+            whole.sort(key=digest)
+        return tuple(whole[:MOST_NEEDS])
 
     def _need(self, value: str, forms: tuple[NormalText, ...], kind: NeedKind) -> Need | None:
         places = {p for form in forms for p in self._search(form)}
@@ -234,7 +235,3 @@ def _support(text: str, start: int, stop: int) -> frozenset[str]:
         before = before[before.index(" ") + 1 :]
     sides = (before, text[stop : stop + SUPPORT_CHARS])
     return frozenset().union(*(_words_near(_KEY.sub(" ", side)) for side in sides)) - _EMPTY_WORDS
-
-
-def _bytes(text: str) -> bytes:
-    return text.encode("utf-8", "surrogatepass")

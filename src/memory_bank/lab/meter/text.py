@@ -65,10 +65,8 @@ def _continues(c: str) -> bool:
 
 def _inside_number(text: str, start: int, stop: int) -> bool:
     """Whether a point or comma joins the digits at ``start:stop`` to more digits on either side."""
-    after, before = text[stop : stop + 2], text[max(0, start - 2) : start]
-    return (len(after) == 2 and after[0] in ".," and after[1].isdigit()) or (
-        len(before) == 2 and before[1] in ".," and before[0].isdigit()
-    )
+    after, before = text[stop : stop + 2], text[max(0, start - 2) : start][::-1]
+    return any(len(side) == 2 and side[0] in ".," and side[1].isdigit() for side in (after, before))
 
 
 @lru_cache(maxsize=3_000)
@@ -82,8 +80,7 @@ def normalise(text: str) -> NormalText:
     words = " ".join(text.split())
     if not words:
         return NormalText(" " if text else "")
-    before = " " if text[0].isspace() else ""
-    after = " " if text[-1].isspace() else ""
+    before, after = (" " if c.isspace() else "" for c in (text[0], text[-1]))
     return NormalText(f"{before}{words}{after}".casefold())
 
 
@@ -188,11 +185,9 @@ def identifiers(text: str) -> list[str]:
 
 def _is_name(word: str) -> bool:
     """Letters with digits, snake_case or camelCase."""
-    if len(word) >= 4 and re.search(r"[A-Za-z]", word) and re.search(r"\d", word):
-        return True
-    if "_" in word[1:-1] and re.match(r"[A-Za-z]", word):
-        return True
-    return _CAMEL.fullmatch(word) is not None
+    with_digits = len(word) >= 4 and re.search(r"[A-Za-z]", word) and re.search(r"\d", word)
+    snake_case = "_" in word[1:-1] and re.match(r"[A-Za-z]", word)
+    return bool(with_digits or snake_case or _CAMEL.fullmatch(word))
 
 
 def call_values(arguments: Iterable[object], seen: Callable[[str], bool]) -> dict[str, NeedKind]:
@@ -220,12 +215,9 @@ def forms_of(value: str) -> tuple[NormalText, ...]:
     forms = [normalise(value)]
     if _DECIMAL.fullmatch(value):
         fraction = value.partition(".")[2]
-        if fraction == "0":
-            forms.append(NormalText(value[:-2]))
-        else:
-            short = value.rstrip("0")
-            if short != value and not short.endswith("."):
-                forms.append(NormalText(short))
-            if len(fraction) == 1:
-                forms.append(NormalText(f"{value}0"))
+        short = value[:-2] if fraction == "0" else value.rstrip("0")
+        if short != value and not short.endswith("."):
+            forms.append(NormalText(short))
+        if len(fraction) == 1 and fraction != "0":
+            forms.append(NormalText(f"{value}0"))
     return tuple(forms)

@@ -72,7 +72,7 @@ def balance(samples: Sequence[Samples], power: float = 0.5, trace_power: float =
 
     A file weighs its needed values to `power`, a trace in it to `trace_power`. ValueError if there are none.
     """
-    xs, ys, ws, steps, targets, shares = [], [], [], [], [], []
+    parts: list[tuple[Array, ...]] = []
     first = 0
     for s in samples:
         _, number = np.unique(s.step, return_inverse=True)
@@ -92,26 +92,21 @@ def balance(samples: Sequence[Samples], power: float = 0.5, trace_power: float =
         _, owner = np.unique(owners, return_inverse=True)
         share = share * np.bincount(owner, weights=share)[owner] ** (trace_power - 1)
         share *= total**power / share.sum()
-        xs.append(s.x[order].astype(np.float32))
-        ys.append(y)
-        ws.append(np.where(y, 1, s.w[order]))
-        steps.append(number + first)
-        shares.append(share)
-        targets.append(counts * (share / needed)[number])
+        w, target = np.where(y, 1, s.w[order]), counts * (share / needed)[number]
+        parts.append((s.x[order].astype(np.float32), y, w, number + first, target, share))
         first += len(needed)
-    if not xs:
+    if not parts:
         raise ValueError("no step of the traces needs an older value")
-    every = np.concatenate(shares)
-    scale = TOTAL / every.sum()
-    step = np.concatenate(steps)
+    x, y, w, step, target, share = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
+    scale = TOTAL / share.sum()
     return TrainingSteps(
-        np.concatenate(xs),
-        np.concatenate(ys),
-        np.concatenate(ws).astype(np.float32),
+        x,
+        y,
+        w.astype(np.float32),
         step,
         np.searchsorted(step, np.arange(first)),
-        (np.concatenate(targets) * scale).astype(np.float32),
-        (every * scale).astype(np.float32),
+        (target * scale).astype(np.float32),
+        (share * scale).astype(np.float32),
     )
 
 
@@ -133,12 +128,11 @@ def soft(data: TrainingSteps, score: Array) -> tuple[Array, float]:
     top = np.maximum.reduceat(score, data.start)
     e = data.w * np.exp(score - top[data.step])
     total = np.add.reduceat(e, data.start)
-    return e / total[data.step], float(
-        (data.share * (np.log(total) + top)).sum() - (data.target * score).sum()
-    )
+    entropy = (data.share * (np.log(total) + top)).sum() - (data.target * score).sum()
+    return e / total[data.step], float(entropy)
 
 
-def fit_linear(data: TrainingSteps, ridge: float, rounds: int = 8, start: Array | None = None) -> Array:
+def fit_linear(data: TrainingSteps, ridge: float, start: Array | None = None) -> Array:
     """Return conditional-logit weights with a ridge, by damped Newton steps on standardised features.
 
     `start`: scores by row that the weighted features are added to.
@@ -149,15 +143,12 @@ def fit_linear(data: TrainingSteps, ridge: float, rounds: int = 8, start: Array 
     beta = np.zeros(z.shape[1])
     first = np.zeros(len(z), np.float32) if start is None else start
     p, best = soft(data, first)
-    for _ in range(rounds):
+    for _ in range(8):
         q = (data.share[data.step] * p).astype(np.float32)
         gradient = z.T @ (q - data.target) + ridge * beta
         middle = np.add.reduceat(z * p[:, None], data.start, axis=0)
-        hessian = (
-            (z * q[:, None]).T @ z
-            - (middle * data.share[:, None]).T @ middle
-            + np.diag(np.full(len(beta), ridge))
-        )
+        shared = (middle * data.share[:, None]).T @ middle
+        hessian = (z * q[:, None]).T @ z - shared + np.diag(np.full(len(beta), ridge))
         step = np.linalg.solve(hessian.astype(np.float64), gradient.astype(np.float64))
         scale, before = 1.0, best
         while scale > 1e-3:
@@ -173,17 +164,15 @@ def fit_linear(data: TrainingSteps, ridge: float, rounds: int = 8, start: Array 
     return np.asarray((beta / spread).astype(np.float32))
 
 
-def fit_trees(
-    data: TrainingSteps, recipe: Recipe, seed: int, bins: int = 32, ridge: float = 60.0
-) -> tuple[Array, Array, Array]:
+def fit_trees(data: TrainingSteps, recipe: Recipe, seed: int) -> tuple[Array, Array, Array]:
     """Fit symmetric trees by histograms, with the gradients of the softmax within each step.
 
     Returns feature (trees, depth), threshold (trees, depth), leaf (trees, 2**depth).
     """
-    trees, depth = recipe.trees, recipe.depth
+    trees, depth, ridge = recipe.trees, recipe.depth, 60.0
     random = np.random.default_rng(seed)
-    x, (rows_all, count) = data.x, data.x.shape
-    edges, codes = _bins(x, bins)
+    rows_all, count = data.x.shape
+    edges, codes = _bins(data.x)
     score = np.zeros(rows_all)
     features = np.zeros((trees, depth), np.int32)
     thresholds = np.zeros((trees, depth), np.float32)
@@ -211,9 +200,8 @@ def fit_trees(
                 hs = np.bincount(slot, weights=hk, minlength=groups * size).reshape(groups, size)
                 gl, hl = gs.cumsum(1)[:, :-1], hs.cumsum(1)[:, :-1]
                 gt, ht = gs.sum(1, keepdims=True), hs.sum(1, keepdims=True)
-                gain = (gl**2 / (hl + ridge) + (gt - gl) ** 2 / (ht - hl + ridge) - gt**2 / (ht + ridge)).sum(
-                    0
-                )
+                gain = gl**2 / (hl + ridge) + (gt - gl) ** 2 / (ht - hl + ridge) - gt**2 / (ht + ridge)
+                gain = gain.sum(0)
                 place = int(gain.argmax())
                 if gain[place] > best[0]:
                     best = (float(gain[place]), f, place)
@@ -230,9 +218,9 @@ def fit_trees(
     return features, thresholds, leaves
 
 
-def _bins(x: Array, bins: int) -> tuple[list[Array], list[Array]]:
+def _bins(x: Array) -> tuple[list[Array], list[Array]]:
     """Return by feature: the edges of its bins, and the bin of each row."""
-    edges, codes = [], []
+    edges, codes, bins = [], [], 32
     sample = np.random.default_rng(1).choice(len(x), min(len(x), 60_000), replace=False)
     for f in range(x.shape[1]):
         column = x[sample, f]
@@ -240,9 +228,8 @@ def _bins(x: Array, bins: int) -> tuple[list[Array], list[Array]]:
         if len(unique) <= bins:
             cut = (unique[1:] + unique[:-1]) / 2
         else:
-            cut = np.unique(
-                np.quantile(unique if len(unique) < 200 else column, np.linspace(0, 1, bins + 1)[1:-1])
-            )
+            of = unique if len(unique) < 200 else column
+            cut = np.unique(np.quantile(of, np.linspace(0, 1, bins + 1)[1:-1]))
         edges.append(cut.astype(np.float32))
         codes.append(np.searchsorted(edges[-1], x[:, f], side="left").astype(np.uint8))
     return edges, codes
@@ -259,15 +246,6 @@ def logistic(z: Array, y: Array, w: Array, beta: Array, penalty: Array) -> Array
         if np.abs(step).max() < 1e-5:
             break
     return beta
-
-
-def calibrate(data: TrainingSteps, score: Array) -> tuple[float, float]:
-    """Return (a, b) so that `a * score + b` are log-odds."""
-    w = data.w * data.share[data.step] / np.sqrt(np.bincount(data.step, weights=data.y))[data.step]
-    b = np.log((w * data.y).sum() / (w * ~data.y * np.exp(np.minimum(score, 20))).sum())
-    z = np.stack([score, np.ones(len(score))], axis=1)
-    scale, bias = logistic(z, data.y, w, np.array([1.0, b]), np.zeros(2))
-    return float(scale), float(bias)
 
 
 def fit_copied(samples: Sequence[Samples], ridge: float = 30.0) -> Array:
@@ -317,7 +295,10 @@ def adapt(model: Model, samples: Sequence[Samples], ridge: float = 1000.0) -> Mo
 def _calibrated(model: Model, data: TrainingSteps) -> Model:
     """The model with its scores as log-odds of the samples."""
     score = model.log_odds(np.ascontiguousarray(data.x.T)).astype(np.float64)
-    scale, bias = calibrate(data, score)
+    w = data.w * data.share[data.step] / np.sqrt(np.bincount(data.step, weights=data.y))[data.step]
+    b = np.log((w * data.y).sum() / (w * ~data.y * np.exp(np.minimum(score, 20))).sum())
+    z = np.stack([score, np.ones(len(score))], axis=1)
+    scale, bias = map(float, logistic(z, data.y, w, np.array([1.0, b]), np.zeros(2)))
     return replace(
         model,
         weights=np.asarray(model.weights * scale, np.float32),

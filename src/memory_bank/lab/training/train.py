@@ -26,6 +26,7 @@ from memory_bank.transcript.jsontext import compact
 from memory_bank.transcript.messages import (
     Interaction,
     MessageKind,
+    call_entry,
     content_text,
     is_memory_tool,
     parse_messages,
@@ -68,35 +69,32 @@ def replay_steps(messages: Sequence[object], index: EvidenceIndex) -> Iterator[R
     """Yield each assistant message when `index` holds what came before it, then add it to `index`."""
     interaction = 0
     segments = parse_messages(list(messages))
-    served = [
-        (
-            tuple(p.call.text for p in s.pairs if p.call),
-            fold("\n".join(p.result.text for p in s.pairs if p.result)),
-        )
-        for s in segments
-        if isinstance(s, Interaction)
-    ]
+    served = []
+    for s in (s for s in segments if isinstance(s, Interaction)):
+        outputs = "\n".join(p.result.text for p in s.pairs if p.result)
+        served.append((tuple(p.call.text for p in s.pairs if p.call), fold(outputs)))
     for segment in segments:
         if isinstance(segment, Interaction):
-            calls = [(p, p.call.text if p.call else "") for p in segment.pairs]
-            note = segment.note
+            pairs, note = segment.pairs, segment.note
         elif segment.kind is MessageKind.SAY:
-            calls = []
-            note = content_text(read(segment.message, "content"))
+            pairs, note = (), content_text(read(segment.message, "content"))
         else:
             continue
+        made = tuple(p.call.text if p.call else "" for p in pairs)
         later = tuple(served[interaction : interaction + HORIZON])
-        yield RecordedStep(segment.start, interaction - 1, tuple(arguments for _, arguments in calls), later)
+        yield RecordedStep(segment.start, interaction - 1, made, later)
         index.add_note(interaction=interaction, text=note)
-        for n, (pair, arguments) in enumerate(calls):
+        for n, (pair, arguments) in enumerate(zip(pairs, made, strict=True)):
+            output = pair.result.text if pair.result else ""
+            name = f"{segment.start}.{n}"
             index.add_call(
-                trace_id=f"{segment.start}.{n}",
+                trace_id=name,
                 interaction=interaction,
                 tool=pair.tool_name,
                 arguments=arguments,
-                output=pair.result.text if pair.result else "",
+                output=output,
             )
-        interaction += bool(calls)
+        interaction += bool(made)
 
 
 def traces_in(path: Path) -> Iterator[Trace]:
@@ -115,8 +113,7 @@ def trace_of_records(name: str, task: str, records: Sequence[InteractionRecord])
             output = compact(record.raw_output) if record.output_text is None else record.output_text
             if is_memory_tool(record.tool_name, record.output_text):
                 output = ""
-            function = {"name": record.tool_name, "arguments": arguments}
-            calls.append({"id": call_id, "type": "function", "function": function})
+            calls.append(call_entry(call_id, record.tool_name, arguments))
             results.append({"role": "tool", "tool_call_id": call_id, "content": output})
         messages += [{"role": "assistant", "content": None, "tool_calls": calls}, *results]
     return Trace(name, messages, task=task)
@@ -142,18 +139,15 @@ def collect(traces: Iterable[Trace], every: int = 1, seed: int = 0) -> Collected
     of the others.
     """
     random = np.random.default_rng(seed)
-    values: list[tuple[int, _Step]] = []
-    copies: list[tuple[int, _Step]] = []
-    for number, trace in enumerate(traces):
-        if number % every == 0:
-            for of_values, of_copies in _steps_of(trace, random):
-                values += [(number, of_values)] if of_values is not None else []
-                copies += [(number, of_copies)] if of_copies is not None else []
-    kept = Samples.of([s for _, s in values], [n for n, _ in values], len(FEATURES))
-    return Collected(
-        replace(kept, x=kept.x.astype(np.float16)),
-        Samples.of([s for _, s in copies], [n for n, _ in copies], len(COPY_FEATURES)),
-    )
+    chosen = ((n, trace) for n, trace in enumerate(traces) if n % every == 0)
+    steps = [(n, step) for n, trace in chosen for step in _steps_of(trace, random)]
+
+    def samples(part: int, features: int) -> Samples:
+        own = [(n, made) for n, step in steps if (made := step[part]) is not None]
+        return Samples.of([s for _, s in own], [n for n, _ in own], features)
+
+    values = samples(0, len(FEATURES))
+    return Collected(replace(values, x=values.x.astype(np.float16)), samples(1, len(COPY_FEATURES)))
 
 
 def _steps_of(trace: Trace, random: np.random.Generator) -> Iterator[tuple[_Step | None, _Step | None]]:
@@ -290,8 +284,8 @@ def retrain(files: Sequence[Path], out: Path, against: Path | None = None) -> tu
     """
     samples = [collect(traces_in(path)) for path in files]
     held = [s.of_traces(lambda trace: trace % HELD_OUT == HELD_OUT - 1).values for s in samples]
+    seen = [s.of_traces(lambda trace: trace % HELD_OUT < HELD_OUT - 1) for s in samples]
     try:
-        seen = [s.of_traces(lambda trace: trace % HELD_OUT < HELD_OUT - 1) for s in samples]
         trial = held_out_loss(fit_model(seen), held)
     except ValueError:
         trial = float("inf")
@@ -311,13 +305,10 @@ def adapt_to(traces: Iterable[Trace], present: Model) -> tuple[float, float, Mod
     and of the present one, and a model that was fitted to all traces, or None if the new one is not better. Raises
     TraceFileError when the traces need too few older values.
     """
-    samples = collect(traces)
-    traces_with_needs = np.unique(samples.values.trace[samples.values.y > 0])
-    first = (
-        traces_with_needs[-max(1, len(traces_with_needs) // HELD_OUT)] if len(traces_with_needs) > 1 else 0
-    )
-    old = samples.values.take(samples.values.trace < first)
-    new = samples.values.take(samples.values.trace >= first)
+    values = collect(traces).values
+    needing = np.unique(values.trace[values.y > 0])
+    first = needing[-max(1, len(needing) // HELD_OUT)] if len(needing) > 1 else 0
+    old, new = values.take(values.trace < first), values.take(values.trace >= first)
     if old.y.sum() < FEWEST or new.y.sum() < FEWEST / HELD_OUT:
         raise TraceFileError(
             "the sessions hold too few calls that needed older values: train again when there are more."
@@ -328,4 +319,4 @@ def adapt_to(traces: Iterable[Trace], present: Model) -> tuple[float, float, Mod
         trial = float("inf")
     before = held_out_loss(present, [new])
     better = trial < (1 - MARGIN) * before
-    return trial, before, adapt(present, [samples.values]) if better else None
+    return trial, before, adapt(present, [values]) if better else None
