@@ -17,7 +17,6 @@ from urllib.parse import quote
 
 from anyio import CancelScope
 from starlette.requests import ClientDisconnect, Request
-from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from memory_bank.errors import BodyError, MemoryBankError, UpstreamError
@@ -48,7 +47,6 @@ from memory_bank.service.sessions import Rebuilt
 
 log = logging.getLogger("memory_bank.Service")
 
-PREFIX = "/v1"
 DIALECTS: tuple[Dialect, ...] = (
     ChatDialect(), ResponsesDialect(), MessagesDialect(), CountTokensDialect(),
 )  # fmt: skip
@@ -129,23 +127,6 @@ class Proxy:
         await _ProxiedRequest(self, scope, receive, send).run()
 
 
-def model_routes() -> list[Route]:
-    """Routes of the dialects' paths with any method, for the service's proxy."""
-    return [Route(PREFIX + d.path, _ServiceProxy(), include_in_schema=False) for d in DIALECTS]
-
-
-def upstream_routes() -> list[Route]:
-    """A route of all other paths under ``/v1`` with any method, for the service's proxy."""
-    return [Route(PREFIX + "/{path:path}", _ServiceProxy(), include_in_schema=False)]
-
-
-class _ServiceProxy:
-    """An endpoint; Starlette calls an endpoint that is not a function as an ASGI application."""
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await scope["app"].state.service.proxy(scope, receive, send)
-
-
 class _ProxiedRequest:
     """One request: read, sent upstream, answered."""
 
@@ -199,7 +180,7 @@ class _ProxiedRequest:
         scope.cancel()
 
     async def _handle(self) -> None:
-        path = self.scope["path"].removeprefix(PREFIX)
+        path = self.scope["path"].removeprefix("/v1")
         if self.scope["method"] == "POST":
             self.dialect = next((d for d in DIALECTS if d.path == path), None)
         provider: Provider = "openai"
