@@ -225,6 +225,7 @@ class Sessions:
                 sent = state.prefix_cache.send(context, model, state.counter.count_message, retention)
         counter = state.counter if state is not None else open_counter()
         more = count_once(counter.count_text, beside) if beside else 0
+        known = more + plan.view.tokens_between(0, plan.view.tail_start) if plan and plan.view.tail else 0
         step = Rebuilt(
             session_id=session_id,
             created=time.time(),
@@ -241,9 +242,7 @@ class Sessions:
             written=written,
             shown=shown,
             unchanged=unchanged,
-            known_tokens=(
-                more + plan.view.tokens_between(0, plan.view.tail_start) if plan and plan.view.tail else 0
-            ),
+            known_tokens=known,
             proxied=beside is not None,
             changes_again=changes_again,
             plan=plan,
@@ -302,8 +301,7 @@ class Sessions:
         if store is not None:
             made.memory.add(store.get_many([t for t in stored if t not in made.stored]))
         made.stored = set(stored)
-        used = self._processor.state(key, session_id)
-        if used is not None:
+        if (used := self._processor.state(key, session_id)) is not None:
             made.memory.prefix_cache = copied(used.prefix_cache)
         shown, _ = made.processor.apply_strategy(
             seen, key, None, None, session_id=session_id, model=model, tools=tools
@@ -395,11 +393,8 @@ class Sessions:
         """
         session_id = self.known(namespace, name)
         store = FactStore(self.database, session_id)
-        if mark == "forgotten":
-            with self.traced("delete_memory", session_id):
-                done = store.forget(trace_id)
-        else:
-            done = store.mark(trace_id, mark)
+        with self.traced("delete_memory", session_id) if mark == "forgotten" else nullcontext():
+            done = store.forget(trace_id) if mark == "forgotten" else store.mark(trace_id, mark)
         if done:
             log.info("a person marked the record %s: %s", trace_id, mark or "no mark")
         return done

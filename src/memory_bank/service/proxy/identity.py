@@ -228,10 +228,9 @@ class _Search:
             return SessionMatch("count_tokens", "new")  # a name that is never stored
         if not self.identity.lineage.begin(stored_id(self.namespace, name), self.namespace, entry, fork):
             return None
-        how: How = "fork" if fork else self.how if name == self.key else "new"
-        return SessionMatch(
-            name, how, public_name(self.namespace, fork.session_id) if fork else None, entry.head
-        )
+        if fork is not None:
+            return SessionMatch(name, "fork", public_name(self.namespace, fork.session_id), entry.head)
+        return SessionMatch(name, self.how if name == self.key else "new", head=entry.head)
 
     def without_calls(self, named: SessionMatch) -> SessionMatch | None:
         """The session under a name whose memory a list without a call is shown; None where it begins another."""
@@ -342,8 +341,7 @@ class _Search:
         start = 0
         found: _Found | None = None
         for interaction in self.latest:
-            roots = self._roots(interaction.mark)
-            if roots:
+            if roots := self._roots(interaction.mark):
                 row = roots[0]
                 is_unique = len(roots) == 1 and row.before
                 found = (start, ForkPoint(row.session_id, row.before, row.number - 1)) if is_unique else None

@@ -188,11 +188,7 @@ class _Share:
         log.log(level, "memory failed, the request continues without it: %s", sentence)
 
     def count(self, request: ModelRequest, result: MemoryResult) -> MemoryResult:
-        """The result; its reason says how many requests had no call, where they are many.
-
-        They are those of a conversation, which are as many as the assistant's messages in it, or of a client: the
-        credential, the program and its session.
-        """
+        """The result; its reason says how many requests of the client or conversation had no call, if many."""
         session = client_session(request.headers, request.value.get("metadata"))
         who = repr((request.upstream_key, request.headers.get("user-agent"), session))
         client = hashlib.sha256(who.encode("utf-8", "surrogatepass")).digest()
@@ -202,11 +198,12 @@ class _Share:
             return result
         own = self.without_calls[client] = self.without_calls.get(client, 0) + 1
         messages = request.value.get("messages")
-        said = sum(kind_of(m) is MessageKind.SAY for m in messages) if isinstance(messages, list) else 0
-        if max(own, said + 1) < UNSEEN:
+        said = messages if isinstance(messages, list) else []
+        talked = 1 + sum(kind_of(m) is MessageKind.SAY for m in said)
+        if max(own, talked) < UNSEEN:
             return result
-        reason = _unseen(max(own, said + 1))
-        if UNSEEN in (own, said + 1):
+        reason = _unseen(max(own, talked))
+        if UNSEEN in (own, talked):
             log.warning("%s: memory does nothing for an agent whose calls are of no known form", reason)
         return dataclasses.replace(result, reason=reason)
 
