@@ -184,7 +184,7 @@ class Sessions:
             key += IN_ONE_BLOCK
         seen = self._hidden(messages)
         client = llm_client if llm_client is not None else self.llm_client
-        # locked, as the plan must be this step's
+        # the plan must be this step's
         with self._using(session_id, namespace, agent) as used, used.lock:
             shown, tokens = self._processor.apply_strategy(
                 seen, key, None, client, session_id=session_id, model=model, tools=tools
@@ -249,7 +249,7 @@ class Sessions:
             state=state,
             sent_context=sent,
         )
-        used.tokens = max(step.full_tokens, size // 64)
+        used.tokens = max(step.full_tokens, size // 64)  # a large request of few tokens counts by its bytes
         if self._on_rebuilt is not None:
             self._on_rebuilt(step)
         return step
@@ -309,7 +309,7 @@ class Sessions:
         made.messages = seen
         with self._lock:
             self._previews[session_id, key] = made
-            if len(self._previews) > 4:
+            if len(self._previews) > 4:  # sessions whose next preview only adds what is new
                 self._previews.popitem(last=False)
         return _with_own_text(shown, seen, messages)
 

@@ -462,9 +462,8 @@ def _usages(text: bytes, *, last_first: bool = False) -> Iterator[ReportedUsage]
             continue
         into = count(usage, "prompt_tokens", "input_tokens")
         read, written = (count(usage, f"cache_{kind}_input_tokens") for kind in ("read", "creation"))
-        if (
-            into is not None and "prompt_tokens" not in usage
-        ):  # the Messages API does not count these as input
+        # the Messages API does not count these as input
+        if into is not None and "prompt_tokens" not in usage:
             into += (read or 0) + (written or 0)
         details = usage.get("prompt_tokens_details") or usage.get("input_tokens_details")
         cached = count(details, "cached_tokens") if read is None else read
