@@ -206,17 +206,14 @@ class Sessions:
                 if state is not None:
                     tokens = state.recount(shown, history.read(written))
                     plan = shown.plan if isinstance(shown, Context) else plan
-            changed_at: int | None = common_length(used.sent, context)
-            changed: str | None = None
-            if changed_at == len(used.sent):
-                changed_at = None
-            elif changed_at == len(context):
+            at, changed = common_length(used.sent, context), None
+            changed_at = None if at == len(used.sent) else at
+            if changed_at is not None and at == len(context):
                 changed = "end"
-            elif plan is not None and plan.memory is not None and context[changed_at] == plan.memory:
-                changed = "memory"
-            else:
-                first = context[changed_at]
-                changed = str(read(first, "role") or read(first, "type") or "")
+            elif changed_at is not None:
+                first = context[at]
+                is_memory = plan is not None and plan.memory is not None and first == plan.memory
+                changed = "memory" if is_memory else str(read(first, "role") or read(first, "type") or "")
             changes_again = used.changed and changed_at is not None
             used.sent, used.changed = context, changed_at is not None
             sent = None
