@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from itertools import takewhile
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -44,13 +45,7 @@ from memory_bank.service.proxy.dialect import Provider
 from memory_bank.service.proxy.identity import Identity, canonical_bytes
 from memory_bank.service.proxy.injection import Injection
 from memory_bank.service.proxy.rebuild import Rebuilder
-from memory_bank.service.proxy.routes import (
-    REFUSED,
-    Exchange,
-    Proxy,
-    model_routes,
-    upstream_routes,
-)
+from memory_bank.service.proxy.routes import DIALECTS, REFUSED, Exchange, Proxy
 from memory_bank.service.proxy.upstream import Upstream
 from memory_bank.service.security.access import Keyring
 from memory_bank.service.security.gate import Gate
@@ -103,16 +98,15 @@ class Service:
         self.keyring = Keyring(database)
         self.operations = Operations(database, self.sessions, self.observing, metrics, urls["openai"])
         self.exchanges: list[Callable[[Exchange], None]] = [telemetry.exchanged, self._exchanged]
+        timeout = self.settings.memory_timeout
         keys = {"openai": os.environ.get("OPENAI_API_KEY"), "anthropic": os.environ.get("ANTHROPIC_API_KEY")}
         self.upstreams = {
             provider: Upstream(url, timeout=self.settings.upstream_timeout, key=keys[provider])
             for provider, url in urls.items()
         }
-        timeout = self.settings.memory_timeout
-        identity = Identity(database, lambda m: cache.result("canonical", m, canonical_bytes))
         rebuilder = Rebuilder(
             self.sessions,
-            identity,
+            Identity(database, lambda m: cache.result("canonical", m, canonical_bytes)),
             timeout,
             marks_cache=self.settings.cache_markers == "auto",
             inject=self.settings.inject_tools,
@@ -151,8 +145,7 @@ class Service:
 
         Queued jobs stay in the database.
         """
-        seconds = self.settings.shutdown_timeout
-        until = self._until if self._until is not None else time.monotonic() + seconds
+        until = self._until or time.monotonic() + self.settings.shutdown_timeout
         self.learning.close()
         self.observing.close(max(0.0, until - time.monotonic()))
         self.recorder.close(max(1.0, until - time.monotonic()))
@@ -237,10 +230,6 @@ def _base_url(given: str, what: str, example: str, where: str) -> str:
     return url
 
 
-# FastAPI's own telemetry reports paths, which contain names, and the texts of errors.
-_NO_TELEMETRY: Any = dict.fromkeys(("tracing", "metrics", "logs", "operation_spans", "auto_configure"), False)
-
-
 class _Application(FastAPI):
     """FastAPI inside the request log, which also sees FastAPI's own 500."""
 
@@ -276,25 +265,45 @@ def create_app(config: Config) -> FastAPI:
             await to_thread.run_sync(service.close)
 
     urls = upstreams_of(config.service)
-    tracing = Telemetry(urls["openai"], urls["anthropic"])
+    # FastAPI's own telemetry reports paths, which contain names, and the texts of errors
+    own: Any = dict.fromkeys(("tracing", "metrics", "logs", "operation_spans", "auto_configure"), False)
     app = _Application(
         title="memory_bank",
         version=__version__,
         lifespan=lifespan,
         docs_url=None,  # its page loads scripts from another site
         redoc_url=None,
-        telemetry=_NO_TELEMETRY,
+        telemetry=own,
         generate_unique_id_function=lambda route: route.name,
     )
-    app.metrics, app.tracing = Metrics(), tracing
-    _handle_errors(app)
+    app.metrics, app.tracing = Metrics(), Telemetry(urls["openai"], urls["anthropic"])
+
+    # expected errors are answered in the one form; the gate answers unexpected ones
+    @app.exception_handler(MemoryBankError)
+    async def ours(request: Request, error: Any) -> Response:
+        status, body, headers = failures.failure(error, request.scope["path"])
+        return Response(json_bytes(body), status, headers, JSON)
+
+    @app.exception_handler(HTTPException)
+    async def theirs(request: Request, error: Any) -> Response:  # noqa: ARG001
+        body = failures.body(str(error.detail), "http_error", error.status_code)
+        return Response(json_bytes(body), error.status_code, error.headers, JSON)
+
+    @app.exception_handler(RequestValidationError)
+    async def invalid(request: Request, error: Any) -> Response:
+        return await ours(request, InvalidRequestError(validation_message(error.errors())))
+
     add_operations(app)
     for router in (sessions.router, memory.router, records.router, sessions.steps_router, files.router):
         app.include_router(router)
-    app.router.routes += [Route(path, UnknownRoute(), include_in_schema=False) for path in _API_PATHS]
+    for path in ("/v1/sessions", "/v1/sessions/{rest:path}", "/v1/stats", "/v1/stats/{rest:path}"):
+        app.router.routes.append(Route(path, UnknownRoute(), include_in_schema=False))
     app.router.routes.append(Route("/mcp", McpEndpoint(), methods=["POST"]))
-    app.router.routes.extend(upstream_routes())
-    app.router.routes[:0] = model_routes()  # first, as they are called at every step
+    app.router.routes.append(Route("/v1/{path:path}", ProxyEndpoint(), include_in_schema=False))
+    # first, as they are called at every step
+    app.router.routes[:0] = [
+        Route(f"/v1{d.path}", ProxyEndpoint(), include_in_schema=False) for d in DIALECTS
+    ]
     describe(app)
     app.add_middleware(EncodedSlashes)
     # added last: it is before all
@@ -302,27 +311,25 @@ def create_app(config: Config) -> FastAPI:
     return app
 
 
-_METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE")
-_API_PATHS = ("/v1/sessions", "/v1/sessions/{rest:path}", "/v1/stats", "/v1/stats/{rest:path}")
-
-
 class UnknownRoute:
     """Answers unknown paths and methods of the API with 404 or 405, instead of forwarding them."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002
-        allowed = [m for m in _METHODS if self._exists({**scope, "method": m})]
+        # later routes forward to the model's API
+        before = takewhile(lambda r: getattr(r, "app", None) is not self, scope["app"].router.routes)
+        own, methods = list(before), ("GET", "POST", "PUT", "PATCH", "DELETE")
+        allowed = [m for m in methods if any(r.matches({**scope, "method": m})[0] is Match.FULL for r in own)]
         if allowed:
             message = f"this path does not support {scope['method']}: use {' or '.join(allowed)}."
             raise HTTPException(405, message, {"allow": ", ".join(allowed)})
         raise NotFoundError("there is no such route: GET /openapi.json lists the routes.")
 
-    def _exists(self, scope: Scope) -> bool:
-        for route in scope["app"].router.routes:
-            if isinstance(route, Route) and route.app is self:
-                return False  # later routes forward to the model's API
-            if route.matches(scope)[0] is Match.FULL:
-                return True
-        return False
+
+class ProxyEndpoint:
+    """The proxy as an endpoint; Starlette calls one that is not a function as an ASGI application."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await scope["app"].state.service.proxy(scope, receive, send)
 
 
 class McpEndpoint:
@@ -333,22 +340,3 @@ class McpEndpoint:
         service: Service = scope["app"].state.service
         async with mcp.over_http(service.sessions, service.settings.max_body_bytes) as manager:
             await manager.handle_request(scope, receive, send)
-
-
-def _handle_errors(app: FastAPI) -> None:
-    """Answer expected errors in the one form; the gate answers unexpected ones."""
-
-    async def ours(request: Request, error: Any) -> Response:
-        status, body, headers = failures.failure(error, request.scope["path"])
-        return Response(json_bytes(body), status, headers, JSON)
-
-    async def theirs(request: Request, error: Any) -> Response:  # noqa: ARG001
-        body = failures.body(str(error.detail), "http_error", error.status_code)
-        return Response(json_bytes(body), error.status_code, error.headers, JSON)
-
-    async def invalid(request: Request, error: Any) -> Response:
-        return await ours(request, InvalidRequestError(validation_message(error.errors())))
-
-    app.add_exception_handler(MemoryBankError, ours)
-    app.add_exception_handler(HTTPException, theirs)
-    app.add_exception_handler(RequestValidationError, invalid)

@@ -37,15 +37,9 @@ from memory_bank.transcript.tokens import open_counter
 
 log = logging.getLogger("memory_bank.Service")
 
-_BYTES_A_TOKEN = 64  # a request larger than so many bytes a token counts by its bytes
-
 T = TypeVar("T")
-PREVIEWS_KEPT = 4
-"""Sessions that are kept in memory as they were last previewed; the next preview only adds what is new."""
 IN_ONE_BLOCK = " (block)"
 """What is added to the key of a strategy that shows its memory as one block, whatever its layout is."""
-Redact = Callable[[object], object]
-Trace = Callable[[str, str], AbstractContextManager[object]]
 _s = sessions.c
 _KNOWN = sa.select(_s.session_id).where(
     _s.session_id == sa.bindparam("session"),
@@ -60,8 +54,8 @@ class Rebuilt(StepFigures):
 
     ``unchanged``: the context is the messages that came. ``known_tokens``: of the messages of the full history that
     the request before had too. ``proxied``: the proxy sends the request, and reports how many tokens it sent in all.
-    ``counter`` counted them. ``changes_again``: neither this context nor the one before begins as its predecessor.
-    ``sent_context``: the context for ``answered``.
+    ``changes_again``: neither this context nor the one before begins as its predecessor. ``sent_context``: the
+    context for ``answered``.
     """
 
     context: list[object] = field(repr=False)
@@ -70,11 +64,15 @@ class Rebuilt(StepFigures):
     unchanged: bool
     known_tokens: int = 0
     proxied: bool = False
-    counter: TokenCounter = field(default_factory=open_counter, repr=False)
     changes_again: bool = False
     plan: Plan | None = field(default=None, repr=False)
     state: Session | None = field(default=None, repr=False)
     sent_context: SentContext | None = field(default=None, repr=False)
+
+    @property
+    def counter(self) -> TokenCounter:
+        """What counted its tokens."""
+        return self.state.counter if self.state is not None else open_counter()
 
     @property
     def control(self) -> bool:
@@ -121,10 +119,10 @@ class Sessions:
         config: Config,
         llm_client: object = None,
         *,
-        redact: Redact | None = None,
+        redact: Callable[[object], object] | None = None,
         rebuilt: Callable[[Rebuilt], None] | None = None,
         queued: Callable[[], None] | None = None,
-        traced: Trace | None = None,
+        traced: Callable[[str, str], AbstractContextManager[object]] | None = None,
     ) -> None:
         self.database = database
         self.config = config
@@ -135,13 +133,11 @@ class Sessions:
         self._on_rebuilt = rebuilt
         self._queued = queued
         self.traced = traced or (lambda operation, session_id: nullcontext())  # noqa: ARG005
-        without = {CONTROL: NoStrategySettings(), **config.memory_strategies}
+        known = {CONTROL: NoStrategySettings(), **config.memory_strategies}
         for key, settings in config.memory_strategies.items():
             if isinstance(settings, MemoryBankSettings):
-                without[key + IN_ONE_BLOCK] = settings.model_copy(update={"layout": "block"})
-        self._processor = MemoryProcessor(
-            config.model_copy(update={"memory_strategies": without}), self._open
-        )
+                known[key + IN_ONE_BLOCK] = settings.model_copy(update={"layout": "block"})
+        self._processor = MemoryProcessor(config.model_copy(update={"memory_strategies": known}), self._open)
         self._open_sessions: OrderedDict[str, _OpenSession] = OrderedDict()
         self._readers: OrderedDict[str, MemoryBankState] = OrderedDict()
         self._previews: OrderedDict[tuple[str, str], _Preview] = OrderedDict()
@@ -188,10 +184,8 @@ class Sessions:
             key += IN_ONE_BLOCK
         seen = self._hidden(messages)
         client = llm_client if llm_client is not None else self.llm_client
-        with (
-            self._using(session_id, namespace, agent) as used,
-            used.lock,  # the plan must be this step's
-        ):
+        # the plan must be this step's
+        with self._using(session_id, namespace, agent) as used, used.lock:
             shown, tokens = self._processor.apply_strategy(
                 seen, key, None, client, session_id=session_id, model=model, tools=tools
             )
@@ -212,7 +206,14 @@ class Sessions:
                 if state is not None:
                     tokens = state.recount(shown, history.read(written))
                     plan = shown.plan if isinstance(shown, Context) else plan
-            changed_at, changed = _first_change(used.sent, context, plan)
+            at, changed = common_length(used.sent, context), None
+            changed_at = None if at == len(used.sent) else at
+            if changed_at is not None and at == len(context):
+                changed = "end"
+            elif changed_at is not None:
+                first = context[at]
+                is_memory = plan is not None and plan.memory is not None and first == plan.memory
+                changed = "memory" if is_memory else str(read(first, "role") or read(first, "type") or "")
             changes_again = used.changed and changed_at is not None
             used.sent, used.changed = context, changed_at is not None
             sent = None
@@ -240,13 +241,12 @@ class Sessions:
             unchanged=unchanged,
             known_tokens=known,
             proxied=beside is not None,
-            counter=counter,
             changes_again=changes_again,
             plan=plan,
             state=state,
             sent_context=sent,
         )
-        used.tokens = max(step.full_tokens, size // _BYTES_A_TOKEN)
+        used.tokens = max(step.full_tokens, size // 64)  # a large request of few tokens counts by its bytes
         if self._on_rebuilt is not None:
             self._on_rebuilt(step)
         return step
@@ -298,8 +298,7 @@ class Sessions:
         if store is not None:
             made.memory.add(store.get_many([t for t in stored if t not in made.stored]))
         made.stored = set(stored)
-        used = self._processor.state(key, session_id)
-        if used is not None:
+        if (used := self._processor.state(key, session_id)) is not None:
             made.memory.prefix_cache = copied(used.prefix_cache)
         shown, _ = made.processor.apply_strategy(
             seen, key, None, None, session_id=session_id, model=model, tools=tools
@@ -307,7 +306,7 @@ class Sessions:
         made.messages = seen
         with self._lock:
             self._previews[session_id, key] = made
-            if len(self._previews) > PREVIEWS_KEPT:
+            if len(self._previews) > 4:  # sessions whose next preview only adds what is new
                 self._previews.popitem(last=False)
         return _with_own_text(shown, seen, messages)
 
@@ -474,7 +473,16 @@ class Sessions:
                 used = self._open_sessions[session_id] = _OpenSession(namespace, agent)
             self._open_sessions.move_to_end(session_id)
             used.users += 1
-            old = self._evict()
+            old: list[str] = []
+            most = self.config.service
+            count, tokens = len(self._open_sessions), sum(p.tokens for p in self._open_sessions.values())
+            for oldest, p in list(self._open_sessions.items()):
+                if count <= most.sessions_kept and tokens <= most.tokens_kept:
+                    break
+                if not p.users:
+                    del self._open_sessions[oldest]
+                    old.append(oldest)
+                    count, tokens = count - 1, tokens - p.tokens
         try:
             for s in old:
                 self._processor.close(s)
@@ -492,42 +500,11 @@ class Sessions:
             with self._lock:
                 used.users -= 1
 
-    def _evict(self) -> list[str]:
-        """Remove the least recently used idle sessions above the limits; returns their ids."""
-        count, tokens = len(self._open_sessions), sum(p.tokens for p in self._open_sessions.values())
-        most = self.config.service
-        old = []
-        for session_id, used in list(self._open_sessions.items()):
-            if count <= most.sessions_kept and tokens <= most.tokens_kept:
-                break
-            if not used.users:
-                del self._open_sessions[session_id]
-                old.append(session_id)
-                count, tokens = count - 1, tokens - used.tokens
-        return old
-
 
 @lru_cache(maxsize=32)
 def count_once(count: Callable[[str], int], text: str) -> int:
     """The tokens of a text that many requests have, such as their tools."""
     return count(text)
-
-
-def _first_change(
-    before: Sequence[object], now: Sequence[object], plan: Plan | None
-) -> tuple[int | None, str | None]:
-    """Where a context stops being that of the step before, and what stands there: "memory", or a role.
-
-    (None, None) where it begins as that context, whole.
-    """
-    position = common_length(before, now)
-    if position == len(before):
-        return None, None
-    if position == len(now):
-        return position, "end"
-    new = now[position]
-    is_memory = plan is not None and plan.memory is not None and new == plan.memory
-    return position, "memory" if is_memory else str(read(new, "role") or read(new, "type") or "")
 
 
 def _with_own_text(shown: list[object], redacted: Sequence[object], given: Sequence[object]) -> list[object]:

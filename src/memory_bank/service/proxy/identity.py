@@ -29,7 +29,7 @@ import hashlib
 import json
 import re
 import secrets
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -49,23 +49,18 @@ from memory_bank.transcript.jsontext import dump_value, flat_text
 from memory_bank.transcript.messages import (
     Interaction,
     MessageKind,
-    Pair,
     is_text_part,
     kind_of,
     latest_interactions,
 )
 
 HEADER = "x-memory-session"
-PREVIEWED = "count_tokens"
-"""The name of a session that a request would begin if it were not only counted."""
 LATEST = 16
 """Interactions at the end of a list whose calls are compared."""
 
 How = Literal["header", "metadata", "client", "prompt_cache_key", "chain", "calls", "fork", "new"]
 
 _FIRST_DIGESTS = 16  # looked up in the first query; the others only if none of these helps
-_MARKED = 2  # newest interactions whose calls mark a session's head
-_ATTEMPTS = 12
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +118,7 @@ class Identity:
         if chain is None:
             return named and search.without_calls(named)
         names = _new_names(namespace, key)
-        for _ in range(_ATTEMPTS):  # another request may move a head meanwhile
+        for _ in range(12):  # another request may move a head meanwhile
             found = search.attempt(chain, names)
             if found is not None:
                 return found
@@ -176,10 +171,6 @@ class _Search:
         """What is noted of a session."""
         return content_key(self.seed, *parts).hex()
 
-    def known(self, digests: Collection[str]) -> list[KnownDigest]:
-        """The sessions that have these digests."""
-        return self.identity.lineage.known(digests)
-
     def attempt(self, chain: DigestChain, names: Iterator[str]) -> SessionMatch | None:
         """Continue, fork or begin a session; None where another request was faster."""
         self._rows.clear()
@@ -208,16 +199,12 @@ class _Search:
         return self.identity.lineage.go_on(session_id, head, entry)
 
     def _begin(self, chain: DigestChain, name: str) -> SessionMatch | None:
-        """Begin a session or a fork, or go on in one of the name.
-
-        None where the name is taken or another request was faster.
-        """
-        lineage = self.identity.lineage
+        """Begin a session or a fork, or go on in one of the name; None where it is taken or another was faster."""
         forks = [f for f in (self._fork_by_chain(chain), self._fork_by_calls()) if f is not None]
         known_until, fork = max(forks, key=lambda f: f[0], default=(0, None))
         entry = self._entry(chain, [i for i in chain.latest if i.stop > known_until])
         if self.named is not None:
-            family, opening = self.known([self.digest("name")]), self._opening()
+            family, opening = self.identity.lineage.known([self.digest("name")]), self._opening()
             entry = replace(entry, kept=(self.digest("name"), opening), begins=not family)
             found = None
             if fork is None:
@@ -226,29 +213,28 @@ class _Search:
                     entry = replace(entry, kept=(*entry.kept, self.digest("joined", str(found.head))))
             elif self.how != "client":
                 # a list that joined this session was another window's, as its own conversation goes on: they part
-                joined = self.known([self.digest("joined", d) for d in chain.positions])
+                joined = self.identity.lineage.known([self.digest("joined", d) for d in chain.positions])
                 taken = [k.before for k in joined if k.session_id == fork.session_id]
                 fork = replace(fork, takes=max(taken, default=0))
             if fork is None and (found is not None or name == self.key):
                 session_id = found.session_id if found else stored_id(self.namespace, name)
                 # without a lineage under this name, it may be there all the same
-                head = found.head if found else None if family else lineage.head(session_id)
+                head = found.head if found else None if family else self.identity.lineage.head(session_id)
                 if self._go_on(session_id, head, entry):
                     return replace(self.named, name=public_name(self.namespace, session_id), head=entry.head)
                 if head is not None:
                     return None
         if not self.records:
-            return SessionMatch(PREVIEWED, "new")
-        if not lineage.begin(stored_id(self.namespace, name), self.namespace, entry, fork):
+            return SessionMatch("count_tokens", "new")  # a name that is never stored
+        if not self.identity.lineage.begin(stored_id(self.namespace, name), self.namespace, entry, fork):
             return None
-        how: How = "fork" if fork else self.how if name == self.key else "new"
-        return SessionMatch(
-            name, how, public_name(self.namespace, fork.session_id) if fork else None, entry.head
-        )
+        if fork is not None:
+            return SessionMatch(name, "fork", public_name(self.namespace, fork.session_id), entry.head)
+        return SessionMatch(name, self.how if name == self.key else "new", head=entry.head)
 
     def without_calls(self, named: SessionMatch) -> SessionMatch | None:
         """The session under a name whose memory a list without a call is shown; None where it begins another."""
-        family = self.known([self.digest("name")])
+        family = self.identity.lineage.known([self.digest("name")])
         found = self._resumed(family, self._opening())[0] if family else None
         if found is not None:
             return replace(named, name=public_name(self.namespace, found.session_id))
@@ -257,13 +243,11 @@ class _Search:
     def _resumed(
         self, family: list[KnownDigest], opening: str
     ) -> tuple[KnownDigest | None, ForkPoint | None, bool]:
-        """The session of a name that a list continues though it shares no call with it, or where the list forks.
-
-        The third: that the name alone says so.
-        """
+        """The session of a name that a list continues though it shares no call with it, or where the list forks;
+        the third: that the name alone says so."""
         by_person = self.how != "client"
         marks = {self.digest("summary", str(s.head)): s for s in family}
-        known = self.known([opening, *marks])
+        known = self.identity.lineage.known([opening, *marks])
         opened = next((k for k in known if k.digest == opening), None)
         found = [s for s in family if by_person and self._resembles(s)]
         if not found and (opened is None or opened.before):
@@ -286,7 +270,7 @@ class _Search:
 
     def _take(self, digests: Sequence[str]) -> None:
         """Take in the sessions of the namespace that know these digests."""
-        for row in self.known(digests):
+        for row in self.identity.lineage.known(digests):
             if row.namespace == self.namespace:
                 self._rows.setdefault(row.session_id, {})[row.digest] = row
                 self._by_digest.setdefault(row.digest, []).append(row)
@@ -294,19 +278,18 @@ class _Search:
     def _continued(self, chain: DigestChain) -> tuple[KnownDigest, int, bool] | None:
         """The session that the list continues, how many messages hold all that it recorded, and whether its calls
         say so. Of several it is the one with least to add, of equals the oldest."""
-        best = None
+        best: tuple[KnownDigest, int, bool] | None = None
         rank = (-1, False, False)
         first = next((d for d in chain.ends if d in self._by_digest), None)
         for rows in self._rows.values():
             session = next(iter(rows.values()))
             until = chain.positions.get(session.head or "", 0)
-            by_calls = 0
-            if first is None or first in rows:  # otherwise the list begins like another session
-                by_calls = self._until_by_calls(session)
+            # otherwise the list begins like another session
+            by_calls = self._until_by_calls(session) if first is None or first in rows else 0
             for known_until, says_calls in ((until, False), (by_calls, True)):
-                if known_until and (known_until, not says_calls, chain.whole in rows) > rank:
-                    rank = (known_until, not says_calls, chain.whole in rows)
-                    best = session, known_until, says_calls
+                new = (known_until, not says_calls, chain.whole in rows)
+                if known_until and new > rank:
+                    rank, best = new, (session, known_until, says_calls)
         return best
 
     def _until_by_calls(self, session: KnownDigest) -> int:
@@ -325,15 +308,12 @@ class _Search:
     def _has_calls(
         self, session: KnownDigest | None, interaction: MarkedInteraction, calls: Sequence[CallDigest]
     ) -> bool:
-        """Whether an interaction has the calls and results that a session recorded.
-
-        A result may be shorter if other messages follow the interaction and no other session has had these
-        calls, because clients mask results that the model has read.
-        """
+        """Whether an interaction has the calls and results that a session recorded."""
         here = {c.call: c for c in interaction.calls()}
         found = [(c, here.get(c.call)) for c in calls]
         if all(h is not None and h.whole == c.whole for c, h in found):
             return True
+        # clients mask results that the model has read: those may be shorter, where the calls are one session's
         owners = [row.session_id for row in self._by_digest.get(interaction.mark, ())]
         return (
             owners == ([session.session_id] if session else [])
@@ -342,11 +322,8 @@ class _Search:
         )
 
     def _resembles(self, session: KnownDigest) -> bool:
-        """Whether the list holds a session's newest calls, though their digests differ.
-
-        The digest of a call whose id does not look random includes all messages before it. It differs where a client
-        numbers its calls and has rewritten the earlier messages.
-        """
+        """Whether the list holds a session's newest calls, though their marks differ as a client that numbers its
+        calls has rewritten the earlier messages."""
         newest = [calls for _, calls in _head_calls(session)[-1:] if calls]
         new = [i for i in self.latest[:-1] if i.mark not in self._by_digest]
         return any(self._has_calls(None, i, calls) for calls in newest for i in new)
@@ -360,15 +337,11 @@ class _Search:
         return None
 
     def _fork_by_calls(self) -> _Found | None:
-        """The same, by the latest interaction whose calls a session knows: its past is in that session too.
-
-        If several sessions that are not forks of each other know them, it cannot be told whose past it is.
-        """
+        """The same, by the latest interaction whose calls one session and its forks know: its past is there too."""
         start = 0
         found: _Found | None = None
         for interaction in self.latest:
-            roots = self._roots(interaction.mark)
-            if roots:
+            if roots := self._roots(interaction.mark):
                 row = roots[0]
                 is_unique = len(roots) == 1 and row.before
                 found = (start, ForkPoint(row.session_id, row.before, row.number - 1)) if is_unique else None
@@ -384,11 +357,8 @@ class _Search:
     def _entry(
         self, chain: DigestChain, new: Sequence[MarkedInteraction], keep_calls: bool = False
     ) -> LineageEntry:
-        """What the request stores in its session, where the interactions ``new`` are new.
-
-        The calls of the latest of them mark the new head, as far as no session has had them before.
-        """
-        latest = new[-_MARKED:]
+        """What the request stores in its session, where the interactions ``new`` are new."""
+        latest = new[-2:]  # their calls mark the new head, as far as no session has had them before
         marks = [i.mark for i in latest]
         if self.asks_summary:
             marks.append(self.digest("summary", chain.head))
@@ -421,7 +391,8 @@ def named_session(
     if name is not None:
         return SessionMatch(_checked_name(namespace, name, "metadata.session_id"), "metadata")
     found = client_session(named, metadata) or ""
-    if len(found) < SHORTEST_CLIENT_ID or not _is_name(namespace, found) or known_form(found):
+    # a short id may be in use by somebody else too
+    if len(found) < 16 or not _is_name(namespace, found) or known_form(found):
         return None
     belongs = bool(body.get("tools")) or any(kind_of(m) is MessageKind.CALL for m in messages)
     if not belongs and not any(i.get("type") == "additional_tools" for i in _objects(body.get("input"))):
@@ -450,7 +421,12 @@ def client_session(headers: Mapping[str, str], metadata: object) -> str | None:
     ``metadata.user_id``; Codex: ``session-id`` and ``thread-id``; opencode: ``x-session-id``. ``headers`` have
     lower-case names.
     """
-    for session, part in CLIENT_HEADERS:
+    for session, part in (
+        ("x-claude-code-session-id", "x-claude-code-agent-id"),
+        ("session-id", "thread-id"),
+        ("thread-id", ""),
+        ("x-session-id", ""),
+    ):
         name = headers.get(session, "").strip()
         if name:
             inner = headers.get(part, "").strip() if part else ""
@@ -463,20 +439,8 @@ def client_session(headers: Mapping[str, str], metadata: object) -> str | None:
             parsed = json.loads(user)
             own = parsed.get("session_id") if isinstance(parsed, dict) else None
             return own if isinstance(own, str) and own else None
-    ending = _USER_SESSION.search(user)
+    ending = re.search(r"_session_([0-9a-f-]{36})\Z", user)
     return ending[1] if ending else None
-
-
-CLIENT_HEADERS = (
-    ("x-claude-code-session-id", "x-claude-code-agent-id"),
-    ("session-id", "thread-id"),
-    ("thread-id", ""),
-    ("x-session-id", ""),
-)
-"""Headers by which clients name a session, each with the header that names a part of it."""
-SHORTEST_CLIENT_ID = 16
-"""Characters that such an id has at least: a short one may be in use by somebody else too."""
-_USER_SESSION = re.compile(r"_session_([0-9a-f-]{36})\Z")
 
 
 def _checked_name(namespace: str | None, name: object, source: str) -> str:
@@ -529,7 +493,18 @@ class MarkedInteraction:
 
     def calls(self) -> list[CallDigest]:
         """The digests of its answered calls."""
-        return [_call_digest(self.seed, pair) for pair in self.interaction.pairs if pair.result is not None]
+        found = []
+        for pair in self.interaction.pairs:
+            if pair.result is not None:
+                call_id = (pair.call.call_id if pair.call else None) or ""
+                output = pair.result.output_text
+                if output is None:
+                    output = dump_value(pair.result.raw_output)
+                called = content_key(self.seed, b"called", _encode(call_id), _encode(pair.tool_name))
+                whole = hashlib.sha256(self.seed + b"outcome" + pair.content_key()).hexdigest()
+                size = len(pair.call.text if pair.call else "") + len(output or "")
+                found.append(CallDigest(called.hex()[:32], whole[:32], size))
+        return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -571,51 +546,32 @@ def digest_chain(
         return None
     first = kinds.index(MessageKind.CALL)
     latest = latest_interactions(messages, LATEST)
-    marks = {i.stop: _mark_of(seed, i.pairs) for i in latest}
+    marks: dict[int, str | None] = {}
+    for interaction in latest:
+        calls = (pair.call for pair in interaction.pairs if pair.call is not None)
+        found = next((str(c.call_id) for c in calls if looks_random(c.call_id, c.name)), None)
+        marks[interaction.stop] = found and content_key(seed, b"call", _encode(found)).hex()
     past_until = max((stop for stop, mark in marks.items() if mark is None), default=0)
     past = hashlib.sha256(seed + b"past")  # without system messages
     rolling = hashlib.sha256(seed)
     digests: list[str] = []  # digests[i] is that of the messages up to first + i
+    ends: list[str] = []
     for i, message in enumerate(messages):
         data = canonical(message)
         rolling.update(data)
         if i >= first:
             digests.append(rolling.copy().hexdigest())
+            if i + 1 == len(kinds) or not (  # not between a call and its results
+                kinds[i] is MessageKind.CALL or kinds[i + 1] is MessageKind.RESULT
+            ):
+                ends.append(digests[-1])
         if i < past_until and kinds[i] is not MessageKind.SYSTEM:
             past.update(data)
         if marks.get(i + 1, "") is None:
             marks[i + 1] = past.hexdigest()
-    ends = [d for i, d in enumerate(digests, first) if _may_end(kinds, i)]
     positions = {d: i for i, d in enumerate(digests, first + 1)}
     marked = [MarkedInteraction(str(marks[i.stop]), i.stop, i, seed) for i in latest]
     return DigestChain(digests[-1], digests[latest[-1].stop - 1 - first], positions, ends[::-1], marked)
-
-
-def _may_end(kinds: Sequence[MessageKind], i: int) -> bool:
-    """Whether a request may have ended at a position: not between a call and its results."""
-    return i + 1 == len(kinds) or (
-        kinds[i] is not MessageKind.CALL and kinds[i + 1] is not MessageKind.RESULT
-    )
-
-
-def _mark_of(seed: bytes, pairs: Sequence[Pair]) -> str | None:
-    """The digest of the first call id that looks random."""
-    for pair in pairs:
-        if pair.call is not None and looks_random(pair.call.call_id, pair.call.name):
-            return content_key(seed, b"call", _encode(str(pair.call.call_id))).hex()
-    return None
-
-
-def _call_digest(seed: bytes, pair: Pair) -> CallDigest:
-    call_id = (pair.call.call_id if pair.call else None) or ""
-    output = pair.result.output_text if pair.result else ""
-    if output is None and pair.result is not None:
-        output = dump_value(pair.result.raw_output)
-    return CallDigest(
-        content_key(seed, b"called", _encode(call_id), _encode(pair.tool_name)).hex()[:32],
-        hashlib.sha256(seed + b"outcome" + pair.content_key()).hexdigest()[:32],
-        len(pair.call.text if pair.call else "") + len(output or ""),
-    )
 
 
 _CACHE_MARK = "cache_control"  # clients move it from message to message
@@ -671,9 +627,6 @@ def _encode(text: str) -> bytes:
     return text.encode("utf-8", "surrogatepass")
 
 
-_WORDS = re.compile(r"[A-Z]?[a-z]+|[A-Z]+|[0-9]+")
-
-
 def looks_random(call_id: str | None, name: str = "") -> bool:
     """Whether an id is probably unique: true for ``call_DdmO9pD3xa9XTPNJ32zg2hcA``, not for ``call_0001``.
 
@@ -691,7 +644,7 @@ def _is_random(call_id: str, name: str) -> bool:
     parts = re.split(r"[^A-Za-z0-9]+", call_id)
     stretches = [s for s in parts if len(s) >= 4 and len({(c.isdigit(), c.isupper()) for c in s}) > 1]
     text = "".join(stretches)
-    words = [w for s in stretches for w in _WORDS.findall(s)]
+    words = [w for s in stretches for w in re.findall(r"[A-Z]?[a-z]+|[A-Z]+|[0-9]+", s)]
     if len(text) < 8 or len(set(text)) < 6:
         return False
     if 3 * sum(ord(b) - ord(a) in (0, 1) for a, b in pairwise(text)) > len(text):

@@ -35,20 +35,11 @@ log = logging.getLogger("memory_bank.Service")
 P = ParamSpec("P")
 T = TypeVar("T")
 
-PAUSE = 10.0
-LARGE = 65_536
-"""Bytes from which a body is parsed and written in a thread."""
 THREADS = 8
-THREADS_OF_A_KEY = 4
-"""Of THREADS, so that one key's slow steps leave threads for the others."""
 MOST_REFUSED = 1_024
 """Sessions that are remembered with how their requests are sent; also the models in ``Proxy.proven``."""
 
-COMPACTION = "compaction request"
-"""The reason of a request for a summary of the conversation, which is to be made of the real one."""
 NOTHING_YET = "nothing to remember yet"
-CONTROL_GROUP = "control group (holdout)"
-"""The reason of a request of a session that is left without memory to compare with."""
 FAILING = 3
 """Requests in a row that memory fails for, after which it counts as failing."""
 UNSEEN = 10
@@ -124,7 +115,7 @@ The number: tokens of the body besides memory's context, those of added tools an
 
 async def in_thread_if_large(data: bytes, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
     """Do work on a body here, in a thread if the body is large."""
-    if len(data) < LARGE:
+    if len(data) < 65_536:
         return work(*args, **kwargs)
     return await to_thread.run_sync(partial(work, *args, **kwargs), abandon_on_cancel=True)
 
@@ -196,18 +187,8 @@ class _Share:
         level = logging.WARNING if known is None else logging.DEBUG
         log.log(level, "memory failed, the request continues without it: %s", sentence)
 
-    def worked(self) -> None:
-        """Note that memory worked for a request."""
-        if self.failures >= FAILING:
-            log.warning("memory works again, after %d requests without it", self.failures)
-        self.failures, self.causes = 0, {}
-
     def count(self, request: ModelRequest, result: MemoryResult) -> MemoryResult:
-        """The result; its reason says how many requests had no call, where they are many.
-
-        They are those of a conversation, which are as many as the assistant's messages in it, or of a client: the
-        credential, the program and its session.
-        """
+        """The result; its reason says how many requests of the client or conversation had no call, if many."""
         session = client_session(request.headers, request.value.get("metadata"))
         who = repr((request.upstream_key, request.headers.get("user-agent"), session))
         client = hashlib.sha256(who.encode("utf-8", "surrogatepass")).digest()
@@ -217,17 +198,14 @@ class _Share:
             return result
         own = self.without_calls[client] = self.without_calls.get(client, 0) + 1
         messages = request.value.get("messages")
-        said = sum(kind_of(m) is MessageKind.SAY for m in messages) if isinstance(messages, list) else 0
-        if max(own, said + 1) < UNSEEN:
+        said = messages if isinstance(messages, list) else []
+        talked = 1 + sum(kind_of(m) is MessageKind.SAY for m in said)
+        if max(own, talked) < UNSEEN:
             return result
-        reason = _unseen(max(own, said + 1))
-        if UNSEEN in (own, said + 1):
+        reason = _unseen(max(own, talked))
+        if UNSEEN in (own, talked):
             log.warning("%s: memory does nothing for an agent whose calls are of no known form", reason)
         return dataclasses.replace(result, reason=reason)
-
-
-class _BusyError(Exception):
-    """The session is in use by an abandoned job or by other conversations."""
 
 
 class Rebuilder:
@@ -247,7 +225,7 @@ class Rebuilder:
         identity: Identity,
         timeout: float,
         *,
-        pause: float = PAUSE,
+        pause: float = 10.0,
         marks_cache: bool = True,
         inject: bool | Literal["auto"] = False,
     ) -> None:
@@ -297,7 +275,9 @@ class Rebuilder:
         if result.status == "failed" and job.failure:
             share.failed(result.reason or "", job.failure)
         elif job.rebuilt is not None and result.reason is None:
-            share.worked()
+            if share.failures >= FAILING:
+                log.warning("memory works again, after %d requests without it", share.failures)
+            share.failures, share.causes = 0, {}
         if job.rebuilt is not None:
             task = asyncio.create_task(self._finish(job.rebuilt))
             self._tasks.add(task)
@@ -322,10 +302,9 @@ class Rebuilder:
         return {"ok": False, "trouble": troubles[0]} if troubles else {}
 
     def _share(self, namespace: str | None) -> _Share:
-        """What a namespace may use; without keys everything."""
+        """What a namespace may use: without keys all threads, a key half, which leaves threads for the others."""
         if namespace not in self._shares:
-            threads = THREADS if namespace is None else THREADS_OF_A_KEY
-            self._shares[namespace] = _Share(self._pause, threads)
+            self._shares[namespace] = _Share(self._pause, THREADS if namespace is None else THREADS // 2)
         return self._shares[namespace]
 
     async def _finish(self, rebuilt: Rebuilt) -> None:
@@ -343,8 +322,6 @@ class Rebuilder:
             return self._rebuild(job, request, body)
         except NotRebuiltError as e:
             return MemoryResult("passed", str(e))
-        except _BusyError:
-            return MemoryResult("failed", "busy")
         except MemoryBankError as e:
             job.failure = f"{type(e).__name__}: {e}"
             return MemoryResult("failed", code_of(e))
@@ -360,7 +337,12 @@ class Rebuilder:
     def _rebuild(self, job: _Job, request: ModelRequest, body: Body) -> MemoryResult:
         dialect, headers, namespace = request.dialect, request.headers, request.caller.namespace
         history = dialect.history(body)
-        is_summary = dialect.is_compaction(body.value) or _asks_for_summary(history.messages)
+        # a system message, or the user's last one, may ask for a summary of the conversation
+        prompts = [m for m in history.messages if kind_of(m) is MessageKind.SYSTEM][:2]
+        prompts += [m for m in history.messages[-1:] if kind_of(m) is MessageKind.USER]
+        is_summary = dialect.is_compaction(body.value) or any(
+            asks_for_summary(message_text(m)) for m in prompts
+        )
         model = body.value.get("model")
         model = model if isinstance(model, str) else ""
         strategy = headers.get("x-memory-strategy") or None
@@ -382,12 +364,7 @@ class Rebuilder:
             tools = offered or own_tools(body.value)
             if dialect.counts_only:
                 context = self._sessions.preview(
-                    namespace,
-                    match.name,
-                    history.messages,
-                    strategy=strategy,
-                    model=model,
-                    tools=tools,
+                    namespace, match.name, history.messages, strategy=strategy, model=model, tools=tools
                 )
                 if not isinstance(context, Context) or same_objects(context, history.messages):
                     return MemoryResult("unchanged")
@@ -395,8 +372,8 @@ class Rebuilder:
                 return MemoryResult("rebuilt", data=render_body(body, arrays), arrays=arrays)
             session_id = stored_id(namespace, match.name)
             with self._lock:
-                if any(other.session_id == session_id for other in self._stuck):
-                    raise _BusyError
+                if any(other.session_id == session_id for other in self._stuck):  # an abandoned job uses it
+                    return MemoryResult("failed", "busy")
                 job.session_id = session_id
             rebuilt = self._sessions.rebuild(
                 namespace,
@@ -415,10 +392,10 @@ class Rebuilder:
                 job.rebuilt = rebuilt
                 break
         else:
-            raise _BusyError
-        if is_summary:
+            return MemoryResult("failed", "busy")
+        if is_summary:  # which is to be made of the real conversation
             tokens = rebuilt.full_tokens, rebuilt.full_tokens
-            return MemoryResult("passed", COMPACTION, None, {}, match.name, *tokens, step=rebuilt)
+            return MemoryResult("passed", "compaction request", None, {}, match.name, *tokens, step=rebuilt)
         arrays = {} if rebuilt.unchanged else {dialect.key: rebuilt.written}
         # a context that changes at each step would be written to the cache and never be read
         if self.marks_cache and not (safer or rebuilt.control or rebuilt.changes_again):
@@ -426,7 +403,7 @@ class Rebuilder:
             arrays = arrays if marked is None else {dialect.key: marked}
         return MemoryResult(
             "unchanged" if rebuilt.unchanged else "rebuilt",
-            CONTROL_GROUP if rebuilt.control else None,
+            "control group (holdout)" if rebuilt.control else None,
             data=render_body(body, arrays) if arrays else None,
             arrays=arrays,
             session=match.name,
@@ -439,10 +416,3 @@ class Rebuilder:
 
 def _unseen(count: int) -> str:
     return f"no tool calls seen in {count} requests"
-
-
-def _asks_for_summary(messages: Sequence[object]) -> bool:
-    """Whether the last message, of the user, or a system message asks for a summary of the conversation."""
-    prompts = [m for m in messages if kind_of(m) is MessageKind.SYSTEM][:2]
-    prompts += [m for m in messages[-1:] if kind_of(m) is MessageKind.USER]
-    return any(asks_for_summary(message_text(m)) for m in prompts)

@@ -6,8 +6,8 @@ import asyncio
 import json
 import logging
 import re
+import string
 import time
-from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -17,7 +17,6 @@ from urllib.parse import quote
 
 from anyio import CancelScope
 from starlette.requests import ClientDisconnect, Request
-from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from memory_bank.errors import BodyError, MemoryBankError, UpstreamError
@@ -48,7 +47,6 @@ from memory_bank.service.sessions import Rebuilt
 
 log = logging.getLogger("memory_bank.Service")
 
-PREFIX = "/v1"
 DIALECTS: tuple[Dialect, ...] = (
     ChatDialect(), ResponsesDialect(), MessagesDialect(), CountTokensDialect(),
 )  # fmt: skip
@@ -61,9 +59,6 @@ UNTRIED = "thinking would be bound to a rebuilt context"
 FIRST_PAUSE, LONGEST_PAUSE = 5, 160
 """Requests of a session without memory after a refused context; each further one doubles them."""
 
-_HEADER_SAFE = "".join(chr(c) for c in range(0x21, 0x7F) if chr(c) != "%")
-
-_ERROR_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 Outcome = Literal["complete", "client_gone", "broken_off", "unreachable", "refused", "aborted"]
 """``broken_off``: upstream broke off its answer; ``unreachable``: it gave none; ``refused``: by the service;
 ``aborted``: the service ended or failed."""
@@ -129,23 +124,6 @@ class Proxy:
         await _ProxiedRequest(self, scope, receive, send).run()
 
 
-def model_routes() -> list[Route]:
-    """Routes of the dialects' paths with any method, for the service's proxy."""
-    return [Route(PREFIX + d.path, _ServiceProxy(), include_in_schema=False) for d in DIALECTS]
-
-
-def upstream_routes() -> list[Route]:
-    """A route of all other paths under ``/v1`` with any method, for the service's proxy."""
-    return [Route(PREFIX + "/{path:path}", _ServiceProxy(), include_in_schema=False)]
-
-
-class _ServiceProxy:
-    """An endpoint; Starlette calls an endpoint that is not a function as an ASGI application."""
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await scope["app"].state.service.proxy(scope, receive, send)
-
-
 class _ProxiedRequest:
     """One request: read, sent upstream, answered."""
 
@@ -199,7 +177,7 @@ class _ProxiedRequest:
         scope.cancel()
 
     async def _handle(self) -> None:
-        path = self.scope["path"].removeprefix(PREFIX)
+        path = self.scope["path"].removeprefix("/v1")
         if self.scope["method"] == "POST":
             self.dialect = next((d for d in DIALECTS if d.path == path), None)
         provider: Provider = "openai"
@@ -211,15 +189,26 @@ class _ProxiedRequest:
         key_header = b"x-api-key" if provider == "anthropic" else b"authorization"
         headers = request_headers(self.scope["headers"], self.upstream.key, key_header)
         if self.dialect is None:
-            await self._relay(await self._send_upstream(headers, self._body()), [])
+            body: bytes | AsyncIterator[bytes] = b""
+            if any(name in (b"content-length", b"transfer-encoding") for name, _ in self.scope["headers"]):
+                body = self._stream()
+            else:
+                self.body_was_read.set()
+            await self._relay(await self._send_upstream(headers, body), [])
             return
         data = b"".join([chunk async for chunk in self._stream()])
         request = self.request = await self._rebuild(self.dialect, data, headers)
         headers = [(n, v) for n, v in headers if n != b"accept-encoding"]
         headers.append((b"accept-encoding", b"identity"))
-
         answer = await self.proxy.injection.answer(request, partial(self._send_form, headers))
-        await self._relay(answer, _memory_headers(self.request.memory, self.sent_tokens))
+        memory, safe = self.request.memory, string.punctuation.replace("%", "")
+        values = {
+            "status": memory.status,
+            "reason": memory.reason,
+            "session": None if memory.session is None else quote(memory.session, safe=safe),
+            "tokens": None if memory.tokens is None else f"{self.sent_tokens}/{memory.full_tokens}",
+        }
+        await self._relay(answer, [(f"x-memory-{n}".encode(), v.encode()) for n, v in values.items() if v])
 
     async def _send_form(self, headers: Headers, body: bytes, more: int) -> UpstreamAnswer:
         """The answer to a body of the request, or to another form of the request after upstream has refused it.
@@ -231,7 +220,14 @@ class _ProxiedRequest:
         is_own = body == request.data
         answer = await self._send_upstream(headers, body, more + (request.memory.tokens or 0))
         if answer.status < 400 and not is_own:
-            self._accepted(request)
+            if request.is_rebuilt("goes on") and len(self.proxy.proven) < MOST_REFUSED:
+                self.proxy.proven.add(request.model)
+            way = self._way(request.memory)
+            if way is not None and way.left == 0 and request.memory.status == "rebuilt":
+                way.left = -1
+                log.info(
+                    "upstream accepted the safer form: session %s has memory again", request.memory.session
+                )
         if answer.status not in REFUSALS:
             return answer
         tries: list[MemoryResult] = []
@@ -258,15 +254,6 @@ class _ProxiedRequest:
         if original is not None:
             await answer.aclose()
         return original or answer
-
-    def _accepted(self, request: ModelRequest) -> None:
-        """Note that upstream accepted what memory made of a request."""
-        if request.is_rebuilt("goes on") and len(self.proxy.proven) < MOST_REFUSED:
-            self.proxy.proven.add(request.model)
-        way = self._way(request.memory)
-        if way is not None and way.left == 0 and request.memory.status == "rebuilt":
-            way.left = -1
-            log.info("upstream accepted the safer form: session %s has memory again", request.memory.session)
 
     def _refused(self, request: ModelRequest, memory: MemoryResult, what: str) -> None:
         """Note that upstream refused a request and accepted this form of it."""
@@ -317,13 +304,6 @@ class _ProxiedRequest:
             return replace(request, memory=_unchanged(request, reason=UNTRIED))
         return request
 
-    def _body(self) -> bytes | AsyncIterator[bytes]:
-        """The body of a request that only passes, as it arrives."""
-        if any(name in (b"content-length", b"transfer-encoding") for name, _ in self.scope["headers"]):
-            return self._stream()
-        self.body_was_read.set()
-        return b""
-
     async def _stream(self) -> AsyncIterator[bytes]:
         """The body as it arrives. Raises ClientDisconnect."""
         try:
@@ -356,12 +336,8 @@ class _ProxiedRequest:
         """Send an answer to the client as it arrives."""
         try:
             self.status = answer.status
-            start = {
-                "type": "http.response.start",
-                "status": answer.status,
-                "headers": answer.headers + added,
-            }
-            await self.send(start)
+            headers = answer.headers + added
+            await self.send({"type": "http.response.start", "status": answer.status, "headers": headers})
             async for chunk in answer.body:
                 self.usage.feed(chunk)
                 await self.send({"type": "http.response.body", "body": chunk, "more_body": True})
@@ -425,21 +401,11 @@ async def _read_error(answer: UpstreamAnswer) -> str:
     """The type and code of a refusal's error where they are plain names; its connection is released."""
     try:
         error = json.loads(await answer.hold() or b"")["error"]
-        names = [n for k in ("type", "code") if _ERROR_NAME.fullmatch(n := str(error.get(k) or ""))]
+        found = [str(error.get(k) or "") for k in ("type", "code")]
+        names = [n for n in found if re.fullmatch(r"[A-Za-z0-9_.-]{1,64}", n)]
     except (ValueError, RecursionError, TypeError, KeyError, AttributeError):
         names = []
     return "/".join(names) or "no type"
-
-
-def _memory_headers(memory: MemoryResult, sent: int) -> Headers:
-    """The headers that tell the client what memory did; ``sent``: tokens until now."""
-    values = {
-        "status": memory.status,
-        "reason": memory.reason,
-        "session": None if memory.session is None else quote(memory.session, safe=_HEADER_SAFE),
-        "tokens": None if memory.tokens is None else f"{sent}/{memory.full_tokens}",
-    }
-    return [(f"x-memory-{name}".encode(), value.encode()) for name, value in values.items() if value]
 
 
 class ReportedUsage(NamedTuple):
@@ -460,24 +426,19 @@ class UsageReader:
     KEPT = 16_384
 
     def __init__(self) -> None:
-        self._head = b""
-        self._chunks: deque[bytes] = deque()
-        self._length = 0
+        self._head = self._tail = b""
 
     def feed(self, chunk: bytes) -> None:
         """Take the next bytes of the answer."""
         self._head += chunk[: max(0, self.KEPT - len(self._head))]
-        self._chunks.append(chunk)
-        self._length += len(chunk)
-        while self._length - len(self._chunks[0]) >= self.KEPT:
-            self._length -= len(self._chunks.popleft())
+        self._tail = (self._tail + chunk)[-self.KEPT :]
 
     def tokens(self) -> ReportedUsage:
         """The tokens of the last usage in the answer.
 
         A stream of the Messages API begins with the usage of the input and ends with that of the output.
         """
-        last = next(_usages(b"".join(self._chunks)[-self.KEPT :], last_first=True), NO_USAGE)
+        last = next(_usages(self._tail, last_first=True), NO_USAGE)
         if last.input is None and last.output is not None:
             return next(_usages(self._head), NO_USAGE)._replace(output=last.output)
         return last
@@ -485,28 +446,27 @@ class UsageReader:
 
 def _usages(text: bytes, *, last_first: bool = False) -> Iterator[ReportedUsage]:
     """The usages in a text that name tokens."""
-    ends = [match.end() for match in re.finditer(b'"usage":', text)]
-    found = (_usage_tokens(text[at:]) for at in (reversed(ends) if last_first else ends))
-    return (usage for usage in found if usage != NO_USAGE)
-
-
-def _usage_tokens(text: bytes) -> ReportedUsage:
-    try:
-        usage, _ = json.JSONDecoder().raw_decode(text.decode("utf-8", "replace").lstrip())
-    except (ValueError, RecursionError):
-        return NO_USAGE
-    if not isinstance(usage, dict):
-        return NO_USAGE
 
     def count(values: object, *names: str) -> int | None:
         if not isinstance(values, dict):
             return None
         return next((v for n in names if type(v := values.get(n)) is int), None)
 
-    into = count(usage, "prompt_tokens", "input_tokens")
-    read, written = (count(usage, f"cache_{kind}_input_tokens") for kind in ("read", "creation"))
-    if into is not None and "prompt_tokens" not in usage:  # the Messages API does not count these as input
-        into += (read or 0) + (written or 0)
-    details = usage.get("prompt_tokens_details") or usage.get("input_tokens_details")
-    cached = count(details, "cached_tokens") if read is None else read
-    return ReportedUsage(into, count(usage, "completion_tokens", "output_tokens"), cached, written)
+    ends = [match.end() for match in re.finditer(b'"usage":', text)]
+    for at in reversed(ends) if last_first else ends:
+        try:
+            usage, _ = json.JSONDecoder().raw_decode(text[at:].decode("utf-8", "replace").lstrip())
+        except (ValueError, RecursionError):
+            continue
+        if not isinstance(usage, dict):
+            continue
+        into = count(usage, "prompt_tokens", "input_tokens")
+        read, written = (count(usage, f"cache_{kind}_input_tokens") for kind in ("read", "creation"))
+        # the Messages API does not count these as input
+        if into is not None and "prompt_tokens" not in usage:
+            into += (read or 0) + (written or 0)
+        details = usage.get("prompt_tokens_details") or usage.get("input_tokens_details")
+        cached = count(details, "cached_tokens") if read is None else read
+        output = count(usage, "completion_tokens", "output_tokens")
+        if (found := ReportedUsage(into, output, cached, written)) != NO_USAGE:
+            yield found
