@@ -227,12 +227,9 @@ class LLMOrchestrator:
             messages, key, None, self._summaries, session_id=session, model=name, tools=options.get("tools")
         )
         state = self.processor.state(key, session)
-        if state is not None and state.last_plan is not None:
-            full = state.last_plan.full_tokens
-        else:
-            full = sum(map(self._counter.count_message, messages))
-        streamed = bool(options.get("stream"))
-        copied = self._copied(context)
+        plan = None if state is None else state.last_plan
+        full = sum(map(self._counter.count_message, messages)) if plan is None else plan.full_tokens
+        copied, streamed = self._copied(context), bool(options.get("stream"))
         sent = Sent(0, "memory", name, copied, tokens, full, key, session, streamed=streamed)
         prefix = None
         if isinstance(state, MemoryBankState):

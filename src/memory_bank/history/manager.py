@@ -321,11 +321,7 @@ class MemoryManager:
 
 
 def load_steps(path: str | Path) -> tuple[list[Step], Json]:
-    """The steps of a file and its head (``{}`` for a file without one).
-
-    Raises StepFileError where the file cannot be read, a line is cut or is not a step, the steps are out of order, or
-    their number is not the one in the head. Its ``steps`` are those before the damage.
-    """
+    """The steps of a file and its head (``{}`` without one). Raises StepFileError with the steps before a damage."""
     try:
         lines = Path(path).read_bytes().split(b"\n")
     except OSError as e:

@@ -303,8 +303,9 @@ def _extracted(steps: Sequence[Step], max_chars: int) -> str:
         is_summary = isinstance(step, ScratchpadStep) and step.kind != "note"
         lines += step.text.splitlines() if is_summary else [line_of(step)]  # type: ignore[attr-defined]
     kept = max(1, newest_within([len(line) + 1 for line in lines], max_chars - 40))
-    gone = len(lines) - kept
-    return "\n".join([*([f"[{gone:,} earlier lines are left out]"] if gone else []), *lines[-kept:]])
+    if gone := len(lines) - kept:
+        lines = [f"[{gone:,} earlier lines are left out]", *lines[gone:]]
+    return "\n".join(lines)
 
 
 def line_of(step: Step) -> str:
@@ -404,10 +405,7 @@ def records_of(steps: Sequence[Step], session_id: str = "default") -> list[Inter
 def store_parts(
     state: MemoryBankState, steps: Sequence[Step], changed: Mapping[int, Step | None]
 ) -> dict[int, list[Part]]:
-    """Store what some steps of a history lose; returns it by their positions.
-
-    ``changed``: what becomes of a step, by position; None where it is dropped.
-    """
+    """Store what steps lose and return it by position; ``changed``: what becomes of them, None where dropped."""
     stored: dict[int, list[Part]] = {}
     for i, parts in enumerate(_calls_of(steps, state.session_id)):
         old, new = steps[i], changed.get(i, steps[i])
