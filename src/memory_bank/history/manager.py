@@ -230,7 +230,8 @@ class MemoryManager:
         self._steps = steps
         self._types: Counter[type[Step]] = Counter(map(type, steps))
         self._rendered: dict[bool, tuple[int, list[Json]]] = {}
-        self._counted = self._tokens = 0  # how many messages are counted, and their tokens
+        self._counted: int = 0  # the number of messages that are in _tokens
+        self._tokens: int = 0
         self._pruned_at = 0  # the number of steps after the last pruning
 
     def full_steps(self) -> list[Json]:
