@@ -83,6 +83,8 @@ class MemoryManager:
         self.lock = threading.RLock()
         self.agent = agent
         self._counter = counter
+        self._counted = 0  # the number of messages that are in _tokens
+        self._tokens = 0
         self._callbacks: list[tuple[type[Step], Callback]] = []
         for given in (callbacks or {}, step_callbacks or {}):
             by_class: Mapping[Any, Any] = given if isinstance(given, Mapping) else {ActionStep: given}
@@ -230,8 +232,7 @@ class MemoryManager:
         self._steps = steps
         self._types: Counter[type[Step]] = Counter(map(type, steps))
         self._rendered: dict[bool, tuple[int, list[Json]]] = {}
-        self._counted: int = 0  # the number of messages that are in _tokens
-        self._tokens: int = 0
+        self._counted = self._tokens = 0
         self._pruned_at = 0  # the number of steps after the last pruning
 
     def full_steps(self) -> list[Json]:
