@@ -72,14 +72,9 @@ class Totals:
         return Totals(**{name: value + getattr(self, name) for name, value in added.items()})
 
 
-@dataclass(slots=True)
-class _Call:
-    """A call that is being made: what is sent, as the trace has it and as the client gets it."""
-
-    sent: Sent
-    messages: list[Any]
-    options: dict[str, Any]
-    prefix: tuple[PrefixCache, SentContext] | None = None
+_Prefix = tuple[PrefixCache, SentContext] | None
+_Call = tuple[Sent, list[Any], dict[str, Any], _Prefix]
+"""A call to make: what the trace will hold, the messages and options that the client gets, their cached prefix."""
 
 
 class LLMOrchestrator:
@@ -114,7 +109,8 @@ class LLMOrchestrator:
             raise ConfigError("keep: the number of calls to keep must be a whole number, 0 or more.")
         self.processor = MemoryProcessor(config, open_state)
         if prices is not None:
-            own_prices = {"prices": _prices(prices)}
+            given: Any = {k: p.model_dump() if isinstance(p, Price) else p for k, p in prices.items()}
+            own_prices = {"prices": Config(prices=given).prices}
             self.processor.config = self.processor.config.model_copy(update=own_prices)
         self._client = client
         own = callable(getattr(client, "generate_plain", None))
@@ -179,13 +175,13 @@ class LLMOrchestrator:
         client gave it. Raises what the strategy raises, ModelError when there is no completion, and for a
         stream what the client raises.
         """
-        return self._call(self._with_memory(messages, model, memory_key, session_id, options))
+        return self._call(*self._with_memory(messages, model, memory_key, session_id, options))
 
     def generate_plain(
         self, *, input_messages: list[dict[str, Any]], model: str | None = None, **options: Any
     ) -> Any:
         """Answer messages as they are, without memory. Raises as ``generate`` does."""
-        return self._call(self._plain(input_messages, model, options))
+        return self._call(*self._plain(input_messages, model, options))
 
     async def agenerate(
         self,
@@ -198,13 +194,13 @@ class LLMOrchestrator:
     ) -> Any:
         """As ``generate``, for asynchronous programs: with either kind of client."""
         call = await asyncio.to_thread(self._with_memory, messages, model, memory_key, session_id, options)
-        return await self._acall(call)
+        return await self._acall(*call)
 
     async def agenerate_plain(
         self, *, input_messages: list[dict[str, Any]], model: str | None = None, **options: Any
     ) -> Any:
         """As ``generate_plain``, for asynchronous programs."""
-        return await self._acall(self._plain(input_messages, model, options))
+        return await self._acall(*self._plain(input_messages, model, options))
 
     def close(self) -> None:
         """Close what the memory holds open; the client is the caller's."""
@@ -231,32 +227,31 @@ class LLMOrchestrator:
             messages, key, None, self._summaries, session_id=session, model=name, tools=options.get("tools")
         )
         state = self.processor.state(key, session)
-        if state is not None and state.last_plan is not None:
-            full = state.last_plan.full_tokens
-        else:
-            full = sum(map(self._counter.count_message, messages))
-        call = self._made(Sent(0, "memory", name, (), tokens, full, key, session), context, options)
+        plan = None if state is None else state.last_plan
+        full = sum(map(self._counter.count_message, messages)) if plan is None else plan.full_tokens
+        copied, streamed = self._copied(context), bool(options.get("stream"))
+        sent = Sent(0, "memory", name, copied, tokens, full, key, session, streamed=streamed)
+        prefix = None
         if isinstance(state, MemoryBankState):
             cache, retention = state.prefix_cache, state.settings.cache_retention
-            call.prefix = cache, cache.send(context, name, state.counter.count_message, retention)
-        return call
+            prefix = cache, cache.send(context, name, state.counter.count_message, retention)
+        return sent, context, options, prefix
 
     def _plain(self, messages: Any, model: str | None, options: dict[str, Any]) -> _Call:
         messages = list(check_messages(messages))
         tokens = sum(map(self._counter.count_message, messages))
-        session = self._active["session_id"]
-        sent = Sent(0, "plain", self._model(model), (), tokens, tokens, session_id=session)
-        return self._made(sent, messages, options)
+        session, streamed = self._active["session_id"], bool(options.get("stream"))
+        name, copied = self._model(model), self._copied(messages)
+        sent = Sent(0, "plain", name, copied, tokens, tokens, session_id=session, streamed=streamed)
+        return sent, messages, options, None
 
-    def _made(self, sent: Sent, messages: list[Any], options: dict[str, Any]) -> _Call:
-        copied: list[Any] = []
-        if self._trace.maxlen:
-            try:
-                copied = copy.deepcopy(messages)
-            except Exception:  # too deep, or holding what cannot be copied
-                copied = list(messages)
-        sent = replace(sent, messages=tuple(copied), streamed=bool(options.get("stream")))
-        return _Call(sent, messages, options)
+    def _copied(self, messages: list[Any]) -> tuple[Any, ...]:
+        if not self._trace.maxlen:
+            return ()
+        try:
+            return tuple(copy.deepcopy(messages))
+        except Exception:  # too deep, or holding what cannot be copied
+            return tuple(messages)
 
     def _model(self, model: str | None) -> str:
         name = model or self._active["model"]
@@ -264,40 +259,39 @@ class LLMOrchestrator:
             raise ConfigError("no model is named: pass model=, or set_active_context(model=…).")
         return name
 
-    def _call(self, call: _Call) -> Any:
+    def _call(self, sent: Sent, messages: list[Any], options: dict[str, Any], prefix: _Prefix) -> Any:
         if self._async:
             raise ConfigError("the client is asynchronous: use agenerate and agenerate_plain.")
-        name = call.sent.model
-        with self._recorded(call) as answers:
-            if call.sent.streamed and self._create is not None:
-                answers.append(self._create(messages=call.messages, model=name, **call.options))
+        with self._recorded(sent, prefix) as answers:
+            if sent.streamed and self._create is not None:
+                answers.append(self._create(messages=messages, model=sent.model, **options))
             else:
                 chat: Any = self._chat  # takes the options that its client takes
-                answers.append(chat.generate_plain(input_messages=call.messages, model=name, **call.options))
+                answers.append(chat.generate_plain(input_messages=messages, model=sent.model, **options))
         return answers[0]
 
-    async def _acall(self, call: _Call) -> Any:
+    async def _acall(self, sent: Sent, messages: list[Any], options: dict[str, Any], prefix: _Prefix) -> Any:
         if not self._async:
-            return await asyncio.to_thread(self._call, call)
-        name = call.sent.model
+            return await asyncio.to_thread(self._call, sent, messages, options, prefix)
+        name = sent.model
         try:
-            with self._recorded(call) as answers:
-                answer = await self._create(messages=call.messages, model=name, **call.options)
-                if not call.sent.streamed and getattr(answer, "choices", None) is None:
+            with self._recorded(sent, prefix) as answers:
+                answer = await self._create(messages=messages, model=name, **options)
+                if not sent.streamed and getattr(answer, "choices", None) is None:
                     raise ModelError(
                         f"the endpoint answered, but with no chat completion: check base_url of {name!a}"
                     )
                 answers.append(answer)
         except Exception as e:
-            if call.sent.streamed or isinstance(e, ModelError):
+            if sent.streamed or isinstance(e, ModelError):
                 raise
             raise model_error(e, name, self._client) from e
         return answer
 
     @contextmanager
-    def _recorded(self, call: _Call) -> Iterator[list[Any]]:
+    def _recorded(self, sent: Sent, prefix: _Prefix) -> Iterator[list[Any]]:
         """Write a call down at its end; its answer is put into the list."""
-        sent, answers, error, began = call.sent, list[Any](), "", time.perf_counter()
+        answers, error, began = list[Any](), "", time.perf_counter()
         try:
             yield answers
         except BaseException as e:
@@ -307,8 +301,8 @@ class LLMOrchestrator:
             prompt = completion = 0
             if answers and not sent.streamed:
                 prompt, completion = usage_of(answers[0])
-                if call.prefix is not None:
-                    cache, context = call.prefix
+                if prefix is not None:
+                    cache, context = prefix
                     cache.answered(context, cached_of(answers[0]))
             price = price_of(self.processor.config.prices, sent.model)
             charged = prompt or (0 if error else sent.counted_tokens)
@@ -325,7 +319,3 @@ class LLMOrchestrator:
                 )
                 self._trace.append(done)
                 self._totals = self._totals.plus(done)
-
-
-def _prices(prices: Mapping[str, Any]) -> dict[str, Price]:
-    return Config(prices={k: p.model_dump() if isinstance(p, Price) else p for k, p in prices.items()}).prices

@@ -50,23 +50,21 @@ def apply_memory_bank_strategy(
 
     Raises:
         MessagesError (also for messages of LangChain and contents of Gemini), ConfigError, EmbeddingError,
-            StorageError: nothing that was stored is lost, and the
-            same call can be made again. With ``on_storage_error="pass_through"`` a database that fails costs
-            the memory of this step only: the messages come back as they are, ``state.storage_errors`` grows,
-            ``state.last_plan`` is None, and the next step stores what this one could not.
+            StorageError: nothing that was stored is lost, and the same call can be made again. With
+            ``on_storage_error="pass_through"`` a database that fails costs the memory of this step only: the messages
+            come back as they are, ``state.storage_errors`` grows, ``state.last_plan`` is None, and the next step
+            stores what this one could not.
 
     Example::
 
         context, tokens = apply_memory_bank_strategy(messages, None, load_config(), state)
     """
-    wrong = ""
+    order = "the arguments are (messages, llm_client, settings, state)"
     if not isinstance(state, MemoryBankState):
         kind = "None" if state is None else f"a {type(state).__name__}"
-        wrong = f"the fourth is {kind}, not a MemoryBankState"
-    elif isinstance(settings, MemoryBankState):
-        wrong = "the third is a MemoryBankState, not settings"
-    if wrong:
-        raise ConfigError(f"the arguments are (messages, llm_client, settings, state): {wrong}.")
+        raise ConfigError(f"{order}: the fourth is {kind}, not a MemoryBankState.")
+    if isinstance(settings, MemoryBankState):
+        raise ConfigError(f"{order}: the third is a MemoryBankState, not settings.")
     if isinstance(settings, Config):
         chosen = settings.strategy(settings.default_strategy)
         if not isinstance(chosen, MemoryBankSettings):
@@ -101,11 +99,9 @@ def _apply(messages: Any, session: Session, policy: Policy, tools: Tools) -> App
         try:
             context = build_context(messages, session, policy, tools)
         except StorageError as e:
-            if (
-                not isinstance(session, MemoryBankState)
-                or not policy.bank
-                or policy.bank.on_storage_error == "raise"
-            ):
+            if not isinstance(session, MemoryBankState) or not policy.bank:
+                raise
+            if policy.bank.on_storage_error == "raise":
                 raise
             session.storage_errors += 1
             session.last_plan = None
@@ -131,7 +127,15 @@ class MemoryProcessor:
         config: Config | Mapping[str, Any] | str | Path | None = None,
         open_state: OpenState | None = None,
     ) -> None:
-        self.config = _as_config(config)
+        if isinstance(config, Config):
+            self.config = config
+        elif isinstance(config, Mapping):
+            self.config = Config(**{str(key): value for key, value in config.items()})
+        elif config is None or isinstance(config, (str, Path)):
+            self.config = load_config(config)
+        else:
+            kind = type(config).__name__
+            raise ConfigError(f"a configuration is a Config, a dict or a path, not {kind}.")
         self._open_state = open_state
         self._states: dict[tuple[str | None, str], Session] = {}
         self._opening: dict[tuple[str | None, str], threading.RLock] = {}
@@ -230,25 +234,16 @@ class MemoryProcessor:
                 return self._states.setdefault(place, made)
 
     def _open(self, session_id: str | None) -> MemoryBankState:
-        named = {} if session_id is None else {"session_id": session_id}
-        if self._open_state is not None and named:
-            try:
-                takes_it = "session_id" in inspect.signature(self._open_state).parameters
-            except (TypeError, ValueError):
-                takes_it = False
-            if not takes_it:
-                raise ConfigError(
-                    "open_state has no parameter session_id, so the sessions would share one memory: add it."
-                )
-        opened: OpenState = self._open_state or MemoryBankState
-        return opened(**named)
-
-
-def _as_config(config: Any) -> Config:
-    if isinstance(config, Config):
-        return config
-    if isinstance(config, Mapping):
-        return Config(**{str(key): value for key, value in config.items()})
-    if config is None or isinstance(config, (str, Path)):
-        return load_config(config)
-    raise ConfigError(f"a configuration is a Config, a dict or a path, not {type(config).__name__}.")
+        if session_id is None:
+            return (self._open_state or MemoryBankState)()
+        if self._open_state is None:
+            return MemoryBankState(session_id=session_id)
+        try:
+            takes_it = "session_id" in inspect.signature(self._open_state).parameters
+        except (TypeError, ValueError):
+            takes_it = False
+        if not takes_it:
+            raise ConfigError(
+                "open_state has no parameter session_id, so the sessions would share one memory: add it."
+            )
+        return self._open_state(session_id=session_id)

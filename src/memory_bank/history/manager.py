@@ -44,9 +44,7 @@ if TYPE_CHECKING:
 _HEAD, _VERSION = "memory_bank_history", 1  # of the first line of a file
 S = TypeVar("S", bound=Step)
 Callback = Callable[..., object]
-"""Called with a step of the class that it was registered for; one with a parameter ``agent`` also gets that."""
-_Functions = Callback | Sequence[Callback]
-Callbacks = _Functions | Mapping[type[Step], _Functions]
+Callbacks = Callback | Sequence[Callback] | Mapping[type[Step], Callback | Sequence[Callback]]
 
 
 class MemoryManager:
@@ -123,10 +121,9 @@ class MemoryManager:
         step; it is not added then. What a callback or the pruning raises comes after it was added.
         """
         if not isinstance(step, Step):
-            kind = type_name(step)
-            how = "convert it by memory_bank.history.typed_steps"
-            if not kind.startswith("smolagents."):
-                how = "add a step, such as TaskStep, or read messages by from_messages"
+            how = "add a step, such as TaskStep, or read messages by from_messages"
+            if (kind := type_name(step)).startswith("smolagents."):
+                how = "convert it by memory_bank.history.typed_steps"
             raise HistoryError(f"a {kind} was added to a history: {how}.")
         with self.lock:
             last = self._steps[-1].step_number if self._steps else 0
@@ -174,7 +171,6 @@ class MemoryManager:
             return list(self._messages(summary_mode))
 
     def _messages(self, summary_mode: bool) -> list[Json]:
-        """The list of rendered messages itself, extended by those of new steps."""
         done, messages = self._rendered.get(summary_mode, (0, []))
         for step in self._steps[done:]:
             messages.extend(freeze(m) for m in step.to_messages(summary_mode, wire=self.wire))
@@ -205,9 +201,8 @@ class MemoryManager:
         When the pruning raises, nothing changes. Raises HistoryError for a strategy that returns no steps.
         """
         with self.lock:
-            chosen = strategy or self.prune_strategy
             before = self._steps
-            if chosen is not None:
+            if (chosen := strategy or self.prune_strategy) is not None:
                 kept = check_steps(chosen(tuple(before)))
                 if list(map(id, kept)) != list(map(id, before)):
                     self._set_steps(kept)
@@ -235,7 +230,7 @@ class MemoryManager:
     def _set_steps(self, steps: list[Step]) -> None:
         """Replace the steps and drop everything that was computed from the old ones."""
         self._steps = steps
-        self._types: Counter[type[Step]] = Counter(type(s) for s in steps)
+        self._types: Counter[type[Step]] = Counter(map(type, steps))
         self._rendered: dict[bool, tuple[int, list[Json]]] = {}
         self._counted = self._tokens = 0
         self._pruned_at = 0  # the number of steps after the last pruning
@@ -328,11 +323,7 @@ class MemoryManager:
 
 
 def load_steps(path: str | Path) -> tuple[list[Step], Json]:
-    """The steps of a file and its head (``{}`` for a file without one).
-
-    Raises StepFileError where the file cannot be read, a line is cut or is not a step, the steps are out of order, or
-    their number is not the one in the head. Its ``steps`` are those before the damage.
-    """
+    """The steps of a file and its head (``{}`` without one). Raises StepFileError with the steps before a damage."""
     try:
         lines = Path(path).read_bytes().split(b"\n")
     except OSError as e:
@@ -436,8 +427,6 @@ class AdaptiveMemoryManager(MemoryManager):
 
 _THEME_LINE = re.compile(r"- (.+): (\d+) steps, (\d+) to (\d+)(?:; trace_id .*)?\Z")
 _STEP_LINE = re.compile(r"\[(.*?)\] (\d+)\. ")
-_Theme = tuple[int, int, int, list[str]]
-"""The steps of one theme: how many, the first and the last number, the latest trace_ids."""
 _TRACE_ID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 
@@ -482,46 +471,38 @@ class HierarchicalMemory(MemoryManager):
     def _to_tiers(self, steps: Sequence[Step]) -> list[Step]:
         first = prunings.nth_last(steps, self.recent) if self.action_count > self.recent else 0
         lines: list[str] = []
-        themes: dict[str, _Theme] = {}
+        themes: dict[str, tuple[int, int, int, list[str]]] = {}  # count, first and last step, trace_ids
         ids: list[str] = []
         new: list[int] = []
         for i, step in enumerate(steps[:first]):
-            if isinstance(step, ScratchpadStep) and step.kind == "themes":
-                found = [(m, line) for line in step.text.splitlines() if (m := _THEME_LINE.match(line))]
-                themes = {
-                    m[1]: (int(m[2]), int(m[3]), int(m[4]), _TRACE_ID.findall(line)) for m, line in found
-                }
-                ids += step.trace_ids
-            elif (
-                isinstance(step, ScratchpadStep)
-                and step.kind == "summary"
-                and all(map(_STEP_LINE.match, step.text.splitlines()))
-            ):
-                lines += step.text.splitlines()
+            kind, rows = (step.kind, step.text.splitlines()) if isinstance(step, ScratchpadStep) else ("", [])
+            if kind == "themes":
+                found = [m for m in map(_THEME_LINE.match, rows) if m]
+                themes = {m[1]: (int(m[2]), int(m[3]), int(m[4]), _TRACE_ID.findall(m.string)) for m in found}
+                ids += trace_ids_of(step)
+            elif kind == "summary" and all(map(_STEP_LINE.match, rows)):
+                lines += rows
             elif not is_protected(step):
                 new.append(i)
         if not new:
             return list(steps)
         stored = prunings.store_parts(self.state, steps, dict.fromkeys(new))
         lines += [self._line(steps[i], [p.record.trace_id for p in stored[i]]) for i in new]
-        for line in lines[: -self.summarized]:
-            head = _STEP_LINE.match(line)
+        for head in map(_STEP_LINE.match, lines[: -self.summarized]):
             assert head is not None
-            number, line_ids = int(head[2]), _TRACE_ID.findall(line)
+            number, line_ids = int(head[2]), _TRACE_ID.findall(head.string)
             count, start, end, known = themes.get(head[1], (0, number, number, []))
             themes[head[1]] = count + 1, min(start, number), max(end, number), [*known, *line_ids][-4:]
             ids += line_ids
-        lines = lines[-self.summarized :]
-        last = steps[new[-1]]
-        notes = [prunings.note_after(last, "\n".join(lines), "summary", _TRACE_ID.findall("\n".join(lines)))]
+        last, text = steps[new[-1]], "\n".join(lines[-self.summarized :])
+        notes = [prunings.note_after(last, text, "summary", _TRACE_ID.findall(text))]
         if themes:
-            text = "\n".join(
-                f"- {name}: {count} steps, {start} to {end}"
-                + (f"; trace_id {', '.join(known)}" if known else "")
-                for name, (count, start, end, known) in themes.items()
-            )
-            notes.insert(0, prunings.note_after(last, text, "themes", ids))
-        return [*(s for s in steps[:first] if is_protected(s)), *notes, *steps[first:]]
+            rows = []
+            for name, (count, start, end, known) in themes.items():
+                mark = f"; trace_id {', '.join(known)}" if known else ""
+                rows.append(f"- {name}: {count} steps, {start} to {end}{mark}")
+            notes.insert(0, prunings.note_after(last, "\n".join(rows), "themes", ids))
+        return [*filter(is_protected, steps[:first]), *notes, *steps[first:]]
 
     def _line(self, step: Step, new_ids: Sequence[str]) -> str:
         text = prunings.model_summary([step], self._summarizer, 400)
@@ -534,7 +515,6 @@ class HierarchicalMemory(MemoryManager):
 
 
 def _tool_names(step: Step) -> str:
-    """The names of the tools that a step calls; the type of a step without calls."""
-    if isinstance(step, ActionStep) and step.tool_calls:
-        return ", ".join(sorted({c.name for c in step.tool_calls}))
-    return "thought" if isinstance(step, ActionStep) else step.type
+    if isinstance(step, ActionStep):
+        return ", ".join(sorted({c.name for c in step.tool_calls})) if step.tool_calls else "thought"
+    return step.type

@@ -7,6 +7,7 @@ import math
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NamedTuple, overload
 
 from memory_bank.errors import ConfigError, EmbeddingError, HistoryError, TokenBudgetError
@@ -44,7 +45,6 @@ Pruning = Callable[[Sequence[Step]], list[Step]]
 Summarize = Callable[[str], str]
 
 _LINE_CHARS = 240  # of one step in an extractive summary
-_CHARS_PER_WORD = 6
 
 
 def chain(*prunings: Pruning) -> Pruning:
@@ -126,17 +126,17 @@ def prune_old_observations(
 
     def prune(steps: Sequence[Step]) -> list[Step]:
         since = -math.inf if age is None else (time.time() if now is None else now) - age
-        by_count = set() if keep_last_n is None else set(_old_actions(steps, keep_last_n))
-        old = by_count | {i for i in _old_actions(steps, 1) if steps[i].timestamp < since}
+        old = {i for i in _old_actions(steps, 1) if steps[i].timestamp < since}
+        if keep_last_n is not None:
+            old.update(_old_actions(steps, keep_last_n))
         return [_cut_observations(s, max_length) if i in old else s for i, s in enumerate(steps)]
 
     return prune
 
 
 def _old_actions(steps: Sequence[Step], keep_last_n: int) -> list[int]:
-    """The positions of the actions before the last ``keep_last_n`` actions and before the last step."""
-    actions = [i for i, s in enumerate(steps) if is_action(s)]
-    return [i for i in actions[:-keep_last_n] if i != len(steps) - 1]
+    """The positions of the actions before the last ``keep_last_n``, which are never the last step."""
+    return [i for i, s in enumerate(steps) if is_action(s)][:-keep_last_n]
 
 
 def _cut_observations(step: Step, n: int) -> Step:
@@ -287,13 +287,13 @@ def note_after(last: Step, text: str, kind: Any, trace_ids: Iterable[str]) -> Sc
 def model_summary(
     steps: Sequence[Step], summarizer: Summarizer | None, max_chars: int, task: str = ""
 ) -> str | None:
-    """A model's summary of steps that takes in the summary among them; None where there is no model, or it fails."""
+    """A model's summary of steps, and of the summary among them; None without a model, and where it fails."""
     if summarizer is None:
         return None
     summaries = [s.text for s in steps if isinstance(s, ScratchpadStep) and s.kind == "summary"]
     rest = [s for s in steps if not (isinstance(s, ScratchpadStep) and s.kind == "summary")]
     calls = [shorten_text(step_text(s), 4_000) for s in rest]
-    return summarizer.extend("\n".join(summaries), calls, task, max(20, max_chars // _CHARS_PER_WORD))[0]
+    return summarizer.extend("\n".join(summaries), calls, task, max(20, max_chars // 6))[0]
 
 
 def _extracted(steps: Sequence[Step], max_chars: int) -> str:
@@ -303,8 +303,9 @@ def _extracted(steps: Sequence[Step], max_chars: int) -> str:
         is_summary = isinstance(step, ScratchpadStep) and step.kind != "note"
         lines += step.text.splitlines() if is_summary else [line_of(step)]  # type: ignore[attr-defined]
     kept = max(1, newest_within([len(line) + 1 for line in lines], max_chars - 40))
-    gone = len(lines) - kept
-    return "\n".join([*([f"[{gone:,} earlier lines are left out]"] if gone else []), *lines[-kept:]])
+    if gone := len(lines) - kept:
+        lines = [f"[{gone:,} earlier lines are left out]", *lines[gone:]]
+    return "\n".join(lines)
 
 
 def line_of(step: Step) -> str:
@@ -324,22 +325,17 @@ def line_of(step: Step) -> str:
     return f"{step.step_number}. " + "; ".join(parts)
 
 
-class _FunctionModel:
-    """A function from text to text as a chat model."""
-
-    def __init__(self, function: Summarize) -> None:
-        self.function = function
-
-    def generate_plain(self, *, input_messages: list[dict[str, Any]], model: str) -> str:  # noqa: ARG002
-        """The function's answer to all messages together."""
-        return str(self.function("\n\n".join(m["content"] for m in input_messages)) or "")
-
-
 def open_summarizer(given: object, model: str) -> Summarizer | None:
     """The summarizer of a function or a chat model; None for None. Raises HistoryError for anything else."""
-    is_function = callable(given) and not callable(getattr(given, "generate_plain", None))
+    chat = given
+    if callable(given) and not callable(getattr(given, "generate_plain", None)):
+
+        def generate_plain(*, input_messages: list[Json], model: str) -> str:  # noqa: ARG001
+            return str(given("\n\n".join(m["content"] for m in input_messages)))
+
+        chat = SimpleNamespace(generate_plain=generate_plain)
     try:
-        return Summarizer.create(_FunctionModel(given) if is_function else given, model, None)  # type: ignore[arg-type]
+        return Summarizer.create(chat, model, None)
     except ConfigError as e:
         raise HistoryError(f"the summarizer is neither a function nor a chat model: {e}") from e
 
@@ -354,8 +350,6 @@ def check_steps(steps: object) -> list[Step]:
 # into the bank
 
 log = logging.getLogger("memory_bank.MemoryBankStrategy")
-
-_LISTED = 40  # lines of one note; the others are counted
 
 
 class StepPart(NamedTuple):
@@ -399,9 +393,8 @@ def to_memory_bank(state: MemoryBankState, prune: Pruning | None = None, *, keep
 def check_bank(state: object, who: str) -> None:
     """Raise HistoryError where ``state`` is no bank: it has no method ``add``."""
     if not callable(getattr(state, "add", None)):
-        raise HistoryError(
-            f"{who} was given a {type(state).__name__} as its bank: give a MemoryBankState first."
-        )
+        kind = type(state).__name__
+        raise HistoryError(f"{who} was given a {kind} as its bank: give a MemoryBankState first.")
 
 
 def records_of(steps: Sequence[Step], session_id: str = "default") -> list[InteractionRecord]:
@@ -412,17 +405,15 @@ def records_of(steps: Sequence[Step], session_id: str = "default") -> list[Inter
 def store_parts(
     state: MemoryBankState, steps: Sequence[Step], changed: Mapping[int, Step | None]
 ) -> dict[int, list[StepPart]]:
-    """Store what some steps of a history lose; returns it by their positions.
-
-    ``changed``: what becomes of a step, by position; None where it is dropped.
-    """
+    """Store what steps lose and return it by position; ``changed``: what becomes of them, None where dropped."""
     stored: dict[int, list[StepPart]] = {}
     for i, parts in enumerate(_calls_of(steps, state.session_id)):
         old, new = steps[i], changed.get(i, steps[i])
         if new is None:
             stored[i] = parts + _text_of(old, state.session_id)
         elif new is not old:
-            stored[i] = [p for p in parts if _was_cut(old, new, p.observation)]
+            was, now = ([o.content for o in getattr(s, "observations", ())] for s in (old, new))
+            stored[i] = [p for p in parts if (n := p.observation) is None or now[n : n + 1] != was[n : n + 1]]
     records = [part.record for parts in stored.values() for part in parts]
     try:
         if records:
@@ -471,13 +462,6 @@ def _text_of(step: Step, session_id: str) -> list[StepPart]:
     return [StepPart(f"{name} of step {number}", None, record)]
 
 
-def _was_cut(old: Step, new: Step, i: int | None) -> bool:
-    """Whether observation ``i`` is no longer what it was."""
-    if i is None or not isinstance(old, ActionStep) or not isinstance(new, ActionStep):
-        return True
-    return i >= len(new.observations) or new.observations[i].content != old.observations[i].content
-
-
 def _origins(before: Sequence[Step], after: Sequence[Step]) -> list[int | None]:
     """For each step after a pruning its old position, None for a new one; both keep their order."""
     places = {id(s): i for i, s in enumerate(before)}
@@ -523,6 +507,6 @@ def _note(before: Sequence[Step], gone: range, stored: Mapping[int, Sequence[Ste
         ids += [*earlier, *new]
     if not ids:
         return []
-    hidden = len(lines) - _LISTED
-    head = [f"({hidden:,} older ones)"] if hidden > 0 else []
-    return [note_after(before[gone[-1]], "\n".join([*head, *lines[-_LISTED:]]), "bank", ids)]
+    if (hidden := len(lines) - 40) > 0:
+        lines = [f"({hidden:,} older ones)", *lines[hidden:]]
+    return [note_after(before[gone[-1]], "\n".join(lines), "bank", ids)]

@@ -74,9 +74,11 @@ def steps_from_messages(
         number += isinstance(step, ActionStep)
         has_task = has_task or isinstance(step, TaskStep)
         step = replace(step, step_number=number, timestamp=timestamp)
-        if not _renders_as(step, originals, wire):
-            step = replace(step, source=SourceMessages(tuple(originals), wire))
-        steps.append(step)
+        try:
+            is_same = all(type(m) is dict for m in originals) and step.to_messages(wire=wire) == originals
+        except Exception:  # nested too deep, or foreign objects that refuse to be compared
+            is_same = False
+        steps.append(step if is_same else replace(step, source=SourceMessages(tuple(originals), wire)))
         i += used
     return steps
 
@@ -166,12 +168,15 @@ def _text_action(segments: Sequence[Segment], i: int, text: str) -> tuple[Step, 
         return None
     observations: list[Observation] = []
     error = None
-    while _said(segments, i + used)[0] is MessageKind.USER:
-        content = _said(segments, i + used)[1]
-        body = content_text(content)
+    while (said := _said(segments, i + used))[0] is MessageKind.USER:
+        parts = said[1] if isinstance(said[1], (list, tuple)) else []
+        body = content_text(said[1])
         if body.startswith(OBSERVATION):
+            seen: Any = body.removeprefix(OBSERVATION)
+            if media := [p for p in parts if not is_text_part(p)]:
+                rest = "\n".join(part_text(p) for p in parts if is_text_part(p))
+                seen = [{"type": "text", "text": rest.removeprefix(OBSERVATION)}, *media]
             n = len(observations)
-            seen = _without_heading(content, body)
             observations.append(Observation(seen, calls[n].id if n < len(calls) else None))
         elif body.startswith((ERROR, "Call id:")) and error is None:
             error = body.partition(ERROR)[2]
@@ -179,24 +184,6 @@ def _text_action(segments: Sequence[Segment], i: int, text: str) -> tuple[Step, 
             break
         used += 1
     return ActionStep(thought or None, calls, tuple(observations), error), used
-
-
-def _without_heading(content: object, text: str) -> Any:
-    """The content of an "Observation: …" message without that heading; ``text`` is the content's text."""
-    parts = content if isinstance(content, (list, tuple)) else []
-    media = [p for p in parts if not is_text_part(p)]
-    if not media:
-        return text.removeprefix(OBSERVATION)
-    said = "\n".join(part_text(p) for p in parts if is_text_part(p))
-    return [{"type": "text", "text": said.removeprefix(OBSERVATION)}, *media]
-
-
-def _renders_as(step: Step, originals: Sequence[object], wire: Wire) -> bool:
-    """Whether a step renders to exactly the messages that it was read from."""
-    try:
-        return all(type(m) is dict for m in originals) and step.to_messages(wire=wire) == originals
-    except Exception:  # nested too deep, or foreign objects that refuse to be compared
-        return False
 
 
 # smolagents, whose objects are read without importing it
@@ -214,7 +201,7 @@ def typed_steps(steps: Iterable[object]) -> list[Step]:
     for native in steps:
         step = native if isinstance(native, Step) else _typed_step(native)
         if isinstance(step, ActionStep):  # every run of an agent counts from 1
-            last = step.step_number if step.step_number > last else last + 1
+            last = max(step.step_number, last + 1)
         typed.append(replace(step, step_number=last))
     return typed
 
@@ -268,12 +255,12 @@ def _native_action(native: object) -> ActionStep:
     )
 
 
-def _of_model(native: object) -> dict[str, Any]:
+def _of_model(native: object) -> Json:
     """The fields that action and planning steps share: model input and output, token usage, start and end times."""
     usage, timing = read(native, "token_usage"), read(native, "timing")
     said = read(native, "model_output_message")
-    values: dict[str, Any] = {
-        "model_input_messages": tuple(_message(m) for m in read(native, "model_input_messages") or ()),
+    values: Json = {
+        "model_input_messages": tuple(map(_message, read(native, "model_input_messages") or ())),
         "model_output_message": None if said is None else _message(said),
     }
     if usage is not None:

@@ -48,11 +48,7 @@ class AgentMemory:
     """
 
     def __init__(
-        self,
-        max_items: int = 100,
-        max_observations: int = 50,
-        max_failures: int = 20,
-        max_chars: int = 2_000,
+        self, max_items: int = 100, max_observations: int = 50, max_failures: int = 20, max_chars: int = 2_000
     ) -> None:
         self.limits = {
             "max_items": positive(max_items, "max_items"),
@@ -85,14 +81,11 @@ class AgentMemory:
         except (RecordError, TypeError) as e:
             raise HistoryError(f"the value {name} cannot be stored: {e}") from e
         except RecursionError:
-            raise HistoryError(
-                f"the value {name} contains itself, or nests too deep: store parts of it."
-            ) from None
+            wrong = "contains itself, or nests too deep: store parts of it."
+            raise HistoryError(f"the value {name} {wrong}") from None
         if size > most:
-            raise HistoryError(
-                f"the value {name} has {size:,} characters: store at most {most:,} (max_chars), or what names it "
-                "(an id, a file)."
-            )
+            wrong = f"has {size:,} characters: store at most {most:,} (max_chars), or what names it (an id, a file)."
+            raise HistoryError(f"the value {name} {wrong}")
         self._items.pop(key, None)
         self._items[key] = packed
         while len(self._items) > self.limits["max_items"]:

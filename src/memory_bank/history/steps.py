@@ -11,17 +11,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import BeforeValidator, PlainValidator
 
 from memory_bank.errors import HistoryError
-from memory_bank.history.values import (
-    LISTED,
-    Flag,
-    Frozen,
-    Seconds,
-    Text,
-    Whole,
-    image_url,
-    positive,
-    value,
-)
+from memory_bank.history.values import LISTED, Flag, Frozen, Seconds, Text, Whole, image_url, positive, value
 from memory_bank.transcript.jsontext import compact, parse_arguments, parse_output
 from memory_bank.transcript.messages import call_entry, content_text, is_text_part, part_text
 from memory_bank.transcript.shortening import cut_at_edge, shorten, shorten_text
@@ -61,19 +51,18 @@ def one_line(text: str, room: int) -> str:
 # the parts of a step
 
 
-def _plain(given: Any) -> Any:
-    """A field of a step as plain JSON."""
-    if isinstance(given, tuple):
-        return [_plain(v) for v in given]
-    return given.dict() if isinstance(given, StepPart) else deepcopy(given)
-
-
 class StepPart:
     """The base of steps and of what they hold."""
 
     def dict(self) -> Json:
         """The fields as a JSON object."""
-        return {f.name: _plain(getattr(self, f.name)) for f in fields(self)}  # type: ignore[arg-type]
+
+        def plain(given: Any) -> Any:
+            if isinstance(given, tuple):
+                return [plain(v) for v in given]
+            return given.dict() if isinstance(given, StepPart) else deepcopy(given)
+
+        return {f.name: plain(getattr(self, f.name)) for f in fields(self)}  # type: ignore[arg-type]
 
 
 @value
@@ -90,9 +79,8 @@ class ToolCall(StepPart):
     @property
     def text(self) -> str:
         """The arguments as text; ``{}`` without arguments."""
-        if isinstance(self.arguments, str):
-            return self.arguments
-        return "{}" if self.arguments is None else compact(self.arguments)
+        given = {} if self.arguments is None else self.arguments
+        return given if isinstance(given, str) else compact(given)
 
     def truncate(self, n: int) -> ToolCall:
         """The call with each text in its arguments at most ``n`` characters; they stay a JSON object."""
@@ -181,7 +169,7 @@ class SourceMessages(StepPart):
     wire: Text = "tools"
 
 
-# what an action accepts for its parts
+# the steps
 
 
 def _call_fields(given: Any) -> object:
@@ -205,12 +193,7 @@ def _check_error(given: object) -> object:
     raise HistoryError("ActionStep.error: give text, or an exception.")
 
 
-Calls = Annotated[tuple[Annotated[ToolCall, BeforeValidator(_call_fields)], ...], LISTED]
-Observations = Annotated[tuple[Annotated[Observation, BeforeValidator(_observation_fields)], ...], LISTED]
 Usage = Annotated[TokenUsage | None, BeforeValidator(_usage_fields)]
-
-
-# the steps
 
 
 @value
@@ -239,19 +222,34 @@ class Step(StepPart):
         check_wire(wire)
         if self.source is not None and self.source.wire == wire and not summary_mode:
             return [deepcopy(m) for m in self.source.messages]
-        return render(self, summary_mode, wire)
+        match self:
+            case SystemPromptStep():
+                return [] if summary_mode else [{"role": "system", "content": self.system_prompt}]
+            case TaskStep():
+                images = [{"type": "image_url", "image_url": {"url": url}} for url in self.images]
+                parts = [{"type": "text", "text": self.task}, *images]
+                return [{"role": "user", "content": parts if images else self.task}]
+            case PlanningStep():
+                plan = {"role": "assistant", "content": self.plan}
+                return [] if summary_mode else [plan, {"role": "user", "content": PROCEED}]
+            case ScratchpadStep():
+                return [{"role": "user", "content": f"{NOTE_HEADS[self.kind]}\n{self.text}"}]
+            case FinalAnswerStep():
+                return [{"role": "assistant", "content": self.text}]
+            case ActionStep():
+                return _action_messages(self, None if summary_mode else self.thought, wire)
+        raise HistoryError(f"a {type(self).__name__} is no step of a history.")
 
     def truncate(self, n: int) -> Self:
         """The step with each of its texts at most ``n`` characters. Raises HistoryError for n < 1."""
         positive(n, "n")
-
-        def shortened(given: Any) -> Any:
+        changed: Json = {}
+        for name in self.texts:
+            given = getattr(self, name)
             if isinstance(given, tuple):
-                return tuple(part.truncate(n) for part in given)
-            text = given if isinstance(given, str) else compact(given)
-            return given if given is None or len(text) <= n else cut(text, n)
-
-        changed = {name: shortened(getattr(self, name)) for name in self.texts}
+                changed[name] = tuple(part.truncate(n) for part in given)
+            elif given is not None and len(text := given if isinstance(given, str) else compact(given)) > n:
+                changed[name] = cut(text, n)
         is_same = all(new == getattr(self, name) for name, new in changed.items())
         return self if is_same else replace(self, source=None, **changed)
 
@@ -324,8 +322,10 @@ class ActionStep(Step):
     type = "action"
     texts = ("thought", "tool_calls", "observations", "error", "error_type")
     thought: Text | None = None
-    tool_calls: Calls = ()
-    observations: Observations = ()
+    tool_calls: Annotated[tuple[Annotated[ToolCall, BeforeValidator(_call_fields)], ...], LISTED] = ()
+    observations: Annotated[
+        tuple[Annotated[Observation, BeforeValidator(_observation_fields)], ...], LISTED
+    ] = ()
     error: Annotated[str | None, PlainValidator(_check_error)] = None
     timing: Timing | None = None
     token_usage: Usage = None
@@ -394,10 +394,8 @@ def describe(step: Step) -> tuple[str, list[tuple[str, str]]]:
     if isinstance(step, TaskStep) and step.images:
         rows.append(("images", str(len(step.images))))
     kind = f" ({step.kind})" if isinstance(step, ScratchpadStep) else ""
-    title = {"planning": "Plan", "scratchpad": "Notes"}.get(
-        step.type, step.type.replace("_", " ").capitalize()
-    )
-    return title + kind, rows
+    names = {"planning": "Plan", "scratchpad": "Notes"}
+    return names.get(step.type, step.type.replace("_", " ").capitalize()) + kind, rows
 
 
 def step_text(step: Step) -> str:
@@ -410,69 +408,34 @@ def trace_ids_of(step: Step) -> list[str]:
     """The trace_ids of the records that a step names."""
     if isinstance(step, ScratchpadStep):
         return list(step.trace_ids)
-    observations = step.observations if isinstance(step, ActionStep) else ()
-    return [o.trace_id for o in observations if o.trace_id is not None]
+    return [o.trace_id for o in getattr(step, "observations", ()) if o.trace_id is not None]
 
 
-# steps as messages
+# actions as messages
 
 
-def render(step: Step, summary_mode: bool, wire: Wire) -> list[Json]:
-    """The chat messages of a step, see ``Step.to_messages``."""
-    match step:
-        case SystemPromptStep():
-            return [] if summary_mode else [{"role": "system", "content": step.system_prompt}]
-        case TaskStep():
-            images = [{"type": "image_url", "image_url": {"url": url}} for url in step.images]
-            parts = [{"type": "text", "text": step.task}, *images]
-            return [{"role": "user", "content": parts if images else step.task}]
-        case PlanningStep():
-            plan = {"role": "assistant", "content": step.plan}
-            return [] if summary_mode else [plan, {"role": "user", "content": PROCEED}]
-        case ScratchpadStep():
-            return [{"role": "user", "content": f"{NOTE_HEADS[step.kind]}\n{step.text}"}]
-        case FinalAnswerStep():
-            return [{"role": "assistant", "content": step.text}]
-        case ActionStep():
-            thought = None if summary_mode else step.thought
-            return _with_calls(step, thought) if wire == "tools" else _as_text(step, thought)
-    raise HistoryError(f"a {type(step).__name__} is no step of a history.")
-
-
-def _with_calls(step: ActionStep, thought: str | None) -> list[Json]:
-    """One assistant turn with calls, then tool messages; what answers no call follows as user messages."""
-    ids, answers = _call_ids(step), _answers(step)
+def _action_messages(step: ActionStep, thought: str | None, wire: Wire) -> list[Json]:
+    """An assistant turn with calls, then its answers; as text the calls are a message, the answers user messages."""
+    answers = _answers(step)
     said: Json = {"role": "assistant", "content": thought}
-    if ids:
-        said["tool_calls"] = [
-            call_entry(i, c.name, c.text) for i, c in zip(ids, step.tool_calls, strict=True)
-        ]
-    return [
-        *([said] if ids or thought is not None else []),
-        *(
-            {"role": "tool", "tool_call_id": ids[i], "content": deepcopy(c)}
-            for i, c in answers
-            if i is not None
-        ),
-        *({"role": "user", "content": _observed(c)} for i, c in answers if i is None),
-    ]
-
-
-def _as_text(step: ActionStep, thought: str | None) -> list[Json]:
-    """The thought, the calls as one JSON list, then each answer as a user message, in the calls' order."""
-    said = [] if thought is None else [thought]
-    if step.tool_calls:
-        named = zip(_call_ids(step), step.tool_calls, strict=True)
-        said.append(CALLING + compact([call_entry(i, c.name, c.arguments) for i, c in named]))
-    answers = sorted(_answers(step), key=lambda a: len(step.tool_calls) if a[0] is None else a[0])
-    return [
-        *({"role": "assistant", "content": text} for text in said),
-        *({"role": "user", "content": _observed(content)} for _, content in answers),
-    ]
+    calls = list(zip(_call_ids(step), step.tool_calls, strict=True))
+    messages: list[Json] = [said] if thought is not None or (calls and wire == "tools") else []
+    if wire == "text":
+        if calls:
+            text = CALLING + compact([call_entry(i, c.name, c.arguments) for i, c in calls])
+            messages.append({"role": "assistant", "content": text})
+        answers.sort(key=lambda a: len(calls) if a[0] is None else a[0])
+    elif calls:
+        said["tool_calls"] = [call_entry(i, c.name, c.text) for i, c in calls]
+        for i, content in answers:
+            if i is not None:
+                messages.append({"role": "tool", "tool_call_id": calls[i][0], "content": deepcopy(content)})
+        answers = [a for a in answers if a[0] is None]
+    return messages + [{"role": "user", "content": _observed(content)} for _, content in answers]
 
 
 def _call_ids(step: ActionStep) -> list[str]:
-    """The id of each call: its own, or one made of step number and position; unique within the step."""
+    """The id of each call, unique within the step."""
     used = {c.id for c in step.tool_calls}
     ids = []
     for i, call in enumerate(step.tool_calls, 1):
@@ -486,24 +449,20 @@ def _call_ids(step: ActionStep) -> list[str]:
 
 def match_observations(step: ActionStep) -> list[int | None]:
     """For each observation the position of its call: by id, without an id by order; None without a call."""
-    ids = _call_ids(step)
+    places = {call_id: i for i, call_id in enumerate(_call_ids(step))}
     named = {o.call_id for o in step.observations}
-    free = iter([i for i, c in enumerate(ids) if c not in named])
+    free = (i for call_id, i in places.items() if call_id not in named)
     positions: list[int | None] = []
     for o in step.observations:
-        if o.call_id is None:
-            positions.append(next(free, None))
-        else:
-            known = o.call_id in ids and ids.index(o.call_id) not in positions
-            positions.append(ids.index(o.call_id) if known else None)
+        i = next(free, None) if o.call_id is None else places.get(o.call_id)
+        positions.append(None if i in positions else i)
     return positions
 
 
 def _answers(step: ActionStep) -> list[tuple[int | None, Any]]:
-    """``(position of the call, content)`` of each answer, in order; each call has exactly one.
+    """Position of the call (None without a call) and content of each answer; each call has exactly one.
 
-    The position is None for an observation that answers no call. The error is the answer of the first call
-    without one; where all calls have one, it is appended to the last answer.
+    The error answers the first call without an observation, else it is appended to the last answer.
     """
     positions = match_observations(step)
     answers = [(i, o.content) for i, o in zip(positions, step.observations, strict=True)]
@@ -518,16 +477,17 @@ def _answers(step: ActionStep) -> list[tuple[int | None, Any]]:
         return [(None, error)]
     position, content = answers[-1]
     if isinstance(content, list):
-        return [*answers[:-1], (position, [*content, {"type": "text", "text": error}])]
-    return [*answers[:-1], (position, "\n\n".join(t for t in (content_text(content), error) if t))]
+        whole: Any = [*content, {"type": "text", "text": error}]
+    else:
+        whole = "\n\n".join(t for t in (content_text(content), error) if t)
+    return [*answers[:-1], (position, whole)]
 
 
 def _observed(content: Any) -> Any:
     """An answer as the content of a user message."""
-    if isinstance(content, str) and content.startswith(ERROR):
-        return content
     if not isinstance(content, list):
-        return OBSERVATION + content_text(content)
+        text = content_text(content)
+        return text if isinstance(content, str) and text.startswith(ERROR) else OBSERVATION + text
     text = OBSERVATION + "\n".join(part_text(p) for p in content if is_text_part(p))
     media = [deepcopy(p) for p in content if not is_text_part(p)]
     return [{"type": "text", "text": text}, *media] if media else text
