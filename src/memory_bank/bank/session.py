@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -62,23 +63,20 @@ class Session:
         return ""
 
     def prepare(self, settings: MemoryBankSettings | None, llm_client: object = None) -> None:
-        """Begin a step. A session without stores has nothing to load."""
+        """Begin a step."""
 
     def store(self, view: View, *, insights_later: bool = False) -> None:
-        """Store what is new in a view. This class stores nothing."""
+        """Store what is new in a view."""
 
     def cache(self, kind: Callable[[], T]) -> T:
-        """An instance of a class in which a policy keeps what it derived; made when first asked for.
-
-        A reset drops it.
-        """
+        """The instance, until a reset, of a class in which a policy keeps what it derived."""
         key = cast(type, kind)
         if key not in self._caches:
             self._caches[key] = kind()
         return cast(T, self._caches[key])
 
     def run_later(self, name: str, work: Callable[[], None]) -> None:  # noqa: ARG002
-        """Do work that the context does not need. This class does it at once."""
+        """Do work that no context needs."""
         work()
 
     def recount(self, context: Sequence[Any], written: Sequence[Any]) -> int:
@@ -110,7 +108,7 @@ class Session:
             self.last_plan = None
 
     def close(self) -> None:
-        """Release what the session holds open: nothing."""
+        """Release what the session holds open."""
 
     def _forget(self) -> None:
         self.transcript.reset()
@@ -147,13 +145,6 @@ class MemoryBankState(Session):
         storage_errors: how many steps went on without memory because the database failed.
     """
 
-    steps: dict[str, int]
-    marks: dict[str, str]
-    new_records: list[InteractionRecord]
-    _deferred: dict[str, Callable[[], None]]
-    _task: str
-    _by_call: dict[str, list[str]] | None  # trace_ids by call id, once asked for
-
     def __init__(
         self,
         embedding_model: Embedder | str | None = None,
@@ -177,7 +168,6 @@ class MemoryBankState(Session):
         self.settings = MemoryBankSettings()
         self.defer = defer
         self.retained: tuple[frozenset[str], frozenset[str]] = (frozenset(), frozenset())
-        self.shown_elsewhere: dict[tuple[str, str], InteractionRecord] = {}
         self.storage_errors = 0
         self.order_changes = 0
         self.generation: int | None = None
@@ -214,8 +204,6 @@ class MemoryBankState(Session):
         more: dict[str, Any] = {"agent_id": agent_id, "namespace": namespace, "counter": counter}
         return cls(embedding_model, database=url, session_id=session_id, on_jobs=on_jobs, defer=defer, **more)
 
-    # the step of a strategy
-
     @property
     def insight_store(self) -> InsightStore:
         """Its InsightStore; None until there is something to embed and an embedding model is known."""
@@ -247,16 +235,19 @@ class MemoryBankState(Session):
         generation, count = self.database.extent(self.session_id)
         if count or settings.scope != "session":  # else there is nothing to search yet
             self._insights.bind(settings.embedding_model)
-        if generation != self.generation:  # first use, or another process reset the session
-            self._load()
-            self.generation = generation
-        elif count != len(self.steps):  # another process has stored records
+        is_new = generation != self.generation  # first use, or another process reset the session
+        if is_new:
+            self._forget()
+        if is_new or count != len(self.steps):  # or it has stored records
             self._by_call = None
             steps = self.fact_store.steps()
-            if any(a != b for a, b in zip(self.steps, steps, strict=False)):
-                self.order_changes += 1
-            self.steps = steps
-            self.step_count = max(steps.values(), default=0)
+            self.order_changes += any(a != b for a, b in zip(self.steps, steps, strict=False))
+            self.steps, self.step_count = steps, max(steps.values(), default=0)
+        if is_new:
+            self.marks = self.fact_store.marks()
+            self._task = self.database.get_task(self.session_id)
+            self._insights.load()
+            self.generation = generation
         self._insights.begin(settings, llm_client)
         self.scope = settings.scope
         self.new_records = []
@@ -271,18 +262,15 @@ class MemoryBankState(Session):
         records, step = records_of(view.new, self.steps, self.step_count)
         later = insights_later and self.defer and self.observer_name == EXTRACTIVE
         task = self._task or view.task  # a shorter list, or a client's summary, does not replace it
-        self._store_facts(records, step, task, drafts=not later)
+        self._store_facts(records, step, task, not later)
         self.transcript.acknowledge()
-        self._store_insights(records, task, later=later)
-        self.retained = self._retained()
-
-    def _retained(self) -> tuple[frozenset[str], frozenset[str]]:
+        self._store_insights(records, task, later)
         tools = {name: of.retain for name, of in self.settings.tools.items() if of.retain is not None}
         by_tool = self.fact_store.of_tools(list(tools)) if tools else {}
         kinds = {t: "pinned" if tools[name] == "always" else "excluded" for t, name in by_tool.items()}
         kinds.update(self.marks)  # a person's decision counts more
         pinned = frozenset(t for t, kind in kinds.items() if kind == "pinned")
-        return pinned, frozenset(kinds) - pinned
+        self.retained = pinned, frozenset(kinds) - pinned
 
     def add(self, records: Sequence[InteractionRecord], *, task: str = "") -> int:
         """Store records that do not come from the transcript, by the same path; return how many were new.
@@ -302,7 +290,7 @@ class MemoryBankState(Session):
             return len(new)
 
     def _store_facts(
-        self, records: Sequence[InteractionRecord], step: int, task: str, *, drafts: bool = True
+        self, records: Sequence[InteractionRecord], step: int, task: str, drafts: bool = True
     ) -> None:
         if not records:
             return
@@ -316,12 +304,8 @@ class MemoryBankState(Session):
         self.new_records = list(records)
         log_ingested(records)
 
-    def _store_insights(
-        self, records: Sequence[InteractionRecord], task: str, *, later: bool = False
-    ) -> None:
-        def work() -> None:
-            self._insights.write(records, task, self.generation)
-
+    def _store_insights(self, records: Sequence[InteractionRecord], task: str, later: bool = False) -> None:
+        work = partial(self._insights.write, records, task, self.generation)
         if later:
             self.run_later("insights", work)
         else:
@@ -329,23 +313,17 @@ class MemoryBankState(Session):
         self._insights.start(bool(records))
 
     def run_later(self, name: str, work: Callable[[], None]) -> None:
-        """Do work that no context needs: at once, or in ``finish`` if the session defers."""
         if self.defer:
             self._deferred[name] = work
         else:
             work()
 
     def finish(self) -> None:
-        """Do the work that the last step deferred.
-
-        Raises StorageError, EmbeddingError; the next step does that work then.
-        """
+        """Do the work that the last step deferred. Raises StorageError, EmbeddingError: the next step does it."""
         with self.lock:
             deferred, self._deferred = self._deferred, {}
             for work in deferred.values():
                 work()
-
-    # what is stored
 
     @property
     def agent_id(self) -> str | None:
@@ -355,9 +333,7 @@ class MemoryBankState(Session):
     @property
     def wider(self) -> WiderScope | None:
         """The other sessions that ``scope`` includes; None when it includes none."""
-        if self.scope == "session":
-            return None
-        return WiderScope(self.database, self.session_id, self.scope)
+        return None if self.scope == "session" else WiderScope(self.database, self.session_id, self.scope)
 
     def learned_model(self) -> str | None:
         """The evidence model fitted to the sessions of its namespace, JSON; None where there is none."""
@@ -377,10 +353,10 @@ class MemoryBankState(Session):
         """End the task: empty both stores, the step count and the plan. Models stay loaded."""
         with self.lock:
             self.fact_store.clear()
-            if self.insight_store is not None:
-                self.insight_store.clear()
-            else:
+            if self.insight_store is None:
                 clear_insights(self.database, self.session_id)
+            else:
+                self.insight_store.clear()
             self.database.set_task(self.session_id, "")
             super().reset()
             self.step_count = 0
@@ -390,9 +366,7 @@ class MemoryBankState(Session):
     def flush(self, timeout: float | None = None) -> int:
         """Wait until every stored record has its summary; return the number of those that have none.
 
-        ``timeout`` in seconds; None waits without a limit. With ``observer_mode`` "inline" or "off" the only
-        records that wait are those of a step in another thread, and those whose summary the embedder
-        refused; for these it is asked again.
+        ``timeout`` in seconds; None waits without a limit. An embedder that refused summaries is asked again.
         """
         until = None if timeout is None else time.monotonic() + max(0.0, timeout)
         if self._deferred:
@@ -432,21 +406,8 @@ class MemoryBankState(Session):
         finally:
             self.close()
 
-    def _load(self) -> None:
-        """Read what is stored of the session."""
-        self._forget()
-        self.steps = self.fact_store.steps()
-        self.marks = self.fact_store.marks()
-        self.step_count = max(self.steps.values(), default=0)
-        self._task = self.database.get_task(self.session_id)
-        self._insights.load()
-
     def _is_mask(self, pair: Pair, trace_id: str) -> bool:
-        """Whether a client has put an older result in the place of a recorded output of the same call.
-
-        It is shorter than that output, which is not in the list itself; the call has the same id, name and
-        arguments.
-        """
+        """Whether a client put a shorter result in the place of a recorded output of the same call."""
         call, result = pair.call, pair.result
         if trace_id in self.steps or call is None or not call.call_id or result is None or not self.steps:
             return False
@@ -464,10 +425,10 @@ class MemoryBankState(Session):
     def _forget(self) -> None:
         super()._forget()
         self._insights.waiting = {}
-        self.steps = {}
-        self.marks = {}
-        self.new_records = []
-        self.shown_elsewhere.clear()
-        self._deferred = {}
+        self.steps: dict[str, int] = {}
+        self.marks: dict[str, str] = {}
+        self.new_records: list[InteractionRecord] = []
+        self.shown_elsewhere: dict[tuple[str, str], InteractionRecord] = {}
+        self._deferred: dict[str, Callable[[], None]] = {}
         self._task = ""
-        self._by_call = None
+        self._by_call: dict[str, list[str]] | None = None  # trace_ids by call id, once asked for
