@@ -295,9 +295,8 @@ class _Verification:
         """Every evidence model is readable and belongs to a namespace with sessions."""
         m = models.c
         used = sa.exists().where(sa.func.coalesce(_s.namespace, "") == m.namespace).label("used")
-        for row in self.database.rows(
-            sa.select(m.namespace, as_bytes(m.model).label("model"), used).where(m.model.is_not(None))
-        ):
+        kept = sa.select(m.namespace, as_bytes(m.model).label("model"), used).where(m.model.is_not(None))
+        for row in self.database.rows(kept):
             if row["used"] and is_model_text(bytes(row["model"])):
                 continue
             unused = "it has an evidence model and no session"

@@ -220,9 +220,8 @@ class MemoryBankState(Session):
     def prepare(self, settings: MemoryBankSettings | None, llm_client: object = None) -> None:
         """Begin a step: take its settings, and load what is stored and not known yet.
 
-        The settings' embedder and counter are used unless the session was given its own; the embedder is loaded
-        once there is something to embed or to search. Raises ConfigError, EmbedderLoadError,
-        EmbedderMismatchError, StorageError.
+        The settings' embedder and counter are used unless the session was given its own. Raises ConfigError,
+        EmbedderLoadError, EmbedderMismatchError, StorageError.
         """
         settings = self.settings if settings is None else settings
         self.settings = settings
@@ -253,22 +252,24 @@ class MemoryBankState(Session):
         self.new_records = []
 
     def store(self, view: View, *, insights_later: bool = False) -> None:
-        """Store the interactions of a view that are not stored yet: facts in one transaction, then insights.
-
-        ``insights_later``: no context of this step needs them, so that they may be deferred.
-        """
+        """Store what is new in a view: facts in one transaction, then insights, or later if no context needs them."""
         if view.interactions:
             self._insights.bind(self.settings.embedding_model)
         records, step = records_of(view.new, self.steps, self.step_count)
         later = insights_later and self.defer and self.observer_name == EXTRACTIVE
         task = self._task or view.task  # a shorter list, or a client's summary, does not replace it
-        self._store_facts(records, step, task, not later)
+        self._store_facts(records, step, task, drafts=not later)
         self.transcript.acknowledge()
-        self._store_insights(records, task, later)
+        work = partial(self._insights.write, records, task, self.generation)
+        if later:
+            self.run_later("insights", work)
+        else:
+            work()
+        self._insights.start(bool(records))
         tools = {name: of.retain for name, of in self.settings.tools.items() if of.retain is not None}
         by_tool = self.fact_store.of_tools(list(tools)) if tools else {}
         kinds = {t: "pinned" if tools[name] == "always" else "excluded" for t, name in by_tool.items()}
-        kinds.update(self.marks)  # a person's decision counts more
+        kinds |= self.marks  # a person's decision counts more
         pinned = frozenset(t for t, kind in kinds.items() if kind == "pinned")
         self.retained = pinned, frozenset(kinds) - pinned
 
@@ -284,14 +285,13 @@ class MemoryBankState(Session):
             new = [r for r in {r.trace_id: r for r in records}.values() if r.trace_id not in known]
             if new and self._prepared:
                 self._insights.bind(self.settings.embedding_model)
-            self._store_facts(new, max([self.step_count, *(r.step_id for r in new)]), task)
+            self._store_facts(new, max([self.step_count, *(r.step_id for r in new)]), task, drafts=True)
             if self.insight_store is not None:
-                self._store_insights(new, task)
+                self._insights.write(new, task, self.generation)
+                self._insights.start(bool(new))
             return len(new)
 
-    def _store_facts(
-        self, records: Sequence[InteractionRecord], step: int, task: str, drafts: bool = True
-    ) -> None:
+    def _store_facts(self, records: Sequence[InteractionRecord], step: int, task: str, drafts: bool) -> None:
         if not records:
             return
         if task and task != self._task:  # kept, so that insights can be made again later
@@ -303,14 +303,6 @@ class MemoryBankState(Session):
         self.step_count = step
         self.new_records = list(records)
         log_ingested(records)
-
-    def _store_insights(self, records: Sequence[InteractionRecord], task: str, later: bool = False) -> None:
-        work = partial(self._insights.write, records, task, self.generation)
-        if later:
-            self.run_later("insights", work)
-        else:
-            work()
-        self._insights.start(bool(records))
 
     def run_later(self, name: str, work: Callable[[], None]) -> None:
         if self.defer:

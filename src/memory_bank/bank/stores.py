@@ -49,6 +49,8 @@ from memory_bank.ports import Embedder, Scope
 from memory_bank.records import Hit, Insight, InteractionRecord
 from memory_bank.vectors import embedder_name, encode_documents, encode_queries
 
+Place = tuple[str, str]
+"""``(session_id, trace_id)`` of a record."""
 _r, _i = records.c, insights.c
 _BY_IDS = sa.select(*_r).where(of_session(records), _r.trace_id.in_(IDS))
 _INSIGHTS = sa.select(_i.trace_id, _i.summary, _i.source, _i.redo).where(of_session(insights))
@@ -362,21 +364,16 @@ def clear_insights(database: Database, session_id: str) -> None:
 
 
 class WiderScope:
-    """Reads the records and insights of all sessions in a scope of more than one session.
-
-    A record of another session is identified by ``(session_id, trace_id)``. Every method may raise StorageError.
-    """
+    """Reads the records and insights of all sessions in a scope. Every method may raise StorageError."""
 
     def __init__(self, database: Database, session_id: str, scope: Scope) -> None:
         self.database = database
         self.session_id = session_id
         self._within = within(_r.session_id, scope)
 
-    def entries(
-        self, where: Sequence[tuple[str, str]]
-    ) -> dict[tuple[str, str], tuple[InteractionRecord, Insight | None]]:
-        """Records with their insights, by ``(session_id, trace_id)``; missing ones are left out."""
-        found: dict[tuple[str, str], tuple[InteractionRecord, Insight | None]] = {}
+    def entries(self, where: Sequence[Place]) -> dict[Place, tuple[InteractionRecord, Insight | None]]:
+        """Records with their insights; missing ones are left out."""
+        found: dict[Place, tuple[InteractionRecord, Insight | None]] = {}
         entries = sa.select(*_r, _i.summary, _i.source, _i.redo).outerjoin(insights, INSIGHT_OF_RECORD)
         for part in in_parts(where):
             named = _r.session_id.in_({s for s, _ in part}), _r.trace_id.in_({t for _, t in part})
@@ -386,7 +383,7 @@ class WiderScope:
                     found[at] = from_row(row), insight_of(row)
         return found
 
-    def elsewhere(self, trace_id: str, *, beginning: bool = False) -> list[tuple[str, str]]:
+    def elsewhere(self, trace_id: str, *, beginning: bool = False) -> list[Place]:
         """The newest 20 records of other sessions with this trace_id (or this beginning of one), newest first."""
         if not is_trace_id(trace_id):
             return []

@@ -49,11 +49,8 @@ EXACT = "$utf8"
 _BATCH = 256
 _TWO_HALVES = re.compile("[\ud800-\udbff][\udc00-\udfff]")  # a JSON parser would join them
 _TABLES = {"record": records, "insight": insights, "job": jobs, "spending": spending}
-_LEASE = ("owner", "leased", "expires")  # an imported job is free
-_COLUMNS = {
-    kind: [c for c in table.c if c.name not in ("seq", "session_id", *_LEASE)]
-    for kind, table in _TABLES.items()
-}
+_LEFT_OUT = ("seq", "session_id", "owner", "leased", "expires")  # an imported job is free
+_COLUMNS = {kind: [c for c in table.c if c.name not in _LEFT_OUT] for kind, table in _TABLES.items()}
 
 Line = dict[str, Any]
 """One JSON object of an export."""
@@ -76,27 +73,27 @@ def export_lines(database: Database, session_id: str | None = None) -> Iterator[
                 order = [table.c.seq] if "seq" in table.c else [*table.primary_key]
                 rows = sa.select(*_COLUMNS[kind]).where(of_session(table)).order_by(*order)
                 for row in c.execute(rows, session, execution_options={"yield_per": _BATCH}):
-                    values = zip(_COLUMNS[kind], row, strict=True)
-                    yield {
-                        "session_id": name,
-                        kind: {column.name: _written(column, v) for column, v in values},
-                    }
+                    yield {"session_id": name, kind: _written(_COLUMNS[kind], row)}
 
 
 def _header(c: Connection, session: dict[str, Any]) -> Line:
     columns = [sessions.c.created, sessions.c.task, sessions.c.agent_id]
     row = c.execute(sa.select(*columns).where(of_session(sessions)), session).first() or (None, None, None)
-    own = {column.name: _written(column, value) for column, value in zip(columns, row, strict=True)}
     counts = {k: c.execute(count_of(t).where(of_session(t)), session).scalar() for k, t in _TABLES.items()}
     embedder = embedder_of(c) if counts["insight"] else None
     named = {"name": embedder[0], "dimension": embedder[1]} if embedder else None
-    return {"format": FORMAT, **own, "embedder": named, "rows": counts}
+    return {"format": FORMAT, **_written(columns, row), "embedder": named, "rows": counts}
 
 
-def _written(column: sa.Column[Any], value: Any) -> Any:
-    if isinstance(column.type, Embedding):
-        return base64.b64encode(value).decode()
-    return encode_text(value) if isinstance(column.type, ExactText) else value
+def _written(columns: Iterable[sa.Column[Any]], row: Iterable[Any]) -> Line:
+    line: Line = {}
+    for column, value in zip(columns, row, strict=True):
+        if isinstance(column.type, ExactText):
+            value = encode_text(value)
+        elif isinstance(column.type, Embedding):
+            value = base64.b64encode(value).decode()
+        line[column.name] = value
+    return line
 
 
 def encode_text(text: str | None) -> str | Mapping[str, str] | None:
@@ -291,7 +288,7 @@ def _import_session(
 def _write_session(database: Database, session: _ReadSession, model: Embedder | None) -> ImportedSession:
     name, header, rows = {"session": session.session_id}, session.header, session.rows
     with database.read() as c:
-        known = _known(c, insights, rows["insight"], session)
+        known = _known(c, insights, rows["insight"], session.session_id)
     summaries = [row for row in rows["insight"] if row["trace_id"] not in known]
     embedder = header.embedder and (header.embedder.name, header.embedder.dimension)
     if summaries and model is not None and embedder and embedder_name(model) != embedder[0]:
@@ -315,12 +312,12 @@ def _write_session(database: Database, session: _ReadSession, model: Embedder | 
             )
         owner = {"agent_id": agent or header.agent_id, "task": task or header.task}
         c.execute(sa.update(sessions).where(mine).values(owner), name)
-        stored = _known(c, records, rows["record"], session)
+        stored = _known(c, records, rows["record"], session.session_id)
         for row in rows["record"]:
             old = stored.get(row["trace_id"])
             if old is not None and old["mark"] != FORGOTTEN:
                 check_same(row, old)
-        known = _known(c, insights, summaries, session)
+        known = _known(c, insights, summaries, session.session_id)
         facts = [row for row in rows["record"] if row["trace_id"] not in stored]
         summaries = [row for row in summaries if row["trace_id"] not in known]
         waiting = [row for row in rows["job"] if row["trace_id"] not in stored]
@@ -335,12 +332,10 @@ def _write_session(database: Database, session: _ReadSession, model: Embedder | 
     return ImportedSession(session.session_id, len(facts), len(stored), len(summaries), len(waiting))
 
 
-def _known(
-    c: Connection, table: sa.Table, rows: Sequence[Line], session: _ReadSession
-) -> dict[str, RowMapping]:
+def _known(c: Connection, table: sa.Table, rows: Sequence[Line], session_id: str) -> dict[str, RowMapping]:
     """The rows that the bank has of the same trace_ids."""
     query = sa.select(table).where(of_session(table), table.c.trace_id.in_(IDS))
-    return rows_by_id(c, query, session.session_id, [row["trace_id"] for row in rows])
+    return rows_by_id(c, query, session_id, [row["trace_id"] for row in rows])
 
 
 def _bind(c: Connection, database: Database, embedder: tuple[str, int], session_id: str) -> None:
