@@ -65,10 +65,7 @@ def database_url(where: str | Path) -> sa.URL:
 
 
 def as_database(given: Database | str | Path | None) -> Database:
-    """A database as it is, the one of a file name or URL, or one in memory for None.
-
-    Raises ConfigError for anything else, and what Database raises.
-    """
+    """A Database as it is, that of a file name or URL, or one in memory; raises ConfigError for anything else."""
     if isinstance(given, Database):
         return given
     if given is None or isinstance(given, (str, Path)):
@@ -147,10 +144,7 @@ class Database:
         raise NotImplementedError
 
     def begin_creation(self, c: Connection) -> None:
-        """As ``begin_write``; other processes that create the bank wait until it has ended.
-
-        Raises DatabaseOpenError if what the tables need may not be created.
-        """
+        """As ``begin_write``, for one process at a time. Raises DatabaseOpenError for lack of rights."""
         raise NotImplementedError
 
     def tables(self, c: Connection) -> set[str]:
@@ -197,8 +191,6 @@ class Database:
         """The reason why a database cannot be opened, and what to do, on one line."""
         return first_line(error)
 
-    # opening
-
     def _create(self, must_exist: bool) -> None:
         """Create the tables if there are none, in one transaction, in one process at a time."""
         if self.in_memory:
@@ -230,8 +222,6 @@ class Database:
             )
         return True
 
-    # reading
-
     @contextmanager
     def read(self) -> Iterator[Connection]:
         """A connection for reading."""
@@ -254,10 +244,7 @@ class Database:
             return c.execute(statement, values).mappings().all()
 
     def read_bytes(self, column: sa.Column[Any], seq: int, start: int, size: int) -> bytes:
-        """``size`` bytes of a value of the row ``seq`` from ``start`` on, without reading the rest.
-
-        Raises StorageError, also if the row was deleted.
-        """
+        """``size`` bytes of a value of the row ``seq`` from ``start``. Raises StorageError, also without the row."""
         raise NotImplementedError
 
     @contextmanager
@@ -269,8 +256,6 @@ class Database:
                 yield connection
             finally:
                 connection.rollback()
-
-    # writing
 
     @contextmanager
     def write(self) -> Iterator[Connection]:
@@ -391,13 +376,8 @@ class Database:
                 f"{self.name}: {self.say(e)}; nothing was changed, the same call can be made again."
             ) from e
 
-    # sessions
-
     def open_session(self, session_id: str, agent_id: str | None = None, namespace: str | None = ANY) -> None:
-        """Create a session if it does not exist; set its agent if it has none.
-
-        Raises ConfigError for an invalid id, and for a session of another agent or namespace.
-        """
+        """Create a session, or set its agent. Raises ConfigError for invalid ids, another agent or namespace."""
         names = {"a session_id": session_id} | ({} if agent_id is None else {"an agent_id": agent_id})
         for what, name in names.items():
             if not is_session_id(name):

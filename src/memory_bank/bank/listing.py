@@ -320,9 +320,9 @@ def outlines(database: Database, session_id: str, trace_ids: Sequence[str]) -> l
 def holding(
     database: Database, session_id: str, texts: Sequence[Sequence[str]], limit: int, before: int | None = None
 ) -> list[Outline]:
-    """The records whose outputs contain a text of each group, ignoring the case of ASCII letters, the newest first.
+    """The records whose outputs contain a text of each group (ASCII letters in any case), newest first.
 
-    ``before``: only records with a lower ``seq``. The database reads the outputs.
+    ``before``: only records with a lower ``seq``.
     """
     conditions = [sa.or_(*(database.holds(_r.output, text) for text in group)) for group in texts]
     if before is not None:

@@ -49,10 +49,7 @@ _r, _i, _j, _s = records.c, insights.c, jobs.c, sessions.c
 
 @dataclass(frozen=True, slots=True)
 class Purged:
-    """How many rows of one session were deleted. ``bytes`` are those of arguments, outputs and summaries.
-
-    ``emptied``: the session has neither records nor insights left.
-    """
+    """How many rows of a session were deleted, the bytes of their texts, and whether it has no content left."""
 
     session_id: str
     records: int
@@ -80,20 +77,21 @@ def purge(
     for name in names:
         if dry_run:
             with database.read() as c:
-                found = _purge(c, name, before, dry_run)
+                found = _purge(c, name, before)
         else:
             with database.erase() as c:
                 model = lock_model(database, c, name)
                 database.lock_session(c, name)
-                found = _purge(c, name, before, dry_run)
-                if found is not None:
-                    forget_model(c, model)
+                found = _purge(c, name, before, model)
         if found is not None:
             yield found
 
 
-def _purge(c: Connection, name: str, before: float | None, dry_run: bool) -> Purged | None:
-    """Delete or count the rows of a session; None for none. Steps hold parts of records, so they go by age, too."""
+def _purge(c: Connection, name: str, before: float | None, model: str | None = None) -> Purged | None:
+    """Count the rows of a session, None for none, and delete them if ``model``, that of its namespace, is locked.
+
+    Steps go by age, too: a manifest has parts of records in it.
+    """
     session = {"session": name}
     doomed = {table: of_session(table) for table in (insights, jobs, records, steps)}
     if before is not None:
@@ -119,7 +117,7 @@ def _purge(c: Connection, name: str, before: float | None, dry_run: bool) -> Pur
         task = c.execute(sa.select(_s.task).where(of_session(sessions)), session).scalar()
         if before is not None or not (task or any(present(steps, lineage))):
             return None
-    if not dry_run:
+    if model is not None:
         for table, which in doomed.items():
             c.execute(sa.delete(table).where(which), session)
         fault_point("purge.executed")
@@ -128,6 +126,7 @@ def _purge(c: Connection, name: str, before: float | None, dry_run: bool) -> Pur
             nothing = {"task": None, "head": None, "head_calls": None}
             c.execute(sa.update(sessions).where(of_session(sessions)).values(nothing), session)
         c.execute(NEXT_GENERATION, session)
+        forget_model(c, model)
     return Purged(name, facts, summaries, waiting, raw + short, emptied)
 
 
@@ -164,9 +163,8 @@ def verify(
 ) -> Iterator[Defect]:
     """Check every row of a bank, a batch at a time, and yield the defects; ``counts`` is filled meanwhile.
 
-    ``repair`` creates missing sessions, deletes insights and jobs without a record, deletes unusable insights
-    and queues their records to be observed again. Records are never changed. Raises StorageError only if a
-    repair fails.
+    ``repair`` creates missing sessions, deletes insights and jobs without a record, and unusable insights, whose
+    records it queues. Records are never changed. Raises StorageError only if a repair fails.
     """
     counts = Counts() if counts is None else counts
     check = _Verification(database, counts, repair, report or (lambda *_: None))

@@ -80,11 +80,7 @@ class Session:
         work()
 
     def recount(self, context: Sequence[Any], written: Sequence[Any]) -> int:
-        """The tokens of a context in the form in which it is sent; its plan has them from now on, too.
-
-        ``written``: the chat messages that are read of that form. It may join messages, and may be unable to hold
-        a shortened text.
-        """
+        """The tokens of a context in the form in which it is sent, which reads as ``written``; its plan gets them."""
         count = self.counter.count_message
         if not isinstance(context, Context):  # a list that went through
             return sum(map(count, written))
@@ -117,14 +113,12 @@ class Session:
 
 
 class MemoryBankState(Session):
-    """A session's memory: its stores, its transcript and its last plan.
+    """A session's memory: its stores, its transcript and its last plan. Thread-safe; a context manager.
 
-    In memory unless ``database`` or ``MemoryBankState.open`` names a file or URL. Thread-safe; a context
-    manager.
+    In memory unless ``database`` or ``MemoryBankState.open`` names a file or URL.
 
     Args:
-        embedding_model: a name as in the settings, or any object with ``encode``. None takes the model that
-            the settings of the first step name.
+        embedding_model: a name as in the settings, or any object with ``encode``; None: as the settings say.
         database: a Database, a file name or a URL.
         agent_id: the agent that owns the session, for a ``scope`` wider than the session.
         namespace: the tenant that owns it, where several share a database.
@@ -136,12 +130,7 @@ class MemoryBankState(Session):
         fact_store: the session's FactStore.
         step_count: the number of the last stored step.
         steps: trace_id to step of every stored record, in the order of storing.
-        new_records: those that the present step has stored.
         marks: trace_id to mark of every record that a person pinned, excluded or forgot.
-        retained: the trace_ids of records that are pinned, and of those that no context shows, by marks and by
-            ``tools.NAME.retain``.
-        shown_elsewhere: other sessions' records in contexts, by session_id and trace_id.
-        order_changes: how often other processes changed the order of stored records.
         storage_errors: how many steps went on without memory because the database failed.
     """
 
@@ -167,9 +156,10 @@ class MemoryBankState(Session):
         self.scope: Scope = "session"
         self.settings = MemoryBankSettings()
         self.defer = defer
+        # trace_ids that are pinned, and that no context shows, by marks and by ``tools.NAME.retain``
         self.retained: tuple[frozenset[str], frozenset[str]] = (frozenset(), frozenset())
         self.storage_errors = 0
-        self.order_changes = 0
+        self.order_changes = 0  # how often other processes changed the order of stored records
         self.generation: int | None = None
         self.step_count = 0
         self._prepared = False  # whether a step has begun
@@ -195,11 +185,9 @@ class MemoryBankState(Session):
     ) -> MemoryBankState:
         """Open a durable session: a file name, ``sqlite:///bank.db`` or ``postgresql://user@host/database``.
 
-        A session that exists continues where it stopped, in this process or another. ``agent_id`` is stored
-        the first time it is given. A Database that is passed in stays open when the session is closed.
-
-        Raises DatabaseOpenError, DatabaseVersionError, EmbedderLoadError, EmbedderMismatchError, and
-        ConfigError for a session of another agent or namespace.
+        A session that exists continues where it stopped. ``agent_id`` is stored the first time it is given. A
+        Database that is passed in stays open when the session is closed. Raises DatabaseOpenError,
+        DatabaseVersionError, EmbedderLoadError, EmbedderMismatchError, ConfigError for another agent or namespace.
         """
         more: dict[str, Any] = {"agent_id": agent_id, "namespace": namespace, "counter": counter}
         return cls(embedding_model, database=url, session_id=session_id, on_jobs=on_jobs, defer=defer, **more)
@@ -252,7 +240,7 @@ class MemoryBankState(Session):
         self.new_records = []
 
     def store(self, view: View, *, insights_later: bool = False) -> None:
-        """Store what is new in a view: facts in one transaction, then insights, or later if no context needs them."""
+        """Store what is new in a view: facts in one transaction, then insights; these may wait for ``finish``."""
         if view.interactions:
             self._insights.bind(self.settings.embedding_model)
         records, step = records_of(view.new, self.steps, self.step_count)
@@ -419,7 +407,8 @@ class MemoryBankState(Session):
         self._insights.waiting = {}
         self.steps: dict[str, int] = {}
         self.marks: dict[str, str] = {}
-        self.new_records: list[InteractionRecord] = []
+        self.new_records: list[InteractionRecord] = []  # that the present step has stored
+        # other sessions' records in contexts, by session_id and trace_id
         self.shown_elsewhere: dict[tuple[str, str], InteractionRecord] = {}
         self._deferred: dict[str, Callable[[], None]] = {}
         self._task = ""

@@ -61,8 +61,7 @@ _FIRST = sa.select(_i.seq).where(of_session(insights)).limit(1)
 class FactStore:
     """The raw records of one session; without a database they live in memory.
 
-    ``database`` is a Database, a file name or a URL. Every method that uses it may raise StorageError. Raises
-    ConfigError for an invalid session_id or database.
+    ``database`` is a Database, a file name or a URL. Raises ConfigError; methods that use it, StorageError.
     """
 
     def __init__(self, database: Database | str | Path | None = None, session_id: str = "default") -> None:
@@ -137,10 +136,7 @@ class FactStore:
             return dict(c.execute(query, self._mine).all())
 
     def mark(self, trace_id: str, mark: Literal["pinned", "excluded"] | None) -> bool:
-        """Pin a record, exclude it from contexts, or take its mark away (None).
-
-        Open sessions notice at their next step. False: there is no such record, or it is forgotten.
-        """
+        """Pin a record, exclude it from contexts, or take its mark away; False: it is not there, or forgotten."""
         known = of_session(records), _r.trace_id == trace_id, _r.mark.is_distinct_from(FORGOTTEN)
         with self.database.write() as c:
             self.database.lock_session(c, self.session_id)
@@ -193,10 +189,9 @@ class FactStore:
 class InsightStore:
     """The summaries of one session, searchable by cosine similarity; without a database they live in memory.
 
-    ``embedding_model`` is anything with ``encode(list[str]) -> array (n, d)``, or a name as in the settings, such
-    as ``"lexical"``. ``database`` is a Database, a file name or a URL. A bank stores the name and the
-    dimension of its embedder: another one raises EmbedderMismatchError, which says how to re-embed. Every
-    method that uses the database may raise StorageError.
+    ``embedding_model`` is anything with ``encode(list[str]) -> array (n, d)``, or a name such as ``"lexical"``;
+    ``database`` a Database, a file name or a URL. Another embedder than the bank's raises EmbedderMismatchError,
+    which says how to re-embed. Every method that uses the database may raise StorageError.
     """
 
     def __init__(
@@ -270,11 +265,7 @@ class InsightStore:
         fault_point("insights.executed")
 
     def finish(self, owner: str, ended: Sequence[tuple[Job, Insight | None]]) -> None:
-        """Delete jobs of the session and store their insights, in one transaction.
-
-        The insight of a job that ``owner`` no longer holds is dropped: another worker has the job, or the
-        session was reset.
-        """
+        """Delete jobs and store their insights, in one transaction; not those that ``owner`` no longer holds."""
         prepared = self.embed([i for _, i in ended if i is not None])
 
         def write(c: Connection) -> None:
@@ -296,9 +287,8 @@ class InsightStore:
     ) -> list[Hit]:
         """At most ``limit`` insights without the session's excluded ones, best first; ties (1e-6): the newer first.
 
-        ``scope``: ``"agent"`` and ``"all"`` include other sessions, whose hits then name their session.
-
-        Raises EmbeddingError, EmbedderMismatchError.
+        ``scope``: ``"agent"`` and ``"all"`` include other sessions, whose hits then name their session. Raises
+        EmbeddingError, EmbedderMismatchError.
         """
         with self._lock:
             if scope not in self._searches:

@@ -68,13 +68,11 @@ class Worker:
         self.owner = f"{socket.gethostname()[:20]}:{os.getpid()}:{uuid.uuid4().hex[:16]}"
         self.progress = WorkerCounts()
         self._held: list[Job] = []
-        self._stores = lru_cache(64)(
-            lambda name: (FactStore(database, name), InsightStore(embedder, database, name))
-        )
+        self._stores = lru_cache(64)(lambda s: (FactStore(database, s), InsightStore(embedder, database, s)))
         self._paid: dict[int, Insight] = {}  # by job: insights that could not be stored
 
     def step(self) -> int:
-        """Take as many jobs as are observed concurrently and finish them; returns how many were taken.
+        """Take as many jobs as are observed concurrently, finish them, and return how many they were.
 
         Raises StorageError, EmbeddingError; the jobs are free again then, or when their lease ends.
         """
@@ -94,10 +92,7 @@ class Worker:
         return len(taken)
 
     def abandon(self) -> None:
-        """Release the current jobs; called from another thread when nobody waits for them any more.
-
-        They are free at once; results that ``step`` still gets for them are dropped.
-        """
+        """Release the current jobs, from any thread; results that ``step`` still gets for them are dropped."""
         held = self._held
         try:
             if held:
@@ -226,9 +221,8 @@ class BackgroundObserver:
             self._stop, self._wake = threading.Event(), threading.Event()
             self._settings = settings
             args = worker(), self._stop, self._wake
-            self._thread = threading.Thread(
-                target=self._run, args=args, name="memory-bank-observer", daemon=True
-            )
+            name = "memory-bank-observer"
+            self._thread = threading.Thread(target=self._run, args=args, name=name, daemon=True)
             self._thread.start()
 
     def _run(self, worker: Worker, stop: threading.Event, wake: threading.Event) -> None:
