@@ -402,9 +402,8 @@ class Database:
         if namespace not in (ANY, known[1]):
             raise ConfigError(f"there can be no session {session_id!r} here: choose another session_id.")
         if agent_id is not None and known[0] != agent_id:
-            session, owner, other = (
-                str(x).rpartition(NAMESPACE_END)[2] for x in (session_id, known[0], agent_id)
-            )
+            ids = (session_id, known[0], agent_id)
+            session, owner, other = (str(x).rpartition(NAMESPACE_END)[2] for x in ids)
             raise ConfigError(
                 f"the session {session!r} belongs to the agent {owner!r}, not to {other!r}: "
                 "open it with its own agent_id, or give this agent another session_id."

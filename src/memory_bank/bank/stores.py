@@ -27,6 +27,7 @@ from memory_bank.bank.rows import (
     to_rows,
 )
 from memory_bank.bank.schema import (
+    HAS_CONTENT,
     IDS,
     INSIGHT_OF_RECORD,
     NEXT_GENERATION,
@@ -137,7 +138,7 @@ class FactStore:
 
     def mark(self, trace_id: str, mark: Literal["pinned", "excluded"] | None) -> bool:
         """Pin a record, exclude it from contexts, or take its mark away; False: it is not there, or forgotten."""
-        known = of_session(records), _r.trace_id == trace_id, _r.mark.is_distinct_from(FORGOTTEN)
+        known = of_session(records), _r.trace_id == trace_id, HAS_CONTENT
         with self.database.write() as c:
             self.database.lock_session(c, self.session_id)
             found = c.execute(sa.update(records).where(*known).values(mark=mark), self._mine).rowcount
@@ -324,9 +325,8 @@ class InsightStore:
 
     def to_redo(self) -> list[Insight]:
         """The insights that are to be made again, oldest first."""
-        with self.database.read() as c:
-            marked = _INSIGHTS.where(_i.redo.is_not(None)).order_by(_i.seq)
-            return [Insight(*row) for row in c.execute(marked, self._mine)]
+        marked = _INSIGHTS.where(_i.redo.is_not(None)).order_by(_i.seq)
+        return [Insight(**row) for row in self.database.rows(marked, session=self.session_id)]
 
     def clear(self) -> None:
         """Delete every insight of the session; the embedding model stays loaded."""
@@ -379,9 +379,8 @@ class WiderScope:
             return []
         fits = _r.trace_id.like(like_prefix(trace_id), escape="/") if beginning else _r.trace_id == trace_id
         others = sa.select(_r.session_id, _r.trace_id).where(self._within, _r.session_id != SESSION, fits)
-        with self.database.read() as c:
-            rows = c.execute(others.order_by(_r.seq.desc()).limit(20), {"session": self.session_id})
-            return [(s, t) for s, t in rows]
+        rows = self.database.rows(others.order_by(_r.seq.desc()).limit(20), session=self.session_id)
+        return [(row["session_id"], row["trace_id"]) for row in rows]
 
     def size(self) -> int:
         """The number of records in the scope, those of the own session included."""
