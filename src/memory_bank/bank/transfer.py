@@ -145,8 +145,6 @@ class _Embedder(BaseModel):
 
 
 class _Header(BaseModel):
-    """The values of a session as a whole, and how many rows follow."""
-
     model_config = ConfigDict(strict=True)
     format: int
     created: Annotated[float, _checked(is_time)] | None = None
@@ -158,8 +156,6 @@ class _Header(BaseModel):
 
 @dataclass(slots=True)
 class _ReadSession:
-    """The lines of one session, checked."""
-
     session_id: str
     line: int
     header: _Header
@@ -263,7 +259,6 @@ def _parse_line(text: str | None) -> Line:
 
 
 def _read_header(value: Any) -> _Header:
-    """The values under ``session``. Raises RecordError."""
     try:
         header = _Header.model_validate(value)
     except ValidationError as e:
