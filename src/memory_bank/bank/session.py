@@ -134,6 +134,13 @@ class MemoryBankState(Session):
         storage_errors: how many steps went on without memory because the database failed.
     """
 
+    steps: dict[str, int]
+    marks: dict[str, str]
+    new_records: list[InteractionRecord]  # that the present step has stored
+    shown_elsewhere: dict[tuple[str, str], InteractionRecord]  # in contexts, by session_id and trace_id
+    _deferred: dict[str, Callable[[], None]]
+    _by_call: dict[str, list[str]] | None  # trace_ids by call id, once asked for
+
     def __init__(
         self,
         embedding_model: Embedder | str | None = None,
@@ -405,11 +412,6 @@ class MemoryBankState(Session):
     def _forget(self) -> None:
         super()._forget()
         self._insights.waiting = {}
-        self.steps: dict[str, int] = {}
-        self.marks: dict[str, str] = {}
-        self.new_records: list[InteractionRecord] = []  # that the present step has stored
-        # other sessions' records in contexts, by session_id and trace_id
-        self.shown_elsewhere: dict[tuple[str, str], InteractionRecord] = {}
-        self._deferred: dict[str, Callable[[], None]] = {}
-        self._task = ""
-        self._by_call: dict[str, list[str]] | None = None  # trace_ids by call id, once asked for
+        self.steps, self.marks, self.shown_elsewhere = {}, {}, {}
+        self.new_records, self._deferred = [], {}
+        self._task, self._by_call = "", None
