@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import string
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -32,32 +31,26 @@ from memory_bank.faults import fault_point
 from memory_bank.records import NAMESPACE_END
 
 T = TypeVar("T")
-_WIPE_SECONDS = 1.0
-_RECENT = 60.0  # seconds for which a failed write is remembered
 _ROOM = 16 * 2**20  # bytes that a disk should have left: a step may be that long
-_LOWER = {ord(c): c.lower() for c in string.ascii_uppercase}
 _SQLITE, _POSTGRES = ("sqlite", "Sqlite"), ("postgres", "Postgres")  # modules and classes, imported when used
 _KINDS = {
     "sqlite": _SQLITE, "sqlite+pysqlite": _SQLITE,
     "postgres": _POSTGRES, "postgresql": _POSTGRES, "postgresql+psycopg": _POSTGRES,
 }  # fmt: skip
+_USE = "use  sqlite:///FILE , a file name, or  postgresql://USER@HOST/DATABASE ."
 ANY: Any = object()
 """Any namespace, as an argument."""
 
 _s = sessions.c
 _GENERATION = sa.select(_s.generation).where(of_session(sessions))
-_EXTENT = sa.select(
-    _GENERATION.scalar_subquery(), count_of(records).where(of_session(records)).scalar_subquery()
-)
+_COUNT = count_of(records).where(of_session(records))
+_EXTENT = sa.select(_GENERATION.scalar_subquery(), _COUNT.scalar_subquery())
 _OWNERS = sa.select(_s.agent_id, _s.namespace, _s.deleted).where(of_session(sessions))
 _SET = sa.update(sessions).where(of_session(sessions))
 
 
 def database_url(where: str | Path) -> sa.URL:
-    """A database URL of a URL or a file name; ``""`` or ``:memory:`` mean memory.
-
-    Raises DatabaseOpenError.
-    """
+    """A database URL of a URL or a file name; ``""`` or ``:memory:`` mean memory. Raises DatabaseOpenError."""
     text = str(where)
     if any(c == "\0" or "\ud800" <= c <= "\udfff" for c in text):
         raise DatabaseOpenError("the name of the database holds NUL or is no valid text: give another one.")
@@ -68,24 +61,17 @@ def database_url(where: str | Path) -> sa.URL:
     try:
         return make_url(text)
     except (SQLAlchemyError, ValueError):
-        raise DatabaseOpenError(
-            "the database URL cannot be read: use  sqlite:///FILE , a file name, or  "
-            "postgresql://USER@HOST/DATABASE ."
-        ) from None
+        raise DatabaseOpenError(f"the database URL cannot be read: {_USE}") from None
 
 
 def as_database(given: Database | str | Path | None) -> Database:
-    """A database as it is, the one of a file name or URL, or one in memory for None.
-
-    Raises ConfigError for anything else, and what Database raises.
-    """
+    """A Database as it is, that of a file name or URL, or one in memory; raises ConfigError for anything else."""
     if isinstance(given, Database):
         return given
-    if given is not None and not isinstance(given, (str, Path)):
-        raise ConfigError(
-            f"a {type(given).__name__} was given as a database: pass a file name, a URL or a Database."
-        )
-    return Database(given or "")
+    if given is None or isinstance(given, (str, Path)):
+        return Database(given or "")
+    kind = type(given).__name__
+    raise ConfigError(f"a {kind} was given as a database: pass a file name, a URL or a Database.")
 
 
 class Database:
@@ -103,28 +89,20 @@ class Database:
     in_memory = False
     ranks = False
     read_only = False
-    exclusive = False
-    """Whether the writers of a process take turns."""
-    leaders = 1
-    """How many shared transactions a process runs at a time; with 0 every write has its own."""
-    reading: ClassVar[Mapping[str, Any]] = {}
-    """Options of connections that only read."""
-    elsewhere = ""
-    """Advice for a database that belongs to another program."""
-    insert: Callable[[sa.Table], Any]
-    """The INSERT of the dialect."""
+    exclusive = False  # whether the writers of a process take turns
+    leaders = 1  # how many shared transactions a process runs at a time; with 0 every write has its own
+    reading: ClassVar[Mapping[str, Any]] = {}  # options of connections that only read
+    elsewhere = ""  # advice for a database that belongs to another program
+    insert: Callable[[sa.Table], Any]  # the INSERT of the dialect
 
     def __new__(cls, where: str | Path = "", *, must_exist: bool = False) -> Database:  # noqa: ARG004
         if cls is not Database:
             return object.__new__(cls)
         driver = database_url(where).drivername
-        if driver in _KINDS:
-            module, kind = _KINDS[driver]
-            return cast(Database, object.__new__(getattr(import_module(f"memory_bank.bank.{module}"), kind)))
-        raise DatabaseOpenError(
-            f"a {driver} database cannot be opened: use  sqlite:///FILE , a file name, or  "
-            "postgresql://USER@HOST/DATABASE ."
-        )
+        if driver not in _KINDS:
+            raise DatabaseOpenError(f"a {driver} database cannot be opened: {_USE}")
+        module, kind = _KINDS[driver]
+        return cast(Database, object.__new__(getattr(import_module(f"memory_bank.bank.{module}"), kind)))
 
     def __init__(self, where: str | Path = "", *, must_exist: bool = False) -> None:
         self.url = database_url(where)
@@ -166,10 +144,7 @@ class Database:
         raise NotImplementedError
 
     def begin_creation(self, c: Connection) -> None:
-        """Begin the transaction that creates the tables. Another process that creates them waits until it ends.
-
-        Raises DatabaseOpenError if what the tables need may not be created.
-        """
+        """As ``begin_write``, for one process at a time. Raises DatabaseOpenError for lack of rights."""
         raise NotImplementedError
 
     def tables(self, c: Connection) -> set[str]:
@@ -216,8 +191,6 @@ class Database:
         """The reason why a database cannot be opened, and what to do, on one line."""
         return first_line(error)
 
-    # opening
-
     def _create(self, must_exist: bool) -> None:
         """Create the tables if there are none, in one transaction, in one process at a time."""
         if self.in_memory:
@@ -249,8 +222,6 @@ class Database:
             )
         return True
 
-    # reading
-
     @contextmanager
     def read(self) -> Iterator[Connection]:
         """A connection for reading."""
@@ -273,10 +244,7 @@ class Database:
             return c.execute(statement, values).mappings().all()
 
     def read_bytes(self, column: sa.Column[Any], seq: int, start: int, size: int) -> bytes:
-        """``size`` bytes of a value of the row ``seq`` from ``start`` on, without reading the rest.
-
-        Raises StorageError, also if the row was deleted.
-        """
+        """``size`` bytes of a value of the row ``seq`` from ``start``. Raises StorageError, also without the row."""
         raise NotImplementedError
 
     @contextmanager
@@ -289,8 +257,6 @@ class Database:
             finally:
                 connection.rollback()
 
-    # writing
-
     @contextmanager
     def write(self) -> Iterator[Connection]:
         """A connection in a transaction, committed at the end and rolled back on any error."""
@@ -299,16 +265,15 @@ class Database:
 
     @contextmanager
     def erase(self) -> Iterator[Connection]:
-        """As ``write``, for deleting content: what is deleted is overwritten.
+        """As ``write``, for deleting content: SQLite overwrites deleted pages and empties the write-ahead log.
 
-        With SQLite the deleted pages are overwritten, and the write-ahead log is emptied. While another
-        process reads the bank, the log is emptied by the next deletion or when the bank is opened again.
+        While another process reads the bank, the log is emptied by the next deletion or at the next opening.
         """
         with self.write() as connection:
             if self.url.get_backend_name() == "sqlite":
                 connection.exec_driver_sql("PRAGMA secure_delete=ON")
             yield connection
-        self._wipe(_WIPE_SECONDS)
+        self._wipe(1.0)
 
     def submit(self, operation: Callable[[Connection], T], session_id: str) -> T:
         """Run a write to a session and return its result once it is committed.
@@ -339,14 +304,13 @@ class Database:
     def check_writing(self) -> None:
         """Raise StorageError if the database can only be read, its disk is nearly full, or writes fail.
 
-        Writes nothing unless a write of this process failed over a minute ago, and no records were written since
-        then. A shorter write does not count: there may be room for it and none for a record.
+        Writes only if a write of this process failed over a minute ago, and no records were written since then.
         """
         room = self.room()
         if room is not None and room < _ROOM:
             raise StorageError(f"{self.name}: its disk has {room / 2**20:.1f} MiB left: make room on it.")
         failed = self._failed_write
-        if failed is not None and time.monotonic() - failed[0] < _RECENT:
+        if failed is not None and time.monotonic() - failed[0] < 60.0:
             raise StorageError(failed[1])
         if self.read_only or (failed is not None and not self.in_memory):
             with self.write() as c:
@@ -412,13 +376,8 @@ class Database:
                 f"{self.name}: {self.say(e)}; nothing was changed, the same call can be made again."
             ) from e
 
-    # sessions
-
     def open_session(self, session_id: str, agent_id: str | None = None, namespace: str | None = ANY) -> None:
-        """Create a session if it does not exist; set its agent if it has none.
-
-        Raises ConfigError for an invalid id, and for a session of another agent or namespace.
-        """
+        """Create a session, or set its agent. Raises ConfigError for invalid ids, another agent or namespace."""
         names = {"a session_id": session_id} | ({} if agent_id is None else {"an agent_id": agent_id})
         for what, name in names.items():
             if not is_session_id(name):
@@ -443,9 +402,8 @@ class Database:
         if namespace not in (ANY, known[1]):
             raise ConfigError(f"there can be no session {session_id!r} here: choose another session_id.")
         if agent_id is not None and known[0] != agent_id:
-            session, owner, other = (
-                str(x).rpartition(NAMESPACE_END)[2] for x in (session_id, known[0], agent_id)
-            )
+            ids = (session_id, known[0], agent_id)
+            session, owner, other = (str(x).rpartition(NAMESPACE_END)[2] for x in ids)
             raise ConfigError(
                 f"the session {session!r} belongs to the agent {owner!r}, not to {other!r}: "
                 "open it with its own agent_id, or give this agent another session_id."
@@ -487,8 +445,8 @@ class Database:
 
 
 def ascii_lower(text: str) -> str:
-    """The text with A to Z in lower case; all other letters stay as they are."""
-    return text.translate(_LOWER)
+    """A text with its ASCII letters in lower case."""
+    return text.encode("utf-8", "surrogatepass").lower().decode("utf-8", "surrogatepass")
 
 
 def first_line(error: BaseException) -> str:

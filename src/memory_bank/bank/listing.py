@@ -31,6 +31,7 @@ from memory_bank.bank.schema import (
     of_namespace,
     of_session,
     records,
+    rows_by_id,
     sessions,
     spending,
     steps,
@@ -42,14 +43,10 @@ from memory_bank.transcript.messages import MARKS, is_memory_tool
 
 PIECE = 2**20
 """How many bytes of a stored text are read at once."""
-_TASK_BYTES = 4_000  # of a task, in pages
 _HEAD = 2_000  # bytes of arguments and output in an outline
-_LONG = 2**16  # bytes; the head of a longer text is read separately
 _AT_ONCE = 500  # sessions
 
 _s, _r, _i, _j, _t = sessions.c, records.c, insights.c, jobs.c, steps.c
-
-# Sessions
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,11 +62,9 @@ class Tokens:
 class SessionInfo:
     """A session. ``task`` is what the user asked for (in pages its beginning); times are Unix seconds.
 
-    ``steps`` is the step_id of the latest record, ``jobs`` counts the records that wait for a model and
-    ``failing`` those of them that have failed before.
-
-    Pages leave out what takes longer to count: ``unobserved`` records without an insight (answers of our own tools
-    need none), insights ``to_redo``, ``attempts`` of the job that fails most, ``spent`` and ``tokens``.
+    ``steps`` is the step_id of the latest record, ``jobs`` counts the records that wait for a model, ``failing``
+    those that have failed before. Pages leave out what takes longer to count: ``unobserved`` records without an
+    insight (answers of our own tools need none) and all that follows; ``attempts`` are of the job that fails most.
     """
 
     session_id: str
@@ -103,19 +98,15 @@ class NamespaceTotals:
     tokens: Tokens
 
 
-def _of_each(table: sa.Table, value: sa.ColumnElement[Any]) -> sa.ScalarSelect[Any]:
-    return sa.select(value).where(table.c.session_id == _s.session_id).correlate(sessions).scalar_subquery()
-
-
-def _of_newest(value: sa.ColumnElement[Any]) -> sa.ScalarSelect[Any]:
-    mine = sa.select(value).where(_r.session_id == _s.session_id).correlate(sessions)
-    return mine.order_by(_r.seq.desc()).limit(1).scalar_subquery()
+def _of_each(table: sa.Table, value: sa.ColumnElement[Any], newest: bool = False) -> sa.ScalarSelect[Any]:
+    mine = sa.select(value).where(table.c.session_id == _s.session_id).correlate(sessions)
+    return (mine.order_by(table.c.seq.desc()).limit(1) if newest else mine).scalar_subquery()
 
 
 _INFO = sa.select(
     _s.session_id, _s.created, _s.agent_id, _s.forked_from, _s.task,
-    _of_newest(_r.timestamp).label("last_written"),
-    sa.func.coalesce(_of_newest(_r.step_id), 0).label("steps"),
+    _of_each(records, _r.timestamp, newest=True).label("last_written"),
+    sa.func.coalesce(_of_each(records, _r.step_id, newest=True), 0).label("steps"),
     _of_each(records, sa.func.count()).label("records"),
     _of_each(insights, sa.func.count()).label("insights"),
     _of_each(jobs, sa.func.count()).label("jobs"),
@@ -129,7 +120,6 @@ _DETAILS = _INFO.add_columns(
     *(_of_each(spending, value) for value in SPENT_SUMS),
     *(_of_each(steps, value) for value in _TOKENS),
 )
-_DETAILED = [*(c.name for c in _INFO.selected_columns), "to_redo", "attempts"]
 
 
 def has_session(database: Database, session_id: str) -> bool:
@@ -166,26 +156,22 @@ def list_page(
     it. ``text``: only sessions whose id (without ``prefix``) or task contains it, ignoring case.
     """
     wanted = text.casefold()
-    beginning = first_bytes(_s.task, _TASK_BYTES).label("task")
-    listed = sa.select(_s.session_id, _s.created, beginning).where(
-        of_namespace(namespace), _s.deleted.is_(None)
-    )
+    beginning = first_bytes(_s.task, 4_000).label("task")
+    listed = sa.select(_s.session_id, _s.created, beginning)
+    listed = listed.where(of_namespace(namespace), _s.deleted.is_(None))
     listed = listed.order_by(_s.created.desc(), _s.session_id.desc())
-    listed = listed.limit(_AT_ONCE if wanted else limit + 1)
+    page = listed = listed.limit(_AT_ONCE if wanted else limit + 1)
     with database.snapshot() as c:
-        place: tuple[float | None, str | None] = (None, after)
+        created = None
         if after is not None:
             known = sa.select(_s.created).where(_s.session_id == after, of_namespace(namespace))
-            place = c.execute(known).scalar(), after
-            if place[0] is None:
+            created = c.execute(known).scalar()
+            if created is None:
                 return None
         found: dict[str, str] = {}  # session_id to the beginning of its task
         while True:
-            page = listed
-            if place[0] is not None:
-                page = listed.where(
-                    _s.created <= place[0], (_s.created < place[0]) | (_s.session_id < place[1])
-                )
+            if created is not None:
+                page = listed.where(_s.created <= created, (_s.created < created) | (_s.session_id < after))
             rows = c.execute(page).all()
             for session_id, _, head in rows:
                 task = bytes(head or b"").decode("utf-8", "ignore")  # the last character may be incomplete
@@ -193,7 +179,7 @@ def list_page(
                     found[session_id] = task
             if not wanted or len(rows) < _AT_ONCE or len(found) > limit:
                 break
-            place = rows[-1].created, rows[-1].session_id
+            after, created = rows[-1].session_id, rows[-1].created
         shown = list(found)[:limit]
         infos = _INFO.with_only_columns(*(x for x in _INFO.selected_columns if x.name != "task"))
         of_id = {
@@ -216,9 +202,8 @@ def namespace_totals(database: Database, namespace: str | None) -> NamespaceTota
         there, facts, summaries = (sums(t, present, n)[0] for t in (sessions, records, insights))
         waiting, failing = sums(jobs, present, n, sa.func.count(_j.error))
         spent, tokens = sums(spending, ever, *SPENT_SUMS), sums(steps, present, *_TOKENS)
-    return NamespaceTotals(
-        there, facts, summaries, waiting, failing, spent_of(spent), Tokens(*map(int, tokens))
-    )
+    counts = there, facts, summaries, waiting, failing
+    return NamespaceTotals(*counts, spent_of(spent), Tokens(*map(int, tokens)))
 
 
 def _details(c: Connection, query: sa.Select[*tuple[Any, ...]]) -> list[SessionInfo]:
@@ -226,12 +211,9 @@ def _details(c: Connection, query: sa.Select[*tuple[Any, ...]]) -> list[SessionI
     for part in in_parts(c.execute(query).all(), _AT_ONCE):
         unobserved = _unobserved(c, [row.session_id for row in part])
         for row in part:
-            *values, calls, prompt, completion, cost, n, full, sent = row
-            named = dict(zip(_DETAILED, values, strict=True)) | {"task": row.task or ""}
-            spent, tokens = spent_of((calls, prompt, completion, cost)), Tokens(n, int(full), int(sent))
-            found.append(
-                SessionInfo(**named, unobserved=unobserved[row.session_id], spent=spent, tokens=tokens)
-            )
+            named = dict(zip(row._fields, row[:-7], strict=False)) | {"task": row.task or ""}
+            named |= {"spent": spent_of(row[-7:-3]), "tokens": Tokens(*map(int, row[-3:]))}
+            found.append(SessionInfo(**named, unobserved=unobserved[row.session_id]))
     return found
 
 
@@ -250,19 +232,16 @@ def _unobserved(c: Connection, session_ids: Sequence[str]) -> Counter[str]:
     return found
 
 
-# Records
-
 Text = Literal["input", "output"]
 
 
 @dataclass(frozen=True, slots=True)
 class Outline:
-    """A stored record with the beginnings of its texts only.
+    """A stored record with the beginnings of its texts only, and what its insight and its job say of it.
 
     ``number`` is its place in its session (1 is the oldest). ``input_head`` and ``output_head`` are the first
     bytes of the stored texts, ``input_bytes`` and ``output_bytes`` their lengths; a verbatim text is the one
-    received, any other is JSON of the value. ``summary``, ``source`` and ``redo`` are those of its insight,
-    ``attempts`` and ``error`` those of its job; None without one. ``mark``: see ``FactStore.marks``.
+    received, any other is JSON of the value. ``mark``: see ``FactStore.marks``.
     """
 
     session_id: str
@@ -294,7 +273,7 @@ class Outline:
 
 def _head(column: sa.Column[Any]) -> sa.ColumnElement[bytes | None]:
     """The first bytes; NULL for a long value, which SQLite would read as a whole for them."""
-    return sa.case((byte_length(column) <= _LONG, first_bytes(column, _HEAD)), else_=sa.null())
+    return sa.case((byte_length(column) <= 2**16, first_bytes(column, _HEAD)), else_=sa.null())
 
 
 _outline = sa.select(
@@ -306,32 +285,20 @@ _outline = sa.select(
 )  # fmt: skip
 _with_insight = records.outerjoin(insights, INSIGHT_OF_RECORD)
 _sources = _with_insight.outerjoin(jobs, JOB_OF_RECORD)
-_numbered = (
-    sa.select(_r.seq, sa.func.row_number().over(order_by=_r.seq).label("number"))
-    .where(of_session(records))
-    .subquery()
-)
+_row_number = sa.func.row_number().over(order_by=_r.seq).label("number")
+_numbered = sa.select(_r.seq, _row_number).where(of_session(records)).subquery()
 _older = records.alias()
-_number = (
-    count_of(_older)
-    .where(_older.c.session_id == _r.session_id, _older.c.seq <= _r.seq)
-    .correlate(records)
-    .scalar_subquery()
-)
-_BY_IDS = (
-    _outline.add_columns(_number.label("number"))
-    .select_from(_sources)
-    .where(of_session(records), _r.trace_id.in_(IDS))
-)
+_until = count_of(_older).where(_older.c.session_id == _r.session_id, _older.c.seq <= _r.seq)
+_number = _until.correlate(records).scalar_subquery().label("number")
+_BY_IDS = _outline.add_columns(_number).select_from(_sources).where(of_session(records), _r.trace_id.in_(IDS))
 
 
 def list_outlines(
     database: Database, session_id: str, limit: int, after: int = 0, tool: str | None = None
 ) -> list[Outline]:
     """Up to ``limit`` records of a session numbered above ``after``, oldest first; of one tool, if given."""
-    listed = (
-        sa.select(*_numbered.c).where(_numbered.c.number > after).order_by(_numbered.c.number).limit(limit)
-    )
+    listed = sa.select(*_numbered.c).where(_numbered.c.number > after)
+    listed = listed.order_by(_numbered.c.number).limit(limit)
     if tool is not None:
         listed = listed.join(records, _r.seq == _numbered.c.seq).where(_r.tool_name == tool)
     page = listed.subquery()
@@ -343,37 +310,33 @@ def list_outlines(
 def outlines(database: Database, session_id: str, trace_ids: Sequence[str]) -> list[Outline]:
     """The records with these ids, in their order; missing ones are skipped."""
     wanted = [t for t in dict.fromkeys(trace_ids) if is_trace_id(t)]
-    found: dict[str, Outline] = {}
-    for part in in_parts(wanted):
-        rows = database.rows(_BY_IDS, session=session_id, ids=part)
-        found.update((row["trace_id"], _outline_of(database, row)) for row in rows)
-    return [found[t] for t in wanted if t in found]
+    if not wanted:
+        return []
+    with database.read() as c:
+        found = rows_by_id(c, _BY_IDS, session_id, wanted)
+    return [_outline_of(database, found[t]) for t in wanted if t in found]
 
 
 def holding(
     database: Database, session_id: str, texts: Sequence[Sequence[str]], limit: int, before: int | None = None
 ) -> list[Outline]:
-    """The records whose outputs contain a text of each group, the newest first.
+    """The records whose outputs contain a text of each group (ASCII letters in any case), newest first.
 
-    The case of ASCII letters is ignored. ``before``: only records with a lower ``seq``. The database reads
-    the outputs.
+    ``before``: only records with a lower ``seq``.
     """
     conditions = [sa.or_(*(database.holds(_r.output, text) for text in group)) for group in texts]
     if before is not None:
         conditions.append(_r.seq < before)
-    query = (
-        sa.select(_r.trace_id).where(of_session(records), *conditions).order_by(_r.seq.desc()).limit(limit)
-    )
-    return outlines(database, session_id, database.column(query, session=session_id))
+    query = sa.select(_r.trace_id).where(of_session(records), *conditions).order_by(_r.seq.desc())
+    return outlines(database, session_id, database.column(query.limit(limit), session=session_id))
 
 
 def _outline_of(database: Database, row: RowMapping) -> Outline:
     values = dict(row)
     for text in ("input", "output"):
         head = values[f"{text}_head"]
-        values[f"{text}_head"] = bytes(
-            database.read_bytes(_r[text], row["seq"], 0, _HEAD) if head is None else head
-        )
+        head = database.read_bytes(_r[text], row["seq"], 0, _HEAD) if head is None else head
+        values[f"{text}_head"] = bytes(head)
     return Outline(**values)
 
 
@@ -401,10 +364,7 @@ def beginning_with(database: Database, session_id: str, text: str, limit: int) -
 
 
 def pieces(database: Database, outline: Outline, text: Text) -> Iterator[bytes]:
-    """A stored text in pieces of 1 MiB, each read over a connection of its own.
-
-    May raise StorageError, also after some pieces if the record is deleted meanwhile.
-    """
+    """A stored text in pieces of 1 MiB; raises StorageError also after some, if the record is deleted meanwhile."""
     size = outline.input_bytes if text == "input" else outline.output_bytes
     for start in range(0, size, PIECE):
         yield database.read_bytes(_r[text], outline.seq, start, min(PIECE, size - start))

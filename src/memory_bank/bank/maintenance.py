@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -45,15 +46,10 @@ from memory_bank.models.observer import EXTRACTIVE
 _BATCH = 256
 _r, _i, _j, _s = records.c, insights.c, jobs.c, sessions.c
 
-# Purging
-
 
 @dataclass(frozen=True, slots=True)
 class Purged:
-    """How many rows of one session were deleted. ``bytes`` are those of arguments, outputs and summaries.
-
-    ``emptied``: the session has neither records nor insights left.
-    """
+    """How many rows of a session were deleted, the bytes of their texts, and whether it has no content left."""
 
     session_id: str
     records: int
@@ -64,19 +60,13 @@ class Purged:
 
 
 def purge(
-    database: Database,
-    *,
-    session_id: str | None = None,
-    before: float | None = None,
-    dry_run: bool = False,
+    database: Database, *, session_id: str | None = None, before: float | None = None, dry_run: bool = False
 ) -> Iterator[Purged]:
     """Delete a session's content, or what was stored before a time (Unix seconds), or the intersection.
 
     One transaction a session: what is yielded is deleted, and the evidence model that was fitted to the sessions
     of its namespace. An emptied session keeps its row, its agent and what its Observer spent, so that other
-    processes notice and limits hold; its task is deleted. ``dry_run`` only counts.
-
-    Raises StorageError.
+    processes notice and limits hold; its task is deleted. ``dry_run`` only counts. Raises StorageError.
     """
     if session_id is not None:
         names = [session_id]
@@ -85,73 +75,60 @@ def purge(
     else:
         raise ValueError("name a session, a time, or both")
     for name in names:
-        doomed = _doomed(before)
         if dry_run:
             with database.read() as c:
-                found = _count(c, name, before, doomed)
+                found = _purge(c, name, before)
         else:
             with database.erase() as c:
                 model = lock_model(database, c, name)
                 database.lock_session(c, name)
-                found = _count(c, name, before, doomed)
-                if found is not None:
-                    _delete(c, name, doomed, found.emptied)
-                    forget_model(c, model)
+                found = _purge(c, name, before, model)
         if found is not None:
             yield found
 
 
-def _doomed(before: float | None) -> dict[sa.Table, sa.ColumnElement[bool]]:
-    """Which rows of the session to delete. Steps go by age, too: a manifest has parts of records in it."""
-    mine = {table: of_session(table) for table in (insights, jobs, records, steps)}
-    if before is None:
-        return mine
-    old = sa.select(_r.trace_id).where(of_session(records), _r.timestamp < before)
-    return {
-        insights: mine[insights] & _i.trace_id.in_(old),
-        jobs: mine[jobs] & _j.trace_id.in_(old),
-        records: mine[records] & (_r.timestamp < before),
-        steps: mine[steps] & (steps.c.created < before),
-    }
+def _purge(c: Connection, name: str, before: float | None, model: str | None = None) -> Purged | None:
+    """Count the rows of a session, None for none, and delete them if ``model``, that of its namespace, is locked.
 
-
-def _count(
-    c: Connection, name: str, before: float | None, doomed: dict[sa.Table, sa.ColumnElement[bool]]
-) -> Purged | None:
-    """What ``_delete`` would delete; None for nothing."""
+    Steps go by age, too: a manifest has parts of records in it.
+    """
     session = {"session": name}
+    doomed = {table: of_session(table) for table in (insights, jobs, records, steps)}
+    if before is not None:
+        old = sa.select(_r.trace_id).where(of_session(records), _r.timestamp < before)
+        doomed[insights] &= _i.trace_id.in_(old)
+        doomed[jobs] &= _j.trace_id.in_(old)
+        doomed[records] &= _r.timestamp < before
+        doomed[steps] &= steps.c.created < before
 
     def size(table: sa.Table, *texts: sa.Column[Any]) -> tuple[int, int]:
         length = sa.cast(sum_of(sum(map(byte_length, texts), sa.literal(0))), sa.BigInteger)
         count, total = c.execute(sa.select(sa.func.count(), length).where(doomed[table]), session).one()
         return count, int(total)
 
+    def present(*tables: sa.Table) -> list[int | None]:
+        return [c.execute(count_of(t).where(of_session(t)), session).scalar() for t in tables]
+
     facts, raw = size(records, _r.input, _r.output)
     summaries, short = size(insights, _i.summary)
     waiting, _ = size(jobs)
-    left = [c.execute(count_of(t).where(of_session(t)), session).scalar() for t in (records, insights)]
+    emptied = before is None or present(records, insights) == [facts, summaries]
     if not (facts or summaries or waiting):
         task = c.execute(sa.select(_s.task).where(of_session(sessions)), session).scalar()
-        other = (c.execute(count_of(t).where(of_session(t)), session).scalar() for t in (steps, lineage))
-        if before is not None or not (task or any(other)):
+        if before is not None or not (task or any(present(steps, lineage))):
             return None
-    emptied = before is None or left == [facts, summaries]
+    if model is not None:
+        for table, which in doomed.items():
+            c.execute(sa.delete(table).where(which), session)
+        fault_point("purge.executed")
+        if emptied:
+            c.execute(sa.delete(lineage).where(of_session(lineage)), session)
+            nothing = {"task": None, "head": None, "head_calls": None}
+            c.execute(sa.update(sessions).where(of_session(sessions)).values(nothing), session)
+        c.execute(NEXT_GENERATION, session)
+        forget_model(c, model)
     return Purged(name, facts, summaries, waiting, raw + short, emptied)
 
-
-def _delete(c: Connection, name: str, doomed: dict[sa.Table, sa.ColumnElement[bool]], emptied: bool) -> None:
-    session = {"session": name}
-    for table, which in doomed.items():
-        c.execute(sa.delete(table).where(which), session)
-    fault_point("purge.executed")
-    if emptied:
-        c.execute(sa.delete(lineage).where(of_session(lineage)), session)
-        nothing = {"task": None, "head": None, "head_calls": None}
-        c.execute(sa.update(sessions).where(of_session(sessions)).values(nothing), session)
-    c.execute(NEXT_GENERATION, session)
-
-
-# Verifying
 
 Report = Callable[[str, int, int], None]
 """Called with the name of a table, the number of rows checked, and of all."""
@@ -186,13 +163,11 @@ def verify(
 ) -> Iterator[Defect]:
     """Check every row of a bank, a batch at a time, and yield the defects; ``counts`` is filled meanwhile.
 
-    ``repair`` creates missing sessions, deletes insights and jobs without a record, deletes unusable insights
-    and queues their records to be observed again. Records are never changed. Raises StorageError only if a
-    repair fails.
+    ``repair`` creates missing sessions, deletes insights and jobs without a record, and unusable insights, whose
+    records it queues. Records are never changed. Raises StorageError only if a repair fails.
     """
-    check = _Verification(
-        database, Counts() if counts is None else counts, repair, report or (lambda *_: None)
-    )
+    counts = Counts() if counts is None else counts
+    check = _Verification(database, counts, repair, report or (lambda *_: None))
     for part in (
         check.file, check.sessions, check.embedder, check.records, check.insights, check.jobs, check.spending,
         check.models,
@@ -253,65 +228,46 @@ class _Verification:
         for row in self._pages(records, query):
             self.counts.records += 1
             self.counts.unobserved += row["insight"] is None
-            if what := self._check_record(row):
+            values, what = _values(records, row)
+            if not what:
+                record = from_row(values)
+                if is_derived(record.trace_id) and record.call_id is not None:
+                    if derivation(values["session_id"], record, values["output"]) is None:
+                        what = "its id is not the hash of its content"
+                    else:
+                        self.counts.checked_ids += 1
+            if what:
                 yield Defect("record", what, _name(row["session_id"]), _name(row["trace_id"]))
 
-    def _check_record(self, row: RowMapping) -> str:
-        values, what = _values(records, row)
-        if what:
-            return what
-        record = from_row(values)
-        if is_derived(record.trace_id) and record.call_id is not None:
-            if derivation(values["session_id"], record, values["output"]) is None:
-                return "its id is not the hash of its content"
-            self.counts.checked_ids += 1
-        return ""
-
     def insights(self) -> Iterator[Defect]:
-        """Every insight has a record and a usable embedding."""
+        """Every insight has a record and a usable embedding. Broken ones are deleted and their records queued."""
+        broken = self._broken_insights()
+        while part := list(islice(broken, _BATCH)):
+            if self.repair:
+                with self.database.write() as c:
+                    self.database.lock_session(c, None)
+                    for row, _ in part:  # a row that another process has replaced has another number
+                        deleted = c.execute(sa.delete(insights).where(_i.seq == row["seq"])).rowcount
+                        if deleted and row["record"] is not None and row["source"] != EXTRACTIVE:
+                            add_jobs(c, self.database, row["session_id"], [row["trace_id"]])
+                    for name in {row["session_id"] for row, _ in part}:
+                        c.execute(NEXT_GENERATION, {"session": name})
+            yield from (defect for _, defect in part)
+
+    def _broken_insights(self) -> Iterator[tuple[RowMapping, Defect]]:
         vector = sa.func.vector_dims(_i.embedding) if self.database.ranks else as_bytes(_i.embedding)
         columns = (c for c in _stored(insights) if c.name != "embedding")
         query = sa.select(*columns, vector.label("embedding"), _r.seq.label("record"))
-        broken: list[tuple[RowMapping, Defect]] = []
         for row in self._pages(insights, query.outerjoin(records, INSIGHT_OF_RECORD)):
             self.counts.insights += 1
-            if defect := self._check_insight(row):
-                broken.append((row, defect))
-            if len(broken) >= _BATCH:
-                yield from self._mended(broken)
-                broken = []
-        yield from self._mended(broken)
-
-    def _mended(self, broken: list[tuple[RowMapping, Defect]]) -> list[Defect]:
-        """The defects; to repair them, the rows are deleted and their records queued."""
-        if self.repair and broken:
-            with self.database.write() as c:
-                self.database.lock_session(c, None)
-                for row, _ in broken:  # a row that another process has replaced has another number
-                    deleted = c.execute(sa.delete(insights).where(_i.seq == row["seq"])).rowcount
-                    if deleted and row["record"] is not None and row["source"] != EXTRACTIVE:
-                        add_jobs(c, self.database, row["session_id"], [row["trace_id"]])
-                for name in {row["session_id"] for row, _ in broken}:
-                    c.execute(NEXT_GENERATION, {"session": name})
-        return [replace(defect, mended=self.repair) for _, defect in broken]
-
-    def _check_insight(self, row: RowMapping) -> Defect | None:
-        where = _name(row["session_id"]), _name(row["trace_id"])
-        if row["record"] is None:
-            return Defect("insight", "it has no record", *where)
-        if what := _values(insights, {**row, "embedding": b""})[1]:
-            return Defect("insight", what, *where)
-        if self.dimension is None:
-            return None  # reported once, by ``embedder``
-        vector = row["embedding"]
-        if not isinstance(vector, int | bytes):
-            return Defect("embedding", "its embedding is not readable", *where)
-        size = vector if isinstance(vector, int) else len(vector) / 4
-        if size != self.dimension:
-            return Defect("embedding", f"its embedding has {size:g} of {self.dimension} dimensions", *where)
-        if isinstance(vector, bytes) and not np.isfinite(np.frombuffer(vector, "<f4")).all():
-            return Defect("embedding", "its embedding has values that are not finite", *where)
-        return None
+            kind, what = "insight", "it has no record"
+            if row["record"] is not None:
+                what = _values(insights, {**row, "embedding": b""})[1]
+            if not what and self.dimension is not None:  # else reported once, by ``embedder``
+                kind, what = "embedding", _wrong_vector(row["embedding"], self.dimension)
+            if what:
+                where = _name(row["session_id"]), _name(row["trace_id"])
+                yield row, Defect(kind, what, *where, mended=self.repair)
 
     def jobs(self) -> Iterator[Defect]:
         """Every job has a record."""
@@ -337,9 +293,8 @@ class _Verification:
         """Every evidence model is readable and belongs to a namespace with sessions."""
         m = models.c
         used = sa.exists().where(sa.func.coalesce(_s.namespace, "") == m.namespace).label("used")
-        for row in self.database.rows(
-            sa.select(m.namespace, as_bytes(m.model).label("model"), used).where(m.model.is_not(None))
-        ):
+        kept = sa.select(m.namespace, as_bytes(m.model).label("model"), used).where(m.model.is_not(None))
+        for row in self.database.rows(kept):
             if row["used"] and is_model_text(bytes(row["model"])):
                 continue
             unused = "it has an evidence model and no session"
@@ -361,6 +316,18 @@ class _Verification:
             if len(rows) < _BATCH:
                 return
             last = rows[-1]["seq"]
+
+
+def _wrong_vector(vector: object, dimension: int) -> str:
+    """What is wrong with an embedding, or with its size alone where the database has read it; or ""."""
+    if not isinstance(vector, int | bytes):
+        return "its embedding is not readable"
+    size = vector if isinstance(vector, int) else len(vector) / 4
+    if size != dimension:
+        return f"its embedding has {size:g} of {dimension} dimensions"
+    if isinstance(vector, bytes) and not np.isfinite(np.frombuffer(vector, "<f4")).all():
+        return "its embedding has values that are not finite"
+    return ""
 
 
 def _stored(table: sa.Table) -> list[sa.ColumnElement[Any]]:

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 import sqlalchemy as sa
-from sqlalchemy.engine import Dialect
+from sqlalchemy.engine import Connection, Dialect, RowMapping
 from sqlalchemy.types import LargeBinary, TypeDecorator, TypeEngine, UserDefinedType
 
 T = TypeVar("T")
@@ -268,6 +268,14 @@ def first_bytes(column: sa.ColumnElement[Any], size: int) -> sa.ColumnElement[by
 def like_prefix(text: str) -> str:
     """The LIKE pattern, with the escape character ``/``, of texts that begin with ``text``."""
     return text.replace("/", "//").replace("%", "/%").replace("_", "/_") + "%"
+
+
+def rows_by_id(
+    c: Connection, query: sa.Select[Any], session_id: str, trace_ids: Sequence[str]
+) -> dict[str, RowMapping]:
+    """The rows of a session by trace_id, of a statement with the parameters ``session`` and ``ids``."""
+    parts = (c.execute(query, {"session": session_id, "ids": p}).mappings() for p in in_parts(trace_ids))
+    return {row["trace_id"]: row for rows in parts for row in rows}
 
 
 def in_parts(values: Sequence[T], size: int = 500) -> Iterator[Sequence[T]]:

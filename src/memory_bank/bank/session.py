@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -62,31 +63,24 @@ class Session:
         return ""
 
     def prepare(self, settings: MemoryBankSettings | None, llm_client: object = None) -> None:
-        """Begin a step. A session without stores has nothing to load."""
+        """Begin a step."""
 
     def store(self, view: View, *, insights_later: bool = False) -> None:
-        """Store what is new in a view. This class stores nothing."""
+        """Store what is new in a view."""
 
     def cache(self, kind: Callable[[], T]) -> T:
-        """An instance of a class in which a policy keeps what it derived; made when first asked for.
-
-        A reset drops it.
-        """
+        """The instance, until a reset, of a class in which a policy keeps what it derived."""
         key = cast(type, kind)
         if key not in self._caches:
             self._caches[key] = kind()
         return cast(T, self._caches[key])
 
     def run_later(self, name: str, work: Callable[[], None]) -> None:  # noqa: ARG002
-        """Do work that the context does not need. This class does it at once."""
+        """Do work that no context needs."""
         work()
 
     def recount(self, context: Sequence[Any], written: Sequence[Any]) -> int:
-        """The tokens of a context in the form in which it is sent; its plan has them from now on, too.
-
-        ``written``: the chat messages that are read of that form. It may join messages, and may be unable to hold
-        a shortened text.
-        """
+        """The tokens of a context in the form in which it is sent, which reads as ``written``; its plan gets them."""
         count = self.counter.count_message
         if not isinstance(context, Context):  # a list that went through
             return sum(map(count, written))
@@ -110,7 +104,7 @@ class Session:
             self.last_plan = None
 
     def close(self) -> None:
-        """Release what the session holds open: nothing."""
+        """Release what the session holds open."""
 
     def _forget(self) -> None:
         self.transcript.reset()
@@ -119,14 +113,12 @@ class Session:
 
 
 class MemoryBankState(Session):
-    """A session's memory: its stores, its transcript and its last plan.
+    """A session's memory: its stores, its transcript and its last plan. Thread-safe; a context manager.
 
-    In memory unless ``database`` or ``MemoryBankState.open`` names a file or URL. Thread-safe; a context
-    manager.
+    In memory unless ``database`` or ``MemoryBankState.open`` names a file or URL.
 
     Args:
-        embedding_model: a name as in the settings, or any object with ``encode``. None takes the model that
-            the settings of the first step name.
+        embedding_model: a name as in the settings, or any object with ``encode``; None: as the settings say.
         database: a Database, a file name or a URL.
         agent_id: the agent that owns the session, for a ``scope`` wider than the session.
         namespace: the tenant that owns it, where several share a database.
@@ -138,20 +130,15 @@ class MemoryBankState(Session):
         fact_store: the session's FactStore.
         step_count: the number of the last stored step.
         steps: trace_id to step of every stored record, in the order of storing.
-        new_records: those that the present step has stored.
         marks: trace_id to mark of every record that a person pinned, excluded or forgot.
-        retained: the trace_ids of records that are pinned, and of those that no context shows, by marks and by
-            ``tools.NAME.retain``.
-        shown_elsewhere: other sessions' records in contexts, by session_id and trace_id.
-        order_changes: how often other processes changed the order of stored records.
         storage_errors: how many steps went on without memory because the database failed.
     """
 
     steps: dict[str, int]
     marks: dict[str, str]
-    new_records: list[InteractionRecord]
+    new_records: list[InteractionRecord]  # that the present step has stored
+    shown_elsewhere: dict[tuple[str, str], InteractionRecord]  # in contexts, by session_id and trace_id
     _deferred: dict[str, Callable[[], None]]
-    _task: str
     _by_call: dict[str, list[str]] | None  # trace_ids by call id, once asked for
 
     def __init__(
@@ -176,10 +163,10 @@ class MemoryBankState(Session):
         self.scope: Scope = "session"
         self.settings = MemoryBankSettings()
         self.defer = defer
+        # trace_ids that are pinned, and that no context shows, by marks and by ``tools.NAME.retain``
         self.retained: tuple[frozenset[str], frozenset[str]] = (frozenset(), frozenset())
-        self.shown_elsewhere: dict[tuple[str, str], InteractionRecord] = {}
         self.storage_errors = 0
-        self.order_changes = 0
+        self.order_changes = 0  # how often other processes changed the order of stored records
         self.generation: int | None = None
         self.step_count = 0
         self._prepared = False  # whether a step has begun
@@ -205,16 +192,12 @@ class MemoryBankState(Session):
     ) -> MemoryBankState:
         """Open a durable session: a file name, ``sqlite:///bank.db`` or ``postgresql://user@host/database``.
 
-        A session that exists continues where it stopped, in this process or another. ``agent_id`` is stored
-        the first time it is given. A Database that is passed in stays open when the session is closed.
-
-        Raises DatabaseOpenError, DatabaseVersionError, EmbedderLoadError, EmbedderMismatchError, and
-        ConfigError for a session of another agent or namespace.
+        A session that exists continues where it stopped. ``agent_id`` is stored the first time it is given. A
+        Database that is passed in stays open when the session is closed. Raises DatabaseOpenError,
+        DatabaseVersionError, EmbedderLoadError, EmbedderMismatchError, ConfigError for another agent or namespace.
         """
         more: dict[str, Any] = {"agent_id": agent_id, "namespace": namespace, "counter": counter}
         return cls(embedding_model, database=url, session_id=session_id, on_jobs=on_jobs, defer=defer, **more)
-
-    # the step of a strategy
 
     @property
     def insight_store(self) -> InsightStore:
@@ -232,9 +215,8 @@ class MemoryBankState(Session):
     def prepare(self, settings: MemoryBankSettings | None, llm_client: object = None) -> None:
         """Begin a step: take its settings, and load what is stored and not known yet.
 
-        The settings' embedder and counter are used unless the session was given its own; the embedder is loaded
-        once there is something to embed or to search. Raises ConfigError, EmbedderLoadError,
-        EmbedderMismatchError, StorageError.
+        The settings' embedder and counter are used unless the session was given its own. Raises ConfigError,
+        EmbedderLoadError, EmbedderMismatchError, StorageError.
         """
         settings = self.settings if settings is None else settings
         self.settings = settings
@@ -247,25 +229,25 @@ class MemoryBankState(Session):
         generation, count = self.database.extent(self.session_id)
         if count or settings.scope != "session":  # else there is nothing to search yet
             self._insights.bind(settings.embedding_model)
-        if generation != self.generation:  # first use, or another process reset the session
-            self._load()
-            self.generation = generation
-        elif count != len(self.steps):  # another process has stored records
+        is_new = generation != self.generation  # first use, or another process reset the session
+        if is_new:
+            self._forget()
+        if is_new or count != len(self.steps):  # or it has stored records
             self._by_call = None
             steps = self.fact_store.steps()
-            if any(a != b for a, b in zip(self.steps, steps, strict=False)):
-                self.order_changes += 1
-            self.steps = steps
-            self.step_count = max(steps.values(), default=0)
+            self.order_changes += any(a != b for a, b in zip(self.steps, steps, strict=False))
+            self.steps, self.step_count = steps, max(steps.values(), default=0)
+        if is_new:
+            self.marks = self.fact_store.marks()
+            self._task = self.database.get_task(self.session_id)
+            self._insights.load()
+            self.generation = generation
         self._insights.begin(settings, llm_client)
         self.scope = settings.scope
         self.new_records = []
 
     def store(self, view: View, *, insights_later: bool = False) -> None:
-        """Store the interactions of a view that are not stored yet: facts in one transaction, then insights.
-
-        ``insights_later``: no context of this step needs them, so that they may be deferred.
-        """
+        """Store what is new in a view: facts in one transaction, then insights; these may wait for ``finish``."""
         if view.interactions:
             self._insights.bind(self.settings.embedding_model)
         records, step = records_of(view.new, self.steps, self.step_count)
@@ -273,16 +255,18 @@ class MemoryBankState(Session):
         task = self._task or view.task  # a shorter list, or a client's summary, does not replace it
         self._store_facts(records, step, task, drafts=not later)
         self.transcript.acknowledge()
-        self._store_insights(records, task, later=later)
-        self.retained = self._retained()
-
-    def _retained(self) -> tuple[frozenset[str], frozenset[str]]:
+        work = partial(self._insights.write, records, task, self.generation)
+        if later:
+            self.run_later("insights", work)
+        else:
+            work()
+        self._insights.start(bool(records))
         tools = {name: of.retain for name, of in self.settings.tools.items() if of.retain is not None}
         by_tool = self.fact_store.of_tools(list(tools)) if tools else {}
         kinds = {t: "pinned" if tools[name] == "always" else "excluded" for t, name in by_tool.items()}
-        kinds.update(self.marks)  # a person's decision counts more
+        kinds |= self.marks  # a person's decision counts more
         pinned = frozenset(t for t, kind in kinds.items() if kind == "pinned")
-        return pinned, frozenset(kinds) - pinned
+        self.retained = pinned, frozenset(kinds) - pinned
 
     def add(self, records: Sequence[InteractionRecord], *, task: str = "") -> int:
         """Store records that do not come from the transcript, by the same path; return how many were new.
@@ -296,14 +280,13 @@ class MemoryBankState(Session):
             new = [r for r in {r.trace_id: r for r in records}.values() if r.trace_id not in known]
             if new and self._prepared:
                 self._insights.bind(self.settings.embedding_model)
-            self._store_facts(new, max([self.step_count, *(r.step_id for r in new)]), task)
+            self._store_facts(new, max([self.step_count, *(r.step_id for r in new)]), task, drafts=True)
             if self.insight_store is not None:
-                self._store_insights(new, task)
+                self._insights.write(new, task, self.generation)
+                self._insights.start(bool(new))
             return len(new)
 
-    def _store_facts(
-        self, records: Sequence[InteractionRecord], step: int, task: str, *, drafts: bool = True
-    ) -> None:
+    def _store_facts(self, records: Sequence[InteractionRecord], step: int, task: str, drafts: bool) -> None:
         if not records:
             return
         if task and task != self._task:  # kept, so that insights can be made again later
@@ -316,36 +299,18 @@ class MemoryBankState(Session):
         self.new_records = list(records)
         log_ingested(records)
 
-    def _store_insights(
-        self, records: Sequence[InteractionRecord], task: str, *, later: bool = False
-    ) -> None:
-        def work() -> None:
-            self._insights.write(records, task, self.generation)
-
-        if later:
-            self.run_later("insights", work)
-        else:
-            work()
-        self._insights.start(bool(records))
-
     def run_later(self, name: str, work: Callable[[], None]) -> None:
-        """Do work that no context needs: at once, or in ``finish`` if the session defers."""
         if self.defer:
             self._deferred[name] = work
         else:
             work()
 
     def finish(self) -> None:
-        """Do the work that the last step deferred.
-
-        Raises StorageError, EmbeddingError; the next step does that work then.
-        """
+        """Do the work that the last step deferred. Raises StorageError, EmbeddingError: the next step does it."""
         with self.lock:
             deferred, self._deferred = self._deferred, {}
             for work in deferred.values():
                 work()
-
-    # what is stored
 
     @property
     def agent_id(self) -> str | None:
@@ -355,9 +320,7 @@ class MemoryBankState(Session):
     @property
     def wider(self) -> WiderScope | None:
         """The other sessions that ``scope`` includes; None when it includes none."""
-        if self.scope == "session":
-            return None
-        return WiderScope(self.database, self.session_id, self.scope)
+        return None if self.scope == "session" else WiderScope(self.database, self.session_id, self.scope)
 
     def learned_model(self) -> str | None:
         """The evidence model fitted to the sessions of its namespace, JSON; None where there is none."""
@@ -377,10 +340,10 @@ class MemoryBankState(Session):
         """End the task: empty both stores, the step count and the plan. Models stay loaded."""
         with self.lock:
             self.fact_store.clear()
-            if self.insight_store is not None:
-                self.insight_store.clear()
-            else:
+            if self.insight_store is None:
                 clear_insights(self.database, self.session_id)
+            else:
+                self.insight_store.clear()
             self.database.set_task(self.session_id, "")
             super().reset()
             self.step_count = 0
@@ -390,9 +353,7 @@ class MemoryBankState(Session):
     def flush(self, timeout: float | None = None) -> int:
         """Wait until every stored record has its summary; return the number of those that have none.
 
-        ``timeout`` in seconds; None waits without a limit. With ``observer_mode`` "inline" or "off" the only
-        records that wait are those of a step in another thread, and those whose summary the embedder
-        refused; for these it is asked again.
+        ``timeout`` in seconds; None waits without a limit. An embedder that refused summaries is asked again.
         """
         until = None if timeout is None else time.monotonic() + max(0.0, timeout)
         if self._deferred:
@@ -432,21 +393,8 @@ class MemoryBankState(Session):
         finally:
             self.close()
 
-    def _load(self) -> None:
-        """Read what is stored of the session."""
-        self._forget()
-        self.steps = self.fact_store.steps()
-        self.marks = self.fact_store.marks()
-        self.step_count = max(self.steps.values(), default=0)
-        self._task = self.database.get_task(self.session_id)
-        self._insights.load()
-
     def _is_mask(self, pair: Pair, trace_id: str) -> bool:
-        """Whether a client has put an older result in the place of a recorded output of the same call.
-
-        It is shorter than that output, which is not in the list itself; the call has the same id, name and
-        arguments.
-        """
+        """Whether a client put a shorter result in the place of a recorded output of the same call."""
         call, result = pair.call, pair.result
         if trace_id in self.steps or call is None or not call.call_id or result is None or not self.steps:
             return False
@@ -464,10 +412,6 @@ class MemoryBankState(Session):
     def _forget(self) -> None:
         super()._forget()
         self._insights.waiting = {}
-        self.steps = {}
-        self.marks = {}
-        self.new_records = []
-        self.shown_elsewhere.clear()
-        self._deferred = {}
-        self._task = ""
-        self._by_call = None
+        self.steps, self.marks, self.shown_elsewhere = {}, {}, {}
+        self.new_records, self._deferred = [], {}
+        self._task, self._by_call = "", None

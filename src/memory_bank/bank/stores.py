@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Collection, Sequence
+from dataclasses import asdict
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
 import sqlalchemy as sa
-from sqlalchemy.engine import Connection, RowMapping
+from sqlalchemy.engine import Connection
 
 from memory_bank.bank.database import Database, as_database
 from memory_bank.bank.embedder import bind, check_embedder
@@ -26,6 +27,7 @@ from memory_bank.bank.rows import (
     to_rows,
 )
 from memory_bank.bank.schema import (
+    HAS_CONTENT,
     IDS,
     INSIGHT_OF_RECORD,
     NEXT_GENERATION,
@@ -37,6 +39,7 @@ from memory_bank.bank.schema import (
     like_prefix,
     of_session,
     records,
+    rows_by_id,
     steps,
 )
 from memory_bank.bank.search import DatabaseSearch, IndexSearch, InsightSearch, within
@@ -47,14 +50,10 @@ from memory_bank.ports import Embedder, Scope
 from memory_bank.records import Hit, Insight, InteractionRecord
 from memory_bank.vectors import embedder_name, encode_documents, encode_queries
 
-FORGOTTEN_OUTPUT = "[forgotten]"
-_QUERIES_KEPT = 64  # cached query vectors: the fixed query is asked at every step
-_LONGEST_KEPT = 8_000  # characters of such a query
-_AT_MOST = 20  # places returned for a trace_id or its beginning
-
+Place = tuple[str, str]
+"""``(session_id, trace_id)`` of a record."""
 _r, _i = records.c, insights.c
 _BY_IDS = sa.select(*_r).where(of_session(records), _r.trace_id.in_(IDS))
-_STEPS = sa.select(_r.trace_id, _r.step_id).where(of_session(records)).order_by(_r.seq)
 _INSIGHTS = sa.select(_i.trace_id, _i.summary, _i.source, _i.redo).where(of_session(insights))
 _SUMMARIES = _INSIGHTS.where(_i.trace_id.in_(IDS))
 _FIRST = sa.select(_i.seq).where(of_session(insights)).limit(1)
@@ -63,8 +62,7 @@ _FIRST = sa.select(_i.seq).where(of_session(insights)).limit(1)
 class FactStore:
     """The raw records of one session; without a database they live in memory.
 
-    ``database`` is a Database, a file name or a URL. Every method that uses it may raise StorageError. Raises
-    ConfigError for an invalid session_id or database.
+    ``database`` is a Database, a file name or a URL. Raises ConfigError; methods that use it, StorageError.
     """
 
     def __init__(self, database: Database | str | Path | None = None, session_id: str = "default") -> None:
@@ -74,10 +72,7 @@ class FactStore:
         self.database.open_session(session_id)
 
     def store(self, record: InteractionRecord) -> None:
-        """Store a record durably; storing an equal one again changes nothing.
-
-        Raises RecordConflictError, RecordError, StorageError.
-        """
+        """Store a record unless an equal one is stored. Raises RecordConflictError, RecordError, StorageError."""
         self.store_many([record])
 
     def store_many(self, batch: Sequence[InteractionRecord], to_observe: Collection[str] = ()) -> None:
@@ -96,7 +91,7 @@ class FactStore:
         """Within a write, insert the rows of ``to_rows`` that do not exist. Raises RecordConflictError."""
         self.database.lock_session(c, self.session_id)
         if self.database.insert_new(c, records, list(rows.values())) != len(rows):  # some exist already
-            for old in self._rows_of(c, list(rows)):
+            for old in rows_by_id(c, _BY_IDS, self.session_id, list(rows)).values():
                 if old["mark"] != FORGOTTEN:
                     check_same(rows[old["trace_id"]], old)
         if to_observe:
@@ -113,48 +108,37 @@ class FactStore:
         if not wanted:
             return []
         with self.database.read() as c:
-            found = {row["trace_id"]: row for row in self._rows_of(c, wanted)}
+            found = rows_by_id(c, _BY_IDS, self.session_id, wanted)
         return [from_row(found[t]) for t in trace_ids if t in found]
-
-    def _rows_of(self, c: Connection, ids: list[str]) -> list[RowMapping]:
-        return [
-            row
-            for part in in_parts(ids)
-            for row in c.execute(_BY_IDS, {**self._mine, "ids": part}).mappings().all()
-        ]
 
     def steps(self) -> dict[str, int]:
         """The step_id of every record by trace_id, oldest first."""
-        return self._pairs(_STEPS)
+        return self._pairs(_r.step_id)
 
     def of_tools(self, names: Sequence[str]) -> dict[str, str]:
         """The records of some tools, oldest first: trace_id to the tool's name."""
-        return self._pairs(sa.select(_r.trace_id, _r.tool_name).where(_r.tool_name.in_(names)))
+        return self._pairs(_r.tool_name, _r.tool_name.in_(names))
 
     def marks(self) -> dict[str, str]:
         """The marks that persons have given to records, by trace_id: "pinned", "excluded", "forgotten"."""
-        return self._pairs(sa.select(_r.trace_id, _r.mark).where(_r.mark.is_not(None)))
+        return self._pairs(_r.mark, _r.mark.is_not(None))
 
     def by_call(self) -> dict[str, list[str]]:
         """The trace_ids of the session's records by the id of their call, oldest first."""
         found: dict[str, list[str]] = {}
-        for trace_id, call_id in self._pairs(
-            sa.select(_r.trace_id, _r.call_id).where(_r.call_id.is_not(None))
-        ).items():
+        for trace_id, call_id in self._pairs(_r.call_id, _r.call_id.is_not(None)).items():
             found.setdefault(call_id, []).append(trace_id)
         return found
 
-    def _pairs(self, columns: sa.Select[*tuple[Any, ...]]) -> dict[str, Any]:
-        """Two columns of the session's records, oldest first."""
+    def _pairs(self, column: sa.Column[Any], *where: sa.ColumnElement[bool]) -> dict[str, Any]:
+        """A column of the session's records by trace_id, oldest first."""
+        query = sa.select(_r.trace_id, column).where(of_session(records), *where).order_by(_r.seq)
         with self.database.read() as c:
-            return dict(c.execute(columns.where(of_session(records)).order_by(_r.seq), self._mine).all())
+            return dict(c.execute(query, self._mine).all())
 
     def mark(self, trace_id: str, mark: Literal["pinned", "excluded"] | None) -> bool:
-        """Pin a record, exclude it from contexts, or take its mark away (None).
-
-        Open sessions notice at their next step. False: there is no such record, or it is forgotten.
-        """
-        known = of_session(records), _r.trace_id == trace_id, _r.mark.is_distinct_from(FORGOTTEN)
+        """Pin a record, exclude it from contexts, or take its mark away; False: it is not there, or forgotten."""
+        known = of_session(records), _r.trace_id == trace_id, HAS_CONTENT
         with self.database.write() as c:
             self.database.lock_session(c, self.session_id)
             found = c.execute(sa.update(records).where(*known).values(mark=mark), self._mine).rowcount
@@ -169,7 +153,7 @@ class FactStore:
         from messages that still have it. False: there is no such record.
         """
         emptied = {"mark": FORGOTTEN, "call_id": None, "input": "{}", "input_verbatim": False}
-        emptied |= {"output": FORGOTTEN_OUTPUT, "output_verbatim": True}
+        emptied |= {"output": "[forgotten]", "output_verbatim": True}
         with self.database.erase() as c:
             model = lock_model(self.database, c, self.session_id)
             self.database.lock_session(c, self.session_id)
@@ -206,10 +190,9 @@ class FactStore:
 class InsightStore:
     """The summaries of one session, searchable by cosine similarity; without a database they live in memory.
 
-    ``embedding_model`` is anything with ``encode(list[str]) -> array (n, d)``, or a name as in the settings, such
-    as ``"lexical"``. ``database`` is a Database, a file name or a URL. A bank stores the name and the
-    dimension of its embedder: another one raises EmbedderMismatchError, which says how to re-embed. Every
-    method that uses the database may raise StorageError.
+    ``embedding_model`` is anything with ``encode(list[str]) -> array (n, d)``, or a name such as ``"lexical"``;
+    ``database`` a Database, a file name or a URL. Another embedder than the bank's raises EmbedderMismatchError,
+    which says how to re-embed. Every method that uses the database may raise StorageError.
     """
 
     def __init__(
@@ -233,7 +216,7 @@ class InsightStore:
         self.database.open_session(session_id)
         self._lock = threading.RLock()
         self._searches: dict[Scope, InsightSearch] = {}
-        self._vector = lru_cache(_QUERIES_KEPT)(lambda query: encode_queries(embedding_model, [query]))
+        self._vector = lru_cache(64)(lambda query: encode_queries(embedding_model, [query]))
         check_embedder(self.database, self.embedder_name, None)
 
     def add(self, trace_id: str, summary: str) -> None:
@@ -261,15 +244,8 @@ class InsightStore:
             return []
         vectors = encode_documents(self.embedding_model, [i.summary for i in latest])
         return [
-            {
-                "session_id": self.session_id,
-                "trace_id": i.trace_id,
-                "summary": i.summary,
-                "embedding": vector.astype("<f4").tobytes(),
-                "source": i.source,
-                "redo": i.redo,
-            }
-            for i, vector in zip(latest, vectors, strict=True)
+            {"session_id": self.session_id, "embedding": vector.astype("<f4").tobytes(), **asdict(insight)}
+            for insight, vector in zip(latest, vectors, strict=True)
         ]
 
     def insert(self, c: Connection, rows: list[dict[str, Any]], generation: int | None = None) -> None:
@@ -290,11 +266,7 @@ class InsightStore:
         fault_point("insights.executed")
 
     def finish(self, owner: str, ended: Sequence[tuple[Job, Insight | None]]) -> None:
-        """Delete jobs of the session and store their insights, in one transaction.
-
-        The insight of a job that ``owner`` no longer holds is dropped: another worker has the job, or the
-        session was reset.
-        """
+        """Delete jobs and store their insights, in one transaction; not those that ``owner`` no longer holds."""
         prepared = self.embed([i for _, i in ended if i is not None])
 
         def write(c: Connection) -> None:
@@ -312,27 +284,21 @@ class InsightStore:
         return [hit.trace_id for hit in self.rank(query, limit=max(0, top_k))]
 
     def rank(
-        self,
-        query: str,
-        exclude: Collection[str] = (),
-        limit: int | None = None,
-        *,
-        scope: Scope = "session",
+        self, query: str, exclude: Collection[str] = (), limit: int | None = None, *, scope: Scope = "session"
     ) -> list[Hit]:
         """At most ``limit`` insights without the session's excluded ones, best first; ties (1e-6): the newer first.
 
-        ``scope``: ``"agent"`` and ``"all"`` include other sessions, whose hits then name their session.
-
-        Raises EmbeddingError, EmbedderMismatchError.
+        ``scope``: ``"agent"`` and ``"all"`` include other sessions, whose hits then name their session. Raises
+        EmbeddingError, EmbedderMismatchError.
         """
         with self._lock:
-            search = self._searches.get(scope)
-            if search is None:
+            if scope not in self._searches:
                 kind = DatabaseSearch if self.database.ranks else IndexSearch
-                search = kind(self.database, self.session_id, self.embedder_name, scope)
-                self._searches[scope] = search
-            vector = self._vector if len(query) <= _LONGEST_KEPT else self._vector.__wrapped__
-            return search.rank(lambda: vector(query), exclude, limit)
+                self._searches[scope] = kind(self.database, self.session_id, self.embedder_name, scope)
+            vector = (
+                self._vector if len(query) <= 8_000 else self._vector.__wrapped__
+            )  # long ones are not cached
+            return self._searches[scope].rank(lambda: vector(query), exclude, limit)
 
     def get_summary(self, trace_id: str) -> str | None:
         """The summary, or None."""
@@ -348,12 +314,9 @@ class InsightStore:
         wanted = [t for t in dict.fromkeys(trace_ids) if is_trace_id(t)]
         if not wanted:
             return {}
-        found: dict[str, Insight] = {}
         with self.database.read() as c:
-            for part in in_parts(wanted):
-                rows = c.execute(_SUMMARIES, {**self._mine, "ids": part})
-                found.update((row[0], Insight(*row)) for row in rows)
-        return {t: found[t] for t in wanted if t in found}
+            found = rows_by_id(c, _SUMMARIES, self.session_id, wanted)
+        return {t: Insight(**found[t]) for t in wanted if t in found}
 
     def trace_ids(self) -> list[str]:
         """All ids that have an insight, oldest first."""
@@ -362,9 +325,8 @@ class InsightStore:
 
     def to_redo(self) -> list[Insight]:
         """The insights that are to be made again, oldest first."""
-        with self.database.read() as c:
-            rows = c.execute(_INSIGHTS.where(_i.redo.is_not(None)).order_by(_i.seq), self._mine)
-            return [Insight(*row) for row in rows]
+        marked = _INSIGHTS.where(_i.redo.is_not(None)).order_by(_i.seq)
+        return [Insight(**row) for row in self.database.rows(marked, session=self.session_id)]
 
     def clear(self) -> None:
         """Delete every insight of the session; the embedding model stays loaded."""
@@ -379,37 +341,29 @@ class InsightStore:
 
     def size(self) -> int:
         """The number of insights."""
-        return (
-            self.database.value(count_of(insights).where(of_session(insights)), session=self.session_id) or 0
-        )
+        mine = count_of(insights).where(of_session(insights))
+        return self.database.value(mine, session=self.session_id) or 0
 
 
 def clear_insights(database: Database, session_id: str) -> None:
     """Delete a session's insights, without an embedding model."""
-    session = {"session": session_id}
     with database.erase() as c:
         database.lock_session(c, session_id)
-        c.execute(sa.delete(insights).where(of_session(insights)), session)
-        c.execute(NEXT_GENERATION, session)
+        for statement in (sa.delete(insights).where(of_session(insights)), NEXT_GENERATION):
+            c.execute(statement, {"session": session_id})
 
 
 class WiderScope:
-    """Reads the records and insights of all sessions in a scope of more than one session.
-
-    A record of another session is identified by ``(session_id, trace_id)``. Every method may raise
-    StorageError.
-    """
+    """Reads the records and insights of all sessions in a scope. Every method may raise StorageError."""
 
     def __init__(self, database: Database, session_id: str, scope: Scope) -> None:
         self.database = database
         self.session_id = session_id
         self._within = within(_r.session_id, scope)
 
-    def entries(
-        self, where: Sequence[tuple[str, str]]
-    ) -> dict[tuple[str, str], tuple[InteractionRecord, Insight | None]]:
-        """Records with their insights, by ``(session_id, trace_id)``; missing ones are left out."""
-        found: dict[tuple[str, str], tuple[InteractionRecord, Insight | None]] = {}
+    def entries(self, where: Sequence[Place]) -> dict[Place, tuple[InteractionRecord, Insight | None]]:
+        """Records with their insights; missing ones are left out."""
+        found: dict[Place, tuple[InteractionRecord, Insight | None]] = {}
         entries = sa.select(*_r, _i.summary, _i.source, _i.redo).outerjoin(insights, INSIGHT_OF_RECORD)
         for part in in_parts(where):
             named = _r.session_id.in_({s for s, _ in part}), _r.trace_id.in_({t for _, t in part})
@@ -419,18 +373,14 @@ class WiderScope:
                     found[at] = from_row(row), insight_of(row)
         return found
 
-    def elsewhere(self, trace_id: str, *, beginning: bool = False) -> list[tuple[str, str]]:
-        """The records of other sessions with this trace_id (or this beginning of one), newest first.
-
-        At most 20.
-        """
+    def elsewhere(self, trace_id: str, *, beginning: bool = False) -> list[Place]:
+        """The newest 20 records of other sessions with this trace_id (or this beginning of one), newest first."""
         if not is_trace_id(trace_id):
             return []
         fits = _r.trace_id.like(like_prefix(trace_id), escape="/") if beginning else _r.trace_id == trace_id
         others = sa.select(_r.session_id, _r.trace_id).where(self._within, _r.session_id != SESSION, fits)
-        with self.database.read() as c:
-            rows = c.execute(others.order_by(_r.seq.desc()).limit(_AT_MOST), {"session": self.session_id})
-            return [(s, t) for s, t in rows]
+        rows = self.database.rows(others.order_by(_r.seq.desc()).limit(20), session=self.session_id)
+        return [(row["session_id"], row["trace_id"]) for row in rows]
 
     def size(self) -> int:
         """The number of records in the scope, those of the own session included."""

@@ -24,6 +24,7 @@ from memory_bank.bank.database import Database
 from memory_bank.bank.embedder import bank_embedder, bind, embed_all, embedder_of
 from memory_bank.bank.rows import FORGOTTEN, MARKS, check_same, is_session_id, is_time, what_is_wrong
 from memory_bank.bank.schema import (
+    IDS,
     NEXT_GENERATION,
     Embedding,
     ExactText,
@@ -33,6 +34,7 @@ from memory_bank.bank.schema import (
     jobs,
     of_session,
     records,
+    rows_by_id,
     sessions,
     spending,
 )
@@ -47,11 +49,8 @@ EXACT = "$utf8"
 _BATCH = 256
 _TWO_HALVES = re.compile("[\ud800-\udbff][\udc00-\udfff]")  # a JSON parser would join them
 _TABLES = {"record": records, "insight": insights, "job": jobs, "spending": spending}
-_LEASE = ("owner", "leased", "expires")  # an imported job is free
-_COLUMNS = {
-    kind: [c for c in table.c if c.name not in ("seq", "session_id", *_LEASE)]
-    for kind, table in _TABLES.items()
-}
+_LEFT_OUT = ("seq", "session_id", "owner", "leased", "expires")  # an imported job is free
+_COLUMNS = {kind: [c for c in table.c if c.name not in _LEFT_OUT] for kind, table in _TABLES.items()}
 
 Line = dict[str, Any]
 """One JSON object of an export."""
@@ -73,28 +72,22 @@ def export_lines(database: Database, session_id: str | None = None) -> Iterator[
             for kind, table in _TABLES.items():
                 order = [table.c.seq] if "seq" in table.c else [*table.primary_key]
                 rows = sa.select(*_COLUMNS[kind]).where(of_session(table)).order_by(*order)
-                found = c.execute(rows, session, execution_options={"yield_per": _BATCH}).mappings()
-                yield from ({"session_id": name, kind: _written(kind, row)} for row in found)
+                for row in c.execute(rows, session, execution_options={"yield_per": _BATCH}):
+                    yield {"session_id": name, kind: _written(_COLUMNS[kind], row)}
 
 
 def _header(c: Connection, session: dict[str, Any]) -> Line:
-    row = c.execute(sa.select(sessions).where(of_session(sessions)), session).mappings().first()
+    columns = [sessions.c.created, sessions.c.task, sessions.c.agent_id]
+    row = c.execute(sa.select(*columns).where(of_session(sessions)), session).first() or (None, None, None)
     counts = {k: c.execute(count_of(t).where(of_session(t)), session).scalar() for k, t in _TABLES.items()}
     embedder = embedder_of(c) if counts["insight"] else None
-    return {
-        "format": FORMAT,
-        "created": row["created"] if row else None,
-        "task": encode_text(row["task"]) if row else None,
-        "agent_id": row["agent_id"] if row else None,
-        "embedder": {"name": embedder[0], "dimension": embedder[1]} if embedder else None,
-        "rows": counts,
-    }
+    named = {"name": embedder[0], "dimension": embedder[1]} if embedder else None
+    return {"format": FORMAT, **_written(columns, row), "embedder": named, "rows": counts}
 
 
-def _written(kind: str, row: RowMapping) -> Line:
+def _written(columns: Iterable[sa.Column[Any]], row: Iterable[Any]) -> Line:
     line: Line = {}
-    for column in _COLUMNS[kind]:
-        value = row[column.name]
+    for column, value in zip(columns, row, strict=True):
         if isinstance(column.type, ExactText):
             value = encode_text(value)
         elif isinstance(column.type, Embedding):
@@ -117,9 +110,6 @@ def decode_text(value: object) -> object:
     return value
 
 
-# Import
-
-
 @dataclass(frozen=True, slots=True)
 class ImportedSession:
     """How many rows of a session were inserted; ``known`` counts the records that the bank had already."""
@@ -140,10 +130,6 @@ class RefusedSession:
     reason: str
 
 
-class _BrokenLine(ValueError):
-    """A line that cannot be imported; the message says why."""
-
-
 def _checked(check: Callable[[Any], bool]) -> AfterValidator:
     def checked(value: Any) -> Any:
         if not check(value):
@@ -159,8 +145,6 @@ class _Embedder(BaseModel):
 
 
 class _Header(BaseModel):
-    """The values of a session as a whole, and how many rows follow."""
-
     model_config = ConfigDict(strict=True)
     format: int
     created: Annotated[float, _checked(is_time)] | None = None
@@ -172,8 +156,6 @@ class _Header(BaseModel):
 
 @dataclass(slots=True)
 class _ReadSession:
-    """The lines of one session, checked."""
-
     session_id: str
     line: int
     header: _Header
@@ -188,10 +170,10 @@ class _ReadSession:
         return ""
 
     def add(self, line: Line) -> None:
-        """Add the row of a line. Raises _BrokenLine."""
+        """Add the row of a line. Raises RecordError."""
         kind = next((k for k in _TABLES if k in line), None)
         if kind is None or not isinstance(line[kind], dict):
-            raise _BrokenLine("it is not a row of a session")
+            raise RecordError("it is not a row of a session")
         row: dict[str, Any] = {}
         for column in _COLUMNS[kind]:
             value = line[kind].get(column.name)
@@ -201,19 +183,19 @@ class _ReadSession:
                 elif isinstance(column.type, Embedding):
                     value = base64.b64decode(value, validate=True)
             except (ValueError, TypeError):
-                raise _BrokenLine(f"its {column.name} is not valid base64") from None
+                raise RecordError(f"its {column.name} is not valid base64") from None
             row[column.name] = value
         if wrong := what_is_wrong(_COLUMNS[kind], row):
-            raise _BrokenLine(wrong)
+            raise RecordError(wrong)
         embedder, vector = self.header.embedder, row.get("embedding", b"")
         usable = embedder is not None and len(vector) == 4 * embedder.dimension
         if kind == "insight" and not (usable and np.isfinite(np.frombuffer(vector, "<f4")).all()):
-            raise _BrokenLine("its embedding does not have the dimension of its embedder")
+            raise RecordError("its embedding does not have the dimension of its embedder")
         if row.get("mark") not in (None, *MARKS):
-            raise _BrokenLine("its mark is not known")
+            raise RecordError("its mark is not known")
         key = kind, row.get("trace_id"), row.get("day"), row.get("model")
         if key in self.seen:
-            raise _BrokenLine(f"the {kind} {row.get('trace_id', row.get('day'))} occurs twice")
+            raise RecordError(f"the {kind} {row.get('trace_id', row.get('day'))} occurs twice")
         self.seen.add(key)
         self.rows[kind].append({"session_id": self.session_id, **row})
 
@@ -236,7 +218,7 @@ def import_lines(
         try:
             line = _parse_line(text)
             if not is_session_id(line.get("session_id")):
-                raise _BrokenLine("it has no session_id")
+                raise RecordError("it has no session_id")
             name = str(line["session_id"])
             if session is not None and ("session" in line or name != session.session_id):
                 ended, session = session, None
@@ -247,8 +229,8 @@ def import_lines(
             elif session is not None:
                 session.add(line)
             elif name not in refused:
-                raise _BrokenLine(f"the beginning of session {name!r} is missing before it")
-        except _BrokenLine as e:
+                raise RecordError(f"the beginning of session {name!r} is missing before it")
+        except RecordError as e:
             if session is not None and name is None:
                 if session.missing():
                     name = session.session_id
@@ -264,46 +246,44 @@ def import_lines(
 
 def _parse_line(text: str | None) -> Line:
     if text is None:
-        raise _BrokenLine("the file cannot be read after it")
+        raise RecordError("the file cannot be read after it")
     try:
         value = json.loads(text)
     except RecursionError:
-        raise _BrokenLine("it is nested too deeply") from None
+        raise RecordError("it is nested too deeply") from None
     except ValueError:
-        raise _BrokenLine("it is not JSON") from None
+        raise RecordError("it is not JSON") from None
     if not isinstance(value, dict):
-        raise _BrokenLine("it is not a JSON object: use `memory-bank bank export` without --json")
+        raise RecordError("it is not a JSON object: use `memory-bank bank export` without --json")
     return value
 
 
 def _read_header(value: Any) -> _Header:
-    """The values under ``session``. Raises _BrokenLine."""
     try:
         header = _Header.model_validate(value)
     except ValidationError as e:
         where = e.errors()[0]["loc"]
-        raise _BrokenLine(f"its {where[0] if where else 'beginning'} is not valid") from None
+        raise RecordError(f"its {where[0] if where else 'beginning'} is not valid") from None
     if header.format > FORMAT:
-        raise _BrokenLine(f"it was written by a newer memory_bank (format {header.format}): upgrade")
+        raise RecordError(f"it was written by a newer memory_bank (format {header.format}): upgrade")
     return header
 
 
 def _import_session(
     database: Database, session: _ReadSession, model: Embedder | None
 ) -> ImportedSession | RefusedSession:
-    reason = session.missing()
-    if not reason:
-        try:
-            return _write_session(database, session, model)
-        except RecordError as e:
-            reason = str(e).rstrip(".")
-    return RefusedSession(session.session_id, session.line, reason)
+    try:
+        if missing := session.missing():
+            raise RecordError(missing)
+        return _write_session(database, session, model)
+    except RecordError as e:
+        return RefusedSession(session.session_id, session.line, str(e).rstrip("."))
 
 
 def _write_session(database: Database, session: _ReadSession, model: Embedder | None) -> ImportedSession:
     name, header, rows = {"session": session.session_id}, session.header, session.rows
     with database.read() as c:
-        known = _stored(c, insights, name, rows["insight"])
+        known = _known(c, insights, rows["insight"], session.session_id)
     summaries = [row for row in rows["insight"] if row["trace_id"] not in known]
     embedder = header.embedder and (header.embedder.name, header.embedder.dimension)
     if summaries and model is not None and embedder and embedder_name(model) != embedder[0]:
@@ -327,12 +307,12 @@ def _write_session(database: Database, session: _ReadSession, model: Embedder | 
             )
         owner = {"agent_id": agent or header.agent_id, "task": task or header.task}
         c.execute(sa.update(sessions).where(mine).values(owner), name)
-        stored = _stored(c, records, name, rows["record"])
+        stored = _known(c, records, rows["record"], session.session_id)
         for row in rows["record"]:
             old = stored.get(row["trace_id"])
             if old is not None and old["mark"] != FORGOTTEN:
                 check_same(row, old)
-        known = _stored(c, insights, name, summaries)
+        known = _known(c, insights, summaries, session.session_id)
         facts = [row for row in rows["record"] if row["trace_id"] not in stored]
         summaries = [row for row in summaries if row["trace_id"] not in known]
         waiting = [row for row in rows["job"] if row["trace_id"] not in stored]
@@ -347,15 +327,10 @@ def _write_session(database: Database, session: _ReadSession, model: Embedder | 
     return ImportedSession(session.session_id, len(facts), len(stored), len(summaries), len(waiting))
 
 
-def _stored(
-    c: Connection, table: sa.Table, name: dict[str, str], rows: Sequence[Mapping[str, Any]]
-) -> dict[str, RowMapping]:
+def _known(c: Connection, table: sa.Table, rows: Sequence[Line], session_id: str) -> dict[str, RowMapping]:
     """The rows that the bank has of the same trace_ids."""
-    found: dict[str, RowMapping] = {}
-    for part in in_parts([row["trace_id"] for row in rows]):
-        query = sa.select(table).where(of_session(table), table.c.trace_id.in_(part))
-        found.update((row["trace_id"], row) for row in c.execute(query, name).mappings())
-    return found
+    query = sa.select(table).where(of_session(table), table.c.trace_id.in_(IDS))
+    return rows_by_id(c, query, session_id, [row["trace_id"] for row in rows])
 
 
 def _bind(c: Connection, database: Database, embedder: tuple[str, int], session_id: str) -> None:

@@ -25,14 +25,8 @@ from memory_bank.records import Insight, InteractionRecord
 
 log = logging.getLogger("memory_bank.Observer")
 
-LEASE = 60.0
-"""Seconds a job is leased in addition to the longest call; a running worker renews its leases."""
-FIRST_RETRY = 2.0
-"""Seconds before the second attempt; the delay doubles with each further one."""
-LONGEST_RETRY = 300.0
 LONGEST_SLEEP = 5.0
 """Seconds between two checks of an empty queue."""
-_MOST_PAID = 1_000
 
 
 @dataclass(slots=True)
@@ -45,10 +39,11 @@ class WorkerCounts:
 
 
 class Worker:
-    """Leases jobs, has their records summarised, and finishes each job in one transaction.
+    """Leases jobs, has their records summarised, and finishes each job in one transaction. Not thread-safe.
 
-    With ``session_id`` None the jobs of all sessions. The delay grows with each failed attempt; after the
-    last one the extractive summary stays, marked with the reason. Not thread-safe.
+    With ``session_id`` None the jobs of all sessions. ``lease``: seconds in addition to the longest call; leases are
+    renewed. ``first_retry``: seconds before the second attempt; they double with each further one, up to 300. After
+    the last attempt the extractive summary stays, marked with the reason.
     """
 
     def __init__(
@@ -59,8 +54,8 @@ class Worker:
         session_id: str | None = None,
         *,
         attempts: int = 5,
-        lease: float = LEASE,
-        first_retry: float = FIRST_RETRY,
+        lease: float = 60.0,
+        first_retry: float = 2.0,
         clock: Callable[[], float] | None = None,
     ) -> None:
         self.database = database
@@ -73,13 +68,11 @@ class Worker:
         self.owner = f"{socket.gethostname()[:20]}:{os.getpid()}:{uuid.uuid4().hex[:16]}"
         self.progress = WorkerCounts()
         self._held: list[Job] = []
-        self._stores = lru_cache(64)(
-            lambda name: (FactStore(database, name), InsightStore(embedder, database, name))
-        )
+        self._stores = lru_cache(64)(lambda s: (FactStore(database, s), InsightStore(embedder, database, s)))
         self._paid: dict[int, Insight] = {}  # by job: insights that could not be stored
 
     def step(self) -> int:
-        """Take as many jobs as are observed concurrently and finish them; returns how many were taken.
+        """Take as many jobs as are observed concurrently, finish them, and return how many they were.
 
         Raises StorageError, EmbeddingError; the jobs are free again then, or when their lease ends.
         """
@@ -90,22 +83,22 @@ class Worker:
         fault_point("jobs.leased")
         try:
             for session_id in dict.fromkeys(j.session_id for j in taken):
-                self._work([j for j in taken if j.session_id == session_id], session_id, taken)
+                self._work([j for j in taken if j.session_id == session_id], session_id)
         except BaseException:
-            self._release(taken)
+            self.abandon()
             raise
         finally:
             self._held = []
         return len(taken)
 
     def abandon(self) -> None:
-        """Release the current jobs; called from another thread when nobody waits for them any more.
-
-        They are free at once; results that ``step`` still gets for them are dropped.
-        """
+        """Release the current jobs, from any thread; results that ``step`` still gets for them are dropped."""
         held = self._held
-        if held:
-            self._release(held)
+        try:
+            if held:
+                self.queue.release(self.owner, held)
+        except MemoryBankError:
+            log.warning("%d jobs are free again when their lease ends", len(held))
 
     def run(
         self,
@@ -118,9 +111,8 @@ class Worker:
     ) -> None:
         """Work until ``stop`` is set, or with ``once`` until no job is left; ``wake`` ends a wait early.
 
-        ``idle``: seconds without any job after which it returns. ``on_step`` is called after each round of
-        jobs. A database or an embedder that fails is logged and tried again later; with ``once`` it raises
-        StorageError, EmbeddingError.
+        ``idle``: seconds without any job after which it returns. ``on_step`` is called after each round of jobs. A
+        database or an embedder that fails is tried again later; with ``once`` it raises StorageError, EmbeddingError.
         """
         failures = 0
         last = time.monotonic()
@@ -147,7 +139,7 @@ class Worker:
             if wake is not None:
                 wake.clear()
 
-    def _work(self, jobs: list[Job], session_id: str, held: list[Job]) -> None:
+    def _work(self, jobs: list[Job], session_id: str) -> None:
         facts, insights = self._stores(session_id)
         records = {r.trace_id: r for r in facts.get_many([j.trace_id for j in jobs])}
         task = self.database.get_task(session_id)
@@ -158,11 +150,11 @@ class Worker:
 
         found: dict[int, Insight | Trouble] = {j.seq: self._paid[j.seq] for j in jobs if j.seq in self._paid}
         asked = [j for j in jobs if j.trace_id in records and j.seq not in found]
-        with _renewal(self.queue, self.owner, held, self.lease):  # also those of the sessions that follow
+        with self._renewal(self._held):  # also those of the sessions that follow
             answers = observer.each([records[j.trace_id] for j in asked], answer)
         fault_point("jobs.observed")
         found.update(zip((j.seq for j in asked), answers, strict=True))
-        if len(self._paid) > _MOST_PAID:
+        if len(self._paid) > 1_000:
             self._paid.clear()
         self._paid.update((seq, made) for seq, made in found.items() if isinstance(made, Insight))
         ended: list[tuple[Job, Insight | None]] = []
@@ -185,40 +177,31 @@ class Worker:
         self.progress.extracted += len(by_model) - sum(by_model)
 
     def _delay(self, attempts: int) -> float:
-        return min(LONGEST_RETRY, self.first_retry * 2.0 ** min(attempts - 1, 20))
+        return min(300.0, self.first_retry * 2.0 ** min(attempts - 1, 20))
 
-    def _release(self, taken: list[Job]) -> None:
+    @contextmanager
+    def _renewal(self, held: list[Job]) -> Iterator[None]:
+        """Renew leases in a thread while records are observed, so that they outlive a long call."""
+        over = threading.Event()
+
+        def renew() -> None:
+            while not over.wait(self.lease / 3):
+                try:
+                    self.queue.renew(self.owner, held, self.lease)
+                except MemoryBankError as e:
+                    log.warning("a lease could not be renewed: %s", e)
+
+        thread = threading.Thread(target=renew, name="memory-bank-leases", daemon=True)
+        thread.start()
         try:
-            self.queue.release(self.owner, taken)
-        except MemoryBankError:
-            log.warning("%d jobs are free again when their lease ends", len(taken))
-
-
-@contextmanager
-def _renewal(queue: JobQueue, owner: str, jobs: list[Job], lease: float) -> Iterator[None]:
-    """Renew leases in a thread while records are observed, so that they outlive a long call."""
-    over = threading.Event()
-
-    def renew() -> None:
-        while not over.wait(lease / 3):
-            try:
-                queue.renew(owner, jobs, lease)
-            except MemoryBankError as e:
-                log.warning("a lease could not be renewed: %s", e)
-
-    thread = threading.Thread(target=renew, name="memory-bank-leases", daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        over.set()
-        thread.join()
+            yield
+        finally:
+            over.set()
+            thread.join()
 
 
 class BackgroundObserver:
     """A worker for one session in a thread of this process: started when there is work, ended when idle."""
-
-    IDLE = 30.0
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -228,10 +211,7 @@ class BackgroundObserver:
         self._settings: object = None
 
     def work(self, worker: Callable[[], Worker], settings: object = None) -> None:
-        """Wake the thread, or start one with a new worker.
-
-        ``settings`` are compared with those before: if they differ, a new worker replaces the old one.
-        """
+        """Wake the thread, or start one with a new worker: also where ``settings`` differ from those before."""
         with self._lock:
             if self.works() and self._settings == settings:
                 self._wake.set()
@@ -240,18 +220,15 @@ class BackgroundObserver:
             self._wake.set()
             self._stop, self._wake = threading.Event(), threading.Event()
             self._settings = settings
-            self._thread = threading.Thread(
-                target=self._run,
-                args=(worker(), self._stop, self._wake),
-                name="memory-bank-observer",
-                daemon=True,
-            )
+            args = worker(), self._stop, self._wake
+            name = "memory-bank-observer"
+            self._thread = threading.Thread(target=self._run, args=args, name=name, daemon=True)
             self._thread.start()
 
     def _run(self, worker: Worker, stop: threading.Event, wake: threading.Event) -> None:
         while True:
             try:
-                worker.run(stop, wake=wake, idle=self.IDLE)
+                worker.run(stop, wake=wake, idle=30.0)
             except Exception:
                 log.exception("the background observer stops; its jobs stay in the queue")
                 return
