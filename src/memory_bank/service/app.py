@@ -29,8 +29,7 @@ from memory_bank.errors import (
 from memory_bank.pricing import Usage, full_usage, price_of
 from memory_bank.service import failures
 from memory_bank.service.api import memory, records, sessions
-from memory_bank.service.api.models import validation_message
-from memory_bank.service.api.openapi import describe
+from memory_bank.service.api.openapi import describe, validation_message
 from memory_bank.service.api.requests import JSON, EncodedSlashes, json_bytes
 from memory_bank.service.operations.health import Operations, add_operations
 from memory_bank.service.operations.learning import ServiceLearning
