@@ -109,7 +109,7 @@ def work(
                 if stop.wait(pause()):
                     break
             state.flush(10)
-            state._insights.background.stop(10)  # not closed: the sessions share the database
+            state._insights.stop(10)  # not closed: the sessions share the database
 
     with ThreadPoolExecutor(len(threads)) as pool:
         list(pool.map(agent, threads))
@@ -182,7 +182,7 @@ def check(kill: Kill, acknowledged: dict[str, int], told: int) -> None:
         state = workload.open_state(database, session, embedder)
         for i in (done + 1, done + 2, done + 3):
             apply_memory_bank_strategy(workload.conversation(session, i), model, settings, state)
-        state._insights.background.stop(10)
+        state._insights.stop(10)
         after[session] = done + 3
     all_found = workload.check_all(database, after)
     all_found.acknowledged = 0
