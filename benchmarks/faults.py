@@ -153,7 +153,7 @@ def check(task: Task, acknowledged: dict[str, int]) -> Found:
         for i in (done + 1, done + 2, done + 3):
             messages = workload.conversation(session, i, task.parallel)
             apply_memory_bank_strategy(messages, model, settings, state)
-        state._insights.background.stop(10)  # not closed: the sessions share the database
+        state._insights.stop(10)  # not closed: the sessions share the database
         after = workload.check_session(database, session, done + 3, task.parallel)
         after.acknowledged = 0
         total.add(after)

@@ -93,7 +93,7 @@ def agent(where: str, name: str, sessions: int, think: float, tell: int) -> None
                         os.write(tell, b"!\n")
                 if stop.wait(random.random() * think):
                     break
-            state._insights.background.stop()  # not closed: the sessions share the database
+            state._insights.stop()  # not closed: the sessions share the database
             if stop.is_set():
                 return
 
