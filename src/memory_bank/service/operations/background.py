@@ -8,22 +8,20 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
 from contextlib import suppress
 
 from memory_bank.bank.database import Database
 from memory_bank.bank.keys import DEFAULT
 from memory_bank.bank.learned import namespaces_due
-from memory_bank.bank.worker import Worker
+from memory_bank.bank.worker import BackgroundObserver, Worker
 from memory_bank.config import AdaptiveSettings, AnyStrategy, Config, MemoryBankSettings
-from memory_bank.errors import ConfigError, EmbeddingError, StorageError
+from memory_bank.errors import ConfigError, StorageError
 from memory_bank.models.chat import OpenAIChat
 from memory_bank.models.embedding import load_embedder
 from memory_bank.models.observer import EXTRACTIVE, Observer
 from memory_bank.ports import ChatModel
 
 log = logging.getLogger("memory_bank.Service")
-observer_log = logging.getLogger("memory_bank.Observer")
 
 
 def model_of(config: Config, settings: AnyStrategy) -> str | None:
@@ -66,83 +64,58 @@ def observed_by(config: Config) -> MemoryBankSettings | None:
     return next((s for s in allowed if model_of(config, s)), None)
 
 
-class _Background:
-    """A thread that works until it is told to stop."""
-
-    def __init__(self, name: str, work: Callable[[], None]) -> None:
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=work, name=name, daemon=True)
-
-    @property
-    def works(self) -> bool:
-        """Whether the thread is running."""
-        return self._thread.is_alive()
-
-
-class ServiceObserver(_Background):
-    """Observes queued records of all sessions, with the limits and prices of the settings.
+class ServiceObserver:
+    """Observes queued records of all sessions in a thread, with the limits and prices of the settings.
 
     Several processes may work on the queue of one database.
     """
 
     def __init__(self, database: Database, config: Config, chat: ChatModel | None) -> None:
-        super().__init__("memory-bank-observing", self._run)
         self.database = database
         self.settings = observed_by(config) if chat is not None else None
         self._chat = chat
-        self._wake = threading.Event()
-        self._worker: Worker | None = None
+        self._background: BackgroundObserver | None = None
 
     @property
     def name(self) -> str:
         """The name of the Observer: ``llm:MODEL`` or ``extractive``."""
         return EXTRACTIVE if self.settings is None else f"llm:{self.settings.observer_model}"
 
+    @property
+    def works(self) -> bool:
+        """Whether the thread is running."""
+        return self._background is not None and self._background.works
+
     def start(self) -> None:
         """Start the thread, if a model observes; it also processes jobs queued earlier."""
-        if self.settings is not None:
-            Observer.create(self._chat, self.settings)  # raises for a limit without a price
-            self._thread.start()
+        if (settings := self.settings) is None or self._background is not None:
+            return
+        observer = Observer.create(self._chat, settings)  # raises for a limit without a price
+
+        def worker() -> Worker:
+            embedder = load_embedder(settings.embedding_model)
+            return Worker(self.database, observer, embedder, attempts=settings.observer_attempts)
+
+        self._background = BackgroundObserver(worker)
+        self._background.wake()
 
     def wake(self) -> None:
         """Say that a job was queued."""
-        self._wake.set()
+        if self._background is not None:
+            self._background.wake()
 
     def end(self) -> None:
         """Start no further job. Returns at once."""
-        self._stop.set()
-        self._wake.set()
+        if self._background is not None:
+            self._background.end()
 
     def close(self, timeout: float) -> None:
         """Start no further job, wait ``timeout`` seconds for the current ones, release those not finished."""
-        self.end()
-        if self.works:
-            self._thread.join(timeout)
-        if self.works and self._worker is not None:
-            observer_log.info("unfinished jobs are released")
-            self._worker.abandon()
-
-    def _run(self) -> None:
-        pause = 2.0  # seconds before a failed start is tried again
-        while not self._stop.is_set() and self.settings is not None:
-            try:
-                observer = Observer.create(self._chat, self.settings)
-                embedder, attempts = (
-                    load_embedder(self.settings.embedding_model),
-                    self.settings.observer_attempts,
-                )
-                self._worker = Worker(self.database, observer, embedder, attempts=attempts)
-                self._worker.run(self._stop, wake=self._wake)
-                return
-            except EmbeddingError as e:  # the embedder cannot be loaded, so no summary could be stored
-                observer_log.warning("the Observer cannot start yet: %s", e)
-            except Exception:
-                observer_log.exception("the Observer failed and starts again")
-            self._stop.wait(pause)
-            pause = min(60.0, 2 * pause)
+        if self._background is not None:
+            self._background.close(timeout, release=True)
 
 
-class ServiceLearning(_Background):
+class ServiceLearning:
     """Runs ``memory-bank lab train --db`` for a namespace whenever it has ``new_sessions`` more; 0: never.
 
     It looks every ``checked_every`` seconds, and one namespace at a time is trained, for at most half an hour, in a
@@ -153,10 +126,11 @@ class ServiceLearning(_Background):
     def __init__(self, database: Database, new_sessions: int, *, checked_every: float = 60.0) -> None:
         if new_sessions and database.in_memory:
             raise ConfigError("learn_after needs a bank in a file or on a server: give --db, or set it to 0.")
-        super().__init__("memory-bank-learning", self._run)
         self.database = database
         self.new_sessions = new_sessions
         self._checked_every = checked_every
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="memory-bank-learning", daemon=True)
 
     def start(self) -> None:
         """Start the thread that looks for namespaces to train, if the setting asks for it."""
@@ -170,7 +144,7 @@ class ServiceLearning(_Background):
     def close(self) -> None:
         """As ``end``, and wait for the thread."""
         self.end()
-        if self.works:
+        if self._thread.is_alive():
             self._thread.join()
 
     def _run(self) -> None:
