@@ -9,8 +9,6 @@ from memory_bank.errors import MessagesError, MissingExtraError
 from memory_bank.integrations.bridge import (
     Bridge,
     BridgeOptions,
-    FrameworkWire,
-    Part,
     strip_natives,
 )
 from memory_bank.tools import TOOL_SCHEMAS
@@ -18,7 +16,7 @@ from memory_bank.transcript.anthropic import thinking_rule
 from memory_bank.transcript.chat import content_like
 from memory_bank.transcript.jsontext import compact, parse_arguments
 from memory_bank.transcript.messages import MessageKind, kind_of
-from memory_bank.transcript.turns import Change, ChatMessage
+from memory_bank.transcript.turns import Change, ChatMessage, Part, PartWire
 
 try:
     from langchain.agents.middleware import AgentMiddleware, ModelRequest
@@ -42,8 +40,8 @@ _CALL_BLOCKS = frozenset({"function_call", "tool_call", "tool_use", "custom_tool
 _HIDDEN_BLOCKS = frozenset({"reasoning", "thinking", "redacted_thinking", "invalid_tool_call"})
 
 
-class LangChainWire(FrameworkWire[BaseMessage]):
-    """See FrameworkWire. The parts are the blocks of a content, or the content as a whole; then the calls."""
+class LangChainWire(PartWire[BaseMessage]):
+    """See PartWire. The parts are the blocks of a content, or the content as a whole; then the calls."""
 
     def read(self, native: BaseMessage) -> dict[int, Part]:
         content: Any = native.content

@@ -12,12 +12,12 @@ from typing import Any, Unpack
 
 from memory_bank import history as typed
 from memory_bank.errors import MessagesError, MissingExtraError
-from memory_bank.integrations.bridge import Bridge, BridgeOptions, FrameworkWire, Part
+from memory_bank.integrations.bridge import Bridge, BridgeOptions
 from memory_bank.tools import TOOL_SCHEMAS
 from memory_bank.transcript.jsontext import parse_arguments
 from memory_bank.transcript.messages import MessageKind, content_text
 from memory_bank.transcript.textcalls import joined_calls, parted_calls
-from memory_bank.transcript.turns import Change, ChatMessage
+from memory_bank.transcript.turns import Change, ChatMessage, Part, PartWire
 
 try:
     from smolagents import ChatMessage as SmolMessage
@@ -53,8 +53,8 @@ class RetrievedStep(MemoryStep):
 _SAID, _CALLED, _OBSERVED = range(3)
 
 
-class SmolagentsWire(FrameworkWire[MemoryStep]):
-    """See FrameworkWire. A step with calls is one call and one result, because its outputs are one text."""
+class SmolagentsWire(PartWire[MemoryStep]):
+    """See PartWire. A step with calls is one call and one result, because its outputs are one text."""
 
     def read(self, native: MemoryStep) -> dict[int, Part]:
         if isinstance(native, ActionStep):
