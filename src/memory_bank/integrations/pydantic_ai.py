@@ -6,11 +6,7 @@ import dataclasses
 from typing import Any, Unpack
 
 from memory_bank.errors import MessagesError, MissingExtraError
-from memory_bank.integrations.bridge import (
-    Bridge,
-    BridgeOptions,
-    strip_natives,
-)
+from memory_bank.integrations.bridge import Bridge, BridgeOptions, strip_natives
 from memory_bank.tools import TOOL_SCHEMAS
 from memory_bank.transcript.anthropic import Thinking, thinking_rule
 from memory_bank.transcript.messages import MessageKind
