@@ -13,8 +13,7 @@ from tests.selection.texts import ANY_TEXT
 
 from memory_bank.lab.training.fitting import Samples, fit_copied
 from memory_bank.lab.training.train import CopiedText
-from memory_bank.selection.copying import COPY_FEATURES, describe_segments
-from memory_bank.selection.features import CurrentStep
+from memory_bank.selection.features import COPY_FEATURES, CurrentStep, describe_segments
 from memory_bank.selection.index import EvidenceIndex
 
 LINE = "total = sum(row.amount for row in rows if row.paid)"
