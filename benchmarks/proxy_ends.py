@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from step_overhead import interaction
+from workload import interaction
 
 PATHS = {"chat": "/v1/chat/completions", "messages": "/v1/messages"}
 EVENT = b'data: {"id":"chatcmpl-1","object":"chat.completion.chunk","created":0,"model":"m","choices":[{"index":0,"delta":{"content":" word"},"finish_reason":null}]}\n\n'  # noqa: E501

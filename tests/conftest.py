@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.cli.conftest import NO_CERTIFICATES
 from tests.postgres import Server, why_not
 
 settings.register_profile(
@@ -71,12 +72,13 @@ socket.socket.connect = _guarded  # type: ignore[method-assign,assignment]
 
 
 @pytest.fixture(autouse=True)
-def _no_user_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("OPENAI_API_KEY", "OPENAI_BASE_URL", "ANTHROPIC_API_KEY", "ANTHROPIC_BASE_URL", "HF_TOKEN"):
+def _no_user_environment(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
+    names = ["OPENAI_API_KEY", "OPENAI_BASE_URL", "ANTHROPIC_API_KEY", "ANTHROPIC_BASE_URL", "HF_TOKEN"]
+    for name in [*names, *(n for n in os.environ if n.startswith("MEMORY_BANK_"))]:
         monkeypatch.delenv(name, raising=False)
-    for name in list(os.environ):
-        if name.startswith("MEMORY_BANK_"):
-            monkeypatch.delenv(name)
+    if "installs" not in request.keywords:
+        for name, value in NO_CERTIFICATES.items():
+            monkeypatch.setenv(name, value)
 
 
 @pytest.fixture(autouse=True)

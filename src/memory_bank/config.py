@@ -8,19 +8,20 @@ from __future__ import annotations
 
 import ast
 import difflib
+import json
 import logging
+import math
 import os
 import re
 import tomllib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple, cast
+from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator
 from pydantic_core import to_jsonable_python
-from pydantic_settings import BaseSettings, EnvSettingsSource, SettingsError
 
 from memory_bank.errors import ConfigError, UnknownStrategyError
 
@@ -56,10 +57,7 @@ class Settings(BaseModel):
         try:
             super().__init__(**values)
         except ValidationError as e:
-            name = type(self).__name__
-            raise ConfigError(
-                *sentences(e, type(self), lambda loc: ": ".join([name, *[".".join(loc)][: len(loc)]]))
-            ) from None
+            raise ConfigError(*_mistakes(e, type(self), values)) from None
 
     __init__.__pydantic_base_init__ = True  # type: ignore[attr-defined]  # values within a table: all mistakes at once
 
@@ -82,7 +80,7 @@ def meaning(model: type, name: str) -> str:
     return next((text for c in model.__mro__ if (text := _meanings().get((c.__name__, name)))), "")
 
 
-def hint(name: str, known: Any, otherwise: str, spell: Any = str) -> str:
+def hint(name: str, known: Iterable[str], otherwise: str, spell: Any = str) -> str:
     """The nearest known name as a question, else ``otherwise``."""
     near = difflib.get_close_matches(name, list(known), n=1)
     return f"did you mean {spell(near[0])}?" if near else otherwise
@@ -94,50 +92,45 @@ def message_of(error: Any) -> str:
     return f"{message[0].lower()}{message[1:]}."
 
 
-def sentences(
-    error: ValidationError, model: type[BaseModel], place: Callable[[list[str]], str], strategies: Any = ()
-) -> Iterator[str]:
-    """Each mistake in values for ``model`` as one sentence without the value; ``place`` names a path in them."""
+def _mistakes(error: ValidationError, model: type[BaseModel], values: Mapping[str, Any]) -> Iterator[str]:
+    """Each mistake in values for ``model`` as one sentence, which names its place but not the value."""
+    given = values.get("memory_strategies")
+    keys = given if isinstance(given, Mapping) else {}
     found: dict[str, list[str]] = {}  # a value that is none of several types is one mistake
     for each in error.errors(include_url=False, include_input=False):
         loc = [str(p) for p in each["loc"] if not re.search(r"\[|^(int|float|bool)$", str(p))]
-        fields = _fields_at(model, loc)
+        known: Iterable[str] = model.model_fields
+        if len(loc) > 1:
+            known = {name for table in Settings.__subclasses__() for name in table.model_fields}
         if loc[:1] == ["memory_strategies"] and len(loc) > 2 and loc[2] in _MODELS:
-            del loc[2]  # the type of the strategy, which pydantic puts between
-        found.setdefault(place(loc), []).append(_complaint(each, loc, fields, strategies))
-    return (
-        where + ", or".join([*(t.rstrip(".") for t in texts[:-1]), texts[-1]])
-        for where, texts in found.items()
-    )
+            of = _MODELS[loc.pop(2)]  # the type of the strategy, which pydantic puts between
+            known = of.model_fields if len(loc) == 3 else known
+        elif loc[:1] == ["service"]:
+            known = ServiceSettings.model_fields
+        place = (
+            _place(loc)
+            if model is Config
+            else ": ".join([model.__name__, ".".join(loc)] if loc else [model.__name__])
+        )
+        found.setdefault(place, []).append(_complaint(each, loc, known, keys))
+    for place, texts in found.items():
+        yield place + ", or".join([*(t.rstrip(".") for t in texts[:-1]), texts[-1]])
 
 
-def _complaint(each: Any, loc: list[str], fields: Any, strategies: Any) -> str:
+def _complaint(each: Any, loc: list[str], known: Iterable[str], keys: Iterable[str]) -> str:
     """The rest of the sentence about a place."""
-    if each["type"] == "extra_forbidden":
-        if fields is Config.model_fields and loc[0] in MemoryBankSettings.model_fields:
-            return " is no setting: it belongs to a strategy, under [memory_strategies.<key>]."
-        return f" is no setting: {hint(loc[-1], fields, 'remove it.')}"
     types = f"its type must be one of {', '.join(STRATEGY_TYPES)}"
+    if each["type"] == "extra_forbidden":
+        if known is Config.model_fields and loc[0] in MemoryBankSettings.model_fields:
+            return " is no setting: it belongs to a strategy, under [memory_strategies.<key>]."
+        return f" is no setting: {hint(loc[-1], known, 'remove it.')}"
     if each["type"] == "union_tag_invalid":
         near = hint(str(each["ctx"]["tag"]), STRATEGY_TYPES, "")
         return f": {types}; {near}" if near else f": {types}."
     if each["type"] == "union_tag_not_found":
-        near = hint(loc[-1], [k for k in strategies if k != loc[-1]], f"{types}.")
+        near = hint(loc[-1], [k for k in keys if k != loc[-1]], f"{types}.")
         return f": there is no strategy {loc[-1]!r} to change: {near}"
     return f": {message_of(each)}"
-
-
-def _fields_at(model: type[BaseModel], loc: Sequence[str]) -> Iterable[str]:
-    """The names that are known where ``loc`` was found."""
-    if len(loc) == 1:
-        return model.model_fields
-    if model is not Config:
-        return {name for table in Settings.__subclasses__() for name in table.model_fields}
-    if loc[0] == "service":
-        return ServiceSettings.model_fields
-    if loc[0] == "memory_strategies" and len(loc) == 4:
-        return _MODELS[loc[2]].model_fields
-    return {*Price.model_fields, *ObserverBudget.model_fields, *ToolSettings.model_fields}
 
 
 class Price(Settings):
@@ -366,13 +359,8 @@ class ScratchpadSettings(StoredSettings):
     """Failed calls listed."""
     facts: AtLeast0 = 60
     """Key values kept, the latest first."""
-    observation_chars: Annotated[Int, Field(ge=40)] = 400
-    """Most characters of one listed call, at most 1,400."""
-
-    @field_validator("observation_chars")
-    @classmethod
-    def _limit_chars(cls, value: int) -> int:
-        return min(value, 1_400)
+    observation_chars: Annotated[Int, Field(ge=40, le=1_400)] = 400
+    """Most characters of one listed call."""
 
 
 class ServiceSettings(Settings):
@@ -478,15 +466,9 @@ class Config(Settings):
     """Settings of `memory-bank serve`."""
 
     def __init__(self, **values: Any) -> None:
-        strategies = values.get("memory_strategies", {"memory_bank": {"type": "memory_bank"}})
-        given = strategies if isinstance(strategies, Mapping) else {}
-        try:
-            values = laid_over({"memory_strategies": strategies} | values, _environment(given))
-            BaseModel.__init__(self, **values)
-        except ValidationError as e:
-            raise ConfigError(*sentences(e, Config, _place, given)) from None
-        except SettingsError as e:
-            raise ConfigError(f"the environment, {ENV_PREFIX}…: its value is no JSON ({e}).") from None
+        values = {"memory_strategies": {"memory_bank": {"type": "memory_bank"}}, **values}
+        given = values["memory_strategies"]
+        super().__init__(**_laid_over(values, _environment(given if isinstance(given, Mapping) else ())))
         known = {*self.memory_strategies, *STRATEGY_TYPES}
         for key, settings in self.memory_strategies.items():
             place = ["memory_strategies", key]
@@ -525,12 +507,12 @@ _LEVELS = {"service": 1, "memory_strategies": 2}
 """Tables of the configuration that are changed value by value, and how deep; anything else is replaced."""
 
 
-def laid_over(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+def _laid_over(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
     """A configuration changed by another one, setting by setting; a strategy of another type is replaced."""
     return {**below, **{k: _changed(below.get(k), v, _LEVELS.get(k, 0)) for k, v in above.items()}}
 
 
-def _changed(below: Any, above: Any, levels: int) -> Any:
+def _changed(below: Any, above: Any, levels: float) -> Any:
     if isinstance(below, BaseModel):
         below = {k: v for k, v in below if k in below.model_fields_set or k == "type"}
     if not (levels and isinstance(below, Mapping) and isinstance(above, Mapping)):
@@ -540,22 +522,35 @@ def _changed(below: Any, above: Any, levels: int) -> Any:
     return {**below, **{k: _changed(below.get(k), v, levels - 1) for k, v in above.items()}}
 
 
-def _environment(strategies: Iterable[str]) -> dict[str, Any]:
-    """What the environment sets. Keys of strategies, which it has in any case, are spelled as the given ones.
+def _variables() -> dict[str, tuple[list[str], Any]]:
+    """The environment variables that are settings: the place of each, in lower case, and its value.
 
-    Variables that name no setting are in it too, to be refused.
+    Tables and lists are JSON. The variable of a table comes before those of its members. Raises ConfigError.
     """
-    ours = (v for v in os.environ if v.upper().startswith(ENV_PREFIX) and v != FAULT)
-    names = {v[len(ENV_PREFIX) :].lower().split("__")[0] for v in ours}
-    values: dict[str, Any] = {name: None for name in names if name not in Config.model_fields}
-    model = cast("type[BaseSettings]", Config)
-    values |= EnvSettingsSource(
-        model, env_prefix=ENV_PREFIX, env_nested_delimiter="__", env_ignore_empty=True
-    )()
-    if isinstance(given := values.get("memory_strategies"), Mapping):
+    found: dict[str, tuple[list[str], Any]] = {}
+    for variable, text in sorted(os.environ.items()):
+        if text and variable.upper().startswith(ENV_PREFIX) and variable != FAULT:
+            place = variable[len(ENV_PREFIX) :].lower().split("__")
+            try:
+                found[variable] = place, json.loads(text) if text[0] in "[{" else text
+            except (ValueError, RecursionError) as e:
+                raise ConfigError(
+                    f"the environment variable {variable}: its value is no JSON ({e})."
+                ) from None
+    return found
+
+
+def _environment(strategies: Iterable[str]) -> dict[str, Any]:
+    """What the environment sets; keys of strategies, in any case, are spelled as the given ones."""
+    values: Any = {}
+    for place, value in _variables().values():
+        for name in reversed(place):
+            value = {name: value}
+        values = _changed(values, value, math.inf)
+    if isinstance(named := values.get("memory_strategies"), Mapping):
         spelled = {str(k).lower(): k for k in strategies}
-        values["memory_strategies"] = {spelled.get(k.lower(), k): v for k, v in given.items()}
-    return values
+        values["memory_strategies"] = {spelled.get(k.lower(), k): v for k, v in named.items()}
+    return dict(values)
 
 
 def has(values: Any, loc: Sequence[str]) -> bool:
@@ -565,11 +560,12 @@ def has(values: Any, loc: Sequence[str]) -> bool:
 
 def _variable(loc: Sequence[str]) -> str | None:
     """The environment variable that sets the value at a place of the configuration, if there is one."""
-    if not has(_environment(loc[1:2]), loc):
-        return None
-    name = f"{ENV_PREFIX}{'__'.join(loc)}__".upper()
-    found = (v for v, value in os.environ.items() if value)
-    return next(v for v in found if (x := f"{v}__".upper()).startswith(name) or name.startswith(x))
+    wanted = [part.lower() for part in loc]
+    for variable, (place, value) in reversed(_variables().items()):
+        common = min(len(place), len(loc))
+        if place[:common] == wanted[:common] and has(value, loc[common:]):
+            return variable
+    return None
 
 
 def _place(loc: Sequence[str]) -> str:
@@ -596,7 +592,7 @@ def load_config(path: str | Path | None = None) -> Config:
     value; UnknownStrategyError for a ``default_strategy`` or ``service.strategy`` that does not exist.
     """
     try:
-        config = Config(**laid_over({"memory_strategies": SHIPPED}, read_toml(path)))
+        config = Config(**_laid_over({"memory_strategies": SHIPPED}, read_toml(path)))
         named = {
             ("default_strategy",): config.default_strategy,
             ("service", "strategy"): config.service.strategy,
@@ -651,12 +647,11 @@ def as_settings(settings: Any) -> MemoryBankSettings:
         name = type(settings).__name__
         raise ConfigError(f"{name} are no settings of a memory bank: pass MemoryBankSettings.")
     known = MemoryBankSettings.model_fields.keys()
-    if isinstance(settings, Mapping):
-        foreign = {name for model in _MODELS.values() for name in model.model_fields} - known
-        _warn_of(", ".join(sorted(foreign & settings.keys())))
-        return MemoryBankSettings(**{k: v for k, v in settings.items() if v is not None and k not in foreign})
-    given = {name: getattr(settings, name, None) for name in known - {"type"}}
-    return MemoryBankSettings(**{name: value for name, value in given.items() if value is not None})
+    if not isinstance(settings, Mapping):
+        settings = {name: getattr(settings, name, None) for name in known - {"type"}}
+    foreign = {name for model in _MODELS.values() for name in model.model_fields} - known
+    _warn_of(", ".join(sorted(foreign & settings.keys())))
+    return MemoryBankSettings(**{k: v for k, v in settings.items() if v is not None and k not in foreign})
 
 
 @cache

@@ -129,7 +129,7 @@ def test_a_reset_while_the_model_is_asked_leaves_an_empty_session(state: MemoryB
     state.reset()
     gate.open.set()
     assert state.flush(60) == 0
-    state._insights.background.stop(30)
+    state._insights.stop(30)
     assert state.insight_store.size() == 0
     assert state.fact_store.size() == 0
 

@@ -66,11 +66,11 @@ class Line:
             except BaseException as e:
                 self.outcomes[name] = e
 
-        waiting = len(self.writer._queue)
+        waiting = len(self.writer.waiting)
         self.threads.append(threading.Thread(target=run))
         self.threads[-1].start()
         if name != "gate":
-            while len(self.writer._queue) == waiting:
+            while len(self.writer.waiting) == waiting:
                 time.sleep(0.001)
 
     def open(self) -> dict[str, Any]:
@@ -153,10 +153,10 @@ def test_ctrl_c_in_a_waiting_thread_lets_the_others_go_on(database: Database, pl
     line = Line(writer_of(database))
     if place == "last":
         line.start("other", put("other"))
-    waiting = len(line.writer._queue)
+    waiting = len(line.writer.waiting)
 
     def interrupt() -> None:
-        while len(line.writer._queue) == waiting:
+        while len(line.writer.waiting) == waiting:
             time.sleep(0.001)
         signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
 
@@ -182,7 +182,7 @@ def test_whose_session_is_another_transactions_goes_by_itself(database: Database
     result: list[str] = []
     other = threading.Thread(target=lambda: result.append(writer.run(put("alone"), "busy")))
     other.start()
-    while len(writer._queue) < 2:
+    while len(writer.waiting) < 2:
         time.sleep(0.001)
     line.open()
     other.join(30)
@@ -200,7 +200,7 @@ def test_the_failure_of_another_is_not_that_of_a_write_that_goes_by_itself(datab
     result: list[str] = []
     other = threading.Thread(target=lambda: result.append(writer.run(put("alone"), "busy")))
     other.start()
-    while len(writer._queue) < 2:
+    while len(writer.waiting) < 2:
         time.sleep(0.001)
     line.open()
     other.join(30)
@@ -213,8 +213,8 @@ def test_several_leaders_run_every_write_once(tmp_path: Path) -> None:
     writer = GroupWriter(database.write, lambda _c, ids: ids, leaders=3)
     together(*[lambda k=k: [writer.run(put(f"{k}/{i}"), "s") for i in range(10)] for k in range(24)])
     assert len(keys(database)) == 240
-    assert writer._free == 3
-    assert not writer._queue
+    assert writer.free == 3
+    assert not writer.waiting
     database.close()
 
 

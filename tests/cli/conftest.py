@@ -55,12 +55,16 @@ def cli(
     return run
 
 
+# Loopback has no TLS. Clients would load all of the system's certificates, which takes 30 ms for each of them.
+NO_CERTIFICATES = {"SSL_CERT_FILE": "", "SSL_CERT_DIR": str(Path(__file__).parent)}
+
+
 def environment(**more: str) -> dict[str, str]:
     """A subprocess's environment in which nothing but loopback can be reached."""
     dead = "http://127.0.0.1:9"
     env = {k: v for k, v in os.environ.items() if not k.startswith(("MEMORY_BANK_", "OPENAI_"))}
     proxies = {f"{k}_PROXY": dead for k in ("HTTP", "HTTPS", "ALL")} | {"NO_PROXY": "127.0.0.1,localhost"}
-    return env | proxies | {"HF_HUB_OFFLINE": "1", "PYTHONUTF8": "1"} | more
+    return env | proxies | NO_CERTIFICATES | {"HF_HUB_OFFLINE": "1", "PYTHONUTF8": "1"} | more
 
 
 COMMAND = [sys.executable, "-m", "memory_bank"]

@@ -11,7 +11,7 @@ from tests.chats import any_chats, call, good_chats, result, rounds, say, system
 from tests.examples import examples
 
 from memory_bank import TOOL_SCHEMAS, MemoryBankSettings, MemoryBankState, apply_memory_bank_strategy
-from memory_bank.context.native import _quotes_by_text
+from memory_bank.context.native import quotes_by_text
 from memory_bank.context.policies.evidence import evidence_of
 from memory_bank.selection.cutting import cut_text
 from memory_bank.selection.index import EvidenceIndex
@@ -407,7 +407,7 @@ def test_a_quote_says_that_the_beginning_of_its_text_is_missing():
     texts = ["\n".join(f"line {n} of the {name} script{' ' * 100}#" for n in range(lines))
              for name, lines in (("first", 1_700), ("second", 900))]  # fmt: skip
     cut = cut_text(json.dumps(texts), unfold=True)  # it leaves out the middle, where the second text begins
-    quotes = dict(_quotes_by_text(cut, [0, len(cut.segments) - 1]))
+    quotes = dict(quotes_by_text(cut, [0, len(cut.segments) - 1]))
     assert set(quotes) >= set(texts)
     assert quotes[texts[0]].startswith("line 0 of the first script")
     assert quotes[texts[1]].startswith("…\n")

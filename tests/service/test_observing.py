@@ -95,12 +95,11 @@ def test_one_thread_for_all_sessions_of_a_service(
         for n in range(8):
             service.sessions.rebuild(None, f"s{n}", chat(3))
         names = [t.name for t in threading.enumerate()]
-        assert names.count("memory-bank-observing") == 1
-        assert "memory-bank-observer" not in names
+        assert names.count("memory-bank-observer") == 1
         told = client.get("/health").json()["parts"]["observer"]
         assert (told["ok"], told["name"]) == (True, "llm:m")
         until(lambda: not oldest_job(service.database)[0])
-    assert "memory-bank-observing" not in [t.name for t in threading.enumerate()]
+    assert "memory-bank-observer" not in [t.name for t in threading.enumerate()]
     assert len(model.requests) == 24
 
 

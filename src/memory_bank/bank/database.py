@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
+from functools import cache
 from importlib import import_module
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar, cast
@@ -42,9 +43,9 @@ ANY: Any = object()
 """Any namespace, as an argument."""
 
 _s = sessions.c
-_GENERATION = sa.select(_s.generation).where(of_session(sessions))
+GENERATION = sa.select(_s.generation).where(of_session(sessions))
 _COUNT = count_of(records).where(of_session(records))
-_EXTENT = sa.select(_GENERATION.scalar_subquery(), _COUNT.scalar_subquery())
+_EXTENT = sa.select(GENERATION.scalar_subquery(), _COUNT.scalar_subquery())
 _OWNERS = sa.select(_s.agent_id, _s.namespace, _s.deleted).where(of_session(sessions))
 _SET = sa.update(sessions).where(of_session(sessions))
 
@@ -110,16 +111,14 @@ class Database:
         self.failed: Callable[[], None] | None = None  # called at every operation that fails
         self._closed = False
         self._failed_write: tuple[float, str] | None = None  # when, and the error, if the latest one failed
-        self._inserts: dict[str, sa.Insert] = {}
-        self.check_url(must_exist)
-        self._engine = self.create_engine()
+        self._engine = self.open_engine(must_exist)
         self._reader = self._engine.execution_options(**self.reading)
         self._writer = GroupWriter(self._transaction, self.hold, self.leaders) if self.leaders else None
         try:
             try:
                 self._create(must_exist)
             except (SQLAlchemyError, ValueError, OSError) as e:
-                raise DatabaseOpenError(f"{self.name} cannot be opened: {self.say_unopened(e)}.") from e
+                raise DatabaseOpenError(f"{self.name} cannot be opened: {self.say(e, opening=True)}.") from e
             self._wipe(0)  # after a crash the log still holds what had been deleted
         except BaseException:
             self._engine.dispose()
@@ -127,24 +126,22 @@ class Database:
 
     # what SQLite and PostgreSQL do each in its own way
 
-    def check_url(self, must_exist: bool) -> None:
-        """Set ``name`` and check the URL before a driver does. Raises DatabaseOpenError."""
-        raise NotImplementedError
+    def open_engine(self, must_exist: bool) -> Engine:
+        """An engine with configured connections for ``url``, which is checked; sets ``name``.
 
-    def create_engine(self) -> Engine:
-        """An engine with configured connections. Raises DatabaseOpenError if the driver is missing."""
+        Raises DatabaseOpenError, also if the driver is missing.
+        """
         raise NotImplementedError
 
     def begin_snapshot(self, c: Connection) -> None:
         """Begin a transaction that only reads, all of it from the state at its first statement."""
         raise NotImplementedError
 
-    def begin_write(self, c: Connection) -> None:
-        """Begin a transaction that writes. Raises StorageError if the database can only be read."""
-        raise NotImplementedError
+    def begin_write(self, c: Connection, creating: bool = False) -> None:
+        """Begin a transaction that writes; ``creating`` tables, in one process at a time.
 
-    def begin_creation(self, c: Connection) -> None:
-        """As ``begin_write``, for one process at a time. Raises DatabaseOpenError for lack of rights."""
+        Raises StorageError if the database can only be read, DatabaseOpenError for lack of rights to create.
+        """
         raise NotImplementedError
 
     def tables(self, c: Connection) -> set[str]:
@@ -160,7 +157,7 @@ class Database:
 
     def now(self, c: Connection) -> float:
         """Unix seconds by the clock that all processes share."""
-        raise NotImplementedError
+        return time.time()
 
     def lock_bank(self, c: Connection, *, exclusive: bool = False) -> bool:
         """Within a write, lock the bank's embedder: shared, or exclusively to change it.
@@ -183,12 +180,12 @@ class Database:
         """The condition that a stored text contains a text, ignoring the case of ASCII letters."""
         raise NotImplementedError
 
-    def say(self, error: BaseException) -> str:
-        """The reason why a statement failed, on one line and without values."""
-        return first_line(error)
+    def read_bytes(self, column: sa.Column[Any], seq: int, start: int, size: int) -> bytes:
+        """``size`` bytes of a value of the row ``seq`` from ``start``. Raises StorageError, also without the row."""
+        raise NotImplementedError
 
-    def say_unopened(self, error: BaseException) -> str:
-        """The reason why a database cannot be opened, and what to do, on one line."""
+    def say(self, error: BaseException, opening: bool = False) -> str:
+        """On one line, without values: why a statement failed, or why it cannot be opened and what to do."""
         return first_line(error)
 
     def _create(self, must_exist: bool) -> None:
@@ -228,24 +225,20 @@ class Database:
         with self._mapped(), self._reader.connect() as connection:
             yield connection
 
-    def value(self, statement: sa.Select[T, *tuple[Any, ...]], **values: object) -> T | None:
-        """The first value of the first row; None if there is no row."""
+    def rows(self, statement: sa.Select[*tuple[Any, ...]], **values: object) -> Sequence[RowMapping]:
+        """All rows, by the names of their columns."""
         with self.read() as c:
-            return c.execute(statement, values).scalar()
+            return c.execute(statement, values).mappings().all()
 
     def column(self, statement: sa.Select[T, *tuple[Any, ...]], **values: object) -> list[T]:
         """The first values of all rows."""
         with self.read() as c:
             return list(c.execute(statement, values).scalars())
 
-    def rows(self, statement: sa.Select[*tuple[Any, ...]], **values: object) -> Sequence[RowMapping]:
-        """All rows, by the names of their columns."""
+    def value(self, statement: sa.Select[T, *tuple[Any, ...]], **values: object) -> T | None:
+        """The first value of the first row; None if there is no row."""
         with self.read() as c:
-            return c.execute(statement, values).mappings().all()
-
-    def read_bytes(self, column: sa.Column[Any], seq: int, start: int, size: int) -> bytes:
-        """``size`` bytes of a value of the row ``seq`` from ``start``. Raises StorageError, also without the row."""
-        raise NotImplementedError
+            return c.execute(statement, values).scalar()
 
     @contextmanager
     def snapshot(self) -> Iterator[Connection]:
@@ -260,7 +253,7 @@ class Database:
     @contextmanager
     def write(self) -> Iterator[Connection]:
         """A connection in a transaction, committed at the end and rolled back on any error."""
-        with self._writing(), self._transaction() as connection:
+        with self._mapped(writing=True), self._transaction() as connection:
             yield connection
 
     @contextmanager
@@ -281,7 +274,7 @@ class Database:
         Waiting writes of this process's threads share a transaction; one that fails undoes only its own
         changes. A write must not roll back itself, and may be run again after it was rolled back.
         """
-        with self._writing():
+        with self._mapped(writing=True):
             if self._writer is not None:
                 result = self._writer.run(operation, session_id)
             else:
@@ -290,16 +283,9 @@ class Database:
         self._failed_write = None
         return result
 
-    def insert_or_ignore(self, table: sa.Table) -> sa.Insert:
-        """An INSERT that skips existing rows; its ``rowcount`` is the number of inserted ones."""
-        if table.name not in self._inserts:
-            insert = type(self).insert(table).on_conflict_do_nothing()
-            self._inserts[table.name] = insert.execution_options(preserve_rowcount=True)
-        return self._inserts[table.name]
-
     def insert_new(self, c: Connection, table: sa.Table, rows: Sequence[Mapping[str, object]]) -> int:
         """Within a write, insert rows, skip existing ones, and return how many were inserted."""
-        return c.execute(self.insert_or_ignore(table), rows).rowcount
+        return c.execute(_insert_new(type(self).insert, table), rows).rowcount
 
     def check_writing(self) -> None:
         """Raise StorageError if the database can only be read, its disk is nearly full, or writes fail.
@@ -323,15 +309,6 @@ class Database:
             self._closed = self.in_memory
             self._engine.dispose()
 
-    @contextmanager
-    def _writing(self) -> Iterator[None]:
-        try:
-            with self._mapped():
-                yield
-        except StorageError as e:
-            self._failed_write = time.monotonic(), str(e)
-            raise
-
     def _wipe(self, seconds: float) -> None:
         with suppress(SQLAlchemyError):  # the deletion itself is committed
             self.wipe(seconds)
@@ -339,7 +316,7 @@ class Database:
     @contextmanager
     def _transaction(self, creating: bool = False) -> Iterator[Connection]:
         with self.write_lock if self.exclusive else nullcontext(), self._engine.connect() as connection:
-            (self.begin_creation if creating else self.begin_write)(connection)
+            self.begin_write(connection, creating)
             fault_point("write.begun")
             try:
                 yield connection
@@ -360,27 +337,31 @@ class Database:
             fault_point("write.committed")
 
     @contextmanager
-    def _mapped(self) -> Iterator[None]:
+    def _mapped(self, writing: bool = False) -> Iterator[None]:
         """Raise errors of the driver as ours. In memory, all threads take turns on the one connection."""
-        if self._closed:
-            raise StorageError(
-                "the bank was in memory and has been closed, its contents are lost: open a new one."
-            )
         try:
-            with self.write_lock if self.in_memory else nullcontext():
-                yield
-        except (SQLAlchemyError, OverflowError) as e:
-            if self.failed is not None:
-                self.failed()
-            raise StorageError(
-                f"{self.name}: {self.say(e)}; nothing was changed, the same call can be made again."
-            ) from e
+            if self._closed:
+                raise StorageError(
+                    "the bank was in memory and has been closed, its contents are lost: open a new one."
+                )
+            try:
+                with self.write_lock if self.in_memory else nullcontext():
+                    yield
+            except (SQLAlchemyError, OverflowError) as e:
+                if self.failed is not None:
+                    self.failed()
+                raise StorageError(
+                    f"{self.name}: {self.say(e)}; nothing was changed, the same call can be made again."
+                ) from e
+        except StorageError as e:
+            if writing:
+                self._failed_write = time.monotonic(), str(e)
+            raise
 
     def open_session(self, session_id: str, agent_id: str | None = None, namespace: str | None = ANY) -> None:
         """Create a session, or set its agent. Raises ConfigError for invalid ids, another agent or namespace."""
-        names = {"a session_id": session_id} | ({} if agent_id is None else {"an agent_id": agent_id})
-        for what, name in names.items():
-            if not is_session_id(name):
+        for what, name in (("a session_id", session_id), ("an agent_id", agent_id)):
+            if not is_session_id(name) and not (what == "an agent_id" and name is None):
                 raise ConfigError(
                     f"{what} must be a text of 1 to 255 characters without NUL and lone surrogates."
                 )
@@ -391,7 +372,7 @@ class Database:
             with self.write() as c:
                 new = {"session_id": session_id, "created": time.time(), "generation": 0}
                 new |= {"agent_id": agent_id, "namespace": None if namespace is ANY else namespace}
-                c.execute(self.insert_or_ignore(sessions), new)
+                self.insert_new(c, sessions, [new])
                 known = c.execute(_OWNERS, mine).one()
                 if namespace in (ANY, known[1]):
                     self.revive(c, session_id)
@@ -415,18 +396,27 @@ class Database:
 
     def mark_deleted(self, session_id: str) -> None:
         """Mark a session as deleted; its row, and what its Observer spent, stay."""
+        self._set(session_id, deleted=time.time())
+
+    def set_task(self, session_id: str, task: str) -> None:
+        """Store what the session's user asked for."""
+        self._set(session_id, task=task)
+
+    def _set(self, session_id: str, **values: object) -> None:
         with self.write() as c:
-            c.execute(_SET.values(deleted=time.time()), {"session": session_id})
+            c.execute(_SET.values(values), {"session": session_id})
+
+    def get_task(self, session_id: str) -> str:
+        """What the session's user asked for."""
+        return self.value(sa.select(_s.task).where(of_session(sessions)), session=session_id) or ""
 
     def agent_of(self, session_id: str) -> str | None:
         """The agent of a session, or None."""
         return self.value(sa.select(_s.agent_id).where(of_session(sessions)), session=session_id)
 
-    def generation(self, session_id: str, c: Connection | None = None) -> int:
-        """The generation of a session: it grows whenever rows are deleted. ``c``: a connection within a write."""
-        if c is not None:
-            return c.execute(_GENERATION, {"session": session_id}).scalar() or 0
-        return self.value(_GENERATION, session=session_id) or 0
+    def generation(self, session_id: str) -> int:
+        """The generation of a session: it grows whenever rows are deleted."""
+        return self.value(GENERATION, session=session_id) or 0
 
     def extent(self, session_id: str) -> tuple[int, int]:
         """The generation of a session, and the number of its records."""
@@ -434,14 +424,10 @@ class Database:
             generation, count = c.execute(_EXTENT, {"session": session_id}).one()
         return generation or 0, count
 
-    def set_task(self, session_id: str, task: str) -> None:
-        """Store what the session's user asked for."""
-        with self.write() as c:
-            c.execute(_SET.values(task=task), {"session": session_id})
 
-    def get_task(self, session_id: str) -> str:
-        """What the session's user asked for."""
-        return self.value(sa.select(_s.task).where(of_session(sessions)), session=session_id) or ""
+@cache
+def _insert_new(insert: Callable[[sa.Table], Any], table: sa.Table) -> sa.Insert:
+    return insert(table).on_conflict_do_nothing().execution_options(preserve_rowcount=True)  # type: ignore[no-any-return]
 
 
 def ascii_lower(text: str) -> str:

@@ -1,14 +1,12 @@
 """Group commit: the waiting writes of one process's threads share a transaction.
 
-The first writer leads: it runs all waiting writes, commits once, and hands the lead to the next in the queue.
-A single write has no overhead. If one of several fails, all are run again, each within a savepoint, so that
-it undoes only itself: failures are rare and savepoints cost time.
+The first in line leads: it runs all waiting writes and commits once. If one of several fails, all are run again,
+each within a savepoint, so that it undoes only itself: failures are rare and savepoints cost time.
 """
 
 from __future__ import annotations
 
 import threading
-from collections import deque
 from collections.abc import Callable, Collection
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -31,11 +29,9 @@ class _OneFailed(Exception):
 
 @dataclass(slots=True, eq=False)
 class _Write(Generic[T]):
-    """A write in the queue and its result."""
-
     operation: Operation[T]
     session_id: str
-    turn: threading.Event = field(default_factory=threading.Event)  # set when it is done, or has to lead
+    taken: bool = False  # a leader runs it
     done: bool = False
     alone: bool = False  # another transaction holds its session: it runs by itself
     result: T = field(init=False)
@@ -46,7 +42,7 @@ class GroupWriter:
     """Runs writes in shared transactions; ``transaction()`` opens one and commits it at its end.
 
     ``hold(c, sessions)`` is called first if there are several writes. It locks those sessions that no other
-    transaction holds, without waiting, and returns them. ``leaders``: how many transactions run at a time.
+    transaction holds, without waiting, and returns them. ``free``: how many more transactions may run now.
     """
 
     def __init__(
@@ -57,9 +53,9 @@ class GroupWriter:
     ) -> None:
         self._transaction = transaction
         self._hold = hold
-        self._lock = threading.Lock()
-        self._queue: deque[_Write[Any]] = deque()
-        self._free = leaders
+        self._changed = threading.Condition()
+        self.waiting: list[_Write[Any]] = []
+        self.free = leaders
 
     def run(self, operation: Operation[T], session_id: str) -> T:
         """The result of ``operation`` once it is committed; if it raises, nothing of it is stored.
@@ -67,22 +63,34 @@ class GroupWriter:
         The operation may be run a second time after the first was rolled back.
         """
         write = _Write(operation, session_id)
-        leads = False
-        try:
-            with self._lock:
-                self._queue.append(write)
-                if self._free:
-                    self._free -= 1
-                    leads = True
-                    write.turn.set()  # so that no other leader takes it
-            if not leads:
-                write.turn.wait()
-                leads = not write.done
-        except BaseException:
-            self._withdraw(write, leads)
-            raise
-        if leads:
-            self._lead(write)
+        with self._changed:
+            self.waiting.append(write)
+            try:
+                self._changed.wait_for(
+                    lambda: write.done or (self.free and not write.taken and self.waiting[0] is write)
+                )
+            except BaseException:
+                if not write.taken:
+                    self.waiting.remove(write)
+                    self._changed.notify_all()
+                raise
+            if not write.done:
+                batch = self.waiting[:MOST]
+                del self.waiting[:MOST]
+                for other in batch:
+                    other.taken = True
+                self.free -= 1
+                if self.free and self.waiting:  # more than one transaction takes
+                    self._changed.notify_all()
+        if not write.done:
+            try:
+                self._commit(batch)
+            finally:
+                with self._changed:
+                    self.free += 1
+                    for other in batch:
+                        other.done = True
+                    self._changed.notify_all()
         if write.alone:
             with self._transaction() as c:
                 return operation(c)
@@ -90,57 +98,25 @@ class GroupWriter:
             raise write.error
         return write.result
 
-    def _withdraw(self, write: _Write[T], leads: bool) -> None:
-        """Remove an interrupted write; if it had to lead, the next one leads."""
-        with self._lock:
-            if write in self._queue:
-                self._queue.remove(write)
-                if leads or write.turn.is_set():
-                    self._hand_over()
-
-    def _hand_over(self) -> None:
-        """Let the next write lead that does not lead yet. Called under the lock."""
-        for write in self._queue:
-            if not write.turn.is_set():
-                write.turn.set()
-                return
-        self._free += 1
-
-    def _lead(self, own: _Write[T]) -> None:
-        batch: list[_Write[Any]] = []
-        try:
-            with self._lock:  # other leaders take themselves
-                waiting = [w for w in self._queue if w is not own and not w.turn.is_set()]
-                batch = [own, *waiting[: MOST - 1]]
-                taken = set(batch)
-                self._queue = deque(w for w in self._queue if w not in taken)
-            self._commit(batch)
-        finally:
-            with self._lock:
-                if own in self._queue:
-                    self._queue.remove(own)
-                self._hand_over()
-            for write in batch:
-                write.done = True
-                if write is not own:
-                    write.turn.set()
-
     def _commit(self, batch: list[_Write[Any]]) -> None:
         try:
             try:
                 self._run(batch, savepoints=False)
             except _OneFailed:
                 self._run([w for w in batch if not w.alone], savepoints=True)
-        except Exception as e:
-            _fail(batch, e)
-        except BaseException as e:  # Ctrl-C in the leader: the others get a StorageError
-            error = StorageError(
-                "a write was interrupted that others shared a transaction with: make the same call again, "
-                "what was kept is not stored twice."
-            )
-            error.__cause__ = e
-            _fail(batch, error)
-            raise
+        except BaseException as e:
+            error = e
+            if not isinstance(e, Exception):  # Ctrl-C in the leader
+                error = StorageError(
+                    "a write was interrupted that others shared a transaction with: make the same call again, "
+                    "what was kept is not stored twice."
+                )
+                error.__cause__ = e
+            for write in batch:
+                if not write.alone:
+                    write.error = write.error or error
+            if error is not e:
+                raise
 
     def _run(self, batch: list[_Write[Any]], *, savepoints: bool) -> None:
         """Run the writes in one transaction; one that fails undoes all, or only itself with savepoints."""
@@ -159,13 +135,6 @@ class GroupWriter:
                     write.result = write.operation(c)
                 except Exception as e:
                     raise _OneFailed from e
-
-
-def _fail(batch: list[_Write[Any]], error: BaseException) -> None:
-    """Set the error of the writes in the failed transaction, not of those that run in their own."""
-    for write in batch:
-        if not write.alone:
-            write.error = write.error or error
 
 
 def _run_within_savepoint(c: Connection, write: _Write[T]) -> None:

@@ -82,13 +82,11 @@ class Postgres(Database):
         "name an empty one, or give the bank a schema of its own by  ?options=-csearch_path=NAME,public"
     )
 
-    def check_url(self, must_exist: bool) -> None:  # noqa: ARG002  only the server knows
+    def open_engine(self, must_exist: bool) -> Engine:  # noqa: ARG002  only the server knows
         self.url = self.url.set(drivername="postgresql+psycopg")
         self.name = self.url.difference_update_query(_SECRETS).render_as_string(hide_password=True)
         if "@" in (self.url.host or ""):
             raise DatabaseOpenError("the database URL has an @ in user or password: write it as %40.")
-
-    def create_engine(self) -> Engine:
         try:
             engine = sa.create_engine(
                 self.url,
@@ -120,11 +118,11 @@ class Postgres(Database):
         c.exec_driver_sql("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
         c.exec_driver_sql("SET LOCAL idle_in_transaction_session_timeout = 0")
 
-    def begin_write(self, c: Connection) -> None:
+    def begin_write(self, c: Connection, creating: bool = False) -> None:
         """See Database. The transaction begins with its first statement."""
         c.info.pop(_HELD, None)
-
-    def begin_creation(self, c: Connection) -> None:
+        if not creating:
+            return
         c.exec_driver_sql(f"SET LOCAL lock_timeout = {CREATION_TIMEOUT_MS}")
         c.exec_driver_sql(f"SELECT pg_advisory_xact_lock({_CREATING})")
         try:
@@ -202,14 +200,13 @@ class Postgres(Database):
         )
         return sa.func.strpos(stored, given) > 0
 
-    def say(self, error: BaseException) -> str:
+    def say(self, error: BaseException, opening: bool = False) -> str:
         if isinstance(error, sa.exc.TimeoutError):
             return f"all {_CONNECTIONS} connections of this process are in use"
-        what = _plain(error)
-        return f"the server went away or cannot be reached ({what})" if _lost(error) else what
-
-    def say_unopened(self, error: BaseException) -> str:
-        what = _plain(error)
+        # without the preamble of libpq
+        what = re.sub(r"^connection failed: (?=connection )|(?<=failed: )FATAL:\s+", "", first_line(error))
+        if not opening:
+            return f"the server went away or cannot be reached ({what})" if _lost(error) else what
         advice = (todo for pattern, todo in _ADVICE if re.search(pattern, what, re.IGNORECASE))
         return f"{what}: {next(advice, 'check the URL, and that the server runs')}"
 
@@ -233,11 +230,6 @@ def _is_readable(descriptor: int) -> bool:
     poll = select.poll()
     poll.register(descriptor, select.POLLIN)
     return bool(poll.poll(0))
-
-
-def _plain(error: BaseException) -> str:
-    """The first line of an error without the preamble of libpq."""
-    return re.sub(r"^connection failed: (?=connection )|(?<=failed: )FATAL:\s+", "", first_line(error))
 
 
 def _lost(error: BaseException) -> bool:

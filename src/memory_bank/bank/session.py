@@ -13,9 +13,9 @@ from typing import Any, TypeVar, cast
 
 from memory_bank.bank.database import ANY, Database, as_database
 from memory_bank.bank.ingestion import log_ingested, records_of
-from memory_bank.bank.insights import InsightWriter
 from memory_bank.bank.learned import model_of_session
 from memory_bank.bank.stores import FactStore, InsightStore, WiderScope, clear_insights
+from memory_bank.bank.worker import InsightWriter
 from memory_bank.config import MemoryBankSettings
 from memory_bank.errors import EmbeddingError, StorageError
 from memory_bank.models.observer import EXTRACTIVE
@@ -369,7 +369,7 @@ class MemoryBankState(Session):
 
     def close(self) -> None:
         """Close the session's own database. What is stored stays stored; what is queued stays queued."""
-        self._insights.background.stop()
+        self._insights.stop()
         if self._deferred and self.lock.acquire(blocking=False):  # a step that hangs is not waited for
             try:
                 self.finish()

@@ -70,7 +70,7 @@ class Spending:
 
     def _add(self, c: Connection, day: str, model: str, more: Spent) -> None:
         key = {"session_id": self.session_id, "day": day, "model": model[:255]}
-        c.execute(self.database.insert_or_ignore(spending), {**key, **asdict(Spent())})
+        self.database.insert_new(c, spending, [{**key, **asdict(Spent())}])
         added = {
             column: column + amount for column, amount in zip(_COLUMNS, asdict(more).values(), strict=True)
         }

@@ -7,7 +7,8 @@ import os
 import shutil
 import sqlite3
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -37,9 +38,8 @@ class Sqlite(Database):
     exclusive = True
     elsewhere = "give another file name"
     insert = staticmethod(sqlite.insert)
-    _options = ""  # of the URI that opens a file for reading
 
-    def check_url(self, must_exist: bool) -> None:
+    def open_engine(self, must_exist: bool) -> Engine:
         query = dict(self.url.query)
         self.url = self.url.set(query={})
         self.name = self.url.render_as_string(hide_password=True)
@@ -49,15 +49,39 @@ class Sqlite(Database):
             raise DatabaseOpenError(
                 "a SQLite URL has no host and no user: use  sqlite:///FILE  or a file name."
             )
-        wanted = query.pop("synchronous", "full")
-        if query or str(wanted).lower() not in ("full", "normal"):
+        synchronous = str(query.pop("synchronous", "full")).upper()
+        if query or synchronous not in ("FULL", "NORMAL"):
             raise DatabaseOpenError(
                 "a SQLite URL takes one option: use  sqlite:///FILE  or  sqlite:///FILE?synchronous=normal ."
             )
-        self._synchronous = str(wanted).upper()
+        options: dict[str, Any] = {"connect_args": {"check_same_thread": False}, "hide_parameters": True}
         if self.in_memory:
-            return
-        file = Path(str(self.url.database))
+            options["poolclass"] = StaticPool
+        elif mode := self._check_file(must_exist):
+            self.read_only = True
+            uri = f"{self._file.absolute().as_uri()}?{mode}"
+            options["creator"] = functools.partial(sqlite3.connect, uri, uri=True, check_same_thread=False)
+        engine = sa.create_engine(self.url, **options)
+
+        @event.listens_for(engine, "connect")
+        def _configure(connection: sqlite3.Connection, _record: object) -> None:
+            connection.execute(f"PRAGMA busy_timeout={BUSY_TIMEOUT_MS}")
+            if self.in_memory:
+                connection.executescript(schema_script())
+            elif not self.read_only:
+                _write_ahead(connection)
+                connection.execute(f"PRAGMA synchronous={synchronous}")
+
+        return engine
+
+    @property
+    def _file(self) -> Path:
+        return Path(str(self.url.database))
+
+    def _check_file(self, must_exist: bool) -> str:
+        """Create the file if it is missing; return the parameters of its URI if it can only be read, else ""."""
+        file = self._file
+        log, index = (Path(f"{file}{end}") for end in ("-wal", "-shm"))
         try:
             if file.is_dir():
                 raise DatabaseOpenError(f"{self.name} is a folder: name a file in it.")
@@ -72,92 +96,59 @@ class Sqlite(Database):
             if not file.exists():  # tool outputs are private: the log and the index get the same mode
                 with suppress(FileExistsError, PermissionError):
                     os.close(os.open(file, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
-            self._options = self._for_reading(file)
-            self.read_only = bool(self._options)
+            if os.access(file, os.W_OK) and (os.access(file.parent, os.W_OK) or index.exists()):
+                return ""
+            if not log.exists() or not log.stat().st_size:
+                return "mode=ro&immutable=1"  # nobody writes it: no log, and no index of one
+            if index.exists():
+                return "mode=ro"
         except (OSError, ValueError) as e:  # a name too long, a folder that may not be entered, NUL
             raise DatabaseOpenError(f"{self.name!r} cannot be opened: {first_line(e)}.") from e
-
-    def _for_reading(self, file: Path) -> str:
-        """The parameters with which a file that cannot be written is opened; "" for any other."""
-        log, index = (file.with_name(file.name + end) for end in ("-wal", "-shm"))
-        if os.access(file, os.W_OK) and (os.access(file.parent, os.W_OK) or index.exists()):
-            return ""
-        if not log.exists() or not log.stat().st_size:
-            return "mode=ro&immutable=1"  # nobody writes it: no log, and no index of one
-        if index.exists():
-            return "mode=ro"
         raise DatabaseOpenError(
             f"{self.name} cannot be read here, because its latest writes are in {log.name}: copy both files to a "
             "folder that can be written, and open the copy."
         )
 
-    def create_engine(self) -> Engine:
-        options: dict[str, Any] = {"connect_args": {"check_same_thread": False}, "hide_parameters": True}
-        if self.in_memory:
-            options["poolclass"] = StaticPool
+    def begin_snapshot(self, c: Connection) -> None:
+        if not self.in_memory:
+            c.exec_driver_sql("BEGIN")
+
+    def begin_write(self, c: Connection, creating: bool = False) -> None:
         if self.read_only:
-            uri = f"{Path(str(self.url.database)).absolute().as_uri()}?{self._options}"
-            options["creator"] = functools.partial(sqlite3.connect, uri, uri=True, check_same_thread=False)
-        engine = sa.create_engine(self.url, **options)
-        in_memory, synchronous, read_only = self.in_memory, self._synchronous, self.read_only
-
-        @event.listens_for(engine, "connect")
-        def _configure(connection: sqlite3.Connection, _record: object) -> None:
-            connection.execute(f"PRAGMA busy_timeout={BUSY_TIMEOUT_MS}")
-            if in_memory:
-                connection.executescript(schema_script())
-            elif not read_only:
-                _write_ahead(connection)
-                connection.execute(f"PRAGMA synchronous={synchronous}")
-
-        return engine
+            raise StorageError(
+                f"{self.name} can only be read here: allow writing to the file and its folder, or use a copy."
+            )
+        if self.in_memory:
+            return
+        with self._waiting(c, CREATION_TIMEOUT_MS) if creating else nullcontext():
+            try:  # the write lock at once, so that two readers cannot deadlock; by the driver: half the time
+                c.connection.driver_connection.execute("BEGIN IMMEDIATE")  # type: ignore[union-attr]
+            except sqlite3.Error as e:
+                raise sa.exc.OperationalError("BEGIN IMMEDIATE", None, e) from e
 
     def wipe(self, seconds: float) -> None:
         """See Database. Empties the write-ahead log, which holds pages from before a deletion.
 
         Waits so long for readers and writers of other connections.
         """
-        if self.in_memory or self.read_only:
-            return
-        with self.write_lock, self._engine.connect() as c:
-            c.exec_driver_sql(f"PRAGMA busy_timeout={int(1000 * seconds)}")
-            try:
+        if not (self.in_memory or self.read_only):
+            with self.write_lock, self._engine.connect() as c, self._waiting(c, int(1000 * seconds)):
                 c.exec_driver_sql("PRAGMA wal_checkpoint(TRUNCATE)")
-            finally:
-                c.exec_driver_sql(f"PRAGMA busy_timeout={BUSY_TIMEOUT_MS}")
 
-    def begin_snapshot(self, c: Connection) -> None:
-        if not self.in_memory:
-            c.exec_driver_sql("BEGIN")
-
-    def begin_write(self, c: Connection) -> None:
-        if self.read_only:
-            raise StorageError(
-                f"{self.name} can only be read here: allow writing to the file and its folder, or use a copy."
-            )
-        if not self.in_memory:  # take the write lock at once, so that two readers cannot deadlock
-            try:  # by the driver: half the time of SQLAlchemy
-                c.connection.driver_connection.execute("BEGIN IMMEDIATE")  # type: ignore[union-attr]
-            except sqlite3.Error as e:
-                raise sa.exc.OperationalError("BEGIN IMMEDIATE", None, e) from e
-
-    def begin_creation(self, c: Connection) -> None:
-        c.exec_driver_sql(f"PRAGMA busy_timeout={CREATION_TIMEOUT_MS}")
+    @contextmanager
+    def _waiting(self, c: Connection, milliseconds: int) -> Iterator[None]:
+        """Wait for other connections for another time than usually."""
+        c.exec_driver_sql(f"PRAGMA busy_timeout={milliseconds}")
         try:
-            self.begin_write(c)
+            yield
         finally:
             c.exec_driver_sql(f"PRAGMA busy_timeout={BUSY_TIMEOUT_MS}")
 
     def room(self) -> int | None:
-        return (
-            None if self.in_memory else shutil.disk_usage(Path(str(self.url.database)).absolute().parent).free
-        )
+        return None if self.in_memory else shutil.disk_usage(self._file.absolute().parent).free
 
     def tables(self, c: Connection) -> set[str]:
-        return {row[0] for row in c.exec_driver_sql("SELECT name FROM sqlite_master WHERE type = 'table'")}
-
-    def now(self, c: Connection) -> float:  # noqa: ARG002  all users are on one host
-        return time.time()
+        return set(c.exec_driver_sql("SELECT name FROM sqlite_master WHERE type = 'table'").scalars())
 
     def read_bytes(self, column: sa.Column[Any], seq: int, start: int, size: int) -> bytes:
         """See Database. By blobopen: a SELECT would read the whole value; ``seq`` is the rowid."""
@@ -178,12 +169,10 @@ class Sqlite(Database):
 @functools.cache
 def schema_script() -> str:
     """The schema as one SQL script, for databases in memory."""
-    dialect = sqlite.dialect()
-    parts: list[CreateTable | CreateIndex] = []
-    for table in metadata.sorted_tables:
-        parts.append(CreateTable(table))
-        parts += [CreateIndex(index) for index in sorted(table.indexes, key=lambda i: str(i.name))]
-    return ";\n".join(str(part.compile(dialect=dialect)).strip() for part in parts) + ";"
+    tables = metadata.sorted_tables
+    indexes = (i for t in tables for i in sorted(t.indexes, key=lambda i: str(i.name)))
+    parts: list[CreateTable | CreateIndex] = [*map(CreateTable, tables), *map(CreateIndex, indexes)]
+    return ";\n".join(str(part.compile(dialect=sqlite.dialect())).strip() for part in parts) + ";"
 
 
 def _write_ahead(connection: sqlite3.Connection) -> None:

@@ -12,7 +12,7 @@ from typing import Any, Literal
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from memory_bank.bank.database import Database, as_database
+from memory_bank.bank.database import GENERATION, Database, as_database
 from memory_bank.bank.embedder import bind, check_embedder
 from memory_bank.bank.jobs import Job, add_jobs, finish_job
 from memory_bank.bank.learned import forget_model, lock_model
@@ -42,7 +42,7 @@ from memory_bank.bank.schema import (
     rows_by_id,
     steps,
 )
-from memory_bank.bank.search import DatabaseSearch, IndexSearch, InsightSearch, within
+from memory_bank.bank.search import DatabaseSearch, InsightSearch, within
 from memory_bank.errors import ConfigError
 from memory_bank.faults import fault_point
 from memory_bank.models.embedding import load_embedder
@@ -257,7 +257,7 @@ class InsightStore:
             return
         bind(c, self.database, self.embedder_name, len(rows[0]["embedding"]) // 4)
         self.database.lock_session(c, self.session_id)
-        if generation is not None and self.database.generation(self.session_id, c) != generation:
+        if generation is not None and (c.execute(GENERATION, self._mine).scalar() or 0) != generation:
             return
         if self.database.insert_new(c, insights, rows) != len(rows):  # some exist already
             for part in in_parts([r["trace_id"] for r in rows]):
@@ -293,7 +293,7 @@ class InsightStore:
         """
         with self._lock:
             if scope not in self._searches:
-                kind = DatabaseSearch if self.database.ranks else IndexSearch
+                kind = DatabaseSearch if self.database.ranks else InsightSearch
                 self._searches[scope] = kind(self.database, self.session_id, self.embedder_name, scope)
             vector = (
                 self._vector if len(query) <= 8_000 else self._vector.__wrapped__

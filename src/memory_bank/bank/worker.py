@@ -1,4 +1,4 @@
-"""The worker that runs the Observer on queued records, in a thread of the agent's process or in its own."""
+"""Makes and stores the summaries of records: within the step, or by a worker in a thread or process of its own."""
 
 from __future__ import annotations
 
@@ -8,22 +8,28 @@ import socket
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
+from sqlalchemy.engine import Connection
+
 from memory_bank.bank.database import Database
-from memory_bank.bank.jobs import Job, JobQueue
+from memory_bank.bank.jobs import Job, JobQueue, without_insight
+from memory_bank.bank.rows import to_rows
 from memory_bank.bank.spending import Spending
 from memory_bank.bank.stores import FactStore, InsightStore
+from memory_bank.config import MemoryBankSettings
 from memory_bank.errors import EmbeddingError, MemoryBankError, StorageError
 from memory_bank.faults import fault_point
-from memory_bank.models.observer import Observer, Trouble
+from memory_bank.models.observer import EXTRACTIVE, Observer, Trouble
 from memory_bank.ports import Embedder
 from memory_bank.records import Insight, InteractionRecord
+from memory_bank.transcript.messages import is_memory_tool
 
 log = logging.getLogger("memory_bank.Observer")
+session_log = logging.getLogger("memory_bank.MemoryBankStrategy")
 
 LONGEST_SLEEP = 5.0
 """Seconds between two checks of an empty queue."""
@@ -201,56 +207,213 @@ class Worker:
 
 
 class BackgroundObserver:
-    """A worker for one session in a thread of this process: started when there is work, ended when idle."""
+    """A worker in a thread of this process.
 
-    def __init__(self) -> None:
+    ``idle``: seconds without a job after which the thread ends, as it does at an unexpected error; ``wake`` starts
+    another. None: it works until the end, and starts again after a failure, also of ``open_worker``.
+    """
+
+    def __init__(self, open_worker: Callable[[], Worker], idle: float | None = None) -> None:
+        self._open_worker = open_worker
+        self._idle = idle
         self._lock = threading.Lock()
         self._wake = threading.Event()
         self._stop = threading.Event()
+        self._worker: Worker | None = None
         self._thread: threading.Thread | None = None
-        self._settings: object = None
 
-    def work(self, worker: Callable[[], Worker], settings: object = None) -> None:
-        """Wake the thread, or start one with a new worker: also where ``settings`` differ from those before."""
-        with self._lock:
-            if self.works() and self._settings == settings:
-                self._wake.set()
-                return
-            self._stop.set()  # a former thread finishes its current jobs and ends
-            self._wake.set()
-            self._stop, self._wake = threading.Event(), threading.Event()
-            self._settings = settings
-            args = worker(), self._stop, self._wake
-            name = "memory-bank-observer"
-            self._thread = threading.Thread(target=self._run, args=args, name=name, daemon=True)
-            self._thread.start()
-
-    def _run(self, worker: Worker, stop: threading.Event, wake: threading.Event) -> None:
-        while True:
-            try:
-                worker.run(stop, wake=wake, idle=30.0)
-            except Exception:
-                log.exception("the background observer stops; its jobs stay in the queue")
-                return
-            with self._lock:  # a wake-up is seen here, or finds no thread
-                if stop.is_set() or not wake.is_set():
-                    if self._stop is stop:
-                        self._thread = None
-                    return
-
+    @property
     def works(self) -> bool:
-        """Whether the thread is running."""
+        """Whether the thread is running and will look for jobs."""
         return self._thread is not None and self._thread.is_alive() and not self._stop.is_set()
 
     def wake(self) -> None:
-        """Check the queue now."""
+        """Look for jobs now, in a new thread if none is running."""
+        with self._lock:
+            self._wake.set()
+            if not self.works and not self._stop.is_set():
+                self._thread = threading.Thread(target=self._run, name="memory-bank-observer", daemon=True)
+                self._thread.start()
+
+    def end(self) -> None:
+        """Start no further job. Returns at once."""
+        self._stop.set()
         self._wake.set()
 
-    def stop(self, timeout: float | None = 1.0) -> None:
-        """Take no further job and wait up to ``timeout`` seconds for the current ones."""
-        with self._lock:
-            self._stop.set()
-            self._wake.set()
-            thread, self._thread = self._thread, None
-        if thread is not None and thread is not threading.current_thread():
+    def close(self, timeout: float = 1.0, *, release: bool = False) -> None:
+        """Start no further job, wait ``timeout`` seconds for the current ones; ``release``: free those left then."""
+        self.end()
+        if (thread := self._thread) is not None:
             thread.join(timeout)
+            if release and thread.is_alive() and self._worker is not None:
+                log.info("unfinished jobs are released")
+                self._worker.abandon()
+
+    def _run(self) -> None:
+        pause = 2.0  # seconds before a failed start is tried again
+        while not self._stop.is_set():
+            try:
+                self._worker = self._open_worker()
+                self._worker.run(self._stop, wake=self._wake, idle=self._idle)
+            except EmbeddingError as e:  # the embedder cannot be loaded, so no summary could be stored
+                log.warning("the Observer cannot start yet: %s", e)
+            except Exception:
+                if self._idle is not None:
+                    log.exception("the background observer stops; its jobs stay in the queue")
+                    return
+                log.exception("the Observer failed and starts again")
+            else:
+                with self._lock:  # a wake-up is seen here, or finds no thread
+                    if not self._wake.is_set():
+                        self._thread = None
+                        return
+                continue
+            self._stop.wait(pause)
+            pause = min(60.0, 2 * pause)
+
+
+class InsightWriter:
+    """Makes the insights of a session's records and stores them: with the facts, after them, in the background, or
+    when it is flushed. Not thread-safe: the session holds a lock.
+
+    ``store`` is None until there is something to embed and an embedding model is known. ``waiting``: records without
+    an insight, with a draft if there is one; where the embedder fails, drafts wait for the next step. ``on_jobs`` is
+    called when records wait to be observed, instead of starting a thread that observes them.
+    """
+
+    def __init__(self, facts: FactStore, on_jobs: Callable[[], None] | None = None) -> None:
+        self.facts = facts
+        self.store: InsightStore | None = None
+        self.waiting: dict[str, Insight | None] = {}
+        self.settings = MemoryBankSettings()
+        self.observer = Observer()
+        self.spending = Spending(facts.database, facts.session_id)
+        self._background: BackgroundObserver | None = None
+        self._observed_with: object = None
+        self._on_jobs = on_jobs
+        self._jobs = JobQueue(facts.database, facts.session_id)
+        self._may_have_jobs = False
+        self._logged: dict[str, object] = {}  # reasons of failures that were logged as a warning
+
+    def begin(self, settings: MemoryBankSettings, llm_client: object) -> None:
+        """Take the settings of a step. Raises ConfigError."""
+        self.settings = settings
+        self.observer = Observer.create(llm_client, settings, self.spending, self._logged)
+
+    def bind(self, model: Embedder | str) -> None:
+        """Make the store, unless there is one. A model that is named is loaded now."""
+        if self.store is None:
+            self.store = InsightStore(model, self.facts.database, self.facts.session_id)
+
+    def load(self) -> None:
+        """Find out which records an interrupted step left without an insight."""
+        self.waiting = dict.fromkeys(without_insight(self.facts.database, self.facts.session_id))
+        self._may_have_jobs = self._jobs.open_count() > 0
+
+    @property
+    def pending(self) -> int:
+        """The number of stored records that have no summary yet."""
+        return self._jobs.open_count() + (0 if self.settings.observer_mode == "off" else len(self.waiting))
+
+    def store_facts(self, records: Sequence[InteractionRecord], *, drafts: bool = True) -> None:
+        """Commit records with the jobs of those that a model is to summarise.
+
+        ``drafts``: make extractive summaries where no model makes them within the step. With an embedder that
+        answers at once they are committed in the same transaction; any other is asked after the commit.
+        """
+        mode, store = self.settings.observer_mode, self.store
+        observed = [r for r in records if not is_memory_tool(r.tool_name, r.output_text)]
+        queued = [r.trace_id for r in observed if mode == "background" and self.observer.sends(r)]
+        made: list[Insight] = []
+        if drafts and (mode == "background" or (mode == "inline" and self.observer.name == EXTRACTIVE)):
+            made = [self.observer.extract(r) for r in observed]
+        if made and store is not None and getattr(type(store.embedding_model), "instant", False):
+            embedded, rows = store.embed(made), to_rows(records, self.facts.session_id)
+
+            def write(c: Connection) -> None:
+                store.insert(c, embedded)
+                self.facts.insert(c, rows, queued)
+
+            self.facts.database.submit(write, self.facts.session_id)
+            fault_point("facts.stored")
+        else:
+            self.facts.store_many(records, queued)
+            if mode != "off" and store is not None:
+                by_id = {d.trace_id: d for d in made}
+                self.waiting.update((r.trace_id, by_id.get(r.trace_id)) for r in records)
+
+    def write(self, records: Sequence[InteractionRecord], task: str, generation: int | None) -> None:
+        """Store insights of new records, and of those that an earlier, interrupted step left without one."""
+        if not self.waiting or self.settings.observer_mode == "off":
+            return
+        new = {r.trace_id: r for r in records}
+        wanted = [t for t, draft in self.waiting.items() if draft is None]
+        found = self.facts.get_many([t for t in wanted if t not in new])
+        found += [new[t] for t in wanted if t in new]
+        found = [r for r in found if not is_memory_tool(r.tool_name, r.output_text)]
+        if self.settings.observer_mode == "inline":
+            drafts = self.observer.observe_all(found, task)
+        else:
+            drafts = [self.observer.extract(r) for r in found]
+            queued = [r.trace_id for r in found if self.observer.sends(r)]
+            self._jobs.add(queued)
+            self._may_have_jobs = self._may_have_jobs or bool(queued)
+        self.waiting.update((d.trace_id, d) for d in drafts)
+        self._store_drafts(generation)
+        self.waiting.clear()
+
+    def _store_drafts(self, generation: int | None = None) -> None:
+        drafts = [draft for draft in self.waiting.values() if draft is not None]
+        if drafts and self.store is not None:
+            self.store.add_many(drafts, generation=generation)
+            for draft in drafts:
+                del self.waiting[draft.trace_id]
+
+    def start(self, news: bool) -> None:
+        """Make the background Observer work at the queue, unless there is nothing in it."""
+        if self.settings.observer_mode != "background" or self.observer.name == EXTRACTIVE:
+            return
+        if not (news or self._may_have_jobs) or self.store is None:
+            return
+        self._may_have_jobs = False
+        if self._on_jobs is not None:
+            self._on_jobs()
+            return
+        if self._background is None or self._observed_with != (self.observer.chat, self.settings):
+            if self._background is not None:
+                self._background.end()  # it finishes its current jobs
+            self._observed_with = self.observer.chat, self.settings
+            database, session_id, attempts = (
+                self.facts.database,
+                self.facts.session_id,
+                self.settings.observer_attempts,
+            )
+            args = database, self.observer, self.store.embedding_model, session_id
+            self._background = BackgroundObserver(lambda: Worker(*args, attempts=attempts), idle=30.0)
+        self._background.wake()
+
+    def flush_drafts(self) -> int:
+        """Store the drafts whose embedder failed; the number of records that still have no insight."""
+        try:
+            self._store_drafts()
+        except EmbeddingError as e:
+            session_log.warning("%d insights still wait: %s", len(self.waiting), e)
+        return 0 if self.settings.observer_mode == "off" else len(self.waiting)
+
+    def wait(self, until: float | None) -> int:
+        """Wait for the background Observer until a time of ``time.monotonic``; the number of jobs that are left."""
+        if self._background is not None and self._background.works:
+            self._background.wake()
+        pause = 0.01
+        while (left := self._jobs.open_count()) and self._background is not None and self._background.works:
+            if until is not None and time.monotonic() >= until:
+                break
+            time.sleep(pause if until is None else max(0.0, min(pause, until - time.monotonic())))
+            pause = min(0.2, 1.5 * pause)
+        return left
+
+    def stop(self, timeout: float = 1.0) -> None:
+        """Let the background Observer start no further job, and wait so many seconds for its current ones."""
+        if self._background is not None:
+            self._background.close(timeout)
+            self._background = None

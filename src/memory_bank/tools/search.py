@@ -10,7 +10,7 @@ from typing import Any
 from memory_bank.bank.listing import Outline, holding, outlines, whole
 from memory_bank.errors import EmbeddingError
 from memory_bank.provenance.identifiers import find, identifiers_in, normal, runs
-from memory_bank.provenance.index import Source
+from memory_bank.provenance.index import place_of
 from memory_bank.records import Hit
 from memory_bank.transcript.messages import is_memory_tool
 
@@ -112,9 +112,8 @@ def _holders(state: Any, text: str) -> Iterator[tuple[Outline, str]]:
                 yield outline, ""
                 continue
             output = whole(state.database, outline, "output")
-            source = Source("record", output, normal(output))
-            if find(source.normal, text) >= 0:
-                yield outline, source.place_of(text)
+            if find(normal(output), text) >= 0:
+                yield outline, place_of(output, text)
         if len(batch) < _BATCH:
             return
         examined += len(batch)

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import logging
 import os
-import threading
 
 from memory_bank.bank.database import Database
-from memory_bank.bank.worker import Worker
+from memory_bank.bank.worker import BackgroundObserver, Worker
 from memory_bank.config import AdaptiveSettings, AnyStrategy, Config, MemoryBankSettings
-from memory_bank.errors import ConfigError, EmbeddingError
+from memory_bank.errors import ConfigError
 from memory_bank.models.chat import OpenAIChat
 from memory_bank.models.embedding import load_embedder
 from memory_bank.models.observer import EXTRACTIVE, Observer
 from memory_bank.ports import ChatModel
-
-log = logging.getLogger("memory_bank.Observer")
 
 
 def chat_of(config: Config, base_url: str) -> OpenAIChat | None:
@@ -56,7 +52,7 @@ def observed_by(config: Config) -> MemoryBankSettings | None:
 
 
 class ServiceObserver:
-    """Observes queued records in its own thread, with the limits and prices of the settings.
+    """Observes queued records in a thread of its own, with the limits and prices of the settings.
 
     Several processes may work on the queue of one database.
     """
@@ -65,10 +61,7 @@ class ServiceObserver:
         self.database = database
         self.settings = observed_by(config) if chat is not None else None
         self._chat = chat
-        self._stop = threading.Event()
-        self._wake = threading.Event()
-        self._worker: Worker | None = None
-        self._thread: threading.Thread | None = None
+        self._background: BackgroundObserver | None = None
 
     @property
     def name(self) -> str:
@@ -78,51 +71,35 @@ class ServiceObserver:
     @property
     def works(self) -> bool:
         """Whether the thread is running."""
-        return self._thread is not None and self._thread.is_alive()
+        return self._background is not None and self._background.works
 
     def start(self) -> None:
         """Start the thread, if a model observes; it also processes jobs queued earlier."""
-        if self.settings is None or self._thread is not None:
+        if (settings := self.settings) is None or self._background is not None:
             return
-        Observer.create(self._chat, self.settings)  # raises for a limit without a price
-        self._thread = threading.Thread(
-            target=self._run, args=(self.settings,), name="memory-bank-observing", daemon=True
-        )
-        self._thread.start()
+        observer = Observer.create(self._chat, settings)  # raises for a limit without a price
+
+        def worker() -> Worker:
+            embedder = load_embedder(settings.embedding_model)
+            return Worker(self.database, observer, embedder, attempts=settings.observer_attempts)
+
+        self._background = BackgroundObserver(worker)
+        self._background.wake()
 
     def wake(self) -> None:
         """Say that a job was queued."""
-        self._wake.set()
+        if self._background is not None:
+            self._background.wake()
 
     def end(self) -> None:
         """Start no further job. Returns at once."""
-        self._stop.set()
-        self._wake.set()
+        if self._background is not None:
+            self._background.end()
 
     def close(self, timeout: float) -> None:
         """Start no further job, wait ``timeout`` seconds for the current ones, release those not finished."""
-        self.end()
-        if self._thread is not None:
-            self._thread.join(timeout)
-            if self._thread.is_alive() and self._worker is not None:
-                log.info("unfinished jobs are released")
-                self._worker.abandon()
-
-    def _run(self, settings: MemoryBankSettings) -> None:
-        pause = 2.0  # seconds before a failed start is tried again
-        while not self._stop.is_set():
-            try:
-                observer = Observer.create(self._chat, settings)
-                embedder = load_embedder(settings.embedding_model)
-                self._worker = Worker(self.database, observer, embedder, attempts=settings.observer_attempts)
-                self._worker.run(self._stop, wake=self._wake)
-                return
-            except EmbeddingError as e:  # the embedder cannot be loaded, so no summary could be stored
-                log.warning("the Observer cannot start yet: %s", e)
-            except Exception:
-                log.exception("the Observer failed and starts again")
-            self._stop.wait(pause)
-            pause = min(60.0, 2 * pause)
+        if self._background is not None:
+            self._background.close(timeout, release=True)
 
 
 def model_of(config: Config, settings: AnyStrategy) -> str | None:
