@@ -314,8 +314,10 @@ class _Manifest:
         if gap > 0:
             del messages[FIRST_MESSAGES : FIRST_MESSAGES + gap]
         names = {c.call_id: c.name for m, _ in messages for c in _calls(m)}
-        texts = [self._texts(*m) for m in messages]  # pieces are found from the first message on
-        entries = [self._message(*m, texts.pop(), names) for m in reversed(messages)][::-1]
+        texts = [
+            self._texts(m, origin) for m, origin in messages
+        ]  # pieces are found from the first message on
+        entries = [self._message(m, origin, texts.pop(), names) for m, origin in reversed(messages)][::-1]
         if gap > 0:
             entries.insert(FIRST_MESSAGES, {"left_out": gap})
         return entries
