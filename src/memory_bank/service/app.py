@@ -29,13 +29,11 @@ from memory_bank.errors import (
 from memory_bank.pricing import Usage, full_usage, price_of
 from memory_bank.service import failures
 from memory_bank.service.api import memory, records, sessions
-from memory_bank.service.api.models import validation_message
-from memory_bank.service.api.openapi import describe
+from memory_bank.service.api.openapi import describe, validation_message
 from memory_bank.service.api.requests import JSON, EncodedSlashes, json_bytes
-from memory_bank.service.operations.health import Operations, add_operations
-from memory_bank.service.operations.learning import ServiceLearning
+from memory_bank.service.operations import health
+from memory_bank.service.operations.background import ServiceLearning, ServiceObserver, chat_of
 from memory_bank.service.operations.metrics import Metrics
-from memory_bank.service.operations.observer import ServiceObserver, chat_of
 from memory_bank.service.operations.request_log import RequestLog
 from memory_bank.service.operations.telemetry import Telemetry
 from memory_bank.service.page import files
@@ -95,7 +93,7 @@ class Service:
             traced=telemetry.memory,
         )
         self.keyring = Keyring(database)
-        self.operations = Operations(database, self.sessions, self.observing, metrics, urls["openai"])
+        self.operations = health.Operations(database, self.sessions, self.observing, metrics, urls["openai"])
         self.exchanges: list[Callable[[Exchange], None]] = [telemetry.exchanged, self._exchanged]
         keys = {"openai": os.environ.get("OPENAI_API_KEY"), "anthropic": os.environ.get("ANTHROPIC_API_KEY")}
         self.upstreams = {
@@ -290,8 +288,8 @@ def create_app(config: Config) -> FastAPI:
     async def invalid(request: Request, error: Any) -> Response:
         return await ours(request, InvalidRequestError(validation_message(error.errors())))
 
-    add_operations(app)
-    for router in (sessions.router, memory.router, records.router, sessions.steps_router, files.router):
+    modules = (health, sessions, memory, records)
+    for router in (*(m.router for m in modules), sessions.steps_router, files.router):
         app.include_router(router)
     for path in ("/v1/sessions", "/v1/sessions/{rest:path}", "/v1/stats", "/v1/stats/{rest:path}"):
         app.router.routes.append(Route(path, UnknownRoute(), include_in_schema=False))

@@ -7,6 +7,7 @@ import re
 
 import pytest
 from tests.chats import FOLDING, call, result, system, user
+from tests.examples import first_short
 from tests.service.proxied import post, proxied
 
 from memory_bank.config import Config
@@ -90,7 +91,7 @@ def requests_of(way):
     ]
 
 
-@pytest.mark.parametrize("inject", ["auto", True, False])
+@pytest.mark.parametrize("inject", first_short(["auto", True, False]))
 @pytest.mark.parametrize("way", PATHS)
 def test_every_tool_that_a_context_names_is_offered(tmp_path, way, inject):
     with ScriptedServer(lambda _: say("ok")) as server:
