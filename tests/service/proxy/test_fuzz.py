@@ -22,7 +22,6 @@ def test_whatever_comes(route: str) -> None:
     assert any("passed" in line for line in memory)
 
 
-@pytest.mark.short
 def test_the_tables() -> None:
     done = bench("proxy.py", "--part", "history,rss", "--requests", "50", "--rounds", "1", "--history", "10")
     assert done.returncode == 0, done.stdout + done.stderr
