@@ -297,13 +297,13 @@ def native_step(step: typed.Step) -> MemoryStep:
     if len(given) == 1 and isinstance(joined := given[0]["arguments"], dict) and list(joined) == ["calls"]:
         given = list(joined["calls"])  # those that typed_steps joined
     calls = [ToolCall(c["name"], copy.deepcopy(c["arguments"]), c["id"]) for c in given]
-    contents = [o.content for o in step.observations]
+    contents: list[Any] = [o.content for o in step.observations]
     parts = [p for c in contents for p in ([{"type": "text", "text": c}] if isinstance(c, str) else c)]
     texts = [p["text"] for p in parts if p.get("type") == "text"]
     said = step.model_output_message["content"] if step.model_output_message is not None else None
     error = None
     if step.error is not None:
-        kind = getattr(utils, step.error_type or "", None)
+        kind: Any = getattr(utils, step.error_type or "", None)
         is_known = isinstance(kind, type) and issubclass(kind, utils.AgentError)
         error = (kind if is_known else utils.AgentError)(step.error, _SILENT)
     return ActionStep(
