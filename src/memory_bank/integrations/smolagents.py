@@ -298,7 +298,9 @@ def native_step(step: typed.Step) -> MemoryStep:
         given = list(joined["calls"])  # those that typed_steps joined
     calls = [ToolCall(c["name"], copy.deepcopy(c["arguments"]), c["id"]) for c in given]
     contents: list[Any] = [o.content for o in step.observations]
-    parts = [p for c in contents for p in ([{"type": "text", "text": c}] if isinstance(c, str) else c)]
+    parts: list[Any] = [
+        p for c in contents for p in ([{"type": "text", "text": c}] if isinstance(c, str) else c)
+    ]
     texts = [p["text"] for p in parts if p.get("type") == "text"]
     said = step.model_output_message["content"] if step.model_output_message is not None else None
     error = None
