@@ -12,6 +12,7 @@ from memory_bank.bank.jobs import JobQueue
 from memory_bank.bank.schema import jobs
 from memory_bank.bank.stores import FactStore
 from memory_bank.bank.worker import Worker
+from memory_bank.config import MemoryBankSettings
 from memory_bank.models.observer import Observer
 
 
@@ -38,7 +39,12 @@ def test_jobs_of_other_sessions_are_not_taken_meanwhile(bank_url):
     for session in ("a", "b", "c"):
         FactStore(Database(bank_url), session).store_many([a_record(1)], ["trace-00001"])
     model = UntilRenewed(Database(bank_url))
-    worker = Worker(Database(bank_url), Observer(model, "m"), LexicalEmbedder(), lease=2.5)
+    worker = Worker(
+        Database(bank_url),
+        Observer.create(model, MemoryBankSettings(observer_model="m")),
+        LexicalEmbedder(),
+        lease=2.5,
+    )
     thread = threading.Thread(target=worker.step)
     other, taken = JobQueue(Database(bank_url)), []
     thread.start()
