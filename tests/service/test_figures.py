@@ -14,7 +14,7 @@ from tests.service.tasks import TOOLS, get_order
 
 from memory_bank.config import Config
 from memory_bank.service.proxy.body import parse_body
-from memory_bank.service.proxy.routes import DIALECTS
+from memory_bank.service.proxy.dialects import DIALECTS
 from memory_bank.testing import ScriptedServer, call, fail, say
 from memory_bank.transcript.jsontext import compact
 from memory_bank.transcript.tokens import open_counter

@@ -39,11 +39,10 @@ from memory_bank.service.operations.telemetry import Telemetry
 from memory_bank.service.page import files
 from memory_bank.service.page.recorder import Recorder
 from memory_bank.service.proxy.body import MessageCache
-from memory_bank.service.proxy.dialect import Provider
+from memory_bank.service.proxy.dialects import DIALECTS, Provider
 from memory_bank.service.proxy.identity import Identity, canonical_bytes
-from memory_bank.service.proxy.injection import Injection
 from memory_bank.service.proxy.rebuild import Rebuilder
-from memory_bank.service.proxy.routes import DIALECTS, REFUSED, Exchange, Proxy
+from memory_bank.service.proxy.routes import REFUSED, Exchange, Proxy
 from memory_bank.service.proxy.upstream import Upstream
 from memory_bank.service.security.access import Keyring
 from memory_bank.service.security.gate import Gate
@@ -96,7 +95,6 @@ class Service:
         self.keyring = Keyring(database)
         self.operations = health.Operations(database, self.sessions, self.observing, metrics, urls["openai"])
         self.exchanges: list[Callable[[Exchange], None]] = [telemetry.exchanged, self._exchanged]
-        timeout = self.settings.memory_timeout
         keys = {"openai": os.environ.get("OPENAI_API_KEY"), "anthropic": os.environ.get("ANTHROPIC_API_KEY")}
         self.upstreams = {
             provider: Upstream(url, timeout=self.settings.upstream_timeout, key=keys[provider])
@@ -105,7 +103,7 @@ class Service:
         rebuilder = Rebuilder(
             self.sessions,
             Identity(database, lambda m: cache.result("canonical", m, canonical_bytes)),
-            timeout,
+            self.settings.memory_timeout,
             marks_cache=self.settings.cache_markers == "auto",
             inject=self.settings.inject_tools,
         )
@@ -113,7 +111,6 @@ class Service:
         self.proxy = Proxy(
             self.upstreams,
             rebuilder,
-            injection=Injection(self.sessions, timeout),
             cache=cache,
             add_trace=telemetry.carry,
             record=self.tell,

@@ -21,10 +21,11 @@ from tests.service.tasks import HANDLERS, TOOLS, get_order
 from memory_bank.bank.database import Database
 from memory_bank.config import Config, ServiceSettings, load_config
 from memory_bank.errors import UpstreamError
-from memory_bank.service.proxy.dialect import MEMORY_TOOLS
+from memory_bank.service.proxy.answers import MEMORY_TOOLS
+from memory_bank.service.proxy.dialects import DIALECTS
 from memory_bank.service.proxy.injection import MOST_BYTES, NOT_YET, ROUNDS, Injection
 from memory_bank.service.proxy.rebuild import MemoryResult, ModelRequest
-from memory_bank.service.proxy.routes import DIALECTS, read_body
+from memory_bank.service.proxy.routes import read_body
 from memory_bank.service.proxy.upstream import UpstreamAnswer
 from memory_bank.service.security.access import LOCAL
 from memory_bank.service.sessions import Sessions
@@ -665,7 +666,7 @@ def test_every_answer_is_let_go_of(tmp_path, ending):
     sessions.rebuild(None, "task", MESSAGES)
     data = json.dumps({**PLAIN, "stream": True}).encode()
     memory = MemoryResult("unchanged", session="task", tools=DIALECTS[0].offer_tools(PLAIN))
-    asked = ModelRequest(DIALECTS[0], LOCAL, data, {}, None, read_body(data, DIALECTS[0]), memory)
+    asked = ModelRequest(DIALECTS[0], LOCAL, read_body(data, DIALECTS[0]), {}, None, memory)
 
     async def send(*_):
         answer = script.pop(0)
@@ -674,7 +675,7 @@ def test_every_answer_is_let_go_of(tmp_path, ending):
         return answer
 
     async def main():
-        answer = await Injection(sessions, 5.0).answer(asked, send)
+        answer = await Injection(sessions, 5.0, asked, send).answer()
         read = b""
         try:
             async for piece in answer.body:

@@ -11,9 +11,7 @@ from tests.examples import first_short
 from tests.service.proxied import post, proxied
 
 from memory_bank.config import Config
-from memory_bank.service.proxy.chat import ChatDialect
-from memory_bank.service.proxy.messages import MessagesDialect
-from memory_bank.service.proxy.responses import ResponsesDialect
+from memory_bank.service.proxy.dialects import ChatDialect, MessagesDialect, ResponsesDialect
 from memory_bank.testing import ScriptedServer, say
 
 NAMED = re.compile("search_memory|get_record|list_records")
