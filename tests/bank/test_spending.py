@@ -8,7 +8,7 @@ import pytest
 from tests.contracts.stores import together
 
 from memory_bank.bank.database import Database
-from memory_bank.bank.spending import Spending
+from memory_bank.bank.jobs import Spending
 from memory_bank.config import ObserverBudget
 from memory_bank.records import Spent
 

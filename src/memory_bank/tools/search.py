@@ -12,7 +12,6 @@ from memory_bank.errors import EmbeddingError
 from memory_bank.provenance.identifiers import find, identifiers_in, normal, runs
 from memory_bank.provenance.index import Source
 from memory_bank.records import Hit
-from memory_bank.transcript.messages import is_memory_tool
 
 _MAX_EXACT_CHARS = 200  # longer texts are not searched for exactly
 _RUNS = 4  # runs of letters and digits, the longest, that the database filters by
@@ -92,7 +91,7 @@ def search_session(state: Any, query: str, top_k: int) -> SearchResult:
             for outline in outlines(
                 state.database, where or state.session_id, [t for s, t in batch if s == where]
             )
-            if not _is_own_answer(outline)
+            if not outline.is_own_answer
         }
         found += [SearchMatch(loaded[at], scores[at], at[0]) for at in batch if at in loaded]
     return SearchResult(found[:top_k], len(exact) + len(similar), embedded, trouble)
@@ -106,7 +105,7 @@ def _holders(state: Any, text: str) -> Iterator[tuple[Outline, str]]:
     while longest and examined < _MAX_EXAMINED:
         batch = holding(state.database, state.session_id, groups, _BATCH, before)
         for outline in batch:
-            if _is_own_answer(outline):
+            if outline.is_own_answer:
                 continue
             if outline.output_bytes > _MAX_READ:
                 yield outline, ""
@@ -131,9 +130,3 @@ def _stored_forms(run: str) -> list[str]:
         units = [escaped[i : i + 4] for i in range(0, len(escaped), 4)]
         forms.append("".join(chr(int(u, 16)) if u < "0080" else f"\\u{u}" for u in units))
     return list(dict.fromkeys(forms))
-
-
-def _is_own_answer(outline: Outline) -> bool:
-    """Whether a record is an answer of our own tools."""
-    head = outline.output_head.decode("utf-8", "replace") if outline.output_verbatim else None
-    return is_memory_tool(outline.tool_name, head)
