@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
 
 from memory_bank.bank.listing import Outline, holding, outlines, whole
+from memory_bank.bank.schema import in_parts
 from memory_bank.errors import EmbeddingError
 from memory_bank.provenance.identifiers import find, identifiers_in, normal, runs
 from memory_bank.provenance.index import Source
@@ -61,12 +62,12 @@ def search_session(state: Any, query: str, top_k: int) -> SearchResult:
     """
     tokens = dict.fromkeys(token for token, _, _ in identifiers_in(query))
     wanted = [w for w in (query, *islice(tokens, _MAX_WANTED)) if len(w) <= _MAX_EXACT_CHARS]
-    exact: dict[str, tuple[Outline, str, str]] = {}
+    exact: dict[str, SearchMatch] = {}
     for form, text in reversed({normal(w): w for w in reversed(wanted)}.items()):
         for outline, place in _holders(state, form):
             if len(exact) >= top_k:
                 break
-            exact.setdefault(outline.trace_id, (outline, text, place))
+            exact.setdefault(outline.trace_id, SearchMatch(outline, None, None, text, place))
     trouble, embedded = None, state.insight_store is not None
     ranking: list[Hit] = []
     try:
@@ -76,15 +77,11 @@ def search_session(state: Any, query: str, top_k: int) -> SearchResult:
     except EmbeddingError as e:
         trouble = e
     scores = {(hit.session_id, hit.trace_id): hit.score for hit in ranking}
-    found = [
-        SearchMatch(outline, scores.get((None, trace_id)), None, text, place)
-        for trace_id, (outline, text, place) in exact.items()
-    ]
+    found = [replace(m, score=scores.get((None, trace_id))) for trace_id, m in exact.items()]
     similar = [at for at in scores if at[0] is not None or at[1] not in exact]
-    for start in range(0, len(similar), _BATCH):
+    for batch in in_parts(similar, _BATCH):
         if len(found) >= top_k:
             break
-        batch = similar[start : start + _BATCH]
         loaded = {
             (where, outline.trace_id): outline
             for where in dict.fromkeys(session for session, _ in batch)
