@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 from tests.contracts.insights import NumbersEmbedder
 from tests.contracts.stores import a_record, together
@@ -22,13 +20,6 @@ class Clock:
 
     def __call__(self) -> float:
         return self.now
-
-
-@pytest.fixture
-def database(bank_url: str) -> Iterator[Database]:
-    database = Database(bank_url)
-    yield database
-    database.close()
 
 
 @pytest.fixture

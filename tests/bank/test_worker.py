@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterator
 from typing import Any
 
 import openai
@@ -29,13 +28,6 @@ class Clock:
 
     def __call__(self) -> float:
         return self.now
-
-
-@pytest.fixture
-def database(bank_url: str) -> Iterator[Database]:
-    database = Database(bank_url)
-    yield database
-    database.close()
 
 
 def stored(database: Database, n: int = 1, session: str = "default") -> InsightStore:
