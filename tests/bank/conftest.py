@@ -41,6 +41,16 @@ class Bank:
             database.close()
 
 
+class Clock:
+    """Says the time that a test sets."""
+
+    def __init__(self) -> None:
+        self.now = 4_000_000_000.0  # ahead of any real one
+
+    def __call__(self) -> float:
+        return self.now
+
+
 @pytest.fixture(params=["memory", "SQLite", "PostgreSQL"])
 def bank(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Bank]:
     url = {"memory": "", "SQLite": f"sqlite:///{tmp_path / 'bank.db'}"}.get(request.param)

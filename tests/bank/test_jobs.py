@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from tests.bank.conftest import Clock
 from tests.contracts.insights import NumbersEmbedder
 from tests.contracts.stores import a_record, together
 
@@ -12,14 +13,6 @@ from memory_bank.bank.listing import outlines
 from memory_bank.bank.maintenance import verify
 from memory_bank.bank.stores import FactStore, InsightStore
 from memory_bank.records import Insight
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 4_000_000_000.0  # ahead of any real one
-
-    def __call__(self) -> float:
-        return self.now
 
 
 @pytest.fixture
